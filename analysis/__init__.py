@@ -1,0 +1,1 @@
+"""What the logs say: tables, statistics, figures and the report. Never imports torch."""
