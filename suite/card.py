@@ -1,0 +1,139 @@
+"""The card of a workload: per size, the target, the required runs, the constraints and the counts a run is judged by.
+
+Read from ``card.yaml`` without torch. A run never states its own rules: compliance reads the card, not the log.
+Reference convergence points (RCPs) lie beside it in ``rcp/<size>.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from suite.yaml_source import YamlSource, first_error
+
+CARD_VERSION = 1
+RCP_VERSION = 1
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Constraint(_Frozen):
+    """What the closed division asks of one MLLOG key. An absent bound is no bound; bounds apply to numbers only."""
+
+    count: Literal["exactly_one", "at_least_one", "optional"] = "exactly_one"
+    at_least: float | None = None
+    greater_than: float | None = None
+    at_most: float | None = None
+    less_than: float | None = None
+    equals: Any = None
+    one_of: tuple[Any, ...] | None = None
+
+
+class OfficialRules(_Frozen):
+    """The MLPerf HPC constants this size is measured against, and what MLCommons' own tools will therefore say."""
+
+    benchmark: str
+    threshold: float
+    identical: bool = Field(description="True if this size is the MLPerf configuration itself")
+    required_runs: int
+
+
+class SizeCard(_Frozen):
+    """One size of one workload. FLOPs count 2 per multiply-add; bytes are of the sample as stored, uncompressed."""
+
+    description: str
+    metric: Literal["eval_error", "eval_accuracy"]
+    metric_name: str
+    threshold: float
+    direction: Literal["min", "max"]
+    required_runs: int = Field(ge=3, description="scored runs of a time-to-train result; the olympic mean drops two")
+    train_samples: int
+    eval_samples: int
+    model_parameters: int
+    forward_flops_per_sample: float
+    training_flops_per_sample: float
+    sample_bytes: int
+    official: OfficialRules
+    constraints: dict[str, Constraint]
+
+    def reached(self, value: float) -> bool:
+        """True if ``value`` meets the target. NaN never does; an error of zero or less is a broken metric, not a record."""
+        if self.direction == "min":
+            return 0.0 < value <= self.threshold
+        return self.threshold <= value <= 1.0
+
+
+class Card(_Frozen):
+    """All sizes of one workload."""
+
+    version: Literal[1]
+    workload: str
+    mlperf_name: str
+    title: str
+    domain: str
+    reference: str
+    sizes: dict[str, SizeCard]
+
+    def size(self, name: str) -> SizeCard:
+        """The card of one size. ValueError names the sizes there are."""
+        if name not in self.sizes:
+            raise ValueError(f"{self.workload}: unknown size {name!r}; sizes: {', '.join(self.sizes)}")
+        return self.sizes[name]
+
+
+class ReferencePoint(_Frozen):
+    """Epochs to target of many seeds at one batch size. ``epochs`` has one entry per seed that converged."""
+
+    global_batch_size: int
+    epochs: tuple[float, ...]
+    seeds: tuple[int, ...]
+    not_converged: tuple[int, ...] = ()
+    hyperparameters: dict[str, Any]
+    recorded: str
+    suite_version: str
+    system: str
+
+    @property
+    def mean(self) -> float:
+        """Arithmetic mean of epochs to target."""
+        return statistics.fmean(self.epochs)
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation (n - 1) of epochs to target; 0.0 for one seed."""
+        return statistics.stdev(self.epochs) if len(self.epochs) > 1 else 0.0
+
+
+class ReferencePoints(_Frozen):
+    """The content of ``rcp/<size>.json``."""
+
+    version: Literal[1]
+    workload: str
+    size: str
+    points: tuple[ReferencePoint, ...]
+
+
+def read_card(folder: Path) -> Card:
+    """Read ``<folder>/card.yaml``. ValueError says file, line, value and what was expected."""
+    source = YamlSource.read(folder / "card.yaml")
+    try:
+        return Card.model_validate(source.data)
+    except ValidationError as error:
+        raise ValueError(first_error(error, source)) from None
+
+
+def read_reference_points(folder: Path, size: str) -> ReferencePoints | None:
+    """Read ``<folder>/rcp/<size>.json``; None if none was recorded. ValueError on a file that is not valid."""
+    path = folder / "rcp" / f"{size}.json"
+    if not path.exists():
+        return None
+    try:
+        return ReferencePoints.model_validate(json.loads(path.read_text()))
+    except (json.JSONDecodeError, ValidationError) as error:
+        raise ValueError(f"{path}: not a reference point file of version {RCP_VERSION}: {error}") from None

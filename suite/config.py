@@ -1,0 +1,137 @@
+"""RunConfig: what a person may choose about a run. YAML first, ``--set key=value`` over it; unknown keys are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from suite.workload import Descriptor, Hyperparameters
+from suite.yaml_source import YamlSource, first_error, unknown_key
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Staging(_Section):
+    """Copy of the data set to node-local storage before training."""
+
+    directory: Path | None = Field(None, description="node-local folder; none: train from the data root")
+    overlap: bool = Field(False, description="stage during the first epoch; the time then counts inside the run")
+
+
+class Submission(_Section):
+    """What MLPerf asks a submitter to state."""
+
+    org: str = Field("unknown", min_length=1)
+    division: Literal["closed", "open"] = "closed"
+    status: Literal["cloud", "onprem", "preview", "research"] = "research"
+    platform: str = Field("unknown", min_length=1)
+
+
+class RunConfig(_Section):
+    """One run, resolved. Nothing here depends on the number of ranks, which is a fact of the launch."""
+
+    workload: str
+    size: str
+    global_batch_size: int = Field(ge=1)
+    max_epochs: int = Field(ge=1)
+    data: Path | None = Field(None, description="data root; default: data/<workload>-<size>")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: autocast of the model")
+    channels_last: bool = False
+    compile: bool = False
+    loader_threads: int = Field(1, ge=1)
+    eval_batch_size: int = Field(64, ge=1, description="samples per rank and evaluation step; does not change the metric")
+    window_steps: int = Field(50, ge=1, description="training steps per step_phases event")
+    checkpoint_every_epochs: int = Field(0, ge=0, description="0: only when the run is told to stop")
+    cache_drop_command: str | None = Field(None, description="run on every node before init_start; its exit code is logged")
+    staging: Staging = Staging()
+    submission: Submission = Submission()
+    hyperparameters: Hyperparameters
+
+
+def load_config(descriptor: Descriptor, name: str, overrides: Iterable[str] = ()) -> RunConfig:
+    """Resolve a config of a workload: ``name`` is one of its shipped configs or a path to a YAML file.
+
+    ``overrides`` are ``key=value`` with dotted keys and YAML values. ValueError is one line for the user.
+    """
+    source = YamlSource.read(_find(descriptor, name))
+    data = source.data
+    override_keys = []
+    for text in overrides:
+        override_keys.append(_override(data, text))
+    model = _model(descriptor)
+    data.setdefault("workload", descriptor.name)
+    if data["workload"] != descriptor.name:
+        raise ValueError(f"{source.where('workload')}: workload is {data['workload']!r}, not {descriptor.name!r}")
+    try:
+        config = model.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(_explain(error, source, model, override_keys)) from None
+    descriptor.card().size(config.size)
+    return config
+
+
+def _model(descriptor: Descriptor) -> type[RunConfig]:
+    """RunConfig with the workload's own hyperparameter class in its place."""
+
+    class WorkloadRunConfig(RunConfig):
+        hyperparameters: descriptor.hyperparameters  # type: ignore[name-defined]
+
+    return WorkloadRunConfig
+
+
+def _find(descriptor: Descriptor, name: str) -> Path:
+    path = Path(name)
+    if path.suffix in {".yaml", ".yml"}:
+        return path
+    shipped = sorted((descriptor.folder / "config").glob("*.yaml"))
+    for candidate in shipped:
+        if candidate.stem == name:
+            return candidate
+    raise ValueError(
+        f"{descriptor.name}: unknown config {name!r}; shipped: {', '.join(p.stem for p in shipped)}; or a path to a .yaml file"
+    )
+
+
+def _override(data: dict[str, Any], text: str) -> tuple[str, ...]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise ValueError(f"--set {text!r}: expected key=value, for example hyperparameters.dropout=0.1")
+    parts = tuple(key.split("."))
+    target = data
+    for part in parts[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise ValueError(f"--set {text!r}: {part!r} is not a section")
+    try:
+        target[parts[-1]] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(f"--set {text!r}: the value is not valid YAML") from None
+    return parts
+
+
+def _explain(
+    error: ValidationError, source: YamlSource, model: type[BaseModel], override_keys: list[tuple[str, ...]]
+) -> str:
+    item = error.errors()[0]
+    key = tuple(str(part) for part in item["loc"])
+    message = first_error(error, source)
+    if item["type"] == "extra_forbidden":
+        message = f"{source.where(*key)}: {unknown_key(_section(model, key[:-1]), key[-1])}"
+    if any(key[: len(given)] == given for given in override_keys):
+        return f"--set {'.'.join(key)}: {message.partition(': ')[2]}"
+    return message
+
+
+def _section(model: type[BaseModel], key: tuple[str, ...]) -> type[BaseModel]:
+    for part in key:
+        inner = model.model_fields[part].annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            model = inner
+    return model

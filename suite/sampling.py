@@ -1,0 +1,50 @@
+"""Which rank reads which sample, when: pure integer functions of (n, seed, epoch, rank, size). No padding, no dropping.
+
+The order of an epoch is one permutation of all samples, the same on every rank; a global batch is a contiguous piece of
+it, and rank r takes every size-th sample of that piece. So the global batches do not depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def epoch_order(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    """A permutation of 0..n-1 for one epoch (1-based), from a counter-based generator keyed by (seed, epoch)."""
+    return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(n)
+
+
+def steps_per_epoch(n: int, global_batch_size: int) -> int:
+    """Full global batches in an epoch; the samples left over are met in another epoch's order. ValueError if there is none."""
+    if n < global_batch_size:
+        raise ValueError(f"global_batch_size {global_batch_size} is larger than the {n} training samples")
+    return n // global_batch_size
+
+
+def check_batch(global_batch_size: int, size: int) -> None:
+    """ValueError unless every rank gets the same number of samples of each batch."""
+    if global_batch_size % size:
+        choices = [b for b in range(size, 2 * global_batch_size + size, size) if abs(b - global_batch_size) < size]
+        raise ValueError(
+            f"global_batch_size {global_batch_size} cannot be split evenly over {size} ranks; "
+            f"nearest that can: {', '.join(map(str, choices))}"
+        )
+
+
+def train_batches(
+    n: int, global_batch_size: int, *, seed: int, epoch: int, rank: int, size: int, first_step: int = 0
+) -> Iterator[NDArray[np.int64]]:
+    """This rank's sample indices for each step of an epoch, from ``first_step`` on (for resuming)."""
+    order = epoch_order(n, seed=seed, epoch=epoch)
+    for step in range(first_step, steps_per_epoch(n, global_batch_size)):
+        yield order[step * global_batch_size + rank : (step + 1) * global_batch_size : size]
+
+
+def eval_batches(n: int, batch_size: int, *, rank: int, size: int) -> Iterator[NDArray[np.int64]]:
+    """This rank's evaluation samples in pieces of at most ``batch_size``: each sample of 0..n-1 on exactly one rank, once."""
+    mine = np.arange(rank, n, size, dtype=np.int64)
+    for begin in range(0, len(mine), batch_size):
+        yield mine[begin : begin + batch_size]

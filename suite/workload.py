@@ -1,0 +1,154 @@
+"""The narrow waist: what a workload gives the harness. Importable without torch; the types of torch are names only.
+
+A workload is a folder with a torch-free ``__init__`` that holds a `Descriptor`; the class it names implements `Workload`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from suite.card import Card, read_card
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn, optim
+
+    from suite.config import RunConfig
+    from suite.distributed import World
+
+    Batch = Mapping[str, Tensor]
+
+
+class Hyperparameters(BaseModel):
+    """Base of every workload's own hyperparameters: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of training on one sample, from the workload's own closed forms.
+
+    ``model_flops`` is what the algorithm asks (2 per multiply-add; forward, backward), ``executed_flops`` what the code
+    does (recompute, padding), ``algorithmic_bytes`` the compulsory traffic of all operators, in bytes.
+    """
+
+    model_flops: float
+    executed_flops: float
+    algorithmic_bytes: float
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """An optimizer and its schedule. ``learning_rate(step, epoch)`` is pure: 0-based global step, 1-based epoch."""
+
+    optimizer: optim.Optimizer
+    learning_rate: Callable[[int, int], float]
+
+
+class Dataset(Protocol):
+    """Random access to the samples of one split; `load` is called from several threads at once."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def load(self, indices: Sequence[int], *, seed: int, epoch: int) -> Batch:
+        """Samples as CPU tensors, first dimension the sample.
+
+        Random choices (augmentation) are a function of (seed, epoch, sample index) alone, so that a sample is the same on
+        any rank and in any batch; ``epoch`` is 0 for evaluation, where nothing is random.
+        """
+        ...
+
+
+class Workload(Protocol):
+    """One benchmark at one size. Constructed by the harness as ``cls(config)`` with the resolved RunConfig."""
+
+    config: RunConfig
+
+    def dataset(self, split: str, root: Path) -> Dataset:
+        """The ``"train"`` or ``"validation"`` split under a data root in the suite's sharded form. ValueError if damaged."""
+        ...
+
+    def build_model(self, world: World) -> nn.Module:
+        """The model on CPU in float32, initialised from torch's current seed; the harness moves and wraps it."""
+        ...
+
+    def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
+        """Optimizer and schedule for the config's global batch size."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Scalar mean loss over the batch's samples, regularisation included."""
+        ...
+
+    def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Additive sums and counts of a batch (float64 scalars): the harness adds over batches and ranks."""
+        ...
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Metrics of the summed statistics; the card's metric key is among them."""
+        ...
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """The MLLOG hyperparameter events of a run, key to value, in the order they are logged."""
+        ...
+
+    def work(self) -> Work:
+        """Work of training on one sample at this size."""
+        ...
+
+    def baselines(self, root: Path) -> dict[str, float]:
+        """The card's metric as trivial and analytic predictors reach it on the validation split: name to value."""
+        ...
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """What is known of a workload without importing torch. ``implementation`` and ``generator`` are ``module:name``."""
+
+    name: str
+    folder: Path
+    hyperparameters: type[Hyperparameters]
+    implementation: str
+    generator: str
+
+    @cache  # noqa: B019  descriptors are module constants
+    def card(self) -> Card:
+        """The workload's card."""
+        return read_card(self.folder)
+
+    def load(self) -> Callable[[RunConfig], Workload]:
+        """Import the implementation (torch)."""
+        return _resolve(self.implementation)  # type: ignore[no-any-return]
+
+    def load_generator(self) -> Any:
+        """Import the module with ``generate``, ``convert`` and ``fetch`` (see docs/architecture.md)."""
+        return _resolve(self.generator)
+
+
+def descriptors() -> dict[str, Descriptor]:
+    """Every installed workload by name (entry-point group ``mlhpc.workloads``)."""
+    return {point.name: point.load() for point in sorted(entry_points(group="mlhpc.workloads"), key=lambda p: p.name)}
+
+
+def descriptor(name: str) -> Descriptor:
+    """One workload. ValueError names those there are."""
+    points = {point.name: point for point in entry_points(group="mlhpc.workloads")}
+    if name not in points:
+        raise ValueError(f"unknown workload {name!r}; workloads: {', '.join(sorted(points))}")
+    return points[name].load()  # type: ignore[no-any-return]
+
+
+def _resolve(target: str) -> Any:
+    module, separator, name = target.partition(":")
+    loaded = importlib.import_module(module)
+    return getattr(loaded, name) if separator else loaded
