@@ -1,0 +1,5 @@
+"""`python -m suite` is `mlhpc`."""
+
+from suite.cli import main
+
+main()

@@ -1,0 +1,82 @@
+"""The `mlhpc` command: finds its subcommands by entry point and imports only the one that is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from importlib.metadata import EntryPoint, entry_points
+
+import click
+
+from suite import VERSION
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are the entry points of ``mlhpc.commands``."""
+
+    def _points(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group="mlhpc.commands")}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands in the order a person meets them, then any that others installed."""
+        order = ["demo", "doctor", "list", "data", "run", "submit", "status", "package", "check", "score", "report", "rcp"]
+        names = self._points()
+        return [name for name in order if name in names] + sorted(set(names) - set(order))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        point = self._points().get(cmd_name)
+        return point.load() if point else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Answer an unknown command with the nearest and all valid ones."""
+        if args and args[0] not in self._points() and not args[0].startswith("-"):
+            names = self.list_commands(ctx)
+            near = difflib.get_close_matches(args[0], names, 1)
+            hint = f" did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"unknown command {args[0]!r};{hint} commands: {', '.join(names)}")
+        return super().resolve_command(ctx, args)
+
+
+EPILOG = """\b
+Examples:
+  mlhpc demo                                      everything once, on this machine
+  mlhpc data generate cosmoflow --size mini       data set of a size
+  mlhpc run cosmoflow --config mini --ranks 2 --runs 5
+  mlhpc submit cosmoflow --system mysite --config small --nodes 1,2,4 --runs 10 --dry-run
+  mlhpc package runs/R --org ACME -o submissions && mlhpc check submissions/ACME
+  mlhpc report submissions/ACME -o report.html
+
+Shell completion:  eval "$(_MLHPC_COMPLETE=bash_source mlhpc)"
+"""
+
+
+@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="mlhpc")
+def group() -> None:
+    """Benchmark suite for AI on supercomputers: run, package, check, compare.
+
+    Exit codes: 0 fine, 1 findings or a failed run, 2 usage.
+    """
+
+
+def main() -> None:
+    """Run the command line; a ValueError of ours is one line, never a traceback."""
+    try:
+        sys.exit(group.main(standalone_mode=False) or 0)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.exceptions.NoArgsIsHelpError as usage:
+        usage.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        print(f"mlhpc: {error.format_message()}", file=sys.stderr)
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        print("mlhpc: stopped", file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, OSError) as error:
+        print(f"mlhpc: {error}", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 2))
