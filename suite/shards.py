@@ -1,0 +1,379 @@
+"""The sharded form of a data set: HDF5 shards, their manifest, writer, verifier and reader. Knows no workload.
+
+    <root>/manifest.json              version 1, written last: its presence means the data set is complete
+    <root>/<split>/shard_00000.h5     datasets by name, all with the samples in the first dimension
+
+Every sample of a split has the same shape. Uncompressed datasets are contiguous in the file and gzip datasets have one
+chunk per sample, so the reader asks HDF5 for offsets once per shard and reads through a memory map from then on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal
+
+import google_crc32c
+import h5py
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+MANIFEST_VERSION: Final = 1
+MANIFEST_NAME = "manifest.json"
+ALIGNMENT_BYTES = 4096  # datasets of at least a page start on a page
+CHUNKED_FROM_BYTES = 1024  # a sample smaller than this is not worth a chunk of its own: it stays uncompressed
+GZIP_LEVEL = 4
+PREFETCH_FROM_BYTES = 128 * 1024  # a sample larger than the kernel's usual read-ahead is asked for before it is touched
+BLOCK_BYTES = 8 << 20
+
+Compression = Literal["none", "gzip"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ShardEntry(_Frozen):
+    """One shard as the manifest states it; ``file`` is relative to the root, checksums are of the file in hex."""
+
+    file: str
+    samples: int = Field(ge=1)
+    bytes: int = Field(ge=1)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    crc32c: str = Field(pattern="^[0-9a-f]{8}$")
+
+    @field_validator("file")
+    @classmethod
+    def _stays_inside(cls, file: str) -> str:
+        path = PurePosixPath(file)
+        if path.is_absolute() or ".." in path.parts or not path.parts or str(path) != file:
+            raise ValueError("expected a relative path inside the data set")
+        return file
+
+
+class Manifest(_Frozen):
+    """What a data set is made of: ``generator`` says where it came from, ``attributes`` what the workload must know."""
+
+    version: Literal[1] = MANIFEST_VERSION
+    workload: str
+    size: str
+    seed: int
+    generator: dict[str, Any]
+    splits: dict[str, tuple[ShardEntry, ...]]
+    attributes: dict[str, Any] = {}
+
+    def text(self) -> str:
+        """The manifest as `write_manifest` writes it."""
+        return json.dumps(self.model_dump(mode="json"), indent=1) + "\n"
+
+    @property
+    def sha256(self) -> str:
+        """Of the manifest file, in hex: names the data set, every byte of its shards included."""
+        return hashlib.sha256(self.text().encode()).hexdigest()
+
+    @property
+    def shards(self) -> tuple[ShardEntry, ...]:
+        """All shards of all splits, in order."""
+        return tuple(entry for entries in self.splits.values() for entry in entries)
+
+    @property
+    def bytes(self) -> int:
+        """Size of all shards."""
+        return sum(entry.bytes for entry in self.shards)
+
+    def samples(self, split: str) -> int:
+        """Number of samples of one split."""
+        return sum(entry.samples for entry in self.splits[split])
+
+
+def shard_path(root: Path, split: str, index: int) -> Path:
+    """Where the shard of a split belongs."""
+    return root / split / f"shard_{index:05d}.h5"
+
+
+def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]], *, compression: Compression = "none") -> ShardEntry:
+    """Write ``<root>/<split>/<name>.h5`` beside its place, force it to the disk, then rename it.
+
+    The first dimension of every array is the sample. The same arrays give the same file, byte for byte.
+    """
+    samples = _sample_count(path, arrays)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = _part(path)
+    with h5py.File(
+        part, "w", libver="earliest", alignment_threshold=ALIGNMENT_BYTES, alignment_interval=ALIGNMENT_BYTES
+    ) as file:
+        for name, array in arrays.items():
+            sample_bytes = array.nbytes // samples
+            chunked = compression == "gzip" and sample_bytes >= CHUNKED_FROM_BYTES
+            layout = (
+                {"chunks": (1, *array.shape[1:]), "compression": "gzip", "compression_opts": GZIP_LEVEL}
+                if chunked
+                else {}
+            )
+            file.create_dataset(name, data=np.ascontiguousarray(array), track_times=False, **layout)
+    _sync(part)
+    part.replace(path)
+    return shard_entry(path)
+
+
+def shard_entry(path: Path) -> ShardEntry:
+    """The manifest entry of a complete shard ``<root>/<split>/<name>.h5``, which is read whole. ValueError if damaged.
+
+    A shard under its final name is complete, so an interrupted generator keeps those it finds.
+    """
+    counts = {column.samples for column in _columns(path).values()}
+    if len(counts) != 1:
+        raise ValueError(f"{path}: expected datasets of one length, found lengths {sorted(counts)}")
+    sha256, crc = _checksums(path)
+    relative = f"{path.parent.name}/{path.name}"
+    return ShardEntry(file=relative, samples=counts.pop(), bytes=path.stat().st_size, sha256=sha256, crc32c=crc)
+
+
+def write_manifest(root: Path, manifest: Manifest) -> None:
+    """Write ``manifest.json`` atomically. Called last: from now on the data set counts as complete."""
+    path = root / MANIFEST_NAME
+    part = _part(path)
+    part.write_text(manifest.text(), encoding="utf-8")
+    _sync(part)
+    part.replace(path)
+    _sync(root)
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Read ``manifest.json``. ValueError says file, what was wanted and what was found."""
+    path = root / MANIFEST_NAME
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        found = "the folder does not exist" if not root.exists() else "an incomplete data set or none"
+        raise ValueError(f"{path}: no manifest: {found}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON: {error}") from None
+    if not isinstance(data, dict) or data.get("version") != MANIFEST_VERSION:
+        found = repr(data.get("version")) if isinstance(data, dict) else type(data).__name__
+        raise ValueError(f"{path}: expected a manifest of version {MANIFEST_VERSION}, found {found}")
+    try:
+        return Manifest.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{path}: {where} = {_brief(first['input'])}: {first['msg']}") from None
+
+
+def verify(root: Path, *, deep: bool, progress: Callable[[int], None] | None = None) -> list[str]:
+    """What is wrong with a data set, one line per file; empty if nothing. ``deep`` reads and checksums every byte.
+
+    ``progress`` is told the bytes of each shard that was looked at.
+    """
+    try:
+        manifest = read_manifest(root)
+    except ValueError as error:
+        return [str(error)]
+    problems = []
+    for entry in manifest.shards:
+        problem = _problem(root, entry, deep=deep)
+        if problem is not None:
+            problems.append(problem)
+        if progress is not None:
+            progress(entry.bytes)
+    return problems
+
+
+class ShardReader:
+    """Random access to one split; `read` may be called from several threads. Shards are opened when first needed."""
+
+    def __init__(self, root: Path, split: str) -> None:
+        manifest = read_manifest(root)
+        if split not in manifest.splits:
+            raise ValueError(f"{root / MANIFEST_NAME}: no split {split!r}; splits: {', '.join(manifest.splits)}")
+        self.manifest = manifest
+        self._root = root
+        self._entries = manifest.splits[split]
+        self._ends = np.cumsum([entry.samples for entry in self._entries])
+        self._shards: list[dict[str, _Column] | None] = [None] * len(self._entries)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Number of samples of the split."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, indices: ArrayLike) -> dict[str, NDArray[Any]]:
+        """The samples of ``indices`` in their order, copied. ValueError names a shard that is missing or damaged."""
+        wanted = np.asarray(indices, dtype=np.int64)
+        if len(wanted) == 0 or wanted.min() < 0 or wanted.max() >= len(self):
+            raise IndexError(f"samples {_brief(wanted.tolist())}: expected one or more of 0..{len(self) - 1}")
+        numbers = np.searchsorted(self._ends, wanted, side="right")
+        from_end = wanted - self._ends[numbers]  # negative, as Python indexes from the end
+        shards = [self._shards[number] or self._open(number) for number in numbers.tolist()]
+        batch = {}
+        for name, like in shards[0].items():
+            columns = [shard[name] for shard in shards]
+            places = list(zip(columns, from_end.tolist(), strict=True))
+            for column, place in places:
+                if column.prefetch is not None:
+                    column.prefetch(place)
+            out = np.empty((len(places), *like.shape), like.dtype)
+            for position, (column, place) in enumerate(places):
+                out[position] = column.sample(place)
+            batch[name] = out
+        return batch
+
+    def _open(self, number: int) -> dict[str, _Column]:
+        with self._lock:
+            columns = self._shards[number]
+            if columns is None:
+                columns = self._map(self._entries[number])
+                self._shards[number] = columns
+        return columns
+
+    def _map(self, entry: ShardEntry) -> dict[str, _Column]:
+        problem = _problem(self._root, entry, deep=False)
+        if problem is not None:
+            raise ValueError(problem)
+        path = self._root / entry.file
+        columns = _columns(path)
+        first = next((shard for shard in self._shards if shard is not None), columns)
+        kinds = [{name: (c.shape, c.dtype) for name, c in shard.items()} for shard in (first, columns)]
+        if kinds[0] != kinds[1] or any(column.samples != entry.samples for column in columns.values()):
+            raise ValueError(f"{path}: datasets differ from the manifest and the other shards of the split")
+        return columns
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One dataset of one mapped shard. ``sample`` takes indices from -samples to samples - 1."""
+
+    samples: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sample: Callable[[int], NDArray[Any]]
+    prefetch: Callable[[int], None] | None
+
+
+def _columns(path: Path) -> dict[str, _Column]:
+    """Map a shard: the offsets come from HDF5, the bytes from the map."""
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with _open(path) as shard:
+        try:
+            return {name: _column(path, mapped, shard[name]) for name in shard}
+        except (KeyError, AttributeError, OSError, RuntimeError) as error:  # how h5py answers a damaged structure
+            raise ValueError(f"{path}: damaged HDF5 structure: {error}") from None
+
+
+def _column(path: Path, mapped: mmap.mmap, dataset: Any) -> _Column:
+    samples, *rest = dataset.shape
+    shape, dtype = tuple(rest), dataset.dtype
+    if dataset.chunks is None:
+        offset, sample_bytes = dataset.id.get_offset(), dataset.nbytes // samples
+        if offset is None or offset + dataset.nbytes > len(mapped):
+            raise ValueError(f"{path}: dataset {dataset.name!r} does not lie inside the file's {len(mapped)} bytes")
+        array = np.frombuffer(mapped, dtype, dataset.size, offset).reshape(dataset.shape)
+        extents = [(offset + i * sample_bytes, sample_bytes) for i in range(samples)]
+        return _Column(samples, shape, dtype, array.__getitem__, _prefetch(mapped, extents))
+    if dataset.chunks != (1, *shape) or dataset.compression != "gzip" or dataset.shuffle or dataset.fletcher32:
+        raise ValueError(f"{path}: dataset {dataset.name!r}: expected contiguous, or gzip with one chunk per sample")
+    chunks = [dataset.id.get_chunk_info_by_coord((i, *(0 for _ in shape))) for i in range(samples)]
+    extents = [(chunk.byte_offset, chunk.size) for chunk in chunks]
+
+    def inflate(index: int) -> NDArray[Any]:
+        begin, size = extents[index]
+        try:
+            return np.frombuffer(zlib.decompress(mapped[begin : begin + size]), dtype).reshape(shape)
+        except (zlib.error, ValueError):
+            place = index % samples
+            raise ValueError(f"{path}: sample {place} of {dataset_name!r} is damaged: it does not decompress") from None
+
+    dataset_name = dataset.name
+    return _Column(samples, shape, dtype, inflate, _prefetch(mapped, extents))
+
+
+def _prefetch(mapped: mmap.mmap, extents: Sequence[tuple[int, int]]) -> Callable[[int], None] | None:
+    """Ask for a whole sample at once: the kernel's own read-ahead is small and knows nothing of samples."""
+    if max(size for _, size in extents) < PREFETCH_FROM_BYTES or not hasattr(mmap, "MADV_WILLNEED"):
+        return None
+
+    def prefetch(index: int) -> None:
+        begin, size = extents[index]
+        skew = begin % mmap.PAGESIZE
+        mapped.madvise(mmap.MADV_WILLNEED, begin - skew, size + skew)
+
+    return prefetch
+
+
+def _open(path: Path) -> h5py.File:
+    """Open for reading, without the file locks that network file systems often lack."""
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        raise ValueError(f"{path}: not a readable HDF5 file: {error}") from None
+
+
+def _sample_count(path: Path, arrays: Mapping[str, NDArray[Any]]) -> int:
+    counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        raise ValueError(f"{path}: expected arrays with one number of samples in the first dimension, found {counts}")
+    return next(iter(counts.values()))
+
+
+def _problem(root: Path, entry: ShardEntry, *, deep: bool) -> str | None:
+    path = root / entry.file
+    try:
+        size = path.stat().st_size
+        if size != entry.bytes:
+            what = "truncated" if size < entry.bytes else "too long"
+            return f"{path}: {what}: {size} bytes, manifest says {entry.bytes}"
+        if not deep:
+            return None
+        sha256, crc32c = _checksums(path)
+    except FileNotFoundError:
+        return f"{path}: missing"
+    except OSError as error:
+        return f"{path}: cannot be read: {error.strerror}"
+    for name, found, wanted in (("crc32c", crc32c, entry.crc32c), ("sha256", sha256, entry.sha256)):
+        if found != wanted:
+            return f"{path}: damaged: {name} {found[:16]}, manifest says {wanted[:16]}"
+    return None
+
+
+def _checksums(path: Path) -> tuple[str, str]:
+    """sha256 and crc32c of a file, in hex."""
+    sha256, crc = hashlib.sha256(), 0
+    for block in _blocks(path):
+        sha256.update(block)
+        crc = google_crc32c.extend(crc, block)
+    return sha256.hexdigest(), f"{crc:08x}"
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def _sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
