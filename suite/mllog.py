@@ -102,7 +102,8 @@ class EventLog:
     """
 
     def __init__(self, path: Path | None, *, wall_ms: Callable[[], int] | None = None) -> None:
-        self._wall_ms = wall_ms or (lambda: time.time_ns() // 1_000_000)
+        anchor = time.time_ns() - time.monotonic_ns()  # a stepped system clock cannot make an interval negative
+        self._wall_ms = wall_ms or (lambda: (anchor + time.monotonic_ns()) // 1_000_000)
         self._file: IO[str] | None = path.open("x", encoding="utf-8") if path is not None else None
 
     def event(

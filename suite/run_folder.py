@@ -1,0 +1,154 @@
+"""The run folder: the only place that knows its file names. Torch-free; layout and meaning in docs/architecture.md."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from suite import VERSION
+from suite.config import RunConfig
+
+RUN_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """The content of ``run.json``: what was asked for. ``ranks`` None: known only to the launcher of each trial."""
+
+    workload: str
+    size: str
+    mode: str
+    runs: int
+    ranks: int | None
+    created: str
+    command: tuple[str, ...]
+    git: dict[str, Any] | None
+    same_allocation: bool
+    suite_version: str = VERSION
+    version: int = RUN_VERSION
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run folder."""
+
+    root: Path
+
+    @property
+    def info_path(self) -> Path:
+        """run.json."""
+        return self.root / "run.json"
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved config, which `mlhpc run --config` reads again."""
+        return self.root / "config.yaml"
+
+    @property
+    def facts(self) -> Path:
+        """One file per compute node."""
+        return self.root / "facts"
+
+    def result(self, trial: int) -> Path:
+        """The log of a scored run."""
+        return self.root / f"result_{trial}.txt"
+
+    def checkpoint(self, trial: int) -> Path:
+        """Where a stopped trial leaves its state."""
+        return self.root / "checkpoint" / f"trial_{trial}.pt"
+
+    def output(self, trial: int) -> Path:
+        """stdout and stderr of a trial's ranks."""
+        return self.root / "output" / f"trial_{trial}.log"
+
+    def next_resumed(self, trial: int) -> Path:
+        """The first free name for a continuation of a trial."""
+        taken = [int(m[1]) for p in self.root.glob(f"resumed_{trial}_*.txt") if (m := re.search(r"_(\d+)\.txt$", p.name))]
+        return self.root / f"resumed_{trial}_{max(taken, default=0) + 1}.txt"
+
+    def read_info(self) -> RunInfo:
+        """Read run.json. ValueError says what is wrong with it."""
+        try:
+            data = json.loads(self.info_path.read_text())
+            if data.get("version") != RUN_VERSION:
+                raise ValueError(f"{self.info_path}: version {data.get('version')!r}; this suite reads {RUN_VERSION}")
+            return RunInfo(**data | {"command": tuple(data["command"])})
+        except FileNotFoundError:
+            raise ValueError(f"{self.root}: not a run folder (no run.json)") from None
+        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError, KeyError) as error:
+            raise ValueError(f"{self.info_path}: not a run.json of version {RUN_VERSION}: {error}") from None
+
+
+def default_folder(workload: str, size: str, now: datetime) -> Path:
+    """runs/<workload>-<size>-<UTC time>."""
+    return Path("runs") / f"{workload}-{size}-{now:%Y%m%dT%H%M%SZ}"
+
+
+def create(
+    root: Path, config: RunConfig, *, mode: str, runs: int, ranks: int | None, same_allocation: bool = True
+) -> RunFolder:
+    """Make a new run folder with config.yaml and run.json. ValueError if it exists or cannot be written."""
+    try:
+        root.mkdir(parents=True)
+    except FileExistsError:
+        raise ValueError(f"{root}: exists already; a run never writes into an earlier one (choose another -o)") from None
+    except OSError as error:
+        raise ValueError(f"{root}: cannot be created: {error.strerror}") from None
+    return describe(root, config, mode=mode, runs=runs, ranks=ranks, same_allocation=same_allocation)
+
+
+def describe(
+    root: Path, config: RunConfig, *, mode: str, runs: int, ranks: int | None, same_allocation: bool = True
+) -> RunFolder:
+    """Write config.yaml and run.json into a folder unless another process was first (instances of one job start at once)."""
+    folder = RunFolder(root)
+    info = RunInfo(
+        workload=config.workload,
+        size=config.size,
+        mode=mode,
+        runs=runs,
+        ranks=ranks,
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        command=tuple(sys.argv),
+        git=git_state(),
+        same_allocation=same_allocation,
+    )
+    texts = (
+        (folder.config_path, yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)),
+        (folder.info_path, json.dumps(asdict(info), indent=2) + "\n"),
+    )
+    for path, text in texts:
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be written: {error.strerror}") from None
+    return folder
+
+
+def git_state(cwd: Path | None = None) -> dict[str, Any] | None:
+    """Commit and whether files differ from it; None outside a git checkout or without git."""
+    here = cwd or Path(__file__).resolve().parent
+
+    def git(arguments: Sequence[str]) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git(["rev-parse", "HEAD"])
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": bool(git(["status", "--porcelain", "--untracked-files=no"]))}

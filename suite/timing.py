@@ -1,0 +1,129 @@
+"""Where a training step's time goes: marks on one time line per rank, so that the phases sum to the whole. No I/O.
+
+A clock gives stamps and the seconds between two of them. On a GPU the stamps are events in the stream, so marking costs
+no synchronisation; `PhaseTimer.flush` waits for the last one only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+DATA_WAIT = "data_wait"
+FORWARD_BACKWARD = "forward_backward"
+EXPOSED_COMMUNICATION = "exposed_communication"
+OPTIMIZER = "optimizer"
+OTHER = "other"
+PHASES = (DATA_WAIT, FORWARD_BACKWARD, EXPOSED_COMMUNICATION, OPTIMIZER, OTHER)
+OVERLAPPED_COMMUNICATION = "overlapped_communication"  # inside forward_backward: beside the phases, not one of them
+
+
+class Clock(Protocol):
+    """A source of stamps on one time line."""
+
+    def stamp(self) -> Any:
+        """The moment when all work issued so far is done."""
+        ...
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Seconds between two stamps; waits until both have happened."""
+        ...
+
+
+class HostClock:
+    """The monotonic clock of the host: right where work is done when the call returns."""
+
+    def stamp(self) -> float:
+        """Monotonic seconds."""
+        return time.perf_counter()
+
+    def seconds(self, begin: float, end: float) -> float:
+        """Difference in seconds."""
+        return end - begin
+
+
+class CudaClock:
+    """Events in the current CUDA stream."""
+
+    def stamp(self) -> Any:
+        """A recorded event."""
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Elapsed time in seconds; waits for ``end``."""
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e-3
+
+
+class PhaseTimer:
+    """Attributes every moment to the phase that ended with it. `mark` may be called from autograd's thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._marks: list[tuple[str, Any]] = []
+        self._transfers: list[tuple[Any, Any]] = []
+        self._lock = threading.Lock()
+        self._start = clock.stamp()
+
+    def restart(self) -> None:
+        """Forget everything and begin a new time line here (after an evaluation, say)."""
+        with self._lock:
+            self._marks, self._transfers = [], []
+            self._start = self._clock.stamp()
+
+    def mark(self, phase: str) -> None:
+        """End ``phase`` here: the time since the last mark was spent in it."""
+        self._marks.append((phase, self._clock.stamp()))
+
+    @contextmanager
+    def other(self) -> Iterator[None]:
+        """A body that belongs to no phase of the step."""
+        yield
+        self.mark(OTHER)
+
+    def stamp(self) -> Any:
+        """A stamp of this timer's clock, for `transfer`."""
+        return self._clock.stamp()
+
+    def transfer(self, begin: Any, end: Any) -> None:
+        """Note one collective from its launch to its end."""
+        with self._lock:
+            self._transfers.append((begin, end))
+
+    def flush(self) -> dict[str, float]:
+        """Seconds per phase since the last flush, ``step`` (their sum) and overlapped communication; then start over."""
+        with self._lock:
+            marks, transfers, start = self._marks, self._transfers, self._start
+            self._marks, self._transfers = [], []
+        seconds = dict.fromkeys(PHASES, 0.0)
+        hidden = 0.0
+        intervals = [(self._clock.seconds(start, b), self._clock.seconds(start, e)) for b, e in transfers]
+        last = start
+        now = 0.0
+        for phase, stamp in marks:
+            elapsed = self._clock.seconds(last, stamp)
+            seconds[phase] += elapsed
+            if phase == FORWARD_BACKWARD:
+                hidden += _covered(intervals, now, now + elapsed)
+            now += elapsed
+            last = stamp
+        self._start = last
+        return seconds | {"step": sum(seconds.values()), OVERLAPPED_COMMUNICATION: hidden}
+
+
+def _covered(intervals: list[tuple[float, float]], begin: float, end: float) -> float:
+    """Length of the part of [begin, end] that lies in at least one interval."""
+    total, reached = 0.0, begin
+    for low, high in sorted(intervals):
+        low, high = max(low, reached), min(high, end)
+        if high > low:
+            total += high - low
+            reached = high
+    return total

@@ -1,0 +1,326 @@
+"""The one training loop and the one evaluation, for every workload and any number of ranks. Writes events, no files.
+
+Every rank runs every line; rank 0's log alone has a file behind it. All collectives outside the gradient path go through
+`World`, and every decision that changes the control flow (stop, converged, diverged) is the same number on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from suite import mllog
+from suite.card import SizeCard
+from suite.checkpoint import Position
+from suite.config import RunConfig
+from suite.distributed import World
+from suite.mllog import EventLog
+from suite.sampling import eval_batches, steps_per_epoch, train_batches
+from suite.timing import (
+    DATA_WAIT,
+    EXPOSED_COMMUNICATION,
+    FORWARD_BACKWARD,
+    OPTIMIZER,
+    OTHER,
+    Clock,
+    CudaClock,
+    HostClock,
+    PhaseTimer,
+)
+from suite.workload import Batch, Dataset, Optimization, Workload
+
+STOP_CHECK_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended. ``reached`` is computed from an evaluation; ``reason`` is one line for people."""
+
+    reached: bool
+    reason: str
+    interrupted: bool = False
+
+
+@dataclass
+class Trainer:
+    """Everything one trial trains with. ``stop_signal`` gives the name of a signal that asked this rank to stop.
+
+    ``save`` writes a checkpoint at a position; ``train_data`` is asked once per epoch, so that staging may exchange the data.
+    """
+
+    workload: Workload
+    config: RunConfig
+    size_card: SizeCard
+    world: World
+    device: torch.device
+    model: nn.Module
+    optimization: Optimization
+    train_data: Callable[[int], Dataset]
+    eval_data: Callable[[int], Dataset]
+    log: EventLog
+    seed: int
+    stop_signal: Callable[[], str | None]
+    save: Callable[[Position], None]
+
+    def __post_init__(self) -> None:
+        self.timer = PhaseTimer(device_clock(self.device))
+        self.wrapped = wrap(self.model, self.world, self.device, self.timer)
+
+    def run(self, start: Position) -> Outcome:
+        """Train from a position until the target is met, the epochs are used up or a signal says stop."""
+        watch = StopWatch(self.world, self.stop_signal)
+        for epoch in range(start.epoch, self.config.max_epochs + 1):
+            first_step = start.step if epoch == start.epoch else 0
+            self.log.start(mllog.EPOCH, metadata={"epoch_num": epoch})
+            stopped = self._train_epoch(epoch, first_step, watch)
+            if stopped is not None:
+                return stopped
+            value = self._evaluate_epoch(epoch)
+            self.log.stop(mllog.EPOCH, metadata={"epoch_num": epoch})
+            if not math.isfinite(value):
+                return Outcome(False, f"diverged: {self.size_card.metric_name} is {value} after epoch {epoch}")
+            if self.size_card.reached(value):
+                self.log.event(mllog.TARGET_ACCURACY_REACHED, value, metadata={"epoch_num": epoch})
+                return Outcome(True, f"target reached in epoch {epoch}")
+            every = self.config.checkpoint_every_epochs
+            if every and epoch % every == 0:
+                self.save(Position(epoch + 1, 0))
+                self.log.event(mllog.CHECKPOINT, metadata={"epoch_num": epoch, "next_step": 0})
+        return Outcome(False, f"target not reached in {self.config.max_epochs} epochs")
+
+    def _train_epoch(self, epoch: int, first_step: int, watch: StopWatch) -> Outcome | None:
+        """One pass over the training data; an Outcome only if it was cut short."""
+        data = self.train_data(epoch)
+        steps = steps_per_epoch(len(data), self.config.global_batch_size)
+        indices = train_batches(
+            len(data),
+            self.config.global_batch_size,
+            seed=self.seed,
+            epoch=epoch,
+            rank=self.world.rank,
+            size=self.world.size,
+            first_step=first_step,
+        )
+        totals: dict[str, float] = {}
+        window = Window(epoch, first_step)
+        begin = time.perf_counter()
+        self.wrapped.train()
+        self.timer.restart()
+        for step, batch in enumerate(self._batches(data, indices, epoch), start=first_step):
+            window.add(self._step(batch, (epoch - 1) * steps + step, epoch))
+            if window.steps == self.config.window_steps or step == steps - 1:
+                loss = self._close_window(window, totals)
+                watch.diverged = watch.diverged or not math.isfinite(loss)
+                window = Window(epoch, step + 1)
+            reason = watch.check()
+            if reason is not None:
+                return self._cut_short(reason, epoch, step + 1)
+            self.timer.mark(OTHER)
+        seconds = time.perf_counter() - begin
+        samples = (steps - first_step) * self.config.global_batch_size
+        self.log.event(mllog.TRACKED_STATS, {"throughput": samples / seconds}, metadata={"epoch_num": epoch})
+        mean = {name: value / self.world.size for name, value in self.world.sum(totals).items()}
+        self.log.event(mllog.RANK_PHASES, mean, metadata={"epoch_num": epoch, "steps": steps - first_step})
+        return None
+
+    def _batches(self, data: Dataset, indices: Iterator[NDArray[np.int64]], epoch: int) -> Iterator[Batch]:
+        return prefetch(
+            lambda chosen: data.load(chosen, seed=self.seed, epoch=epoch),
+            indices,
+            threads=self.config.loader_threads,
+            to_device=self._to_device,
+        )
+
+    def _step(self, batch: Batch, step: int, epoch: int) -> Tensor:
+        self.timer.mark(DATA_WAIT)
+        optimizer = self.optimization.optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = self.optimization.learning_rate(step, epoch)
+        optimizer.zero_grad(set_to_none=True)
+        with autocast(self.config, self.device):
+            loss = self.workload.loss(self.wrapped, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.timer.mark(EXPOSED_COMMUNICATION if self.wrapped is not self.model else FORWARD_BACKWARD)
+        optimizer.step()
+        self.timer.mark(OPTIMIZER)
+        return loss.detach()
+
+    def _close_window(self, window: Window, totals: dict[str, float]) -> float:
+        loss = window.mean_loss()
+        self.timer.mark(OTHER)
+        phases = self.timer.flush()
+        for name, value in phases.items():
+            totals[name] = totals.get(name, 0.0) + value
+        totals["loss_sum"] = totals.get("loss_sum", 0.0) + loss * window.steps
+        where = {"epoch_num": window.epoch, "first_step": window.first_step, "steps": window.steps, "loss": loss}
+        self.log.event(mllog.STEP_PHASES, phases, metadata=where)
+        return loss
+
+    def _cut_short(self, reason: str, epoch: int, next_step: int) -> Outcome:
+        if reason == DIVERGED:
+            return Outcome(False, f"diverged: the loss is not finite in epoch {epoch}, before step {next_step}")
+        self.save(Position(epoch, next_step))
+        self.log.event(mllog.CHECKPOINT, metadata={"epoch_num": epoch, "next_step": next_step})
+        return Outcome(False, f"stopped by {reason} in epoch {epoch}, before step {next_step}", interrupted=True)
+
+    def _evaluate_epoch(self, epoch: int) -> float:
+        self.log.start(mllog.EVAL, metadata={"epoch_num": epoch})
+        begin = time.perf_counter()
+        metrics = evaluate(
+            self.workload, self.model, self.eval_data(epoch), self.config, self.world, self.device, self._to_device
+        )
+        seconds = time.perf_counter() - begin
+        value = metrics[self.size_card.metric]
+        if math.isfinite(value):  # MLCommons' engine cannot compare text or null with the target
+            self.log.event(self.size_card.metric, value, metadata={"epoch_num": epoch, "metrics": metrics})
+        self.log.stop(mllog.EVAL, metadata={"epoch_num": epoch, "duration_s": seconds})
+        return value
+
+    def _to_device(self, batch: Batch) -> Batch:
+        if self.device.type == "cpu":
+            return batch
+        return {name: tensor.pin_memory().to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+
+class Window:
+    """The steps between two step_phases events; losses stay on the device until the window closes."""
+
+    def __init__(self, epoch: int, first_step: int) -> None:
+        self.epoch, self.first_step, self.steps = epoch, first_step, 0
+        self._loss: Tensor | None = None
+
+    def add(self, loss: Tensor) -> None:
+        """Count one step."""
+        self.steps += 1
+        self._loss = loss if self._loss is None else self._loss + loss
+
+    def mean_loss(self) -> float:
+        """Mean loss per step on this rank; waits for the device."""
+        return float(self._loss) / self.steps if self._loss is not None else math.nan
+
+
+DIVERGED = "divergence"
+
+
+class StopWatch:
+    """Agrees among all ranks about once a second whether to stop, at the same step on every rank."""
+
+    def __init__(self, world: World, stop_signal: Callable[[], str | None]) -> None:
+        self._world, self._stop_signal = world, stop_signal
+        self._names = ("none", "SIGTERM", "SIGINT", "SIGUSR1")
+        self._countdown = 1
+        self._since = time.perf_counter()
+        self._steps = 0
+        self.diverged = False
+
+    def check(self) -> str | None:
+        """Count one step; on agreed steps a collective. The reason to stop, equal on all ranks, or None."""
+        self._steps += 1
+        if self._steps < self._countdown:
+            return None
+        now = time.perf_counter()
+        mine = self._stop_signal()
+        asked = {name: float(name == mine) for name in self._names}
+        agreed = self._world.sum(asked | {"diverged": float(self.diverged), "rate": self._steps / (now - self._since)})
+        rate = agreed["rate"] / self._world.size
+        self._countdown = max(1, round(rate * STOP_CHECK_INTERVAL_S))
+        self._since, self._steps = now, 0
+        if agreed["diverged"]:
+            return DIVERGED
+        return next((name for name in self._names[1:] if agreed[name]), None)
+
+
+def evaluate(
+    workload: Workload,
+    model: nn.Module,
+    data: Dataset,
+    config: RunConfig,
+    world: World,
+    device: torch.device,
+    to_device: Callable[[Batch], Batch] = lambda batch: batch,
+) -> dict[str, float]:
+    """Metrics over a whole split: every sample counts once, on any number of ranks and with any batch size."""
+    model.eval()
+    totals: dict[str, Tensor] = {}
+    indices = eval_batches(len(data), config.eval_batch_size, rank=world.rank, size=world.size)
+    with torch.no_grad(), autocast(config, device):
+        for batch in prefetch(
+            lambda chosen: data.load(chosen, seed=0, epoch=0), indices, threads=config.loader_threads, to_device=to_device
+        ):
+            for name, value in workload.eval_stats(model, batch).items():
+                totals[name] = totals[name] + value.double() if name in totals else value.double()
+    names: Sequence[str] = world.broadcast(list(totals))  # a rank without a sample does not know them
+    return workload.metrics(world.sum({name: float(totals.get(name, 0.0)) for name in names}))
+
+
+def prefetch(
+    load: Callable[[Any], Batch],
+    indices: Iterator[NDArray[np.int64]],
+    *,
+    threads: int,
+    to_device: Callable[[Batch], Batch],
+) -> Iterator[Batch]:
+    """Batches in order, loaded ahead by a pool of threads: two batches per thread are in flight or ready."""
+    with ThreadPoolExecutor(threads, thread_name_prefix="loader") as pool:
+        pending: list[Future[Batch]] = []
+        try:
+            for chosen in indices:
+                pending.append(pool.submit(load, chosen))
+                if len(pending) > 2 * threads:
+                    yield to_device(pending.pop(0).result())
+            while pending:
+                yield to_device(pending.pop(0).result())
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def wrap(model: nn.Module, world: World, device: torch.device, timer: PhaseTimer) -> nn.Module:
+    """Data parallel over all ranks, its communication noted in ``timer``; the model itself on one rank."""
+    if world.size == 1:
+        return model
+    parallel = DistributedDataParallel(
+        model,
+        device_ids=[device] if device.type == "cuda" else None,
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,
+    )
+    parallel.register_comm_hook(timer, _timed_all_reduce)
+    return parallel
+
+
+def _timed_all_reduce(timer: PhaseTimer, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """DDP communication hook: mean of a gradient bucket. When the last bucket is ready, only communication is left to wait for."""
+    if bucket.is_last():
+        timer.mark(FORWARD_BACKWARD)
+    begin = timer.stamp()
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    future = dist.all_reduce(buffer, async_op=True).get_future()
+
+    def done(finished: torch.futures.Future[list[Tensor]]) -> Tensor:
+        timer.transfer(begin, timer.stamp())
+        return finished.value()[0]
+
+    return future.then(done)  # type: ignore[no-any-return]
+
+
+def device_clock(device: torch.device) -> Clock:
+    """The clock on which work of this device can be timed."""
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
+def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
+    """bfloat16 autocast if the config asks for it."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bfloat16")
