@@ -1,0 +1,249 @@
+"""One trial under mpiexec on this machine: started, shown, logged, stopped, and nothing left behind.
+
+`worker_command` and `mpiexec_command` say what is run, `explain_end` what an exit means; only `run_local` touches
+processes. mpiexec gives every rank a session of its own, so ranks are found by a token in their environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+WORKER_CODES = (0, 1, 2, 3)
+STOPPED = 3  # ended by a signal, with a checkpoint left
+TOKEN_NAME = "MLHPC_LAUNCH"  # noqa: S105  an environment variable's name
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+def worker_command(
+    workload: str,
+    *,
+    config: str,
+    run: Path,
+    trial: int,
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
+    mode: str = "strong",
+    resume: bool = False,
+    python: str = sys.executable,
+) -> list[str]:
+    """The command of one rank (docs/architecture.md, "The worker"). ``seed`` is the base: trial i gets seed + i."""
+    command = [python, "-m", "suite", "run", workload]
+    command += ["--config", config, "--output", str(run), "--trial", str(trial)]
+    command += ["--mode", mode] if mode != "strong" else []
+    command += ["--seed", str(seed)] if seed is not None else []
+    for override in overrides:
+        command += ["--set", override]
+    return command + (["--resume"] if resume else [])
+
+
+def mpiexec_command(ranks: int) -> list[str]:
+    """What stands before the worker's command: nothing for one rank, else this environment's mpiexec or that of PATH.
+
+    ValueError with the line that installs one if there is none.
+    """
+    if ranks < 1:
+        raise ValueError(f"--ranks {ranks}: expected at least 1")
+    if ranks == 1:
+        return []
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise ValueError(
+            f"no mpiexec beside {sys.executable} or on PATH, needed for {ranks} ranks: "
+            f"{sys.executable} -m pip install mpich mpi4py"
+        )
+    return [found, "-n", str(ranks)]
+
+
+def trial_environment(environ: Mapping[str, str], *, ranks: int, cores: int) -> dict[str, str]:
+    """The environment of the ranks: cores shared evenly, no trace of a Slurm job, in which mpiexec would call srun."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "PMI_", "PMIX_"))}
+    kept.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
+    return kept | {"PYTHONUNBUFFERED": "1"}
+
+
+_EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
+_BANNER = re.compile(r"={20,}$|=   |YOUR APPLICATION TERMINATED|This typically refers to a problem|Please see the FAQ")
+
+
+def is_banner(line: str) -> bool:
+    """True for the lines of mpiexec's own message about an ended rank: kept in the log, not shown."""
+    return bool(_BANNER.match(line))
+
+
+def rank_signal(line: str) -> int | None:
+    """The signal that ended a rank, if this line of mpiexec's says so."""
+    match = _EXIT_STRING.match(line)
+    return int(match.group(1)) if match else None
+
+
+def explain_end(returncode: int, ended_by: int | None) -> tuple[int, str | None]:
+    """The trial's exit code, and a line about it where the worker could not write one itself.
+
+    ``ended_by`` is what `rank_signal` found; a negative ``returncode`` is a signal that ended the started process.
+    """
+    if ended_by is None and returncode < 0:
+        ended_by = -returncode
+    if ended_by is not None:
+        return 1, f"a rank was ended by signal {ended_by} ({_signal_name(ended_by)}); the other ranks were stopped"
+    if returncode in WORKER_CODES:
+        return returncode, None
+    return 1, f"the launcher ended with exit code {returncode}"
+
+
+def run_local(
+    command: Sequence[str],
+    *,
+    ranks: int,
+    log: Path,
+    say: Callable[[str], None],
+    echo: Callable[[str], None] | None = None,
+    grace_s: float = 30.0,
+    environ: Mapping[str, str] = os.environ,
+) -> int:
+    """Run a trial's ranks to their end and return its exit code (docs/architecture.md): 0, 1, 2 or 3.
+
+    ``log`` gets everything the ranks print, ``echo`` each line as well, ``say`` at most one line about a bad end.
+    The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this process becomes SIGTERM to the ranks; the second one, or
+    ``grace_s`` seconds, ends them by SIGKILL. SIGTERM also reaches them if this process itself is killed.
+    """
+    token = uuid.uuid4().hex
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    environment = trial_environment(environ, ranks=ranks, cores=cores) | {TOKEN_NAME: token}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    ended_by = None
+    with log.open("a", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            [*mpiexec_command(ranks), *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=_end_with_parent(os.getpid()),
+        )
+        stop = _Stop(process, token, grace_s)
+        try:
+            with _forwarded(stop):
+                for line in process.stdout or ():
+                    file.write(line)
+                    file.flush()
+                    ended_by = ended_by or rank_signal(line)
+                    if echo is not None and not is_banner(line) and line.strip():
+                        echo(line.rstrip("\n"))
+                returncode = process.wait()
+        finally:
+            stop.finish()
+    code, message = explain_end(returncode, ended_by)
+    if stop.forced:
+        code, message = 1, f"the ranks did not stop within {grace_s:g} s of the signal and were killed"
+    if message:
+        say(f"{message}: see {log}")
+    return code
+
+
+class _Stop:
+    """Ends a trial: politely at the first call, by force at the second or when the grace period is over."""
+
+    def __init__(self, process: subprocess.Popen[str], token: str, grace_s: float) -> None:
+        self.forced = False
+        self._process = process
+        self._token = token
+        self._timer = threading.Timer(grace_s, self._force)
+        self._timer.daemon = True
+        self._asked = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self._asked:
+            self._force()
+        else:
+            self._asked = True
+            self._process.send_signal(signal.SIGTERM)
+            self._timer.start()
+
+    def finish(self) -> None:
+        """Nothing of the trial may outlive it, however this function was reached."""
+        self._timer.cancel()
+        kill_marked(self._token)
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _force(self) -> None:
+        self.forced = True
+        kill_marked(self._token)
+
+
+def kill_marked(token: str, *, tries: int = 20) -> None:
+    """SIGKILL every process that carries this launch's token, until none is left."""
+    for _ in range(tries):
+        pids = list(_marked(token))
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if not pids:
+            return
+        time.sleep(0.05)
+
+
+def _marked(token: str) -> Iterator[int]:
+    """Processes whose environment holds the token. A zombie's environment is empty, so only living ones are found."""
+    needle = f"{TOKEN_NAME}={token}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            found = needle in (entry / "environ").read_bytes().split(b"\0")
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        if found:
+            yield int(entry.name)
+
+
+@contextmanager
+def _forwarded(handler: _Stop) -> Iterator[None]:
+    """Signals of this process go to the handler; only a main thread can ask for that, others leave signals alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def _end_with_parent(parent: int) -> Callable[[], None] | None:
+    """Asks Linux, in the child, for SIGTERM when the starting process dies. None elsewhere."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+
+    def ask() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the request
+            os._exit(1)
+
+    return ask
+
+
+def _signal_name(number: int) -> str:
+    return next((item.name for item in signal.Signals if item == number), "unknown")

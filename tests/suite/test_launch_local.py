@@ -1,0 +1,204 @@
+"""Trials under mpiexec: exit codes, signals, killed ranks, nothing left behind. Workers are a few lines of Python."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from suite.launch import local
+
+RANKS_OF_FOUR_LINES = """
+import os, signal, sys, time
+rank = int(os.environ.get("PMI_RANK", "0"))
+"""
+
+
+def worker(tmp_path: Path, body: str) -> list[str]:
+    path = tmp_path / "worker.py"
+    path.write_text(RANKS_OF_FOUR_LINES + textwrap.dedent(body))
+    return [sys.executable, str(path)]
+
+
+def run(tmp_path: Path, body: str, *, ranks: int = 2, grace_s: float = 5.0) -> tuple[int, list[str], list[str]]:
+    said: list[str] = []
+    echoed: list[str] = []
+    code = local.run_local(
+        worker(tmp_path, body),
+        ranks=ranks,
+        log=tmp_path / "output" / "trial_0.log",
+        say=said.append,
+        echo=echoed.append,
+        grace_s=grace_s,
+    )
+    return code, said, echoed
+
+
+def living(tmp_path: Path) -> list[str]:
+    """Command lines of living processes that run this test's worker."""
+    script = str(tmp_path / "worker.py").encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if script in arguments:
+            found.append(entry.name)
+    return found
+
+
+def test_worker_command_is_the_documented_one() -> None:
+    command = local.worker_command(
+        "cosmoflow", config="mini", run=Path("r"), trial=3, seed=7, overrides=["max_epochs=2"], resume=True, python="py"
+    )
+    assert " ".join(command) == (
+        "py -m suite run cosmoflow --config mini --output r --trial 3 --seed 7 --set max_epochs=2 --resume"
+    )
+
+
+def test_one_rank_needs_no_mpiexec(tmp_path: Path) -> None:
+    assert local.mpiexec_command(1) == []
+    assert run(tmp_path, "print('hello')", ranks=1) == (0, [], ["hello"])
+
+
+def test_a_missing_mpiexec_is_answered_with_the_line_that_installs_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"needed for 2 ranks: .*python -m pip install mpich mpi4py"):
+        local.mpiexec_command(2)
+
+
+def test_ranks_share_the_cores_and_see_no_slurm_job() -> None:
+    environment = local.trial_environment({"SLURM_JOB_ID": "1", "PMI_RANK": "0", "HOME": "/h"}, ranks=2, cores=16)
+    assert environment == {"HOME": "/h", "OMP_NUM_THREADS": "8", "PYTHONUNBUFFERED": "1"}
+    assert local.trial_environment({"OMP_NUM_THREADS": "3"}, ranks=2, cores=16)["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("returncode", "ended_by", "code", "text"),
+    [
+        (0, None, 0, None),
+        (3, None, 3, None),
+        (9, 9, 1, "a rank was ended by signal 9 (SIGKILL); the other ranks were stopped"),
+        (-9, None, 1, "a rank was ended by signal 9 (SIGKILL); the other ranks were stopped"),
+        (255, None, 1, "the launcher ended with exit code 255"),
+    ],
+)
+def test_an_exit_is_a_worker_code_or_is_explained(
+    returncode: int, ended_by: int | None, code: int, text: str | None
+) -> None:
+    assert local.explain_end(returncode, ended_by) == (code, text)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3])
+def test_the_workers_exit_code_is_the_trials(tmp_path: Path, code: int) -> None:
+    assert run(tmp_path, f"sys.exit({code})")[:2] == (code, [])
+
+
+def test_output_of_every_rank_goes_to_the_log(tmp_path: Path) -> None:
+    run(tmp_path, "print('from', rank)")
+    assert sorted((tmp_path / "output" / "trial_0.log").read_text().splitlines()) == ["from 0", "from 1"]
+
+
+def test_a_killed_rank_ends_the_trial_in_seconds_with_one_line(tmp_path: Path) -> None:
+    started = time.monotonic()
+    code, said, echoed = run(
+        tmp_path,
+        """
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+        """,
+    )
+    assert time.monotonic() - started < 10
+    assert code == 1
+    log = tmp_path / "output" / "trial_0.log"
+    assert said == [f"a rank was ended by signal 9 (SIGKILL); the other ranks were stopped: see {log}"]
+    assert echoed == []  # mpiexec's banner is in the log only
+    assert living(tmp_path) == []
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from suite.launch.local import run_local
+folder = Path(sys.argv[1])
+sys.exit(run_local([sys.executable, str(folder / "worker.py")], ranks=2, log=folder / "trial_0.log",
+                   say=print, echo=lambda line: print(line, flush=True), grace_s=float(sys.argv[2])))
+"""
+
+STOPS_POLITELY = """
+def stop(number, frame):
+    time.sleep(0.3)
+    print("saved", flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+IGNORES_SIGNALS = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+def launch(tmp_path: Path, body: str, grace_s: float) -> subprocess.Popen[str]:
+    worker(tmp_path, body)
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path), str(grace_s)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for _ in range(2):
+        assert process.stdout.readline().strip() == "ready"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_the_ranks_and_they_may_save(tmp_path: Path, number: int) -> None:
+    process = launch(tmp_path, STOPS_POLITELY, 20)
+    process.send_signal(number)
+    output = process.communicate(timeout=20)[0]
+    assert output.count("saved") == 2
+    assert process.returncode == local.STOPPED
+    assert living(tmp_path) == []
+
+
+def test_ranks_that_ignore_the_signal_are_killed_after_the_grace_period(tmp_path: Path) -> None:
+    process = launch(tmp_path, IGNORES_SIGNALS, 0.5)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=20)[0]
+    assert output.startswith("the ranks did not stop within 0.5 s of the signal and were killed: see ")
+    assert process.returncode == 1
+    assert living(tmp_path) == []
+
+
+def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
+    process = launch(tmp_path, IGNORES_SIGNALS, 60)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert living(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    process = launch(tmp_path, STOPS_POLITELY, 60)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=20)
+    deadline = time.monotonic() + 10
+    while living(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert living(tmp_path) == []
