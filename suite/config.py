@@ -20,7 +20,7 @@ class _Section(BaseModel):
 class Staging(_Section):
     """Copy of the data set to node-local storage before training."""
 
-    directory: Path | None = Field(None, description="node-local folder; none: train from the data root")
+    directory: Path | None = Field(None, description="node-local folder, {node} and {trial} filled in; none: train from the data root")
     overlap: bool = Field(False, description="stage during the first epoch; the time then counts inside the run")
 
 

@@ -1,0 +1,42 @@
+# `make demo` and `make test` are all a new machine needs: each makes its own environment in .venv first.
+# Everything pip honours works here, e.g. PIP_INDEX_URL, PIP_NO_INDEX=1 PIP_FIND_LINKS=wheelhouse (CONTRIBUTING.md, "Offline").
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+EXTRAS := run,mpi,analysis,official,test
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-long lint env slurm clean
+
+demo: $(READY)
+	@$(PY) -m suite demo $(ARGS)
+
+test: $(READY) slurm
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=1 $(PY) -m pytest -m "not long" $(ARGS)
+
+# What takes minutes: convergence from ten seeds, fuzzing, full matrices. Results are kept in benchmarks/results/.
+test-long: $(READY) slurm
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=1 $(PY) -m pytest -m "long" --timeout 3600 $(ARGS)
+
+lint: $(READY)
+	@$(PY) -m ruff check . && $(PY) -m mypy
+
+env: $(READY)
+
+$(READY): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"mlhpc needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]} (choose one: make PYTHON=/path/to/python3.11)")'
+	@echo "mlhpc: making the environment $(VENV) (once; pinned in constraints.txt)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $(READY)
+
+# The tests with a real Slurm need Debian's packages. They are installed only by root and only when asked for.
+slurm:
+	@if [ "$$MLHPC_INSTALL_SLURM" = 1 ] && [ "$$(id -u)" = 0 ] && ! command -v slurmctld >/dev/null; then \
+	  echo "mlhpc: installing slurm-wlm and munge (MLHPC_INSTALL_SLURM=1)"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge >/dev/null; \
+	fi
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,97 @@
+"""`mlhpc demo`: data, runs, package, both checkers and the report, by the commands a person would type."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from suite.workload import descriptor
+
+ORG = "demo"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the demo. ``required`` False: its exit code is a finding to show, not the end of the demo."""
+
+    title: str
+    arguments: tuple[str, ...]
+    required: bool = True
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mlhpc demo                          CosmoFlow mini, the required number of runs, 2 ranks
+  mlhpc demo --size smoke --runs 2    a minute; too few runs for a score, and the checkers say so
+"""
+)
+@click.argument("workload", default="cosmoflow")
+@click.option("--size", default="mini", show_default=True, help="A size of the workload that fits this machine.")
+@click.option("--runs", type=click.IntRange(1), help="Scored runs. Default: what the size requires.")
+@click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, help="MPI ranks.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="New folder. [demo/<workload>-<size>-<time>]")
+def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | None) -> None:
+    """Run one benchmark end to end on this machine: data, training runs, package, checks, report."""
+    size_card = descriptor(workload).card().size(size)
+    runs = runs or size_card.required_runs
+    root = output or Path("demo") / f"{workload}-{size}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    if root.exists():
+        raise ValueError(f"{root}: exists already; the demo never writes into an earlier one (choose another -o)")
+    root.mkdir(parents=True)
+    began = time.monotonic()
+    failed = [step for step in steps(workload, size, runs, ranks, root) if not _run(step)]
+    shutil.rmtree(root / "node-local", ignore_errors=True)
+    _summary(root, workload, size, time.monotonic() - began, failed)
+    sys.exit(1 if failed else 0)
+
+
+def steps(workload: str, size: str, runs: int, ranks: int, root: Path) -> Sequence[Step]:
+    """The demo as command lines."""
+    data, run, packages = f"data/{workload}-{size}", str(root / "run"), str(root / "submissions")
+    sets = (f"data={data}", f"staging.directory={root}/node-local/{{node}}-{{trial}}", f"submission.org={ORG}")
+    return (
+        Step("data", ("data", "generate", workload, "--size", size, "--ranks", str(ranks), "-o", data)),
+        Step(
+            "runs",
+            (
+                *("run", workload, "--config", size, "--ranks", str(ranks), "--runs", str(runs), "-o", run),
+                *(part for text in sets for part in ("--set", text)),
+            ),
+            required=False,
+        ),
+        Step("package", ("package", run, "--org", ORG, "--system", "this-machine", "-o", packages)),
+        Step("check", ("check", f"{packages}/{ORG}", "--official"), required=False),
+        Step("score", ("score", f"{packages}/{ORG}"), required=False),
+        Step("report", ("report", f"{packages}/{ORG}", "-o", str(root / "report.html"))),
+    )
+
+
+def _run(step: Step) -> bool:
+    """Run one step with its command shown; True if it exited 0. A required one that fails ends the demo."""
+    click.echo(f"\n--- {step.title}: mlhpc {' '.join(step.arguments)}")
+    code = subprocess.run([sys.executable, "-m", "suite", *step.arguments]).returncode
+    if code < 0 or code == 130 or (code != 0 and step.required):
+        click.echo(f"mlhpc: demo stopped: step {step.title!r} ended with exit code {code}", err=True)
+        sys.exit(1)
+    return code == 0
+
+
+def _summary(root: Path, workload: str, size: str, seconds: float, failed: Sequence[Step]) -> None:
+    click.echo(f"\n--- {workload} {size} in {seconds / 60:.1f} min; everything is in {root}/")
+    for name, meaning in (
+        ("run/result_*.txt", "event logs, MLPerf format: the only source of every number"),
+        (f"submissions/{ORG}", "results package in the MLPerf HPC layout, with sha256 manifest"),
+        ("report.html", "open this in a browser; tables beside it"),
+    ):
+        click.echo(f"  {root / name}  {meaning}")
+    for step in failed:
+        click.echo(f"  finding: `mlhpc {step.arguments[0]}` did not end clean; its output above says why")

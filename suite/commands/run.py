@@ -1,0 +1,110 @@
+"""`mlhpc run`: the local launcher of N trials, and with --trial the worker that is one trial in its world."""
+
+from __future__ import annotations
+
+import time
+
+_FIRST_LINE = time.perf_counter()
+
+import sys  # noqa: E402
+from datetime import UTC, datetime  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import click  # noqa: E402
+
+from suite.config import RunConfig, load_config  # noqa: E402
+from suite.run_folder import RunFolder, create, default_folder, describe  # noqa: E402
+from suite.workload import Descriptor, descriptor  # noqa: E402
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mlhpc run cosmoflow --config smoke --ranks 2 --runs 2
+  mlhpc run cosmoflow --config mini --ranks 2 --runs 5 --seed 1 -o runs/mine
+  mlhpc run cosmoflow --config mini --set hyperparameters.dropout=0.1 --set submission.org=ACME
+  mlhpc run cosmoflow --output runs/mine --trial 3 --ranks 2 --resume
+  srun python -m suite run cosmoflow --config mini --output runs/mine --trial 0
+"""
+)
+@click.argument("workload")
+@click.option("--config", "config_name", help="Shipped config (mlhpc list) or a YAML file; with --resume the run's own.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a config key; repeatable.")
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks on this machine.")
+@click.option("--runs", type=click.IntRange(1), default=1, show_default=True, help="Scored runs.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="New run folder. [runs/<workload>-<size>-<time>]")
+@click.option("--seed", type=click.IntRange(0), help="Seed of run 0; run i has seed + i. Default: from the system.")
+@click.option("--trial", type=click.IntRange(0), help="Be one trial; inside srun, mpiexec or torchrun: in that world.")
+@click.option("--mode", type=click.Choice(["strong", "weak"]), default="strong", help="weak: one of many instances at once.")
+@click.option("--resume", is_flag=True, help="Continue a stopped trial from its checkpoint; such a run is not scored.")
+def run(
+    workload: str,
+    config_name: str | None,
+    overrides: tuple[str, ...],
+    ranks: int,
+    runs: int,
+    output: Path | None,
+    seed: int | None,
+    trial: int | None,
+    mode: str,
+    resume: bool,
+) -> None:
+    """Train a workload to its target, N times, and log each run.
+
+    Exit codes: 0 every run reached the target, 1 one did not or failed, 2 usage, 3 stopped with a checkpoint left.
+    """
+    chosen = descriptor(workload)
+    if resume and (trial is None or output is None):
+        raise click.UsageError("--resume needs --output RUN and --trial I: the run folder and the trial to continue")
+    if resume and config_name is None and output is not None:
+        config_name = str(RunFolder(output).config_path)
+    config = load_config(chosen, config_name or "mini", overrides)
+
+    from suite.distributed import detect
+
+    launch = detect()
+    if trial is not None and (launch is not None or ranks == 1):
+        sys.exit(_work(chosen, config, output, trial, runs, seed, mode, resume))
+    if launch is not None:
+        raise click.UsageError(f"inside {launch.launcher} a run needs --trial I: the world is one trial")
+    sys.exit(_launch_local(config, output, trial, ranks, runs, seed, mode, resume))
+
+
+def _work(
+    chosen: Descriptor,
+    config: RunConfig,
+    output: Path | None,
+    trial: int,
+    runs: int,
+    seed: int | None,
+    mode: str,
+    resume: bool,
+) -> int:
+    if output is None:
+        raise click.UsageError("--trial needs --output RUN: the run folder all trials share")
+    from suite.worker import work
+
+    return work(chosen, config, output, trial, runs, seed, mode, resume, first_line=_FIRST_LINE)
+
+
+def _launch_local(
+    config: RunConfig,
+    output: Path | None,
+    trial: int | None,
+    ranks: int,
+    runs: int,
+    seed: int | None,
+    mode: str,
+    resume: bool,
+) -> int:
+    from suite.launch.trials import run_trials
+
+    if trial is None:
+        root = output or default_folder(config.workload, config.size, datetime.now(UTC))
+        folder = create(root, config, mode=mode, runs=runs, ranks=ranks)
+        return run_trials(config.workload, folder, range(runs), ranks=ranks, seed=seed)
+    if output is None:
+        raise click.UsageError("--trial needs --output RUN: the run folder all trials share")
+    output.mkdir(parents=True, exist_ok=True)
+    folder = describe(output, config, mode=mode, runs=runs, ranks=ranks)
+    return run_trials(config.workload, folder, [trial], ranks=ranks, seed=seed, resume=resume)

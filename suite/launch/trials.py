@@ -1,0 +1,93 @@
+"""Trials one after another on this machine, with their progress on the terminal or as plain lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from suite.launch.local import STOPPED, run_local, worker_command
+from suite.run_folder import RunFolder
+
+
+def run_trials(
+    workload: str,
+    folder: RunFolder,
+    trials: Sequence[int],
+    *,
+    ranks: int,
+    seed: int | None,
+    resume: bool = False,
+) -> int:
+    """Run the trials and return the worst exit code; a trial that was stopped ends the series."""
+    codes = []
+    with _Terminal(len(trials)) if sys.stdout.isatty() else _Plain() as progress:
+        for trial in trials:
+            command = worker_command(
+                workload, config=str(folder.config_path), run=folder.root, trial=trial, seed=seed, resume=resume
+            )
+            code = run_local(
+                command,
+                ranks=ranks,
+                log=folder.output(trial),
+                say=progress.say,
+                echo=lambda text, trial=trial: progress.line(trial, text),
+            )
+            progress.done(trial)
+            codes.append(code)
+            if code == STOPPED or code == 2:
+                break
+    return worst(codes)
+
+
+def worst(codes: Iterable[int]) -> int:
+    """Stopped over usage over failed over fine."""
+    found = set(codes)
+    return next((code for code in (STOPPED, 2, 1) if code in found), 0)
+
+
+class _Plain:
+    def __enter__(self) -> _Plain:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def line(self, trial: int, text: str) -> None:
+        print(f"run {trial}: {text}", flush=True)
+
+    def say(self, text: str) -> None:
+        print(f"mlhpc: {text}", file=sys.stderr, flush=True)
+
+    def done(self, trial: int) -> None:
+        pass
+
+
+class _Terminal:
+    """A bar over the trials with the newest line beside it; the last line of each trial stays above it."""
+
+    def __init__(self, trials: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            TextColumn("runs"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+        )
+        self._task = self._progress.add_task("starting", total=trials)
+        self._last = ""
+
+    def __enter__(self) -> _Terminal:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def line(self, trial: int, text: str) -> None:
+        self._last = text
+        self._progress.update(self._task, description=f"run {trial}: {text}", refresh=True)
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(f"mlhpc: {text}", style="red", highlight=False, markup=False)
+
+    def done(self, trial: int) -> None:
+        self._progress.console.print(f"run {trial}: {self._last}", highlight=False, markup=False)
+        self._progress.advance(self._task)

@@ -1,0 +1,461 @@
+"""One trial in the world it was started in: log, stage, train, and say how it ended. The only caller of the training loop.
+
+Order: facts, cache drop, init (model, optimizer, data, staging), run_start, training, run_stop. The status of run_stop is computed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from suite import RULESET, VERSION, mllog
+from suite.checkpoint import Position, load_checkpoint, save_checkpoint
+from suite.config import RunConfig
+from suite.distributed import World, node_name
+from suite.facts import write_facts
+from suite.mllog import EventLog
+from suite.run_folder import RunFolder
+from suite.sampling import check_batch, steps_per_epoch
+from suite.shards import MANIFEST_NAME, Manifest, read_manifest
+from suite.staging import StagingReport, stage
+from suite.train import Outcome, Trainer
+from suite.workload import Dataset, Descriptor, Workload
+
+REACHED, MISSED, STOPPED = 0, 1, 3  # exit codes of a worker (2: usage)
+SEED_BITS = 31
+COLD_BY_SIZE_FACTOR = 5  # data over memory from which no cache can hold it (rule of MLPerf Storage)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class InterruptedTrialError(Exception):
+    """A signal asked the trial to stop while there was nothing to save."""
+
+
+@dataclass(frozen=True)
+class Startup:
+    """Seconds of this process before the trial: to the suite's first line, and from there to the end of the imports."""
+
+    interpreter_s: float
+    imports_s: float
+
+
+class StopSignals:
+    """Remembers a stop signal while training; before that, or the second time, it interrupts at once."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.deferred = False
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if not self.deferred or self.name is not None:
+            raise InterruptedTrialError(f"stopped by {name}")
+        self.name = name
+
+
+def run_trial(
+    descriptor: Descriptor,
+    config: RunConfig,
+    folder: RunFolder,
+    trial: int,
+    world: World,
+    *,
+    base_seed: int | None,
+    mode: str,
+    resume: bool,
+    startup: Startup,
+) -> int:
+    """Run one trial on every rank and return the worker's exit code. ValueError is one line for the user, equal on all ranks."""
+    signals = StopSignals()
+    began = time.perf_counter()
+    torch.set_num_threads(threads_per_rank(world))
+    device = pick_device(config, world)
+    check_batch(config.global_batch_size, world.size)
+    source, manifest = open_data(config, world)
+    path = folder.next_resumed(trial) if resume else folder.result(trial)
+    _collect_facts(folder, world)
+    cache_state = drop_caches(config, world, manifest)
+    log = _open_log(path, world)
+    try:
+        return _Trial(descriptor, config, folder, trial, world, device, source, manifest, log, mode).run(
+            base_seed, resume, startup, began, signals, cache_state
+        )
+    finally:
+        log.close()
+
+
+@dataclass
+class _Trial:
+    descriptor: Descriptor
+    config: RunConfig
+    folder: RunFolder
+    trial: int
+    world: World
+    device: torch.device
+    source: Path
+    manifest: Manifest
+    log: EventLog
+    mode: str
+    in_run: bool = False
+
+    def run(
+        self,
+        base_seed: int | None,
+        resume: bool,
+        startup: Startup,
+        began: float,
+        signals: StopSignals,
+        cache_state: dict[str, Any],
+    ) -> int:
+        """The trial from init_start to run_stop; an error after run_start is logged as an aborted run and raised on."""
+        try:
+            outcome = self._train(base_seed, resume, startup, began, signals, cache_state)
+        except (Exception, KeyboardInterrupt) as error:
+            if self.in_run:
+                self._run_stop(Outcome(False, f"{type(error).__name__}: {error}".splitlines()[0]), Position(0, 0))
+            raise
+        if outcome.interrupted:
+            return STOPPED
+        return REACHED if outcome.reached else MISSED
+
+    def _train(
+        self,
+        base_seed: int | None,
+        resume: bool,
+        startup: Startup,
+        began: float,
+        signals: StopSignals,
+        cache_state: dict[str, Any],
+    ) -> Outcome:
+        world, config, log = self.world, self.config, self.log
+        size_card = self.descriptor.card().size(config.size)
+        log.event(mllog.CACHE_STATE, cache_state["state"], metadata=cache_state)
+        log.start(mllog.INIT)
+        log.event(mllog.CACHE_CLEAR, cache_state["state"] == "dropped")
+        seed = world.broadcast(draw_seed(base_seed, self.trial) if world.is_first else None)
+        torch.manual_seed(seed)
+        workload = self.descriptor.load()(config)
+        model = workload.build_model(world).to(self.device)
+        torch.manual_seed(seed + (world.rank << SEED_BITS))  # dropout differs between ranks, initial weights do not
+        parameters = sum(p.numel() for p in model.parameters())
+        if parameters != size_card.model_parameters:
+            raise ValueError(f"{config.size}: model has {parameters} parameters; the card says {size_card.model_parameters}")
+        steps = steps_per_epoch(self.manifest.samples("train"), config.global_batch_size)
+        optimization = workload.build_optimizer(model, steps)
+        if config.compile:
+            model = torch.compile(model)  # type: ignore[assignment]
+        position = Position(1, 0)
+        identity = self._identity()
+        if resume:
+            resumed = load_checkpoint(
+                self.folder.checkpoint(self.trial), world, model=model, optimizer=optimization.optimizer, identity=identity
+            )
+            position, seed = resumed.position, resumed.seed
+        self._log_facts(workload, seed, parameters)
+        if resume:
+            log.event(mllog.RUN_RESUMED, metadata={"epoch_num": position.epoch, "next_step": position.step})
+        data = _Data(workload, self.source, config, world, log, self.trial)
+        data.open_or_stage()
+        log.event(mllog.TRAIN_SAMPLES, self.manifest.samples("train"))
+        log.event(mllog.EVAL_SAMPLES, self.manifest.samples("validation"))
+        self._log_startup(startup, time.perf_counter() - began - data.staged_s)
+        trainer = Trainer(
+            workload,
+            config,
+            size_card,
+            world,
+            self.device,
+            model,
+            optimization,
+            data.train,
+            data.validation,
+            log,
+            seed,
+            lambda: signals.name,
+            lambda at: save_checkpoint(
+                self.folder.checkpoint(self.trial),
+                world,
+                model=model,
+                optimizer=optimization.optimizer,
+                position=at,
+                seed=seed,
+                identity=identity,
+            ),
+            lambda text: print(text, flush=True) if world.is_first else None,
+        )
+        log.stop(mllog.INIT)
+        world.barrier()
+        log.start(mllog.RUN)
+        self.in_run = True
+        signals.deferred = True
+        data.begin_overlapped()
+        outcome = trainer.run(position)
+        world.barrier()
+        self._run_stop(outcome, position)
+        data.finish()
+        return outcome
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be equal for a checkpoint to continue: the config as it shapes training, and the data."""
+        shaping = self.config.model_dump(mode="json", exclude={"data", "staging", "submission", "cache_drop_command"})
+        return {"config": shaping, "data_manifest": self.manifest.sha256, "suite_version": VERSION}
+
+    def _log_facts(self, workload: Workload, seed: int, parameters: int) -> None:
+        config, world, log = self.config, self.world, self.log
+        card = self.descriptor.card()
+        log.event(mllog.SUBMISSION_BENCHMARK, card.mlperf_name)
+        log.event(mllog.SUBMISSION_ORG, config.submission.org)
+        log.event(mllog.SUBMISSION_DIVISION, config.submission.division)
+        log.event(mllog.SUBMISSION_STATUS, config.submission.status)
+        log.event(mllog.SUBMISSION_PLATFORM, config.submission.platform)
+        log.event(mllog.RULESET, RULESET)
+        log.event(mllog.BENCHMARK_SIZE, config.size)
+        log.event(mllog.SUITE_VERSION, VERSION)
+        log.event(mllog.RUN_MODE, self.mode, metadata={"trial": self.trial, "launcher": world.launcher})
+        log.event(mllog.SEED, seed)
+        log.event(mllog.NUMBER_OF_RANKS, world.size)
+        log.event(mllog.NUMBER_OF_NODES, world.nodes)
+        log.event(mllog.ACCELERATORS_PER_NODE, world.local_size if self.device.type == "cuda" else 0)
+        threads = torch.get_num_threads()
+        log.event(
+            mllog.RUN_CONFIG,
+            config.model_dump(mode="json"),
+            metadata={"device": self.device.type, "threads_per_rank": threads},
+        )
+        for key, value in workload.hyperparameters().items():
+            log.event(key, value)
+        log.event(mllog.MODEL_PARAMETERS, parameters)
+        log.event(mllog.WORK_PER_SAMPLE, asdict(workload.work()))
+        log.event(mllog.DATA_MANIFEST, self.manifest.sha256)
+        log.event(mllog.BASELINE, read_baselines(self.source, self.manifest))
+
+    def _log_startup(self, startup: Startup, init_s: float) -> None:
+        world = self.world
+        self.log.event(
+            mllog.STARTUP,
+            {
+                "interpreter": world.summary(startup.interpreter_s),
+                "imports": world.summary(startup.imports_s),
+                "init": world.summary(init_s),
+            },
+        )
+
+    def _run_stop(self, outcome: Outcome, position: Position) -> None:
+        status = "success" if outcome.reached else "aborted"
+        self.log.stop(mllog.RUN, metadata={"status": status, "reason": outcome.reason, "first_epoch": position.epoch})
+        self.in_run = False
+        if self.world.is_first:
+            print(outcome.reason, flush=True)
+
+
+class _Data:
+    """The splits of the data set: from the data root, from node-local storage, or from one and then the other."""
+
+    def __init__(
+        self, workload: Workload, source: Path, config: RunConfig, world: World, log: EventLog, trial: int
+    ) -> None:
+        self._workload, self._source, self._trial = workload, source, trial
+        self._config, self._world, self._log = config, world, log
+        self._root = source
+        self._open: dict[str, tuple[Path, Dataset]] = {}
+        self._thread: threading.Thread | None = None
+        self._report: StagingReport | None = None
+        self._error: Exception | None = None
+        self.staged_s = 0.0
+        # Staging in the background needs a communicator of its own, made where all ranks are at the same line
+        self._peers = world.peers.split(0)
+
+    def open_or_stage(self) -> None:
+        """Stage now if the config says so and not in the background; either way both splits open or fail here."""
+        directory = self._config.staging.directory
+        if directory is not None and not self._config.staging.overlap:
+            begin = time.perf_counter()
+            self._log.start(mllog.STAGING)
+            self._stage()
+            self.staged_s = time.perf_counter() - begin
+            self._log_staged(overlapped=False)
+        for split in ("train", "validation"):
+            self._split(split)
+
+    def begin_overlapped(self) -> None:
+        """Start background staging, inside the run, if the config says so."""
+        if self._config.staging.directory is not None and self._config.staging.overlap:
+            self._log.start(mllog.STAGING)
+            self._thread = threading.Thread(target=self._stage_guarded, name="staging", daemon=True)
+            self._thread.start()
+
+    def train(self, epoch: int) -> Dataset:
+        """Training data of an epoch. Background staging ends before a second epoch begins."""
+        if self._thread is not None and epoch > 1:
+            self.finish()
+        return self._split("train")
+
+    def validation(self, epoch: int) -> Dataset:
+        """Evaluation data."""
+        return self._split("validation")
+
+    def finish(self) -> None:
+        """Wait for background staging; its error is raised here, on every rank."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        self._world.check_together(self._error)
+        self._log_staged(overlapped=True)
+
+    def _split(self, split: str) -> Dataset:
+        opened = self._open.get(split)
+        if opened is None or opened[0] != self._root:
+            error, dataset = None, None
+            try:
+                dataset = self._workload.dataset(split, self._root)
+            except (ValueError, OSError) as caught:
+                error = caught
+            self._world.check_together(error)
+            assert dataset is not None
+            opened = self._open[split] = (self._root, dataset)
+        return opened[1]
+
+    def _stage(self) -> None:
+        directory = self._config.staging.directory
+        assert directory is not None
+        target = Path(str(directory).replace("{node}", node_name()).replace("{trial}", str(self._trial)))
+        self._report = stage(self._source, target, self._world, peers=self._peers)
+
+    def _stage_guarded(self) -> None:
+        try:
+            self._stage()
+        except (ValueError, OSError) as error:
+            self._error = error
+
+    def _log_staged(self, *, overlapped: bool) -> None:
+        report = self._report
+        assert report is not None
+        self._root = report.root
+        self._log.stop(mllog.STAGING, metadata={"staging_duration": report.seconds})
+        stats = {key: value for key, value in asdict(report).items() if key != "root"}
+        self._log.event(mllog.STAGING_STATS, stats | {"overlapped": overlapped})
+
+
+def threads_per_rank(world: World) -> int:
+    """OMP_NUM_THREADS if the launcher set it, else the cores this process may use shared among the node's ranks."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdigit() and int(given) > 0 else max(1, len(os.sched_getaffinity(0)) // world.local_size)
+
+
+def pick_device(config: RunConfig, world: World) -> torch.device:
+    """This rank's device. ValueError if CUDA is asked for and there is none for this rank."""
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device == "cpu" or (config.device == "auto" and available == 0):
+        return torch.device("cpu")
+    if world.local_rank >= available and available != 1:
+        raise ValueError(f"device cuda: local rank {world.local_rank} has no GPU; this node shows {available}")
+    device = torch.device("cuda", world.local_rank if available > 1 else 0)  # srun --gpus-per-task shows each rank one
+    torch.cuda.set_device(device)
+    return device
+
+
+def data_root(config: RunConfig) -> Path:
+    """The config's data root, or the default place: $MLHPC_DATA (else ``data``) / <workload>-<size>."""
+    return config.data or Path(os.environ.get("MLHPC_DATA", "data")) / f"{config.workload}-{config.size}"
+
+
+def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
+    """The data root and its manifest, read by rank 0 alone. ValueError says how to make the data."""
+    root = data_root(config)
+    manifest, error = None, None
+    if world.is_first:
+        try:
+            if not (root / MANIFEST_NAME).exists():
+                raise ValueError(
+                    f"{root}: no data set here; make it with: mlhpc data generate {config.workload} --size {config.size} -o {root}"
+                )
+            manifest = read_manifest(root)
+            if (manifest.workload, manifest.size) != (config.workload, config.size):
+                raise ValueError(
+                    f"{root}: holds {manifest.workload} {manifest.size}; expected {config.workload} {config.size}"
+                )
+        except (ValueError, OSError) as caught:
+            error = caught
+    world.check_together(error)
+    return root, world.broadcast(manifest)
+
+
+def draw_seed(base_seed: int | None, trial: int) -> int:
+    """The seed of a trial: base + trial, or fresh from the operating system."""
+    if base_seed is not None:
+        return base_seed + trial
+    return int.from_bytes(os.urandom(8)) >> (64 - SEED_BITS)
+
+
+def read_baselines(root: Path, manifest: Manifest) -> dict[str, float]:
+    """What trivial and analytic predictors reach on this data set, as `mlhpc data generate` measured it; empty if it did not."""
+    path = root / "baselines.json"
+    if not path.exists():
+        return {}
+    data = json.loads(path.read_text())
+    return dict(data["values"]) if data.get("data_manifest") == manifest.sha256 else {}
+
+
+def drop_caches(config: RunConfig, world: World, manifest: Manifest) -> dict[str, Any]:
+    """Run the site's cache-drop command on every node, or take what the job script reports, and say what is known of the caches.
+
+    ``dropped`` needs exit code 0 on every node; ``cold-by-size`` a data set no memory can hold; else ``unverified``.
+    """
+    command, code = config.cache_drop_command, None
+    if "MLHPC_CACHE_DROP_COMMAND" in os.environ:
+        command, reported = os.environ["MLHPC_CACHE_DROP_COMMAND"], os.environ.get("MLHPC_CACHE_DROP_RC", "")
+        code = int(reported) if reported.lstrip("-").isdigit() else None
+    elif command and world.local_rank == 0:
+        code = _exit_code(command)
+    codes = sorted({c for c in world.allgather(code) if c is not None})
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    facts = {"command": command, "exit_codes": codes, "data_bytes": manifest.bytes, "memory_bytes": memory_bytes}
+    if command and codes == [0]:
+        return {"state": "dropped"} | facts
+    if manifest.bytes > COLD_BY_SIZE_FACTOR * memory_bytes:
+        return {"state": "cold-by-size"} | facts
+    return {"state": "unverified"} | facts
+
+
+def _exit_code(command: str) -> int:
+    try:
+        return subprocess.run(shlex.split(command), capture_output=True, timeout=300).returncode
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return 127
+
+
+def _collect_facts(folder: RunFolder, world: World) -> None:
+    error = None
+    if world.local_rank == 0:
+        try:
+            write_facts(folder.root)
+        except OSError as caught:
+            error = ValueError(f"{folder.facts}: cannot be written: {caught.strerror}")
+    world.check_together(error)
+
+
+def _open_log(path: Path, world: World) -> EventLog:
+    log, error = EventLog(None), None
+    if world.is_first:
+        try:
+            log = EventLog(path)
+        except FileExistsError:
+            error = ValueError(f"{path}: exists already; a trial never writes over an earlier one")
+        except OSError as caught:
+            error = ValueError(f"{path}: cannot be written: {caught.strerror}")
+    world.check_together(error)
+    return log
