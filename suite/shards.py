@@ -119,7 +119,7 @@ def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]], *, compression: 
                 else {}
             )
             file.create_dataset(name, data=np.ascontiguousarray(array), track_times=False, **layout)
-    _sync(part)
+    force_to_disk(part)
     part.replace(path)
     return shard_entry(path)
 
@@ -142,9 +142,9 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
     path = root / MANIFEST_NAME
     part = _part(path)
     part.write_text(manifest.text(), encoding="utf-8")
-    _sync(part)
+    force_to_disk(part)
     part.replace(path)
-    _sync(root)
+    force_to_disk(root)
 
 
 def read_manifest(root: Path) -> Manifest:
@@ -187,6 +187,15 @@ def verify(root: Path, *, deep: bool, progress: Callable[[int], None] | None = N
         if progress is not None:
             progress(entry.bytes)
     return problems
+
+
+def force_to_disk(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class ShardReader:
@@ -262,9 +271,9 @@ class _Column:
 
 def _columns(path: Path) -> dict[str, _Column]:
     """Map a shard: the offsets come from HDF5, the bytes from the map."""
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with _open(path) as shard:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             return {name: _column(path, mapped, shard[name]) for name in shard}
         except (KeyError, AttributeError, OSError, RuntimeError) as error:  # how h5py answers a damaged structure
@@ -363,15 +372,6 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 def _part(path: Path) -> Path:
     return path.with_name(path.name + ".part")
-
-
-def _sync(path: Path) -> None:
-    """Force a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _brief(value: object) -> str:
