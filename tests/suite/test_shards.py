@@ -1,0 +1,208 @@
+"""Shards: deterministic files, any damage is found, and what is read is what was written."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from suite.shards import (
+    Manifest,
+    ShardReader,
+    read_manifest,
+    shard_entry,
+    shard_path,
+    verify,
+    write_manifest,
+    write_shard,
+)
+
+SAMPLES = (5, 5, 3)
+
+
+def arrays(shard: int, samples: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(shard)
+    return {
+        "x": rng.integers(0, 20, (samples, 2, 8, 8, 8)).astype(np.int16),
+        "y": rng.random((samples, 4)).astype(np.float32),
+    }
+
+
+def make(root, compression="none"):
+    entries = tuple(
+        write_shard(shard_path(root, "train", i), arrays(i, n), compression=compression) for i, n in enumerate(SAMPLES)
+    )
+    manifest = Manifest(workload="toy", size="smoke", seed=7, generator={"name": "test"}, splits={"train": entries})
+    write_manifest(root, manifest)
+    return manifest
+
+
+@pytest.fixture(scope="module", params=["none", "gzip"])
+def root(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    make(folder, request.param)
+    return folder
+
+
+def everything(root):
+    parts = [arrays(i, n) for i, n in enumerate(SAMPLES)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in ("x", "y")}
+
+
+@given(indices=st.lists(st.integers(0, sum(SAMPLES) - 1), min_size=1, max_size=20))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_indices_in_any_order_give_the_samples_that_were_written(root, indices):
+    batch = ShardReader(root, "train").read(indices)
+    for name, whole in everything(root).items():
+        assert batch[name].dtype == whole.dtype
+        np.testing.assert_array_equal(batch[name], whole[indices])
+
+
+def test_what_was_read_belongs_to_the_reader(root):
+    reader = ShardReader(root, "train")
+    reader.read([0])["x"][:] = 99
+    np.testing.assert_array_equal(reader.read([0])["x"], everything(root)["x"][:1])
+
+
+def test_threads_that_open_shards_at_once_read_the_same(root):
+    reader, whole = ShardReader(root, "train"), everything(root)["x"]
+    results, gate = {}, threading.Barrier(4)
+
+    def work(k):
+        gate.wait()
+        results[k] = [reader.read(np.random.default_rng(k).permutation(len(reader)))["x"] for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    for k, found in results.items():
+        for batch in found:
+            np.testing.assert_array_equal(batch, whole[np.random.default_rng(k).permutation(len(reader))])
+
+
+@pytest.mark.parametrize("index", [-1, sum(SAMPLES)])
+def test_a_sample_that_does_not_exist_is_refused(root, index):
+    with pytest.raises(IndexError, match=r"expected one or more of 0\.\.12"):
+        ShardReader(root, "train").read([0, index])
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_the_same_arrays_give_the_same_bytes(tmp_path, compression):
+    first = write_shard(shard_path(tmp_path / "a", "train", 0), arrays(1, 4), compression=compression)
+    second = write_shard(shard_path(tmp_path / "b", "train", 0), arrays(1, 4), compression=compression)
+    assert first == second == shard_entry(shard_path(tmp_path / "a", "train", 0))
+    assert first.file == "train/shard_00000.h5"
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_one_flipped_bit_anywhere_is_found(root, place, bit):
+    path = shard_path(root, "train", 1)
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[int(place * len(whole))] ^= 1 << bit
+    path.write_bytes(damaged)
+    try:
+        (problem,) = verify(root, deep=True)
+    finally:
+        path.write_bytes(whole)
+    assert problem.startswith(f"{path}: damaged: crc32c ")
+    assert verify(root, deep=True) == []
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda path: path.unlink(), "missing"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "truncated: "),
+        (lambda path: path.write_bytes(path.read_bytes() + b"x"), "too long: "),
+    ],
+)
+def test_a_missing_or_cut_shard_is_named_by_verify_and_by_the_reader(tmp_path, harm, message):
+    make(tmp_path)
+    path = shard_path(tmp_path, "train", 1)
+    harm(path)
+    assert [problem.startswith(f"{path}: {message}") for problem in verify(tmp_path, deep=False)] == [True]
+    reader = ShardReader(tmp_path, "train")
+    reader.read([0])
+    with pytest.raises(ValueError, match=f"^{path}: {message}"):
+        reader.read([0, 5])
+
+
+def test_damage_that_keeps_the_size_ends_in_one_line_that_names_the_shard(tmp_path):
+    make(tmp_path, "gzip")
+    path = shard_path(tmp_path, "train", 0)
+    path.write_bytes(bytes(len(path.read_bytes())))
+    with pytest.raises(ValueError, match=f"^{path}: not a readable HDF5 file"):
+        ShardReader(tmp_path, "train").read([0])
+
+
+def test_a_damaged_compressed_sample_is_named(tmp_path):
+    make(tmp_path, "gzip")
+    path = shard_path(tmp_path, "train", 0)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-200] + bytes(200))
+    with pytest.raises(ValueError, match=f"^{path}: sample 4 of '/x' is damaged"):
+        ShardReader(tmp_path, "train").read([4])
+
+
+def test_shards_of_different_sample_shapes_are_refused(tmp_path):
+    manifest = make(tmp_path)
+    other = write_shard(shard_path(tmp_path, "train", 1), {"x": np.zeros((5, 3)), "y": np.zeros((5, 4))})
+    entries = (manifest.splits["train"][0], other)
+    write_manifest(tmp_path, manifest.model_copy(update={"splits": {"train": entries}}))
+    with pytest.raises(ValueError, match=f"^{tmp_path}/train/shard_00001.h5: datasets differ"):
+        ShardReader(tmp_path, "train").read([0, 6])
+
+
+def test_arrays_of_different_lengths_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"found \{'x': 2, 'y': 3\}"):
+        write_shard(shard_path(tmp_path, "train", 0), {"x": np.zeros((2, 3)), "y": np.zeros(3)})
+
+
+def test_the_manifest_comes_back_and_names_the_data_by_every_byte(tmp_path):
+    manifest = make(tmp_path / "a")
+    assert read_manifest(tmp_path / "a") == manifest
+    assert make(tmp_path / "b").sha256 == manifest.sha256
+    assert make(tmp_path / "c", "gzip").sha256 != manifest.sha256
+    assert manifest.samples("train") == sum(SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(version=2), "expected a manifest of version 1, found 2"),
+        (lambda m: m.update(colour="red"), "colour = 'red': Extra inputs"),
+        (lambda m: m["splits"]["train"][0].update(file="../../etc/passwd"), "splits.train.0.file = '../../etc/passwd': "),
+        (lambda m: m["splits"]["train"][0].update(bytes=-1), "splits.train.0.bytes = -1: "),
+        (lambda m: m.pop("seed"), "seed = "),
+    ],
+)
+def test_a_manifest_that_is_not_one_says_file_key_and_value(tmp_path, change, message):
+    make(tmp_path)
+    path = tmp_path / "manifest.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=r"^.*$") as caught:
+        read_manifest(tmp_path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_no_manifest_means_no_data_set(tmp_path):
+    with pytest.raises(ValueError, match="no manifest: an incomplete data set or none"):
+        read_manifest(tmp_path)
+    with pytest.raises(ValueError, match="no manifest: the folder does not exist"):
+        read_manifest(tmp_path / "absent")
+    assert len(verify(tmp_path, deep=False)) == 1
+    (tmp_path / "manifest.json").write_text('{"version": 1, "wor')
+    with pytest.raises(ValueError, match=r"manifest\.json: expected JSON"):
+        read_manifest(tmp_path)
+
+
+def test_an_unknown_split_is_answered_with_the_splits(root):
+    with pytest.raises(ValueError, match="no split 'valid'; splits: train"):
+        ShardReader(root, "valid")
