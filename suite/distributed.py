@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-ABORT_TIMEOUT = timedelta(minutes=30)
+TIMEOUT = timedelta(minutes=30)  # of a collective: longer than any staging or evaluation another rank may still be in
 
 
 @dataclass(frozen=True)
@@ -293,13 +293,7 @@ class World:
         if self.size == 1 or dist.is_initialized():
             return
         address = self.broadcast(f"tcp://{_address()}:{_free_port()}" if self.is_first else None)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method=address,
-            rank=self.rank,
-            world_size=self.size,
-            timeout=ABORT_TIMEOUT,
-        )
+        _init(device.type == "cuda", address, self.rank, self.size)
 
 
 def _connect(launch: Launch) -> Transport:
@@ -314,7 +308,7 @@ def _connect(launch: Launch) -> Transport:
 
 def _rendezvous(launch: Launch) -> None:
     """torch.distributed from the environment alone: torchrun's variables, or the node list and job id of Slurm."""
-    import torch.distributed as dist
+    import torch
 
     env = os.environ
     if launch.launcher == "torchrun":
@@ -329,9 +323,14 @@ def _rendezvous(launch: Launch) -> None:
             f"{launch.launcher} started {launch.size} ranks, but mpi4py sees a world of one: "
             "mpi4py and the launcher belong to different MPIs (`mlhpc doctor` shows both)"
         )
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://{address}:{port}", rank=launch.rank, world_size=launch.size, timeout=ABORT_TIMEOUT
-    )
+    _init(torch.cuda.is_available(), f"tcp://{address}:{port}", launch.rank, launch.size)
+
+
+def _init(cuda: bool, address: str, rank: int, size: int) -> None:
+    import torch.distributed as dist
+
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=TIMEOUT)
 
 
 def first_node(nodelist: str) -> str:
@@ -355,7 +354,3 @@ def _free_port() -> int:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
-
-def node_shard(items: Sequence[Any], position: int, count: int) -> Sequence[Any]:
-    """Every ``count``-th item from ``position`` on."""
-    return items[position::count]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,7 +39,10 @@ from suite.timing import (
     HostClock,
     PhaseTimer,
 )
-from suite.workload import Batch, Dataset, Optimization, Workload
+from suite.workload import Dataset, Optimization, Workload
+
+if TYPE_CHECKING:
+    from suite.workload import Batch
 
 STOP_CHECK_INTERVAL_S = 1.0
 
@@ -73,8 +76,10 @@ class Trainer:
     seed: int
     stop_signal: Callable[[], str | None]
     save: Callable[[Position], None]
+    say: Callable[[str], None]
 
     def __post_init__(self) -> None:
+        self._throughput = 0.0
         self.timer = PhaseTimer(device_clock(self.device))
         self.wrapped = wrap(self.model, self.world, self.device, self.timer)
 
@@ -130,7 +135,8 @@ class Trainer:
             self.timer.mark(OTHER)
         seconds = time.perf_counter() - begin
         samples = (steps - first_step) * self.config.global_batch_size
-        self.log.event(mllog.TRACKED_STATS, {"throughput": samples / seconds}, metadata={"epoch_num": epoch})
+        self._throughput = samples / seconds
+        self.log.event(mllog.TRACKED_STATS, {"throughput": self._throughput}, metadata={"epoch_num": epoch})
         mean = {name: value / self.world.size for name, value in self.world.sum(totals).items()}
         self.log.event(mllog.RANK_PHASES, mean, metadata={"epoch_num": epoch, "steps": steps - first_step})
         return None
@@ -186,6 +192,10 @@ class Trainer:
         if math.isfinite(value):  # MLCommons' engine cannot compare text or null with the target
             self.log.event(self.size_card.metric, value, metadata={"epoch_num": epoch, "metrics": metrics})
         self.log.stop(mllog.EVAL, metadata={"epoch_num": epoch, "duration_s": seconds})
+        self.say(
+            f"epoch {epoch}: {self.size_card.metric_name} {value:.4f} (target {self.size_card.threshold:g}), "
+            f"{self._throughput:,.0f} samples/s"
+        )
         return value
 
     def _to_device(self, batch: Batch) -> Batch:
@@ -294,7 +304,6 @@ def wrap(model: nn.Module, world: World, device: torch.device, timer: PhaseTimer
     parallel = DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
-        broadcast_buffers=False,
         gradient_as_bucket_view=True,
     )
     parallel.register_comm_hook(timer, _timed_all_reduce)
@@ -314,6 +323,10 @@ def _timed_all_reduce(timer: PhaseTimer, bucket: dist.GradBucket) -> torch.futur
         return finished.value()[0]
 
     return future.then(done)  # type: ignore[no-any-return]
+
+
+# DDP compares the hook's annotations with its types by identity; with postponed evaluation they would be text
+_timed_all_reduce.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
 
 
 def device_clock(device: torch.device) -> Clock:

@@ -22,13 +22,13 @@ import torch
 from suite import RULESET, VERSION, mllog
 from suite.checkpoint import Position, load_checkpoint, save_checkpoint
 from suite.config import RunConfig
-from suite.distributed import World, node_name
+from suite.distributed import World
 from suite.facts import write_facts
 from suite.mllog import EventLog
 from suite.run_folder import RunFolder
 from suite.sampling import check_batch, steps_per_epoch
 from suite.shards import MANIFEST_NAME, Manifest, read_manifest
-from suite.staging import StagingReport, stage
+from suite.staging import StagingReport, own_world, stage
 from suite.train import Outcome, Trainer
 from suite.workload import Dataset, Descriptor, Workload
 
@@ -145,6 +145,7 @@ class _Trial:
         log.event(mllog.CACHE_STATE, cache_state["state"], metadata=cache_state)
         log.start(mllog.INIT)
         log.event(mllog.CACHE_CLEAR, cache_state["state"] == "dropped")
+        world.init_torch(self.device)
         seed = world.broadcast(draw_seed(base_seed, self.trial) if world.is_first else None)
         torch.manual_seed(seed)
         workload = self.descriptor.load()(config)
@@ -275,8 +276,7 @@ class _Data:
         self._report: StagingReport | None = None
         self._error: Exception | None = None
         self.staged_s = 0.0
-        # Staging in the background needs a communicator of its own, made where all ranks are at the same line
-        self._peers = world.peers.split(0)
+        self._staging_world = own_world(world)
 
     def open_or_stage(self) -> None:
         """Stage now if the config says so and not in the background; either way both splits open or fail here."""
@@ -332,8 +332,8 @@ class _Data:
     def _stage(self) -> None:
         directory = self._config.staging.directory
         assert directory is not None
-        target = Path(str(directory).replace("{node}", node_name()).replace("{trial}", str(self._trial)))
-        self._report = stage(self._source, target, self._world, peers=self._peers)
+        place = Path(str(directory).replace("{trial}", str(self._trial)))
+        self._report = stage(self._source, place, self._staging_world)
 
     def _stage_guarded(self) -> None:
         try:
@@ -346,8 +346,7 @@ class _Data:
         assert report is not None
         self._root = report.root
         self._log.stop(mllog.STAGING, metadata={"staging_duration": report.seconds})
-        stats = {key: value for key, value in asdict(report).items() if key != "root"}
-        self._log.event(mllog.STAGING_STATS, stats | {"overlapped": overlapped})
+        self._log.event(mllog.STAGING_STATS, report.stats(overlapped=overlapped))
 
 
 def threads_per_rank(world: World) -> int:

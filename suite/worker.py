@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -81,6 +82,7 @@ def _keep_traceback(output: Path, trial: int, world: World) -> str:
 
 def _end(world: World, output: Path, trial: int, text: str, code: int) -> int:
     """Say one line, then end every rank: rank 0 speaks for an error all ranks share and gets a moment to do so."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may answer the first rank's end with it
     where = "" if world.size == 1 else f" [rank {world.rank} on {node_name()}]"
     if world.is_first:
         print(f"mlhpc: {output} trial {trial}: {text}{where}", file=sys.stderr, flush=True)

@@ -1,0 +1,160 @@
+"""A workload of one matrix: y = W x on noise-free data, in the real sharded form, for tests of the harness."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from suite.card import Card, OfficialRules, SizeCard
+from suite.config import RunConfig
+from suite.shards import Manifest, ShardReader, shard_path, write_manifest, write_shard
+from suite.workload import Descriptor, Hyperparameters, Optimization, Work
+
+TRAIN, VALIDATION, WIDTH = 128, 37, 6
+
+
+class ToyConfig(Hyperparameters):
+    base_learning_rate: float = Field(0.2, gt=0)
+    dropout: float = 0.0
+    target: float = 0.02
+
+
+class ToyDescriptor(Descriptor):
+    def card(self) -> Card:  # type: ignore[override]
+        return toy_card()
+
+
+def toy_card(threshold: float = 0.02) -> Card:
+    size = SizeCard(
+        description="toy",
+        metric="eval_error",
+        metric_name="val MAE",
+        threshold=threshold,
+        direction="min",
+        required_runs=3,
+        train_samples=TRAIN,
+        eval_samples=VALIDATION,
+        model_parameters=WIDTH * WIDTH,
+        forward_flops_per_sample=2.0 * WIDTH**2,
+        training_flops_per_sample=6.0 * WIDTH**2,
+        sample_bytes=8 * WIDTH,
+        official=OfficialRules(benchmark="cosmoflow", threshold=0.124, identical=False, required_runs=10),
+        constraints={},
+    )
+    return Card(
+        version=1,
+        workload="toy",
+        mlperf_name="cosmoflow",
+        title="Toy",
+        domain="tests",
+        reference="none",
+        sizes={"smoke": size},
+    )
+
+
+class ToyData:
+    def __init__(self, root: Path, split: str) -> None:
+        self._reader = ShardReader(root, split)
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def load(self, indices: Sequence[int], *, seed: int, epoch: int) -> dict[str, Tensor]:
+        return {name: torch.from_numpy(array) for name, array in self._reader.read(indices).items()}
+
+
+class Toy:
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+
+    def dataset(self, split: str, root: Path) -> ToyData:
+        return ToyData(root, split)
+
+    def build_model(self, world: object) -> nn.Module:
+        dropout = self.config.hyperparameters.dropout
+        return nn.Sequential(nn.Dropout(dropout), nn.Linear(WIDTH, WIDTH, bias=False))
+
+    def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
+        rate = self.config.hyperparameters.base_learning_rate
+        return Optimization(torch.optim.SGD(model.parameters(), momentum=0.9), lambda step, epoch: rate / epoch)
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return nn.functional.mse_loss(model(batch["x"]), batch["y"])
+
+    def eval_stats(self, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        error = (model(batch["x"]) - batch["y"]).abs().double()
+        return {"error": error.mean(dim=1).sum(), "count": torch.tensor(float(len(error)), dtype=torch.float64)}
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        return {"eval_error": totals["error"] / totals["count"], "counted": totals["count"]}
+
+    def hyperparameters(self) -> dict[str, Any]:
+        return {"global_batch_size": self.config.global_batch_size, "opt_name": "sgd"}
+
+    def work(self) -> Work:
+        return Work(6.0 * WIDTH**2, 6.0 * WIDTH**2, 24.0 * WIDTH)
+
+    def baselines(self, root: Path) -> dict[str, float]:
+        return {"zero": 1.0}
+
+
+DESCRIPTOR = ToyDescriptor("toy", Path(__file__).parent, ToyConfig, f"{__name__}:Toy", __name__)
+
+
+def generate(root: Path) -> Manifest:
+    rng = np.random.default_rng(7)
+    matrix = rng.normal(size=(WIDTH, WIDTH)).astype(np.float32)
+    splits = {}
+    for split, n in (("train", TRAIN), ("validation", VALIDATION)):
+        x = rng.normal(size=(n, WIDTH)).astype(np.float32)
+        splits[split] = (write_shard(shard_path(root, split, 0), {"x": x, "y": x @ matrix.T}),)
+    manifest = Manifest(workload="toy", size="smoke", seed=7, generator={}, splits=splits)
+    write_manifest(root, manifest)
+    return manifest
+
+
+def toy_config(data: Path, **changes: Any) -> RunConfig:
+    base: dict[str, Any] = {
+        "workload": "toy",
+        "size": "smoke",
+        "global_batch_size": 8,
+        "max_epochs": 12,
+        "data": data,
+        "window_steps": 4,
+        "hyperparameters": ToyConfig(**changes.pop("hyperparameters", {})),
+    }
+    return RunConfig.model_validate(base | changes)
+
+
+def main(argv: Sequence[str]) -> int:
+    """`toy.py DATA RUN TRIAL SEED [key=value ...] [resume]`: a worker of the toy in the world it was started in."""
+    import time
+
+    import yaml
+
+    from suite.worker import work
+
+    data, run, trial, seed, *rest = argv
+    changes: dict[str, Any] = {}
+    for text in rest:
+        if "=" in text:
+            key, value = text.split("=", 1)
+            section, _, name = key.rpartition(".")
+            (changes.setdefault(section, {}) if section else changes)[name] = yaml.safe_load(value)
+    config = toy_config(Path(data), **changes)
+    return work(
+        DESCRIPTOR, config, Path(run), int(trial), 3, int(seed), "strong", "resume" in rest, first_line=time.perf_counter()
+    )
+
+
+if __name__ == "__main__":
+    sys.modules["toy"] = sys.modules["__main__"]
+    DESCRIPTOR = ToyDescriptor("toy", Path(__file__).parent, ToyConfig, "toy:Toy", "toy")
+    sys.exit(main(sys.argv[1:]))
