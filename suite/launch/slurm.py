@@ -1,0 +1,236 @@
+"""Slurm: the launcher block of a system file, and the text of the job script made from it. No process is started here.
+
+The script is bash that a person can read, edit and give to sbatch without this package's `submit`; it calls srun with the
+worker (docs/architecture.md) and needs neither root, scontrol, sacct, pmix, ssh nor a container.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+import suite
+from suite.yaml_source import YamlSource, first_error, unknown_key
+
+TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+def time_limit_s(text: str) -> int:
+    """Seconds of a Slurm time limit: minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s. ValueError otherwise."""
+    match = TIME_LIMIT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"time limit {text!r}: expected minutes, h:mm:ss or d-hh:mm:ss")
+    days, *rest = (None if part is None else int(part) for part in match.groups())
+    first, second, third = rest
+    assert first is not None
+    if days is not None:
+        return ((days * 24 + first) * 60 + (second or 0)) * 60 + (third or 0)
+    if third is not None:
+        return (first * 60 + (second or 0)) * 60 + third
+    return first * 60 + (second or 0)
+
+
+def _one_line(text: str) -> str:
+    if "\n" in text or not text.strip():
+        raise ValueError("expected one line of text")
+    return text
+
+
+def _word(text: str) -> str:
+    if not re.fullmatch(r"[^\s\"'`$\\#;&|<>()]+", text):
+        raise ValueError("expected one word without shell characters")
+    return text
+
+
+def _time_limit(text: str) -> str:
+    time_limit_s(text)
+    return text
+
+
+Line = Annotated[str, AfterValidator(_one_line)]
+Word = Annotated[str, AfterValidator(_word)]
+TimeLimit = Annotated[str, AfterValidator(_time_limit)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Container(_Section):
+    """How the worker's Python is wrapped. Paths and the image may use variables of the job."""
+
+    runtime: Literal["none", "apptainer", "pyxis"] = "none"
+    image: Line | None = None
+    mounts: tuple[Line, ...] = Field((), description="host:container paths; run folder, data and code must be visible")
+    options: tuple[Line, ...] = Field((), description="more options of `apptainer exec`, or of srun for pyxis")
+
+    @model_validator(mode="after")
+    def _has_image(self) -> Container:
+        if (self.runtime == "none") != (self.image is None):
+            raise ValueError("runtime and image belong together: give both, or neither")
+        return self
+
+
+class Launcher(_Section):
+    """The launcher block of ``submissions/systems/<system>.yaml``: what a site's Slurm needs. Meaning: example.yaml."""
+
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Line | None = None
+    max_nodes: int | None = Field(None, ge=1, description="nodes of the partition; more are refused before sbatch")
+    ranks_per_node: int = Field(1, ge=1)
+    cpus_per_task: int = Field(1, ge=1)
+    gpus_per_node: int = Field(0, ge=0)
+    exclusive: bool = True
+    time_limit: TimeLimit = "01:00:00"
+    signal_margin_s: int = Field(120, ge=1, description="seconds before the time limit at which ranks save and stop")
+    requeue: bool = Field(False, description="the site allows `scontrol requeue` from inside a job")
+    mpi: Word = Field("pmi2", description="srun --mpi=; `srun --mpi=list` shows the site's")
+    sbatch_options: tuple[Line, ...] = ()
+    srun_options: tuple[Line, ...] = ()
+    modules: tuple[Word, ...] = ()
+    environment: Mapping[str, str] = {}
+    python: Line | None = Field(None, description="interpreter; default: the one that submits, python3 in a container")
+    container: Container = Container()
+    scratch: Line | None = Field(None, description="TMPDIR of the ranks")
+    staging_directory: Line | None = Field(None, description="node-local; {node} becomes the node's name")
+    cache_drop_command: Line | None = Field(
+        None, description="run once per node before each trial; its exit code is logged"
+    )
+    flops_per_s_per_rank: float | None = Field(None, gt=0, description="stated rate for the estimate of `--dry-run`")
+
+
+class SystemFile(_Section):
+    """A system file. ``description`` belongs to suite.system."""
+
+    name: Line
+    description: dict[str, Any] = {}
+    launcher: Launcher = Launcher()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job: R scored runs one after another, or M instances at once (throughput mode) on M times the nodes.
+
+    ``run`` None leaves the run folder to the script (runs/<workload>-<size>-<job id>); ``config`` is a shipped config's
+    name or a file as the compute nodes see it; ``nodes`` are those of one trial.
+    """
+
+    workload: str
+    size: str
+    config: str
+    system: str
+    launcher: Launcher
+    nodes: int
+    ranks_per_node: int
+    runs: int = 1
+    instances: int = 1
+    array: bool = False
+    seed: int | None = None
+    run: str | None = None
+    python: str = "python3"
+    time_limit: str = "01:00:00"
+    output: str = "%x-%j.out"
+
+    def __post_init__(self) -> None:
+        if self.instances > 1 and (self.array or self.runs > 1):
+            raise ValueError("--instances cannot be combined with --runs or --array: each instance is one scored run")
+        if self.launcher.max_nodes is not None and self.total_nodes > self.launcher.max_nodes:
+            raise ValueError(
+                f"{self.total_nodes} nodes asked for; {self.system} has {self.launcher.max_nodes} (launcher.max_nodes)"
+            )
+
+    @property
+    def mode(self) -> Literal["strong", "weak"]:
+        """``weak`` is throughput mode."""
+        return "weak" if self.instances > 1 else "strong"
+
+    @property
+    def trials(self) -> int:
+        """Scored runs of the job."""
+        return max(self.runs, self.instances)
+
+    @property
+    def total_nodes(self) -> int:
+        """Nodes of the allocation."""
+        return self.nodes * self.instances
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of one trial."""
+        return self.nodes * self.ranks_per_node
+
+
+def sbatch_script(job: Job) -> str:
+    """The job script."""
+    return _TEMPLATES.get_template("job.sbatch.j2").render(job=job, launcher=job.launcher, VERSION=suite.VERSION)
+
+
+def find_system(name: str) -> Path:
+    """The file of a system: a path, or a name under submissions/systems here or beside the suite. ValueError lists names."""
+    path = Path(name)
+    if path.suffix in {".yaml", ".yml"}:
+        return path
+    folders = [Path("submissions/systems"), Path(suite.__file__).parents[1] / "submissions" / "systems"]
+    for folder in folders:
+        if (folder / f"{name}.yaml").exists():
+            return folder / f"{name}.yaml"
+    names = sorted({found.stem for folder in folders for found in folder.glob("*.yaml")})
+    raise ValueError(f"unknown system {name!r}; systems: {', '.join(names)}; or a path to a .yaml file")
+
+
+def read_system(path: Path) -> SystemFile:
+    """Read a system file. ValueError says file, line, value and what was expected."""
+    source = YamlSource.read(path)
+    try:
+        return SystemFile.model_validate(source.data)
+    except ValidationError as error:
+        raise ValueError(_explain(error, source)) from None
+
+
+def _explain(error: ValidationError, source: YamlSource) -> str:
+    item = error.errors()[0]
+    key = tuple(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        section: type[BaseModel] = {(): SystemFile, ("launcher",): Launcher}.get(key[:-1], Container)
+        return f"{source.where(*key)}: {unknown_key(section, key[-1])}"
+    return first_error(error, source)
+
+
+def _directive(text: str) -> str:
+    """A value in an #SBATCH line, where sbatch knows double quotes and no variables."""
+    return f'"{text}"' if re.search(r"[\s&|]", text) else text
+
+
+def _inside_quotes(text: str) -> str:
+    """Text between double quotes of bash: variables stay variables, everything else stays text."""
+    return re.sub(r'(["`\\])', r"\\\1", text)
+
+
+def _default(text: str) -> str:
+    """Text as the default of "${NAME:=...}"."""
+    return _inside_quotes(text).replace("}", r"\}")
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("suite.launch"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    autoescape=False,  # noqa: S701  bash, not HTML; values are escaped by the filters below
+)
+_TEMPLATES.filters.update(
+    directive=_directive,
+    inside_quotes=_inside_quotes,
+    default_text=_default,
+    quote=shlex.quote,
+)

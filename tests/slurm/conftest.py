@@ -1,0 +1,182 @@
+"""A real Slurm of two nodes on this machine, for the session: own ports, own munge, own folder; stopped by its pid files.
+
+The nodes share this machine's cores: they prove placement, limits and failure handling, never timing.
+"""
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scancel", "squeue")
+INSTALL = "apt-get install -y slurm-wlm munge"
+
+SLURM_CONF = """\
+ClusterName=mlhpc
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={root}/munge.socket
+CredType=cred/munge
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool/%n
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmdPidFile={root}/%n.pid
+SlurmctldLogFile={root}/slurmctld.log
+SlurmdLogFile={root}/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+ReturnToService=2
+SchedulerType=sched/backfill
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SlurmdParameters=config_overrides
+KillWait=5
+NodeName=node[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=2 RealMemory=4000 State=UNKNOWN
+PartitionName=batch Nodes=node[1-2] Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
+"""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running Slurm. Commands run with its configuration and without any other Slurm's variables."""
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        foreign = ("SLURM_", "SBATCH_", "PMI_", "MLHPC_", "OMP_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        return kept | {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def call(self, *command: str, cwd: Path = ROOT, **variables: str) -> str:
+        """Standard output of a command that must succeed."""
+        done = subprocess.run(
+            command, cwd=cwd, env=self.environment | variables, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def sbatch(self, script: Path, *options: str, exports: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
+        """Submit a script and return the job id. ``exports`` go through the environment, as a person would export them."""
+        return self.call("sbatch", "--parsable", *options, str(script), cwd=cwd, **(exports or {})).strip()
+
+    def state(self, job: str) -> str:
+        """The job's state as squeue or scontrol says, for example RUNNING."""
+        text = self.call("scontrol", "show", "job", job)
+        return text.partition("JobState=")[2].split()[0]
+
+    def wait(self, job: str, *, timeout_s: float = 120) -> str:
+        """Wait until the job has ended and its script is gone; its last state."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            state = self.state(job)
+            if state not in {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"}:
+                return state
+            time.sleep(0.3)
+        self.call("scancel", job)
+        raise AssertionError(f"job {job} still {state} after {timeout_s} s")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes, node1 and node2, idle."""
+    missing = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+    if missing:
+        pytest.skip(f"no {', '.join(missing)} on this machine; as root: {INSTALL}")
+    os.environ["PATH"] = _path()
+    with running_cluster() as started:
+        yield started
+
+
+@contextmanager
+def running_cluster() -> Iterator[Cluster]:
+    """Start a cluster in a new folder under /tmp (unix socket names are short), stop it and remove the folder."""
+    folder = Path(tempfile.mkdtemp(prefix="mlhpc-slurm-", dir="/tmp"))
+    folder.chmod(0o755)
+    cluster = Cluster(folder)
+    with ExitStack() as cleanup:
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        user, host = pwd.getpwuid(os.getuid()).pw_name, socket.gethostname().partition(".")[0]
+        (folder / "slurm.conf").write_text(SLURM_CONF.format(root=folder, user=user, host=host, ports=_free_ports()))
+        for name in ("state", "spool/node1", "spool/node2"):
+            (folder / name).mkdir(parents=True)
+        (folder / "munge.key").write_bytes(os.urandom(1024))
+        (folder / "munge.key").chmod(0o400)
+        for pid_file in ("munged.pid", "slurmctld.pid", "node1.pid", "node2.pid"):  # stopped in the reverse order
+            cleanup.callback(_stop, folder / pid_file)
+        files = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munged.pid", "log-file": "munged.log"}
+        options = [f"--{name}={folder / file}" for name, file in files.items()]
+        cluster.call("munged", "--force", *options, f"--seed-file={folder / 'munged.seed'}")
+        cluster.call("slurmctld", "-i")
+        for node in ("node1", "node2"):
+            cluster.call("slurmd", "-N", node)
+        _wait_until_idle(cluster)
+        yield cluster
+        subprocess.run(["scancel", "--user", user], env=cluster.environment, timeout=30)
+
+
+def _path() -> str:
+    return f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
+
+
+def _free_ports() -> list[int]:
+    """One port for slurmctld and two consecutive ones for the nodes."""
+    for base in range(17800 + os.getpid() % 1000, 30000, 7):
+        probes = [socket.socket() for _ in range(3)]
+        try:
+            for offset, probe in enumerate(probes):
+                probe.bind(("127.0.0.1", base + offset))
+        except OSError:
+            continue
+        finally:
+            for probe in probes:
+                probe.close()
+        return [base, base + 1, base + 2]
+    raise AssertionError("no three free ports in a row")
+
+
+def _wait_until_idle(cluster: Cluster) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        done = subprocess.run(
+            ["sinfo", "--noheader", "-o", "%T %D"], env=cluster.environment, capture_output=True, text=True, timeout=30
+        )
+        if done.stdout.split() == ["idle", "2"]:
+            return
+        time.sleep(0.2)
+    logs = "\n".join(path.read_text()[-2000:] for path in sorted(cluster.folder.glob("*.log")))
+    raise AssertionError(f"the two nodes are not idle after 30 s: {done.stdout}{done.stderr}\n{logs}")
+
+
+def _stop(pid_file: Path) -> None:
+    """SIGTERM to the process of a pid file, then SIGKILL after 10 s. A daemon that never started has no file."""
+    try:
+        pid = int(pid_file.read_text())
+        os.kill(pid, signal.SIGTERM)
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        return
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
