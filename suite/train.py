@@ -89,10 +89,10 @@ class Trainer:
         for epoch in range(start.epoch, self.config.max_epochs + 1):
             first_step = start.step if epoch == start.epoch else 0
             self.log.start(mllog.EPOCH, metadata={"epoch_num": epoch})
-            stopped = self._train_epoch(epoch, first_step, watch)
+            stopped = self.train_epoch(epoch, first_step, watch)
             if stopped is not None:
                 return stopped
-            value = self._evaluate_epoch(epoch)
+            value = self.evaluate_epoch(epoch)
             self.log.stop(mllog.EPOCH, metadata={"epoch_num": epoch})
             if not math.isfinite(value):
                 return Outcome(False, f"diverged: {self.size_card.metric_name} is {value} after epoch {epoch}")
@@ -105,7 +105,7 @@ class Trainer:
                 self.log.event(mllog.CHECKPOINT, metadata={"epoch_num": epoch, "next_step": 0})
         return Outcome(False, f"target not reached in {self.config.max_epochs} epochs")
 
-    def _train_epoch(self, epoch: int, first_step: int, watch: StopWatch) -> Outcome | None:
+    def train_epoch(self, epoch: int, first_step: int, watch: StopWatch) -> Outcome | None:
         """One pass over the training data; an Outcome only if it was cut short."""
         data = self.train_data(epoch)
         steps = steps_per_epoch(len(data), self.config.global_batch_size)
@@ -181,7 +181,8 @@ class Trainer:
         self.log.event(mllog.CHECKPOINT, metadata={"epoch_num": epoch, "next_step": next_step})
         return Outcome(False, f"stopped by {reason} in epoch {epoch}, before step {next_step}", interrupted=True)
 
-    def _evaluate_epoch(self, epoch: int) -> float:
+    def evaluate_epoch(self, epoch: int) -> float:
+        """Evaluate and log; the card's metric."""
         self.log.start(mllog.EVAL, metadata={"epoch_num": epoch})
         begin = time.perf_counter()
         metrics = evaluate(

@@ -35,6 +35,7 @@ from suite.workload import Dataset, Descriptor, Workload
 REACHED, MISSED, STOPPED = 0, 1, 3  # exit codes of a worker (2: usage)
 SEED_BITS = 31
 COLD_BY_SIZE_FACTOR = 5  # data over memory from which no cache can hold it (rule of MLPerf Storage)
+SHAPING = {"workload", "size", "global_batch_size", "precision", "channels_last", "compile", "hyperparameters"}
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
@@ -210,8 +211,8 @@ class _Trial:
         return outcome
 
     def _identity(self) -> dict[str, Any]:
-        """What must be equal for a checkpoint to continue: the config as it shapes training, and the data."""
-        shaping = self.config.model_dump(mode="json", exclude={"data", "staging", "submission", "cache_drop_command"})
+        """What must be equal for a checkpoint to continue: the data, and of the config what shapes the losses."""
+        shaping = self.config.model_dump(mode="json", include=SHAPING)
         return {"config": shaping, "data_manifest": self.manifest.sha256, "suite_version": VERSION}
 
     def _log_facts(self, workload: Workload, seed: int, parameters: int) -> None:

@@ -1,0 +1,226 @@
+"""The harness on real MPI worlds, with a toy workload: convergence, phases, stopping, resuming, dying."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.mllog import Log, read_events
+from suite.timing import PHASES
+
+HERE = Path(__file__).parent
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+ENV = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sys.path.insert(0, str(HERE))
+    import toy
+
+    root = tmp_path_factory.mktemp("toy") / "data"
+    toy.generate(root)
+    return root
+
+
+def command(data: Path, run: Path, trial: int, *rest: str, ranks: int = 1) -> list[str]:
+    worker = [sys.executable, str(HERE / "toy.py"), str(data), str(run), str(trial), "11", *rest]
+    return ([str(MPIEXEC), "-n", str(ranks)] if ranks > 1 else []) + worker
+
+
+def run(data: Path, folder: Path, *rest: str, trial: int = 0, ranks: int = 1, code: int = 0) -> Log:
+    done = subprocess.run(
+        command(data, folder, trial, *rest, ranks=ranks), env=ENV, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return read_events(folder / f"result_{trial}.txt")
+
+
+def values(log: Log, key: str) -> list[Any]:
+    return [event.value for event in log.events if event.key == key]
+
+
+def windows(log: Log) -> dict[tuple[int, int], float]:
+    found = [event.metadata for event in log.events if event.key == "step_phases"]
+    return {(m["epoch_num"], m["first_step"]): m["loss"] for m in found}
+
+
+def stop(log: Log) -> dict[str, Any]:
+    (event,) = [event for event in log.events if event.key == "run_stop"]
+    return dict(event.metadata)
+
+
+def test_a_run_to_the_target_says_success_and_its_phases_sum_to_the_step(data: Path, tmp_path: Path) -> None:
+    log = run(data, tmp_path / "run", ranks=2)
+    assert not log.problems
+    assert stop(log)["status"] == "success"
+    assert values(log, "eval_error")[-1] <= 0.02 < values(log, "eval_error")[-2]
+    for phases in values(log, "step_phases"):
+        assert sum(phases[name] for name in PHASES) == pytest.approx(phases["step"], rel=1e-9)
+        assert phases["exposed_communication"] > 0
+        assert 0 <= phases["overlapped_communication"] <= phases["forward_backward"]
+    keys = [event.key for event in log.events]
+    order = ["cache_state", "init_start", "cache_clear", "seed", "train_samples", "init_stop", "run_start", "epoch_start"]
+    assert sorted(order, key=keys.index) == order
+    assert keys[-1] == "run_stop"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["workload"] == "toy"
+    assert list((tmp_path / "run" / "facts").iterdir())
+
+
+def test_ranks_do_not_change_the_losses_and_every_sample_counts_once(data: Path, tmp_path: Path) -> None:
+    logs = {n: run(data, tmp_path / f"run{n}", "window_steps=1", "max_epochs=2", ranks=n, code=1) for n in (1, 2, 4)}
+    counted = {n: [e.metadata["metrics"]["counted"] for e in log.events if e.key == "eval_error"] for n, log in logs.items()}
+    assert counted == {n: [37.0, 37.0] for n in logs}
+    one = values(logs[1], "rank_phases")
+    for n in (2, 4):
+        for phases, reference in zip(values(logs[n], "rank_phases"), one, strict=True):
+            assert phases["loss_sum"] == pytest.approx(reference["loss_sum"], rel=1e-5)
+        assert values(logs[n], "eval_error") == pytest.approx(values(logs[1], "eval_error"), rel=1e-5)
+
+
+def test_a_run_that_misses_the_target_is_aborted_with_exit_code_1(data: Path, tmp_path: Path) -> None:
+    log = run(data, tmp_path / "run", "max_epochs=1", code=1)
+    assert stop(log)["status"] == "aborted"
+    assert "not reached in 1 epochs" in stop(log)["reason"]
+
+
+def test_a_diverging_run_is_aborted_and_its_log_stays_valid_json(data: Path, tmp_path: Path) -> None:
+    log = run(data, tmp_path / "run", "hyperparameters.base_learning_rate=1e30", ranks=2, code=1)
+    assert not log.problems
+    assert stop(log)["status"] == "aborted"
+    assert "diverged" in stop(log)["reason"]
+
+
+def test_an_earlier_result_is_never_written_over(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path / "run", "max_epochs=1", code=1)
+    before = (tmp_path / "run" / "result_0.txt").read_bytes()
+    done = subprocess.run(
+        command(data, tmp_path / "run", 0, ranks=2), env=ENV, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "exists already" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "run" / "result_0.txt").read_bytes() == before
+
+
+def start_endless(data: Path, folder: Path, ranks: int, *rest: str) -> subprocess.Popen[str]:
+    """A run that cannot end by itself, and is well into training."""
+    process = subprocess.Popen(
+        command(data, folder, 0, "max_epochs=100000", "hyperparameters.base_learning_rate=1e-9", *rest, ranks=ranks),
+        env=ENV,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("epoch 3"):
+            return process
+    raise AssertionError("the run ended before its third epoch")
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[int]:
+    found = subprocess.run(["pgrep", "-f", str(HERE / "toy.py")], capture_output=True, text=True).stdout.split()
+    own = {process.pid}
+    return sorted(
+        int(pid)
+        for pid in found
+        if int(pid) not in own and b"mpiexec" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        and b"hydra" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sigterm_leaves_a_checkpoint_and_the_resumed_run_has_the_same_losses(
+    data: Path, tmp_path: Path, ranks: int
+) -> None:
+    folder, changes = tmp_path / "run", ("hyperparameters.dropout=0.3", "window_steps=1", "hyperparameters.target=0")
+    process = start_endless(data, folder, ranks, *changes)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 3
+    log = read_events(folder / "result_0.txt")
+    assert stop(log)["status"] == "aborted"
+    assert "stopped by SIGTERM" in stop(log)["reason"]
+    last_epoch, last_step = max(windows(log))
+    more = f"max_epochs={last_epoch + 1}"
+    same = ("max_epochs=100000", "hyperparameters.base_learning_rate=1e-9", *changes)
+    done = subprocess.run(
+        command(data, folder, 0, *same, more, "resume", ranks=ranks), env=ENV, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    resumed = read_events(folder / "resumed_0_1.txt")
+    assert len(values(resumed, "run_resumed")) == 1
+    whole = run(data, tmp_path / "whole", *same, more, ranks=ranks, code=1)
+    expected = {key: loss for key, loss in windows(whole).items() if key > (last_epoch, last_step)}
+    assert windows(resumed) == expected
+    assert windows(log) == {key: loss for key, loss in windows(whole).items() if key <= (last_epoch, last_step)}
+
+
+def test_a_rank_killed_in_the_middle_ends_the_run_in_seconds_and_its_log_parses(data: Path, tmp_path: Path) -> None:
+    process = start_endless(data, tmp_path / "run", 2)
+    pids = ranks_of(process)
+    assert len(pids) == 2
+    began = time.monotonic()
+    os.kill(pids[-1], signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert time.monotonic() - began < 15
+    assert process.returncode != 0
+    log = read_events(tmp_path / "run" / "result_0.txt")
+    assert not log.problems
+    assert "success" not in [event.metadata.get("status") for event in log.events if event.key == "run_stop"]
+    assert not ranks_of(process)
+
+
+def test_staging_in_the_background_counts_inside_the_run(data: Path, tmp_path: Path) -> None:
+    log = run(
+        data, tmp_path / "run", f"staging.directory={tmp_path}/local/{{node}}", "staging.overlap=true", ranks=2
+    )
+    keys = [event.key for event in log.events]
+    assert keys.index("run_start") < keys.index("staging_start") < keys.index("staging_stop") < keys.index("run_stop")
+    (stats,) = values(log, "staging_stats")
+    assert stats["overlapped"] is True
+    assert stats["bytes"] > 0
+
+
+def test_staging_before_the_run_is_outside_it_and_is_reused(data: Path, tmp_path: Path) -> None:
+    place = f"staging.directory={tmp_path}/local/{{node}}"
+    first = run(data, tmp_path / "run", place)
+    keys = [event.key for event in first.events]
+    assert keys.index("staging_stop") < keys.index("run_start")
+    again = run(data, tmp_path / "run", place, trial=1)
+    assert [values(log, "staging_stats")[0]["reused"] for log in (first, again)] == [False, True]
+
+
+def test_a_damaged_shard_is_one_line_that_names_the_file(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    shard = tmp_path / "data" / "train" / "shard_00000.h5"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    done = subprocess.run(
+        command(tmp_path / "data", tmp_path / "run", 0, ranks=2), env=ENV, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "shard_00000.h5" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_ones_that_do(data: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(data, tmp_path / "run", 0, "global_batch_size=7", ranks=2),
+        env=ENV,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "global_batch_size 7 cannot be split evenly over 2 ranks; nearest that can: 6, 8" in done.stderr
