@@ -1,0 +1,317 @@
+"""Rulesets: the data under rulesets/ with inheritance, and the benchmarks they judge by. It implements no rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from suite import RULESET
+from suite.card import Constraint, SizeCard, read_reference_points
+from suite.record import RunRecord, finite
+from suite.workload import Descriptor, descriptors
+
+FOLDER = Path(__file__).parent / "rulesets"
+Severity = Literal["error", "warning", "info"]
+
+
+class KeyRule(Constraint):
+    """A `Constraint` with what the published rulesets also ask of a value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    not_empty: bool = False
+    integer: bool = False
+    text_integer: bool = Field(False, description="an integer, also as text: OpenFold logs write seeds so")
+    truthy: bool = False
+    close_to: float | None = None
+    about: float | None = Field(None, description="a number within 1 %: further off is an error, less a warning")
+    length: int | None = None
+    length_at_least: int | None = None
+    each: KeyRule | None = Field(None, description="asked of a number or of every number of a list")
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with a value, as the end of a sentence; None if nothing is."""
+        if self.each is not None:
+            items = value if isinstance(value, list) and value else [value]
+            return next((text for item in items if (text := self.each.problem(item))), None)
+        checks = (self._kind(value), self._choice(value), self._bounds(value))
+        return next((text for text in checks if text), None)
+
+    def _kind(self, value: Any) -> str | None:
+        if self.not_empty and (not isinstance(value, str) or not value.strip()):
+            return "expected a text that is not empty"
+        if self.truthy and not value:
+            return "expected true"
+        if (self.integer or self.text_integer) and _integer(value, self.text_integer) is None:
+            return "expected an integer"
+        if self.length is not None and (not isinstance(value, list) or len(value) != self.length):
+            return f"expected a list of {self.length}"
+        if self.length_at_least is not None and not isinstance(value, list):
+            return "expected a list"
+        return None
+
+    def _choice(self, value: Any) -> str | None:
+        if self.equals is not None and not same(value, self.equals):
+            return f"expected {self.equals!r}"
+        if self.one_of is not None and not any(same(value, choice) for choice in self.one_of):
+            return f"expected one of {', '.join(map(repr, self.one_of))}"
+        return None
+
+    def _bounds(self, value: Any) -> str | None:
+        bounds = (
+            (self.at_least, ">=", lambda number, bound: number >= bound),
+            (self.greater_than, ">", lambda number, bound: number > bound),
+            (self.at_most, "<=", lambda number, bound: number <= bound),
+            (self.less_than, "<", lambda number, bound: number < bound),
+            (self.close_to, "=", lambda number, bound: math.isclose(number, bound)),
+            (self.about, "=", lambda number, bound: abs(number - bound) <= 0.01 * bound),
+        )
+        number = finite(_integer(value, self.text_integer)) if self.integer or self.text_integer else finite(value)
+        for bound, sign, holds in bounds:
+            if bound is not None and (number is None or not holds(number, bound)):
+                return f"expected a number {sign} {bound:g}"
+        return None
+
+
+class _When(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    key: str
+    equals: Any
+    closed: dict[str, KeyRule]
+
+
+class _BenchmarkData(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    metric: Literal["eval_error", "eval_accuracy"]
+    threshold: float
+    direction: Literal["min", "max"]
+    required_runs: int
+    epoch_counts_samples: bool = False
+    closed: dict[str, KeyRule] = {}
+    when: tuple[_When, ...] = ()
+    reference_points: dict[int, tuple[float, ...]] = {}
+
+
+class _RulesetData(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    version: Literal[1]
+    name: str
+    title: str
+    extends: str | None
+    reference: str
+    init_minutes: dict[Literal["closed", "open"], float]
+    staging_before_run: bool = False
+    cards: bool = Field(False, description="benchmarks come from the workloads' cards")
+    common: dict[str, KeyRule]
+    closed: dict[str, KeyRule]
+    open: dict[str, KeyRule]
+    benchmarks: dict[str, _BenchmarkData]
+    severity: dict[str, Severity | Literal["ignore"]]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark, at one size where sizes exist, as a ruleset judges it: a `suite.record.Target` and its keys."""
+
+    name: str
+    metric: str
+    threshold: float
+    direction: str
+    required_runs: int
+    size: str | None = None
+    workload: str | None = None
+    epoch_counts_samples: bool = False
+    closed: Mapping[str, KeyRule] = field(default_factory=dict)
+    when: tuple[_When, ...] = ()
+    reference_points: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    card: SizeCard | None = None
+
+    def reached(self, value: float) -> bool:
+        """True if ``value`` meets the target; an error of zero or an accuracy above one never does."""
+        if self.direction == "min":
+            return 0.0 < value <= self.threshold
+        return self.threshold <= value <= 1.0
+
+    @property
+    def target_text(self) -> str:
+        """The target for messages: ``eval_error <= 0.124``."""
+        return f"{self.metric} {'<=' if self.direction == 'min' else '>='} {self.threshold:g}"
+
+
+@dataclass(frozen=True)
+class Ruleset:
+    """A round's rules, inheritance resolved."""
+
+    data: _RulesetData
+
+    @property
+    def name(self) -> str:
+        """The name a user gives: 1.0.0 ... mlhpc-1.0."""
+        return self.data.name
+
+    @property
+    def foreign(self) -> bool:
+        """True for MLPerf HPC rounds, whose logs were written by others."""
+        return not self.data.cards
+
+    def severity(self, rule: str) -> Severity | None:
+        """How bad a finding of a rule is; None: not looked for."""
+        severity = self.data.severity[rule]
+        return None if severity == "ignore" else severity
+
+    def benchmark(self, name: str | None, size: str | None) -> Benchmark | None:
+        """The benchmark that a log names, among the known ones; None if none has that name and size."""
+        if self.data.cards:
+            return _card_benchmark(name, size) if name is not None and size is not None else None
+        entry = self.data.benchmarks.get(name) if name is not None else None
+        if entry is None or name is None:
+            return None
+        return Benchmark(
+            name,
+            entry.metric,
+            entry.threshold,
+            entry.direction,
+            entry.required_runs,
+            epoch_counts_samples=entry.epoch_counts_samples,
+            closed=entry.closed,
+            when=entry.when,
+            reference_points=entry.reference_points,
+        )
+
+    def benchmark_names(self) -> tuple[str, ...]:
+        """The names a log may give."""
+        if self.data.cards:
+            return tuple(sorted(item.card().mlperf_name for item in _descriptors().values()))
+        return tuple(self.data.benchmarks)
+
+    def keys(self, benchmark: Benchmark | None, division: str | None) -> dict[str, KeyRule]:
+        """What is asked of each key in a division."""
+        keys = dict(self.data.common)
+        keys |= self.data.open if division == "open" else self.data.closed
+        if benchmark is not None and division != "open":
+            keys |= benchmark.closed
+        if benchmark is not None:
+            keys.setdefault(benchmark.metric, KeyRule(count="at_least_one"))
+        return keys
+
+
+@cache
+def ruleset(name: str) -> Ruleset:
+    """A ruleset by name. ValueError names those there are."""
+    if name not in ruleset_names():
+        raise ValueError(f"unknown ruleset {name!r}; rulesets: {', '.join(ruleset_names())}")
+    try:
+        return Ruleset(_RulesetData.model_validate(_merged(name)))
+    except ValidationError as error:
+        raise AssertionError(f"{FOLDER / name}.yaml: {error}") from None
+
+
+@cache
+def ruleset_names() -> tuple[str, ...]:
+    """All rulesets, oldest first."""
+    return tuple(sorted((path.stem for path in FOLDER.glob("*.yaml")), key=lambda name: (name[0].isalpha(), name)))
+
+
+def guess_ruleset(record: RunRecord) -> str:
+    """The ruleset a log was made for: its own word if known, else MLPerf's round of its benchmark and its year."""
+    if record.ruleset in ruleset_names():
+        return str(record.ruleset)
+    if record.size is not None or record.ruleset is not None:
+        return RULESET
+    if record.benchmark == "openfold" or record.run_start_s is None:
+        return "3.0.0"
+    if record.run_start_s < _NEW_YEAR_2021:
+        return "0.7.0"
+    if record.run_start_s < _NEW_YEAR_2022:
+        return "1.0.0"
+    return "2.0.0" if record.run_start_s < _NEW_YEAR_2023 and record.staging_in_run is not False else "3.0.0"
+
+
+def same(value: Any, expected: Any) -> bool:
+    """Equality of JSON values that does not take true for 1, nor "32" for 32."""
+    if isinstance(value, bool) != isinstance(expected, bool):
+        return False
+    if isinstance(expected, float | int) and not isinstance(expected, bool):
+        return (number := finite(value)) is not None and number == expected
+    return type(value) is type(expected) and bool(value == expected)
+
+
+_NEW_YEAR_2021 = 1609459200.0
+_NEW_YEAR_2022 = 1640995200.0
+_NEW_YEAR_2023 = 1672531200.0
+
+
+def _merged(name: str) -> dict[str, Any]:
+    data: dict[str, Any] = yaml.load((FOLDER / f"{name}.yaml").read_text(), Loader=_LOADER)  # noqa: S506  a safe loader
+    parent = data["extends"]
+    return _over(_merged(parent), data) if parent else data
+
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _over(base: Any, change: Any) -> Any:
+    """``change`` over ``base``: mappings by key, null removes; a key's own rule is replaced as a whole."""
+    merged = dict(base)
+    for key, value in change.items():
+        if value is None and key != "extends":
+            merged.pop(key, None)
+        elif isinstance(value, dict) and isinstance(merged.get(key), dict) and key not in ("closed", "open", "common"):
+            merged[key] = _over(merged[key], value)
+        elif isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = {name: rule for name, rule in (merged[key] | value).items() if rule is not None}
+        else:
+            merged[key] = value
+    return merged
+
+
+@cache
+def _descriptors() -> dict[str, Descriptor]:
+    return descriptors()
+
+
+@cache
+def _card_benchmark(name: str, size: str) -> Benchmark | None:
+    for descriptor in _descriptors().values():
+        card = descriptor.card()
+        if card.mlperf_name == name and size in card.sizes:
+            return card_benchmark(descriptor, size)
+    return None
+
+
+def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
+    """The benchmark that a workload's card defines at one size."""
+    card = descriptor.card()
+    entry = card.size(size)
+    points = read_reference_points(descriptor.folder, size)
+    keys = {key: KeyRule.model_validate(rule.model_dump()) for key, rule in entry.constraints.items()}
+    keys["train_samples"] = KeyRule(equals=entry.train_samples)
+    keys["eval_samples"] = KeyRule(equals=entry.eval_samples)
+    return Benchmark(
+        card.mlperf_name,
+        entry.metric,
+        entry.threshold,
+        entry.direction,
+        entry.required_runs,
+        size=size,
+        workload=card.workload,
+        closed=keys,
+        reference_points={point.global_batch_size: point.epochs for point in points.points} if points else {},
+        card=entry,
+    )
+
+
+def _integer(value: Any, from_text: bool) -> int | None:
+    if from_text and isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
