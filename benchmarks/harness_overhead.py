@@ -1,0 +1,129 @@
+"""Step time through the harness over that of a bare PyTorch loop: same model, data and batches, interleaved blocks.
+
+    python benchmarks/harness_overhead.py [--size mini] [--blocks 24]           one rank
+    mpiexec -n 2 python benchmarks/harness_overhead.py                          two ranks, DDP in both loops
+
+Prints the ratio of each pair's geometric mean with its 95 % interval (t on log ratios). "inconclusive" when the interval
+holds the limit: it is printed, not passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from suite.config import load_config
+from suite.distributed import World
+from suite.mllog import EventLog
+from suite.sampling import train_batches
+from suite.train import StopWatch, Trainer
+from suite.trial import threads_per_rank
+from suite.workload import descriptor
+
+LIMIT = 1.01
+T_95 = {20: 2.093, 24: 2.069, 30: 2.045, 40: 2.023}  # two-sided 95 % Student quantiles for n pairs (n - 1 degrees)
+STEPS = 50
+
+
+class Head:
+    """The first samples of a data set: one block of steps."""
+
+    def __init__(self, data, n):
+        self._data, self._n = data, n
+
+    def __len__(self):
+        return self._n
+
+    def load(self, indices, *, seed, epoch):
+        return self._data.load(indices, seed=seed, epoch=epoch)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="mini")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--blocks", type=int, default=24, choices=sorted(T_95))
+    parser.add_argument("--global-batch-size", type=int, default=16)
+    args = parser.parse_args()
+    world = World.create()
+    torch.set_num_threads(threads_per_rank(world))
+    device = torch.device("cpu")
+    world.init_torch(device)
+    chosen = descriptor("cosmoflow")
+    config = load_config(chosen, args.size, [f"global_batch_size={args.global_batch_size}"])
+    workload = chosen.load()(config)
+    data = Head(workload.dataset("train", args.data or Path(f"data/cosmoflow-{args.size}")), STEPS * args.global_batch_size)
+    log = EventLog(Path(tempfile.mkdtemp()) / "log.txt" if world.is_first else None)
+
+    torch.manual_seed(1)
+    harness_model = workload.build_model(world)
+    torch.manual_seed(1)
+    bare_model = workload.build_model(world)
+    harness_optimization = workload.build_optimizer(harness_model, STEPS)
+    bare_optimization = workload.build_optimizer(bare_model, STEPS)
+    bare = DistributedDataParallel(bare_model, gradient_as_bucket_view=True) if world.size > 1 else bare_model
+    trainer = Trainer(
+        workload, config, chosen.card().size(args.size), world, device, harness_model, harness_optimization,
+        lambda epoch: data, lambda epoch: data, log, 1, lambda: None, lambda at: None, lambda text: None,
+    )  # fmt: skip
+    watch = StopWatch(world, lambda: None)
+
+    def harness_block(epoch: int) -> float:
+        begin = time.perf_counter()
+        trainer.train_epoch(epoch, 0, watch)
+        return time.perf_counter() - begin
+
+    def bare_block(epoch: int) -> float:
+        begin = time.perf_counter()
+        bare.train()
+        batches = train_batches(
+            len(data), config.global_batch_size, seed=1, epoch=epoch, rank=world.rank, size=world.size
+        )
+        for step, indices in enumerate(batches):
+            for group in bare_optimization.optimizer.param_groups:
+                group["lr"] = bare_optimization.learning_rate((epoch - 1) * STEPS + step, epoch)
+            batch = data.load(indices, seed=1, epoch=epoch)
+            bare_optimization.optimizer.zero_grad(set_to_none=True)
+            loss = workload.loss(bare, batch)
+            loss.backward()
+            bare_optimization.optimizer.step()
+        return time.perf_counter() - begin
+
+    for epoch in (1, 2):
+        harness_block(epoch), bare_block(epoch)
+    pairs = []
+    for block in range(args.blocks):
+        order = (harness_block, bare_block) if block % 2 else (bare_block, harness_block)
+        times = {}
+        for run in order:
+            world.barrier()
+            times[run] = run(block + 3)
+        pairs.append((times[harness_block], times[bare_block]))
+    if world.is_first:
+        report(pairs, world.size, args)
+    return 0
+
+
+def report(pairs, ranks, args) -> None:
+    logs = [math.log(h / b) for h, b in pairs]
+    mean, half = statistics.fmean(logs), T_95[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
+    low, ratio, high = (math.exp(x) for x in (mean - half, mean, mean + half))
+    verdict = "within the limit" if high <= LIMIT else "above the limit" if low > LIMIT else "inconclusive"
+    print(f"harness overhead, cosmoflow {args.size}, {ranks} rank(s), {torch.get_num_threads()} thread(s) each, "
+          f"{len(pairs)} interleaved pairs of {STEPS} steps, global batch {args.global_batch_size}")  # fmt: skip
+    for name, column in (("harness", 0), ("bare loop", 1)):
+        step_ms = [1e3 * pair[column] / STEPS for pair in pairs]
+        print(f"  {name:9s} step {statistics.median(step_ms):7.3f} ms median, {min(step_ms):.3f} min, {max(step_ms):.3f} max")
+    print(f"  ratio {ratio:.4f} [{low:.4f}, {high:.4f}] (95 %); limit {LIMIT}: {verdict}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
