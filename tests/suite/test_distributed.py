@@ -1,0 +1,46 @@
+"""Worlds: which launcher is believed, which node comes first, and what sums over ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from suite.distributed import Launch, World, detect, first_node
+
+
+@pytest.mark.parametrize(
+    ("environ", "launch"),
+    [
+        ({}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),  # the batch script itself, not a step
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, Launch("slurm", 3, 4)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, Launch("pmi", 1, 2)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}, Launch("openmpi", 0, 8)),
+        ({"RANK": "5", "WORLD_SIZE": "6", "PMI_RANK": "0", "PMI_SIZE": "1"}, Launch("torchrun", 5, 6)),
+        ({"RANK": "5"}, None),
+    ],
+)
+def test_the_innermost_launcher_is_believed(environ: dict[str, str], launch: Launch | None) -> None:
+    assert detect(environ) == launch
+
+
+@pytest.mark.parametrize("environ", [{"PMI_RANK": "x", "PMI_SIZE": "2"}, {"PMI_RANK": "2", "PMI_SIZE": "2"}])
+def test_impossible_ranks_are_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="PMI_RANK"):
+        detect(environ)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "first"),
+    [("node1", "node1"), ("node[1-2]", "node1"), ("nid[000012,000020-000031]", "nid000012"), ("a7,b[1-3]", "a7"), ("gpu-b-[03]", "gpu-b-03")],
+)
+def test_the_first_node_of_a_list_is_found_without_scontrol(nodelist: str, first: str) -> None:
+    assert first_node(nodelist) == first
+
+
+def test_one_process_is_a_world_of_its_own() -> None:
+    world = World.create(Launch("none", 0, 1))
+    assert (world.size, world.nodes, world.local_size, world.is_first) == (1, 1, 1, True)
+    assert world.sum({"a": 1.5, "b": 2.0}) == {"a": 1.5, "b": 2.0}
+    assert world.summary(3.0) == {"min": 3.0, "median": 3.0, "max": 3.0}
+    with pytest.raises(ValueError, match="broken"):
+        world.check_together(ValueError("broken"))

@@ -1,0 +1,51 @@
+"""Sampling: global batches do not depend on the ranks, evaluation meets every sample once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.sampling import check_batch, epoch_order, eval_batches, steps_per_epoch, train_batches
+
+
+@given(n=st.integers(8, 200), per_rank=st.integers(1, 4), size=st.sampled_from([1, 2, 4]), epoch=st.integers(1, 50))
+def test_the_ranks_together_have_the_global_batches_of_one_rank(n: int, per_rank: int, size: int, epoch: int) -> None:
+    batch = per_rank * 4
+    if n < batch:
+        return
+    alone = list(train_batches(n, batch, seed=3, epoch=epoch, rank=0, size=1))
+    shares = [list(train_batches(n, batch, seed=3, epoch=epoch, rank=rank, size=size)) for rank in range(size)]
+    assert len(alone) == steps_per_epoch(n, batch)
+    for step, whole in enumerate(alone):
+        assert sorted(np.concatenate([share[step] for share in shares])) == sorted(whole)
+        assert {len(share[step]) for share in shares} == {batch // size}
+
+
+@given(n=st.integers(0, 300), batch=st.integers(1, 70), size=st.integers(1, 9))
+def test_evaluation_meets_every_sample_exactly_once(n: int, batch: int, size: int) -> None:
+    met = [i for rank in range(size) for piece in eval_batches(n, batch, rank=rank, size=size) for i in piece]
+    assert sorted(met) == list(range(n))
+
+
+def test_epochs_and_seeds_give_different_orders_and_the_same_one_twice() -> None:
+    orders = [tuple(epoch_order(50, seed=s, epoch=e)) for s in (1, 2) for e in (1, 2)]
+    assert len(set(orders)) == 4
+    assert tuple(epoch_order(50, seed=1, epoch=1)) == orders[0]
+
+
+def test_a_resumed_epoch_continues_with_the_same_batches() -> None:
+    whole = [b.tolist() for b in train_batches(40, 8, seed=1, epoch=2, rank=1, size=2)]
+    rest = [b.tolist() for b in train_batches(40, 8, seed=1, epoch=2, rank=1, size=2, first_step=3)]
+    assert rest == whole[3:]
+
+
+def test_batches_that_cannot_be_split_are_refused_with_those_that_can() -> None:
+    check_batch(16, 4)
+    with pytest.raises(ValueError, match="16 cannot be split evenly over 6 ranks; nearest that can: 12, 18"):
+        check_batch(16, 6)
+    with pytest.raises(ValueError, match="nearest that can: 8"):
+        check_batch(4, 8)
+    with pytest.raises(ValueError, match="larger than the 5 training samples"):
+        steps_per_epoch(5, 8)
