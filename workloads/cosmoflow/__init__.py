@@ -1,0 +1,14 @@
+"""CosmoFlow: four cosmological parameters from the counts of dark matter particles by a 3-D CNN. No torch."""
+
+from pathlib import Path
+
+from suite.workload import Descriptor
+from workloads.cosmoflow.config import CosmoFlowConfig
+
+DESCRIPTOR = Descriptor(
+    name="cosmoflow",
+    folder=Path(__file__).parent,
+    hyperparameters=CosmoFlowConfig,
+    implementation="workloads.cosmoflow.workload:CosmoFlow",
+    generator="workloads.cosmoflow.generate",
+)

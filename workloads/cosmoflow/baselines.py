@@ -1,0 +1,104 @@
+"""What needs no network: the mean of the targets, and ridge regression on power spectra and one-point moments."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+
+from suite.shards import ShardReader
+
+MAX_TRAIN_VOXELS = 1 << 27  # bounds the time of the regressor: seconds at mini, a minute at small
+MIN_TRAIN_SAMPLES = 200  # fewer cannot fit the regression: then there is no spectral baseline
+BLOCK_VOXELS = 1 << 17
+RIDGE = 1e-3  # of the standardised features, per sample
+TINY = 1e-6  # variance of a channel in which no particle has left its voxel
+
+Floats = NDArray[np.floating[Any]]
+
+
+def baselines(root: Path) -> dict[str, float]:
+    """Mean absolute error over the validation split of ``train_mean`` and, where affordable, ``power_spectrum_ridge``.
+
+    The regressor sees at most `MAX_TRAIN_VOXELS` of the training split, evenly spaced samples.
+    """
+    train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
+    y_train, y_validation = _targets(train), _targets(validation)
+    results = {"train_mean": float(np.abs(y_validation - y_train.mean(axis=0)).mean())}
+    voxels = int(np.prod(train.read([0])["x"].shape[1:4]))
+    affordable = min(len(train), MAX_TRAIN_VOXELS // voxels)
+    if affordable >= MIN_TRAIN_SAMPLES:
+        chosen = np.linspace(0, len(train) - 1, affordable).astype(np.int64)
+        fit = ridge(_all_features(train, chosen), y_train[chosen])
+        predicted = fit(_all_features(validation, np.arange(len(validation))))
+        results["power_spectrum_ridge"] = float(np.abs(predicted.clip(-1, 1) - y_validation).mean())
+    return results
+
+
+def features(counts_NDHWC: NDArray[np.int16]) -> Floats:
+    """Per sample: log auto spectra, correlation coefficients of channels, moments of counts and of their logarithm."""
+    samples, n, *_, channels = counts_NDHWC.shape
+    x_NCV = np.ascontiguousarray(np.moveaxis(counts_NDHWC, -1, 1), dtype=np.float32).reshape(samples, channels, -1)
+    contrast = (x_NCV / x_NCV.mean(axis=2, keepdims=True) - 1).reshape(samples, channels, n, n, n)
+    modes = fft.rfftn(contrast, axes=(2, 3, 4)).reshape(samples, channels, -1)
+    real, imaginary = np.ascontiguousarray(modes.real), np.ascontiguousarray(modes.imag)
+    bins = _bins(n)
+    first, second = np.triu_indices(channels)
+    products = (real[:, i] * real[:, j] + imaginary[:, i] * imaginary[:, j] for i, j in zip(first, second, strict=True))
+    spectra = np.stack([product @ bins for product in products], axis=1)
+    auto = spectra[:, first == second] + TINY
+    cross = (spectra / np.sqrt(auto[:, first] * auto[:, second]))[:, first != second]
+    columns = [np.log(auto), cross, _moments(x_NCV), _moments(np.log1p(x_NCV))]
+    return np.concatenate([column.reshape(samples, -1) for column in columns], axis=1)
+
+
+def ridge(x: Floats, y: Floats) -> Any:
+    """A predictor ``f(x) -> y`` fitted on standardised features and their squares."""
+    mean, std = x.mean(axis=0), x.std(axis=0) + 1e-6
+
+    def expand(raw: Floats) -> Floats:
+        scaled = (raw - mean) / std
+        return np.concatenate([np.ones((len(raw), 1)), scaled, scaled**2 - 1], axis=1)
+
+    design = expand(x)
+    penalty = np.eye(design.shape[1]) * RIDGE * len(x)
+    penalty[0, 0] = 0
+    weights = np.linalg.solve(design.T @ design + penalty, design.T @ y)
+    return lambda raw: expand(raw) @ weights
+
+
+def _all_features(reader: ShardReader, indices: NDArray[np.int64]) -> Floats:
+    side = reader.read([0])["x"].shape[1]
+    step = max(1, BLOCK_VOXELS // side**3)
+    return np.concatenate([features(reader.read(indices[i : i + step])["x"]) for i in range(0, len(indices), step)])
+
+
+def _targets(reader: ShardReader) -> Floats:
+    parts = [reader.read(np.arange(i, min(i + 1024, len(reader))))["y"] for i in range(0, len(reader), 1024)]
+    return np.concatenate(parts).astype(np.float64)
+
+
+def _moments(x_NCV: Floats) -> Floats:
+    """Log variance, skewness and log kurtosis over the voxels."""
+    centred = x_NCV - x_NCV.mean(axis=2, keepdims=True)
+    square = centred * centred
+    variance = square.mean(axis=2) + TINY
+    third = np.einsum("ncv,ncv->nc", square, centred) / x_NCV.shape[2]
+    fourth = np.einsum("ncv,ncv->nc", square, square) / x_NCV.shape[2]
+    return np.stack([np.log(variance), third / variance**1.5, np.log(fourth / variance**2 + TINY)], axis=-1)
+
+
+@lru_cache(maxsize=2)
+def _bins(n: int) -> NDArray[np.float32]:
+    """(modes, bins) averaging matrix over shells of |k|, one fundamental mode wide up to the corner of the mesh."""
+    full, half = np.fft.fftfreq(n) * n, np.arange(n // 2 + 1)
+    k = np.sqrt(full[:, None, None] ** 2 + full[None, :, None] ** 2 + half**2).ravel()
+    shell = np.minimum(np.rint(k).astype(int), n // 2 + n // 4)
+    weight = np.where((np.tile(half, n * n) == 0) | (np.tile(half, n * n) == n // 2), 1.0, 2.0)
+    matrix = np.zeros((len(k), shell.max() + 1), dtype=np.float32)
+    matrix[np.arange(len(k)), shell] = weight
+    return matrix[:, 1:] / matrix[:, 1:].sum(axis=0)

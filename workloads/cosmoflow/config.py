@@ -1,0 +1,76 @@
+"""What may be chosen about a CosmoFlow model and its training. No torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from suite.workload import Hyperparameters
+
+REDSHIFTS = (3.0, 1.5, 0.5, 0.0)  # the four channels of a sample, in the order of the public data
+TARGETS = ("omega_m", "sigma_8", "n_s", "h_0")
+
+Factor = Annotated[float, Field(gt=0, lt=1)]
+PerChannel = tuple[float, float, float, float]
+
+
+class CosmoFlowConfig(Hyperparameters):
+    """Model, regularisation, input and schedule. Rates and epochs are those of the MLPerf HPC reference.
+
+    The learning rate rises from ``base_learning_rate`` to base * scaling factor over ``warmup_epochs`` and is then
+    multiplied by the last of ``decay_factors`` whose boundary lies behind.
+    """
+
+    input_size: int = Field(ge=2, description="voxels along one side of a sample")
+    conv_channels: tuple[int, ...] = Field(min_length=1, description="output channels of the convolutions, in order")
+    dropout: float = Field(0.0, ge=0, lt=1)
+    l2: float = Field(0.0, ge=0, description="the loss gains l2 * sum(w^2) of the two hidden dense kernels")
+    base_learning_rate: float = Field(gt=0)
+    base_batch_size: int = Field(64, ge=1, description="batch size at which base_learning_rate needs no scaling")
+    scaling: Literal["none", "linear", "sqrt"] = "none"
+    warmup_epochs: int = Field(0, ge=0)
+    decay_boundary_epochs: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    decay_factors: tuple[Factor, ...] = Field((), description="factors of the scaled rate, one per boundary")
+    momentum: Literal[0.9] = 0.9
+    input_norm: Literal["log1p", "log1p_standard"] = "log1p"
+    input_mean: PerChannel | None = Field(None, description="log1p_standard: mean of log1p(counts) per channel")
+    input_std: PerChannel | None = Field(None, description="log1p_standard: standard deviation of log1p(counts)")
+    augmentation: bool = Field(False, description="cube symmetries and periodic shifts; needs periodic samples")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.input_size % 2 ** len(self.conv_channels):
+            raise ValueError(
+                f"input_size {self.input_size} cannot be halved by each of {len(self.conv_channels)} conv_channels"
+            )
+        boundaries = list(self.decay_boundary_epochs)
+        if len(boundaries) != len(self.decay_factors) or boundaries != sorted(set(boundaries)):
+            raise ValueError("decay_boundary_epochs must increase, with one of decay_factors for each")
+        has_constants = self.input_mean is not None and self.input_std is not None and min(self.input_std) > 0
+        if (self.input_norm == "log1p_standard") != has_constants:
+            raise ValueError("input_mean and a positive input_std belong to input_norm log1p_standard, and only to it")
+        return self
+
+    def scale(self, global_batch_size: int) -> float:
+        """Factor between the base learning rate and the rate after warm-up."""
+        ratio = global_batch_size / self.base_batch_size
+        return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.scaling]
+
+
+def learning_rate(config: CosmoFlowConfig, global_batch_size: int, epoch: int) -> float:
+    """The reference's schedule for a 1-based epoch; it changes between epochs only.
+
+    A boundary of n epochs takes effect in epoch n + 2: the reference counts from 0 and asks for boundary < epoch.
+    """
+    epochs_done = epoch - 1
+    base = config.base_learning_rate
+    peak = base * config.scale(global_batch_size)
+    if epochs_done < config.warmup_epochs:
+        return base + (peak - base) * epochs_done / config.warmup_epochs
+    factor = 1.0
+    for boundary, candidate in zip(config.decay_boundary_epochs, config.decay_factors, strict=True):
+        if boundary < epochs_done:
+            factor = candidate
+    return peak * factor

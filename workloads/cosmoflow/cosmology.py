@@ -1,0 +1,315 @@
+"""Synthetic universes: power spectrum, growth, second-order displacements, particle-mesh steps, counts in voxels.
+
+Lengths are comoving Mpc/h, wave numbers h/Mpc, the scale factor a is 1 today, growth is 1 today. Everything about one
+universe is a function of (settings, seed, index): the same on any rank and in any order. No files, no MPI.
+Vectors are arrays of shape (3, n, n, n), grids are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+
+from workloads.cosmoflow.config import REDSHIFTS
+
+Floats = NDArray[np.floating[Any]]
+
+# Public CosmoFlow data: parameters uniform within 30 % of these (Omega_m, sigma_8, n_s, H_0).
+FIDUCIAL = np.array([0.3089, 0.8159, 0.9667, 67.74])
+HALF_WIDTH = 0.3
+OMEGA_B_H2 = 0.0223
+CMB_KELVIN = 2.7255
+SIGMA_8_RADIUS = 8.0
+_K_TABLE = np.geomspace(1e-4, 20, 512)  # h/Mpc; sigma_8 to 1e-4
+
+# Scale factors of the particle-mesh steps: they pass through all four redshifts.
+PM_SCALE_FACTORS = (0.1, 0.175, 0.25, 0.325, 0.4, 0.5, 0.5 + 1 / 12, 2 / 3, 2 / 3 + 1 / 9, 2 / 3 + 2 / 9, 1.0)
+COLA_EXPONENT = -2.5  # u(a) = a^n of the modified leapfrog, Tassev, Zaldarriaga & Eisenstein 2013, appendix A
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """How a universe is made: particles^3 in a periodic box, counted on a mesh; ``steps`` is "2lpt" or "cola"."""
+
+    particles: int
+    mesh: int
+    box_mpc_h: float
+    steps: str
+
+
+@dataclass(frozen=True)
+class Cosmology:
+    """A flat LCDM universe."""
+
+    omega_m: float
+    sigma_8: float
+    n_s: float
+    h_0: float
+
+    @property
+    def h(self) -> float:
+        """H_0 in units of 100 km/s/Mpc."""
+        return self.h_0 / 100
+
+
+def parameters(unit: Floats) -> Cosmology:
+    """The cosmology of targets in [-1, 1]^4."""
+    return Cosmology(*(FIDUCIAL * (1 + HALF_WIDTH * np.asarray(unit, dtype=np.float64))).tolist())
+
+
+def universe(simulation: Simulation, seed: int, index: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+    """Counts (mesh, mesh, mesh, 4 redshifts) and the four targets of one universe."""
+    random = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
+    unit = random.uniform(-1, 1, 4).astype(np.float32)
+    noise = random.standard_normal((simulation.particles,) * 3, dtype=np.float32)
+    cosmology = parameters(unit)
+    first, second = displacements(linear_modes(noise, cosmology, simulation.box_mpc_h))
+    evolve = {"2lpt": _evolve_2lpt, "cola": _evolve_cola}[simulation.steps]
+    return evolve(first, second, cosmology, simulation), unit
+
+
+def transfer(k: Floats, cosmology: Cosmology) -> Floats:
+    """Matter transfer function with baryon oscillations, Eisenstein & Hu 1998 (astro-ph/9709112), equations 2 to 24."""
+    om = cosmology.omega_m * cosmology.h**2
+    fb = OMEGA_B_H2 / om
+    theta = CMB_KELVIN / 2.7
+    k = np.asarray(k, dtype=np.float64) * cosmology.h  # 1/Mpc
+    z_eq = 2.5e4 * om / theta**4
+    k_eq = 7.46e-2 * om / theta**2
+    b1 = 0.313 * om**-0.419 * (1 + 0.607 * om**0.674)
+    b2 = 0.238 * om**0.223
+    z_drag = 1291 * om**0.251 / (1 + 0.659 * om**0.828) * (1 + b1 * OMEGA_B_H2**b2)
+    r_drag, r_eq = (31.5e3 * OMEGA_B_H2 / theta**4 / z for z in (z_drag, z_eq))
+    sound = 2 / (3 * k_eq) * np.sqrt(6 / r_eq)
+    sound *= np.log((np.sqrt(1 + r_drag) + np.sqrt(r_drag + r_eq)) / (1 + np.sqrt(r_eq)))
+    k_silk = 1.6 * OMEGA_B_H2**0.52 * om**0.73 * (1 + (10.4 * om) ** -0.95)
+    q = k / (13.41 * k_eq)
+
+    a1 = (46.9 * om) ** 0.670 * (1 + (32.1 * om) ** -0.532)
+    a2 = (12.0 * om) ** 0.424 * (1 + (45.0 * om) ** -0.582)
+    alpha_c = a1**-fb * a2 ** (-(fb**3))
+    c1 = 0.944 / (1 + (458 * om) ** -0.708)
+    c2 = (0.395 * om) ** -0.0266
+    beta_c = 1 / (1 + c1 * ((1 - fb) ** c2 - 1))
+    ks = k * sound
+    logarithm = np.log(np.e + 1.8 * beta_c * q)
+    tail = 386 / (1 + 69.9 * q**1.08)
+    c_plain, c_alpha = 14.2 + tail, 14.2 / alpha_c + tail
+    f = 1 / (1 + (ks / 5.4) ** 4)
+    t_c = f * logarithm / (logarithm + c_plain * q**2) + (1 - f) * logarithm / (logarithm + c_alpha * q**2)
+
+    y = (1 + z_eq) / (1 + z_drag)
+    root = np.sqrt(1 + y)
+    g = y * (-6 * root + (2 + 3 * y) * np.log((root + 1) / (root - 1)))
+    alpha_b = 2.07 * k_eq * sound * (1 + r_drag) ** -0.75 * g
+    beta_b = 0.5 + fb + (3 - 2 * fb) * np.sqrt((17.2 * om) ** 2 + 1)
+    beta_node = 8.41 * om**0.435
+    s_tilde = sound / np.cbrt(1 + (beta_node / ks) ** 3)
+    unit_log = np.log(np.e + 1.8 * q)
+    t_pressureless = unit_log / (unit_log + (14.2 + tail) * q**2)
+    damped = alpha_b / (1 + (beta_b / ks) ** 3) * np.exp(-((k / k_silk) ** 1.4))
+    t_b = (t_pressureless / (1 + (ks / 5.2) ** 2) + damped) * np.sinc(k * s_tilde / np.pi)
+    return fb * t_b + (1 - fb) * t_c
+
+
+def power(k: Floats, cosmology: Cosmology) -> Floats:
+    """Linear matter power spectrum today in (Mpc/h)^3, normalised to sigma_8."""
+    everywhere = np.concatenate([_K_TABLE, np.asarray(k, dtype=np.float64)])
+    shape = everywhere**cosmology.n_s * transfer(everywhere, cosmology) ** 2
+    table = shape[: len(_K_TABLE)]
+    kr = _K_TABLE * SIGMA_8_RADIUS
+    window = 3 * (np.sin(kr) - kr * np.cos(kr)) / kr**3
+    variance = np.trapezoid(table * window**2 * _K_TABLE**3, np.log(_K_TABLE)) / (2 * np.pi**2)
+    return shape[len(_K_TABLE) :] * (cosmology.sigma_8**2 / variance)
+
+
+def growth(a: float, omega_m: float) -> float:
+    """Linear growth relative to today, Carroll, Press & Turner 1992, equation 29."""
+    return a * _suppression(matter_fraction(a, omega_m)) / _suppression(omega_m)
+
+
+def second_order_growth(a: float, omega_m: float) -> float:
+    """Growth of the second-order displacement, negative (Bouchet et al. 1995): it multiplies +grad phi2."""
+    return -3 / 7 * growth(a, omega_m) ** 2 * matter_fraction(a, omega_m) ** (-1 / 143)
+
+
+def matter_fraction(a: float, omega_m: float) -> float:
+    """Omega_m at scale factor a."""
+    return omega_m / (omega_m + (1 - omega_m) * a**3)
+
+
+def linear_modes(noise: Floats, cosmology: Cosmology, box_mpc_h: float) -> NDArray[np.complex64]:
+    """Fourier modes (n, n, n//2 + 1) of today's linear density contrast from unit white noise."""
+    n = noise.shape[0]
+    grid = _grid(n)
+    k = grid.distinct_k * (2 * np.pi / box_mpc_h)
+    amplitude = np.zeros(len(k), dtype=np.float32)
+    amplitude[1:] = np.sqrt(power(k[1:], cosmology) * (n / box_mpc_h) ** 3)  # the mean mode is zero
+    return fft.rfftn(noise) * amplitude[grid.which]  # type: ignore[no-any-return]
+
+
+def displacements(modes: NDArray[np.complex64]) -> tuple[Floats, Floats]:
+    """First and second order displacement fields today in grid cells: x = q + D1 * first + D2 * second, with D2 < 0.
+
+    first = -grad phi1 with laplace phi1 = delta;
+    second = +grad phi2 with laplace phi2 = sum_{i<j} (phi1_ii phi1_jj - phi1_ij^2).
+    """
+    n = modes.shape[0]
+    grid = _grid(n)
+    per_k2 = modes * grid.inverse_k2  # -phi1
+    first = fft.irfftn(1j * grid.k * per_k2[None], s=(n,) * 3, axes=(1, 2, 3), overwrite_x=True)
+    pairs = np.empty((6, *modes.shape), dtype=modes.dtype)
+    for slot, (i, j) in enumerate(((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))):
+        np.multiply(grid.k[i] * grid.k[j], per_k2, out=pairs[slot])
+    xx, yy, zz, xy, xz, yz = fft.irfftn(pairs, s=(n,) * 3, axes=(1, 2, 3), overwrite_x=True)
+    source = xx * (yy + zz) + yy * zz - xy * xy - xz * xz - yz * yz
+    source_modes = fft.rfftn(source, overwrite_x=True) * grid.inverse_k2
+    second = fft.irfftn(-1j * grid.k * source_modes[None], s=(n,) * 3, axes=(1, 2, 3), overwrite_x=True)
+    scale = np.float32(n / (2 * np.pi))
+    first *= scale
+    second *= scale
+    return first, second
+
+
+def count(positions: list[Floats], particles: int, mesh: int) -> NDArray[np.int16]:
+    """Nearest-grid-point counts (mesh, mesh, mesh, channels) of positions (3, n, n, n), one per channel.
+
+    Positions are in particle cells. A voxel is the half-open interval of mesh coordinates that starts at its index.
+    """
+    channels = len(positions)
+    where = []
+    for channel, position in enumerate(positions):
+        cells = np.floor(position * np.float32(mesh / particles)).astype(np.int32) % mesh
+        where.append((((cells[0] * mesh + cells[1]) * mesh + cells[2]) * channels + channel).ravel())
+    total = np.bincount(np.concatenate(where), minlength=mesh**3 * channels)
+    assert total.max() <= np.iinfo(np.int16).max
+    return total.astype(np.int16).reshape(mesh, mesh, mesh, channels)
+
+
+def _evolve_2lpt(first: Floats, second: Floats, cosmology: Cosmology, simulation: Simulation) -> NDArray[np.int16]:
+    start = _grid(simulation.particles).positions
+    positions = [start + _lpt_shift(first, second, 1 / (1 + z), cosmology.omega_m) for z in REDSHIFTS]
+    return count(positions, simulation.particles, simulation.mesh)
+
+
+def _evolve_cola(first: Floats, second: Floats, cosmology: Cosmology, simulation: Simulation) -> NDArray[np.int16]:
+    """COLA: particle-mesh forces on the difference to the 2LPT trajectory, kick-drift-kick (arXiv:1301.0322)."""
+    n, om = simulation.particles, cosmology.omega_m
+    start = _grid(n).positions
+    residual, velocity = np.zeros_like(first), np.zeros_like(first)
+    wanted = [1 / (1 + z) for z in REDSHIFTS]
+    channels: list[NDArray[np.int16]] = []
+    a = PM_SCALE_FACTORS[0]
+    force = _residual_force(start + _lpt_shift(first, second, a, om), first, second, a, om)
+    for a, a_next in pairwise(PM_SCALE_FACTORS):
+        middle = np.sqrt(a * a_next)
+        velocity += np.float32(_kick(a, middle, a, om)) * force
+        residual += np.float32(_drift(a, a_next, middle, om)) * velocity
+        position = start + _lpt_shift(first, second, a_next, om) + residual
+        force = _residual_force(position, first, second, a_next, om)
+        velocity += np.float32(_kick(middle, a_next, a_next, om)) * force
+        if any(np.isclose(a_next, each) for each in wanted):
+            channels.append(count([position], n, simulation.mesh))
+    return np.concatenate(channels, axis=-1)
+
+
+def _lpt_shift(first: Floats, second: Floats, a: float, omega_m: float) -> Floats:
+    return np.float32(growth(a, omega_m)) * first + np.float32(second_order_growth(a, omega_m)) * second
+
+
+def _residual_force(position: Floats, first: Floats, second: Floats, a: float, omega_m: float) -> Floats:
+    """T^2 of the residual: the particle-mesh force less what the 2LPT trajectory already has (arXiv:1301.0322)."""
+    d1, d2 = growth(a, omega_m), second_order_growth(a, omega_m)
+    force = mesh_force(position)
+    force -= np.float32(d1) * first
+    force -= np.float32(d2 - d1**2) * second
+    force *= np.float32(1.5 * omega_m * a)
+    return force
+
+
+def mesh_force(position: Floats) -> Floats:
+    """-grad laplace^-1 delta in cells at each particle: cloud-in-cell mass, spectral gradient, the same cloud back."""
+    n = position.shape[1]
+    grid = _grid(n)
+    modes = fft.rfftn(_assign(position)) * grid.inverse_k2
+    force = np.zeros_like(position)
+    for axis in range(3):
+        field = fft.irfftn(1j * grid.k[axis] * modes, s=(n,) * 3).ravel()
+        field *= np.float32(n / (2 * np.pi))
+        for slab in range(n):
+            for index, weight in _cloud(position[:, slab], n):
+                force[axis, slab] += field[index] * weight
+    return force
+
+
+def _assign(position: Floats) -> Floats:
+    """Density contrast on a mesh of as many cells as particles."""
+    n = position.shape[1]
+    density = np.full(n**3, -1.0)
+    for slab in range(n):
+        for index, weight in _cloud(position[:, slab], n):
+            np.add.at(density, index, weight)
+    return density.astype(np.float32).reshape(n, n, n)
+
+
+def _cloud(position: Floats, n: int) -> Iterator[tuple[NDArray[np.int64], Floats]]:
+    """The eight mesh points around each particle of a slab (3, n, n): flat index and weight, corner by corner."""
+    floor = np.floor(position)
+    upper = position - floor
+    weights = (1 - upper, upper)
+    low = floor.astype(np.int64)
+    corners = (low % n, (low + 1) % n)
+    for i, j, k in product((0, 1), repeat=3):
+        index = (corners[i][0] * n + corners[j][1]) * n + corners[k][2]
+        yield index, weights[i][0] * weights[j][1] * weights[k][2]
+
+
+def _rate(a: Floats | float, omega_m: float) -> Any:
+    """Q(a) = a^3 H(a) / H_0: the particle-mesh velocity is Q dx/da."""
+    return a**1.5 * np.sqrt(omega_m + (1 - omega_m) * a**3)
+
+
+def _drift(begin: float, end: float, center: float, omega_m: float) -> float:
+    a = np.linspace(begin, end, 129)
+    return float(np.trapezoid((a / center) ** COLA_EXPONENT / _rate(a, omega_m), a))
+
+
+def _kick(begin: float, end: float, center: float, omega_m: float) -> float:
+    slope = COLA_EXPONENT * center ** (COLA_EXPONENT - 1) * _rate(center, omega_m)
+    return float((end**COLA_EXPONENT - begin**COLA_EXPONENT) / slope)
+
+
+def _suppression(omega: float) -> float:
+    vacuum = 1 - omega
+    return 2.5 * omega / (omega ** (4 / 7) - vacuum + (1 + omega / 2) * (1 + vacuum / 70))
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Wave vectors of an n^3 mesh in units of 2 pi / box, and the unperturbed particles at the centres of the cells."""
+
+    k: Floats  # (3, n, n, n // 2 + 1), zero at the Nyquist frequency, where a real field has no gradient
+    inverse_k2: Floats  # (n, n, n // 2 + 1), zero for the mean
+    distinct_k: Floats  # the lengths |k| that occur, ascending
+    which: NDArray[np.int32]  # (n, n, n // 2 + 1), position of each mode's |k| in distinct_k
+    positions: Floats  # (3, n, n, n)
+
+
+@lru_cache(maxsize=2)
+def _grid(n: int) -> _Grid:
+    full = np.rint(np.fft.fftfreq(n) * n).astype(np.int32)
+    half = np.arange(n // 2 + 1, dtype=np.int32)
+    k2 = full[:, None, None] ** 2 + full[None, :, None] ** 2 + half[None, None, :] ** 2
+    distinct, which = np.unique(k2, return_inverse=True)
+    odd_full, odd_half = (np.where(2 * abs(axis) == n, 0, axis).astype(np.float32) for axis in (full, half))
+    k = np.stack(np.meshgrid(odd_full, odd_full, odd_half, indexing="ij"))
+    inverse = np.divide(1, k2, out=np.zeros(k2.shape, dtype=np.float32), where=k2 > 0)
+    positions = np.stack(np.meshgrid(*(np.arange(n, dtype=np.float32) + np.float32(0.5),) * 3, indexing="ij"))
+    return _Grid(k, inverse, np.sqrt(distinct), which.astype(np.int32).reshape(k2.shape), positions)

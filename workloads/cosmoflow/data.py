@@ -1,0 +1,102 @@
+"""CosmoFlow samples as batches: shards through the memory map, augmented a whole batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from suite.shards import ShardReader
+from workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
+
+if TYPE_CHECKING:
+    from suite.workload import Batch
+
+INPUT_TOLERANCE = 0.05  # how far the configured input constants may be from the data's own, in standard deviations
+
+_PERMUTATIONS = np.array(list(permutations(range(3))))
+_FLIPS = np.array([[(flip >> axis) & 1 for axis in range(3)] for flip in range(8)], dtype=bool)
+
+
+class CosmoFlowData:
+    """One split. Batches hold ``x``: int16 counts (N, D, H, W, 4) and ``y``: float32 targets (N, 4)."""
+
+    def __init__(self, root: Path, split: str, config: CosmoFlowConfig) -> None:
+        self._reader = ShardReader(root, split)
+        self._augment = config.augmentation and split == "train"
+        check_data(self._reader, root, config)
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def load(self, indices: Sequence[int], *, seed: int, epoch: int) -> Batch:
+        """The samples of ``indices``; those of the training split augmented by a function of (seed, epoch, index)."""
+        arrays = self._reader.read(indices)
+        x = arrays["x"]
+        if self._augment:
+            x = augment(x, draws(seed, epoch, np.asarray(indices)))
+        return {"x": torch.from_numpy(x), "y": torch.from_numpy(arrays["y"])}
+
+
+def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None:
+    """ValueError unless the data have the config's shape, are periodic if they must be, and fit the input constants."""
+    shapes = {name: (array.shape[1:], str(array.dtype)) for name, array in reader.read([0]).items()}
+    wanted = {
+        "x": ((*(config.input_size,) * 3, len(REDSHIFTS)), "int16"),
+        "y": ((len(TARGETS),), "float32"),
+    }
+    for name, expected in wanted.items():
+        if shapes.get(name) != expected:
+            raise ValueError(f"{root}: dataset {name!r} is {shapes.get(name)}, the config wants {expected}")
+    attributes = reader.manifest.attributes
+    if config.augmentation and not attributes.get("periodic", False):
+        raise ValueError(f"{root}: augmentation shifts periodic boxes, and these samples are not periodic")
+    if config.input_mean is not None and config.input_std is not None:
+        error = np.abs(np.subtract(config.input_mean, attributes["log1p_mean"])) / config.input_std
+        if error.max() > INPUT_TOLERANCE:
+            raise ValueError(
+                f"{root}: log1p(x) has mean {np.round(attributes['log1p_mean'], 3).tolist()} per channel, "
+                f"hyperparameters.input_mean says {list(config.input_mean)}: other data than the config is for"
+            )
+
+
+def draws(seed: int, epoch: int, indices: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """One random 64-bit number per sample from (seed, epoch, index): SplitMix64 (doi:10.1145/2660193.2660195)."""
+    value = np.zeros(len(indices), dtype=np.uint64)
+    for part in (seed, epoch, indices):
+        value = value ^ np.asarray(part).astype(np.uint64)
+        value = value + np.uint64(0x9E3779B97F4A7C15)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        value = value ^ (value >> np.uint64(31))
+    return value
+
+
+def augment(x_NDHWC: NDArray[np.int16], draws_N: NDArray[np.uint64]) -> NDArray[np.int16]:
+    """Each sample under one of the 48 symmetries of the cube and a periodic shift, chosen by its random number.
+
+    One gather: the voxel's offset in the source is a sum of one table entry per axis, and four int16 channels move as
+    one 64-bit word.
+    """
+    n_samples, n = x_NDHWC.shape[:2]
+    assert x_NDHWC.shape[1:] == (n, n, n, 4)
+    rest, symmetry = np.divmod(draws_N, np.uint64(48))
+    order = _PERMUTATIONS[(symmetry // np.uint64(8)).astype(np.intp)]  # output axis a walks along source axis order[a]
+    flip = _FLIPS[(symmetry % np.uint64(8)).astype(np.intp)]
+    strides = np.array([n * n, n, 1])
+    walk = np.arange(n)
+    offsets = []
+    for axis in range(3):
+        rest, shift = np.divmod(rest, np.uint64(n))
+        along = np.where(flip[:, axis, None], n - 1 - walk, walk) + shift[:, None].astype(np.int64)
+        offsets.append(along % n * strides[order[:, axis], None])
+    a, b, c = offsets
+    source = (a[:, :, None, None] + b[:, None, :, None]) + c[:, None, None, :]
+    words = np.ascontiguousarray(x_NDHWC).reshape(n_samples, -1).view(np.uint64)
+    moved = np.take_along_axis(words, source.reshape(n_samples, -1), axis=1)
+    return moved.view(np.int16).reshape(x_NDHWC.shape)

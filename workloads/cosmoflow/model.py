@@ -1,0 +1,161 @@
+"""The CosmoFlow network, its Keras-form optimizer and the closed forms of its work. Knows no data and no schedule.
+
+Shapes: N samples, D H W voxels, C channels, F features, T = 4 targets. Counts are int16 with channels last (NDHWC), as
+they are stored. Reference: mlcommons/hpc cosmoflow/models/cosmoflow.py (v1.0 and later: kernel 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from suite.workload import Work
+from workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
+
+KERNEL = 3
+HIDDEN_UNITS = (128, 64)
+LEAKY_SLOPE = 0.3  # the default of Keras, not of torch
+OUTPUT_SCALE = 1.2  # tanh reaches the targets' interval [-1, 1] well before it saturates
+CHANNELS = len(REDSHIFTS)
+
+
+class CosmoFlowNet(nn.Module):
+    """Convolution, LeakyReLU and 2^3 max pooling per stage, then two hidden dense layers and a scaled tanh.
+
+    Pooling runs before the LeakyReLU, on 1/8 of the values: LeakyReLU is monotone, so both orders give the same bits.
+    """
+
+    def __init__(self, config: CosmoFlowConfig, *, channels_last: bool) -> None:
+        super().__init__()
+        self.channels_last = channels_last
+        widths = (CHANNELS, *config.conv_channels)
+        self.convolutions = nn.ModuleList(
+            nn.Conv3d(c_in, c_out, KERNEL, padding="same") for c_in, c_out in pairwise(widths)
+        )
+        self.pool = nn.MaxPool3d(2)
+        self.activation = nn.LeakyReLU(LEAKY_SLOPE)
+        features = (flat_features(config), *HIDDEN_UNITS)
+        self.hidden = nn.ModuleList(nn.Linear(f_in, f_out) for f_in, f_out in pairwise(features))
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(HIDDEN_UNITS[-1], len(TARGETS))
+        mean, std = config.input_mean or (0.0,) * CHANNELS, config.input_std or (1.0,) * CHANNELS
+        self.standardise = config.input_norm == "log1p_standard"
+        self.register_buffer("input_mean_C", torch.tensor(mean), persistent=False)
+        self.register_buffer("input_factor_C", 1 / torch.tensor(std), persistent=False)
+        self.reset_parameters()
+        if channels_last:
+            self.to(memory_format=torch.channels_last_3d)
+
+    def reset_parameters(self) -> None:
+        """Glorot-uniform kernels and zero biases, the defaults of Keras."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv3d | nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, counts_NDHWC: Tensor) -> Tensor:
+        """Targets (N, T) in [-1.2, 1.2] from int16 counts."""
+        x_NDHWC = torch.log1p(counts_NDHWC.float())
+        if self.standardise:
+            x_NDHWC = (x_NDHWC - self.input_mean_C) * self.input_factor_C
+        x_NCDHW = x_NDHWC.permute(0, 4, 1, 2, 3)
+        if not self.channels_last:
+            x_NCDHW = x_NCDHW.contiguous()
+        for convolution in self.convolutions:
+            x_NCDHW = self.activation(self.pool(convolution(x_NCDHW)))
+        x_NF = x_NCDHW.permute(0, 2, 3, 4, 1).flatten(1)  # the reference flattens channels last
+        for dense in self.hidden:
+            x_NF = self.dropout(self.activation(dense(x_NF)))
+        return OUTPUT_SCALE * torch.tanh(self.output(x_NF).float())
+
+
+def flat_features(config: CosmoFlowConfig) -> int:
+    """Features after the last pooling."""
+    return config.conv_channels[-1] * (config.input_size >> len(config.conv_channels)) ** 3
+
+
+def regularised(model: nn.Module) -> Iterator[Tensor]:
+    """The two hidden dense kernels, which alone carry L2. Finds them inside wrappers (DDP, torch.compile) too."""
+    return (weight for name, weight in model.named_parameters() if "hidden." in name and name.endswith(".weight"))
+
+
+class KerasSGD(torch.optim.Optimizer):
+    """Momentum SGD as Keras has it: v = momentum * v - lr * g; w = w + v.
+
+    torch's own SGD keeps the learning rate outside the velocity, which differs as soon as the rate changes.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        assert closure is None
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
+            velocities = [self._velocity(weight) for weight in weights]
+            torch._foreach_mul_(velocities, group["momentum"])
+            torch._foreach_add_(velocities, [weight.grad for weight in weights], alpha=-group["lr"])
+            torch._foreach_add_(weights, velocities)
+
+    def _velocity(self, weight: Tensor) -> Tensor:
+        state = self.state[weight]
+        if not state:
+            state["velocity"] = torch.zeros_like(weight)
+        return state["velocity"]
+
+
+def work(config: CosmoFlowConfig, *, global_batch_size: int, element_bytes: int) -> Work:
+    """FLOPs and compulsory bytes of training on one sample (see docs/cosmoflow.md for what is counted).
+
+    Bytes: every operator reads its inputs and writes its outputs once, forward and backward; pooling and LeakyReLU
+    count as one operator; parameters, gradients and velocities are shared by the samples of a batch.
+    """
+    layers = list(_layers(config))
+    forward = sum(flops for flops, _, _ in layers)
+    training = 3 * forward - layers[0][0]  # backward by weights and by inputs, except by the first input
+    counts_bytes = 2 * CHANNELS * config.input_size**3
+    activations = 0.0
+    for position, (_, values_in, values_out) in enumerate(layers):
+        is_convolution = position < len(config.conv_channels)
+        pooled = values_out / 8 if is_convolution else values_out
+        activations += values_in + values_out  # the layer, forward
+        activations += values_out + pooled  # pooling and activation, forward
+        activations += pooled + values_out + values_out  # their backward: read both, write one
+        activations += values_out + values_in  # gradient by the weights
+        activations += (values_out + values_in) if position else 0  # gradient by the input
+    parameters = parameter_count(config)
+    optimizer = parameters * 4 * (2 + 3 + 2) / global_batch_size  # read weights twice; read g, v, w; write v, w
+    return Work(training, training, counts_bytes + element_bytes * activations + optimizer)
+
+
+def forward_flops(config: CosmoFlowConfig) -> float:
+    """FLOPs of one forward pass of one sample, 2 per multiply-add of convolutions and dense layers."""
+    return sum(flops for flops, _, _ in _layers(config))
+
+
+def parameter_count(config: CosmoFlowConfig) -> int:
+    """Trainable parameters, from the shapes alone."""
+    widths = (CHANNELS, *config.conv_channels)
+    convolutions = sum((KERNEL**3 * a + 1) * b for a, b in pairwise(widths))
+    features = (flat_features(config), *HIDDEN_UNITS, len(TARGETS))
+    return convolutions + sum((a + 1) * b for a, b in pairwise(features))
+
+
+def _layers(config: CosmoFlowConfig) -> Iterator[tuple[float, float, float]]:
+    """(FLOPs, input values, output values) of each convolution and dense layer for one sample."""
+    widths = (CHANNELS, *config.conv_channels)
+    side = config.input_size
+    for c_in, c_out in pairwise(widths):
+        yield 2.0 * KERNEL**3 * c_in * c_out * side**3, float(c_in * side**3), float(c_out * side**3)
+        side //= 2
+    features = (flat_features(config), *HIDDEN_UNITS, len(TARGETS))
+    for f_in, f_out in pairwise(features):
+        yield 2.0 * f_in * f_out, float(f_in), float(f_out)

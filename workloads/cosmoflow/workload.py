@@ -1,0 +1,98 @@
+"""CosmoFlow as the harness sees it: data, model, optimizer, loss, metric, logged hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from suite.config import RunConfig
+from suite.distributed import World
+from suite.workload import Optimization, Work
+from workloads.cosmoflow.baselines import baselines
+from workloads.cosmoflow.config import TARGETS, CosmoFlowConfig, learning_rate
+from workloads.cosmoflow.data import CosmoFlowData
+from workloads.cosmoflow.model import CosmoFlowNet, KerasSGD, regularised, work
+
+if TYPE_CHECKING:
+    from suite.workload import Batch
+
+
+class CosmoFlow:
+    """Implements suite.workload.Workload."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self._own = cast(CosmoFlowConfig, config.hyperparameters)
+
+    def dataset(self, split: str, root: Path) -> CosmoFlowData:
+        """One split; ValueError if the data are damaged or do not fit the config."""
+        return CosmoFlowData(root, split, self._own)
+
+    def build_model(self, world: World) -> nn.Module:
+        """The network, from torch's current seed."""
+        return CosmoFlowNet(self._own, channels_last=self.config.channels_last)
+
+    def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
+        """Keras-form SGD. The rate changes between epochs only, so the step does not matter."""
+        optimizer = KerasSGD(model.parameters(), lr=self._rate(1), momentum=self._own.momentum)
+        return Optimization(optimizer, lambda step, epoch: self._rate(epoch))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean squared error, plus l2 * sum(w^2) of the two hidden dense kernels: the Keras form of L2."""
+        loss = F.mse_loss(model(batch["x"]), batch["y"])
+        if self._own.l2:
+            loss = loss + self._own.l2 * sum(weight.square().sum() for weight in regularised(model))
+        return loss
+
+    def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Sums of absolute errors per target and of squared errors, and the number of samples."""
+        error_NT = model(batch["x"]).double() - batch["y"].double()
+        absolute_T = error_NT.abs().sum(dim=0)
+        count = torch.tensor(float(len(error_NT)), dtype=torch.float64, device=error_NT.device)
+        stats = {f"absolute_{name}": absolute_T[position] for position, name in enumerate(TARGETS)}
+        return stats | {"squared": error_NT.square().sum(), "samples": count}
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """``eval_error``: mean absolute error over all targets; beside it each target's and the mean squared error."""
+        samples = totals["samples"]
+        per_target = {f"mae_{name}": totals[f"absolute_{name}"] / samples for name in TARGETS}
+        mean = sum(per_target.values()) / len(TARGETS)
+        return {"eval_error": mean, **per_target, "mse": totals["squared"] / samples / len(TARGETS)}
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Keys and units of the reference: ``opt_base_learning_rate`` is the rate after warm-up; ``opt_weight_decay``, l2.
+
+        A torch weight decay of the same strength is 2 * l2. All decay factors are logged, not only the largest.
+        """
+        own = self._own
+        scale = own.scale(self.config.global_batch_size)
+        return {
+            "opt_name": "SGD",
+            "opt_base_learning_rate": own.base_learning_rate * scale,
+            "opt_learning_rate_warmup_epochs": own.warmup_epochs,
+            "opt_learning_rate_warmup_factor": scale,
+            "opt_learning_rate_decay_boundary_epochs": list(own.decay_boundary_epochs),
+            "opt_learning_rate_decay_factor": list(own.decay_factors),
+            "sgd_opt_momentum": own.momentum,
+            "opt_weight_decay": own.l2,
+            "dropout": own.dropout,
+            "input_norm": own.input_norm,
+            "augmentation": own.augmentation,
+        }
+
+    def work(self) -> Work:
+        """Closed forms; bytes at the width activations are stored in."""
+        element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
+        return work(self._own, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
+
+    def baselines(self, root: Path) -> dict[str, float]:
+        """Mean absolute error of predicting the training mean, and of ridge regression on power spectra."""
+        return baselines(root)
+
+    def _rate(self, epoch: int) -> float:
+        return learning_rate(self._own, self.config.global_batch_size, epoch)
