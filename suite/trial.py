@@ -5,7 +5,6 @@ Order: facts, cache drop, init (model, optimizer, data, staging), run_start, tra
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from suite import RULESET, VERSION, mllog
+from suite.baselines import read_baselines
 from suite.checkpoint import Position, load_checkpoint, save_checkpoint
 from suite.config import RunConfig
 from suite.distributed import World
@@ -242,7 +242,7 @@ class _Trial:
         log.event(mllog.MODEL_PARAMETERS, parameters)
         log.event(mllog.WORK_PER_SAMPLE, asdict(workload.work()))
         log.event(mllog.DATA_MANIFEST, self.manifest.sha256)
-        log.event(mllog.BASELINE, read_baselines(self.source, self.manifest))
+        log.event(mllog.BASELINE, read_baselines(self.source, self.manifest.sha256))
 
     def _log_startup(self, startup: Startup, init_s: float) -> None:
         world = self.world
@@ -399,15 +399,6 @@ def draw_seed(base_seed: int | None, trial: int) -> int:
     if base_seed is not None:
         return base_seed + trial
     return int.from_bytes(os.urandom(8)) >> (64 - SEED_BITS)
-
-
-def read_baselines(root: Path, manifest: Manifest) -> dict[str, float]:
-    """What trivial and analytic predictors reach on this data set, as `mlhpc data generate` measured it; empty if it did not."""
-    path = root / "baselines.json"
-    if not path.exists():
-        return {}
-    data = json.loads(path.read_text())
-    return dict(data["values"]) if data.get("data_manifest") == manifest.sha256 else {}
 
 
 def drop_caches(config: RunConfig, world: World, manifest: Manifest) -> dict[str, Any]:
