@@ -210,7 +210,7 @@ def read_facts(path: Path) -> Facts:
 def collect(
     environ: Mapping[str, str], *, run_folder: Path | None = None, root: Path = Path("/"), run: Run | None = None
 ) -> Facts:
-    """Facts of the node under ``root`` (``/proc``, ``/sys``, ``/etc``); ``run`` gives a command's output, "" on failure.
+    """Facts of the node under ``root`` (``/proc``, ``/sys``, ``/etc``); ``run`` gives a command's output or "".
 
     A probe that fails is noted and leaves its default: no node may fail a run by being strange.
     """

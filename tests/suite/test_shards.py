@@ -2,6 +2,9 @@
 
 import json
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from suite.shards import (
+    Compression,
     Manifest,
     ShardReader,
     read_manifest,
@@ -30,7 +34,7 @@ def arrays(shard: int, samples: int) -> dict[str, np.ndarray]:
     }
 
 
-def make(root, compression="none"):
+def make(root: Path, compression: Compression = "none") -> Manifest:
     entries = tuple(
         write_shard(shard_path(root, "train", i), arrays(i, n), compression=compression) for i, n in enumerate(SAMPLES)
     )
@@ -40,37 +44,37 @@ def make(root, compression="none"):
 
 
 @pytest.fixture(scope="module", params=["none", "gzip"])
-def root(request, tmp_path_factory):
+def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     make(folder, request.param)
     return folder
 
 
-def everything(root):
+def everything(root: Path) -> dict[str, np.ndarray]:
     parts = [arrays(i, n) for i, n in enumerate(SAMPLES)]
     return {name: np.concatenate([part[name] for part in parts]) for name in ("x", "y")}
 
 
 @given(indices=st.lists(st.integers(0, sum(SAMPLES) - 1), min_size=1, max_size=20))
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_indices_in_any_order_give_the_samples_that_were_written(root, indices):
+def test_any_indices_in_any_order_give_the_samples_that_were_written(root: Path, indices: list[int]) -> None:
     batch = ShardReader(root, "train").read(indices)
     for name, whole in everything(root).items():
         assert batch[name].dtype == whole.dtype
         np.testing.assert_array_equal(batch[name], whole[indices])
 
 
-def test_what_was_read_belongs_to_the_reader(root):
+def test_what_was_read_belongs_to_the_reader(root: Path) -> None:
     reader = ShardReader(root, "train")
     reader.read([0])["x"][:] = 99
     np.testing.assert_array_equal(reader.read([0])["x"], everything(root)["x"][:1])
 
 
-def test_threads_that_open_shards_at_once_read_the_same(root):
+def test_threads_that_open_shards_at_once_read_the_same(root: Path) -> None:
     reader, whole = ShardReader(root, "train"), everything(root)["x"]
     results, gate = {}, threading.Barrier(4)
 
-    def work(k):
+    def work(k: int) -> None:
         gate.wait()
         results[k] = [reader.read(np.random.default_rng(k).permutation(len(reader)))["x"] for _ in range(5)]
 
@@ -83,13 +87,13 @@ def test_threads_that_open_shards_at_once_read_the_same(root):
 
 
 @pytest.mark.parametrize("index", [-1, sum(SAMPLES)])
-def test_a_sample_that_does_not_exist_is_refused(root, index):
+def test_a_sample_that_does_not_exist_is_refused(root: Path, index: int) -> None:
     with pytest.raises(IndexError, match=r"expected one or more of 0\.\.12"):
         ShardReader(root, "train").read([0, index])
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_the_same_arrays_give_the_same_bytes(tmp_path, compression):
+def test_the_same_arrays_give_the_same_bytes(tmp_path: Path, compression: Compression) -> None:
     first = write_shard(shard_path(tmp_path / "a", "train", 0), arrays(1, 4), compression=compression)
     second = write_shard(shard_path(tmp_path / "b", "train", 0), arrays(1, 4), compression=compression)
     assert first == second == shard_entry(shard_path(tmp_path / "a", "train", 0))
@@ -99,7 +103,7 @@ def test_the_same_arrays_give_the_same_bytes(tmp_path, compression):
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_one_flipped_bit_anywhere_is_found(root, place, bit):
+def test_one_flipped_bit_anywhere_is_found(root: Path, place: float, bit: int) -> None:
     path = shard_path(root, "train", 1)
     whole = path.read_bytes()
     damaged = bytearray(whole)
@@ -121,7 +125,9 @@ def test_one_flipped_bit_anywhere_is_found(root, place, bit):
         (lambda path: path.write_bytes(path.read_bytes() + b"x"), "too long: "),
     ],
 )
-def test_a_missing_or_cut_shard_is_named_by_verify_and_by_the_reader(tmp_path, harm, message):
+def test_a_missing_or_cut_shard_is_named_by_verify_and_by_the_reader(
+    tmp_path: Path, harm: Callable[[Path], object], message: str
+) -> None:
     make(tmp_path)
     path = shard_path(tmp_path, "train", 1)
     harm(path)
@@ -132,7 +138,7 @@ def test_a_missing_or_cut_shard_is_named_by_verify_and_by_the_reader(tmp_path, h
         reader.read([0, 5])
 
 
-def test_damage_that_keeps_the_size_ends_in_one_line_that_names_the_shard(tmp_path):
+def test_damage_that_keeps_the_size_ends_in_one_line_that_names_the_shard(tmp_path: Path) -> None:
     make(tmp_path, "gzip")
     path = shard_path(tmp_path, "train", 0)
     path.write_bytes(bytes(len(path.read_bytes())))
@@ -140,7 +146,7 @@ def test_damage_that_keeps_the_size_ends_in_one_line_that_names_the_shard(tmp_pa
         ShardReader(tmp_path, "train").read([0])
 
 
-def test_a_damaged_compressed_sample_is_named(tmp_path):
+def test_a_damaged_compressed_sample_is_named(tmp_path: Path) -> None:
     make(tmp_path, "gzip")
     path = shard_path(tmp_path, "train", 0)
     whole = path.read_bytes()
@@ -149,7 +155,7 @@ def test_a_damaged_compressed_sample_is_named(tmp_path):
         ShardReader(tmp_path, "train").read([4])
 
 
-def test_shards_of_different_sample_shapes_are_refused(tmp_path):
+def test_shards_of_different_sample_shapes_are_refused(tmp_path: Path) -> None:
     manifest = make(tmp_path)
     other = write_shard(shard_path(tmp_path, "train", 1), {"x": np.zeros((5, 3)), "y": np.zeros((5, 4))})
     entries = (manifest.splits["train"][0], other)
@@ -158,12 +164,12 @@ def test_shards_of_different_sample_shapes_are_refused(tmp_path):
         ShardReader(tmp_path, "train").read([0, 6])
 
 
-def test_arrays_of_different_lengths_are_refused(tmp_path):
+def test_arrays_of_different_lengths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"found \{'x': 2, 'y': 3\}"):
         write_shard(shard_path(tmp_path, "train", 0), {"x": np.zeros((2, 3)), "y": np.zeros(3)})
 
 
-def test_the_manifest_comes_back_and_names_the_data_by_every_byte(tmp_path):
+def test_the_manifest_comes_back_and_names_the_data_by_every_byte(tmp_path: Path) -> None:
     manifest = make(tmp_path / "a")
     assert read_manifest(tmp_path / "a") == manifest
     assert make(tmp_path / "b").sha256 == manifest.sha256
@@ -176,12 +182,17 @@ def test_the_manifest_comes_back_and_names_the_data_by_every_byte(tmp_path):
     [
         (lambda m: m.update(version=2), "expected a manifest of version 1, found 2"),
         (lambda m: m.update(colour="red"), "colour = 'red': Extra inputs"),
-        (lambda m: m["splits"]["train"][0].update(file="../../etc/passwd"), "splits.train.0.file = '../../etc/passwd': "),
+        (
+            lambda m: m["splits"]["train"][0].update(file="../../etc/passwd"),
+            "splits.train.0.file = '../../etc/passwd': ",
+        ),
         (lambda m: m["splits"]["train"][0].update(bytes=-1), "splits.train.0.bytes = -1: "),
         (lambda m: m.pop("seed"), "seed = "),
     ],
 )
-def test_a_manifest_that_is_not_one_says_file_key_and_value(tmp_path, change, message):
+def test_a_manifest_that_is_not_one_says_file_key_and_value(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
     make(tmp_path)
     path = tmp_path / "manifest.json"
     data = json.loads(path.read_text())
@@ -192,7 +203,7 @@ def test_a_manifest_that_is_not_one_says_file_key_and_value(tmp_path, change, me
     assert str(caught.value).startswith(f"{path}: {message}")
 
 
-def test_no_manifest_means_no_data_set(tmp_path):
+def test_no_manifest_means_no_data_set(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no manifest: an incomplete data set or none"):
         read_manifest(tmp_path)
     with pytest.raises(ValueError, match="no manifest: the folder does not exist"):
@@ -203,6 +214,6 @@ def test_no_manifest_means_no_data_set(tmp_path):
         read_manifest(tmp_path)
 
 
-def test_an_unknown_split_is_answered_with_the_splits(root):
+def test_an_unknown_split_is_answered_with_the_splits(root: Path) -> None:
     with pytest.raises(ValueError, match="no split 'valid'; splits: train"):
         ShardReader(root, "valid")
