@@ -1,7 +1,7 @@
 """Slurm: the launcher block of a system file, and the text of the job script made from it. No process is started here.
 
-The script is bash that a person can read, edit and give to sbatch without this package's `submit`; it calls srun with the
-worker (docs/architecture.md) and needs neither root, scontrol, sacct, pmix, ssh nor a container.
+The script is bash that a person can read, edit and give to sbatch without this package's `submit`; it calls srun with
+the worker (docs/architecture.md) and needs neither root, scontrol, sacct, pmix, ssh nor a container.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def sbatch_script(job: Job) -> str:
 
 
 def find_system(name: str) -> Path:
-    """The file of a system: a path, or a name under submissions/systems here or beside the suite. ValueError lists names."""
+    """The file of a system: a path, or a name under submissions/systems here or beside the suite."""
     path = Path(name)
     if path.suffix in {".yaml", ".yml"}:
         return path
@@ -200,7 +200,8 @@ def _explain(error: ValidationError, source: YamlSource) -> str:
     item = error.errors()[0]
     key = tuple(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        section: type[BaseModel] = {(): SystemFile, ("launcher",): Launcher}.get(key[:-1], Container)
+        sections: dict[tuple[str, ...], type[BaseModel]] = {(): SystemFile, ("launcher",): Launcher}
+        section = sections.get(key[:-1], Container)
         return f"{source.where(*key)}: {unknown_key(section, key[-1])}"
     return first_error(error, source)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from suite.launch.local import STOPPED, run_local, worker_command
 from suite.run_folder import RunFolder
@@ -19,7 +20,7 @@ def run_trials(
     resume: bool = False,
 ) -> int:
     """Run the trials and return the worst exit code; a trial that was stopped ends the series."""
-    codes = []
+    codes: list[int] = []
     with _Terminal(len(trials)) if sys.stdout.isatty() else _Plain() as progress:
         for trial in trials:
             command = worker_command(
@@ -30,7 +31,7 @@ def run_trials(
                 ranks=ranks,
                 log=folder.output(trial),
                 say=progress.say,
-                echo=lambda text, trial=trial: progress.line(trial, text),
+                echo=partial(progress.line, trial),
             )
             progress.done(trial)
             codes.append(code)

@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes on this machine, for the session: own ports, own munge, own folder; stopped by its pid files.
+"""A real Slurm of two nodes on this machine for the session: own ports, munge and folder; stopped by its pid files.
 
 The nodes share this machine's cores: they prove placement, limits and failure handling, never timing.
 """
@@ -49,7 +49,7 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SlurmdParameters=config_overrides
 KillWait=5
-NodeName=node[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=2 RealMemory=4000 State=UNKNOWN
+NodeName=node[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=2 State=UNKNOWN
 PartitionName=batch Nodes=node[1-2] Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 """
 
@@ -75,7 +75,7 @@ class Cluster:
         return done.stdout
 
     def sbatch(self, script: Path, *options: str, exports: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
-        """Submit a script and return the job id. ``exports`` go through the environment, as a person would export them."""
+        """Submit a script and return the job id. ``exports`` go through the environment, as sbatch passes it on."""
         return self.call("sbatch", "--parsable", *options, str(script), cwd=cwd, **(exports or {})).strip()
 
     def state(self, job: str) -> str:

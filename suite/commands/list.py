@@ -1,0 +1,101 @@
+"""`mlhpc list`: the workloads there are, their sizes, targets and configs. Reads cards only."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from suite.card import SizeCard, read_reference_points
+from suite.launch.cost import size as size_text
+from suite.workload import Descriptor, descriptor, descriptors
+
+
+@click.command(
+    name="list",
+    epilog="""\b
+Examples:
+  mlhpc list
+  mlhpc list cosmoflow --json
+""",
+)
+@click.argument("workload", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON list on standard output.")
+def list_(workload: str | None, as_json: bool) -> None:
+    """List workloads: sizes, targets, required runs, data sizes, configs."""
+    chosen = [descriptor(workload)] if workload else list(descriptors().values())
+    if as_json:
+        click.echo(json.dumps([as_data(item) for item in chosen], indent=2))
+        return
+    for number, item in enumerate(chosen):
+        click.echo("\n" * (number > 0) + "\n".join(as_text(item)))
+
+
+def configs(item: Descriptor) -> list[str]:
+    """Names of the shipped configs of a workload."""
+    return sorted(path.stem for path in (item.folder / "config").glob("*.yaml"))
+
+
+def data_bytes(size_card: SizeCard) -> int:
+    """Size of the data set, uncompressed."""
+    return (size_card.train_samples + size_card.eval_samples) * size_card.sample_bytes
+
+
+def as_data(item: Descriptor) -> dict[str, Any]:
+    """One workload for --json."""
+    card = item.card()
+    return {
+        "workload": card.workload,
+        "mlperf_name": card.mlperf_name,
+        "title": card.title,
+        "domain": card.domain,
+        "reference": card.reference,
+        "configs": configs(item),
+        "sizes": {
+            name: {
+                "description": size_card.description,
+                "metric": size_card.metric_name,
+                "threshold": size_card.threshold,
+                "direction": size_card.direction,
+                "required_runs": size_card.required_runs,
+                "train_samples": size_card.train_samples,
+                "eval_samples": size_card.eval_samples,
+                "model_parameters": size_card.model_parameters,
+                "training_flops_per_sample": size_card.training_flops_per_sample,
+                "data_bytes": data_bytes(size_card),
+                "reference_epochs": [point.mean for point in _points(item, name)],
+            }
+            for name, size_card in card.sizes.items()
+        },
+    }
+
+
+def as_text(item: Descriptor) -> list[str]:
+    """One workload as lines."""
+    card = item.card()
+    rows = [("size", "target", "runs", "samples", "parameters", "data", "what it is for")]
+    for name, size_card in card.sizes.items():
+        relation = "<=" if size_card.direction == "min" else ">="
+        rows.append(
+            (
+                name,
+                f"{size_card.metric_name} {relation} {size_card.threshold:g}",
+                str(size_card.required_runs),
+                f"{size_card.train_samples:,}",
+                f"{size_card.model_parameters:,}",
+                size_text(data_bytes(size_card)),
+                size_card.description,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    table = [
+        "  " + "  ".join(text.ljust(width) for text, width in zip(row, [*widths, 0], strict=True)).rstrip()
+        for row in rows
+    ]
+    return [f"{card.workload}  {card.title} ({card.domain})", *table, f"  configs: {', '.join(configs(item))}"]
+
+
+def _points(item: Descriptor, size: str) -> list[Any]:
+    points = read_reference_points(item.folder, size)
+    return [point for point in points.points if point.epochs] if points else []

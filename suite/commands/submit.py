@@ -1,0 +1,222 @@
+"""`mlhpc submit`: run folders with their job scripts, given to sbatch; with --dry-run only the text and the cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from suite.card import SizeCard, read_reference_points
+from suite.config import RunConfig, load_config
+from suite.launch import cost, jobs
+from suite.launch.slurm import Job, SystemFile, find_system, read_system, sbatch_script, time_limit_s
+from suite.mllog import read_events
+from suite.record import RunRecord, summarise
+from suite.run_folder import RunFolder, create, default_folder
+from suite.workload import Descriptor, descriptor
+
+JOB_VERSION = 1
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mlhpc submit cosmoflow --system mysite --config small --nodes 1,2,4 --runs 10 --dry-run
+  mlhpc submit cosmoflow --system ./mysite.yaml --config mini --nodes 2 --runs 5 --seed 1
+  mlhpc submit cosmoflow --system mysite --config small --nodes 2 --instances 8     throughput mode, 16 nodes
+  mlhpc submit cosmoflow --system mysite --config small --nodes 4 --runs 10 --array
+"""
+)
+@click.argument("workload")
+@click.option(
+    "--system", "system_name", required=True, help="A name under submissions/systems, or a path to a .yaml file."
+)
+@click.option("--config", "config_name", required=True, help="Shipped config (mlhpc list) or a YAML file.")
+@click.option(
+    "--nodes", "node_counts", required=True, metavar="N[,N...]", help="Nodes of a run; several: a scaling sweep."
+)
+@click.option("--ranks-per-node", type=click.IntRange(1), help="MPI ranks on each node. Default: the system's.")
+@click.option("--runs", type=click.IntRange(1), default=1, show_default=True, help="Scored runs, one after another.")
+@click.option("--instances", type=click.IntRange(1), default=1, help="Throughput mode: runs at once, --nodes each.")
+@click.option("--array", is_flag=True, help="One array task per run, in place of one allocation for all.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a config key; repeatable.")
+@click.option("--seed", type=click.IntRange(0), help="Seed of run 0; run i has seed + i. Default: from the system.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="New run folder. [runs/<workload>-<size>-<time>]")
+@click.option("--time-limit", help="Slurm time limit, such as 30, 2:00:00 or 1-12. Default: the system's.")
+@click.option(
+    "--estimate-from", type=click.Path(path_type=Path), help="Earlier run folder: the estimate takes its pace."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print the scripts, and on stderr what the jobs will cost; submit nothing."
+)
+def submit(
+    workload: str,
+    system_name: str,
+    config_name: str,
+    node_counts: str,
+    ranks_per_node: int | None,
+    runs: int,
+    instances: int,
+    array: bool,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    output: Path | None,
+    time_limit: str | None,
+    estimate_from: Path | None,
+    dry_run: bool,
+) -> None:
+    """Submit scored runs of a workload to Slurm: one job and one run folder per node count."""
+    chosen = descriptor(workload)
+    config = load_config(chosen, config_name, overrides)
+    system = read_system(find_system(system_name))
+    template = _template(chosen, config, system, ranks_per_node, time_limit)
+    template = replace(template, runs=runs, instances=instances, array=array, seed=seed)
+    counts = parse_nodes(node_counts)
+    root = output or default_folder(config.workload, config.size, datetime.now(UTC))
+    folders = {count: (root if len(counts) == 1 else root / f"nodes-{count}").absolute() for count in counts}
+    planned = [plan(template, config, count, folders[count]) for count in counts]
+    size_card = chosen.card().size(config.size)
+    earlier = _earlier(estimate_from) if estimate_from else None
+    for job in planned:
+        estimate = _cost(job, chosen, config, size_card, earlier)
+        click.echo(f"{_title(job)}:", err=True)
+        for line in cost.describe(estimate, time_limit_s(job.time_limit)):
+            click.echo(f"  {line}", err=True)
+        if dry_run:
+            click.echo(sbatch_script(job), nl=False)
+    if not dry_run:
+        for folder, job in zip(folders.values(), planned, strict=True):
+            job_id = _submit(folder, job, config)
+            click.echo(f"job {job_id}: {_title(job)}: {folder}")
+        click.echo(f"state: mlhpc status {root}")
+
+
+def parse_nodes(text: str) -> tuple[int, ...]:
+    """Node counts ``1,2,4``, each once. ValueError otherwise."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"--nodes {text!r}: expected positive numbers separated by commas, for example 1,2,4")
+    counts = tuple(int(part) for part in parts)
+    if len(set(counts)) < len(counts):
+        raise ValueError(f"--nodes {text!r}: each node count can be given once")
+    return counts
+
+
+def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
+    """The job of one node count. ValueError if its ranks cannot share the batch or its folder exists."""
+    output = folder / "output" / ("job_%A_%a.log" if template.array else "job_%j.log")
+    job = replace(template, nodes=nodes, run=str(folder), config=str(RunFolder(folder).config_path), output=str(output))
+    if config.global_batch_size % job.ranks:
+        from suite.sampling import check_batch  # its message; numpy is loaded only here
+
+        check_batch(config.global_batch_size, job.ranks)
+    if folder.exists():
+        raise ValueError(f"{folder}: exists already; a run never writes into an earlier one (choose another -o)")
+    return job
+
+
+def _template(
+    chosen: Descriptor, config: RunConfig, system: SystemFile, ranks_per_node: int | None, time_limit: str | None
+) -> Job:
+    launcher = system.launcher
+    if config.staging.directory is not None:  # chosen for this run; the site's default would override it in the script
+        launcher = launcher.model_copy(update={"staging_directory": None})
+    if config.cache_drop_command is not None:
+        launcher = launcher.model_copy(update={"cache_drop_command": None})
+    limit = time_limit or launcher.time_limit
+    time_limit_s(limit)
+    in_container = launcher.container.runtime != "none"
+    return Job(
+        workload=chosen.name,
+        size=config.size,
+        config="",
+        system=system.name,
+        launcher=launcher,
+        nodes=1,
+        ranks_per_node=ranks_per_node or launcher.ranks_per_node,
+        python=launcher.python or ("python3" if in_container else sys.executable),
+        time_limit=limit,
+    )
+
+
+def _title(job: Job) -> str:
+    nodes = f"{job.nodes} node{'s' if job.nodes > 1 else ''} x {job.ranks_per_node} ranks"
+    if job.mode == "weak":
+        return f"{job.workload} {job.size}, {job.instances} instances of {nodes} at once"
+    return f"{job.workload} {job.size}, {nodes}, {job.runs} run{'s' if job.runs > 1 else ''}"
+
+
+def _cost(job: Job, chosen: Descriptor, config: RunConfig, size_card: SizeCard, earlier: RunRecord | None) -> cost.Cost:
+    rate = job.launcher.flops_per_s_per_rank
+    pace = (
+        cost.pace_from_record(earlier, job.ranks)
+        if earlier is not None
+        else cost.pace_from_rate(size_card, job.ranks, rate)
+        if rate is not None
+        else None
+    )
+    data = _data_size(config, size_card)
+    staged = job.launcher.staging_directory is not None or config.staging.directory is not None
+    return cost.Cost(
+        epochs=cost.expected_epochs(
+            read_reference_points(chosen.folder, config.size), config.global_batch_size, config.max_epochs
+        ),
+        pace=pace,
+        trials_in_sequence=job.runs,
+        nodes=job.total_nodes,
+        data=data,
+        staged_bytes=data.bytes * job.total_nodes if staged else 0,
+        files_written=cost.FILES_PER_RUN + cost.FILES_PER_TRIAL * job.trials + job.total_nodes,
+    )
+
+
+def _data_size(config: RunConfig, size_card: SizeCard) -> cost.DataSize:
+    """Counted from the manifest if the data set is there, else computed from the card."""
+    root = config.data or Path(os.environ.get("MLHPC_DATA", "data")) / f"{config.workload}-{config.size}"
+    try:
+        shards = [
+            entry for split in json.loads((root / "manifest.json").read_text())["splits"].values() for entry in split
+        ]
+        return cost.DataSize(sum(int(entry["bytes"]) for entry in shards), len(shards) + 1, f"counted in {root}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        samples = size_card.train_samples + size_card.eval_samples
+        return cost.DataSize(samples * size_card.sample_bytes, None, f"from the card; {root} is not there yet")
+
+
+def _earlier(folder: Path) -> RunRecord:
+    """The first log of an earlier run folder that ended."""
+    RunFolder(folder).read_info()
+    for path in sorted(folder.glob("result_*.txt")):
+        record = summarise(read_events(path))
+        if any(epoch.complete for epoch in record.epochs):
+            return record
+    raise ValueError(f"{folder}: no log with a complete epoch to estimate from")
+
+
+def _submit(folder: Path, job: Job, config: RunConfig) -> str:
+    """Write the run folder and submit its job. A folder whose job was refused is taken away again."""
+    run = create(folder, config, mode=job.mode, runs=job.trials, ranks=job.ranks, same_allocation=not job.array)
+    try:
+        (folder / "output").mkdir()
+        script = folder / "job.sbatch"
+        script.write_text(sbatch_script(job))
+        job_id = jobs.submit(script)
+    except ValueError:
+        shutil.rmtree(run.root)
+        raise
+    submitted = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    _write_json(folder / "job.json", {"version": JOB_VERSION, "job_ids": [job_id], "submitted": submitted})
+    return job_id
+
+
+def _write_json(path: Path, value: dict[str, int | str | Sequence[str]]) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value, indent=2) + "\n")
+    part.replace(path)

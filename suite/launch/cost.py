@@ -1,0 +1,134 @@
+"""What a job will cost: time, node-hours, disk, files. Closed forms over the card; every number says its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from suite.card import ReferencePoints, SizeCard
+from suite.record import RunRecord
+
+FILES_PER_TRIAL = 2  # log and output
+FILES_PER_RUN = 5  # run.json, config.yaml, job.sbatch, job.json, exit file
+
+
+@dataclass(frozen=True)
+class DataSize:
+    """Bytes and files of the data set; ``source`` says whether they were counted or computed."""
+
+    bytes: int
+    files: int | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast one trial trains: seconds per epoch with its evaluation, and where that comes from."""
+
+    epoch_s: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Epochs a trial is expected to take, and where that comes from."""
+
+    count: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The modelled cost of one job. ``job_s`` None: nothing is known of the pace."""
+
+    epochs: Epochs
+    pace: Pace | None
+    trials_in_sequence: int
+    nodes: int
+    data: DataSize
+    staged_bytes: int
+    files_written: int
+
+    @property
+    def job_s(self) -> float | None:
+        """Seconds of training in the job."""
+        return None if self.pace is None else self.pace.epoch_s * self.epochs.count * self.trials_in_sequence
+
+    @property
+    def node_hours(self) -> float | None:
+        """Nodes times hours."""
+        return None if self.job_s is None else self.job_s * self.nodes / 3600
+
+
+def expected_epochs(points: ReferencePoints | None, global_batch_size: int, max_epochs: int) -> Epochs:
+    """The mean of the reference convergence point with the nearest batch size, else the config's limit."""
+    known = [point for point in points.points if point.epochs] if points else []
+    if not known:
+        return Epochs(max_epochs, "max_epochs, an upper bound: no reference convergence point")
+    point = min(known, key=lambda item: abs(item.global_batch_size - global_batch_size))
+    return Epochs(
+        min(point.mean, max_epochs),
+        f"mean of {len(point.epochs)} reference runs with global batch size {point.global_batch_size}",
+    )
+
+
+def pace_from_rate(card: SizeCard, ranks: int, flops_per_s_per_rank: float) -> Pace:
+    """Pace if every rank sustained a stated rate."""
+    flops = card.train_samples * card.training_flops_per_sample + card.eval_samples * card.forward_flops_per_sample
+    return Pace(flops / (ranks * flops_per_s_per_rank), f"{flops_per_s_per_rank:.3g} FLOP/s per rank as stated")
+
+
+def pace_from_record(record: RunRecord, ranks: int) -> Pace:
+    """Pace of an earlier run, as if throughput grew with the ranks. ValueError if its log has no throughput."""
+    complete = [epoch for epoch in record.epochs if epoch.complete]
+    if not complete or not record.ranks:
+        raise ValueError(f"{record.path}: no complete epoch to estimate from")
+    epoch_s = sum(epoch.stop_s - epoch.start_s for epoch in complete) / len(complete)
+    return Pace(
+        epoch_s * record.ranks / ranks,
+        f"{epoch_s:.3g} s per epoch on {record.ranks} ranks in {record.path}, in proportion to ranks",
+    )
+
+
+def describe(cost: Cost, time_limit_s: int) -> list[str]:
+    """The cost as lines for a person."""
+    lines = [f"epochs per run   {cost.epochs.count:.4g} ({cost.epochs.source})"]
+    if cost.job_s is None or cost.node_hours is None or cost.pace is None:
+        lines.append(
+            "time             unknown: give --estimate-from RUN, or launcher.flops_per_s_per_rank in the system"
+        )
+    else:
+        lines.append(f"time             {duration(cost.job_s)} of training, modelled ({cost.pace.source})")
+        lines.append(
+            f"node-hours       {cost.node_hours:.3g}, modelled; the time limit allows {_limit(cost, time_limit_s)}"
+        )
+        if cost.job_s > time_limit_s:
+            lines.append(f"                 more than the time limit of {duration(time_limit_s)}: expect to resume")
+    files = "" if cost.data.files is None else f" in {cost.data.files} files"
+    lines.append(f"data set         {size(cost.data.bytes)}{files} ({cost.data.source})")
+    if cost.staged_bytes:
+        lines.append(
+            f"staged copies    {size(cost.staged_bytes)} on {cost.nodes} nodes, {size(cost.data.bytes)} or less each"
+        )
+    lines.append(f"files written    about {cost.files_written} in the run folder")
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 45 s, 12 min, 3.4 h."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+def size(count: int) -> str:
+    """Bytes for people, in powers of 1024."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.4g} {unit}"
+
+
+def _limit(cost: Cost, time_limit_s: int) -> str:
+    return f"{cost.nodes * time_limit_s / 3600:.3g}"
