@@ -60,7 +60,9 @@ def main() -> int:
     chosen = descriptor("cosmoflow")
     config = load_config(chosen, args.size, [f"global_batch_size={args.global_batch_size}"])
     workload = chosen.load()(config)
-    data = Head(workload.dataset("train", args.data or Path(f"data/cosmoflow-{args.size}")), STEPS * args.global_batch_size)
+    data = Head(
+        workload.dataset("train", args.data or Path(f"data/cosmoflow-{args.size}")), STEPS * args.global_batch_size
+    )
     log = EventLog(Path(tempfile.mkdtemp()) / "log.txt" if world.is_first else None)
 
     torch.manual_seed(1)
@@ -121,7 +123,9 @@ def report(pairs, ranks, args) -> None:
           f"{len(pairs)} interleaved pairs of {STEPS} steps, global batch {args.global_batch_size}")  # fmt: skip
     for name, column in (("harness", 0), ("bare loop", 1)):
         step_ms = [1e3 * pair[column] / STEPS for pair in pairs]
-        print(f"  {name:9s} step {statistics.median(step_ms):7.3f} ms median, {min(step_ms):.3f} min, {max(step_ms):.3f} max")
+        print(
+            f"  {name:9s} step {statistics.median(step_ms):7.3f} ms median, {min(step_ms):.3f} min, {max(step_ms):.3f} max"
+        )
     print(f"  ratio {ratio:.4f} [{low:.4f}, {high:.4f}] (95 %); limit {LIMIT}: {verdict}")
 
 

@@ -1,6 +1,6 @@
-"""What trivial and analytic predictors reach on a data set, measured once when it is made, so that no run has to read the data for it.
+"""What trivial and analytic predictors reach on a data set, measured once when it is made: no run reads the data for it.
 
-    <data root>/baselines.json   {"version": 1, "data_manifest": sha256, "metric": key, "values": {name: value}}
+<data root>/baselines.json   {"version": 1, "data_manifest": sha256, "metric": key, "values": {name: value}}
 """
 
 from __future__ import annotations

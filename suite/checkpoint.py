@@ -77,7 +77,7 @@ def load_checkpoint(
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         error = ValueError(f"{path}: there is no checkpoint to resume from")
-    except Exception as caught:  # noqa: BLE001  torch.load raises many kinds for a damaged file
+    except Exception as caught:  # torch.load raises many kinds for a damaged file
         error = ValueError(f"{path}: not a readable checkpoint: {str(caught).splitlines()[0]}")
     if state is not None:
         error = _mismatch(path, state, identity, world.size)
@@ -103,7 +103,7 @@ def _mismatch(path: Path, state: dict[str, Any], identity: dict[str, Any], ranks
 
 def _random_state() -> dict[str, Any]:
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 

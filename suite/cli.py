@@ -19,7 +19,20 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands in the order a person meets them, then any that others installed."""
-        order = ["demo", "doctor", "list", "data", "run", "submit", "status", "package", "check", "score", "report", "rcp"]
+        order = [
+            "demo",
+            "doctor",
+            "list",
+            "data",
+            "run",
+            "submit",
+            "status",
+            "package",
+            "check",
+            "score",
+            "report",
+            "rcp",
+        ]
         names = self._points()
         return [name for name in order if name in names] + sorted(set(names) - set(order))
 

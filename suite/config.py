@@ -20,7 +20,7 @@ class _Section(BaseModel):
 class Staging(_Section):
     """Copy of the data set to node-local storage before training."""
 
-    directory: Path | None = Field(None, description="node-local folder, {node} and {trial} filled in; none: train from the data root")
+    directory: Path | None = Field(None, description="node-local folder; {node} and {trial} are filled in")
     overlap: bool = Field(False, description="stage during the first epoch; the time then counts inside the run")
 
 
@@ -46,10 +46,14 @@ class RunConfig(_Section):
     channels_last: bool = False
     compile: bool = False
     loader_threads: int = Field(1, ge=1)
-    eval_batch_size: int = Field(64, ge=1, description="samples per rank and evaluation step; does not change the metric")
+    eval_batch_size: int = Field(
+        64, ge=1, description="samples per rank and evaluation step; does not change the metric"
+    )
     window_steps: int = Field(50, ge=1, description="training steps per step_phases event")
     checkpoint_every_epochs: int = Field(0, ge=0, description="0: only when the run is told to stop")
-    cache_drop_command: str | None = Field(None, description="run on every node before init_start; its exit code is logged")
+    cache_drop_command: str | None = Field(
+        None, description="run on every node before init_start; its exit code is logged"
+    )
     staging: Staging = Staging()
     submission: Submission = Submission()
     hyperparameters: Hyperparameters

@@ -185,7 +185,7 @@ class TorchTransport:
 
         tensor = torch.from_numpy(values.copy())
         dist.all_reduce(tensor, group=self._group)
-        return tensor.numpy()  # type: ignore[no-any-return]
+        return tensor.numpy()
 
     def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
         """Fill every rank's buffer with the root's bytes."""
@@ -315,8 +315,7 @@ def _rendezvous(launch: Launch) -> None:
         address, port = env["MASTER_ADDR"], env["MASTER_PORT"]
     elif "SLURM_JOB_ID" in env:
         first = first_node(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"])
-        address = env.get("SLURM_LAUNCH_NODE_IPADDR") if env.get("SLURM_NNODES") == "1" else first
-        address = address or first
+        address = "127.0.0.1" if env.get("SLURM_STEP_NUM_NODES") == "1" else first
         port = str(20000 + (int(env["SLURM_JOB_ID"]) * 131 + int(env.get("SLURM_STEP_ID", "0"))) % 40000)
     else:
         raise ValueError(
@@ -353,4 +352,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
-

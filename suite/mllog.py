@@ -155,7 +155,7 @@ class EventLog:
 
 
 def jsonable(value: Any) -> Any:
-    """Any Python value as plain JSON: scalars of numpy and torch by ``item()``, arrays by ``tolist()``, NaN and infinities and the rest as text."""
+    """Any Python value as plain JSON: numpy and torch by ``tolist()``, NaN, infinities and everything else as text."""
     if value is None or isinstance(value, str | bool):
         return value if not isinstance(value, str) else value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, int):
@@ -166,11 +166,10 @@ def jsonable(value: Any) -> Any:
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [jsonable(item) for item in value]
-    for method in ("tolist", "item"):  # numpy and torch, without importing either
-        convert = getattr(value, method, None)
-        if callable(convert):
-            plain = convert()
-            return jsonable(plain) if not hasattr(plain, method) else str(plain)
+    convert = getattr(value, "tolist", None)  # numpy and torch, without importing either
+    if callable(convert):
+        plain = convert()
+        return jsonable(plain) if not hasattr(plain, "tolist") else str(plain)
     return str(value)
 
 

@@ -72,7 +72,9 @@ class RunFolder:
 
     def next_resumed(self, trial: int) -> Path:
         """The first free name for a continuation of a trial."""
-        taken = [int(m[1]) for p in self.root.glob(f"resumed_{trial}_*.txt") if (m := re.search(r"_(\d+)\.txt$", p.name))]
+        taken = [
+            int(m[1]) for p in self.root.glob(f"resumed_{trial}_*.txt") if (m := re.search(r"_(\d+)\.txt$", p.name))
+        ]
         return self.root / f"resumed_{trial}_{max(taken, default=0) + 1}.txt"
 
     def read_info(self) -> RunInfo:
@@ -100,7 +102,9 @@ def create(
     try:
         root.mkdir(parents=True)
     except FileExistsError:
-        raise ValueError(f"{root}: exists already; a run never writes into an earlier one (choose another -o)") from None
+        raise ValueError(
+            f"{root}: exists already; a run never writes into an earlier one (choose another -o)"
+        ) from None
     except OSError as error:
         raise ValueError(f"{root}: cannot be created: {error.strerror}") from None
     return describe(root, config, mode=mode, runs=runs, ranks=ranks, same_allocation=same_allocation)

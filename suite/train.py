@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket  # what torch.distributed.GradBucket is, for type checkers
 from torch.nn.parallel import DistributedDataParallel
 
 from suite import mllog
@@ -268,7 +269,10 @@ def evaluate(
     indices = eval_batches(len(data), config.eval_batch_size, rank=world.rank, size=world.size)
     with torch.no_grad(), autocast(config, device):
         for batch in prefetch(
-            lambda chosen: data.load(chosen, seed=0, epoch=0), indices, threads=config.loader_threads, to_device=to_device
+            lambda chosen: data.load(chosen, seed=0, epoch=0),
+            indices,
+            threads=config.loader_threads,
+            to_device=to_device,
         ):
             for name, value in workload.eval_stats(model, batch).items():
                 totals[name] = totals[name] + value.double() if name in totals else value.double()
@@ -311,7 +315,7 @@ def wrap(model: nn.Module, world: World, device: torch.device, timer: PhaseTimer
     return parallel
 
 
-def _timed_all_reduce(timer: PhaseTimer, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _timed_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP communication hook: mean of a gradient bucket. When the last bucket is ready, only communication is left to wait for."""
     if bucket.is_last():
         timer.mark(FORWARD_BACKWARD)
@@ -327,7 +331,7 @@ def _timed_all_reduce(timer: PhaseTimer, bucket: dist.GradBucket) -> torch.futur
 
 
 # DDP compares the hook's annotations with its types by identity; with postponed evaluation they would be text
-_timed_all_reduce.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
+_timed_all_reduce.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[Tensor]}
 
 
 def device_clock(device: torch.device) -> Clock:

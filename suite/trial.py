@@ -154,7 +154,9 @@ class _Trial:
         torch.manual_seed(seed + (world.rank << SEED_BITS))  # dropout differs between ranks, initial weights do not
         parameters = sum(p.numel() for p in model.parameters())
         if parameters != size_card.model_parameters:
-            raise ValueError(f"{config.size}: model has {parameters} parameters; the card says {size_card.model_parameters}")
+            raise ValueError(
+                f"{config.size}: model has {parameters} parameters; the card says {size_card.model_parameters}"
+            )
         steps = steps_per_epoch(self.manifest.samples("train"), config.global_batch_size)
         optimization = workload.build_optimizer(model, steps)
         if config.compile:
@@ -163,7 +165,11 @@ class _Trial:
         identity = self._identity()
         if resume:
             resumed = load_checkpoint(
-                self.folder.checkpoint(self.trial), world, model=model, optimizer=optimization.optimizer, identity=identity
+                self.folder.checkpoint(self.trial),
+                world,
+                model=model,
+                optimizer=optimization.optimizer,
+                identity=identity,
             )
             position, seed = resumed.position, resumed.seed
         self._log_facts(workload, seed, parameters)
@@ -353,7 +359,9 @@ class _Data:
 def threads_per_rank(world: World) -> int:
     """OMP_NUM_THREADS if the launcher set it, else the cores this process may use shared among the node's ranks."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdigit() and int(given) > 0 else max(1, len(os.sched_getaffinity(0)) // world.local_size)
+    return (
+        int(given) if given.isdigit() and int(given) > 0 else max(1, len(os.sched_getaffinity(0)) // world.local_size)
+    )
 
 
 def pick_device(config: RunConfig, world: World) -> torch.device:

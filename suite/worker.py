@@ -47,7 +47,7 @@ def work(
         return _end(world, output, trial, f"{error}", USAGE)
     except KeyboardInterrupt:
         return _end(world, output, trial, "stopped by SIGINT before training", FAILED)
-    except Exception as error:  # noqa: BLE001  the last line of defence: one line for people, the traceback to a file
+    except Exception as error:  # the last line of defence: one line for people, the traceback to a file
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         if type(error).__name__ != "InterruptedTrialError":
             text += _keep_traceback(output, trial, world)

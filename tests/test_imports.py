@@ -87,7 +87,19 @@ def test_a_workload_uses_the_narrow_waist_and_no_other_workload(path: Path) -> N
         ["check", "--help"],
         ["score", "--help"],
         ["package", "--help"],
-        ["submit", "cosmoflow", "--system", "slurm-two-node", "--config", "mini", "--nodes", "2", "--runs", "2", "--dry-run"],
+        [
+            "submit",
+            "cosmoflow",
+            "--system",
+            "slurm-two-node",
+            "--config",
+            "mini",
+            "--nodes",
+            "2",
+            "--runs",
+            "2",
+            "--dry-run",
+        ],
         ["status", "--help"],
         ["report", "--help"],
     ],
@@ -101,5 +113,7 @@ def test_login_node_commands_load_nothing_heavy(arguments: list[str]) -> None:
         f"loaded = {sorted(HEAVY - {'numpy'})!r}\n"
         "print('LOADED', [name for name in loaded if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", probe, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", probe, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
     assert done.stdout.rstrip().endswith("LOADED []"), done.stdout + done.stderr

@@ -28,14 +28,18 @@ Examples:
 """
 )
 @click.argument("workload")
-@click.option("--config", "config_name", help="Shipped config (mlhpc list) or a YAML file; with --resume the run's own.")
+@click.option(
+    "--config", "config_name", help="Shipped config (mlhpc list) or a YAML file; with --resume the run's own."
+)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a config key; repeatable.")
 @click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks on this machine.")
 @click.option("--runs", type=click.IntRange(1), default=1, show_default=True, help="Scored runs.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="New run folder. [runs/<workload>-<size>-<time>]")
 @click.option("--seed", type=click.IntRange(0), help="Seed of run 0; run i has seed + i. Default: from the system.")
 @click.option("--trial", type=click.IntRange(0), help="Be one trial; inside srun, mpiexec or torchrun: in that world.")
-@click.option("--mode", type=click.Choice(["strong", "weak"]), default="strong", help="weak: one of many instances at once.")
+@click.option(
+    "--mode", type=click.Choice(["strong", "weak"]), default="strong", help="weak: one of many instances at once."
+)
 @click.option("--resume", is_flag=True, help="Continue a stopped trial from its checkpoint; such a run is not scored.")
 def run(
     workload: str,

@@ -22,7 +22,9 @@ def test_every_shipped_config_is_valid_and_of_a_size_of_its_card() -> None:
 
 
 def test_overrides_win_over_the_file_and_are_typed() -> None:
-    config = load_config(COSMOFLOW, "smoke", ["global_batch_size=32", "hyperparameters.dropout=0.25", "staging.overlap=true"])
+    config = load_config(
+        COSMOFLOW, "smoke", ["global_batch_size=32", "hyperparameters.dropout=0.25", "staging.overlap=true"]
+    )
     assert (config.global_batch_size, config.hyperparameters.dropout, config.staging.overlap) == (32, 0.25, True)  # type: ignore[attr-defined]
 
 
@@ -41,7 +43,10 @@ def valid(extra: str = "") -> str:
         (valid("nodez: 3\n"), ": unknown key 'nodez'; valid keys: cache_drop_command, channels_last,"),
         (valid("staging:\n  dir: /x\n"), ": unknown key 'dir'; valid keys: directory, overlap"),
         (valid("size: mini\n"), "key 'size' is given twice"),
-        (valid().replace("global_batch_size: 16", "global_batch_size: many"), ":3: global_batch_size = 'many': Input should be"),
+        (
+            valid().replace("global_batch_size: 16", "global_batch_size: many"),
+            ":3: global_batch_size = 'many': Input should be",
+        ),
         (valid().replace("size: smoke", "size: huge"), "cosmoflow: unknown size 'huge'; sizes: smoke, mini,"),
         ("workload: deepcam\n" + valid(), "workload is 'deepcam', not 'cosmoflow'"),
         ("- a\n", "expected a mapping, found list"),
@@ -61,7 +66,10 @@ def test_a_bad_file_is_one_line_with_the_place(tmp_path: Path, text: str, expect
     [
         ("dropout", "--set 'dropout': expected key=value"),
         ("hyperparameters.dropuot=1", "--set hyperparameters.dropuot: unknown key 'dropuot'; valid keys:"),
-        ("global_batch_size=0", "--set global_batch_size: global_batch_size = 0: Input should be greater than or equal to 1"),
+        (
+            "global_batch_size=0",
+            "--set global_batch_size: global_batch_size = 0: Input should be greater than or equal to 1",
+        ),
         ("size.x=1", "--set 'size.x=1': 'size' is not a section"),
         ("data=[", "the value is not valid YAML"),
     ],

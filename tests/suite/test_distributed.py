@@ -31,7 +31,13 @@ def test_impossible_ranks_are_refused(environ: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("nodelist", "first"),
-    [("node1", "node1"), ("node[1-2]", "node1"), ("nid[000012,000020-000031]", "nid000012"), ("a7,b[1-3]", "a7"), ("gpu-b-[03]", "gpu-b-03")],
+    [
+        ("node1", "node1"),
+        ("node[1-2]", "node1"),
+        ("nid[000012,000020-000031]", "nid000012"),
+        ("a7,b[1-3]", "a7"),
+        ("gpu-b-[03]", "gpu-b-03"),
+    ],
 )
 def test_the_first_node_of_a_list_is_found_without_scontrol(nodelist: str, first: str) -> None:
     assert first_node(nodelist) == first

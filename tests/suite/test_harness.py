@@ -69,7 +69,16 @@ def test_a_run_to_the_target_says_success_and_its_phases_sum_to_the_step(data: P
         assert phases["exposed_communication"] > 0
         assert 0 <= phases["overlapped_communication"] <= phases["forward_backward"]
     keys = [event.key for event in log.events]
-    order = ["cache_state", "init_start", "cache_clear", "seed", "train_samples", "init_stop", "run_start", "epoch_start"]
+    order = [
+        "cache_state",
+        "init_start",
+        "cache_clear",
+        "seed",
+        "train_samples",
+        "init_stop",
+        "run_start",
+        "epoch_start",
+    ]
     assert sorted(order, key=keys.index) == order
     assert keys[-1] == "run_stop"
     assert json.loads((tmp_path / "run" / "run.json").read_text())["workload"] == "toy"
@@ -78,7 +87,9 @@ def test_a_run_to_the_target_says_success_and_its_phases_sum_to_the_step(data: P
 
 def test_ranks_do_not_change_the_losses_and_every_sample_counts_once(data: Path, tmp_path: Path) -> None:
     logs = {n: run(data, tmp_path / f"run{n}", "window_steps=1", "max_epochs=2", ranks=n, code=1) for n in (1, 2, 4)}
-    counted = {n: [e.metadata["metrics"]["counted"] for e in log.events if e.key == "eval_error"] for n, log in logs.items()}
+    counted = {
+        n: [e.metadata["metrics"]["counted"] for e in log.events if e.key == "eval_error"] for n, log in logs.items()
+    }
     assert counted == {n: [37.0, 37.0] for n in logs}
     one = values(logs[1], "rank_phases")
     for n in (2, 4):
@@ -135,7 +146,8 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
     return sorted(
         int(pid)
         for pid in found
-        if int(pid) not in own and b"mpiexec" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        if int(pid) not in own
+        and b"mpiexec" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
         and b"hydra" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
     )
 
@@ -156,7 +168,11 @@ def test_sigterm_leaves_a_checkpoint_and_the_resumed_run_has_the_same_losses(
     more = f"max_epochs={last_epoch + 1}"
     same = ("max_epochs=100000", "hyperparameters.base_learning_rate=1e-9", *changes)
     done = subprocess.run(
-        command(data, folder, 0, *same, more, "resume", ranks=ranks), env=ENV, capture_output=True, text=True, timeout=60
+        command(data, folder, 0, *same, more, "resume", ranks=ranks),
+        env=ENV,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     resumed = read_events(folder / "resumed_0_1.txt")
@@ -183,9 +199,7 @@ def test_a_rank_killed_in_the_middle_ends_the_run_in_seconds_and_its_log_parses(
 
 
 def test_staging_in_the_background_counts_inside_the_run(data: Path, tmp_path: Path) -> None:
-    log = run(
-        data, tmp_path / "run", f"staging.directory={tmp_path}/local/{{node}}", "staging.overlap=true", ranks=2
-    )
+    log = run(data, tmp_path / "run", f"staging.directory={tmp_path}/local/{{node}}", "staging.overlap=true", ranks=2)
     keys = [event.key for event in log.events]
     assert keys.index("run_start") < keys.index("staging_start") < keys.index("staging_stop") < keys.index("run_stop")
     (stats,) = values(log, "staging_stats")

@@ -27,9 +27,8 @@ def test_phases_sum_to_the_step_and_the_next_window_starts_where_this_one_ended(
     first = timer.flush()
     timer.mark("other")
     second = timer.flush()
-    assert first == dict(
-        data_wait=1, forward_backward=3, exposed_communication=2, optimizer=1, other=0, step=7, overlapped_communication=0
-    )
+    expected = {"data_wait": 1, "forward_backward": 3, "exposed_communication": 2, "optimizer": 1, "other": 0}
+    assert first == expected | {"step": 7, "overlapped_communication": 0}
     assert second["step"] == second["other"] == 3
     assert first["step"] == sum(first[name] for name in PHASES)
 

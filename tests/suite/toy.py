@@ -150,7 +150,15 @@ def main(argv: Sequence[str]) -> int:
             (changes.setdefault(section, {}) if section else changes)[name] = yaml.safe_load(value)
     config = toy_config(Path(data), **changes)
     return work(
-        DESCRIPTOR, config, Path(run), int(trial), 3, int(seed), "strong", "resume" in rest, first_line=time.perf_counter()
+        DESCRIPTOR,
+        config,
+        Path(run),
+        int(trial),
+        3,
+        int(seed),
+        "strong",
+        "resume" in rest,
+        first_line=time.perf_counter(),
     )
 
 
