@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,7 +19,7 @@ import pandas as pd
 
 from analysis.layout import LogFile, find_logs, system_file
 from analysis.targets import FULL, Target, find_target
-from analysis.timeline import Evaluation, Timeline, number, shares, timeline
+from analysis.timeline import EpochSpan, Evaluation, Timeline, number, shares, timeline
 from suite import mllog
 from suite.card import Card
 from suite.mllog import Event, Log, read_events
@@ -34,7 +35,7 @@ UNKNOWN = "unknown"
 class Tables:
     """The tidy tables. Keys: ``run`` of a log, ``group`` of a result, ``system_key`` of a system.
 
-    ``records`` has, by run, what suite.record made of the log: the input of suite.scoring.
+    ``records`` by run and ``targets`` by group are the input of suite.scoring.
     """
 
     runs: pd.DataFrame
@@ -43,6 +44,7 @@ class Tables:
     phases: pd.DataFrame
     systems: pd.DataFrame
     records: Mapping[str, RunRecord]
+    targets: Mapping[str, Target | None]
 
     def named(self) -> dict[str, pd.DataFrame]:
         """Every table by name."""
@@ -57,6 +59,7 @@ def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
     phases: list[dict[str, Any]] = []
     systems: dict[str, dict[str, Any]] = {}
     records: dict[str, RunRecord] = {}
+    targets: dict[str, Target | None] = {}
     for place in _labelled(find_logs(paths)):
         log = read_events(place.path)
         record = summarise(log)
@@ -64,7 +67,7 @@ def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
         target = find_target(benchmark, record.size or FULL, cards)
         line = timeline(log.events, target.metric if target else record.metric_key or mllog.EVAL_ERROR)
         row = _run_row(place, benchmark, log, record, target, line)
-        records[row["run"]] = record
+        records[row["run"]], targets[row["group"]] = record, target
         runs.append(row)
         epochs.extend(_epoch_rows(row["run"], line, log.events))
         evals.extend(_eval_rows(row, line, target))
@@ -80,6 +83,7 @@ def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
         phases=pd.DataFrame(phases, columns=PHASE_COLUMNS),
         systems=pd.DataFrame(list(systems.values())),
         records=records,
+        targets=targets,
     )
 
 
@@ -124,6 +128,7 @@ def _run_row(
         "trial": place.trial,
         "file": str(place.path),
         "sha256": hashlib.sha256(place.path.read_bytes()).hexdigest(),
+        "scaling_factor": _scaling_factor(place.path.parent),
         "suite_version": record.suite_version,
         "published": record.suite_version is None and place.round is not None,
         "pruned": place.pruned,
@@ -187,7 +192,7 @@ def _outcome(row: Mapping[str, Any], line: Timeline, target: Target | None) -> d
         "outcome": outcome,
         "converged": hit is not None and line.run_s is not None and not row["resumed"],
         "epochs_to_target": _epochs(hit, line, unit),
-        "epochs_at_last_eval": _epochs(valued[-1], line, unit) if valued else None,
+        "epochs_run": _epochs_run(in_run, valued, line, unit),
         "target_reached_s": hit.reported_s if hit else None,
         "reached_value": hit.value if hit else None,
         "best_value": best,
@@ -213,6 +218,15 @@ def _epochs(evaluation: Evaluation | None, line: Timeline, unit: float | None) -
     if unit is not None:
         return evaluation.number / unit
     return evaluation.number + (1.0 if line.zero_based else 0.0)
+
+
+def _epochs_run(
+    epochs: Sequence[EpochSpan], evals: Sequence[Evaluation], line: Timeline, unit: float | None
+) -> float | None:
+    """Epochs that the run's training time was spent on: those of the last evaluation, or all begun beside it."""
+    if unit is None and any(e.overlaps_training for e in line.evals):
+        return float(len(epochs))
+    return _epochs(evals[-1], line, unit) if evals else None
 
 
 def _logged_extras(record: RunRecord) -> dict[str, Any]:
@@ -318,8 +332,7 @@ def _phase_rows(run: str, events: Sequence[Event], line: Timeline) -> list[dict[
 def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
     """The system as its package describes it, else as the run collected it; every field as text, absent ones absent."""
     described = system_file(place)
-    fields: dict[str, Any] = {}
-    problem = None
+    fields, problem = _collected(place) if place.kind == "run" else ({}, None)
     if described is not None:
         try:
             fields, _ = json.JSONDecoder(strict=False).raw_decode(described.read_text("utf-8", "replace").strip())
@@ -332,7 +345,7 @@ def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
         "round": row["round"],
         "submitter": row["submitter"],
         "system": place.system,
-        "described_by": described.name if described else None,
+        "described_by": described.name if described else "facts of the run" if fields else None,
         "problem": problem,
         "name": _text(fields.get("system_name")) or row["platform"] or place.system,
         "division": _text(fields.get("division")),
@@ -350,6 +363,54 @@ def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
         "operating_system": _text(fields.get("operating_system")),
         "software": _text(fields.get("other_software_stack")),
     }
+
+
+def _collected(place: LogFile) -> tuple[dict[str, Any], str | None]:
+    """A run folder's facts under the names of the MLPerf system description; what is unknown stays absent."""
+    nodes, problem = [], None
+    for path in sorted((place.package / "facts").glob("*.json")):
+        try:
+            nodes.append(json.loads(path.read_text("utf-8")))
+        except ValueError as error:
+            problem = f"{path.name}: not JSON: {error}"
+    if not nodes or not isinstance(nodes[0], dict):
+        return {}, problem
+
+    def get(section: str, name: str) -> Any:
+        part = nodes[0].get(section)
+        value = part.get(name) if isinstance(part, dict) else None
+        return None if value == UNKNOWN else value
+
+    def named(section: str, name: str) -> str | None:
+        part = nodes[0].get(section)
+        values = [item.get(name) for item in part if isinstance(item, dict)] if isinstance(part, list) else []
+        return ", ".join(sorted({str(value) for value in values if value not in (None, "", UNKNOWN)})) or None
+
+    accelerators = nodes[0].get("accelerators")
+    memory = get("memory", "total_gib")
+    packages = get("software", "packages") or {}
+    fields = {
+        "number_of_nodes": len(nodes),
+        "accelerators_per_node": len(accelerators) if isinstance(accelerators, list) else None,
+        "host_processors_per_node": get("cpu", "sockets"),
+        "accelerator_model_name": named("accelerators", "model"),
+        "host_processor_model_name": get("cpu", "model"),
+        "host_memory_capacity": f"{memory} GiB" if memory else None,
+        "host_storage_type": named("file_systems", "type"),
+        "host_networking": named("network", "link"),
+        "framework": f"PyTorch {packages['torch']}" if "torch" in packages else None,
+        "operating_system": get("software", "operating_system"),
+        "other_software_stack": packages,
+    }
+    return fields, problem
+
+
+def _scaling_factor(folder: Path) -> float | None:
+    """The reference-convergence factor a package ships beside its logs (the official tool multiplies by it)."""
+    try:
+        return number(json.loads((folder / "scaling.json").read_text("utf-8")).get("scaling_factor"))
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _first_mapping(events: Iterable[Event], key: str) -> dict[str, Any]:
@@ -377,16 +438,30 @@ def _mark_repeats(runs: list[dict[str, Any]]) -> None:
 
 def _complete_from_systems(runs: list[dict[str, Any]], systems: Mapping[str, Mapping[str, Any]]) -> None:
     """Scale and division where the log is silent or the system description decides; both kept, a difference flagged."""
+    members = Counter(row["group"] for row in runs if not row["pruned"])
     for row in runs:
         system = systems[row["system_key"]]
-        per_node = system["accelerators_per_node"] or system["processors_per_node"]
-        described = system["nodes"] * per_node if system["nodes"] and per_node else None
-        logged_per_node = row["accelerators_per_node"] or (row["nodes"] and system["processors_per_node"])
-        logged = row["nodes"] * logged_per_node if row["nodes"] and logged_per_node else row["ranks"]
+        described = _units(system["nodes"], system["accelerators_per_node"], system["processors_per_node"])
+        logged = _units(row["nodes"], row["accelerators_per_node"], system["processors_per_node"]) or row["ranks"]
         row["division_logged"] = row["division"]
         row["division"] = system["division"] or row["division"]
-        row["units_described"] = described
-        row["units_logged"] = logged
-        row["units"] = (described if row["mode"] == "strong" else None) or logged or described
+        row["units_described"], row["units_logged"] = described, logged
+        if row["mode"] == "strong":
+            row["units"] = described or logged
+        else:
+            row["units"] = _instance_units(logged, row["ranks"], described, members[row["group"]])
+        row["scale_suspect"] = logged is not None and row["units"] != logged
         row["nodes"] = row["nodes"] if row["nodes"] is not None else system["nodes"]
-        row["scale_suspect"] = bool(described and logged and described != logged and row["mode"] == "strong")
+
+
+def _units(nodes: float | None, accelerators: float | None, processors: float | None) -> float | None:
+    """Compute units: accelerators, or processors where there are none."""
+    per_node = accelerators or processors
+    return nodes * per_node if nodes and per_node else None
+
+
+def _instance_units(logged: float | None, ranks: float | None, described: float | None, instances: int) -> float | None:
+    """Units of one of several concurrent runs; some logs give the whole system's nodes, which cannot hold them all."""
+    if logged is None or described is None or instances < 2 or logged * instances <= described:
+        return logged
+    return ranks if ranks and ranks < logged else logged if logged < described else described // instances

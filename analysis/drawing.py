@@ -1,0 +1,129 @@
+"""The look of figures and how they become SVG for the page: one style, unique ids, the page's own text colour.
+
+Figures are drawn without pyplot, so nothing is global. Same figure in, same bytes out.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+WIDTH_IN = 11.0  # 792 user units; the page never shows it narrower than 792 px, so 11 pt text is at least 11 px
+INK = "#123456"  # stands for the page's text colour, in light and dark mode
+# Okabe and Ito, https://jfly.uni-koeln.de/color/ (black left out: it is no colour in dark mode)
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442",
+)  # fmt: skip
+GREY = "#8A8A8A"
+CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+_STYLE: dict[str, Any] = {
+    "svg.hashsalt": "mlhpc",
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.family": "DejaVu Sans",
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 11,
+    "xtick.labelsize": 11,
+    "ytick.labelsize": 11,
+    "legend.fontsize": 11,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.18,
+    "grid.linewidth": 0.8,
+    "hatch.linewidth": 0.9,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    **dict.fromkeys(
+        ["text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color", "hatch.color"],
+        INK,
+    ),
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The suite's look, for the time of drawing and saving."""
+    with mpl.rc_context(cast(Any, _STYLE)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def svg(figure: Figure, name: str, title: str, description: str) -> str:
+    """The figure as an ``<svg>`` element to stand inside a page.
+
+    Ids are prefixed with ``name``, so that several figures can share a page; INK becomes the page's text colour.
+    """
+    with style():
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
+    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", text)
+    text = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
+    text = text.replace(INK, "currentColor")
+    head_end = text.index(">")
+    box = re.search(r'viewBox="([^"]+)"', text)
+    assert box is not None
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{box.group(1)}" '
+        f'role="img" aria-labelledby="{name}-title {name}-desc">'
+        f'\n<title id="{name}-title">{_xml(title)}</title>\n<desc id="{name}-desc">{_xml(description)}</desc>'
+    )
+    return head + text[head_end + 1 :].rstrip()
+
+
+def grid(panels: int, columns: int, heights_in: Sequence[float], **options: Any) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of page width with one row of axes per entry of ``heights_in``; unused axes of the last row are off."""
+    figure = Figure(figsize=(WIDTH_IN, sum(heights_in)), layout="constrained")
+    axes = figure.subplots(len(heights_in), columns, squeeze=False, height_ratios=list(heights_in), **options)
+    for position, axis in enumerate(axes.flat):
+        if position >= panels:
+            axis.set_axis_off()
+    return figure, [list(row) for row in axes]
+
+
+def beside(axis: Axes, x: float, y: float, text: str) -> None:
+    """A value right of the end of a bar."""
+    axis.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", ha="left")
+
+
+def clip(text: object, length: int = 44) -> str:
+    """A label that fits: one line, printable, cut in the middle (names differ at both ends)."""
+    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+    if len(line) <= length:
+        return line
+    head = length * 2 // 3
+    return f"{line[:head]}…{line[-(length - head - 1) :]}"
+
+
+def seconds(value: float) -> str:
+    """Seconds for people: three digits, in s below 10 minutes, then min, then h."""
+    if value != value:  # NaN
+        return "–"
+    if value < 600:
+        return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
+    return f"{value / 60:.1f} min" if value < 36000 else f"{value / 3600:.1f} h"
+
+
+def _xml(text: str) -> str:
+    return clip(text, 10_000).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,91 @@
+"""Figure: the metric of every run against epochs, with the target."""
+
+from __future__ import annotations
+
+from textwrap import fill
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.drawing import BLUE, INK, VERMILION, clip, grid
+from analysis.study import NotAnswerableError, Study
+
+TITLE = "Convergence"
+QUESTION = "How many epochs does the target take, and how much do runs differ?"
+CAPTION = (
+    "Every run that logged an evaluation, scored or not, up to run_stop; a cross marks a run that never "
+    "reached the target. The dot is the first evaluation that meets the target (dashed line): the epochs to "
+    "target. Panels of one benchmark and size share their axes."
+)
+ORDER = 20
+COLUMNS = 3
+
+
+def table(study: Study) -> pd.DataFrame:
+    """Epochs to target and the metric reached, by result."""
+    frame = study.results[study.results["group"].isin(_curves(study)["group"])]
+    if frame.empty:
+        raise NotAnswerableError("no log has an evaluation with a metric value and an epoch number")
+    return pd.DataFrame(
+        {
+            "benchmark": frame["benchmark"],
+            "size": frame["size"],
+            "label": frame["label"],
+            "runs started": frame["n_started"],
+            "runs that reached the target": frame["n_reached"],
+            "n averaged": frame["n_averaged"],
+            "epochs to target, mean": frame["epochs_to_target.mean"],
+            "epochs to target, std": frame["epochs_to_target.std"],
+            "target": frame["target"],
+            "metric at target, mean": frame["reached_value.mean"],
+        }
+    ).reset_index(drop=True)
+
+
+def draw(study: Study) -> Figure:
+    """A panel per result, rows filled class by class."""
+    table(study)
+    curves = _curves(study)
+    shown = study.results[study.results["group"].isin(curves["group"])]
+    panels = [row for _, rows in study.classes() for row in rows[rows["group"].isin(shown["group"])].to_dict("records")]
+    columns = min(COLUMNS, len(panels))
+    figure, axes = grid(len(panels), columns, [2.5] * -(-len(panels) // columns))
+    flat = [axis for row in axes for axis in row]
+    limits: dict[tuple[str, str], tuple[float, float, float]] = {}
+    for key, part in curves.groupby(["benchmark", "size"]):
+        spread = part["value"].quantile([0.0, 0.98])
+        target = part["target"].iloc[0]
+        low, high = (
+            (spread.iloc[0], spread.iloc[1])
+            if pd.isna(target)
+            else (min(spread.iloc[0], target), max(spread.iloc[1], target))
+        )
+        pad = 0.06 * (high - low or abs(high) or 1.0)
+        limits[key] = (low - pad, high + pad, part["epochs"].max() * 1.04)
+    for position, (row, axis) in enumerate(zip(panels, flat, strict=False)):
+        for _, run in curves[curves["group"] == row["group"]].groupby("run"):
+            axis.plot(run["epochs"], run["value"], color=BLUE, linewidth=0.9, alpha=0.55)
+            hits = run[run["reached"]]
+            end = hits.iloc[0] if len(hits) else run.iloc[-1]
+            axis.plot(
+                end["epochs"], end["value"], marker="o" if len(hits) else "x", markersize=5,
+                color=BLUE if len(hits) else VERMILION, linestyle="none",
+            )  # fmt: skip
+        if pd.notna(row["target"]):
+            axis.axhline(row["target"], color=INK, linestyle="--", linewidth=1.0)
+        low, high, last = limits[(row["benchmark"], row["size"])]
+        axis.set_ylim(low, high)
+        axis.set_xlim(0, last)
+        axis.set_title(f"{clip(row['label'], 34)}\n{clip(row['benchmark'], 14)} {clip(row['size'], 14)}", fontsize=11)
+        if position % columns == 0:
+            axis.set_ylabel(fill(clip(row["metric_name"] or "metric", 60), 24))
+        if position + columns >= len(panels):
+            axis.set_xlabel("epochs trained")
+    return figure
+
+
+def _curves(study: Study) -> pd.DataFrame:
+    evals = study.tables.evals
+    evals = evals[~evals["after_run_stop"].astype(bool)].dropna(subset=["epochs", "value"])
+    columns = ["run", "group", "benchmark", "size", "target"]
+    return evals.merge(study.runs[columns], on="run")

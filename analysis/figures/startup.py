@@ -1,0 +1,57 @@
+"""Figure: what passes before a run can begin: interpreter, imports, initialisation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.drawing import BLUE, ORANGE, PURPLE, beside, clip, grid, seconds
+from analysis.study import NotAnswerableError, Study
+
+TITLE = "Before the run: start-up"
+QUESTION = "How long does a job take until it can train?"
+CAPTION = (
+    "Median over ranks, mean over all runs of the result; not part of any score. Interpreter: process start to "
+    "the first line of the suite. Imports: to the end of importing torch and the workload. Init: from there to "
+    "init_stop without staging. The table has the slowest rank."
+)
+ORDER = 50
+
+PARTS = (("interpreter", "interpreter", ORANGE), ("imports", "imports", PURPLE), ("init", "init", BLUE))
+
+
+def table(study: Study) -> pd.DataFrame:
+    """Seconds by part and result, median and slowest rank."""
+    known = study.runs[study.runs["startup_init_median_s"].notna()]
+    if known.empty:
+        raise NotAnswerableError("startup events; only this suite logs them, published MLPerf HPC logs do not")
+    rows = []
+    for (benchmark, size, label), runs in known.groupby(["benchmark", "size", "label"], sort=True):
+        line: dict[str, object] = {"benchmark": benchmark, "size": size, "label": label, "n": len(runs)}
+        for name, title, _ in PARTS:
+            line[f"{title} [s], median rank"] = float(pd.to_numeric(runs[f"startup_{name}_median_s"]).mean())
+            line[f"{title} [s], slowest rank"] = float(pd.to_numeric(runs[f"startup_{name}_max_s"]).max())
+        rows.append(line)
+    return pd.DataFrame(rows)
+
+
+def draw(study: Study) -> Figure:
+    """One bar per result."""
+    frame = table(study)
+    figure, [[axis]] = grid(1, 1, [1.2 + 0.36 * len(frame)])
+    places = np.arange(len(frame))
+    at = np.zeros(len(frame))
+    for _, title, colour in PARTS:
+        width = frame[f"{title} [s], median rank"].to_numpy(float)
+        axis.barh(places, width, left=at, height=0.72, color=colour, label=title)
+        at = at + width
+    for place, value in enumerate(at):
+        beside(axis, value, place, f"{seconds(value)}")
+    axis.set_xlim(0, at.max() * 1.15)
+    axis.set_ylim(-0.6, len(frame) - 0.4)
+    axis.set_yticks(places, [clip(f"{row.label}, {row.benchmark} {row.size}", 60) for row in frame.itertuples()])
+    axis.set_xlabel("seconds")
+    axis.grid(visible=False, axis="y")
+    figure.legend(loc="outside upper center", ncols=len(PARTS))
+    return figure

@@ -1,0 +1,111 @@
+"""Which runs of a result are scored, and the score: suite.scoring's answer, brought to the names of a table of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pandas as pd
+
+from analysis.targets import Target
+from suite.record import RunRecord
+from suite.scoring import JudgedRun, throughput, time_to_train
+
+Convergence = Literal["rules", "status"]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """``averaged`` are the runs that means are taken over: those of the score, or without one all that converged.
+
+    ``score_s`` is time to train, in throughput mode the time to train all; None without a score, and ``note`` says why.
+    ``fate`` says of every run what became of it.
+    """
+
+    averaged: tuple[str, ...]
+    scored: int
+    score_s: float | None
+    score_with_staging_s: float | None
+    note: str
+    fate: Mapping[str, str]
+    interval_s: tuple[float, float] | None = None
+    models: int | None = None
+    models_per_min: float | None = None
+
+
+def select(
+    group: pd.DataFrame, records: Mapping[str, RunRecord], target: Target | None, convergence: Convergence = "rules"
+) -> Selection:
+    """Score the runs of one result. Pruned runs stay out; ``status`` believes a logged success."""
+    pruned = {str(name): "pruned" for name in group.loc[group["pruned"], "run"]}
+    names = [str(name) for name in group.loc[~group["pruned"], "run"]]
+    if target is None:
+        fate = pruned | dict.fromkeys(names, "not judged: no target known")
+        return Selection((), 0, None, None, "no target is known for this benchmark and size", fate)
+    judge = _Believing(**vars(target)) if convergence == "status" else target
+    entered = [replace(records[name], resumed=resumed) for name, resumed in _resumed(group, names)]
+    if group["mode"].iloc[0] == "weak":
+        return _throughput(names, entered, judge, pruned)
+    score = time_to_train(entered, judge)
+    fate = pruned | {name: _fate(run, score.valid) for name, run in zip(names, score.runs, strict=True)}
+    if not score.valid:
+        done = _converged(names, score.runs)
+        return Selection(done, 0, None, None, _reason(score.reason), fate)
+    kept = tuple(name for name, run in zip(names, score.runs, strict=True) if run.dropped is None)
+    failed = any(not run.converged and "outside" not in (run.dropped or "") for run in score.runs)
+    return Selection(
+        averaged=kept,
+        scored=score.required_runs,
+        score_s=score.mean_s,
+        score_with_staging_s=score.mean_with_staging_s,
+        note=f"olympic mean of {score.required_runs} runs" + (", one of which failed" if failed else ""),
+        fate=fate,
+        interval_s=score.interval_s,
+    )
+
+
+class _Believing(Target):
+    """A target that any evaluation meets: what a log's own status says then decides."""
+
+    def reached(self, value: float) -> bool:
+        """True."""
+        return True
+
+
+def _throughput(names: Sequence[str], entered: list[RunRecord], target: Target, pruned: dict[str, str]) -> Selection:
+    score = throughput(entered, target)
+    fate = pruned | {name: _fate(run, score.valid) for name, run in zip(names, score.runs, strict=True)}
+    done = _converged(names, score.runs)
+    return Selection(
+        averaged=done,
+        scored=len(done) if score.valid else 0,
+        score_s=score.time_to_train_all_s,
+        score_with_staging_s=score.time_to_train_all_with_staging_s,
+        note=_reason(score.reason)
+        or f"time from the first run_start to the last run_stop of {score.instances} instances",
+        fate=fate,
+        models=score.instances,
+        models_per_min=score.models_per_minute,
+    )
+
+
+def _resumed(group: pd.DataFrame, names: Sequence[str]) -> list[tuple[str, bool]]:
+    flags = dict(zip(group["run"], group["resumed"], strict=True))
+    return [(name, bool(flags[name])) for name in names]
+
+
+def _converged(names: Sequence[str], runs: Sequence[JudgedRun]) -> tuple[str, ...]:
+    return tuple(name for name, run in zip(names, runs, strict=True) if run.converged)
+
+
+def _fate(run: JudgedRun, valid: bool) -> str:
+    if not run.converged:
+        return f"not converged: {run.failure}"
+    if not valid:
+        return "converged; no score"
+    return f"left out: {run.dropped}" if run.dropped else "scored"
+
+
+def _reason(reason: str | None) -> str:
+    return (reason or "").removeprefix("not a score: ")

@@ -1,0 +1,67 @@
+"""Everything a figure or the report may look at: the tables, each run decomposed, one row per result. No drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.decompose import choose, per_run, results
+from analysis.ingest import Tables, ingest
+from analysis.selection import Selection
+from suite.card import Card
+
+CLASS = ["benchmark", "size", "mode"]
+
+
+class NotAnswerableError(ValueError):
+    """The data for a figure are not there; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """``runs`` is `decompose.per_run` of every log, ``results`` one row per group, both with a ``label`` to show."""
+
+    tables: Tables
+    runs: pd.DataFrame
+    results: pd.DataFrame
+    selections: Mapping[str, Selection]
+
+    def classes(self) -> list[tuple[str, pd.DataFrame]]:
+        """Results by benchmark, size and mode, each with a heading: what may stand beside each other in a figure."""
+        return [(heading(*key), group) for key, group in self.results.groupby(CLASS, sort=True)]
+
+    def runs_of(self, group: str) -> pd.DataFrame:
+        """The runs of one result."""
+        return self.runs[self.runs["group"] == group]
+
+
+def study(paths: Sequence[Path], cards: Mapping[str, Card]) -> Study:
+    """Read paths and decompose. ValueError as of `ingest`."""
+    tables = ingest(paths, cards)
+    runs = per_run(tables.runs)
+    selections = choose(tables)
+    runs["fate"] = [selections[group].fate[run] for group, run in zip(runs["group"], runs["run"], strict=True)]
+    rows = results(runs, selections)
+    rows["label"] = _labels(rows)
+    runs["label"] = runs["group"].map(rows.set_index("group")["label"])
+    return Study(tables, runs, rows, selections)
+
+
+def heading(benchmark: str, size: str, mode: str) -> str:
+    """How a class of results is called."""
+    return f"{benchmark} · size {size} · {'throughput' if mode == 'weak' else 'time to train'}"
+
+
+def _labels(rows: pd.DataFrame) -> pd.Series:
+    """The system's name, with as much of round and submitter as tells results of a class apart."""
+    label = rows["system"].astype(str)
+    for name in ("round", "submitter"):
+        clash = label.groupby([rows[key] for key in CLASS] + [label]).transform("size") > 1
+        label = label.where(~clash, label + " · " + rows[name].astype(str))
+    if rows["round"].nunique() > 1:
+        named = [f" · {round_}" for round_ in rows["round"]]
+        label = pd.Series([t if t.endswith(n) or n + " · " in t else t + n for t, n in zip(label, named, strict=True)])
+    return label
