@@ -80,7 +80,7 @@ def as_text(item: Descriptor) -> list[str]:
         rows.append(
             (
                 name,
-                f"{size_card.metric_name} {relation} {size_card.threshold:g}",
+                f"{relation} {size_card.threshold:g}",
                 str(size_card.required_runs),
                 f"{size_card.train_samples:,}",
                 f"{size_card.model_parameters:,}",
@@ -93,7 +93,9 @@ def as_text(item: Descriptor) -> list[str]:
         "  " + "  ".join(text.ljust(width) for text, width in zip(row, [*widths, 0], strict=True)).rstrip()
         for row in rows
     ]
-    return [f"{card.workload}  {card.title} ({card.domain})", *table, f"  configs: {', '.join(configs(item))}"]
+    metrics = "; ".join(dict.fromkeys(size_card.metric_name for size_card in card.sizes.values()))
+    title = f"{card.workload}  {card.title} ({card.domain}), measured by {metrics}"
+    return [title, *table, f"  configs: {', '.join(configs(item))}"]
 
 
 def _points(item: Descriptor, size: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""`mlhpc status`: what every trial of a run folder is doing, from its log and, for Slurm, from the queue. Reads only."""
+"""`mlhpc status`: what each trial of a run folder is doing, from its log and, for Slurm, from the queue. Reads only."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The jobs of a run folder: ``state`` is the queue's word, or ``exit N``, or ``gone``; ``ended`` None: not Slurm."""
+    """The jobs of a run folder: ``state`` is the queue's, or ``exit N``, or ``gone``; ``ended`` None: not Slurm."""
 
     ids: tuple[str, ...] = ()
     state: str | None = None

@@ -23,7 +23,7 @@ from types import FrameType
 
 WORKER_CODES = (0, 1, 2, 3)
 STOPPED = 3  # ended by a signal, with a checkpoint left
-TOKEN_NAME = "MLHPC_LAUNCH"  # noqa: S105  an environment variable's name
+TOKEN_NAME = "MLHPC_LAUNCH"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
