@@ -39,7 +39,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command."""
         point = self._points().get(cmd_name)
-        return point.load() if point else None
+        try:
+            return point.load() if point else None
+        except ImportError as error:
+            raise click.ClickException(f"command {cmd_name!r} cannot be loaded: {error}") from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

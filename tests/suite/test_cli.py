@@ -1,0 +1,87 @@
+"""The command line as a person meets it: names are answered, mistakes are one line with exit code 2, starts are light."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMANDS = ["demo", "doctor", "list", "data", "run", "submit", "status", "package", "check", "score", "report", "rcp"]
+
+
+def mlhpc(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "suite", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env=os.environ | environ,
+    )
+
+
+def test_help_lists_every_command_with_examples() -> None:
+    done = mlhpc("--help")
+    assert done.returncode == 0
+    listed = [line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line.startswith("  ")]
+    assert [name for name in listed if name in COMMANDS] == COMMANDS
+    assert "Examples:" in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    done = mlhpc(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"mlhpc {command}" in done.stdout.partition("xample")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["chek"], "unknown command 'chek'; did you mean 'check'? commands: demo, doctor,"),
+        (["run", "cosmo"], "unknown workload 'cosmo'; workloads: cosmoflow"),
+        (["run", "cosmoflow", "--config", "tiny"], "unknown config 'tiny'; shipped: "),
+        (["run", "cosmoflow", "--set", "nodez=3"], "--set nodez: unknown key 'nodez'; valid keys:"),
+        (["run", "cosmoflow", "--resume"], "--resume needs --output RUN and --trial I"),
+        (["run", "cosmoflow", "--ranks", "0"], "0 is not in the range x>=1"),
+        (["check", "/no/such/path"], "/no/such/path"),
+        (["score", "/no/such/path"], "/no/such/path"),
+        (["data", "verify", "/no/such/path"], "/no/such/path"),
+        (["report", "/no/such/path", "-o", "never.html"], "/no/such/path"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line_on_stderr_with_exit_code_2(arguments: list[str], expected: str, tmp_path: Path) -> None:
+    done = mlhpc(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_run_without_data_says_how_to_make_them(tmp_path: Path) -> None:
+    done = mlhpc("run", "cosmoflow", "--config", "smoke", "-o", str(tmp_path / "run"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "make it with: mlhpc data generate cosmoflow --size smoke" in done.stdout + done.stderr
+
+
+def test_an_existing_run_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    done = mlhpc("run", "cosmoflow", "--config", "smoke", "-o", "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "run: exists already" in done.stderr
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_shell_completion_knows_the_commands() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("mlhpc"))],
+        env=os.environ | {"_MLHPC_COMPLETE": "bash_complete", "COMP_WORDS": "mlhpc sc", "COMP_CWORD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "score" in done.stdout, done.stdout + done.stderr
