@@ -1,0 +1,249 @@
+"""`mlhpc data`: generate, convert, export, verify and fetch data sets. What a workload's data are, its own module knows."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from suite.workload import descriptor
+
+if TYPE_CHECKING:
+    from suite.distributed import World
+    from suite.shards import Manifest
+
+PLAIN_INTERVAL_S = 5.0
+TERMINAL_NAME = "MLHPC_TERMINAL"  # set for the ranks when the command that started them had a terminal
+EXPORT_PREFIX = "export_"
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  mlhpc data generate cosmoflow --size mini --ranks 2
+  srun -n 128 mlhpc data generate cosmoflow --size small -o /scratch/cosmoflow-small
+  mlhpc data verify data/cosmoflow-mini --deep
+  mlhpc data fetch cosmoflow -o public --from /shared/cosmoUniverse_2019_05_4parE_tf_v2
+  mlhpc data convert cosmoflow public -o data/cosmoflow-full
+"""
+)
+def data() -> None:
+    """Make, convert and check data sets.
+
+    A data set lies in $MLHPC_DATA (else ./data) / <workload>-<size> unless -o says otherwise. Its manifest is written
+    last: a folder with one is complete, one without is continued by the command that began it.
+    """
+
+
+_OUTPUT = click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder of the data set.")
+_RANKS = click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks to start here.")
+
+
+@data.command()
+@click.argument("workload")
+@click.option("--size", required=True, help="A size of the workload (mlhpc list).")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Another seed is another data set.")
+@_RANKS
+@_OUTPUT
+def generate(workload: str, size: str, seed: int, ranks: int, output: Path | None) -> None:
+    """Generate the synthetic data set of a size; inside srun or mpiexec with the ranks that are there."""
+    chosen = descriptor(workload)
+    chosen.card().size(size)
+    root = output or default_root(workload, size)
+    if _is_there(root, workload, size, seed):
+        return
+    words = ["generate", workload, "--size", size, "--seed", str(seed), "-o", str(root)]
+    _start_ranks(ranks, words)
+    with _world() as world:
+        with _progress(world, f"{workload} {size}") as tell:
+            chosen.load_generator().generate(root, size, seed=seed, world=world, progress=tell)
+        _show(root, world)
+
+
+@data.command()
+@click.argument("workload")
+@click.argument("source", type=click.Path(path_type=Path))
+@_RANKS
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder of the new data set.")
+def convert(workload: str, source: Path, ranks: int, output: Path) -> None:
+    """Convert the field's own form of the data (public files) to the suite's sharded form."""
+    chosen = descriptor(workload)
+    if not source.exists():
+        raise ValueError(f"{source}: does not exist; expected the folder of the {workload} files to convert")
+    _start_ranks(ranks, ["convert", workload, str(source), "-o", str(output)])
+    with _world() as world:
+        _ability(chosen.load_generator(), workload, "convert")(source, output, world=world)
+        _show(output, world)
+
+
+@data.command()
+@click.argument("workload")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("--form", help="Form to write. [the workload's only one]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New folder.")
+def export(workload: str, source: Path, form: str | None, output: Path) -> None:
+    """Write a data set of the sharded form in the field's own form, for other codes to read."""
+    generator = descriptor(workload).load_generator()
+    forms = [name.removeprefix(EXPORT_PREFIX) for name in dir(generator) if name.startswith(EXPORT_PREFIX)]
+    if form is None and len(forms) == 1:
+        form = forms[0]
+    if form not in forms:
+        raise ValueError(f"{workload}: cannot export form {form!r}; forms: {', '.join(forms) or 'none'}")
+    _check_new(output)
+    getattr(generator, EXPORT_PREFIX + form)(source, output)
+    click.echo(f"{output}: {form} written from {source}")
+
+
+@data.command()
+@click.argument("root", type=click.Path(path_type=Path))
+@click.option("--deep", is_flag=True, help="Read every byte and compare checksums, not only presence and sizes.")
+def verify(root: Path, deep: bool) -> None:
+    """Check a data set against its manifest. Exit code 1 if anything is missing or damaged."""
+    from suite import shards
+
+    begin = time.monotonic()
+    problems = shards.verify(root, deep=deep)
+    for problem in problems:
+        click.echo(problem, err=True)
+    if problems:
+        sys.exit(1)
+    manifest = shards.read_manifest(root)
+    what = "checksums of every byte" if deep else "presence and sizes (--deep compares every byte)"
+    click.echo(f"{_summary(root, manifest)}: fine: {what}, {time.monotonic() - begin:.1f} s")
+
+
+@data.command()
+@click.argument("workload")
+@click.option("--from", "source", help="A copy that is already here, or a mirror. Default: the public place.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for the files as they are published.")
+def fetch(workload: str, source: str | None, output: Path | None) -> None:
+    """Get the public data of a workload as published; `convert` makes a data set of it."""
+    generator = descriptor(workload).load_generator()
+    _ability(generator, workload, "fetch")(output or _base() / f"{workload}-public", source=source)
+
+
+def default_root(workload: str, size: str) -> Path:
+    """Where the data set of a size lies unless a person says otherwise."""
+    return _base() / f"{workload}-{size}"
+
+
+def _base() -> Path:
+    return Path(os.environ.get("MLHPC_DATA") or "data")
+
+
+def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
+    """True, after a look at the files, if the folder holds this data set. ValueError if it holds another or a damaged one."""
+    from suite.shards import MANIFEST_NAME, read_manifest
+    from suite.shards import verify as problems_of
+
+    if not (root / MANIFEST_NAME).exists():
+        return False
+    manifest = read_manifest(root)
+    found, wanted = (manifest.workload, manifest.size, manifest.seed), (workload, size, seed)
+    if found != wanted:
+        raise ValueError(
+            f"{root}: holds {found[0]} {found[1]} of seed {found[2]}, not {workload} {size} of seed {seed}; "
+            "choose another folder with -o"
+        )
+    problems = problems_of(root, deep=False)
+    if problems:
+        raise ValueError(f"{problems[0]}; remove {root / MANIFEST_NAME} and the damaged files to make them again")
+    click.echo(f"{_summary(root, manifest)}: complete already; presence and sizes verified")
+    return True
+
+
+def _start_ranks(ranks: int, words: Sequence[str]) -> None:
+    """Become mpiexec with this command for several ranks; return if one rank is wanted or a launcher started us."""
+    from suite.distributed import detect
+
+    if ranks == 1 or detect() is not None:
+        return
+    from suite.launch.local import mpiexec_command, trial_environment
+
+    environment = trial_environment(os.environ, ranks=ranks, cores=len(os.sched_getaffinity(0)))
+    if sys.stdout.isatty():
+        environment[TERMINAL_NAME] = "1"
+    command = [*mpiexec_command(ranks), sys.executable, "-m", "suite", "data", *words]
+    sys.stdout.flush()
+    os.execve(command[0], command, environment)  # noqa: S606
+
+
+@contextmanager
+def _world() -> Iterator[World]:
+    """The ranks of this command. An error that all ranks raise is shown by the first; one that is not foreseen ends all."""
+    from suite.distributed import World
+
+    world = World.create()
+    try:
+        yield world
+    except (ValueError, OSError):
+        if world.is_first:
+            raise
+        sys.exit(2)
+    except Exception:
+        if world.size == 1:
+            raise
+        traceback.print_exc()
+        world.transport.abort(1)
+
+
+@contextmanager
+def _progress(world: World, title: str) -> Iterator[Callable[[int, int], None]]:
+    """Takes (done, total) of this rank and shows rank 0's: a bar on a terminal, else a line now and then."""
+    if not world.is_first:
+        yield lambda done, total: None
+    elif sys.stdout.isatty() or TERMINAL_NAME in os.environ:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(force_terminal=True), transient=True) as bar:
+            task = bar.add_task(title, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+    else:
+        yield _plain_progress(title, time.monotonic)
+
+
+def _plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int, int], None]:
+    begin = last = clock()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        now = clock()
+        if now - last >= PLAIN_INTERVAL_S:
+            last = now
+            left = (now - begin) * (total - done) / done
+            click.echo(f"{title}: {100 * done // total} %, about {left:.0f} s left")
+
+    return tell
+
+
+def _show(root: Path, world: World) -> None:
+    if world.is_first:
+        from suite.shards import read_manifest
+
+        click.echo(f"{_summary(root, read_manifest(root))}: complete")
+
+
+def _summary(root: Path, manifest: Manifest) -> str:
+    samples = ", ".join(f"{manifest.samples(split):,} {split}" for split in manifest.splits)
+    content = f"{samples} samples, {manifest.bytes / 1e9:.2f} GB in {len(manifest.shards)} shards"
+    return f"{root}: {manifest.workload} {manifest.size}, {content}"
+
+
+def _check_new(folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder}: not empty; choose a new folder")
+
+
+def _ability(generator: Any, workload: str, name: str) -> Callable[..., None]:
+    function = getattr(generator, name, None)
+    if function is None:
+        raise ValueError(f"{workload}: has no `data {name}`")
+    return function  # type: ignore[no-any-return]
