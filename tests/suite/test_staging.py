@@ -1,0 +1,234 @@
+"""Staging: each byte leaves the shared file system once, what has its name is whole, and an error reaches every rank."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite import staging
+from suite.distributed import World
+from suite.shards import Manifest, ShardEntry, shard_path, verify, write_manifest, write_shard
+from suite.staging import ROUND_BLOCKS, schedule, stage, staged_root, turns
+
+WORKER = Path(__file__).with_name("staging_worker.py")
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+needs_mpi = pytest.mark.skipif(not MPIEXEC.exists(), reason="needs mpiexec: pip install mpich mpi4py")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("shared")
+    rng = np.random.default_rng(1)
+    splits = {
+        split: tuple(
+            write_shard(shard_path(root, split, i), {"x": rng.integers(0, 255, (9 + i, 5000)).astype(np.uint8)})
+            for i in range(count)
+        )
+        for split, count in (("train", 5), ("validation", 2))
+    }
+    write_manifest(root, Manifest(workload="toy", size="smoke", seed=1, generator={}, splits=splits))
+    return root
+
+
+@pytest.fixture
+def copy(source: Path, tmp_path: Path) -> Path:
+    """A source that a test may damage."""
+    return Path(shutil.copytree(source, tmp_path / "damaged"))
+
+
+def run(nodes: str, source: Path, directory: Path, fault: str = "", *, code: int = 0) -> list[dict[str, Any]]:
+    """What every rank saw; the ranks of one node are those with one name."""
+    ranks = len(nodes.split(","))
+    command = [MPIEXEC, "-n", str(ranks), sys.executable, WORKER, nodes, source, directory, *([fault] if fault else [])]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode == 0) == (code == 0), done.stderr + done.stdout
+    return json.loads(done.stdout) if code == 0 else []
+
+
+def size(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.glob("*/*.h5"))
+
+
+@needs_mpi
+@pytest.mark.parametrize("nodes", ["a,a,b,b", "a,b,b,a", "a,a,a,b"])
+def test_each_byte_leaves_the_shared_file_system_once_and_every_node_has_all(
+    source: Path, tmp_path: Path, nodes: str
+) -> None:
+    answers = run(nodes, source, tmp_path / "{node}")
+    assert sum(answer["read_bytes"] for answer in answers) == size(source)
+    names = nodes.split(",")
+    for node, reported in zip(dict.fromkeys(names), answers[0]["per_node"], strict=True):
+        own = [answer for answer, name in zip(answers, names, strict=True) if name == node]
+        assert 0 < sum(answer["read_bytes"] for answer in own) == reported < size(source)
+        (root,) = {answer["root"] for answer in own}
+        assert Path(root).parent == tmp_path / node
+        assert verify(Path(root), deep=True) == []
+    assert {answer["sum"] for answer in answers} == {4.0}
+    stats = answers[0]["stats"]
+    assert (stats["bytes"], stats["files"], stats["nodes"], stats["reused"]) == (size(source), 7, 2, False)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@needs_mpi
+def test_a_node_that_has_the_data_receives_nothing_and_the_other_is_completed(source: Path, tmp_path: Path) -> None:
+    (first, _) = run("a,b", source, tmp_path / "{node}")
+    root = Path(run("a,b", source, tmp_path / "{node}")[1]["root"])
+    lost = root / "train/shard_00002.h5"
+    kept = {path: path.stat().st_ino for path in tmp_path.rglob("*.h5") if path != lost}
+    lost.write_bytes(b"half")
+    again = run("a,b", source, tmp_path / "{node}")
+    assert sum(answer["read_bytes"] for answer in again) == lost.stat().st_size
+    assert verify(root, deep=True) == []
+    assert {path: path.stat().st_ino for path in kept} == kept
+    assert first["stats"]["reused"] is False
+
+
+@needs_mpi
+def test_killed_in_the_middle_leaves_no_manifest_and_the_next_attempt_completes(source: Path, tmp_path: Path) -> None:
+    run("a,b", source, tmp_path / "{node}", "kill", code=1)
+    assert list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("manifest.json"))
+    entries = {entry.file: entry for entry in _manifest(source).shards}
+    for path in tmp_path.rglob("*.h5"):
+        assert path.stat().st_size == entries[f"{path.parent.name}/{path.name}"].bytes
+    answers = run("a,b", source, tmp_path / "{node}")
+    assert not list(tmp_path.rglob("*.part"))
+    assert [verify(Path(answer["root"]), deep=True) for answer in answers] == [[], []]
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("disk", "No space left on device"),
+        ("full", "on node b: no space to stage: needs 0.00 GiB and 64 MiB to spare, 0.00 GiB free"),
+    ],
+)
+def test_a_full_disk_on_one_node_is_one_error_on_every_rank(
+    source: Path, tmp_path: Path, fault: str, message: str
+) -> None:
+    begin = time.monotonic()
+    answers = run("a,b,a,b", source, tmp_path / "{node}", fault)
+    assert time.monotonic() - begin < 20
+    (error,) = {answer["error"] for answer in answers}
+    assert message in error
+    assert str(tmp_path / "b") in error
+    assert not list(tmp_path.rglob("manifest.json"))
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [("flip", "damaged: crc32c "), ("cut", "bytes, manifest says"), ("missing", "No such file or directory")],
+)
+def test_a_damaged_source_is_one_error_on_every_rank_and_nothing_hangs(
+    copy: Path, tmp_path: Path, harm: str, message: str
+) -> None:
+    path = copy / "train/shard_00003.h5"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    {"flip": lambda: path.write_bytes(content), "cut": lambda: path.write_bytes(content[:-1]), "missing": path.unlink}[
+        harm
+    ]()
+    answers = run("a,a,b,b", copy, tmp_path / "{node}")
+    (error,) = {answer["error"] for answer in answers}
+    assert error.startswith(f"{path}: ")
+    assert message in error
+    assert not list(tmp_path.glob("[ab]/*/manifest.json"))
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_valid_stage_is_reused_without_reading(source: Path, tmp_path: Path) -> None:
+    world = World.create()
+    first = stage(source, tmp_path, world)
+    assert (first.reused, first.bytes, first.read_bytes_per_node) == (False, size(source), (size(source),))
+    again = stage(source, tmp_path, world)
+    assert (again.reused, again.bytes, again.read_bytes_per_node, again.root) == (True, 0, (0,), first.root)
+
+
+def test_other_data_gets_another_folder(source: Path, copy: Path, tmp_path: Path) -> None:
+    manifest = _manifest(copy)
+    write_manifest(copy, manifest.model_copy(update={"seed": 2}))
+    roots = {stage(root, tmp_path / "node", World.create()).root for root in (source, copy)}
+    assert len(roots) == 2
+
+
+def test_without_a_manifest_at_the_source_nothing_is_staged(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"manifest\.json: no manifest"):
+        stage(tmp_path / "absent", tmp_path / "node", World.create())
+    assert not (tmp_path / "node").exists()
+
+
+def test_a_staging_folder_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=f"^{tmp_path}/file/.*: Not a directory$"):
+        stage(source, tmp_path / "file", World.create())
+
+
+def test_the_part_of_a_living_writer_is_not_removed(source: Path, tmp_path: Path) -> None:
+    manifest = _manifest(source)
+    root = staged_root(tmp_path, manifest, "n")
+    (root / "train").mkdir(parents=True)
+    writer = staging._Writer(source, root, manifest, "n")
+    part = writer._create(root / "train/alive.part", 10)
+    (root / "train/dead.part").touch()
+    staging._remove_abandoned(root)
+    assert [path.name for path in root.rglob("*.part")] == ["alive.part"]
+    staging.os.close(part.file)
+    writer.close()
+
+
+def test_a_real_small_disk_that_is_full_is_refused_before_anything_is_copied(source: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        with pytest.raises(ValueError, match="no space to stage"):
+            stage(source, disk, World.create())
+        assert not list(disk.rglob("*.h5"))
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 50), min_size=1, max_size=12),
+    lanes=st.integers(1, 3),
+    nodes=st.integers(1, 4),
+    block=st.integers(1, 20),
+)
+def test_the_schedule_covers_every_byte_of_every_shard_once_in_order(
+    sizes: Sequence[int], lanes: int, nodes: int, block: int
+) -> None:
+    shards = [ShardEntry(file=f"{i}", samples=1, bytes=n, sha256="0" * 64, crc32c="0" * 8) for i, n in enumerate(sizes)]
+    streams = schedule(shards, range(len(shards)), lanes=lanes, nodes=nodes, block_bytes=block)
+    covered: dict[int, int] = {}
+    for lane in streams:
+        rounds = max(len(blocks) for blocks in lane)
+        sent = [turn for number in range(rounds) for turn in turns(lane, number)]
+        assert len(sent) == sum(len(blocks) for blocks in lane)
+        reader_of: dict[int, int] = {}
+        for node, piece in sent:
+            assert reader_of.setdefault(piece.shard, node) == node
+            assert piece.offset == covered.get(piece.shard, 0)
+            covered[piece.shard] = piece.offset + piece.size
+            assert piece.last == (covered[piece.shard] == sizes[piece.shard])
+        assert all(len(list(turns(lane, number))) <= ROUND_BLOCKS * nodes for number in range(rounds))
+    assert covered == dict(enumerate(sizes))
+
+
+def _manifest(root: Path) -> Manifest:
+    return Manifest.model_validate_json((root / "manifest.json").read_text())
