@@ -65,13 +65,14 @@ class CosmoFlow:
         return {"eval_error": mean, **per_target, "mse": totals["squared"] / samples / len(TARGETS)}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Keys and units of the reference: ``opt_base_learning_rate`` is the rate after warm-up; ``opt_weight_decay``, l2.
+        """Keys and units of the reference: ``opt_base_learning_rate`` is the rate after warm-up, opt_weight_decay l2.
 
         A torch weight decay of the same strength is 2 * l2. All decay factors are logged, not only the largest.
         """
         own = self._own
         scale = own.scale(self.config.global_batch_size)
         return {
+            "global_batch_size": self.config.global_batch_size,
             "opt_name": "SGD",
             "opt_base_learning_rate": own.base_learning_rate * scale,
             "opt_learning_rate_warmup_epochs": own.warmup_epochs,

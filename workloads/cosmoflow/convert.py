@@ -1,0 +1,237 @@
+"""From the public CosmoFlow data to the suite's shards and back: TFRecord files and HDF5 universes. Downloads nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from suite.distributed import World
+from suite.shards import Compression, ShardReader, read_manifest
+from workloads.cosmoflow.build import SPLITS, Arrays, Piece, build
+from workloads.cosmoflow.tfrecord import Sample, read_tfrecord, write_tfrecord
+from workloads.cosmoflow.universes import read_universe
+
+CONVERTER_VERSION = 1
+PUBLIC_CUBE = 128
+VALIDATION_EVERY = 9  # of the universes of a folder without splits: 8 : 1, as the MLPerf data set
+MAX_SHARD_BYTES, MAX_SHARD_FILES = 1 << 30, 256
+SIZE_OF_CUBE: dict[int, tuple[str, Compression]] = {
+    16: ("mini", "none"),
+    32: ("mini32", "none"),
+    64: ("small", "none"),
+    128: ("full", "gzip"),
+}
+WHERE_THE_DATA_ARE = (
+    "cosmoflow: the public data are not downloaded here, because compute nodes have no internet: on a login or transfer "
+    "node get cosmoUniverse_2019_05_4parE_tf_v2.tar (1.7 TB, 524,288 + 65,536 samples) or "
+    "cosmoUniverse_2019_05_4parE_tf_small.tgz (179 MB, 32 + 32 samples) from "
+    "https://portal.nersc.gov/project/dasrepo/cosmoflow-benchmark/ or from the Globus collection "
+    "31647fba-a006-4322-ad3e-9a4f124db422 (app.globus.org/file-manager), then give the archive or its unpacked folder "
+    "with --from PATH, and its checksum with --sha256 for an archive"
+)
+
+
+def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
+    """Write the sharded form of a folder of ``*.tfrecord`` files or of ``*.hdf5`` universes.
+
+    Subfolders ``train`` and ``validation`` are the splits. Without them every ninth universe, by name, goes to
+    validation. The cubes of a universe always stay together. ``size`` names the data set; by default its cube does.
+    """
+    sources, problem = None, None
+    if world.is_first:
+        try:
+            sources = _survey(source)
+        except (OSError, ValueError) as error:
+            problem = error
+    world.check_together(problem)
+    found: _Source = world.broadcast(sources)
+    if found.cube not in SIZE_OF_CUBE:
+        raise ValueError(
+            f"{source}: cubes of {found.cube}^3 voxels; the sizes have {', '.join(map(str, SIZE_OF_CUBE))}"
+        )
+    name, compression = SIZE_OF_CUBE[found.cube]
+    recipe = {
+        "name": "converted",
+        "version": CONVERTER_VERSION,
+        "source": str(source),
+        "form": found.form,
+        "files": len(found.files),
+        "cube": found.cube,
+    }
+    build(root, recipe, _pieces(found), size=size or name, seed=0, compression=compression, world=world)
+
+
+def export_tfrecord(root: Path, destination: Path, *, progress: Callable[[int, int], None] | None = None) -> None:
+    """Write a sharded data set as the reference's folder: ``<split>/<universe>_<cube>.tfrecord``, gzip, one sample each."""
+    manifest = read_manifest(root)
+    if destination.exists() and any(destination.iterdir()):
+        raise ValueError(f"{destination}: not empty; choose another folder")
+    total, done = sum(manifest.samples(split) for split in manifest.splits), 0
+    for split in manifest.splits:
+        folder = destination / split
+        folder.mkdir(parents=True)
+        reader = ShardReader(root, split)
+        cubes: dict[int, int] = {}
+        for index in range(len(reader)):
+            sample = reader.read([index])
+            number = int(sample["universe"][0])
+            cube = cubes[number] = cubes.get(number, -1) + 1
+            path = folder / f"univ_{manifest.seed}_{number:010d}_{cube:03d}.tfrecord"
+            write_tfrecord(path, [(sample["x"][0], sample["y"][0])])
+            done += 1
+            if progress is not None:
+                progress(done, total)
+
+
+def fetch(
+    root: Path, *, world: World, source: Path | None = None, sha256: str | None = None, size: str | None = None
+) -> None:
+    """Convert public data that a person has brought: a folder, or an archive whose checksum is verified first.
+
+    ValueError without a source: it says where the data are.
+    """
+    if source is None:
+        raise ValueError(WHERE_THE_DATA_ARE)
+    if source.is_dir():
+        convert(source, root, world=world, size=size)
+        return
+    problem = None
+    with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=_existing(root.parent)) as own:
+        folder = Path(world.broadcast(own))
+        if world.is_first:
+            try:
+                _check_sha256(source, sha256)
+                _unpack(source, folder)
+            except (OSError, ValueError) as error:
+                problem = error
+        world.check_together(problem)
+        convert(folder, root, world=world, size=size)
+        world.barrier()  # rank 0 removes the folder that all read
+
+
+def split_cubes(counts: NDArray[np.int16], cube: int) -> NDArray[np.int16]:
+    """The cubes (M, cube, cube, cube, C) of a universe (side, side, side, C), the last space axis running fastest."""
+    m = counts.shape[0] // cube
+    blocks = counts.reshape(m, cube, m, cube, m, cube, counts.shape[-1])
+    return blocks.transpose(0, 2, 4, 1, 3, 5, 6).reshape(m**3, cube, cube, cube, counts.shape[-1])
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    split: str
+    universe: int
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a folder holds; ``cube`` is the side of its samples in voxels."""
+
+    form: str
+    files: tuple[_File, ...]
+    cube: int
+    bytes_per_file: int
+
+
+def _survey(source: Path) -> _Source:
+    if not source.is_dir():
+        raise ValueError(f"{source}: expected a folder of *.tfrecord files or *.hdf5 universes")
+    for form in ("tfrecord", "hdf5"):
+        paths = sorted(source.rglob(f"*.{form}"))
+        if paths:
+            break
+    else:
+        raise ValueError(f"{source}: no *.tfrecord and no *.hdf5 file in it")
+    split_of = [next((part for part in path.relative_to(source).parts if part in SPLITS), None) for path in paths]
+    names = [re.sub(r"_\d{3}$", "", path.stem) if form == "tfrecord" else path.stem for path in paths]
+    order = {name: number for number, name in enumerate(sorted(set(names)))}
+    if not any(split_of):
+        validation = [number for number in order.values() if number % VALIDATION_EVERY == VALIDATION_EVERY - 1]
+        held_out = set(validation) or {len(order) - 1}
+        split_of = ["validation" if order[name] in held_out else "train" for name in names]
+    files = tuple(
+        _File(path, split, order[name])
+        for path, split, name in zip(paths, split_of, names, strict=True)
+        if split is not None  # a "test" folder beside the two
+    )
+    empty = [split for split in SPLITS if not any(file.split == split for file in files)]
+    if empty:
+        raise ValueError(f"{source}: no file for the {empty[0]} split; {len(order)} universes in {len(paths)} files")
+    shapes = _shapes(form, files[0].path)
+    return _Source(form, files, shapes[0][0], sum(2 * int(np.prod(shape)) for shape in shapes))
+
+
+def _shapes(form: str, path: Path) -> list[tuple[int, ...]]:
+    if form == "tfrecord":
+        return [x.shape for x, _ in read_tfrecord(path)]
+    with h5py.File(path, "r", locking=False) as file:
+        side = file["full"].shape[0]
+    cube = min(PUBLIC_CUBE, side)
+    if side % cube:
+        raise ValueError(f"{path}: {side}^3 voxels cannot be split in cubes of {cube}^3")
+    return [(cube, cube, cube, 4)] * (side // cube) ** 3
+
+
+def _pieces(source: _Source) -> list[Piece]:
+    step = max(1, min(MAX_SHARD_FILES, MAX_SHARD_BYTES // source.bytes_per_file))
+    pieces = []
+    for split in SPLITS:
+        files = [file for file in source.files if file.split == split]
+        for shard, begin in enumerate(range(0, len(files), step)):
+            make = partial(_shard, files[begin : begin + step], source.form, source.cube)
+            pieces.append(Piece(split, shard, make))
+    return pieces
+
+
+def _shard(files: Sequence[_File], form: str, cube: int) -> Arrays:
+    read: Callable[[Path], Iterator[Sample]] = read_tfrecord if form == "tfrecord" else partial(_cubes, cube=cube)
+    columns: dict[str, list[Any]] = {"x": [], "y": [], "universe": []}
+    for file in files:
+        for x, y in read(file.path):
+            if x.shape[0] != cube:
+                raise ValueError(f"{file.path}: sample of {x.shape[0]}^3 voxels among samples of {cube}^3")
+            for name, value in (("x", x), ("y", y), ("universe", np.int64(file.universe))):
+                columns[name].append(value)
+    return {name: np.stack(values) for name, values in columns.items()}
+
+
+def _cubes(path: Path, *, cube: int) -> Iterator[Sample]:
+    counts, targets = read_universe(path)
+    if counts.shape[0] % cube:
+        raise ValueError(f"{path}: {counts.shape[0]}^3 voxels cannot be split in cubes of {cube}^3")
+    return ((part, targets) for part in split_cubes(counts, cube))
+
+
+def _check_sha256(archive: Path, expected: str | None) -> None:
+    if expected is None:
+        raise ValueError(f"{archive}: an archive needs its checksum: --sha256")
+    digest = hashlib.sha256()
+    with archive.open("rb") as file:
+        while block := file.read(8 << 20):
+            digest.update(block)
+    if digest.hexdigest() != expected.lower():
+        raise ValueError(f"{archive}: sha256 is {digest.hexdigest()}, expected {expected}")
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
+    except tarfile.TarError as error:
+        raise ValueError(f"{archive}: not a readable tar archive: {error}") from None
+
+
+def _existing(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,197 @@
+"""The reference's on-disk form: TFRecord files, gzip or plain, of tf.train.Example, without TensorFlow.
+
+A record is a length (u64), its checksum, the payload, its checksum; checksums are masked CRC-32C. The payload is an
+Example with the features ``x`` (one byte string: little-endian int16 counts, channels last) and ``y`` (four floats).
+Formats: tensorflow.org/tutorials/load_data/tfrecord, protobuf.dev/programming-guides/encoding.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.cosmoflow.config import REDSHIFTS, TARGETS
+
+GZIP_MAGIC = b"\x1f\x8b"
+GZIP_LEVEL = 6
+HEADER_BYTES, FOOTER_BYTES = 12, 4
+
+Sample = tuple[NDArray[np.int16], NDArray[np.float32]]
+
+
+def write_tfrecord(path: Path, samples: Iterable[Sample], *, compressed: bool = True) -> None:
+    """Write one file, beside its place and then renamed. The same samples give the same bytes."""
+    content = b"".join(_frame(encode_example(x, y)) for x, y in samples)
+    if compressed:
+        content = gzip.compress(content, GZIP_LEVEL, mtime=0)
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def read_tfrecord(path: Path) -> Iterator[Sample]:
+    """The samples of one file: x (n, n, n, 4) int16 and y (4,) float32.
+
+    ValueError says file and offset (in the uncompressed stream) of what is damaged or of another form.
+    """
+    for offset, payload in _records(path, _content(path)):
+        try:
+            yield decode_example(payload)
+        except ValueError as error:
+            raise ValueError(f"{path}: record at offset {offset}: {error}") from None
+
+
+def encode_example(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
+    """A serialised tf.train.Example, the bytes TensorFlow writes for ``x`` and ``y`` in this order."""
+    counts = np.ascontiguousarray(x, dtype="<i2").tobytes()
+    targets = np.ascontiguousarray(y, dtype="<f4").tobytes()
+    bytes_list = _delimited(1, _delimited(1, counts))  # Feature.bytes_list, BytesList.value
+    float_list = _delimited(2, _delimited(1, targets))  # Feature.float_list, FloatList.value (packed)
+    entries = [_delimited(1, key) + _delimited(2, value) for key, value in ((b"x", bytes_list), (b"y", float_list))]
+    return _delimited(1, b"".join(_delimited(1, entry) for entry in entries))  # Example.features, Features.feature
+
+
+def decode_example(payload: bytes) -> Sample:
+    """The sample of a serialised tf.train.Example. ValueError if it is not one, or not of this form."""
+    features: dict[bytes, memoryview] = {}
+    for body in _fields(memoryview(payload), 1):
+        for entry in _fields(body, 1):
+            key = b"".join(bytes(part) for part in _fields(entry, 1))
+            for value in _fields(entry, 2):
+                features[key] = value
+    missing = [name for name in ("x", "y") if name.encode() not in features]
+    if missing:
+        found = ", ".join(sorted(key.decode("utf-8", "replace") for key in features)) or "none"
+        raise ValueError(f"not a CosmoFlow sample: no feature {missing[0]!r}; features: {found}")
+    counts = [value for part in _fields(features[b"x"], 1) for value in _fields(part, 1)]
+    targets = [value for part in _fields(features[b"y"], 2) for value in _fields(part, 1)]
+    return _counts(counts), _targets(targets)
+
+
+def _counts(values: list[memoryview]) -> NDArray[np.int16]:
+    if len(values) != 1:
+        raise ValueError(f"feature 'x' has {len(values)} byte strings, expected 1")
+    size = len(values[0])
+    channels = len(REDSHIFTS)
+    side = round((size / (2 * channels)) ** (1 / 3))
+    if side == 0 or size != 2 * channels * side**3:
+        raise ValueError(f"feature 'x' has {size} bytes, which is no cube of {channels} int16 channels")
+    return np.frombuffer(values[0], dtype="<i2").reshape(side, side, side, channels).astype(np.int16)
+
+
+def _targets(values: list[memoryview]) -> NDArray[np.float32]:
+    packed = b"".join(bytes(value) for value in values)
+    if len(packed) != 4 * len(TARGETS):
+        raise ValueError(f"feature 'y' has {len(packed)} bytes, expected {len(TARGETS)} floats")
+    targets = np.frombuffer(packed, dtype="<f4").astype(np.float32)
+    if not np.isfinite(targets).all():
+        raise ValueError(f"feature 'y' is {targets.tolist()}, expected finite numbers")
+    return targets
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        if not content.startswith(GZIP_MAGIC):
+            return content
+        stream = zlib.decompressobj(wbits=31)
+        data = stream.decompress(content)
+        complete = stream.eof
+    except zlib.error as error:
+        raise ValueError(f"{path}: offset 0: gzip stream is damaged: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    if not complete:
+        raise ValueError(f"{path}: offset {len(data)}: gzip stream is truncated after {len(content)} compressed bytes")
+    if stream.unused_data:
+        raise ValueError(f"{path}: offset {len(data)}: {len(stream.unused_data)} bytes follow the gzip stream")
+    return data
+
+
+def _records(path: Path, content: bytes) -> Iterator[tuple[int, bytes]]:
+    if not content:
+        raise ValueError(f"{path}: offset 0: empty, expected a TFRecord file")
+    offset = 0
+    while offset < len(content):
+        if offset + HEADER_BYTES > len(content):
+            raise ValueError(f"{path}: offset {offset}: truncated record header")
+        length, check = struct.unpack_from("<QI", content, offset)
+        if masked_crc32c(content[offset : offset + 8]) != check:
+            raise ValueError(f"{path}: offset {offset}: record length fails its crc32c; damaged or not a TFRecord file")
+        begin = offset + HEADER_BYTES
+        if begin + length + FOOTER_BYTES > len(content):
+            raise ValueError(
+                f"{path}: offset {offset}: truncated: record of {length} bytes, {len(content) - begin} left"
+            )
+        payload = content[begin : begin + length]
+        if masked_crc32c(payload) != struct.unpack_from("<I", content, begin + length)[0]:
+            raise ValueError(f"{path}: offset {begin}: payload of {length} bytes fails its crc32c")
+        yield offset, payload
+        offset = begin + length + FOOTER_BYTES
+
+
+def masked_crc32c(data: bytes) -> int:
+    """CRC-32C, rotated and shifted as TFRecord stores it."""
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _frame(payload: bytes) -> bytes:
+    length = struct.pack("<Q", len(payload))
+    return b"".join(
+        (length, struct.pack("<I", masked_crc32c(length)), payload, struct.pack("<I", masked_crc32c(payload)))
+    )
+
+
+def _delimited(field: int, value: bytes) -> bytes:
+    """A length-delimited protobuf field."""
+    return bytes([field << 3 | 2]) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
+    """The values of one field of a message, in order; other fields are skipped. Lengths or 32-bit values only."""
+    position = 0
+    while position < len(message):
+        key, position = _read_varint(message, position)
+        field, wire_type = key >> 3, key & 7
+        if wire_type == 0:
+            _, position = _read_varint(message, position)
+            continue
+        if wire_type == 2:
+            length, position = _read_varint(message, position)
+        else:
+            length = {1: 8, 5: 4}.get(wire_type, -1)
+        if length < 0 or position + length > len(message):
+            raise ValueError("not a serialised tf.train.Example")
+        if field == wanted:
+            yield message[position : position + length]
+        position += length
+
+
+def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(message):
+            break
+        byte = message[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise ValueError("not a serialised tf.train.Example")
