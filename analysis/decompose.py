@@ -80,6 +80,7 @@ def results(table: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.Data
     table = pd.DataFrame(rows)
     numbers = ["score_s", "score_with_staging_s", "score_low_s", "score_high_s", "models", "models_per_min", *_NUMBERS]
     table[numbers] = table[numbers].apply(pd.to_numeric)
+    table["score_tool_s"] = table["score_s"] * table["scaling_factor"].fillna(1.0).where(table["mode"] == "strong", 1.0)
     return table
 
 
@@ -124,6 +125,7 @@ def _result(group: pd.DataFrame, chosen: Selection) -> dict[str, Any]:
         "slowest_s": float(counted["run_s"].max()) if len(counted) else math.nan,
         "async_eval": bool(group["async_eval"].any()),
         "carried_over_from": _agreed(group["carried_over_from"]),
+        "baselines": _agreed(group["baselines"]),
     }
     for name in MEANS:
         values = pd.to_numeric(counted[name])

@@ -431,7 +431,8 @@ def _mark_repeats(runs: list[dict[str, Any]]) -> None:
         if row["run_start_ms"] is None or row["run_s"] is None:
             continue
         original = first.setdefault((row["benchmark"], row["run_start_ms"], row["run_s"]), row)
-        if original is not row:
+        coincidence = original["group"] == row["group"] and original["sha256"] != row["sha256"]
+        if original is not row and not coincidence:
             row["repeats"] = original["run"]
             row["carried_over_from"] = original["round"] if original["round"] != row["round"] else None
 

@@ -47,7 +47,9 @@ _CHECKS = (
     _Check("problem", "have no known target, neither card nor public round", lambda r: r["target"].isna()),
     _Check("doubt", "log a scale that cannot be; what was used is in the table", lambda r: r["scale_suspect"]),
     _Check("doubt", "started with the file cache in an unverified state", lambda r: r["cache_state"] == "unverified"),
-    _Check("doubt", "log another division than the system description", lambda r: r["division"] != r["division_logged"]),
+    _Check(
+        "doubt", "log another division than the system description", lambda r: r["division"] != r["division_logged"]
+    ),
     _Check(
         "doubt",
         "log another benchmark name than their folder has",
@@ -61,7 +63,9 @@ _CHECKS = (
         "repeat a run that another result of the same round counts",
         lambda r: r["repeats"].notna() & r["carried_over_from"].isna(),
     ),
-    _Check("note", "staged before run_start, which the score does not count", lambda r: r["staging_before_run_s"] > 1.0),
+    _Check(
+        "note", "staged before run_start, which the score does not count", lambda r: r["staging_before_run_s"] > 1.0
+    ),
     _Check("note", "evaluated beside the next epoch: that time is hidden, not zero", lambda r: r["async_eval"]),
     _Check("note", "went on logging after run_stop; cut there", lambda r: r["events_after_run_stop_s"] > 1.0),
     _Check("note", "were logged by all ranks; the first of repeated events counts", lambda r: r["logged_by_all_ranks"]),
@@ -84,10 +88,6 @@ def _of_results(study: Study) -> Iterator[Issue]:
         if pd.notna(row["scaling_factor"]) and row["scaling_factor"] != 1.0:
             text = f"the package ships scaling factor {row['scaling_factor']:.5g}; the score here is without it"
             yield Issue("note", where, text)
-                "note",
-                where,
-                f"the package ships scaling factor {row['scaling_factor']:.5g}; the score here is without it",
-            )
 
 
 def _seeds(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
