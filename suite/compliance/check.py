@@ -1,0 +1,185 @@
+"""Judges a log, a folder of logs, a package or a round: reads each log once, applies the rules, returns findings.
+
+Read-only, and bounded by the largest file: of a log only its record and its findings are kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from suite.compliance.group_rules import GroupContext, judge_group, judge_package, judge_system
+from suite.compliance.layout import Group, SystemFile, Tree, find, read_system
+from suite.compliance.rules import Finding, LogContext, judge
+from suite.compliance.ruleset import Benchmark, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
+from suite.mllog import Log, read_events
+from suite.record import RunRecord, summarise
+from suite.scoring import failure
+
+_FORGIVEN = frozenset(
+    {
+        "run-unfinished",
+        "run-aborted",
+        "target-missed",
+        "status-true",
+        "last-eval",
+        "run-status",
+        "interval-open",
+        "key-missing",
+    }
+)
+"""What a run that did not converge may show, if it is the only one of its result."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was checked by which rulesets, and everything found, in the order of the tree."""
+
+    rulesets: tuple[str, ...]
+    logs: int
+    packages: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def compliant(self) -> bool:
+        """True if something was checked and no finding is an error."""
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    def count(self, severity: Severity) -> int:
+        """Number of findings of a severity."""
+        return Counter(finding.severity for finding in self.findings)[severity]
+
+
+@dataclass(frozen=True)
+class CheckedLog:
+    """What is kept of a log."""
+
+    record: RunRecord
+    benchmark: Benchmark | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def converged(self) -> bool:
+        """True if the run reached its target."""
+        return self.benchmark is not None and failure(self.record, self.benchmark) is None
+
+
+def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
+    """Judge everything under the paths by one ruleset, or by the one each result was made for. Raises OSError only."""
+    findings: list[Finding] = []
+    used: list[str] = []
+    logs = packages = 0
+    for path in paths:
+        tree = find(path)
+        for package in (*tree.packages, None):
+            groups = [group for group in tree.groups if _root(group, tree) == package]
+            if not groups and package is None:
+                continue
+            rules = ruleset(ruleset_name or _newest(groups))
+            used.append(rules.name)
+            logs += sum(len(group.logs) + len(group.pruned) for group in groups)
+            packages += package is not None
+            findings += _check_groups(groups, rules, alone=path.is_file())
+            if package is not None:
+                findings += _check_package(package, groups, rules)
+    if not logs:
+        where = ", ".join(str(path) for path in paths)
+        findings.append(Finding("nothing-checked", "error", where, None, "no result_*.txt found: nothing was checked"))
+    names = tuple(name for name in ruleset_names() if name in used) or (ruleset_name or "none",)
+    return Verdict(names, logs, packages, tuple(findings))
+
+
+def check_log(path: Path, rules: Ruleset) -> CheckedLog:
+    """Judge one log by itself."""
+    shown = str(path)
+    try:
+        log = read_events(path)
+    except OSError as error:
+        unread = Finding("log-empty", "error", shown, None, f"cannot be read: {error.strerror}")
+        return CheckedLog(RunRecord(path=path), None, (unread,))
+    return judge_log(log, rules, shown)
+
+
+def judge_log(log: Log, rules: Ruleset, shown: str) -> CheckedLog:
+    """Judge the events of one log; ``shown`` is how its file is named in findings."""
+    record = summarise(log)
+    benchmark = rules.benchmark(record.benchmark, record.size)
+    context = LogContext(log, record, rules, benchmark)
+    return CheckedLog(record, benchmark, tuple(judge(context, shown)))
+
+
+def _root(group: Group, tree: Tree) -> Path | None:
+    """The package of the tree that a group belongs to."""
+    return group.package if group.package in tree.packages else None
+
+
+def _newest(groups: list[Group]) -> str:
+    """The newest ruleset that the first logs were made for; for foreign logs the name of the round's folder counts."""
+    names = [name for group in groups if (name := _made_for(group))]
+    known = ruleset_names()
+    return max(names, key=known.index) if names else known[-1]
+
+
+def _made_for(group: Group) -> str | None:
+    for path in group.logs[:1]:
+        try:
+            record = summarise(read_events(path))
+        except OSError:
+            return None
+        stated = f"{group.round[1:]}.0" if group.round else None
+        own = record.ruleset is not None or record.size is not None
+        return stated if stated in ruleset_names() and not own else guess_ruleset(record)
+    return None
+
+
+def _check_groups(groups: list[Group], rules: Ruleset, *, alone: bool) -> Iterator[Finding]:
+    for group in groups:
+        checked = [check_log(path, rules) for path in group.logs]
+        failed = [log for log in checked if not log.converged]
+        for log in checked:
+            forgiven = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
+            yield from (_forgive(finding) for finding in log.findings) if forgiven else log.findings
+        for path in group.pruned:
+            yield from _pruned(check_log(path, rules))
+        if not alone:
+            yield from _cross_checks(group, checked, rules)
+
+
+def _forgive(finding: Finding) -> Finding:
+    if finding.rule in _FORGIVEN and finding.severity == "error":
+        return replace(finding, severity="warning", message=f"{finding.message} (the one run that may fail)")
+    return finding
+
+
+def _pruned(log: CheckedLog) -> Iterator[Finding]:
+    """A pruned instance need not converge but must be compliant otherwise."""
+    for finding in log.findings:
+        if finding.severity == "error" and finding.rule not in ("target-missed", "status-true", "last-eval"):
+            yield replace(finding, message=f"pruned instance: {finding.message}")
+
+
+def _cross_checks(group: Group, checked: list[CheckedLog], rules: Ruleset) -> Iterator[Finding]:
+    system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
+    benchmark = next((log.benchmark for log in checked if log.benchmark is not None), None)
+    context = GroupContext(group, tuple(log.record for log in checked), rules, benchmark, system)
+    yield from judge_group(context, str)
+
+
+def _check_package(package: Path, groups: list[Group], rules: Ruleset) -> Iterator[Finding]:
+    described = sorted((package / "systems").glob("*.json"))
+    for path in described:
+        system: SystemFile = read_system(path)
+        for rule, message in judge_system(system):
+            yield from _finding(rules, rule, path, message)
+    for rule, path, message in judge_package(package, groups):
+        yield from _finding(rules, rule, path, message)
+    if not any(group.logs for group in groups):
+        yield from _finding(rules, "results-empty", package / "results", "the package holds no result_*.txt")
+
+
+def _finding(rules: Ruleset, rule: str, path: Path, message: str) -> Iterator[Finding]:
+    severity = rules.severity(rule)
+    if severity is not None:
+        yield Finding(rule, severity, str(path), None, message)

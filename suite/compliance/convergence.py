@@ -1,0 +1,100 @@
+"""Reference convergence points: how fast a submission may converge, in closed form. Pure numbers; reads nothing.
+
+mlperf_logging 4.1.68 rcp_checker finds the same limit by bisection of a one-sided t test; solved for the mean it is
+``minimum = mean - t(0.95, n_ref + n_sub - 2) * std * sqrt(1/n_ref + 1/n_sub)``, with the mean of all but the best and
+worst reference run, the population standard deviation of all, and n_ref and n_sub two less than the runs. Where its
+pruning of reference points takes one pass and may stop short of the lower convex hull (mlcommons/logging#368), this one
+takes the hull.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from suite.compliance import student_t
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a submission is compared with. ``kind``: exact, interpolated, or smallest (its batch is below all)."""
+
+    global_batch_size: int
+    mean: float
+    std: float
+    minimum: float
+    kind: str
+
+    @property
+    def max_speedup(self) -> float:
+        """How many times faster than the reference's mean a submission may converge."""
+        return self.mean / self.minimum
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    batch: int
+    mean: float
+    std: float
+    runs: int
+
+
+def trimmed_mean(epochs: Sequence[float]) -> float:
+    """Mean of all but the smallest and the largest."""
+    return statistics.fmean(sorted(epochs)[1:-1])
+
+
+def minimum_mean(mean: float, std: float, n_reference: int, n_submission: int) -> float:
+    """The smallest mean of a submission that is not significantly below the reference's, at 95 %."""
+    if std == 0.0:
+        return mean
+    t = student_t.quantile(CONFIDENCE, n_reference + n_submission - 2)
+    return max(0.0, mean - t * std * math.sqrt(1.0 / n_reference + 1.0 / n_submission))
+
+
+def limit(points: Mapping[int, Sequence[float]], batch: int, required_runs: int) -> Limit | None:
+    """The limit at a batch size from epochs to target by batch size; None: no reference point reaches that far up."""
+    known = pruned(points)
+    n_submission = required_runs - 2
+    if not known or batch > known[-1].batch:
+        return None
+    exact = next((point for point in known if point.batch == batch), None)
+    if exact is None and batch < known[0].batch:
+        exact = known[0]
+    if exact is not None:
+        minimum = minimum_mean(exact.mean, exact.std, exact.runs - 2, n_submission)
+        return Limit(exact.batch, exact.mean, exact.std, minimum, "exact" if exact.batch == batch else "smallest")
+    below = max((point for point in known if point.batch < batch), key=lambda point: point.batch)
+    above = min((point for point in known if point.batch > batch), key=lambda point: point.batch)
+    share = (batch - below.batch) / (above.batch - below.batch)
+    mean = below.mean + share * (above.mean - below.mean)
+    std = below.std + share * (above.std - below.std)
+    return Limit(batch, mean, std, minimum_mean(mean, std, 2 * required_runs, n_submission), "interpolated")
+
+
+def pruned(points: Mapping[int, Sequence[float]]) -> list[_Point]:
+    """The points that count: the lower convex hull of mean over batch size, from the fastest mean upwards."""
+    known = [
+        _Point(batch, trimmed_mean(epochs), statistics.pstdev(epochs), len(epochs))
+        for batch, epochs in sorted(points.items())
+        if len(epochs) > 3
+    ]
+    if not known:
+        return []
+    fastest = min(known, key=lambda point: (point.mean, -point.batch))
+    hull: list[_Point] = []
+    for point in known[known.index(fastest) :]:
+        while len(hull) > 1 and not _below(hull[-2], hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _below(left: _Point, middle: _Point, right: _Point) -> bool:
+    """True if ``middle`` lies on or below the line through its neighbours."""
+    share = (middle.batch - left.batch) / (right.batch - left.batch)
+    return middle.mean <= left.mean + share * (right.mean - left.mean)

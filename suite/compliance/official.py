@@ -1,0 +1,242 @@
+"""MLCommons' own tools beside ours: run in a subprocess on a copy, their text parsed, since failure is not their exit code.
+
+Their rules execute what a log names and write into what they judge, so they see only a copy, and no log whose names are
+not plain words. Complaints are sorted into those that follow from the size (listed with the reason) and all others.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from suite.compliance.layout import Group, find
+from suite.compliance.official_rules import official_rules
+from suite.compliance.ruleset import Benchmark, Ruleset, guess_ruleset, ruleset
+from suite.mllog import Log, read_events
+from suite.record import RunRecord, summarise
+from suite.scoring import failure
+
+PINNED = "4.1.68"
+ROUND = "3.0.0"
+_TIMEOUT_S = 600
+_FORMATTED_INTO_PATHS = ("submission_division", "submission_benchmark", "scheduler_type")
+
+
+@dataclass(frozen=True)
+class OfficialRun:
+    """One of their tools on one thing. ``expected`` complaints follow from the size, each with its reason."""
+
+    tool: str
+    subject: str
+    complaints: tuple[str, ...]
+    expected: tuple[str, ...] = ()
+
+    @property
+    def accepted(self) -> bool:
+        """True if nothing but the expected was complained of."""
+        return not self.complaints
+
+
+@dataclass(frozen=True)
+class OfficialVerdict:
+    """What their tools say, all together."""
+
+    runs: tuple[OfficialRun, ...]
+    version: str
+
+    @property
+    def accepted(self) -> bool:
+        """True if something was judged and every tool accepts it, but for what the size explains."""
+        return bool(self.runs) and all(run.accepted for run in self.runs)
+
+    def text(self) -> str:
+        """For people: one line a tool, then what it complains of."""
+        lines = [f"official: mlperf_logging {self.version}, on a copy"]
+        for run in self.runs:
+            lines.append(f"  {'accepted' if run.accepted else 'REJECTED'}  {run.tool}: {run.subject}")
+            lines += [f"    error: {complaint}" for complaint in run.complaints]
+            lines += [f"    known: {reason}" for reason in dict.fromkeys(run.expected)]
+        if not self.runs:
+            lines.append("  nothing was judged")
+        return "\n".join(lines)
+
+
+def run_official(paths: Sequence[Path]) -> OfficialVerdict:
+    """Judge everything under the paths by mlperf_logging. ValueError if it is not installed in the pinned version."""
+    try:
+        installed = version("mlperf_logging")
+    except PackageNotFoundError:
+        installed = "none"
+    if installed != PINNED:
+        raise ValueError(f"--official needs mlperf_logging {PINNED}, found {installed}: pip install 'mlhpc[official]'")
+    runs: list[OfficialRun] = []
+    for path in paths:
+        tree = find(path)
+        for group in tree.groups:
+            runs += _judge_logs(group)
+        for package in tree.packages:
+            runs += _judge_package(package, [group for group in tree.groups if group.package == package])
+    return OfficialVerdict(tuple(runs), installed)
+
+
+# One log
+
+
+def _judge_logs(group: Group) -> Iterator[OfficialRun]:
+    """compliance_checker on every log of a group, by the generated rules for ours, by their own for others."""
+    for path in group.logs:
+        log = read_events(path)
+        record = summarise(log)
+        rules = ruleset(guess_ruleset(record))
+        benchmark = rules.benchmark(record.benchmark, record.size)
+        if not _plain(log) or benchmark is None:
+            yield OfficialRun("compliance_checker", str(path), (_UNSAFE if not _plain(log) else "unknown benchmark",))
+            continue
+        with tempfile.TemporaryDirectory(prefix="mlhpc-official-") as folder:
+            copy = Path(shutil.copyfile(path, Path(folder) / path.name))
+            text = _tool(
+                Path(folder), "compliance_checker", *_compliance_options(rules, record, benchmark, folder), str(copy)
+            )
+        complaints = tuple(_complaints(text))
+        failed = failure(record, benchmark) is not None
+        excused = failed and len(group.logs) > 1
+        yield OfficialRun(
+            f"compliance_checker ({'generated rules, ' + str(benchmark.size) if benchmark.size else 'hpc ' + rules.name})",
+            str(path),
+            () if excused else complaints,
+            tuple(f"{complaint} (a run that did not converge)" for complaint in complaints) if excused else (),
+        )
+
+
+def _compliance_options(rules: Ruleset, record: RunRecord, benchmark: Benchmark, folder: str) -> list[str]:
+    options = ["--usage", "hpc", "--ruleset", ROUND if not rules.foreign else _their_round(rules)]
+    if not rules.foreign:
+        config = Path(folder) / "rules.yaml"
+        config.write_text(official_rules(benchmark, record.division or "closed"), encoding="utf-8")
+        options += ["--config", str(config)]
+    return options
+
+
+# A package
+
+
+def _judge_package(package: Path, groups: Sequence[Group]) -> Iterator[OfficialRun]:
+    """system_desc_checker on every system, package_checker on the whole."""
+    logs = [read_events(path) for group in groups for path in (*group.logs, *group.pruned)]
+    records = [summarise(log) for log in logs]
+    if not logs or not all(_plain(log) for log in logs):
+        yield OfficialRun("package_checker", str(package), (_UNSAFE if logs else "no logs",))
+        return
+    rules = ruleset(guess_ruleset(records[0]))
+    benchmarks = [found for run in records if (found := rules.benchmark(run.benchmark, run.size)) is not None]
+    with tempfile.TemporaryDirectory(prefix="mlhpc-official-") as folder:
+        copy = Path(folder) / "package"
+        shutil.copytree(package, copy, symlinks=True, ignore=_links)
+        for path in sorted((copy / "systems").glob("*.json")):
+            text = _tool(Path(folder), "system_desc_checker", str(path), "hpc", ROUND)
+            yield OfficialRun("system_desc_checker", f"systems/{path.name}", tuple(_system_complaints(text)))
+        text = _tool(
+            Path(folder), "package_checker", str(copy), "hpc", ROUND if not rules.foreign else _their_round(rules)
+        )
+    yield _package_run(package, text, benchmarks if not rules.foreign else [])
+
+
+def _package_run(package: Path, text: str, benchmarks: Sequence[Benchmark]) -> OfficialRun:
+    complaints = list(_complaints(text))
+    if "FOUND NO ERRORS, SUCCESS" not in text and "FOUND ERRORS" not in text:
+        complaints.append(f"no verdict: {text.strip().splitlines()[-1] if text.strip() else 'no output'}")
+    known, other = [], []
+    for complaint in complaints:
+        reason = next((item for benchmark in benchmarks if (item := _reason(complaint, benchmark))), None)
+        (known if reason else other).append(f"{complaint}: {reason}" if reason else complaint)
+    consequences = "directory cannot be accepted"
+    if all(consequences in complaint for complaint in other) and known:
+        known += [f"{complaint}: follows from the above" for complaint in other]
+        other = []
+    return OfficialRun("package_checker (hpc 3.0.0)", str(package), tuple(dict.fromkeys(other)), tuple(known))
+
+
+def _reason(complaint: str, benchmark: Benchmark) -> str | None:
+    """Why a size that is not the MLPerf configuration itself must draw this complaint; None: it must not."""
+    card = benchmark.card
+    if card is None or card.official.identical:
+        return None
+    name = f"size {benchmark.size}"
+    theirs = card.official.threshold
+    if complaint.startswith(f"Failed checks for {benchmark.metric}"):
+        return f"{name} has target {benchmark.threshold:g} where MLPerf has {theirs:g}: {card.description}"
+    if re.match(r"CHECK for '(train|eval)_samples' failed", complaint):
+        return f"{name} has {card.train_samples} + {card.eval_samples} samples"
+    if complaint.startswith("RCP Test Failed"):
+        return f"MLPerf's reference points are of its own configuration, not of {name}"
+    if complaint.startswith("Incorrect number of files") and card.official.required_runs != benchmark.required_runs:
+        return f"{name} needs {benchmark.required_runs} runs where MLPerf needs {card.official.required_runs}"
+    return None
+
+
+# Their text
+
+
+_UNSAFE = "not given to the official tool: a name in a log is not a plain word, and the tool would open it as a path"
+
+
+def _plain(log: Log) -> bool:
+    """True if what their rules format into file names are plain words."""
+    named = (event.value for event in log.events if event.key in _FORMATTED_INTO_PATHS)
+    return all(isinstance(value, str) and re.fullmatch(r"\w{1,40}", value) for value in named)
+
+
+def _tool(folder: Path, name: str, *arguments: str) -> str:
+    """Run one of their modules in ``folder``; its stdout and stderr as text."""
+    command = [sys.executable, "-m", f"mlperf_logging.{name}", *arguments]
+    if name != "system_desc_checker":
+        command += ["--log_output", str(folder / "tool.log")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
+    text = done.stdout + done.stderr
+    return text if done.returncode == 0 or "FAILED" in text else f"{text}\nERROR - exit code {done.returncode}"
+
+
+_NOISE = re.compile(
+    r"accepting this under olympic scoring|some do not conform|Unknown files|Marking as infinite"
+    r"|Required EXACTLY_ONE occurrence of .* but found \d+$"
+)
+
+
+def _complaints(text: str) -> Iterator[str]:
+    """Their errors, one line each: messages of the compliance engine (dashed blocks) and lines logged as ERROR."""
+    for block in re.split(r"^-{30}$", text, flags=re.MULTILINE):
+        for line in block.splitlines():
+            plain = re.sub(r"^(?:WARNING|ERROR) -\s*", "", line).strip()
+            starts = plain.startswith(_ENGINE_MESSAGES)
+            error = line.startswith("ERROR -") and plain not in ("FAILED", "")
+            if (starts or error) and not _NOISE.search(plain):
+                yield re.sub(r"/\S*/package/", "", plain)
+    if "Traceback" in text:
+        yield f"their tool crashed: {text.strip().splitlines()[-1]}"
+
+
+_ENGINE_MESSAGES = (
+    *("CHECK for ", "Failed checks for ", "Failed executing", "failed test", "Required ", "No log lines"),
+    *("Log lines had parsing errors", "Could not find config file"),
+)
+
+
+def _system_complaints(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if re.search(r"missing|required field|ERROR|Error|invalid", line, re.IGNORECASE):
+            yield line.strip()
+
+
+def _links(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if (Path(folder) / name).is_symlink()]
+
+
+def _their_round(rules: Ruleset) -> str:
+    return rules.name if rules.name in ("1.0.0", "2.0.0", "3.0.0") else "1.0.0"

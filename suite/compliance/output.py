@@ -1,0 +1,132 @@
+"""A verdict as text: table for people, JSON and JUnit and GitHub annotations for machines. Pure: verdict in, text out."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from xml.sax.saxutils import escape, quoteattr
+
+from suite.compliance.check import Verdict
+from suite.compliance.rules import Finding
+
+_SHOWN_OF_A_KIND = 5
+
+
+def as_json(verdict: Verdict) -> str:
+    """The machine form, version 1."""
+    findings = [
+        {
+            "rule": finding.rule,
+            "severity": finding.severity,
+            "file": finding.file,
+            "line": finding.line,
+            "message": finding.message,
+        }
+        for finding in verdict.findings
+    ]
+    document = {
+        "version": 1,
+        "compliant": verdict.compliant,
+        "ruleset": ", ".join(verdict.rulesets),
+        "checked": {"logs": verdict.logs, "packages": verdict.packages},
+        "findings": findings,
+    }
+    return json.dumps(document, indent=1)
+
+
+def as_table(verdict: Verdict) -> str:
+    """Findings by file, errors first; of many findings of one kind the first few and a count."""
+    lines = []
+    kinds: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in verdict.findings:
+        kinds[finding.severity, finding.rule].append(finding)
+    for severity in ("error", "warning", "info"):
+        for (level, rule), findings in kinds.items():
+            if level != severity:
+                continue
+            shown = findings if severity == "error" else findings[:_SHOWN_OF_A_KIND]
+            lines += [f"{severity:7}  {rule:20}  {where(finding)}: {finding.message}" for finding in shown]
+            if len(findings) > len(shown):
+                lines.append(
+                    f"{severity:7}  {rule:20}  ... and {len(findings) - len(shown)} more (--format json has all)"
+                )
+    return "\n".join([*lines, summary(verdict)])
+
+
+def as_github(verdict: Verdict) -> str:
+    """Workflow commands: one annotation a finding."""
+    level = {"error": "error", "warning": "warning", "info": "notice"}
+    lines = [
+        f"::{level[finding.severity]} file={_property(finding.file)},line={finding.line or 1},"
+        f"title={_property(finding.rule)}::{_data(finding.message)}"
+        for finding in verdict.findings
+    ]
+    return "\n".join([*lines, summary(verdict)])
+
+
+def as_junit(verdict: Verdict) -> str:
+    """One test case a file and rule: errors are failures, the rest is output."""
+    errors = [finding for finding in verdict.findings if finding.severity == "error"]
+    others = [finding for finding in verdict.findings if finding.severity != "error"]
+    cases = [
+        f"  <testcase classname={_attribute(finding.file)} name={_attribute(finding.rule)}>"
+        f"<failure message={_attribute(finding.message)}>{_text(where(finding))}</failure></testcase>"
+        for finding in errors
+    ]
+    cases += [
+        f"  <testcase classname={_attribute(finding.file)} name={_attribute(finding.rule)}>"
+        f"<system-out>{_text(f'{finding.severity}: {finding.message}')}</system-out></testcase>"
+        for finding in others
+    ]
+    if not errors:
+        cases.append(f'  <testcase classname="mlhpc check" name={_attribute(summary(verdict))}/>')
+    tests = f'tests="{len(cases)}" failures="{len(errors)}"'
+    return "\n".join(
+        ['<?xml version="1.0" encoding="UTF-8"?>', f'<testsuite name="mlhpc check" {tests}>', *cases, "</testsuite>"]
+    )
+
+
+FORMATS: dict[str, Callable[[Verdict], str]] = {
+    "table": as_table,
+    "json": as_json,
+    "junit": as_junit,
+    "github": as_github,
+}
+
+
+def where(finding: Finding) -> str:
+    """``file:line`` of a finding, printable."""
+    file = finding.file.encode("utf-8", "replace").decode()
+    return f"{file}:{finding.line}" if finding.line else file
+
+
+def summary(verdict: Verdict) -> str:
+    """The verdict in one line."""
+    counts = Counter(finding.severity for finding in verdict.findings)
+    found = f"{counts['error']} errors, {counts['warning']} warnings, {counts['info']} notes"
+    checked = f"{verdict.logs} logs, {verdict.packages} packages, ruleset {', '.join(verdict.rulesets)}"
+    return f"{'compliant' if verdict.compliant else 'NOT compliant'}: {checked}: {found}"
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _data(text: str) -> str:
+    plain = text.encode("utf-8", "replace").decode()
+    return plain.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _printable(text: str) -> str:
+    """Without what XML cannot hold."""
+    plain = text.encode("utf-8", "replace").decode()
+    return "".join(char if char.isprintable() or char == " " else "?" for char in plain)
+
+
+def _attribute(text: str) -> str:
+    return quoteattr(_printable(text))
+
+
+def _text(text: str) -> str:
+    return escape(_printable(text))
