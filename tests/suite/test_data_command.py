@@ -1,0 +1,157 @@
+"""mlhpc data: what is made is verified, what is there is kept, and mistakes are one line."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from suite.commands import data as module
+from suite.commands.data import _plain_progress, data
+from suite.distributed import World
+from suite.shards import Manifest, read_manifest, shard_path, write_manifest, write_shard
+
+
+def toy_generate(
+    root: Path, size: str, *, seed: int, world: World, progress: Callable[[int, int], None] | None = None
+) -> None:
+    """One shard per rank."""
+    rng = np.random.default_rng([seed, world.rank])
+    entry = write_shard(shard_path(root, "train", world.rank), {"x": rng.random((3, 4))})
+    if progress is not None:
+        progress(1, 1)
+    entries = tuple(world.allgather(entry))
+    if world.is_first:
+        manifest = Manifest(workload="toy", size=size, seed=seed, generator={}, splits={"train": entries})
+        write_manifest(root, manifest)
+
+
+@pytest.fixture
+def generator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A workload `toy` whose generator has what a test gives it."""
+    functions = SimpleNamespace(generate=toy_generate)
+    card = SimpleNamespace(size=lambda name: None)
+    chosen = SimpleNamespace(card=lambda: card, load_generator=lambda: functions)
+    monkeypatch.setattr(module, "descriptor", lambda name: chosen)
+    return functions
+
+
+def invoke(*words: object) -> Result:
+    return CliRunner().invoke(data, [str(word) for word in words])
+
+
+def test_importing_the_command_loads_nothing_heavy() -> None:
+    heavy = "torch mpi4py h5py numpy pandas"
+    code = f"import sys, suite.commands.data; print([m for m in {heavy.split()!r} if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_a_data_set_is_generated_where_it_belongs_and_is_fine(
+    generator: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLHPC_DATA", str(tmp_path / "all"))
+    made = invoke("generate", "toy", "--size", "smoke", "--seed", 5)
+    root = tmp_path / "all/toy-smoke"
+    assert made.exit_code == 0
+    assert made.output == f"{root}: toy smoke, 3 train samples, 0.00 GB in 1 shards: complete\n"
+    assert read_manifest(root).seed == 5
+    verified = invoke("verify", root, "--deep")
+    assert verified.exit_code == 0
+    assert "fine: checksums of every byte" in verified.output
+
+
+def test_a_complete_data_set_is_kept_and_another_is_refused(generator: SimpleNamespace, tmp_path: Path) -> None:
+    invoke("generate", "toy", "--size", "smoke", "-o", tmp_path)
+    shard = shard_path(tmp_path, "train", 0)
+    before = shard.stat().st_mtime_ns
+    again = invoke("generate", "toy", "--size", "smoke", "-o", tmp_path)
+    assert (again.exit_code, shard.stat().st_mtime_ns) == (0, before)
+    assert "complete already" in again.output
+    other = invoke("generate", "toy", "--size", "smoke", "--seed", 9, "-o", tmp_path)
+    assert isinstance(other.exception, ValueError)
+    assert str(other.exception).startswith(f"{tmp_path}: holds toy smoke of seed 0, not toy smoke of seed 9")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    damaged = invoke("generate", "toy", "--size", "smoke", "-o", tmp_path)
+    assert str(damaged.exception).startswith(f"{shard}: truncated")
+
+
+def test_a_flipped_bit_makes_verify_exit_1_and_name_the_file(generator: SimpleNamespace, tmp_path: Path) -> None:
+    invoke("generate", "toy", "--size", "smoke", "-o", tmp_path)
+    shard = shard_path(tmp_path, "train", 0)
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 16
+    shard.write_bytes(content)
+    assert invoke("verify", tmp_path).exit_code == 0
+    found = invoke("verify", tmp_path, "--deep")
+    assert found.exit_code == 1
+    assert found.output.startswith(f"{shard}: damaged: crc32c")
+
+
+def test_what_a_workload_cannot_do_is_said(generator: SimpleNamespace, tmp_path: Path) -> None:
+    for words, message in (
+        (("convert", "toy", tmp_path, "-o", tmp_path / "new"), "toy: has no `data convert`"),
+        (("fetch", "toy"), "toy: has no `data fetch`"),
+        (("export", "toy", tmp_path, "-o", tmp_path / "new"), "toy: cannot export form None; forms: none"),
+        (("convert", "toy", tmp_path / "absent", "-o", tmp_path / "new"), f"{tmp_path}/absent: does not exist"),
+    ):
+        assert str(invoke(*words).exception).startswith(message)
+
+
+def test_export_writes_the_only_form_there_is_and_never_into_a_full_folder(
+    generator: SimpleNamespace, tmp_path: Path
+) -> None:
+    calls: list[Any] = []
+    generator.export_tfrecord = lambda source, destination: calls.append((source, destination))
+    assert invoke("export", "toy", tmp_path, "-o", tmp_path / "new").exit_code == 0
+    assert calls == [(tmp_path, tmp_path / "new")]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/x").touch()
+    refused = invoke("export", "toy", tmp_path, "--form", "tfrecord", "-o", tmp_path / "full")
+    assert str(refused.exception) == f"{tmp_path}/full: not empty; choose a new folder"
+
+
+def test_several_ranks_become_mpiexec_with_the_same_command(
+    generator: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+
+    def execve(path: str, command: list[str], environment: dict[str, str]) -> None:
+        started.append(command)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setattr("suite.launch.local.mpiexec_command", lambda ranks: ["/bin/mpiexec", "-n", str(ranks)])
+    invoke("generate", "toy", "--size", "smoke", "--ranks", 3, "-o", tmp_path / "d")
+    words = ["generate", "toy", "--size", "smoke", "--seed", "0", "-o", str(tmp_path / "d")]
+    assert started == [["/bin/mpiexec", "-n", "3", sys.executable, "-m", "suite", "data", *words]]
+
+
+def test_plain_progress_speaks_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    now = iter([0.0, 1.0, 6.0, 7.0, 12.0])
+    tell = _plain_progress("toy", lambda: next(now))
+    for done in (1, 2, 3, 8):
+        tell(done, 8)
+    assert capsys.readouterr().out == "toy: 25 %, about 18 s left\ntoy: 100 %, about 0 s left\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("data", "generate", "cosmoflow", "--size", "tiny"), 2, "mlhpc: cosmoflow: unknown size 'tiny'; sizes: "),
+        (("data", "generate", "nosuch", "--size", "tiny"), 2, "mlhpc: unknown workload 'nosuch'; workloads: cosmoflow"),
+        (("data", "generate", "cosmoflow", "--size", "smoke", "--ranks", "2", "-o", "/proc/no"), 2, "mlhpc: "),
+        (("data", "verify", "/nowhere"), 1, "/nowhere/manifest.json: no manifest: the folder does not exist"),
+    ],
+)
+def test_a_mistake_is_one_line_and_an_exit_code(words: tuple[str, ...], code: int, message: str) -> None:
+    command = [sys.executable, "-m", "suite", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1
