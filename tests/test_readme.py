@@ -1,0 +1,57 @@
+"""The README is run: its commands in order in an empty folder; the two make commands are parsed and the demo runs small."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+COMMANDS = [line for block in BLOCKS for line in block.strip().splitlines()]
+ENV = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
+def test_the_readme_names_two_make_commands_that_the_makefile_has() -> None:
+    targets = [line.split("#")[0].split()[1] for line in COMMANDS if line.startswith("make ")]
+    assert targets == ["demo", "test"]
+    done = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "suite demo" in done.stdout
+    assert "pytest" in done.stdout
+
+
+@pytest.mark.timeout(400)
+def test_the_three_jobs_work_as_written(tmp_path: Path) -> None:
+    commands = [line for line in COMMANDS if line.startswith("mlhpc ")]
+    assert len(commands) >= 10
+    for line in commands:
+        done = subprocess.run(line, shell=True, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"$ {line}\n{done.stdout}\n{done.stderr}"
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.timeout(400)
+def test_the_demo_runs_small_and_says_what_two_runs_are_not(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "suite", "demo", "--size", "smoke", "--runs", "2", "-o", "out"],
+        cwd=tmp_path,
+        env=ENV,
+        capture_output=True,
+        text=True,
+        timeout=380,
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout + done.stderr  # two runs are too few for a score: a finding
+    assert (tmp_path / "out" / "report.html").exists()
+    assert len(list((tmp_path / "out").glob("submissions/demo/results/*/strong/cosmoflow/result_*.txt"))) == 2
+
+
+def test_every_relative_path_the_readme_names_exists() -> None:
+    text = (ROOT / "README.md").read_text()
+    for name in re.findall(r"`((?:docs|submissions|benchmarks)/[^`*]*)`", text):
+        assert (ROOT / name).exists(), name
