@@ -394,7 +394,7 @@ def judge_package(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str,
     for benchmark in sorted({group.benchmark for group in groups if group.benchmark and group.logs}):
         if not (package / "benchmarks" / Path(benchmark).name / "implementations").is_dir():
             yield "implementation-missing", package, f"no benchmarks/{benchmark}/implementations"
-    yield from _manifest(package)
+    yield from changed_files(package)
 
 
 def read_manifest(path: Path) -> dict[str, str] | None:
@@ -415,7 +415,8 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _manifest(package: Path) -> Iterator[tuple[str, Path, str]]:
+def changed_files(package: Path) -> Iterator[tuple[str, Path, str]]:
+    """(rule, path, message) for every way in which a package's files are not those of its manifest."""
     path = package / MANIFEST
     if not path.is_file():
         yield "manifest-missing", package, f"no {MANIFEST}"

@@ -152,7 +152,8 @@ def _package_run(package: Path, text: str, benchmarks: Sequence[Benchmark]) -> O
     complaints = list(_complaints(text))
     if "FOUND NO ERRORS, SUCCESS" not in text and "FOUND ERRORS" not in text:
         complaints.append(f"no verdict: {text.strip().splitlines()[-1] if text.strip() else 'no output'}")
-    known, other = [], []
+    known: list[str] = []
+    other: list[str] = []
     for complaint in complaints:
         reason = next((item for benchmark in benchmarks if (item := _reason(complaint, benchmark))), None)
         (known if reason else other).append(f"{complaint}: {reason}" if reason else complaint)

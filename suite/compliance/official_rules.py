@@ -157,7 +157,10 @@ def _checks(rule: KeyRule, value: str) -> Iterator[str]:
     if rule.truthy:
         yield f"bool({value})"
     if rule.equals is not None:
-        yield f"{value} == {rule.equals!r} and type({value}) == type({rule.equals!r})"
+        number = isinstance(rule.equals, int | float) and not isinstance(rule.equals, bool)
+        yield f"{value} {'==' if not isinstance(rule.equals, bool) else 'is'} {rule.equals!r}"
+        if number:
+            yield f"not isinstance({value}, bool)"
     if rule.one_of is not None:
         yield f"{value} in {list(rule.one_of)!r}"
     if rule.close_to is not None:

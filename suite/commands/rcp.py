@@ -1,0 +1,130 @@
+"""`mlhpc rcp`: records how many epochs a size needs to converge, from many seeds, and shows what is recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from suite.card import RCP_VERSION, ReferencePoint, ReferencePoints, read_reference_points
+from suite.compliance import convergence
+from suite.compliance.layout import find
+from suite.compliance.ruleset import Benchmark, card_benchmark
+from suite.facts import read_facts
+from suite.mllog import read_events
+from suite.record import RunRecord, first_reaching, summarise
+from suite.scoring import failure
+from suite.workload import Descriptor, descriptors
+from suite.workload import descriptor as find_descriptor
+
+
+@click.group()
+def rcp() -> None:
+    """Reference convergence points: epochs to target of many seeds, by batch size, beside the card.
+
+    \b
+    Examples:
+      mlhpc rcp record runs/cosmoflow-mini-*
+      mlhpc rcp show cosmoflow
+    """
+
+
+@rcp.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="Default: the workload's folder."
+)
+def record(runs: tuple[Path, ...], output: Path | None) -> None:
+    """Write <workload>/rcp/<size>.json from the logs under RUNS: one point per batch size, others in the file are kept."""
+    logs = [summarise(read_events(path)) for run in runs for group in find(run).groups for path in group.logs]
+    if not logs:
+        raise ValueError(f"no result_*.txt under {', '.join(map(str, runs))}")
+    descriptor, size = _subject(logs)
+    system = next((text for run in runs if (text := _system(run))), "unknown")
+    points = {}
+    for batch in sorted({item.global_batch_size for item in logs if item.global_batch_size is not None}):
+        members = [item for item in logs if item.global_batch_size == batch]
+        points[batch] = reference_point(members, card_benchmark(descriptor, size), system)
+    known = read_reference_points(descriptor.folder if output is None else output, size)
+    kept = {point.global_batch_size: point for point in known.points} if known else {}
+    merged = tuple(point for _, point in sorted((kept | points).items()))
+    document = ReferencePoints(version=RCP_VERSION, workload=descriptor.name, size=size, points=merged)
+    path = (descriptor.folder if output is None else output) / "rcp" / f"{size}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".partial")
+    beside.write_text(json.dumps(document.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+    beside.rename(path)
+    for point in points.values():
+        click.echo(_line(point))
+    click.echo(f"{path}: written")
+
+
+@rcp.command()
+@click.argument("workload")
+def show(workload: str) -> None:
+    """Show the reference points of WORKLOAD and the fewest epochs that a submission may need."""
+    descriptor = find_descriptor(workload)
+    for size, card in descriptor.card().sizes.items():
+        known = read_reference_points(descriptor.folder, size)
+        click.echo(f"{workload} {size}: {card.metric} target {card.threshold:g}" + ("" if known else ": none recorded"))
+        epochs = {point.global_batch_size: point.epochs for point in known.points} if known else {}
+        for point in known.points if known else ():
+            bound = convergence.limit(epochs, point.global_batch_size, card.required_runs)
+            least = f", a submission needs at least {bound.minimum:.3f}" if bound else ""
+            click.echo(f"  {_line(point)}{least}")
+
+
+def reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> ReferencePoint:
+    """The point that logs of one batch size make. ValueError for a repeated seed or hyperparameters that differ."""
+    first = logs[0]
+    epochs, seeds, not_converged = [], [], []
+    for item in logs:
+        if item.seed is None or item.seed in (*seeds, *not_converged):
+            raise ValueError(f"{item.path}: seed {item.seed} is missing or given twice; a point needs different seeds")
+        if dict(item.hyperparameters) != dict(first.hyperparameters):
+            raise ValueError(f"{item.path}: hyperparameters differ from those of {first.path}")
+        reached = first_reaching(item, benchmark)
+        if failure(item, benchmark) is None and reached is not None and reached.epoch is not None:
+            epochs.append(reached.epoch)
+            seeds.append(item.seed)
+        else:
+            not_converged.append(item.seed)
+    latest = max(item.run_stop_s or 0.0 for item in logs)
+    return ReferencePoint(
+        global_batch_size=first.global_batch_size or 0,
+        epochs=tuple(epochs),
+        seeds=tuple(seeds),
+        not_converged=tuple(not_converged),
+        hyperparameters=dict(first.hyperparameters),
+        recorded=f"{datetime.fromtimestamp(latest, UTC):%Y-%m-%d}",
+        suite_version=first.suite_version or "unknown",
+        system=system,
+    )
+
+
+def _subject(logs: Sequence[RunRecord]) -> tuple[Descriptor, str]:
+    named = {(item.benchmark, item.size) for item in logs}
+    if len(named) != 1:
+        raise ValueError(f"logs of different benchmarks or sizes: {sorted(map(str, named))}; expected one")
+    benchmark, size = next(iter(named))
+    found = next((item for item in descriptors().values() if item.card().mlperf_name == benchmark), None)
+    if found is None or size is None:
+        raise ValueError(f"{logs[0].path}: benchmark {benchmark!r} of size {size!r} is not one of this suite")
+    found.card().size(size)
+    return found, size
+
+
+def _system(run: Path) -> str | None:
+    """The processor of the first node of a run folder."""
+    paths = sorted((run / "facts").glob("*.json"))
+    return read_facts(paths[0]).cpu.model if paths else None
+
+
+def _line(point: ReferencePoint) -> str:
+    n = len(point.epochs)
+    spread = f"{point.mean:.2f} +- {point.std:.2f} epochs" if n else "no seed converged"
+    missed = f", {len(point.not_converged)} did not converge" if point.not_converged else ""
+    return f"batch {point.global_batch_size}: {spread}, n={n}{missed} ({point.system}, {point.recorded})"
