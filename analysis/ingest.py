@@ -24,6 +24,7 @@ from suite import mllog
 from suite.card import Card
 from suite.mllog import Event, Log, read_events
 from suite.record import RunRecord, summarise
+from suite.system import describe, read_nodes, system_description
 
 STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
 BESIDE_STEP = ("overlapped_communication",)
@@ -332,7 +333,7 @@ def _phase_rows(run: str, events: Sequence[Event], line: Timeline) -> list[dict[
 def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
     """The system as its package describes it, else as the run collected it; every field as text, absent ones absent."""
     described = system_file(place)
-    fields, problem = _collected(place) if place.kind == "run" else ({}, None)
+    fields, problem = _collected(place, row) if place.kind == "run" else ({}, None)
     if described is not None:
         try:
             fields, _ = json.JSONDecoder(strict=False).raw_decode(described.read_text("utf-8", "replace").strip())
@@ -365,44 +366,21 @@ def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _collected(place: LogFile) -> tuple[dict[str, Any], str | None]:
-    """A run folder's facts under the names of the MLPerf system description; what is unknown stays absent."""
-    nodes, problem = [], None
-    for path in sorted((place.package / "facts").glob("*.json")):
-        try:
-            nodes.append(json.loads(path.read_text("utf-8")))
-        except ValueError as error:
-            problem = f"{path.name}: not JSON: {error}"
-    if not nodes or not isinstance(nodes[0], dict):
-        return {}, problem
-
-    def get(section: str, name: str) -> Any:
-        part = nodes[0].get(section)
-        value = part.get(name) if isinstance(part, dict) else None
-        return None if value == UNKNOWN else value
-
-    def named(section: str, name: str) -> str | None:
-        part = nodes[0].get(section)
-        values = [item.get(name) for item in part if isinstance(item, dict)] if isinstance(part, list) else []
-        return ", ".join(sorted({str(value) for value in values if value not in (None, "", UNKNOWN)})) or None
-
-    accelerators = nodes[0].get("accelerators")
-    memory = get("memory", "total_gib")
-    packages = get("software", "packages") or {}
-    fields = {
-        "number_of_nodes": len(nodes),
-        "accelerators_per_node": len(accelerators) if isinstance(accelerators, list) else None,
-        "host_processors_per_node": get("cpu", "sockets"),
-        "accelerator_model_name": named("accelerators", "model"),
-        "host_processor_model_name": get("cpu", "model"),
-        "host_memory_capacity": f"{memory} GiB" if memory else None,
-        "host_storage_type": named("file_systems", "type"),
-        "host_networking": named("network", "link"),
-        "framework": f"PyTorch {packages['torch']}" if "torch" in packages else None,
-        "operating_system": get("software", "operating_system"),
-        "other_software_stack": packages,
-    }
-    return fields, problem
+def _collected(place: LogFile, row: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """What the nodes of a run folder said of themselves, as an MLPerf system description; else why there is none."""
+    try:
+        nodes = read_nodes(place.package)
+    except ValueError as error:
+        return {}, str(error).replace(f"{place.package.parent}/", "")
+    fields = system_description(
+        describe(nodes),
+        submitter=row["submitter"],
+        division=row["division"],
+        status="",
+        nodes=len(nodes),
+        accelerators_per_node=row["accelerators_per_node"],
+    )
+    return {name: value for name, value in fields.items() if value not in ("unknown", "N/A")}, None
 
 
 def _scaling_factor(folder: Path) -> float | None:

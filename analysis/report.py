@@ -274,9 +274,10 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
     columns["with staging [min]"] = list(rows["score_with_staging_s"] / 60.0)
     if not weak:
         columns["95 % interval [min]"] = _ranges(rows["score_low_s"] / 60.0, rows["score_high_s"] / 60.0)
-    columns["mean run [min]"] = list(rows["run_s.mean"] / 60.0)
+    if weak or rows["score_s"].isna().any():
+        columns["mean run [min]"] = list(rows["run_s.mean"] / 60.0)
     columns["fastest – slowest [min]"] = _ranges(rows["fastest_s"] / 60.0, rows["slowest_s"] / 60.0)
-    columns["runs averaged / reached / started"] = [
+    columns["runs: averaged / reached / started"] = [
         f"{row.n_averaged} / {row.n_reached} / {row.n_started}" for row in rows.itertuples()
     ]
     for name, title in (("nodes", "nodes"), ("ranks", "ranks"), ("units", "compute units")):
