@@ -105,19 +105,18 @@ def folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
 
 
 def job_status(root: Path) -> JobStatus:
-    """What is known of the folder's jobs; empty without a readable job.json."""
-    try:
-        ids = tuple(str(item) for item in json.loads((root / "job.json").read_text())["job_ids"])
-    except (OSError, ValueError, KeyError, TypeError):
+    """What is known of the folder's jobs; empty if none was submitted or began. Ended: the last one speaks."""
+    ids = tuple(sorted(_submitted(root) | jobs.started_jobs(root), key=int))
+    if not ids:
         return JobStatus()
     states = jobs.job_states(ids)
     active = [states[job] for job in ids if states.get(job) in jobs.ACTIVE_STATES]
     if active:
         return JobStatus(ids, min(active, key=jobs.ACTIVE_STATES.index), ended=False)
-    codes = [code for job in ids for code in jobs.exit_codes(root, job)]
+    codes = jobs.exit_codes(root, ids[-1])
     if codes:
         return JobStatus(ids, f"exit {max(codes)}", ended=True)
-    return JobStatus(ids, next(iter(states.values()), "gone"), ended=True)
+    return JobStatus(ids, states.get(ids[-1], "gone"), ended=True)
 
 
 def judge(record: RunRecord | None, job: JobStatus, silent_s: float, *, resumable: bool) -> tuple[str, str]:
@@ -174,6 +173,15 @@ def _texts(row: TrialStatus) -> list[str]:
         "-" if row.job is None else f"{row.job} {row.job_state}",
         row.note,
     ]
+
+
+def _submitted(root: Path) -> set[str]:
+    """The ids in job.json; none if it is absent or is being written."""
+    try:
+        ids = json.loads((root / "job.json").read_text())["job_ids"]
+        return {str(item) for item in ids if str(item).isdecimal()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def _trial(folder: RunFolder, trial: int, job: JobStatus, expectation: Expectation | None, now_s: float) -> TrialStatus:

@@ -116,7 +116,10 @@ def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
     if config.global_batch_size % job.ranks:
         from suite.sampling import check_batch  # its message; numpy is loaded only here
 
-        check_batch(config.global_batch_size, job.ranks)
+        try:
+            check_batch(config.global_batch_size, job.ranks)
+        except ValueError as error:
+            raise ValueError(f"--nodes {nodes} x {job.ranks_per_node} ranks per node: {error}") from None
     if folder.exists():
         raise ValueError(f"{folder}: exists already; a run never writes into an earlier one (choose another -o)")
     return job
@@ -147,7 +150,8 @@ def _template(
 
 
 def _title(job: Job) -> str:
-    nodes = f"{job.nodes} node{'s' if job.nodes > 1 else ''} x {job.ranks_per_node} ranks"
+    nodes = f"{job.nodes} node{'s' if job.nodes > 1 else ''} x {job.ranks_per_node} rank"
+    nodes += "s" if job.ranks_per_node > 1 else ""
     if job.mode == "weak":
         return f"{job.workload} {job.size}, {job.instances} instances of {nodes} at once"
     return f"{job.workload} {job.size}, {nodes}, {job.runs} run{'s' if job.runs > 1 else ''}"

@@ -107,7 +107,7 @@ def describe(cost: Cost, time_limit_s: int) -> list[str]:
     lines.append(f"data set         {size(cost.data.bytes)}{files} ({cost.data.source})")
     if cost.staged_bytes:
         lines.append(
-            f"staged copies    {size(cost.staged_bytes)} on {cost.nodes} nodes, {size(cost.data.bytes)} or less each"
+            f"staged copies    {size(cost.data.bytes)} on each of {cost.nodes} nodes, {size(cost.staged_bytes)} in all"
         )
     lines.append(f"files written    about {cost.files_written} in the run folder")
     return lines

@@ -88,6 +88,12 @@ def job_states(ids: Iterable[str]) -> dict[str, str]:
     return states
 
 
+def started_jobs(run: Path) -> set[str]:
+    """Every job whose script began in this run folder, also those a person submitted without `mlhpc submit`."""
+    names = (re.fullmatch(r"(\d+)(_\d+)?(\.running)?", path.name) for path in (run / "exit").glob("*"))
+    return {match[1] for match in names if match}
+
+
 def exit_codes(run: Path, job: str) -> list[int]:
     """What the job's script left in the run folder when it ended: one code per array task, none if it was killed."""
     codes = []

@@ -1,0 +1,174 @@
+"""`mlhpc status`: states from logs cut anywhere, and from what the queue and the exit files say."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.commands import status
+from suite.commands.status import JobStatus, TrialStatus, eta, folder_status, judge, table
+from suite.launch import jobs
+from suite.launch.cost import Epochs
+from suite.record import Epoch, RunRecord
+from suite.run_folder import RunFolder
+
+NO_JOB = JobStatus()
+RUNNING = JobStatus(("7",), "RUNNING", ended=False)
+PENDING = JobStatus(("7",), "PENDING", ended=False)
+ENDED = JobStatus(("7",), "exit 0", ended=True)
+OPEN = RunRecord(run_start_s=100.0)
+
+
+def line(key: str, value: Any, time_s: float, **metadata: Any) -> str:
+    record = {"namespace": "", "time_ms": int(time_s * 1e3), "event_type": "", "key": key, "value": value}
+    return f":::MLLOG {json.dumps(record | {'metadata': metadata})}\n"
+
+
+def log_text(*, epochs: int, stop: str | None = None) -> str:
+    """A log with some complete epochs of ten seconds each, the metric falling by 0.1 per epoch from 0.9."""
+    text = line("init_start", None, 0) + line("init_stop", None, 90) + line("run_start", None, 100)
+    for number in range(1, epochs + 1):
+        begin = 100 + 10 * (number - 1)
+        text += line("epoch_start", None, begin, epoch_num=number)
+        text += line("eval_error", 1.0 - 0.1 * number, begin + 9, epoch_num=number)
+        text += line("epoch_stop", None, begin + 10, epoch_num=number)
+    if stop is not None:
+        text += line("run_stop", None, 100 + 10 * epochs, status=stop)
+    return text
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    info = {
+        "version": 1, "suite_version": "1", "workload": "cosmoflow", "size": "mini", "mode": "strong", "runs": 2,
+        "ranks": 2, "created": "x", "command": [], "git": None, "same_allocation": True,
+    }  # fmt: skip
+    root = tmp_path / "runs" / "r"
+    root.mkdir(parents=True)
+    (root / "run.json").write_text(json.dumps(info))
+    (root / "config.yaml").write_text("max_epochs: 8\nglobal_batch_size: 16\n")
+    return RunFolder(root)
+
+
+@pytest.mark.parametrize(
+    ("record", "job", "silent_s", "resumable", "state"),
+    [
+        (None, NO_JOB, 0.0, False, "queued"),
+        (None, PENDING, 0.0, False, "queued"),
+        (None, RUNNING, 0.0, False, "queued"),
+        (None, ENDED, 0.0, False, "incomplete"),
+        (OPEN, NO_JOB, 5.0, False, "running"),
+        (OPEN, NO_JOB, 5000.0, False, "incomplete"),
+        (OPEN, RUNNING, 5000.0, False, "running"),
+        (OPEN, ENDED, 1.0, False, "killed"),
+        (OPEN, PENDING, 1.0, True, "queued"),
+        (RunRecord(run_start_s=0.0, run_stop_s=9.0, status="success"), ENDED, 1.0, False, "finished"),
+        (RunRecord(run_start_s=0.0, run_stop_s=9.0, status="aborted"), NO_JOB, 1.0, True, "aborted"),
+    ],
+)
+def test_a_state_follows_from_log_and_job(
+    record: RunRecord | None, job: JobStatus, silent_s: float, resumable: bool, state: str
+) -> None:
+    assert judge(record, job, silent_s, resumable=resumable)[0] == state
+
+
+def test_time_left_is_the_epochs_that_remain_at_the_pace_so_far() -> None:
+    epochs = (Epoch(1, 0, 10, 9, 1, True), Epoch(2, 10, 22, 11, 1, True), Epoch(3, 22, 25, 3, 0, False))
+    record = RunRecord(run_start_s=1000.0, epochs=epochs)
+    assert eta(record, Epochs(6, "x"), now_s=1025.0) == pytest.approx((6 - 2) * 11 - 3)
+    assert eta(record, Epochs(2, "x"), now_s=1025.0) == 0.0
+    assert eta(RunRecord(run_start_s=1000.0), Epochs(6, "x"), now_s=1025.0) is None
+
+
+def test_rows_say_epoch_last_value_target_and_time_left(run: RunFolder) -> None:
+    run.result(0).write_text(log_text(epochs=3, stop="success"))
+    run.result(1).write_text(log_text(epochs=2))
+    now_s = run.result(1).stat().st_mtime
+    first, second = folder_status(run, now_s=now_s)
+    assert (first.state, first.epoch, first.value) == ("finished", 3, pytest.approx(0.7))
+    assert (second.state, second.epoch, second.value) == ("running", 2, pytest.approx(0.8))
+    assert second.target == first.target is not None
+    assert second.eta_s is not None
+    assert second.eta_source is not None
+
+
+def test_a_log_cut_at_any_byte_is_a_state_and_never_an_error(run: RunFolder) -> None:
+    text = log_text(epochs=2, stop="aborted").encode()
+    for end in range(0, len(text), 7):
+        run.result(0).write_bytes(text[:end])
+        assert folder_status(run, now_s=0.0)[0].state in {"running", "aborted"}
+
+
+def test_the_newest_continuation_speaks_for_a_trial(run: RunFolder) -> None:
+    run.result(0).write_text(log_text(epochs=1, stop="aborted"))
+    for number in (2, 10):
+        path = run.root / f"resumed_0_{number}.txt"
+        path.write_text(line("run_resumed", None, 1) + log_text(epochs=number, stop="success"))
+    row = folder_status(run, now_s=0.0)[0]
+    assert (row.state, row.epoch, row.note) == ("finished", 10, "resumed, not scored")
+
+
+def test_a_job_is_asked_of_the_queue_then_of_its_exit_file(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run.root / "job.json").write_text('{"version": 1, "job_ids": ["7"], "submitted": "x"}')
+    monkeypatch.setattr(jobs, "job_states", lambda ids: {"7": "RUNNING"})
+    assert status.job_status(run.root) == JobStatus(("7",), "RUNNING", ended=False)
+    monkeypatch.setattr(jobs, "job_states", lambda ids: {})
+    assert status.job_status(run.root) == JobStatus(("7",), "gone", ended=True)
+    (run.root / "exit").mkdir()
+    (run.root / "exit" / "7").write_text("3\n")
+    assert status.job_status(run.root) == JobStatus(("7",), "exit 3", ended=True)
+    (run.root / "exit" / "8_1.running").touch()  # submitted again by a person, as an array, and not ended
+    assert status.job_status(run.root) == JobStatus(("7", "8"), "gone", ended=True)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"job_ids": 3}', '{"job_ids": ["x; y"]}'])
+def test_a_damaged_job_file_counts_as_none(run: RunFolder, text: str) -> None:
+    (run.root / "job.json").write_text(text)
+    assert status.job_status(run.root) == NO_JOB
+
+
+def test_the_table_is_aligned() -> None:
+    rows = [
+        TrialStatus("runs/a", 0, "running", 3, 0.51, 0.26, 90.0, "max_epochs", "7", "RUNNING"),
+        TrialStatus("b", 1, "queued"),
+    ]
+    lines = [" ".join(cells).rstrip() for cells in table(rows)]
+    assert lines == [
+        "run    trial state   epoch last eval target time left         job       note",
+        "runs/a 0     running 3     0.51      0.26   90 s (max_epochs) 7 RUNNING",
+        "b      1     queued  -     -         -      -                 -",
+    ]
+
+
+def command(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "suite", "status", *arguments],
+        cwd=cwd,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_command_finds_runs_below_and_speaks_json(run: RunFolder) -> None:
+    run.result(0).write_text(log_text(epochs=3, stop="success"))
+    top = run.root.parents[1]
+    rows = json.loads(command(top, "--json").stdout)
+    assert [(row["run"], row["trial"], row["state"]) for row in rows] == [
+        ("runs/r", 0, "finished"),
+        ("runs/r", 1, "queued"),
+    ]
+    plain = command(top, "runs").stdout.splitlines()
+    assert plain[0].split()[:3] == ["run", "trial", "state"]
+
+
+def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
+    done = command(tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "mlhpc: runs: no run folder here (no run.json, nor in the two levels below)\n",
+    )

@@ -1,0 +1,240 @@
+"""`mlhpc submit` with an sbatch of ours on PATH: folders, texts, sweeps, costs, refusals; and that it stays light."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from suite.card import ReferencePoint, ReferencePoints
+from suite.commands.submit import parse_nodes
+from suite.launch import cost, jobs
+from suite.record import Epoch, RunRecord
+from suite.workload import descriptor
+
+CARD = descriptor("cosmoflow").card().size("mini")
+
+
+def mlhpc(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": f"{tmp_path / 'tools'}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    return subprocess.run(
+        [sys.executable, "-m", "suite", "submit", "cosmoflow", *arguments],
+        cwd=tmp_path,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+    )
+
+
+def fake_sbatch(tmp_path: Path, body: str) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "sbatch").write_text(f"#!/bin/bash\n{body}\n")
+    (tools / "sbatch").chmod(0o755)
+
+
+MINI = ("--system", "slurm-two-node", "--config", "mini")
+
+
+def test_a_submitted_run_has_its_folder_script_and_job_id(tmp_path: Path) -> None:
+    fake_sbatch(tmp_path, 'env > "$HOME/environment"; echo "4711;cluster"')
+    done = mlhpc(
+        tmp_path, *MINI, "--nodes", "2", "--runs", "5", "--seed", "7", "--set", "max_epochs=9", "-o", "r",
+        SBATCH_PARTITION="wrong", SLURM_JOB_ID="1", SLURM_CONF="/c", MLHPC_RUNS="99", MLHPC_DATA="/d",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "r"
+    assert done.stdout == (f"job 4711: cosmoflow mini, 2 nodes x 1 rank, 5 runs: {run}\nstate: mlhpc status r\n")
+    job = json.loads((run / "job.json").read_text())
+    assert (job["version"], job["job_ids"]) == (1, ["4711"])
+    info = json.loads((run / "run.json").read_text())
+    assert (info["mode"], info["runs"], info["ranks"], info["same_allocation"]) == ("strong", 5, 2, True)
+    assert "max_epochs: 9" in (run / "config.yaml").read_text()
+    script = (run / "job.sbatch").read_text()
+    for line in (
+        f': "${{MLHPC_PYTHON:={sys.executable}}}"',
+        f': "${{MLHPC_CONFIG:={run}/config.yaml}}"',
+        f': "${{MLHPC_RUN:={run}}}" # the run folder',
+        ': "${MLHPC_SEED=7}" # trial i gets seed + i; empty: drawn and logged',
+        f"#SBATCH --output={run}/output/job_%j.log",
+    ):
+        assert line in script.splitlines()
+    assert (run / "output").is_dir()
+    environment = (tmp_path / "environment").read_text().splitlines()
+    assert "SLURM_CONF=/c" in environment
+    assert "MLHPC_DATA=/d" in environment
+    assert not [line for line in environment if line.startswith(("SBATCH_", "SLURM_JOB", "MLHPC_RUNS"))]
+
+
+def test_a_list_of_node_counts_is_one_job_and_folder_each(tmp_path: Path) -> None:
+    fake_sbatch(tmp_path, "echo $$")
+    done = mlhpc(tmp_path, *MINI, "--nodes", "1,2,4", "--runs", "3", "-o", "sweep")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["nodes-1", "nodes-2", "nodes-4"]
+    assert "#SBATCH --nodes=4\n" in (tmp_path / "sweep" / "nodes-4" / "job.sbatch").read_text()
+
+
+def test_an_array_is_not_one_allocation_and_instances_are_the_weak_mode(tmp_path: Path) -> None:
+    fake_sbatch(tmp_path, "echo 1")
+    mlhpc(tmp_path, *MINI, "--nodes", "1", "--runs", "3", "--array", "-o", "a")
+    assert json.loads((tmp_path / "a" / "run.json").read_text())["same_allocation"] is False
+    mlhpc(tmp_path, *MINI, "--nodes", "1", "--instances", "2", "-o", "w")
+    info = json.loads((tmp_path / "w" / "run.json").read_text())
+    assert (info["mode"], info["runs"], info["ranks"]) == ("weak", 2, 1)
+
+
+def test_a_dry_run_prints_what_would_be_submitted_and_its_cost_and_leaves_nothing(tmp_path: Path) -> None:
+    fake_sbatch(tmp_path, "echo called >&2; echo 1")
+    dry = mlhpc(tmp_path, *MINI, "--nodes", "2", "--runs", "5", "-o", "r", "--dry-run")
+    assert not (tmp_path / "r").exists()
+    mlhpc(tmp_path, *MINI, "--nodes", "2", "--runs", "5", "-o", "r")
+    assert dry.stdout == (tmp_path / "r" / "job.sbatch").read_text()
+    assert "called" not in dry.stderr
+    for word in ("epochs per run", "time", "data set", "files written"):
+        assert f"\n  {word}" in dry.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*MINI, "--nodes", "2x"), "--nodes '2x': expected positive numbers separated by commas, for example 1,2,4"),
+        ((*MINI, "--nodes", "2,2"), "--nodes '2,2': each node count can be given once"),
+        ((*MINI, "--nodes", "3", "--set", "global_batch_size=32"),
+         "--nodes 3 x 1 ranks per node: global_batch_size 32 cannot be split evenly over 3 ranks; nearest that can: 30, 33"),
+        ((*MINI, "--nodes", "1", "--time-limit", "soon"), "time limit 'soon': expected minutes, h:mm:ss or d-hh:mm:ss"),
+        ((*MINI, "--nodes", "1", "--instances", "2", "--runs", "2"), "--instances cannot be combined with --runs"),
+        (("--system", "nope", "--config", "mini", "--nodes", "1"), "unknown system 'nope'; systems: example, "),
+        (("--system", "slurm-two-node", "--config", "huge", "--nodes", "1"), "cosmoflow: unknown config 'huge'; shipped: "),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_leaves_no_folder(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = mlhpc(tmp_path, *arguments, "-o", "r")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"mlhpc: {message}")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "r").exists()
+
+
+def test_an_existing_folder_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "result_0.txt").write_text("earlier")
+    done = mlhpc(tmp_path, *MINI, "--nodes", "1", "-o", "r")
+    assert done.returncode == 2
+    assert "r: exists already; a run never writes into an earlier one" in done.stderr
+    assert (tmp_path / "r" / "result_0.txt").read_text() == "earlier"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (None, "no sbatch on PATH: submit on a login node, or see the script with --dry-run"),
+        ("echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1",
+         "sbatch refused job.sbatch: Batch job submission failed: Invalid account"),
+        ("echo hello", "sbatch answered 'hello': expected a job id"),
+    ],
+)  # fmt: skip
+def test_a_refused_job_leaves_no_folder(tmp_path: Path, body: str | None, message: str) -> None:
+    if body is not None:
+        fake_sbatch(tmp_path, body)
+    elif Path("/usr/bin/sbatch").exists():
+        (tmp_path / "tools").mkdir()
+        done = mlhpc(tmp_path, *MINI, "--nodes", "1", "-o", "r", PATH=str(tmp_path / "tools"))
+        assert done.stderr.splitlines()[-1] == f"mlhpc: {message}"
+        return
+    done = mlhpc(tmp_path, *MINI, "--nodes", "1", "-o", "r")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"mlhpc: {message}"
+    assert not (tmp_path / "r").exists()
+
+
+LIGHT = """
+import sys, time
+from suite.cli import main
+sys.argv = ["mlhpc", *sys.argv[1:]]
+try:
+    main()
+finally:
+    heavy = {"torch", "mpi4py", "pandas", "numpy", "h5py"} & set(sys.modules)
+    print("HEAVY", sorted(heavy), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("submit", "cosmoflow", *MINI, "--nodes", "2", "--dry-run"), ("list",), ("status", "."), ("submit", "--help")],
+    ids=lambda arguments: arguments[0],
+)
+def test_planning_commands_import_nothing_heavy(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT, *arguments], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True
+    )
+    assert done.stderr.splitlines()[-1] == "HEAVY []"
+
+
+def test_node_counts_keep_their_order() -> None:
+    assert parse_nodes("4,1,2") == (4, 1, 2)
+
+
+def points(*batches: tuple[int, tuple[float, ...]]) -> ReferencePoints:
+    return ReferencePoints(
+        version=1,
+        workload="cosmoflow",
+        size="mini",
+        points=tuple(
+            ReferencePoint(
+                global_batch_size=batch,
+                epochs=epochs,
+                seeds=(),
+                hyperparameters={},
+                recorded="",
+                suite_version="",
+                system="",
+            )
+            for batch, epochs in batches
+        ),
+    )
+
+
+def test_expected_epochs_come_from_the_nearest_reference_point() -> None:
+    known = points((32, (10.0, 12.0)), (512, (20.0,)))
+    assert cost.expected_epochs(known, 64, 40).count == 11.0
+    assert cost.expected_epochs(known, 400, 40).count == 20.0
+    assert cost.expected_epochs(known, 400, 15).count == 15.0  # a run ends at max_epochs
+    assert cost.expected_epochs(None, 64, 40) == cost.Epochs(
+        40, "max_epochs, an upper bound: no reference convergence point"
+    )
+
+
+def test_a_stated_rate_gives_the_time_of_the_cards_flops() -> None:
+    flops = CARD.train_samples * CARD.training_flops_per_sample + CARD.eval_samples * CARD.forward_flops_per_sample
+    assert cost.pace_from_rate(CARD, ranks=4, flops_per_s_per_rank=1e9).epoch_s == pytest.approx(flops / 4e9)
+
+
+def test_an_earlier_run_gives_its_pace_in_proportion_to_ranks() -> None:
+    epochs = (Epoch(1, 0, 10, 9, 1, True), Epoch(2, 10, 24, 13, 1, True), Epoch(3, 24, 25, 1, 0, False))
+    pace = cost.pace_from_record(RunRecord(ranks=2, epochs=epochs), ranks=8)
+    assert pace.epoch_s == pytest.approx(12 * 2 / 8)
+    with pytest.raises(ValueError, match="no complete epoch to estimate from"):
+        cost.pace_from_record(RunRecord(ranks=2), ranks=8)
+
+
+def test_node_hours_are_nodes_times_hours_of_all_trials() -> None:
+    data = cost.DataSize(2**30, 11, "counted")
+    estimate = cost.Cost(cost.Epochs(10, "x"), cost.Pace(36.0, "y"), 5, 4, data, 2**32, 20)
+    assert estimate.job_s == pytest.approx(1800)
+    assert estimate.node_hours == pytest.approx(2.0)
+    text = "\n".join(cost.describe(estimate, 600))
+    assert "30 min of training, modelled (y)" in text
+    assert "more than the time limit of 10 min: expect to resume" in text
+    assert "1 GiB on each of 4 nodes, 4 GiB in all" in text
+
+
+def test_job_ids_and_states_are_read_from_slurms_own_words() -> None:
+    assert jobs.parse_job_id("123\n") == "123"
+    assert jobs.parse_job_id("123;cluster\n") == "123"
+    assert jobs.parse_squeue("7 PENDING\n7 RUNNING\n8 COMPLETING\n") == {"7": "RUNNING", "8": "COMPLETING"}
+    assert jobs.parse_scontrol("JobId=9 x\n   JobState=FAILED Reason=None\n") == "FAILED"
+    assert jobs.parse_scontrol("JobId=9\n JobState=COMPLETED\n\nJobId=10\n JobState=RUNNING\n") == "RUNNING"
+    assert jobs.parse_scontrol("slurm_load_jobs error: Invalid job id specified") is None
