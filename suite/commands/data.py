@@ -62,7 +62,7 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
     words = ["generate", workload, "--size", size, "--seed", str(seed), "-o", str(root)]
     _start_ranks(ranks, words)
     with _world() as world:
-        with _progress(world, f"{workload} {size}") as tell:
+        with _progress(f"{workload} {size}", shown=world.is_first) as tell:
             chosen.load_generator().generate(root, size, seed=seed, world=world, progress=tell)
         _show(root, world)
 
@@ -70,16 +70,19 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
 @data.command()
 @click.argument("workload")
 @click.argument("source", type=click.Path(path_type=Path))
+@click.option("--size", help="Size it is to count as. Default: the one with samples of this shape.")
 @_RANKS
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder of the new data set.")
-def convert(workload: str, source: Path, ranks: int, output: Path) -> None:
+def convert(workload: str, source: Path, size: str | None, ranks: int, output: Path) -> None:
     """Convert the field's own form of the data (public files) to the suite's sharded form."""
     chosen = descriptor(workload)
     if not source.exists():
         raise ValueError(f"{source}: does not exist; expected the folder of the {workload} files to convert")
-    _start_ranks(ranks, ["convert", workload, str(source), "-o", str(output)])
+    if size is not None:
+        chosen.card().size(size)
+    _start_ranks(ranks, ["convert", workload, str(source), *(["--size", size] if size else []), "-o", str(output)])
     with _world() as world:
-        _ability(chosen.load_generator(), workload, "convert")(source, output, world=world)
+        _ability(chosen.load_generator(), workload, "convert")(source, output, world=world, size=size)
         _show(output, world)
 
 
@@ -97,7 +100,8 @@ def export(workload: str, source: Path, form: str | None, output: Path) -> None:
     if form not in forms:
         raise ValueError(f"{workload}: cannot export form {form!r}; forms: {', '.join(forms) or 'none'}")
     _check_new(output)
-    getattr(generator, EXPORT_PREFIX + form)(source, output)
+    with _progress(f"{workload} {form}") as tell:
+        getattr(generator, EXPORT_PREFIX + form)(source, output, progress=tell)
     click.echo(f"{output}: {form} written from {source}")
 
 
@@ -121,10 +125,12 @@ def verify(root: Path, deep: bool) -> None:
 
 @data.command()
 @click.argument("workload")
-@click.option("--from", "source", help="A copy that is already here, or a mirror. Default: the public place.")
+@click.option(
+    "--from", "source", help="An archive or folder that is already here. Without it: says where the data are."
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for the files as they are published.")
 def fetch(workload: str, source: str | None, output: Path | None) -> None:
-    """Get the public data of a workload as published; `convert` makes a data set of it."""
+    """Bring the public data of a workload here, checked; `convert` makes a data set of it."""
     generator = descriptor(workload).load_generator()
     _ability(generator, workload, "fetch")(output or _base() / f"{workload}-public", source=source)
 
@@ -139,7 +145,7 @@ def _base() -> Path:
 
 
 def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
-    """True, after a look at the files, if the folder holds this data set. ValueError if it holds another or a damaged one."""
+    """True, after a look at the files, if the folder holds this data set. ValueError if another or a damaged one."""
     from suite.shards import MANIFEST_NAME, read_manifest
     from suite.shards import verify as problems_of
 
@@ -195,9 +201,9 @@ def _world() -> Iterator[World]:
 
 
 @contextmanager
-def _progress(world: World, title: str) -> Iterator[Callable[[int, int], None]]:
-    """Takes (done, total) of this rank and shows rank 0's: a bar on a terminal, else a line now and then."""
-    if not world.is_first:
+def _progress(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """Takes (done, total) and, where it is to be shown, shows a bar on a terminal, else a line now and then."""
+    if not shown:
         yield lambda done, total: None
     elif sys.stdout.isatty() or TERMINAL_NAME in os.environ:
         from rich.console import Console

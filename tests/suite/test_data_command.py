@@ -107,7 +107,7 @@ def test_export_writes_the_only_form_there_is_and_never_into_a_full_folder(
     generator: SimpleNamespace, tmp_path: Path
 ) -> None:
     calls: list[Any] = []
-    generator.export_tfrecord = lambda source, destination: calls.append((source, destination))
+    generator.export_tfrecord = lambda source, destination, *, progress: calls.append((source, destination))
     assert invoke("export", "toy", tmp_path, "-o", tmp_path / "new").exit_code == 0
     assert calls == [(tmp_path, tmp_path / "new")]
     (tmp_path / "full").mkdir()
