@@ -109,7 +109,9 @@ def build_package(
     with tempfile.TemporaryDirectory(prefix=f".{org}-", dir=out) as scratch:
         staged = Path(scratch)
         for result in results:
-            _write_system(staged, package, result, describe(result.runs[0].nodes, stated), (org, division, status))
+            described = describe(result.runs[0].nodes, stated)
+            named = described.model_copy(update={"system_name": described.system_name or system})
+            _write_system(staged, package, result, named, (org, division, status))
             _write_logs(staged, result)
             _write_implementation(staged, result)
         _move(staged, package)
@@ -363,9 +365,15 @@ def _run_and_time(result: Result) -> str:
     lines.append('cd "$(dirname "$0")"')
     for number, run in enumerate(result.runs):
         script = run.folder.root / "job.sbatch"
-        command = f"sbatch provenance/run_{number}/job.sbatch" if script.is_file() else shlex.join(run.info.command)
+        command = f"sbatch provenance/run_{number}/job.sbatch" if script.is_file() else _command(run.info)
         lines.append(command)
     return "\n".join(lines) + "\n"
+
+
+def _command(info: RunInfo) -> str:
+    """The command as a person types it: the program without the path it had on the machine of the run."""
+    program, *rest = info.command or ("mlhpc",)
+    return shlex.join([Path(program).name, *rest])
 
 
 def _commit(info: RunInfo) -> str:

@@ -80,7 +80,9 @@ def show(workload: str) -> None:
 def reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> ReferencePoint:
     """The point that logs of one batch size make. ValueError for a repeated seed or hyperparameters that differ."""
     first = logs[0]
-    epochs, seeds, not_converged = [], [], []
+    epochs: list[float] = []
+    seeds: list[int] = []
+    not_converged: list[int] = []
     for item in logs:
         if item.seed is None or item.seed in (*seeds, *not_converged):
             raise ValueError(f"{item.path}: seed {item.seed} is missing or given twice; a point needs different seeds")

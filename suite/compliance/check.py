@@ -175,7 +175,7 @@ def _check_package(package: Path, groups: list[Group], rules: Ruleset) -> Iterat
             yield from _finding(rules, rule, path, message)
     for rule, path, message in judge_package(package, groups):
         yield from _finding(rules, rule, path, message)
-    if not any(group.logs for group in groups):
+    if not groups:
         yield from _finding(rules, "results-empty", package / "results", "the package holds no result_*.txt")
 
 

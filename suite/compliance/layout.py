@@ -36,12 +36,12 @@ class Group:
     @property
     def submitter(self) -> str | None:
         """The submitter, which is the name of the package's folder."""
-        return self.package.name if self.package else None
+        return self.package.absolute().name if self.package else None
 
     @property
     def round(self) -> str | None:
         """The round as far as a folder's name says it: ``v3.0``."""
-        for part in reversed(self.folder.parts):
+        for part in reversed(self.folder.absolute().parts):
             match = re.fullmatch(r"(?:.*results_)?v(\d+\.\d+)", part)
             if match:
                 return f"v{match[1]}"
@@ -148,10 +148,15 @@ def _place(folder: Path) -> _Place | None:
     """(package, scenario, system, benchmark) if the folder stands under ``<package>/results/``."""
     parts = folder.absolute().parts
     if len(parts) > 4 and parts[-4] == "results" and (len(parts) < 6 or parts[-5] != "implementations"):
-        return Path(*parts[:-4]), parts[-2], parts[-3], parts[-1]
+        return _above(folder, 4), parts[-2], parts[-3], parts[-1]
     if len(parts) > 3 and parts[-3] == "results" and parts[-1] not in SCENARIOS:
-        return Path(*parts[:-3]), None, parts[-2], parts[-1]
+        return _above(folder, 3), None, parts[-2], parts[-1]
     return None
+
+
+def _above(folder: Path, levels: int) -> Path:
+    """The folder so many levels up, as the user's path writes it where that is possible."""
+    return folder.parents[levels - 1] if len(folder.parents) >= levels else folder.absolute().parents[levels - 1]
 
 
 def _named(folder: Path, place: _Place | None) -> tuple[Path | None, str | None, str | None, str | None, bool]:
