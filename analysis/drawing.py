@@ -17,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 WIDTH_IN = 11.0  # 792 user units; the page never shows it narrower than 792 px, so 11 pt text is at least 11 px
+LEGEND_IN = 0.45
+BAR_IN, FRAME_IN = 0.36, 0.95  # height of one bar, and of title, axis and label around bars
 INK = "#123456"  # stands for the page's text colour, in light and dark mode
 # Okabe and Ito, https://jfly.uni-koeln.de/color/ (black left out: it is no colour in dark mode)
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
@@ -92,9 +94,11 @@ def svg(figure: Figure, name: str, title: str, description: str) -> str:
     return head + text[head_end + 1 :].rstrip()
 
 
-def grid(panels: int, columns: int, heights_in: Sequence[float], **options: Any) -> tuple[Figure, list[list[Axes]]]:
+def grid(
+    panels: int, columns: int, heights_in: Sequence[float], *, legend: bool = False, **options: Any
+) -> tuple[Figure, list[list[Axes]]]:
     """A figure of page width with one row of axes per entry of ``heights_in``; unused axes of the last row are off."""
-    figure = Figure(figsize=(WIDTH_IN, sum(heights_in)), layout="constrained")
+    figure = Figure(figsize=(WIDTH_IN, sum(heights_in) + (LEGEND_IN if legend else 0.0)), layout="constrained")
     axes = figure.subplots(len(heights_in), columns, squeeze=False, height_ratios=list(heights_in), **options)
     for position, axis in enumerate(axes.flat):
         if position >= panels:

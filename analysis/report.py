@@ -66,6 +66,11 @@ class Cell:
     key: str
     number: bool = False
 
+    @property
+    def short(self) -> bool:
+        """True if it should stay on one line."""
+        return len(self.text) <= 24
+
 
 @dataclass(frozen=True)
 class HtmlTable:
@@ -75,6 +80,11 @@ class HtmlTable:
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
     strong: frozenset[str] = frozenset()
+
+    def numeric(self, column: int) -> bool:
+        """True if the column holds numbers (and perhaps gaps), so that it is set flush right."""
+        cells = [row[column] for row in self.rows]
+        return any(cell.number for cell in cells) and all(cell.number or not cell.key for cell in cells)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,11 @@ A log never states its own target. Sizes of ours are judged by their card; publi
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from pathlib import Path
 
-from suite.card import Card, read_card
+from suite.card import Card
+from suite.workload import descriptors
 
 FULL = "full"
 
@@ -60,12 +58,6 @@ def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target 
 
 
 def installed_cards() -> dict[str, Card]:
-    """The cards of the installed workloads by MLPerf name; no workload is imported."""
-    found: dict[str, Card] = {}
-    for point in entry_points(group="mlhpc.workloads"):
-        spec = importlib.util.find_spec(point.module)
-        for folder in spec.submodule_search_locations or () if spec else ():
-            if (Path(folder) / "card.yaml").is_file():
-                card = read_card(Path(folder))
-                found[card.mlperf_name] = card
-    return found
+    """The cards of the installed workloads by MLPerf name."""
+    cards = (descriptor.card() for descriptor in descriptors().values())
+    return {card.mlperf_name: card for card in cards}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from textwrap import fill
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing import BLUE, INK, VERMILION, clip, grid
+from analysis.drawing import BLUE, GREY, INK, VERMILION, clip, grid
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Convergence"
@@ -63,6 +65,7 @@ def draw(study: Study) -> Figure:
         pad = 0.06 * (high - low or abs(high) or 1.0)
         limits[key] = (low - pad, high + pad, part["epochs"].max() * 1.04)
     for position, (row, axis) in enumerate(zip(panels, flat, strict=False)):
+        low, high, last = limits[(row["benchmark"], row["size"])]
         for _, run in curves[curves["group"] == row["group"]].groupby("run"):
             axis.plot(run["epochs"], run["value"], color=BLUE, linewidth=0.9, alpha=0.55)
             hits = run[run["reached"]]
@@ -73,9 +76,14 @@ def draw(study: Study) -> Figure:
             )  # fmt: skip
         if pd.notna(row["target"]):
             axis.axhline(row["target"], color=INK, linestyle="--", linewidth=1.0)
-        low, high, last = limits[(row["benchmark"], row["size"])]
+        for name, value in json.loads(row["baselines"] or "{}").items():
+            if value is not None and low <= value <= high:
+                axis.axhline(value, color=GREY, linestyle=":", linewidth=1.4)
+                axis.text(last, value, clip(name, 24), ha="right", va="bottom", color=INK)
         axis.set_ylim(low, high)
         axis.set_xlim(0, last)
+        if last > 2:
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_title(f"{clip(row['label'], 34)}\n{clip(row['benchmark'], 14)} {clip(row['size'], 14)}", fontsize=11)
         if position % columns == 0:
             axis.set_ylabel(fill(clip(row["metric_name"] or "metric", 60), 24))

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, GREEN, GREY, PURPLE, VERMILION, beside, clip, grid
+from analysis.drawing import BAR_IN, BLUE, FRAME_IN, GREEN, GREY, PURPLE, VERMILION, beside, clip, grid
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Inside a training step"
@@ -52,7 +52,9 @@ def draw(study: Study) -> Figure:
     """Milliseconds on the left, shares of the step on the right."""
     frame = table(study)
     classes = list(frame.groupby(["benchmark", "size", "mode"], sort=True))
-    figure, axes = grid(2 * len(classes), 2, [0.95 + 0.36 * len(rows) for _, rows in classes], width_ratios=[3, 2])
+    figure, axes = grid(
+        2 * len(classes), 2, [FRAME_IN + BAR_IN * len(rows) for _, rows in classes], width_ratios=[3, 2], legend=True
+    )
     for (key, rows), (left, right) in zip(classes, axes, strict=True):
         places = np.arange(len(rows))
         columns = [f"{name.replace('_', ' ')} [ms/step]" for name, _, _ in PARTS]

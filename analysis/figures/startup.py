@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, ORANGE, PURPLE, beside, clip, grid, seconds
+from analysis.drawing import BAR_IN, BLUE, FRAME_IN, ORANGE, PURPLE, beside, clip, grid, seconds
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Before the run: start-up"
@@ -39,7 +39,7 @@ def table(study: Study) -> pd.DataFrame:
 def draw(study: Study) -> Figure:
     """One bar per result."""
     frame = table(study)
-    figure, [[axis]] = grid(1, 1, [1.2 + 0.36 * len(frame)])
+    figure, [[axis]] = grid(1, 1, [FRAME_IN + BAR_IN * len(frame)], legend=True)
     places = np.arange(len(frame))
     at = np.zeros(len(frame))
     for _, title, colour in PARTS:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, VERMILION, clip, grid
+from analysis.drawing import BAR_IN, BLUE, FRAME_IN, VERMILION, clip, grid
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Training throughput"
@@ -16,8 +16,8 @@ QUESTION = "How many samples per second does a system train, in total and per co
 CAPTION = (
     "One dot per run that reached the target, the diamond is the harmonic mean over the scored runs. Samples "
     "per second = epochs × training samples / training time (evaluation and staging taken out). A compute unit "
-    "is an accelerator, or a rank or processor where there is none. Axes are logarithmic where systems differ "
-    "more than tenfold."
+    "is an accelerator, or a processor where there is none. Axes are logarithmic where systems differ more "
+    "than tenfold."
 )
 ORDER = 30
 
@@ -52,7 +52,9 @@ def draw(study: Study) -> Figure:
         for title, rows in study.classes()
         if rows["train_rate.mean"].notna().any()
     ]
-    figure, axes = grid(2 * len(classes), 2, [0.95 + 0.36 * len(rows) for _, rows in classes], width_ratios=[3, 2])
+    figure, axes = grid(
+        2 * len(classes), 2, [FRAME_IN + BAR_IN * len(rows) for _, rows in classes], width_ratios=[3, 2]
+    )
     for (title, rows), (left, right) in zip(classes, axes, strict=True):
         for place, row in enumerate(rows.to_dict("records")):
             rates = study.runs_of(row["group"]).query("converged")["train_rate"].dropna().to_numpy(float)

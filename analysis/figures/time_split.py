@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, GREEN, GREY, INK, ORANGE, beside, clip, grid, seconds
+from analysis.drawing import BAR_IN, BLUE, FRAME_IN, GREEN, GREY, INK, ORANGE, beside, clip, grid, seconds
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Where the time went"
@@ -51,7 +51,9 @@ def draw(study: Study) -> Figure:
         for title, rows in study.classes()
         if rows["run_s.mean"].notna().any()
     ]
-    figure, axes = grid(2 * len(classes), 2, [0.95 + 0.36 * len(rows) for _, rows in classes], width_ratios=[3, 2])
+    figure, axes = grid(
+        2 * len(classes), 2, [FRAME_IN + BAR_IN * len(rows) for _, rows in classes], width_ratios=[3, 2], legend=True
+    )
     for (title, rows), (left, right) in zip(classes, axes, strict=True):
         places = np.arange(len(rows))
         run = rows["run_s.mean"].to_numpy(float)
