@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 import tarfile
-import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import h5py
 import numpy as np
@@ -24,6 +24,7 @@ from workloads.cosmoflow.universes import read_universe
 
 CONVERTER_VERSION = 1
 PUBLIC_CUBE = 128
+SUMS_NAME = "SHA256SUMS"
 VALIDATION_EVERY = 9  # of the universes of a folder without splits: 8 : 1, as the MLPerf data set
 MAX_SHARD_BYTES, MAX_SHARD_FILES = 1 << 30, 256
 SIZE_OF_CUBE: dict[int, tuple[str, Compression]] = {
@@ -37,8 +38,8 @@ WHERE_THE_DATA_ARE = (
     "node get cosmoUniverse_2019_05_4parE_tf_v2.tar (1.7 TB, 524,288 + 65,536 samples) or "
     "cosmoUniverse_2019_05_4parE_tf_small.tgz (179 MB, 32 + 32 samples) from "
     "https://portal.nersc.gov/project/dasrepo/cosmoflow-benchmark/ or from the Globus collection "
-    "31647fba-a006-4322-ad3e-9a4f124db422 (app.globus.org/file-manager), then give the archive or its unpacked folder "
-    "with --from PATH, and its checksum with --sha256 for an archive"
+    "31647fba-a006-4322-ad3e-9a4f124db422 (app.globus.org/file-manager), then give --from PATH: the archive, with "
+    "PATH.sha256 beside it, or its unpacked folder, with SHA256SUMS in it (both as sha256sum writes them)"
 )
 
 
@@ -94,30 +95,25 @@ def export_tfrecord(root: Path, destination: Path, *, progress: Callable[[int, i
                 progress(done, total)
 
 
-def fetch(
-    root: Path, *, world: World, source: Path | None = None, sha256: str | None = None, size: str | None = None
-) -> None:
-    """Convert public data that a person has brought: a folder, or an archive whose checksum is verified first.
+def fetch(destination: Path, *, source: str | None = None) -> None:
+    """Bring the public files from a copy that is already here, every byte checked against sha256 sums.
 
-    ValueError without a source: it says where the data are.
+    ``source`` is an archive with ``<archive>.sha256`` beside it, or a folder with ``SHA256SUMS`` in it, both as the
+    program sha256sum writes them. ValueError without a source, or for a URL: it says where the data are.
     """
-    if source is None:
+    if source is None or "://" in source:
         raise ValueError(WHERE_THE_DATA_ARE)
-    if source.is_dir():
-        convert(source, root, world=world, size=size)
+    origin = Path(source)
+    if origin.is_dir():
+        sums = _sums(origin / SUMS_NAME)
+        for name, expected in sums.items():
+            _copy_checked(origin / name, destination / name, expected)
         return
-    problem = None
-    with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=_existing(root.parent)) as own:
-        folder = Path(world.broadcast(own))
-        if world.is_first:
-            try:
-                _check_sha256(source, sha256)
-                _unpack(source, folder)
-            except (OSError, ValueError) as error:
-                problem = error
-        world.check_together(problem)
-        convert(folder, root, world=world, size=size)
-        world.barrier()  # rank 0 removes the folder that all read
+    sums = _sums(origin.with_name(origin.name + ".sha256"))
+    if origin.name not in sums:
+        raise ValueError(f"{origin}.sha256: no line for {origin.name}; write it with: sha256sum {origin.name}")
+    _check_sha256(origin, sums[origin.name])
+    _unpack(origin, destination)
 
 
 def split_cubes(counts: NDArray[np.int16], cube: int) -> NDArray[np.int16]:
@@ -213,25 +209,45 @@ def _cubes(path: Path, *, cube: int) -> Iterator[Sample]:
     return ((part, targets) for part in split_cubes(counts, cube))
 
 
-def _check_sha256(archive: Path, expected: str | None) -> None:
-    if expected is None:
-        raise ValueError(f"{archive}: an archive needs its checksum: --sha256")
+def _sums(path: Path) -> dict[str, str]:
+    """File name to sha256, from a file that sha256sum wrote."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}; write it with sha256sum") from None
+    sums = {}
+    for number, line in enumerate(lines, start=1):
+        digest, separator, name = line.partition(" ")
+        name = name.lstrip(" *").removeprefix("./")
+        if not separator or not re.fullmatch(r"[0-9a-fA-F]{64}", digest) or ".." in Path(name).parts or name[:1] == "/":
+            raise ValueError(f"{path}:{number}: expected a sha256 and a file name, found {line[:80]!r}")
+        sums[name] = digest.lower()
+    return sums
+
+
+def _check_sha256(path: Path, expected: str, copy_to: IO[bytes] | None = None) -> None:
     digest = hashlib.sha256()
-    with archive.open("rb") as file:
+    with path.open("rb") as file:
         while block := file.read(8 << 20):
             digest.update(block)
-    if digest.hexdigest() != expected.lower():
-        raise ValueError(f"{archive}: sha256 is {digest.hexdigest()}, expected {expected}")
+            if copy_to is not None:
+                copy_to.write(block)
+    if digest.hexdigest() != expected:
+        raise ValueError(f"{path}: sha256 is {digest.hexdigest()}, expected {expected}")
+
+
+def _copy_checked(origin: Path, target: Path, expected: str) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    with part.open("wb") as file:
+        _check_sha256(origin, expected, copy_to=file)
+    part.replace(target)
 
 
 def _unpack(archive: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")
-    except tarfile.TarError as error:
+    except (tarfile.TarError, EOFError, zlib.error) as error:
         raise ValueError(f"{archive}: not a readable tar archive: {error}") from None
-
-
-def _existing(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

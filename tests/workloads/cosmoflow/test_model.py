@@ -1,0 +1,239 @@
+"""The network is the reference's, parameter for parameter; its optimizer, regulariser and schedule are those of Keras."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from suite.config import RunConfig, load_config
+from workloads.cosmoflow import DESCRIPTOR
+from workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
+from workloads.cosmoflow.model import KerasSGD, forward_flops, parameter_count, regularised
+from workloads.cosmoflow.workload import CosmoFlow
+
+SIZES = list(DESCRIPTOR.card().sizes)
+
+
+def config(size: str, *overrides: str) -> RunConfig:
+    return load_config(DESCRIPTOR, size, overrides)
+
+
+def batch(samples: int, side: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.poisson(torch.full((samples, side, side, side, 4), 8.0), generator=generator)
+    return {"x": counts.to(torch.int16), "y": torch.rand(samples, 4, generator=generator) * 2 - 1}
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [("smoke", 59_612), ("mini", 145_140), ("mini32", 147_740), ("small", 1_448_052), ("full", 8_907_556)],
+)
+def test_every_size_has_the_parameters_its_card_states(size: str, parameters: int) -> None:
+    run = config(size)
+    with torch.device("meta"):
+        model = CosmoFlow(run).build_model(None)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert parameter_count(run.hyperparameters) == parameters
+    assert DESCRIPTOR.card().size(size).model_parameters == parameters
+
+
+def test_full_size_layers_are_those_of_the_reference() -> None:
+    with torch.device("meta"):
+        model = CosmoFlow(config("full")).build_model(None)
+    layers = [
+        sum(p.numel() for p in module.parameters()) for module in (*model.convolutions, *model.hidden, model.output)
+    ]
+    assert layers == [3_488, 55_360, 221_312, 884_992, 3_539_456, 4_194_432, 8_256, 260]
+
+
+def test_one_training_step_at_full_shape() -> None:
+    workload = CosmoFlow(config("full"))
+    torch.manual_seed(0)
+    model = workload.build_model(None)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = workload.build_optimizer(model, 1).optimizer
+    loss = workload.loss(model, batch(1, 128))
+    loss.backward()
+    optimizer.step()
+    assert math.isfinite(loss.item())
+    assert all(
+        torch.isfinite(p).all() and not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)
+    )
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_forward_is_the_reference_network_written_out(channels_last: bool) -> None:
+    """Keras order: convolution, LeakyReLU(0.3), pooling; flatten with channels last; tanh times 1.2."""
+    run = config("smoke", f"channels_last={channels_last}")
+    torch.manual_seed(1)
+    model = CosmoFlow(run).build_model(None).eval()
+    for module in model.modules():
+        if hasattr(module, "bias") and isinstance(module.bias, torch.Tensor):
+            torch.nn.init.normal_(module.bias)
+    x = batch(3, 16)["x"]
+    own = run.hyperparameters
+    h = (torch.log(x.float() + 1) - torch.tensor(own.input_mean)) / torch.tensor(own.input_std)
+    h = h.permute(0, 4, 1, 2, 3).contiguous()
+    for layer in model.convolutions:
+        h = F.max_pool3d(F.leaky_relu(F.conv3d(h, layer.weight.contiguous(), layer.bias, padding=1), 0.3), 2)
+    h = h.permute(0, 2, 3, 4, 1).reshape(3, -1)
+    for layer in model.hidden:
+        h = F.leaky_relu(layer(h), 0.3)
+    expected = 1.2 * torch.tanh(model.output(h))
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_layouts_give_one_gradient() -> None:
+    gradients = []
+    for channels_last in (True, False):
+        workload = CosmoFlow(config("smoke", f"channels_last={channels_last}"))
+        torch.manual_seed(1)
+        model = workload.build_model(None)
+        workload.loss(model, batch(4, 16)).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a.contiguous(), b, rtol=1e-3, atol=1e-6)
+
+
+def test_kernels_start_glorot_uniform_and_biases_zero() -> None:
+    torch.manual_seed(0)
+    model = CosmoFlow(config("small")).build_model(None)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any()
+            continue
+        receptive = parameter[0, 0].numel()
+        limit = math.sqrt(6 / ((parameter.shape[0] + parameter.shape[1]) * receptive))
+        assert parameter.abs().max() <= limit
+        assert parameter.abs().max() > 0.95 * limit
+        assert parameter.std().item() == pytest.approx(limit / math.sqrt(3), rel=0.1)
+
+
+def test_momentum_is_keras_form_also_when_the_rate_changes() -> None:
+    """v = m v - lr g; w += v: torch's own SGD agrees only until the first change of the rate."""
+    rates = [0.1, 0.1, 0.01, 0.05]
+    gradients = [np.random.default_rng(i).normal(size=5) for i in range(4)]
+    w = torch.nn.Parameter(torch.ones(5, dtype=torch.float64))
+    theirs = torch.nn.Parameter(torch.ones(5, dtype=torch.float64))
+    mine, torch_sgd = KerasSGD([w], lr=0.1, momentum=0.9), torch.optim.SGD([theirs], lr=0.1, momentum=0.9)
+    slow_w, slow_v = np.ones(5), np.zeros(5)
+    for step, (rate, gradient) in enumerate(zip(rates, gradients, strict=True)):
+        for parameter, optimizer in ((w, mine), (theirs, torch_sgd)):
+            parameter.grad = torch.from_numpy(gradient)
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.step()
+        slow_v = 0.9 * slow_v - rate * gradient
+        slow_w = slow_w + slow_v
+        np.testing.assert_allclose(w.detach().numpy(), slow_w, rtol=1e-12)
+        assert np.allclose(theirs.detach().numpy(), slow_w) == (step < 2)
+
+
+def test_a_reloaded_optimizer_continues_with_its_velocity() -> None:
+    def steps(optimizer: KerasSGD, w: torch.nn.Parameter, n: int) -> None:
+        for _ in range(n):
+            w.grad = w.detach().clone()
+            optimizer.step()
+
+    w = torch.nn.Parameter(torch.ones(3))
+    optimizer = KerasSGD([w], lr=0.1, momentum=0.9)
+    steps(optimizer, w, 2)
+    twin = torch.nn.Parameter(w.detach().clone())
+    resumed = KerasSGD([twin], lr=0.1, momentum=0.9)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    steps(optimizer, w, 2)
+    steps(resumed, twin, 2)
+    assert torch.equal(w, twin)
+
+
+def test_l2_adds_twice_lambda_w_to_the_two_hidden_kernels_only() -> None:
+    gradients = {}
+    for l2 in (0.0, 0.01):
+        workload = CosmoFlow(config("smoke", f"hyperparameters.l2={l2}"))
+        torch.manual_seed(2)
+        model = workload.build_model(None)
+        workload.loss(model, batch(2, 16)).backward()
+        gradients[l2] = {name: p.grad.clone() for name, p in model.named_parameters()}
+    hidden = {id(weight) for weight in regularised(model)}
+    assert len(hidden) == 2
+    for name, parameter in model.named_parameters():
+        expected = 2 * 0.01 * parameter.detach() if id(parameter) in hidden else torch.zeros_like(parameter)
+        torch.testing.assert_close(gradients[0.01][name] - gradients[0.0][name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_schedule_of_the_reference_convergence_point_at_batch_512() -> None:
+    run = config("full")
+    rates = {epoch: learning_rate(run.hyperparameters, 512, epoch) for epoch in range(1, 30)}
+    assert rates[1] == pytest.approx(0.0015)  # the reference warms up from the unscaled rate, once per epoch
+    assert rates[4] == pytest.approx(0.0015 + 3 / 6 * 0.0045)
+    assert rates[7] == pytest.approx(0.006)
+    assert rates[20] == pytest.approx(0.006)  # boundary 19 counts from 0 and must lie behind: epoch 21
+    assert [rates[e] for e in (21, 22, 23, 24, 25, 29)] == pytest.approx(
+        [0.003, 0.003, 0.0015, 0.00075, 0.000375, 0.000375]
+    )
+
+
+def test_linear_scaling_and_no_warm_up() -> None:
+    own = CosmoFlowConfig(input_size=8, conv_channels=(4,), base_learning_rate=1e-3, scaling="linear")
+    assert learning_rate(own, 64, 1) == 1e-3
+    assert learning_rate(own, 256, 1) == 4e-3
+
+
+def test_logged_hyperparameters_are_complete_and_in_the_units_of_the_reference() -> None:
+    logged = CosmoFlow(config("full")).hyperparameters()
+    assert logged["opt_base_learning_rate"] == pytest.approx(0.006)
+    assert logged["opt_learning_rate_warmup_factor"] == pytest.approx(4.0)
+    assert logged["opt_learning_rate_decay_factor"] == [0.5, 0.25, 0.125, 0.0625]
+    assert logged["opt_weight_decay"] == 0.01
+
+
+@pytest.mark.parametrize("size", ["smoke", "mini32"])
+def test_closed_form_flops_are_what_torch_counts(size: str) -> None:
+    run = config(size)
+    workload = CosmoFlow(run)
+    model = workload.build_model(None)
+    data = batch(2, run.hyperparameters.input_size)
+    with FlopCounterMode(display=False) as counter:
+        loss = workload.loss(model, data)
+        forward = counter.get_total_flops()
+        loss.backward()
+    assert forward == 2 * forward_flops(run.hyperparameters)
+    assert counter.get_total_flops() == 2 * workload.work().model_flops
+
+
+def test_work_at_full_size() -> None:
+    run = config("full")
+    assert forward_flops(run.hyperparameters) == pytest.approx(68.9e9, rel=1e-3)
+    work = CosmoFlow(run).work()
+    assert work.model_flops == work.executed_flops == pytest.approx(192.1e9, rel=1e-3)
+    assert 0.8e9 < work.algorithmic_bytes < 2.5e9
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_card_states_the_work(size: str) -> None:
+    run, card = config(size), DESCRIPTOR.card().size(size)
+    own = run.hyperparameters
+    assert card.forward_flops_per_sample == forward_flops(own)
+    assert card.training_flops_per_sample == CosmoFlow(run).work().model_flops
+    assert card.sample_bytes == own.input_size**3 * 4 * 2 + 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("hyperparameters.input_size=20", "input_size 20 cannot be halved by each of 3"),
+        ("hyperparameters.decay_boundary_epochs=[3]", "one of decay_factors for each"),
+        ("hyperparameters.input_norm=log1p", "belong to input_norm log1p_standard"),
+        ("hyperparameters.momentum=0.8", "momentum"),
+        ("hyperparameters.dropuot=0.1", "dropout"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused_in_one_line(override: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")) as caught:
+        config("smoke", override)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,175 @@
+"""Batches, augmentation, metric and baselines of CosmoFlow."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from suite.config import RunConfig, load_config
+from suite.distributed import World
+from suite.shards import read_manifest, write_manifest
+from workloads.cosmoflow import DESCRIPTOR
+from workloads.cosmoflow import generate as generator
+from workloads.cosmoflow.baselines import baselines, features
+from workloads.cosmoflow.data import augment, draws
+from workloads.cosmoflow.workload import CosmoFlow
+
+
+def config(root: Path, *overrides: str) -> RunConfig:
+    """The smoke config for the tiny data set of 8^3 voxels and its own input constants."""
+    attributes = read_manifest(root).attributes
+    own = (
+        "hyperparameters.input_size=8",
+        f"hyperparameters.input_mean={attributes['log1p_mean']}",
+        f"hyperparameters.input_std={attributes['log1p_std']}",
+    )
+    return load_config(DESCRIPTOR, "smoke", (*own, *overrides))
+
+
+def grid(n: int) -> np.ndarray:
+    """Distinct values: a sample that shows where each voxel went."""
+    return np.arange(4 * n**3, dtype=np.int16).reshape(1, n, n, n, 4)
+
+
+def test_augmentation_reaches_exactly_the_symmetries_and_shifts_of_the_periodic_cube() -> None:
+    n = 2
+    reached = {augment(grid(n), np.array([d], np.uint64)).tobytes() for d in range(48 * n**3)}
+    expected = set()
+    for order in permutations(range(3)):
+        for flips in np.ndindex(2, 2, 2):
+            for shifts in np.ndindex(n, n, n):
+                moved = grid(n)[0].transpose(*order, 3)
+                moved = np.flip(moved, [axis for axis in range(3) if flips[axis]])
+                expected.add(np.roll(moved, shifts, (0, 1, 2)).tobytes())
+    assert reached == expected
+
+
+def test_augmentation_moves_voxels_and_changes_none() -> None:
+    x = np.random.default_rng(0).poisson(5, (64, 8, 8, 8, 4)).astype(np.int16)
+    moved = augment(x, draws(1, 2, np.arange(64)))
+    voxels = [np.sort(each.reshape(64, -1, 4).copy().view(np.int64)[..., 0], axis=1) for each in (x, moved)]
+    np.testing.assert_array_equal(*voxels)
+    assert (moved != x).any(axis=(1, 2, 3, 4)).mean() > 0.9
+
+
+def test_augmentation_keeps_neighbours_on_the_periodic_box() -> None:
+    x = np.random.default_rng(0).poisson(5, (8, 8, 8, 8, 4)).astype(np.int64)
+    moved = augment(x.astype(np.int16), draws(1, 2, np.arange(8))).astype(np.int64)
+    correlation = [
+        sum((each * np.roll(each, 1, axis)).sum(axis=(1, 2, 3)) for axis in (1, 2, 3)) for each in (x, moved)
+    ]
+    np.testing.assert_array_equal(*correlation)
+
+
+def test_augmentation_is_keyed_by_seed_epoch_and_sample(tiny_data: Path) -> None:
+    data = CosmoFlow(config(tiny_data)).dataset("train", tiny_data)
+    one = data.load([3], seed=1, epoch=2)["x"][0]
+    assert torch.equal(one, data.load([7, 3, 0], seed=1, epoch=2)["x"][1])
+    others = [data.load([3], seed=s, epoch=e)["x"][0] for s, e in ((1, 3), (2, 2), (2, 1))]
+    assert not any(torch.equal(one, other) for other in others)
+
+
+def test_draws_are_uniform_over_symmetries_and_shifts() -> None:
+    values = draws(0, 1, np.arange(48 * 500))
+    assert np.bincount((values % np.uint64(48)).astype(int), minlength=48).min() > 400
+    assert len(np.unique(np.concatenate([draws(s, e, np.arange(500)) for s in range(5) for e in range(5)]))) == 12_500
+
+
+def test_validation_is_never_augmented(tiny_data: Path) -> None:
+    data = CosmoFlow(config(tiny_data)).dataset("validation", tiny_data)
+    assert torch.equal(data.load([1], seed=0, epoch=0)["x"], data.load([1], seed=5, epoch=3)["x"])
+
+
+def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the config wants"):
+        CosmoFlow(load_config(DESCRIPTOR, "smoke")).dataset("train", tiny_data)
+    with pytest.raises(ValueError, match="other data than the config is for"):
+        CosmoFlow(config(tiny_data, "hyperparameters.input_mean=[2, 2, 2, 2]")).dataset("train", tiny_data)
+    manifest = read_manifest(tiny_data)
+    write_manifest(tiny_data, manifest.model_copy(update={"attributes": manifest.attributes | {"periodic": False}}))
+    with pytest.raises(ValueError, match="not periodic"):
+        CosmoFlow(config(tiny_data)).dataset("train", tiny_data)
+
+
+def test_the_metric_does_not_depend_on_how_samples_are_batched(tiny_data: Path, world: World) -> None:
+    workload = CosmoFlow(config(tiny_data))
+    torch.manual_seed(0)
+    model = workload.build_model(world).eval()
+    data = workload.dataset("validation", tiny_data)
+    results = []
+    for pieces in ([[0, 1, 2, 3, 4]], [[0, 1], [2, 3], [4]], [[4], [2], [0], [1, 3]]):
+        totals: dict[str, float] = {}
+        for piece in pieces:
+            with torch.no_grad():
+                stats = workload.eval_stats(model, data.load(piece, seed=0, epoch=0))
+            totals = {name: totals.get(name, 0.0) + value.item() for name, value in stats.items()}
+        results.append(workload.metrics(totals))
+    assert all(result == pytest.approx(results[0], rel=1e-6) for result in results)
+    everything = data.load(range(5), seed=0, epoch=0)
+    with torch.no_grad():
+        direct = (model(everything["x"]) - everything["y"]).abs().mean().item()
+    assert results[0]["eval_error"] == pytest.approx(direct, rel=1e-6)
+
+
+def test_bfloat16_autocast_gives_nearly_the_same_answer(tiny_data: Path, world: World) -> None:
+    workload = CosmoFlow(config(tiny_data))
+    model = workload.build_model(world).eval()
+    x = workload.dataset("train", tiny_data).load(range(8), seed=0, epoch=1)["x"]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        narrow = model(x)
+    assert narrow.dtype == torch.float32
+    torch.testing.assert_close(narrow, model(x), atol=0.05, rtol=0.1)
+
+
+@pytest.fixture(scope="module")
+def learnable(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
+    """300 + 100 universes: enough for a regression to find sigma_8."""
+    root = tmp_path_factory.mktemp("learnable") / "d"
+    size = generator.DataSize(generator.Simulation(16, 8, 128.0, "2lpt"), 8, 300, 100, 100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(generator.SIZES, "smoke", size)
+        generator.generate(root, "smoke", seed=0, world=world)
+    return root
+
+
+def test_baselines_are_computed_from_the_data(learnable: Path) -> None:
+    values = baselines(learnable)
+    assert values["train_mean"] == pytest.approx(0.5, abs=0.04)  # of uniform targets in [-1, 1]
+    assert values["power_spectrum_ridge"] < 0.4
+
+
+def test_power_spectra_do_not_change_under_symmetries_and_shifts(learnable: Path, tiny_data: Path) -> None:
+    x = generator.universe(generator.Simulation(16, 8, 128.0, "2lpt"), 0, 0)[0][None]
+    for draw in (1, 100, 12_345):
+        np.testing.assert_allclose(features(augment(x, np.array([draw], np.uint64))), features(x), rtol=2e-3, atol=2e-3)
+
+
+def test_a_tiny_network_learns_from_counts_alone(learnable: Path, world: World) -> None:
+    """Targets that belong to other samples cannot be learnt: the counts carry the information, nothing else does."""
+    workload = CosmoFlow(config(learnable, "hyperparameters.base_learning_rate=0.01"))
+    data = workload.dataset("train", learnable)
+    errors = {}
+    for kind in ("true", "shuffled"):
+        torch.manual_seed(0)
+        model = workload.build_model(world)
+        optimizer = workload.build_optimizer(model, 1).optimizer
+        order = np.random.default_rng(0).permutation(300) if kind == "shuffled" else np.arange(300)
+        targets = data.load(range(300), seed=0, epoch=0)["y"][order]
+        for epoch in range(1, 9):
+            for begin in range(0, 300, 15):
+                chosen = range(begin, begin + 15)
+                optimizer.zero_grad()
+                batch = {"x": data.load(chosen, seed=0, epoch=epoch)["x"], "y": targets[begin : begin + 15]}
+                workload.loss(model, batch).backward()
+                optimizer.step()
+        validation = workload.dataset("validation", learnable).load(range(100), seed=0, epoch=0)
+        with torch.no_grad():
+            errors[kind] = workload.metrics(
+                {name: value.item() for name, value in workload.eval_stats(model, validation).items()}
+            )["mae_sigma_8"]
+    assert errors["true"] < 0.35
+    assert errors["shuffled"] > 0.42
