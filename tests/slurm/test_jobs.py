@@ -1,0 +1,199 @@
+"""Real jobs on a real two-node Slurm: the shipped scripts, throughput mode, a time limit, scancel, `mlhpc submit`."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from suite.commands.status import folder_status
+from suite.mllog import read_events
+from suite.record import RunRecord, summarise
+from suite.run_folder import RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "submissions" / "slurm"
+NEVER_CONVERGES = "hyperparameters.base_learning_rate=1e-9 max_epochs=400 window_steps=20"
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+
+
+class Cluster(Protocol):
+    """What tests/slurm/conftest.py yields."""
+
+    environment: dict[str, str]
+
+    def call(self, *command: str, cwd: Path = ..., **variables: str) -> str: ...
+    def sbatch(self, script: Path, *options: str, exports: dict[str, str], cwd: Path = ...) -> str: ...
+    def state(self, job: str) -> str: ...
+    def wait(self, job: str, *, timeout_s: float = ...) -> str: ...
+
+
+def settings(smoke_data: Path, run: Path, **more: str) -> dict[str, str]:
+    fixed = {
+        "MLHPC_PYTHON": sys.executable,
+        "MLHPC_CONFIG": "smoke",
+        "MLHPC_DATA": str(smoke_data),
+        "MLHPC_RUN": str(run),
+    }
+    return fixed | more
+
+
+def mlhpc(*arguments: str, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "suite", *arguments], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def record(path: Path) -> RunRecord:
+    """The record of a log without a single damaged line."""
+    log = read_events(path)
+    assert log.problems == ()
+    return summarise(log)
+
+
+def explain(folder: Path) -> str:
+    """Everything the job and its ranks printed, for a failed assertion."""
+    return "\n".join(
+        f"== {path}\n{path.read_text()}" for path in [*folder.glob("*.out"), *folder.glob("*/output/*.log")]
+    )
+
+
+def wait_for_text(path: Path, pattern: str, *, timeout_s: float = 90) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if path.exists() and re.search(pattern, path.read_text()):
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"{path} has no {pattern!r} after {timeout_s} s: {path.read_text() if path.exists() else ''}")
+
+
+def ranks_of(run: Path) -> list[int]:
+    """Living processes whose command line names the run folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if str(run) in arguments and int(entry.name) != os.getpid():
+            found.append(int(entry.name))
+    return found
+
+
+def test_the_shipped_script_gives_a_package_that_is_checked_and_reported(
+    cluster: Cluster, smoke_data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    exports = settings(
+        smoke_data,
+        run,
+        MLHPC_RUNS="2",
+        MLHPC_SEED="3",
+        MLHPC_STAGING_DIRECTORY=f"{tmp_path}/stage/{{node}}",
+        MLHPC_CACHE_DROP_COMMAND="exit 7",
+    )
+    job = cluster.sbatch(SCRIPTS / "cosmoflow-mini.sbatch", exports=exports, cwd=tmp_path)
+    state = cluster.wait(job)
+    assert state == "COMPLETED", explain(tmp_path)
+    assert (run / "exit" / job).read_text() == "0\n"
+    for trial in range(2):
+        one = record(run / f"result_{trial}.txt")
+        assert (one.status, one.nodes, one.ranks, one.seed) == ("success", 2, 2, 3 + trial)
+        assert one.cache_state == "unverified"  # the command failed, and nobody claims otherwise
+        assert one.staging_stats is not None
+        assert one.staging_stats["nodes"] == 2
+    assert sorted(path.stem for path in (run / "facts").iterdir()) == ["node1", "node2"]
+    assert sorted(path.name for path in (tmp_path / "stage").iterdir()) == ["node1", "node2"]
+    assert [row.state for row in folder_status(RunFolder(run), now_s=time.time())] == ["finished", "finished"]
+    mlhpc(
+        "package", str(run), "--org", "ACME", "--system", "slurm-two-node", "-o", str(tmp_path / "packages"), cwd=ROOT
+    )
+    checked = mlhpc("check", str(tmp_path / "packages" / "ACME"), "--format", "json", cwd=ROOT, check=False)
+    assert checked.returncode in {0, 1}  # two runs are fewer than the size requires, and the checker says so
+    mlhpc("report", str(tmp_path / "packages" / "ACME"), "-o", str(tmp_path / "report.html"), cwd=ROOT)
+    assert "slurm-two-node" in (tmp_path / "report.html").read_text()
+
+
+def test_throughput_mode_runs_its_instances_at_once_on_nodes_of_their_own(
+    cluster: Cluster, smoke_data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    exports = settings(smoke_data, run, MLHPC_SET="max_epochs=2")
+    job = cluster.sbatch(SCRIPTS / "cosmoflow-mini-throughput.sbatch", exports=exports, cwd=tmp_path)
+    cluster.wait(job)
+    first, second = (record(run / f"result_{instance}.txt") for instance in range(2))
+    assert {first.mode, second.mode} == {"weak"}, explain(tmp_path)
+    assert (first.nodes, first.ranks) == (second.nodes, second.ranks) == (1, 1)
+    assert first.seed != second.seed
+    assert first.run_start_s is not None
+    assert second.run_start_s is not None
+    assert first.run_stop_s is not None
+    assert second.run_stop_s is not None
+    assert max(first.run_start_s, second.run_start_s) < min(first.run_stop_s, second.run_stop_s)
+    assert sorted(path.stem for path in (run / "facts").iterdir()) == ["node1", "node2"]
+    assert json.loads((run / "run.json").read_text())["mode"] == "weak"
+
+
+def test_a_time_limit_leaves_a_checkpoint_from_which_the_job_continues(
+    cluster: Cluster, smoke_data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    script = SCRIPTS / "cosmoflow-mini.sbatch"
+    # Slurm looks at time limits every 30 s: this signal comes 25 to 55 s after the start
+    options = ("--time=1", "--signal=TERM@5")
+    exports = settings(smoke_data, run, MLHPC_RUNS="1", MLHPC_SEED="1", MLHPC_SET=NEVER_CONVERGES)
+    job = cluster.sbatch(script, *options, exports=exports, cwd=tmp_path)
+    cluster.wait(job)
+    assert (run / "exit" / job).read_text() == "3\n", explain(tmp_path)
+    assert (run / "checkpoint" / "trial_0.pt").exists()
+    stopped = record(run / "result_0.txt")
+    assert stopped.status == "aborted"
+    last_epoch = len(stopped.epochs)
+    row = folder_status(RunFolder(run), now_s=time.time())[0]
+    assert (row.state, row.note) == ("aborted", "can be resumed")
+    again = exports | {"MLHPC_SET": NEVER_CONVERGES.replace("max_epochs=400", f"max_epochs={last_epoch}")}
+    second = cluster.sbatch(script, exports=again, cwd=tmp_path)
+    cluster.wait(second)
+    resumed = record(run / "resumed_0_1.txt")
+    assert resumed.resumed, explain(tmp_path)
+    assert resumed.seed == stopped.seed == 1
+    assert [epoch.number for epoch in resumed.epochs] == [float(last_epoch)]
+    assert (run / "exit" / second).read_text() == "1\n"  # ended by max_epochs: no target, no success claimed
+
+
+def test_scancel_leaves_a_log_that_parses_and_no_process(cluster: Cluster, smoke_data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    exports = settings(smoke_data, run, MLHPC_SET=NEVER_CONVERGES)
+    job = cluster.sbatch(SCRIPTS / "cosmoflow-mini.sbatch", exports=exports, cwd=tmp_path)
+    wait_for_text(run / "result_0.txt", "epoch_start")
+    assert len(ranks_of(run)) >= 2
+    cluster.call("scancel", job)
+    assert cluster.wait(job, timeout_s=30) == "CANCELLED"
+    assert ranks_of(run) == []
+    assert record(run / "result_0.txt").status != "success"
+    assert not (run / "result_1.txt").exists()  # no further trial began
+    assert folder_status(RunFolder(run), now_s=time.time())[0].state in {"aborted", "killed"}
+
+
+def test_mlhpc_submit_gives_a_job_whose_status_is_known(cluster: Cluster, smoke_data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = ["submit", "cosmoflow", "--system", "slurm-two-node", "--config", "smoke", "--nodes", "2", "--array"]
+    command += ["--runs", "2", "--set", "max_epochs=1", "--set", "hyperparameters.base_learning_rate=1e-9"]
+    variables = {"MLHPC_DATA": str(smoke_data)}
+    said = cluster.call(sys.executable, "-m", "suite", *command, "-o", str(run), cwd=tmp_path, **variables)
+    job = json.loads((run / "job.json").read_text())["job_ids"][0]
+    assert f"job {job}: cosmoflow smoke, 2 nodes x 1 rank, 2 runs" in said
+    wait_for_text(run / "exit" / f"{job}_1", r"^\d+\n$", timeout_s=120)
+    text = cluster.call(sys.executable, "-m", "suite", "status", str(run), "--json")
+    assert [(row["trial"], row["state"], row["epoch"]) for row in json.loads(text)] == [
+        (0, "aborted", 1),
+        (1, "aborted", 1),
+    ]
