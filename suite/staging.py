@@ -66,7 +66,7 @@ class StagingReport:
 
 def own_world(world: World) -> World:
     """The same ranks with communicators of their own, for staging in a thread beside training. All ranks call it."""
-    return replace(world, transport=world.transport.split(0), peers=world.peers.split(0))
+    return replace(world, transport=world.transport.split(0), peers=world.transport.split(world.local_rank))
 
 
 def staged_root(directory: Path, manifest: Manifest, node: str) -> Path:

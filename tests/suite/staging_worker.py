@@ -13,7 +13,7 @@ from pathlib import Path
 NODES = sys.argv[1].split(",")
 SOURCE, DIRECTORY = Path(sys.argv[2]), Path(sys.argv[3])
 FAULT = sys.argv[4] if len(sys.argv) > 4 else ""
-RANK = int(os.environ.get("PMI_RANK", "0"))
+RANK = int(os.environ.get("RANK") or os.environ["PMI_RANK"])  # torchrun, mpiexec
 os.environ["SLURMD_NODENAME"] = NODES[RANK]
 
 from suite import staging  # noqa: E402

@@ -47,8 +47,13 @@ def copy(source: Path, tmp_path: Path) -> Path:
 
 def run(nodes: str, source: Path, directory: Path, fault: str = "", *, code: int = 0) -> list[dict[str, Any]]:
     """What every rank saw; the ranks of one node are those with one name."""
-    ranks = len(nodes.split(","))
-    command = [MPIEXEC, "-n", str(ranks), sys.executable, WORKER, nodes, source, directory, *([fault] if fault else [])]
+    return start([MPIEXEC, "-n", str(len(nodes.split(","))), sys.executable], nodes, source, directory, fault, code)
+
+
+def start(
+    launcher: Sequence[object], nodes: str, source: Path, directory: Path, fault: str = "", code: int = 0
+) -> list[dict[str, Any]]:
+    command = [*launcher, WORKER, nodes, source, directory, *([fault] if fault else [])]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode == 0) == (code == 0), done.stderr + done.stdout
     return json.loads(done.stdout) if code == 0 else []
@@ -76,6 +81,13 @@ def test_each_byte_leaves_the_shared_file_system_once_and_every_node_has_all(
     stats = answers[0]["stats"]
     assert (stats["bytes"], stats["files"], stats["nodes"], stats["reused"]) == (size(source), 7, 2, False)
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_torchrun_is_a_launcher_too(source: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "3"]
+    answers = start(torchrun, "a,a,b", source, tmp_path / "{node}")
+    assert sum(answer["read_bytes"] for answer in answers) == size(source)
+    assert [verify(Path(answer["root"]), deep=True) for answer in answers] == [[], [], []]
 
 
 @needs_mpi
