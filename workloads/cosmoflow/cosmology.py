@@ -29,6 +29,8 @@ CMB_KELVIN = 2.7255
 SIGMA_8_RADIUS = 8.0
 _K_TABLE = np.geomspace(1e-4, 20, 512)  # h/Mpc; sigma_8 to 1e-4
 
+SLABS_PER_BLOCK = 16
+
 # Scale factors of the particle-mesh steps: they pass through all four redshifts.
 PM_SCALE_FACTORS = (0.1, 0.175, 0.25, 0.325, 0.4, 0.5, 0.5 + 1 / 12, 2 / 3, 2 / 3 + 1 / 9, 2 / 3 + 2 / 9, 1.0)
 COLA_EXPONENT = -2.5  # u(a) = a^n of the modified leapfrog, Tassev, Zaldarriaga & Eisenstein 2013, appendix A
@@ -239,36 +241,50 @@ def mesh_force(position: Floats) -> Floats:
     n = position.shape[1]
     grid = _grid(n)
     modes = fft.rfftn(_assign(position)) * grid.inverse_k2
-    force = np.zeros_like(position)
-    for axis in range(3):
-        field = fft.irfftn(1j * grid.k[axis] * modes, s=(n,) * 3).ravel()
-        field *= np.float32(n / (2 * np.pi))
-        for slab in range(n):
-            for index, weight in _cloud(position[:, slab], n):
-                force[axis, slab] += field[index] * weight
+    fields = np.stack([fft.irfftn(1j * each * modes, s=(n,) * 3) for each in grid.k], axis=-1).reshape(n**3, 3)
+    fields *= np.float32(n / (2 * np.pi))
+    force = np.empty_like(position)
+    for block in _blocks(n):
+        total = np.zeros((*position[0, block].shape, 3), dtype=np.float32)
+        for row, column, weight in _cloud(position[:, block], n):
+            total += np.take(fields, row % n * n**2 + column, axis=0) * weight[..., None]
+        force[:, block] = np.moveaxis(total, -1, 0)
     return force
 
 
 def _assign(position: Floats) -> Floats:
     """Density contrast on a mesh of as many cells as particles."""
     n = position.shape[1]
-    density = np.full(n**3, -1.0)
-    for slab in range(n):
-        for index, weight in _cloud(position[:, slab], n):
-            np.add.at(density, index, weight)
+    density = np.full((n, n**2), -1.0)
+    for block in _blocks(n):
+        first = int(np.floor(position[0, block].min()))
+        rows = int(np.floor(position[0, block].max())) + 2 - first  # those a block of the lattice reaches, not all
+        window = np.zeros(rows * n**2)
+        for row, column, weight in _cloud(position[:, block], n):
+            index = (row - first) * n**2 + column
+            window += np.bincount(index.ravel(), weight.ravel(), minlength=len(window))
+        for row in range(rows):
+            density[(first + row) % n] += window[row * n**2 : (row + 1) * n**2]
     return density.astype(np.float32).reshape(n, n, n)
 
 
-def _cloud(position: Floats, n: int) -> Iterator[tuple[NDArray[np.int64], Floats]]:
-    """The eight mesh points around each particle of a slab (3, n, n): flat index and weight, corner by corner."""
+def _blocks(n: int) -> list[slice]:
+    """Slabs of the particle lattice: few enough that temporaries stay small, enough that few rows are met twice."""
+    return [slice(begin, begin + SLABS_PER_BLOCK) for begin in range(0, n, SLABS_PER_BLOCK)]
+
+
+def _cloud(position: Floats, n: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], Floats]]:
+    """The eight mesh points around each particle, corner by corner: x index (not wrapped), flat yz index, weight."""
     floor = np.floor(position)
     upper = position - floor
     weights = (1 - upper, upper)
-    low = floor.astype(np.int64)
-    corners = (low % n, (low + 1) % n)
-    for i, j, k in product((0, 1), repeat=3):
-        index = (corners[i][0] * n + corners[j][1]) * n + corners[k][2]
-        yield index, weights[i][0] * weights[j][1] * weights[k][2]
+    low = floor.astype(np.int32)
+    wrapped = (low[1:] % n, (low[1:] + 1) % n)
+    for j, k in product((0, 1), repeat=2):
+        column = wrapped[j][0] * np.int32(n) + wrapped[k][1]
+        weight = weights[j][1] * weights[k][2]
+        for i in (0, 1):
+            yield low[0] + np.int32(i), column, weights[i][0] * weight
 
 
 def _rate(a: Floats | float, omega_m: float) -> Any:
