@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
 
 import click
 
 from suite import VERSION
+
+DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of an unforeseen error
 
 
 class LazyGroup(click.Group):
@@ -95,4 +98,10 @@ def main() -> None:
         sys.exit(130)
     except (ValueError, OSError) as error:
         print(f"mlhpc: {error}", file=sys.stderr)
-        sys.exit(getattr(error, "exit_code", 2))
+        sys.exit(2 if isinstance(error, ValueError) else 1)
+    except Exception as error:
+        if DEBUG in os.environ:
+            raise
+        name = type(error).__name__
+        print(f"mlhpc: a defect of mlhpc itself: {name}: {error} ({DEBUG}=1 shows where)", file=sys.stderr)
+        sys.exit(1)

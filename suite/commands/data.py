@@ -18,6 +18,7 @@ from suite.workload import descriptor
 if TYPE_CHECKING:
     from suite.distributed import World
     from suite.shards import Manifest
+    from suite.workload import Descriptor
 
 PLAIN_INTERVAL_S = 5.0
 TERMINAL_NAME = "MLHPC_TERMINAL"  # set for the ranks when the command that started them had a terminal
@@ -65,6 +66,8 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
         with _progress(f"{workload} {size}", shown=world.is_first) as tell:
             chosen.load_generator().generate(root, size, seed=seed, world=world, progress=tell)
         _show(root, world)
+        if world.is_first:
+            _show_baselines(chosen, size, root)
 
 
 @data.command()
@@ -235,6 +238,16 @@ def _show(root: Path, world: World) -> None:
         from suite.shards import read_manifest
 
         click.echo(f"{_summary(root, read_manifest(root))}: complete")
+
+
+def _show_baselines(chosen: Descriptor, size: str, root: Path) -> None:
+    """Measure what simple predictors reach and print it beside the target, so that a target can be judged."""
+    from suite.baselines import measure_baselines
+    from suite.shards import read_manifest
+
+    card = chosen.card().size(size)
+    for name, value in measure_baselines(chosen, size, root, read_manifest(root).sha256).items():
+        click.echo(f"  {card.metric_name} of {name}: {value:.4f} (target {card.threshold:g})")
 
 
 def _summary(root: Path, manifest: Manifest) -> str:

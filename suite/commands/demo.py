@@ -48,8 +48,10 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
         raise ValueError(f"{root}: exists already; the demo never writes into an earlier one (choose another -o)")
     root.mkdir(parents=True)
     began = time.monotonic()
-    failed = [step for step in steps(workload, size, runs, ranks, root) if not _run(step)]
-    shutil.rmtree(root / "node-local", ignore_errors=True)
+    try:
+        failed = [step for step in steps(workload, size, runs, ranks, root) if not _run(step)]
+    finally:
+        shutil.rmtree(root / "node-local", ignore_errors=True)  # the staged copies
     _summary(root, workload, size, time.monotonic() - began, failed)
     sys.exit(1 if failed else 0)
 
