@@ -172,8 +172,8 @@ def throughput(records: Sequence[RunRecord], target: Target, total_scale: int | 
 
 def concurrent(records: Sequence[RunRecord]) -> int:
     """The largest number of runs that are under way at one moment."""
-    marks = [(record.run_start_s, 1) for record in records if record.run_start_s is not None]
-    marks += [(record.run_stop_s, -1) for record in records if record.run_stop_s is not None and record.run_start_s]
+    timed = [record for record in records if record.run_start_s is not None and record.run_stop_s is not None]
+    marks = [(_start(record), 1) for record in timed] + [(record.run_stop_s or 0.0, -1) for record in timed]
     running = most = 0
     for _, change in sorted(marks):
         running += change
@@ -191,7 +191,7 @@ def log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[floa
 
 
 def _windows(runs: list[JudgedRun], need: int) -> list[list[JudgedRun]]:
-    ordered = sorted(runs, key=lambda run: run.record.run_start_s or math.inf) if len(runs) > need else runs
+    ordered = sorted(runs, key=lambda run: _start(run.record)) if len(runs) > need else runs
     return [ordered[begin : begin + need] for begin in range(len(ordered) - need + 1)]
 
 
@@ -212,6 +212,10 @@ def _outside(run: JudgedRun, need: int) -> str:
     if run.record.resumed:
         return "resumed from a checkpoint, so not scored"
     return f"outside the {need} consecutive runs with the median score"
+
+
+def _start(record: RunRecord) -> float:
+    return math.inf if record.run_start_s is None else record.run_start_s
 
 
 def _time(record: RunRecord) -> float:

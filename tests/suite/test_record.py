@@ -1,0 +1,128 @@
+"""What a log says about its run: times, evaluations, phases, and what is left out where a log lacks it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from suite.mllog import read_events
+from suite.record import RunRecord, first_reaching, summarise
+from suite.workload import descriptor
+from tests.fixtures.logs import Line, Lines, append, chain, drop, edit, hpc_run, our_run, raw, write
+
+
+def record(tmp_path: Path, lines: Lines) -> RunRecord:
+    return summarise(read_events(write(tmp_path / "result_0.txt", lines)))
+
+
+def test_a_run_is_summarised(tmp_path: Path) -> None:
+    found = record(tmp_path, our_run(values=(0.42, 0.39, 0.355), epoch_s=2.0, seed=7))
+    assert (found.benchmark, found.size, found.ruleset) == ("cosmoflow", "smoke", "mlhpc-1.0")
+    assert (found.seed, found.nodes, found.ranks, found.accelerators_per_node) == (7, 1, 2, 0)
+    assert found.compute_units == 1
+    assert found.global_batch_size == 16
+    assert found.status == "success"
+    assert [item.value for item in found.evals] == [0.42, 0.39, 0.355]
+    assert [item.number for item in found.epochs] == [1, 2, 3]
+    assert found.hyperparameters["opt_base_learning_rate"] == 0.01
+    assert "run_config" not in found.hyperparameters
+    assert "ruleset" not in found.hyperparameters
+
+
+def test_the_parts_of_a_run_sum_to_its_time(tmp_path: Path) -> None:
+    found = record(tmp_path, our_run(epoch_s=2.0))
+    assert found.train_s is not None
+    assert found.eval_s is not None
+    assert found.other_s is not None
+    assert found.time_to_train_s == pytest.approx(found.train_s + found.eval_s + found.other_s)
+    assert found.train_s == pytest.approx(6.0, abs=0.05)
+    assert found.eval_s == pytest.approx(0.75, abs=0.02)
+    assert found.samples_per_s == pytest.approx(1000, rel=0.01)
+    assert not found.asynchronous_eval
+
+
+def test_phases_are_totals_over_the_run(tmp_path: Path) -> None:
+    phases = record(tmp_path, our_run(epoch_s=2.0)).phases
+    assert phases is not None
+    parts = phases.data_wait_s + phases.forward_backward_s + phases.exposed_communication_s
+    assert parts + phases.optimizer_s + phases.other_s == pytest.approx(phases.step_s) == pytest.approx(6.0)
+    assert phases.overlapped_communication_s == pytest.approx(1.2)
+
+
+def test_staging_before_the_run_is_beside_the_time_and_staging_inside_is_in_it(tmp_path: Path) -> None:
+    before = record(tmp_path, our_run(staging_s=3.0))
+    assert before.staging_s == pytest.approx(3.0, abs=0.01)
+    assert before.staging_in_run is False
+    assert before.time_with_staging_s == pytest.approx((before.time_to_train_s or 0) + 3.0, abs=0.01)
+
+    lines = our_run(staging_s=None)
+    start = next(index for index, line in enumerate(lines) if line.key == "epoch_start")
+    at = lines[start].time_ms
+    inside = [*lines[:start], Line("staging_start", time_ms=at), Line("staging_stop", time_ms=at + 500), *lines[start:]]
+    found = record(tmp_path, inside)
+    assert found.staging_in_run is True
+    assert found.time_with_staging_s == found.time_to_train_s
+    assert record(tmp_path, our_run(staging_s=None)).staging_s is None
+
+
+def test_what_follows_run_stop_is_ignored(tmp_path: Path) -> None:
+    lines = our_run()
+    plain = record(tmp_path, lines)
+    late = append(Line("epoch_start", metadata={"epoch_num": 4}), Line("eval_error", 0.9, metadata={"epoch_num": 4}))
+    found = record(tmp_path, chain(late, append(Line("run_stop", metadata={"status": "aborted"})))(lines))
+    assert found == plain
+
+
+def test_an_epoch_cut_by_run_stop_ends_there(tmp_path: Path) -> None:
+    lines = our_run()
+    last = max(index for index, line in enumerate(lines) if line.key == "epoch_stop")
+    found = record(tmp_path, lines[:last] + lines[last + 1 :])
+    assert [epoch.complete for epoch in found.epochs] == [True, True, False]
+    assert found.epochs[-1].stop_s == found.time_to_train_s
+
+
+def test_evaluation_beside_training_is_recognised(tmp_path: Path) -> None:
+    def one_late(lines: Lines) -> Lines:
+        out = []
+        for line in lines:
+            meta = dict(line.metadata or {})
+            if line.key.startswith("eval") and line.key != "eval_samples":
+                meta["epoch_num"] -= 1
+            out.append(Line(line.key, line.value, line.time_ms, meta))
+        return out
+
+    found = record(tmp_path, one_late(hpc_run("oc20")))
+    assert found.asynchronous_eval
+    assert found.train_s == pytest.approx((found.time_to_train_s or 0.0), abs=0.1)
+
+
+def test_traps_of_published_logs(tmp_path: Path) -> None:
+    lines = hpc_run("openfold")
+    mutated = chain(
+        edit("seed", value="12345"),
+        raw(b"0: noise without the token\n"),
+        raw(b"  4: :::MLLOG {broken\n"),
+        edit("cache_clear", value=True),
+        drop("number_of_nodes", "staging_start", "staging_stop"),
+    )(lines)
+    found = record(tmp_path, mutated)
+    assert found.seed == 12345
+    assert found.nodes is None
+    assert found.compute_units is None
+    assert found.samples_per_s is None  # its epochs count samples
+
+
+def test_the_first_value_that_reaches_the_target_counts(tmp_path: Path) -> None:
+    target = descriptor("cosmoflow").card().size("smoke")
+    found = first_reaching(record(tmp_path, our_run(values=(0.4, 0.35, 0.38, 0.34))), target)
+    assert found is not None
+    assert found.epoch == 2
+    assert first_reaching(record(tmp_path, our_run(values=(0.4, 0.39))), target) is None
+
+
+@pytest.mark.parametrize("lines", [[], [Line("run_stop")], [Line("run_start")], [Line("eval_error", "text")]])
+def test_any_events_give_a_record(tmp_path: Path, lines: Lines) -> None:
+    found = record(tmp_path, lines)
+    assert found.time_to_train_s is None
+    assert found.evals == ()

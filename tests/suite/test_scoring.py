@@ -1,0 +1,229 @@
+"""Scores: the olympic mean, what may fail, throughput, and the 51 published groups to 1e-6."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.compliance import student_t
+from suite.compliance.ruleset import Benchmark, ruleset
+from suite.mllog import read_events
+from suite.record import Evaluation, RunRecord, summarise
+from suite.scoring import concurrent, failure, log_interval, throughput, time_to_train
+from tests.fixtures.logs import edit, our_run, our_runs, write
+from tests.fixtures.published import SCORES, published_results
+
+TARGET = Benchmark("cosmoflow", "eval_error", 0.3, "min", 5)
+
+
+def run(
+    seconds: float, *, start: float = 0.0, reached: bool = True, staging: float = 0.0, **fields: object
+) -> RunRecord:
+    base = RunRecord(
+        path=Path("result.txt"),
+        run_start_s=start,
+        run_stop_s=start + seconds,
+        time_to_train_s=seconds,
+        time_with_staging_s=seconds + staging,
+        status="success",
+        metric_key="eval_error",
+        evals=(Evaluation(1.0, 0.29 if reached else 0.31, seconds, 1),),
+        nodes=2,
+        accelerators_per_node=4,
+    )
+    return replace(base, **fields)  # type: ignore[arg-type]
+
+
+def test_fastest_and_slowest_are_dropped() -> None:
+    score = time_to_train([run(seconds) for seconds in (10, 50, 20, 40, 31)], TARGET)
+    assert score.valid
+    assert score.mean_s == pytest.approx((20 + 40 + 31) / 3)
+    assert [item.dropped for item in score.runs] == ["fastest", "slowest", None, None, None]
+    assert (score.fastest_s, score.slowest_s) == (20, 40)
+    assert score.std_s == pytest.approx(10.0167, abs=1e-3)
+
+
+def test_staging_stands_beside_the_score() -> None:
+    score = time_to_train([run(seconds, staging=5.0) for seconds in (10, 50, 20, 40, 31)], TARGET)
+    assert score.mean_with_staging_s == pytest.approx((score.mean_s or 0) + 5.0)
+
+
+def test_one_run_may_fail_and_is_the_slowest() -> None:
+    runs = [run(10, reached=False), run(11), run(12), run(13), run(14)]
+    score = time_to_train(runs, TARGET)
+    assert score.mean_s == pytest.approx(13.0)
+    assert score.runs[0].dropped == "did not converge (target never reached), counts as the slowest"
+
+
+def test_two_failed_runs_are_no_score() -> None:
+    score = time_to_train([run(10, reached=False), run(11, status="aborted"), run(12), run(13), run(14)], TARGET)
+    assert score.reason == "not a score: 2 of 5 runs did not converge, one may"
+    assert score.mean_s is None
+
+
+def test_fewer_runs_than_required_are_no_score() -> None:
+    score = time_to_train([run(10)] * 3, TARGET)
+    assert score.reason == "not a score: 3 of 5 runs"
+
+
+def test_of_more_runs_the_median_window_counts() -> None:
+    times = [10, 20, 30, 40, 50, 60, 70]
+    score = time_to_train([run(seconds, start=100.0 * n) for n, seconds in enumerate(times)], TARGET)
+    assert score.mean_s == pytest.approx(40)  # windows score 30, 40, 50
+    assert sum(item.dropped is not None and item.dropped.startswith("outside") for item in score.runs) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"run_stop_s": None, "time_to_train_s": None}, "no run_stop"),
+        ({"time_to_train_s": -1.0}, "ends 1.000 s before it starts"),
+        ({"status": "aborted"}, "status is 'aborted'"),
+        ({"status": "Success"}, "status is 'Success'"),
+        ({"resumed": True}, "resumed from a checkpoint, so not scored"),
+        ({"evals": ()}, "target never reached"),
+        ({"evals": (Evaluation(1.0, 0.0, 1.0, 1),)}, "target never reached"),
+        ({"metric_key": "eval_accuracy"}, "target never reached"),
+        ({"status": None}, None),
+    ],
+)
+def test_what_counts_as_failed(fields: dict[str, object], why: str | None) -> None:
+    assert failure(run(10, **fields), TARGET) == why
+
+
+def test_a_resumed_run_does_not_count_towards_the_runs() -> None:
+    score = time_to_train([run(10), run(11), run(12), run(13), run(14, resumed=True)], TARGET)
+    assert score.reason == "not a score: 4 of 5 runs"
+
+
+def test_throughput_spans_from_the_first_start_to_the_last_stop() -> None:
+    runs = [run(60, start=0.0), run(50, start=30.0), run(60, start=10.0), run(60, start=0.0), run(110, start=10.0)]
+    score = throughput(runs, TARGET, total_scale=40)
+    assert score.time_to_train_all_s == 120
+    assert score.models_per_minute == pytest.approx(2.5)
+    assert (score.instances, score.instance_scale, score.total_scale) == (5, 8, 40)
+    assert score.start_spread_s == 30
+
+
+def test_throughput_needs_the_required_number_of_converged_instances() -> None:
+    runs = [run(60, reached=n > 0) for n in range(5)]
+    assert throughput(runs, TARGET).reason == "not a score: 4 of 5 instances converged"
+
+
+def test_concurrent_counts_runs_under_way_at_once() -> None:
+    assert concurrent([run(10, start=1.0), run(10, start=5.0), run(10, start=20.0)]) == 2
+    assert concurrent([run(10, start=1.0), run(10, start=11.0)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("p", "dof", "expected"),  # scipy 1.16 stats.t.ppf
+    [
+        (0.95, 7, 1.8945786050900062),
+        (0.975, 2, 4.302652729749462),
+        (0.95, 24, 1.710882079909428),
+        (0.975, 1, 12.706204736174698),
+        (0.05, 4, -2.131846786326651),
+        (0.999, 100, 3.173739493738783),
+        (0.95, 2.5, 2.5582186141359355),
+    ],
+)
+def test_student_quantile(p: float, dof: float, expected: float) -> None:
+    assert student_t.quantile(p, dof) == pytest.approx(expected, rel=1e-9)
+
+
+@given(st.floats(0.01, 0.99), st.floats(1, 200))
+def test_student_quantile_inverts_the_distribution(p: float, dof: float) -> None:
+    assert student_t.cdf(student_t.quantile(p, dof), dof) == pytest.approx(p, abs=1e-9)
+
+
+@given(st.lists(st.floats(1.0, 1e5), min_size=5, max_size=5))
+def test_a_score_lies_between_its_runs_and_does_not_depend_on_their_order(times: list[float]) -> None:
+    score = time_to_train([run(seconds) for seconds in times], TARGET)
+    again = time_to_train([run(seconds) for seconds in reversed(times)], TARGET)
+    assert min(times) * (1 - 1e-12) <= (score.mean_s or 0) <= max(times) * (1 + 1e-12)
+    assert again.mean_s == pytest.approx(score.mean_s)
+
+
+def test_interval_is_student_t_on_log_time() -> None:
+    low, high = log_interval([math.e, math.e**2, math.e**3]) or (0, 0)
+    assert math.log(high) - 2 == pytest.approx(4.302652729749462 / math.sqrt(3))
+    assert math.log(low) + math.log(high) == pytest.approx(4)
+
+
+def mlhpc(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "suite", *map(str, arguments)], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_score_command(tmp_path: Path) -> None:
+    runs = our_runs(tmp_path / "runs")
+    write(runs / "resumed_0_1.txt", our_run())
+    done = mlhpc("score", runs, "--explain")
+    assert done.returncode == 0, done.stderr
+    assert "n=3 of 5" in done.stdout
+    assert "with staging" in done.stdout
+    assert "dropped: fastest" in done.stdout
+    assert "resumed" not in done.stdout
+
+    group = json.loads(mlhpc("score", runs, "--json").stdout)["groups"][0]
+    assert group["valid"]
+    assert (group["benchmark"], group["size"], group["scenario"]) == ("cosmoflow", "smoke", "strong")
+    assert (group["runs"], group["runs_converged"], group["runs_scored"]) == (5, 5, 3)
+    assert group["score_with_staging_min"] == pytest.approx(group["score_min"] + 0.5 / 60, abs=1e-4)
+    assert group["instances"] is None
+
+
+def test_too_few_runs_exit_with_1(tmp_path: Path) -> None:
+    done = mlhpc("score", our_runs(tmp_path / "runs", 2))
+    assert done.returncode == 1
+    assert "not a score: 2 of 5 runs" in done.stdout
+    assert mlhpc("score", tmp_path / "runs" / "result_0.txt").returncode == 1
+
+
+def test_sizes_are_never_scored_together(tmp_path: Path) -> None:
+    runs = our_runs(tmp_path / "runs")
+    write(runs / "result_4.txt", edit("benchmark_size", value="mini")(our_run(seed=9)))
+    done = mlhpc("score", runs)
+    assert done.returncode == 1
+    assert "mixed" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return published_results(tmp_path_factory.mktemp("published"))
+
+
+@pytest.mark.skipif(not SCORES.is_file(), reason="no published_scores_expected.csv beside the checkout")
+def test_published_scores(published: Path) -> None:
+    checked = 0
+    for row in csv.DictReader(SCORES.read_text().splitlines()):
+        base = published / f"hpc_results_{row['round']}" / row["submitter"] / "results" / row["system"]
+        scenario = row["scaling"].partition("/")[0]
+        folder = base / row["benchmark"] if row["round"] == "v0.7" else base / scenario / row["benchmark"]
+        if not folder.is_dir():
+            continue
+        target = ruleset(f"{row['round'][1:]}.0").benchmark(row["benchmark"], None)
+        assert target is not None
+        records = [summarise(read_events(path)) for path in sorted(folder.glob("result_*.txt"))]
+        if scenario == "strong":
+            score = time_to_train(records, target)
+            assert score.mean_s is not None, score.reason
+            assert score.mean_s / 60 == pytest.approx(float(row["olympic_min_unscaled"]), rel=1e-6), folder
+        else:
+            weak = throughput(records, target)
+            assert weak.time_to_train_all_s is not None, weak.reason
+            assert weak.time_to_train_all_s / 60 == pytest.approx(float(row["weak_TTTa_min"]), rel=1e-6)
+            assert weak.models_per_minute == pytest.approx(float(row["weak_models_per_min"]), rel=1e-6)
+            assert weak.instances == float(row["weak_M_instances"])
+        checked += 1
+    assert checked > 0
