@@ -130,6 +130,8 @@ class _Trial:
             raise
         if outcome.interrupted:
             return STOPPED
+        if self.world.is_first:  # a trial that came to its end is not resumed
+            self.folder.checkpoint(self.trial).unlink(missing_ok=True)
         return REACHED if outcome.reached else MISSED
 
     def _train(

@@ -163,6 +163,7 @@ def test_sigterm_leaves_a_checkpoint_and_the_resumed_run_has_the_same_losses(
     assert process.returncode == 3
     log = read_events(folder / "result_0.txt")
     assert stop(log)["status"] == "aborted"
+    assert (folder / "checkpoint" / "trial_0.pt").exists()
     assert "stopped by SIGTERM" in stop(log)["reason"]
     last_epoch, last_step = max(windows(log))
     more = f"max_epochs={last_epoch + 1}"
@@ -175,6 +176,7 @@ def test_sigterm_leaves_a_checkpoint_and_the_resumed_run_has_the_same_losses(
         timeout=60,
     )
     assert done.returncode == 1, done.stdout + done.stderr
+    assert not (folder / "checkpoint" / "trial_0.pt").exists()
     resumed = read_events(folder / "resumed_0_1.txt")
     assert len(values(resumed, "run_resumed")) == 1
     whole = run(data, tmp_path / "whole", *same, more, ranks=ranks, code=1)
