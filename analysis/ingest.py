@@ -10,14 +10,14 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from analysis.layout import LogFile, find_logs, system_file
+from analysis.layout import LogFile, find_logs
 from analysis.targets import FULL, Target, find_target
 from analysis.timeline import EpochSpan, Evaluation, Timeline, number, shares, timeline
 from suite import mllog
@@ -61,7 +61,7 @@ def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
     systems: dict[str, dict[str, Any]] = {}
     records: dict[str, RunRecord] = {}
     targets: dict[str, Target | None] = {}
-    for place in _labelled(find_logs(paths)):
+    for place in find_logs(paths):
         log = read_events(place.path)
         record = summarise(log)
         benchmark = place.benchmark or record.benchmark or UNKNOWN
@@ -96,14 +96,10 @@ EVAL_COLUMNS = [
 PHASE_COLUMNS = ["run", "source", "epoch_num", "first_step", "steps", "phase", "seconds", "loss"]
 
 
-def _labelled(places: Sequence[LogFile]) -> list[LogFile]:
-    """The places with unique labels: two trees may hold a run folder of the same name."""
-    seen: dict[str, int] = {}
-    unique = []
-    for place in places:
-        count = seen[place.label] = seen.get(place.label, 0) + 1
-        unique.append(place if count == 1 else replace(place, label=f"{place.label} ({count})"))
-    return unique
+def parsed(text: object) -> dict[str, Any]:
+    """The mapping that a JSON column holds; empty where the column is empty (None or NaN)."""
+    value = json.loads(text) if isinstance(text, str) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _run_row(
@@ -332,7 +328,7 @@ def _phase_rows(run: str, events: Sequence[Event], line: Timeline) -> list[dict[
 
 def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
     """The system as its package describes it, else as the run collected it; every field as text, absent ones absent."""
-    described = system_file(place)
+    described = place.description
     fields, problem = _collected(place, row) if place.kind == "run" else ({}, None)
     if described is not None:
         try:

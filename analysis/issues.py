@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import pandas as pd
 
+from analysis.ingest import parsed
 from analysis.study import CLASS, Study, heading
 
 Severity = Literal["problem", "doubt", "note"]
@@ -103,7 +103,7 @@ def _baselines(where: str, row: dict[str, object], runs: pd.DataFrame) -> Iterat
     if not isinstance(target, float):
         return
     for text in runs["baselines"].dropna().unique():
-        for name, value in json.loads(text).items():
+        for name, value in parsed(text).items():
             if value is not None and (value <= target if minimise else value >= target):
                 yield Issue("problem", where, f"the {name} baseline ({value:.4g}) already meets the target {target:g}")
 

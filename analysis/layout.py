@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +32,7 @@ class LogFile:
     resumed: bool
     trial: int | None
     package: Path
+    description: Path | None = None
 
 
 def find_logs(paths: Sequence[Path]) -> list[LogFile]:
@@ -50,13 +51,7 @@ def find_logs(paths: Sequence[Path]) -> list[LogFile]:
                 "<submitter>/results/<system>/[strong|weak/]<benchmark>/result_*.txt"
             )
         found.update((log.path, log) for log in logs)
-    return sorted(found.values(), key=lambda log: (log.label, str(log.path)))
-
-
-def system_file(log: LogFile) -> Path | None:
-    """The system description a package keeps for this log's system; None where there is none."""
-    path = log.package / "systems" / f"{log.system}.json"
-    return path if log.kind == "package" and path.is_file() else None
+    return _distinct(sorted(found.values(), key=lambda log: (log.label, str(log.path))))
 
 
 def _candidates(given: Path) -> Iterator[Path]:
@@ -88,9 +83,43 @@ def _place(path: Path) -> LogFile:
     round_ = next((m.group(1) for part in reversed(package.parts[:-1]) if (m := ROUND.search(part))), None)
     label = "/".join([*([round_] if round_ else []), package.name, *parts])
     benchmark = folders[-1] if len(folders) > 1 else None
+    described = package / "systems" / f"{folders[0]}.json"
     return LogFile(
-        path, label, "package", round_, package.name, folders[0], mode, benchmark, pruned, resumed, trial, package
+        path=path,
+        label=label,
+        kind="package",
+        round=round_,
+        submitter=package.name,
+        system=folders[0],
+        mode=mode,
+        benchmark=benchmark,
+        pruned=pruned,
+        resumed=resumed,
+        trial=trial,
+        package=package,
+        description=described if described.is_file() else None,
     )
+
+
+def _distinct(logs: list[LogFile]) -> list[LogFile]:
+    """Logs of two trees that are called the same, told apart by a number after the system's name and the label."""
+    trees: dict[tuple[str | None, str | None, str], list[Path]] = {}
+    labels: dict[str, int] = {}
+    distinct = []
+    for log in logs:
+        known = trees.setdefault((log.round, log.submitter, log.system), [])
+        if log.package not in known:
+            known.append(log.package)
+        number = known.index(log.package) + 1
+        count = labels[log.label] = labels.get(log.label, 0) + 1
+        distinct.append(
+            replace(
+                log,
+                system=log.system if number == 1 else f"{log.system} ({number})",
+                label=log.label if count == 1 else f"{log.label} ({count})",
+            )
+        )
+    return distinct
 
 
 def _below_results(path: Path) -> tuple[Path, tuple[str, ...]] | None:

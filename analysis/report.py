@@ -18,6 +18,7 @@ import pandas as pd
 
 from analysis.drawing import style, svg
 from analysis.figures import figures
+from analysis.ingest import parsed
 from analysis.issues import issues
 from analysis.study import CLASS, NotAnswerableError, Study, heading
 from suite import VERSION
@@ -304,10 +305,8 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
     return _table(kept, caption, strong={"score [min]", "models/min"})
 
 
-def _baselines(text: str | None) -> str | None:
-    if _absent(text):
-        return None
-    return "; ".join(f"{name} {_number(value)}" for name, value in json.loads(str(text)).items())
+def _baselines(text: object) -> str | None:
+    return "; ".join(f"{name} {_number(value)}" for name, value in parsed(text).items()) or None
 
 
 def _pictures(study: Study) -> tuple[list[Picture], dict[str, pd.DataFrame]]:
@@ -349,8 +348,8 @@ def _settings(study: Study) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for group, runs in study.runs.groupby("group", sort=True):
         flat = [
-            _flat(json.loads(h)) | _flat(json.loads(c or "{}"))
-            for h, c in zip(runs["hyperparameters"], runs["config"].where(runs["config"].notna(), None), strict=True)
+            _flat(parsed(given)) | _flat(parsed(config))
+            for given, config in zip(runs["hyperparameters"], runs["config"], strict=True)
         ]
         names = sorted({name for settings in flat for name in settings})
         found[str(group)] = {

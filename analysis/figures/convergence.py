@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from textwrap import fill
 
 import pandas as pd
@@ -10,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.drawing import BLUE, GREY, INK, VERMILION, clip, grid
+from analysis.ingest import parsed
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Convergence"
@@ -76,7 +76,7 @@ def draw(study: Study) -> Figure:
             )  # fmt: skip
         if pd.notna(row["target"]):
             axis.axhline(row["target"], color=INK, linestyle="--", linewidth=1.0)
-        for name, value in json.loads(row["baselines"] or "{}").items():
+        for name, value in parsed(row["baselines"]).items():
             if value is not None and low <= value <= high:
                 axis.axhline(value, color=GREY, linestyle=":", linewidth=1.4)
                 axis.text(last, value, clip(name, 24), ha="right", va="bottom", color=INK)

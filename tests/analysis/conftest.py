@@ -1,0 +1,209 @@
+"""Small logs and package trees for the tests of analysis, written event by event as the rules have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.card import Card, OfficialRules, SizeCard
+
+START_MS = 1_700_000_000_000
+
+
+@dataclass
+class LogText:
+    """A log under construction; times are seconds after START_MS."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def event(self, at_s: float, key: str, value: Any = None, **metadata: Any) -> None:
+        record = {
+            "namespace": "",
+            "time_ms": START_MS + round(at_s * 1000),
+            "event_type": "POINT_IN_TIME",
+            "key": key,
+            "value": value,
+            "metadata": metadata,
+        }
+        self.lines.append(f":::MLLOG {json.dumps(record)}\n")
+
+    def write(self, path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(self.lines), encoding="utf-8")
+        return path
+
+
+def log_text(
+    *,
+    errors: tuple[float, ...] = (0.5, 0.3, 0.1),
+    benchmark: str = "cosmoflow",
+    size: str | None = None,
+    train_s: float = 10.0,
+    eval_s: float = 2.0,
+    gap_s: float = 1.0,
+    staging: tuple[float, float] | None = (0.0, 5.0),
+    start_s: float = 0.0,
+    seed: int = 1,
+    ranks: int = 4,
+    first_epoch: int = 1,
+    stop: bool = True,
+    status: str = "success",
+    ours: bool = False,
+    platform: str = "testbed",
+    phases: bool = False,
+    extra: tuple[tuple[str, Any], ...] = (),
+) -> LogText:
+    """One run: staging (seconds from run_start), then per error one epoch of train_s, an evaluation and a gap."""
+    log = LogText()
+    log.event(start_s - 30, "init_start")
+    for key, value in (
+        ("submission_benchmark", benchmark),
+        ("submission_org", "testers"),
+        ("submission_division", "closed"),
+        ("submission_status", "onprem"),
+        ("submission_platform", platform),
+        ("seed", seed),
+        ("number_of_ranks", ranks),
+        ("number_of_nodes", 2),
+        ("accelerators_per_node", ranks // 2),
+        ("global_batch_size", 8),
+        ("train_samples", 100),
+        ("eval_samples", 20),
+        *extra,
+    ):
+        log.event(start_s - 29, key, value)
+    if size is not None:
+        log.event(start_s - 29, "benchmark_size", size)
+    if ours:
+        log.event(start_s - 29, "suite_version", "1.0.0")
+        log.event(start_s - 29, "ruleset", "mlhpc-1.0")
+        log.event(start_s - 29, "cache_state", "unverified")
+        log.event(start_s - 29, "baseline", {"mean": 0.9})
+        spread = {"min": 1.0, "median": 2.0, "max": 3.0}
+        log.event(start_s - 29, "startup", {"interpreter": spread, "imports": spread, "init": spread})
+    log.event(start_s - 12, "init_stop")
+    if staging is not None and staging[0] < 0:
+        log.event(start_s + staging[0], "staging_start")
+        log.event(start_s + staging[1], "staging_stop")
+    log.event(start_s, "run_start")
+    now = start_s
+    if staging is not None and staging[0] >= 0:
+        log.event(start_s + staging[0], "staging_start")
+        now = start_s + staging[1]
+        log.event(now, "staging_stop")
+    for epoch, error in enumerate(errors, start=first_epoch):
+        log.event(now, "epoch_start", epoch_num=epoch)
+        if phases:
+            parts = {
+                "data_wait": 1.0,
+                "forward_backward": 6.0,
+                "exposed_communication": 2.0,
+                "optimizer": 0.6,
+                "other": 0.4,
+            }
+            value = parts | {"step": sum(parts.values()), "overlapped_communication": 1.5}
+            log.event(now + train_s, "step_phases", value, epoch_num=epoch, first_step=0, steps=10, loss=error)
+            log.event(now + train_s, "rank_phases", value, epoch_num=epoch)
+        log.event(now + train_s, "eval_start", epoch_num=epoch)
+        log.event(now + train_s + eval_s, "eval_error", error, epoch_num=epoch)
+        log.event(now + train_s + eval_s, "eval_stop", epoch_num=epoch)
+        log.event(now + train_s + eval_s, "epoch_stop", epoch_num=epoch)
+        now += train_s + eval_s + gap_s
+    if stop:
+        log.event(now, "run_stop", status=status)
+    return log
+
+
+def write_package(
+    root: Path,
+    *,
+    submitter: str = "ACME",
+    system: str = "sys1",
+    benchmark: str = "cosmoflow",
+    runs: int = 10,
+    division: str = "closed",
+    **options: Any,
+) -> Path:
+    """A package <root>/<submitter> with that many runs; run i takes i seconds longer an epoch and has its own seed."""
+    package = root / submitter
+    for trial in range(runs):
+        given = {"train_s": 10.0 + trial, "seed": trial, "start_s": 1000.0 * trial} | options
+        text = log_text(benchmark=benchmark, **given)
+        text.write(package / "results" / system / "strong" / benchmark / f"result_{trial}.txt")
+    description = {
+        "submitter": submitter,
+        "division": division,
+        "system_name": system,
+        "number_of_nodes": "2",
+        "accelerators_per_node": "2",
+        "host_processors_per_node": "1",
+        "accelerator_model_name": "A1",
+    }
+    (package / "systems").mkdir(parents=True, exist_ok=True)
+    (package / "systems" / f"{system}.json").write_text(json.dumps(description))
+    return package
+
+
+def small_card() -> Card:
+    """A card of cosmoflow with sizes mini and other."""
+    size = SizeCard(
+        description="small",
+        metric="eval_error",
+        metric_name="mean absolute error",
+        threshold=0.2,
+        direction="min",
+        required_runs=3,
+        train_samples=100,
+        eval_samples=20,
+        model_parameters=10,
+        forward_flops_per_sample=1.0,
+        training_flops_per_sample=3.0,
+        sample_bytes=4,
+        official=OfficialRules(benchmark="cosmoflow", threshold=0.124, identical=False, required_runs=10),
+        constraints={},
+    )
+    return Card(
+        version=1,
+        workload="cosmoflow",
+        mlperf_name="cosmoflow",
+        title="CosmoFlow",
+        domain="cosmology",
+        reference="none",
+        sizes={"mini": size, "other": size},
+    )
+
+
+def write_run_folder(root: Path, name: str = "run1", runs: int = 3, **options: Any) -> Path:
+    """A run folder of ours below ``root``: run.json and logs with everything our runs log."""
+    folder = root / "runs" / name
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text('{"version": 1}')
+    for trial in range(runs):
+        given = {"size": "mini", "ours": True, "phases": True, "train_s": 10.0 + trial, "seed": trial} | options
+        log_text(**given).write(folder / f"result_{trial}.txt")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def log() -> Callable[..., LogText]:
+    return log_text
+
+
+@pytest.fixture(scope="session")
+def package() -> Callable[..., Path]:
+    return write_package
+
+
+@pytest.fixture(scope="session")
+def run_folder() -> Callable[..., Path]:
+    return write_run_folder
+
+
+@pytest.fixture(scope="session")
+def cards() -> dict[str, Card]:
+    return {"cosmoflow": small_card()}

@@ -1,0 +1,219 @@
+"""What the tables say of small logs with one trap each (published_results.md section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.ingest import Tables, ingest
+from suite.card import Card
+
+Cards = dict[str, Card]
+Build = Callable[..., Any]
+
+
+def one(tmp_path: Path, text: Any, cards: Cards) -> dict[str, Any]:
+    """The runs row of a single loose log."""
+    tables = ingest([text.write(tmp_path / "logs" / "result_0.txt")], cards)
+    return tables.runs.iloc[0].to_dict()
+
+
+def test_a_run_without_size_has_the_mlperf_size_and_target(tmp_path: Path, log: Build, cards: Cards) -> None:
+    row = one(tmp_path, log(), cards)
+    assert (row["size"], row["target"], row["required_runs"]) == ("full", 0.124, 10)
+    assert row["outcome"] == "target reached"
+    assert row["epochs_to_target"] == 3
+
+
+def test_a_size_of_ours_is_judged_by_its_card(tmp_path: Path, log: Build, cards: Cards) -> None:
+    row = one(tmp_path, log(size="mini", errors=(0.3, 0.19, 0.1)), cards)
+    assert (row["target"], row["epochs_to_target"], row["reached_value"]) == (0.2, 2, 0.19)
+
+
+def test_a_size_that_no_card_knows_has_no_target(tmp_path: Path, log: Build, cards: Cards) -> None:
+    row = one(tmp_path, log(size="huge"), cards)
+    assert row["outcome"] == "no target known"
+    assert not row["converged"]
+
+
+def test_parts_sum_to_the_run(tmp_path: Path, log: Build, cards: Cards) -> None:
+    row = one(tmp_path, log(staging=(1.0, 5.0), train_s=10, eval_s=2, gap_s=1), cards)
+    assert row["run_s"] == 44.0
+    assert (row["staging_exposed_s"], row["train_s"], row["eval_s"], row["other_s"]) == (4.0, 30.0, 6.0, 4.0)
+
+
+def test_staging_before_the_run_is_outside_it_and_counted_beside(tmp_path: Path, log: Build, cards: Cards) -> None:
+    row = one(tmp_path, log(staging=(-9.0, -2.0)), cards)
+    assert (row["staging_before_run_s"], row["staging_in_run_s"], row["staging_exposed_s"]) == (7.0, 0.0, 0.0)
+    assert row["run_with_staging_s"] == row["run_s"] + 7.0
+    assert row["staging_before_run"]
+
+
+def test_a_killed_run_is_incomplete_with_all_its_evaluations(tmp_path: Path, log: Build, cards: Cards) -> None:
+    tables = ingest([log(stop=False).write(tmp_path / "logs" / "result_0.txt")], cards)
+    row = tables.runs.iloc[0]
+    assert row["outcome"] == "no run_stop"
+    assert not row["converged"]
+    assert pd.isna(row["run_s"])
+    assert len(tables.evals) == 3
+
+
+def test_success_below_target_is_a_miss(tmp_path: Path, log: Build, cards: Cards) -> None:
+    row = one(tmp_path, log(errors=(0.5, 0.3)), cards)
+    assert (row["status_logged"], row["outcome"], row["success_without_target"]) == ("success", "target missed", True)
+
+
+def test_epochs_counted_from_zero_count_the_same(tmp_path: Path, log: Build, cards: Cards) -> None:
+    row = one(tmp_path, log(first_epoch=0), cards)
+    assert (row["epoch_num_zero_based"], row["epochs_to_target"]) == (True, 3)
+
+
+def test_convergence_is_the_first_evaluation_that_reaches(tmp_path: Path, log: Build, cards: Cards) -> None:
+    row = one(tmp_path, log(errors=(0.5, 0.12, 0.3, 0.11)), cards)
+    assert (row["epochs_to_target"], row["epochs_run"]) == (2, 4)
+
+
+def test_what_stands_after_run_stop_does_not_count(tmp_path: Path, log: Build, cards: Cards) -> None:
+    text = log(errors=(0.5, 0.3))
+    text.event(500, "epoch_start", epoch_num=3)
+    text.event(510, "eval_error", 0.1, epoch_num=3)
+    row = one(tmp_path, text, cards)
+    assert row["outcome"] == "target missed"
+    assert row["events_after_run_stop_s"] > 400
+
+
+def test_evaluation_beside_the_next_epoch_costs_no_time_and_is_flagged(
+    tmp_path: Path, log: Build, cards: Cards
+) -> None:
+    text = log(errors=(), stop=False, staging=None)
+    for epoch in (1, 2):
+        text.event(10.0 * epoch - 10, "epoch_start", epoch_num=epoch)
+        text.event(10.0 * epoch, "epoch_stop", epoch_num=epoch)
+    text.event(12.0, "eval_start", epoch_num=1)
+    text.event(18.0, "eval_stop", epoch_num=1)
+    text.event(18.0, "eval_error", 0.1, epoch_num=1)
+    text.event(20.0, "run_stop", status="success")
+    row = one(tmp_path, text, cards)
+    assert row["async_eval"]
+    assert (row["train_s"], row["eval_s"], row["eval_hidden_s"], row["other_s"]) == (20.0, 0.0, 6.0, 0.0)
+
+
+def test_epoch_numbers_that_are_samples_become_epochs(tmp_path: Path, log: Build, cards: Cards) -> None:
+    text = log(errors=(), stop=False, staging=None)
+    for block, error in ((40, 0.5), (80, 0.1)):
+        text.event(block, "epoch_start", epoch_num=block)
+        text.event(block + 20, "eval_start", epoch_num=block)
+        text.event(block + 30, "eval_error", error, epoch_num=block)
+        text.event(block + 30, "eval_stop", epoch_num=block)
+        text.event(block + 30, "epoch_stop", epoch_num=block)
+    text.event(120, "run_stop", status="success")
+    row = one(tmp_path, text, cards)
+    assert row["epoch_num_counts_samples"]
+    assert row["epochs_to_target"] == pytest.approx(0.8)
+
+
+def test_a_rank_prefix_a_shell_trace_and_a_torn_line_lose_nothing_else(
+    tmp_path: Path, log: Build, cards: Cards
+) -> None:
+    text = log()
+    text.lines = ["+ set -x\n", *(f"  4: {line}" for line in text.lines), ':::MLLOG {"key": "epoch_sta\n']
+    row = one(tmp_path, text, cards)
+    assert row["outcome"] == "target reached"
+    assert row["damaged_lines"] == 1
+    assert "not JSON" in row["damage"]
+
+
+def test_events_of_all_ranks_make_one_run(tmp_path: Path, log: Build, cards: Cards) -> None:
+    text = log()
+    text.lines = [line for line in text.lines for _ in range(3 if "init_start" in line or "epoch_start" in line else 1)]
+    row = one(tmp_path, text, cards)
+    assert row["logged_by_all_ranks"]
+    assert row["epochs_to_target"] == 3
+    assert row["train_s"] == 30.0
+
+
+def test_the_folder_and_the_system_file_decide_who_and_what(tmp_path: Path, package: Build, cards: Cards) -> None:
+    package(tmp_path / "hpc_results_v9.1", runs=2, division="open")
+    row = ingest([tmp_path], cards).runs.iloc[0]
+    assert (row["round"], row["submitter"], row["system"], row["mode"]) == ("v9.1", "ACME", "sys1", "strong")
+    assert (row["org_logged"], row["division"], row["division_logged"]) == ("testers", "open", "closed")
+    assert row["published"]
+
+
+def test_the_oldest_layout_has_no_mode_folder(tmp_path: Path, log: Build, cards: Cards) -> None:
+    log().write(tmp_path / "hpc_results_v0.7" / "X" / "results" / "sys" / "cosmoflow" / "result_01.txt")
+    row = ingest([tmp_path], cards).runs.iloc[0]
+    assert (row["benchmark"], row["mode"], row["trial"]) == ("cosmoflow", "strong", 1)
+
+
+def test_pruned_and_resumed_runs_are_kept_and_named(
+    tmp_path: Path, log: Build, cards: Cards, run_folder: Build
+) -> None:
+    base = tmp_path / "P" / "results" / "sys" / "weak" / "cosmoflow"
+    log().write(base / "pruned_results" / "result_3.txt")
+    log(seed=2, start_s=0.001).write(base / "result_1.txt")
+    folder = run_folder(tmp_path, runs=1)
+    log(size="mini", ours=True).write(folder / "resumed_0_1.txt")
+    runs = ingest([tmp_path], cards).runs
+    assert runs["pruned"].sum() == 1
+    assert (runs["outcome"] == "resumed").sum() == 1
+    assert len(runs) == 4
+
+
+def test_a_run_published_twice_names_its_first_round(tmp_path: Path, package: Build, cards: Cards) -> None:
+    package(tmp_path / "hpc_results_v1.0", runs=1, platform="before")
+    package(tmp_path / "hpc_results_v2.0", submitter="Rebrand", runs=1, platform="after")
+    runs = ingest([tmp_path], cards).runs.set_index("round")
+    assert runs.loc["v2.0", "carried_over_from"] == "v1.0"
+    assert pd.isna(runs.loc["v1.0", "carried_over_from"])
+
+
+def test_an_instance_that_logs_the_whole_system_is_suspect(
+    tmp_path: Path, log: Build, package: Build, cards: Cards
+) -> None:
+    made = package(tmp_path, runs=0)
+    for trial in range(2):
+        text = log(ranks=2, extra=(("number_of_nodes", 2),), start_s=trial / 1000, seed=trial)
+        text.lines = [
+            line.replace('"accelerators_per_node", "value": 1', '"accelerators_per_node", "value": 2')
+            for line in text.lines
+        ]
+        text.write(made / "results" / "sys1" / "weak" / "cosmoflow" / f"result_{trial}.txt")
+    runs = ingest([made], cards).runs
+    assert runs["scale_suspect"].all()
+    assert set(runs["units"]) == {2}
+
+
+def test_two_run_folders_of_one_name_stay_apart(tmp_path: Path, log: Build, cards: Cards) -> None:
+    for place in ("a", "b"):
+        folder = tmp_path / place / "run1"
+        log(size="mini", seed=ord(place), start_s=ord(place)).write(folder / "result_0.txt")
+        (folder / "run.json").write_text("{}")
+    runs = ingest([tmp_path / "a", tmp_path / "b"], cards).runs
+    assert runs["run"].nunique() == runs["group"].nunique() == 2
+
+
+def test_a_path_without_logs_is_an_error_that_names_it(tmp_path: Path, cards: Cards) -> None:
+    with pytest.raises(ValueError, match=r"no result_\*.txt below"):
+        ingest([tmp_path], cards)
+    with pytest.raises(ValueError, match="no such file"):
+        ingest([tmp_path / "none"], cards)
+
+
+@pytest.mark.parametrize("content", ["", "no log\n", ":::MLLOG\n", ':::MLLOG {"key": 1}\n', "\x00\xff"])
+def test_a_log_without_events_is_a_row(tmp_path: Path, cards: Cards, content: str) -> None:
+    (tmp_path / "result_0.txt").write_bytes(content.encode("latin-1"))
+    tables: Tables = ingest([tmp_path], cards)
+    assert tables.runs.iloc[0]["outcome"] == "no run_stop"
+
+
+def test_documented_columns_are_the_columns(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "tables.md").read_text()
+    for name, table in ingest([run_folder(tmp_path)], cards).named().items():
+        documented = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
+        missing = [column for column in table.columns if f"`{column}`" not in documented]
+        assert not missing, f"docs/tables.md, {name}: {missing}"

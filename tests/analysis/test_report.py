@@ -1,0 +1,227 @@
+"""The page: valid, complete, the same every time, and safe against what logs may contain."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from html.parser import HTMLParser
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from analysis.command import report as command
+from analysis.command import verdict
+from analysis.drawing import style, svg
+from analysis.figures import figures
+from analysis.report import NOT_VERIFIED, Report, build
+from analysis.study import NotAnswerableError, study
+from suite.card import Card
+
+Cards = dict[str, Card]
+Build = Callable[..., Any]
+HOSTILE = "<script>alert(1)</script>\"'&$\\frac{x}$\x00\x1b[31m]]>\u202e{{7*7}}" + "x" * 300
+VOID = {"meta", "br", "hr", "link", "img", "input"}
+
+
+class Page(HTMLParser):
+    """Ids, tags and whether every element is closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.ids: Counter[str] = Counter()
+        self.tags: Counter[str] = Counter()
+        self.open: list[str] = []
+        self.targets: list[str] = []
+        self.external: list[str] = []
+        self.feed(html)
+        self.close()
+        assert not self.open, f"left open: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags[tag] += 1
+        if values.get("id"):
+            self.ids[str(values["id"])] += 1
+        for name in ("href", "xlink:href", "src"):
+            value = values.get(name) or ""
+            (self.targets if value.startswith("#") else self.external).extend([value] if value else [])
+        self.targets += [f"#{name}" for name in (values.get("aria-labelledby") or "").split()]
+        if tag == "th":
+            assert values.get("scope") in {"col", "row"}
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+
+def made(paths: list[Path], cards: Cards) -> Report:
+    return build(study(paths, cards), [verdict(path) for path in paths])
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory: pytest.TempPathFactory, run_folder: Build, package: Build, cards: Cards) -> Report:
+    """Two sizes of ours, a public round, and all figures."""
+    tmp_path = tmp_path_factory.mktemp("rich")
+    paths = [
+        run_folder(tmp_path, "one"),
+        run_folder(tmp_path, "two", size="other"),
+        package(tmp_path / "hpc_results_v9.9"),
+    ]
+    return made(paths, cards)
+
+
+def test_the_page_is_well_formed_with_unique_ids_and_nothing_external(rich: Report) -> None:
+    page = Page(rich.html)
+    assert [name for name, count in page.ids.items() if count > 1] == []
+    assert {target[1:] for target in page.targets} <= set(page.ids)
+    assert page.external == []
+    assert "@import" not in rich.html
+    assert not re.search(r"url\((?!#)", rich.html)
+
+
+def test_every_figure_has_a_title_a_caption_and_its_numbers(rich: Report) -> None:
+    page = Page(rich.html)
+    assert page.tags["svg"] == page.tags["figcaption"] == page.tags["desc"] == len(figures())
+    for name in figures():
+        assert f"figure_{name}" in rich.csv
+    assert rich.html.count("The numbers behind this figure") == len(figures())
+
+
+def test_the_same_logs_give_the_same_bytes(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
+    folder = run_folder(tmp_path)
+    first, second = made([folder], cards), made([folder], cards)
+    assert first == second
+    assert str(tmp_path) not in first.html + first.json + "".join(first.csv.values())
+
+
+def test_drawing_twice_gives_the_same_svg(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
+    data = study([run_folder(tmp_path)], cards)
+    for name, module in figures().items():
+        with style():
+            drawn = [svg(module.draw(data), name, module.TITLE, module.CAPTION) for _ in range(2)]
+        assert drawn[0] == drawn[1], name
+
+
+def test_our_results_say_that_nobody_verified_them(rich: Report, tmp_path: Path, package: Build, cards: Cards) -> None:
+    assert NOT_VERIFIED in rich.html
+    published = package(tmp_path / "again" / "hpc_results_v3.0", system="other")
+    assert NOT_VERIFIED not in made([published], cards).html
+
+
+def test_hostile_names_are_text_everywhere(tmp_path: Path, log: Build, run_folder: Build, cards: Cards) -> None:
+    folder = run_folder(
+        tmp_path, platform=HOSTILE, extra=(("opt_name", HOSTILE), ("precision", HOSTILE), (HOSTILE, HOSTILE))
+    )
+    evil = tmp_path / "P" / "results" / "<img src=x onerror=alert(1)>$x^$" / "strong" / "cosmo<b>flow"
+    log(benchmark=HOSTILE, size="<b>$_{$").write(evil / "result_0.txt")
+    result = made([folder, tmp_path / "P"], cards)
+    page = Page(result.html)
+    assert page.tags["script"] == 1
+    assert (
+        page.tags["img"]
+        == page.tags["b"]
+        - result.html.count("<b>problem")
+        - result.html.count("<b>doubt")
+        - result.html.count("<b>note")
+        == 0
+    )
+    assert "\x00" not in result.html
+    json.loads(result.json)
+
+
+def test_a_killed_run_is_listed_as_incomplete_and_counted(
+    tmp_path: Path, run_folder: Build, log: Build, cards: Cards
+) -> None:
+    folder = run_folder(tmp_path, runs=3)
+    log(size="mini", ours=True, stop=False, seed=9).write(folder / "result_3.txt")
+    result = made([folder], cards)
+    assert "1 of 4 runs ended without run_stop" in result.html
+    runs = {row["n_started"]: row for row in json.loads(result.json)["results"]}
+    assert runs[4]["n_reached"] == 3
+
+
+@pytest.mark.parametrize(
+    "content", ["", ":::MLLOG {}\n", ':::MLLOG {"key": "run_start", "value": 1, "time_ms": 1, "metadata": {}}\n']
+)
+def test_a_log_that_says_nothing_gives_a_report_that_says_so(tmp_path: Path, cards: Cards, content: str) -> None:
+    (tmp_path / "result_0.txt").write_text(content)
+    result = made([tmp_path], cards)
+    Page(result.html)
+    assert "Not answerable" in result.html
+    assert "no run_stop" in result.html
+
+
+def test_two_sizes_and_two_divisions_have_their_own_tables(
+    tmp_path: Path, package: Build, run_folder: Build, cards: Cards
+) -> None:
+    paths = [run_folder(tmp_path, "a"), run_folder(tmp_path, "b", size="other")]
+    paths += [package(tmp_path / division, division=division) for division in ("open", "closed")]
+    headings = re.findall(r"<h3>(cosmoflow · [^<]*)</h3>", made(paths, cards).html)
+    assert len(headings) == len(set(headings)) == 4
+
+
+def test_numbers_of_page_json_and_csv_agree(rich: Report) -> None:
+    results = pd.read_csv(StringIO(rich.csv["results"]))
+    document = json.loads(rich.json)["results"]
+    scores = [row["score_s"] for row in document]
+    assert scores == pytest.approx(results["score_s"].to_list())
+    for score in scores:
+        assert f">{score / 60:.4g}<" in rich.html
+
+
+def test_a_missing_figure_says_what_is_missing(tmp_path: Path, package: Build, cards: Cards) -> None:
+    data = study([package(tmp_path)], cards)
+    with pytest.raises(NotAnswerableError, match="step_phases"):
+        figures()["phases"].draw(data)
+
+
+def test_parts_of_the_time_split_sum_to_the_run(rich: Report) -> None:
+    table = pd.read_csv(StringIO(rich.csv["figure_time_split"]))
+    parts = table[["staging [s]", "training [s]", "evaluation [s]", "other [s]"]].sum(axis=1)
+    assert parts.to_list() == pytest.approx(table["run [s]"].to_list())
+
+
+def test_an_existing_report_is_kept_unless_forced(tmp_path: Path, run_folder: Build) -> None:
+    output = tmp_path / "report.html"
+    arguments = [str(run_folder(tmp_path)), "-o", str(output)]
+    assert CliRunner().invoke(command, arguments).exit_code == 0
+    first = output.read_bytes()
+    refused = CliRunner().invoke(command, arguments)
+    assert refused.exit_code == 2
+    assert "--force" in refused.output
+    assert CliRunner().invoke(command, [*arguments, "--force"]).exit_code == 0
+    assert output.read_bytes() == first
+    assert (tmp_path / "report.json").exists()
+    assert {path.stem for path in (tmp_path / "report_tables").glob("*.csv")} >= {
+        "runs",
+        "epochs",
+        "evals",
+        "phases",
+        "systems",
+        "results",
+    }
+
+
+def test_help_of_report_loads_neither_pandas_nor_matplotlib() -> None:
+    code = "import sys, analysis.command; sys.exit(bool({'pandas', 'matplotlib', 'torch', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_whole_of_analysis_loads_no_torch() -> None:
+    code = "import sys, analysis.report, analysis.study; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
