@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from suite.compliance.check import check_log
+from suite.compliance.check import made_for
 from suite.compliance.layout import Group, SystemFile, find, read_system
-from suite.compliance.ruleset import Benchmark, guess_ruleset, ruleset, ruleset_names
-from suite.record import RunRecord, finite
+from suite.compliance.ruleset import Benchmark, ruleset
+from suite.mllog import read_events
+from suite.record import RunRecord, finite, summarise
 from suite.scoring import MINUTE_S, JudgedRun, Throughput, TimeToTrain, throughput, time_to_train
 
 
@@ -47,22 +49,14 @@ def score(paths: tuple[Path, ...], explain: bool, as_json: bool, ruleset_name: s
         raise click.exceptions.Exit(1)
 
 
+@dataclass(frozen=True)
 class ScoredGroup:
     """One result and its score."""
 
-    def __init__(
-        self,
-        group: Group,
-        records: tuple[RunRecord, ...],
-        benchmark: Benchmark | None,
-        system: SystemFile | None,
-        result: TimeToTrain | Throughput,
-    ) -> None:
-        self.group = group
-        self.records = records
-        self.benchmark = benchmark
-        self.system = system
-        self.result = result
+    group: Group
+    records: tuple[RunRecord, ...]
+    system: SystemFile | None
+    result: TimeToTrain | Throughput
 
     @property
     def scale_factor(self) -> float | None:
@@ -152,14 +146,11 @@ class ScoredGroup:
 
 def score_group(group: Group, ruleset_name: str | None = None) -> ScoredGroup:
     """The score of one folder of logs."""
-    first = check_log(group.logs[0], ruleset(ruleset_name or ruleset_names()[-1])).record
-    stated = f"{group.round[1:]}.0" if group.round else None
-    own = first.ruleset is not None or first.size is not None
-    rules = ruleset(ruleset_name or (stated if stated in ruleset_names() and not own else guess_ruleset(first)))
-    records = tuple(check_log(path, rules).record for path in group.logs)
+    records = tuple(summarise(read_events(path)) for path in group.logs)
+    rules = ruleset(ruleset_name or made_for(records[0], group))
     benchmark = next((found for run in records if (found := rules.benchmark(run.benchmark, run.size))), None)
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
-    return ScoredGroup(group, records, benchmark, system, _result(group, records, benchmark, system))
+    return ScoredGroup(group, records, system, _result(group, records, benchmark, system))
 
 
 def _result(

@@ -115,23 +115,24 @@ def _root(group: Group, tree: Tree) -> Path | None:
     return group.package if group.package in tree.packages else None
 
 
+def made_for(record: RunRecord, group: Group) -> str:
+    """The ruleset a run was made for: its own word; for foreign logs the name of the round's folder, or their year."""
+    stated = f"{group.round[1:]}.0" if group.round else None
+    own = record.ruleset is not None or record.size is not None
+    return stated if stated in ruleset_names() and not own else guess_ruleset(record)
+
+
 def _newest(groups: list[Group]) -> str:
-    """The newest ruleset that the first logs were made for; for foreign logs the name of the round's folder counts."""
-    names = [name for group in groups if (name := _made_for(group))]
+    """The newest ruleset that the first log of any group was made for."""
     known = ruleset_names()
-    return max(names, key=known.index) if names else known[-1]
-
-
-def _made_for(group: Group) -> str | None:
-    for path in group.logs[:1]:
-        try:
-            record = summarise(read_events(path))
-        except OSError:
-            return None
-        stated = f"{group.round[1:]}.0" if group.round else None
-        own = record.ruleset is not None or record.size is not None
-        return stated if stated in ruleset_names() and not own else guess_ruleset(record)
-    return None
+    names = [known[-1]] if not any(group.logs for group in groups) else []
+    for group in groups:
+        if group.logs:
+            try:
+                names.append(made_for(summarise(read_events(group.logs[0])), group))
+            except OSError:
+                names.append(known[-1])
+    return max(names, key=known.index)
 
 
 def _check_groups(groups: list[Group], rules: Ruleset, *, alone: bool) -> Iterator[Finding]:

@@ -213,18 +213,21 @@ _NOISE = re.compile(
 def _complaints(text: str) -> Iterator[str]:
     """Their errors, one line each: messages of the compliance engine (dashed blocks) and lines logged as ERROR."""
     for block in re.split(r"^-{30}$", text, flags=re.MULTILINE):
-        for line in block.splitlines():
-            plain = re.sub(r"^(?:WARNING|ERROR) -\s*", "", line).strip()
-            starts = plain.startswith(_ENGINE_MESSAGES)
-            error = line.startswith("ERROR -") and plain not in ("FAILED", "")
-            if (starts or error) and not _NOISE.search(plain):
-                yield re.sub(r"/\S*/package/", "", plain)
+        lines = [re.sub(r"^(?:WARNING|ERROR) -\s*", "", line).strip() for line in block.splitlines()]
+        test = next(
+            (line.removeprefix("failed test:").strip() for line in lines if line.startswith("failed test:")), None
+        )
+        for raw, plain in zip(block.splitlines(), lines, strict=True):
+            error = raw.startswith("ERROR -") and plain not in ("FAILED", "")
+            if (plain.startswith(_ENGINE_MESSAGES) or error) and not _NOISE.search(plain):
+                asked = f" {test}" if test and plain.startswith("CHECK for") else ""
+                yield re.sub(r"/\S*/package/", "", re.sub(r" in line \d+:$", ":", plain)) + asked
     if "Traceback" in text:
         yield f"their tool crashed: {text.strip().splitlines()[-1]}"
 
 
 _ENGINE_MESSAGES = (
-    *("CHECK for ", "Failed checks for ", "Failed executing", "failed test", "Required ", "No log lines"),
+    *("CHECK for ", "Failed checks for ", "Failed executing", "Required ", "No log lines"),
     *("Log lines had parsing errors", "Could not find config file"),
 )
 

@@ -46,7 +46,7 @@ def as_table(verdict: Verdict) -> str:
             if level != severity:
                 continue
             shown = findings if severity == "error" else findings[:_SHOWN_OF_A_KIND]
-            lines += [f"{severity:7}  {rule:20}  {where(finding)}: {finding.message}" for finding in shown]
+            lines += [f"{severity:7}  {rule:20}  {where(finding)}: {_printable(finding.message)}" for finding in shown]
             if len(findings) > len(shown):
                 lines.append(
                     f"{severity:7}  {rule:20}  ... and {len(findings) - len(shown)} more (--format json has all)"
@@ -97,7 +97,7 @@ FORMATS: dict[str, Callable[[Verdict], str]] = {
 
 def where(finding: Finding) -> str:
     """``file:line`` of a finding, printable."""
-    file = finding.file.encode("utf-8", "replace").decode()
+    file = _printable(finding.file)
     return f"{file}:{finding.line}" if finding.line else file
 
 
@@ -119,9 +119,8 @@ def _data(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without what XML cannot hold."""
-    plain = text.encode("utf-8", "replace").decode()
-    return "".join(char if char.isprintable() or char == " " else "?" for char in plain)
+    """In one line, without what a terminal or XML cannot hold."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _attribute(text: str) -> str:

@@ -292,6 +292,8 @@ def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
     entry = card.size(size)
     points = read_reference_points(descriptor.folder, size)
     keys = {key: KeyRule.model_validate(rule.model_dump()) for key, rule in entry.constraints.items()}
+    batch = keys.get("global_batch_size", KeyRule(at_least=1))
+    keys["global_batch_size"] = batch.model_copy(update={"integer": True})
     keys["train_samples"] = KeyRule(equals=entry.train_samples)
     keys["eval_samples"] = KeyRule(equals=entry.eval_samples)
     return Benchmark(
