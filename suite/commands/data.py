@@ -116,12 +116,24 @@ def verify(root: Path, deep: bool) -> None:
     from suite import shards
 
     begin = time.monotonic()
-    problems = shards.verify(root, deep=deep)
-    for problem in problems:
+    try:
+        manifest = shards.read_manifest(root)
+    except ValueError as problem:
         click.echo(problem, err=True)
+        sys.exit(1)
+    seen = 0
+    with _progress(f"verify {root}", shown=deep) as tell:
+
+        def count(amount: int) -> None:
+            nonlocal seen
+            seen += amount
+            tell(seen, manifest.bytes)
+
+        problems = shards.verify(root, deep=deep, progress=count)
+    for text in problems:
+        click.echo(text, err=True)
     if problems:
         sys.exit(1)
-    manifest = shards.read_manifest(root)
     what = "checksums of every byte" if deep else "presence and sizes (--deep compares every byte)"
     click.echo(f"{_summary(root, manifest)}: fine: {what}, {time.monotonic() - begin:.1f} s")
 

@@ -39,6 +39,7 @@ def generator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     card = SimpleNamespace(size=lambda name: None)
     chosen = SimpleNamespace(card=lambda: card, load_generator=lambda: functions)
     monkeypatch.setattr(module, "descriptor", lambda name: chosen)
+    monkeypatch.setattr(module, "_show_baselines", lambda *whatever: None)
     return functions
 
 

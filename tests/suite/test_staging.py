@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from suite import staging
 from suite.distributed import World
 from suite.shards import Manifest, ShardEntry, shard_path, verify, write_manifest, write_shard
-from suite.staging import ROUND_BLOCKS, schedule, stage, staged_root, turns
+from suite.staging import ROUND_BLOCKS, assignment, blocks, count_rounds, stage, staged_root, turns
 
 WORKER = Path(__file__).with_name("staging_worker.py")
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
@@ -217,7 +217,7 @@ def test_a_real_small_disk_that_is_full_is_refused_before_anything_is_copied(sou
 
 
 @given(
-    sizes=st.lists(st.integers(1, 50), min_size=1, max_size=12),
+    sizes=st.lists(st.integers(1, 99), min_size=1, max_size=12),
     lanes=st.integers(1, 3),
     nodes=st.integers(1, 4),
     block=st.integers(1, 20),
@@ -226,19 +226,20 @@ def test_the_schedule_covers_every_byte_of_every_shard_once_in_order(
     sizes: Sequence[int], lanes: int, nodes: int, block: int
 ) -> None:
     shards = [ShardEntry(file=f"{i}", samples=1, bytes=n, sha256="0" * 64, crc32c="0" * 8) for i, n in enumerate(sizes)]
-    streams = schedule(shards, range(len(shards)), lanes=lanes, nodes=nodes, block_bytes=block)
+    plan = assignment(range(len(shards)), lanes=lanes, nodes=nodes)
+    rounds = count_rounds(shards, plan, block)
     covered: dict[int, int] = {}
-    for lane in streams:
-        rounds = max(len(blocks) for blocks in lane)
-        sent = [turn for number in range(rounds) for turn in turns(lane, number)]
-        assert len(sent) == sum(len(blocks) for blocks in lane)
-        reader_of: dict[int, int] = {}
-        for node, piece in sent:
-            assert reader_of.setdefault(piece.shard, node) == node
-            assert piece.offset == covered.get(piece.shard, 0)
-            covered[piece.shard] = piece.offset + piece.size
-            assert piece.last == (covered[piece.shard] == sizes[piece.shard])
-        assert all(len(list(turns(lane, number))) <= ROUND_BLOCKS * nodes for number in range(rounds))
+    for lane in plan:
+        streams = [blocks(shards, numbers, block) for numbers in lane]
+        for _ in range(rounds):
+            sent = list(turns(streams))
+            assert len(sent) <= ROUND_BLOCKS * nodes
+            for node, piece in sent:
+                assert piece.shard in lane[node]
+                assert piece.offset == covered.get(piece.shard, 0)
+                covered[piece.shard] = piece.offset + piece.size
+                assert piece.last == (covered[piece.shard] == sizes[piece.shard])
+        assert not list(turns(streams))
     assert covered == dict(enumerate(sizes))
 
 
