@@ -1,0 +1,265 @@
+"""Packages: the exact tree, logs byte for byte, a manifest over everything, nothing overwritten, nothing mixed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite import VERSION
+from suite.compliance.check import check
+from suite.compliance.group_rules import SYSTEM_FIELDS, changed_files, digest
+from suite.facts import Cpu, Facts
+from suite.package import build_package, read_run
+from suite.run_folder import RunInfo
+from suite.system import System
+from tests.fixtures.logs import drop, edit, our_run, our_runs, write
+
+
+def node(name: str = "node1", **fields: Any) -> Facts:
+    cpu = Cpu(model="Model T", architecture="x86_64", sockets=2, cores=64, threads=128)
+    return Facts.model_validate(
+        {"version": 1, "node": name, "hostname": name, "collected": "2026-11-20T14:00:00Z"} | {"cpu": cpu} | fields
+    )
+
+
+def run_folder(root: Path, *, size: str = "smoke", mode: str = "strong", count: int = 5, **options: Any) -> Path:
+    """What a run leaves, without having run."""
+    info = RunInfo(
+        "cosmoflow",
+        size,
+        mode,
+        count,
+        2,
+        "2026-11-20T14:00:00Z",
+        ("/opt/bin/mlhpc", "run", "cosmoflow"),
+        {"commit": "abc123", "dirty": False},
+        True,
+    )
+    our_runs(root, count, mode=mode, **options)
+    (root / "run.json").write_text(json.dumps(vars(info) | {"command": list(info.command)}))
+    (root / "config.yaml").write_text(f"workload: cosmoflow\nsize: {size}\n")
+    (root / "facts").mkdir()
+    (root / "facts" / "node1.json").write_text(node().model_dump_json())
+    (root / "output").mkdir()
+    (root / "output" / "trial_0.log").write_text("noise")
+    return root
+
+
+def tree(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_tree_of_a_package(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "runs" / "a")
+    (run / "job.sbatch").write_text("#!/bin/bash\n")
+    write(run / "resumed_1_1.txt", our_run())
+    built = build_package([run], system="bed", out=tmp_path / "submissions")
+    assert built.folder == tmp_path / "submissions" / "ACME"
+    code = f"benchmarks/cosmoflow/implementations/mlhpc-{VERSION}/bed_1x2_smoke/strong"
+    inside = ("run.json", "config.yaml", "facts/node1.json", "origin.json", "job.sbatch", "resumed_1_1.txt")
+    assert tree(built.folder) == {
+        "manifest.sha256",
+        "systems/bed_1x2_smoke.json",
+        *(f"results/bed_1x2_smoke/strong/cosmoflow/result_{n}.txt" for n in range(5)),
+        *(f"{code}/{name}" for name in ("README.md", "setup.sh", "init_datasets.sh", "run_and_time.sh")),
+        *(f"{code}/provenance/run_0/{name}" for name in inside),
+    }
+    for n in range(5):
+        log = built.folder / "results/bed_1x2_smoke/strong/cosmoflow" / f"result_{n}.txt"
+        assert log.read_bytes() == (run / f"result_{n}.txt").read_bytes()
+    assert "sbatch provenance/run_0/job.sbatch" in (built.folder / code / "run_and_time.sh").read_text()
+    assert "resumed_1_1.txt" in (built.folder / code / "README.md").read_text()
+    assert any("continuation" in note for note in built.notes)
+    assert list((tmp_path / "submissions").iterdir()) == [built.folder]
+
+
+def test_a_package_is_compliant_and_unchanged(tmp_path: Path) -> None:
+    built = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out")
+    verdict = check([built.folder])
+    assert verdict.compliant, verdict.findings
+    assert not list(changed_files(built.folder))
+
+
+def test_the_system_description_is_complete(tmp_path: Path) -> None:
+    stated = System(cooling="liquid", networking_topology="fat tree")
+    built = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out", stated=stated)
+    fields = json.loads((built.folder / "systems" / "bed_1x2_smoke.json").read_text())
+    assert set(fields) == set(SYSTEM_FIELDS)
+    assert (fields["submitter"], fields["division"], fields["status"]) == ("ACME", "closed", "research")
+    assert (fields["number_of_nodes"], fields["accelerators_per_node"]) == ("1", "0")
+    assert (fields["host_processor_model_name"], fields["cooling"]) == ("Model T", "liquid")
+    assert fields["system_name"] == "bed"
+    assert fields["host_networking"] == "unknown"
+
+
+@pytest.mark.parametrize("damage", ["change", "add", "remove", "cut the manifest"])
+def test_the_manifest_finds_every_change(tmp_path: Path, damage: str) -> None:
+    folder = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out").folder
+    log = folder / "results/bed_1x2_smoke/strong/cosmoflow/result_2.txt"
+    readme = next(folder.rglob("README.md"))
+    if damage == "change":
+        readme.write_text(readme.read_text() + " ")
+    elif damage == "add":
+        (folder / "systems" / "notes.txt").write_text("hello")
+    elif damage == "remove":
+        log.unlink()
+    else:
+        (folder / "manifest.sha256").write_text("nonsense\n")
+    assert list(changed_files(folder))
+    assert "manifest-changed" in {finding.rule for finding in check([folder]).findings if finding.severity == "error"}
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "a")
+    folder = build_package([run], system="bed", out=tmp_path / "out").folder
+    before = {path: digest(path) for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="exists already; a result is never overwritten"):
+        build_package([run], system="bed", out=tmp_path / "out")
+    assert {path: digest(path) for path in folder.rglob("*") if path.is_file()} == before
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["ACME"]
+
+
+def test_a_package_grows_by_results_of_other_sizes_and_shapes(tmp_path: Path) -> None:
+    smoke = run_folder(tmp_path / "a")
+    four = run_folder(tmp_path / "b", ranks=4)
+    folder = build_package([smoke, four], system="bed", out=tmp_path / "out").folder
+    build_package([run_folder(tmp_path / "c", seed=None)], system="other", out=tmp_path / "out")
+    assert {path.name for path in (folder / "results").iterdir()} == {
+        "bed_1x2_smoke",
+        "bed_1x4_smoke",
+        "other_1x2_smoke",
+    }
+    assert not list(changed_files(folder))
+
+
+def test_runs_of_several_folders_make_one_result(tmp_path: Path) -> None:
+    first = run_folder(tmp_path / "a", count=3)
+    second = run_folder(tmp_path / "b", count=2)
+    for n in range(2):
+        write(
+            second / f"result_{n}.txt",
+            our_run(seed=500 + n, start_ms=1_790_005_000_000 + n, epoch_s=2.7 + n, values=(0.43 + n / 100, 0.35)),
+        )
+    built = build_package([first, second], system="bed", out=tmp_path / "out")
+    assert check([built.folder]).compliant
+    assert [len(result.scored) for result in built.results] == [5]
+
+
+def test_of_more_runs_the_others_are_kept_as_provenance(tmp_path: Path) -> None:
+    built = build_package([run_folder(tmp_path / "a", count=7)], system="bed", out=tmp_path / "out")
+    result = built.results[0]
+    assert (len(result.scored), len(result.left_out)) == (5, 2)
+    kept = {path.name for path in (built.folder / result.implementation / "provenance" / "run_0").glob("result_*")}
+    assert kept == {record.path.name for record, _ in result.left_out if record.path}
+    assert check([built.folder]).compliant
+
+
+def test_instances_make_a_throughput_result(tmp_path: Path) -> None:
+    built = build_package([run_folder(tmp_path / "a", mode="weak")], system="bed", out=tmp_path / "out")
+    assert (built.folder / "results/bed_5x1x2_smoke/weak/cosmoflow/result_4.txt").is_file()
+    assert "weak-without-strong" in {finding.rule for finding in check([built.folder]).findings}
+
+
+def test_an_organisation_that_is_not_the_logs_is_said_and_found(tmp_path: Path) -> None:
+    built = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out", org="Other")
+    assert "submission_org is 'ACME', not 'Other'" in built.notes[0]
+    found = {finding.rule for finding in check([built.folder]).findings if finding.severity == "error"}
+    assert found == {"submitter-agrees"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"system": "../x"}, r"--system '../x': expected letters"),
+        ({"org": "a/b"}, r"--org 'a/b': expected letters"),
+        ({"org": ".hidden"}, r"--org '.hidden': expected letters"),
+    ],
+)
+def test_names_that_are_no_folders_are_refused(tmp_path: Path, options: dict[str, str], message: str) -> None:
+    run = run_folder(tmp_path / "a")
+    with pytest.raises(ValueError, match=message):
+        build_package([run], **({"system": "bed", "out": tmp_path / "out"} | options))  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
+    first, second = run_folder(tmp_path / "a"), run_folder(tmp_path / "b")
+
+    info = json.loads((second / "run.json").read_text())
+    (second / "run.json").write_text(json.dumps(info | {"git": {"commit": "fff", "dirty": False}}))
+    with pytest.raises(ValueError, match=r"git is .*fff.* package them apart"):
+        build_package([first, second], system="bed", out=tmp_path / "out")
+
+    (second / "run.json").write_text(json.dumps(info))
+    other = node(cpu=replace_model(node().cpu, "Model A"))
+    (second / "facts" / "node1.json").write_text(other.model_dump_json())
+    with pytest.raises(ValueError, match=r"made on different systems: .*Model A"):
+        build_package([first, second], system="bed", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def replace_model(cpu: Cpu, model: str) -> Cpu:
+    return cpu.model_copy(update={"model": model})
+
+
+def test_a_log_of_another_size_is_refused(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "a")
+    write(run / "result_0.txt", our_run("mini", values=(0.25,)))
+    with pytest.raises(ValueError, match="a log of cosmoflow mini in a run of cosmoflow smoke"):
+        build_package([run], system="bed", out=tmp_path / "out")
+
+
+def test_a_run_without_logs_or_scale_is_refused(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "a", count=1)
+    write(run / "result_0.txt", drop("number_of_nodes")(our_run()))
+    with pytest.raises(ValueError, match="no log says number_of_nodes"):
+        build_package([run], system="bed", out=tmp_path / "out")
+    (run / "result_0.txt").unlink()
+    with pytest.raises(ValueError, match="the run left no log"):
+        read_run(run)
+    with pytest.raises(ValueError, match="not a run folder"):
+        read_run(tmp_path)
+
+
+def test_an_aborted_run_is_packaged_and_counts_as_the_one_that_may_fail(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "a")
+    write(
+        run / "result_1.txt", edit("run_stop", meta={"status": "aborted"})(our_run(values=(0.5,), seed=321, start_ms=5))
+    )
+    built = build_package([run], system="bed", out=tmp_path / "out")
+    verdict = check([built.folder])
+    assert verdict.compliant
+    assert "run-failed" in {finding.rule for finding in verdict.findings}
+
+
+def test_package_command(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "a")
+
+    def mlhpc(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "suite", *map(str, arguments)], capture_output=True, text=True, timeout=60
+        )
+
+    done = mlhpc("package", run, "--system", "bed", "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert (
+        done.stdout.splitlines()[-1] == f"{tmp_path}/out/ACME: package complete; next: mlhpc check {tmp_path}/out/ACME"
+    )
+    assert mlhpc("package", run, "--system", "bed", "-o", tmp_path / "out").returncode == 2
+    assert mlhpc("package", run).returncode == 2
+    assert mlhpc("package", "--verify", tmp_path / "out" / "ACME").returncode == 0
+    (tmp_path / "out/ACME/systems/bed_1x2_smoke.json").write_text("{}")
+    changed = mlhpc("package", "--verify", tmp_path / "out" / "ACME")
+    assert changed.returncode == 1
+    assert "differs from its sha256 in the manifest" in changed.stdout
+
+
+def test_scripts_are_valid_bash(tmp_path: Path) -> None:
+    folder = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out").folder
+    for script in folder.rglob("*.sh"):
+        assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
