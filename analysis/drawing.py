@@ -120,6 +120,13 @@ def clip(text: object, length: int = 44) -> str:
     return f"{line[:head]}…{line[-(length - head - 1) :]}"
 
 
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """Seconds per unit and the unit for an axis that ends there."""
+    if longest_s > 7200:
+        return 3600.0, "hours"
+    return (60.0, "minutes") if longest_s > 300 else (1.0, "seconds")
+
+
 def seconds(value: float) -> str:
     """Seconds for people: three digits, in s below 10 minutes, then min, then h."""
     if value != value:  # NaN

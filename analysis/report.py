@@ -272,7 +272,7 @@ def _remarks(rows: pd.DataFrame) -> Iterable[str]:
 
 def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
     weak = rows["mode"].iloc[0] == "weak"
-    columns: dict[str, list[Any]] = {"system": list(rows["label"]), "round": list(rows["round"])}
+    columns: dict[str, list[Any]] = {"system": list(rows["name"]), "round": list(rows["round"])}
     columns["submitter"] = list(rows["submitter"])
     if weak:
         columns["models/min"] = list(rows["models_per_min"])

@@ -45,7 +45,7 @@ def study(paths: Sequence[Path], cards: Mapping[str, Card]) -> Study:
     selections = choose(tables)
     runs["fate"] = [selections[group].fate[run] for group, run in zip(runs["group"], runs["run"], strict=True)]
     rows = results(runs, selections)
-    rows["label"] = _labels(rows)
+    rows["name"], rows["label"] = _names(rows)
     runs["label"] = runs["group"].map(rows.set_index("group")["label"])
     return Study(tables, runs, rows, selections)
 
@@ -55,13 +55,10 @@ def heading(benchmark: str, size: str, mode: str) -> str:
     return f"{benchmark} · size {size} · {'throughput' if mode == 'weak' else 'time to train'}"
 
 
-def _labels(rows: pd.DataFrame) -> pd.Series:
-    """The system's name, with as much of round and submitter as tells results of a class apart."""
-    label = rows["system"].astype(str)
-    for name in ("round", "submitter"):
-        clash = label.groupby([rows[key] for key in CLASS] + [label]).transform("size") > 1
-        label = label.where(~clash, label + " · " + rows[name].astype(str))
-    if rows["round"].nunique() > 1:
-        named = [f" · {round_}" for round_ in rows["round"]]
-        label = pd.Series([t if t.endswith(n) or n + " · " in t else t + n for t, n in zip(label, named, strict=True)])
-    return label
+def _names(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """The system with its submitter where two share a name; and that with the round where rounds are mixed."""
+    system = rows["system"].astype(str)
+    clash = system.groupby([rows[key] for key in (*CLASS, "round")] + [system]).transform("size") > 1
+    name = system.where(~clash, system + " · " + rows["submitter"].astype(str))
+    mixed = rows["round"].nunique() > 1
+    return name, name + " · " + rows["round"].astype(str) if mixed else name

@@ -187,6 +187,8 @@ def _evaluations(
     open_at: dict[float | None, int] = {}
     unreported: dict[float | None, list[int]] = {}
     for event in events:
+        if event.key not in ("eval_start", "eval_stop", metric):  # logs with a million other events exist
+            continue
         label = number(event.metadata.get("epoch_num"))
         step = number(event.metadata.get("step_num", event.metadata.get("step")))
         if event.key == "eval_start":
@@ -198,7 +200,7 @@ def _evaluations(
             at = open_at.pop(label, None)
             if at is not None:
                 found[at] = replace(found[at], stop_s=max(found[at].start_s or 0.0, seconds(event)))
-        elif event.key == metric:
+        else:
             waiting = unreported.get(label) or unreported.get(None)
             value = number(event.value)
             if waiting:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing import BAR_IN, BLUE, FRAME_IN, GREEN, GREY, INK, ORANGE, beside, clip, grid, seconds
+from analysis.drawing import BAR_IN, BLUE, FRAME_IN, GREEN, GREY, INK, ORANGE, beside, clip, grid, seconds, time_unit
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Where the time went"
@@ -56,11 +57,12 @@ def draw(study: Study) -> Figure:
     )
     for (title, rows), (left, right) in zip(classes, axes, strict=True):
         places = np.arange(len(rows))
-        run = rows["run_s.mean"].to_numpy(float)
-        starts = -rows["staging_before_run_s.mean"].to_numpy(float)
+        scale, unit = time_unit(rows["run_s.mean"].max())
+        run = rows["run_s.mean"].to_numpy(float) / scale
+        starts = -rows["staging_before_run_s.mean"].to_numpy(float) / scale
         at = starts.copy()
         for name, part, colour, hatch in PARTS:
-            width = rows[f"{name}.mean"].to_numpy(float)
+            width = rows[f"{name}.mean"].to_numpy(float) / scale
             face: dict[str, Any] = {
                 "facecolor": "none" if hatch else colour,
                 "edgecolor": colour,
@@ -72,12 +74,13 @@ def draw(study: Study) -> Figure:
                 right.barh(places, 100 * width / run, left=100 * at / run, height=0.72, **face)
             at = at + width
         for place, (total, n) in enumerate(zip(run, rows["n_averaged"], strict=True)):
-            beside(left, total, place, f"{seconds(total)} (n={n})")
+            beside(left, total, place, f"{seconds(total * scale)} (n={n})")
         left.axvline(0, color=INK, linewidth=0.8)
         left.set_xlim(starts.min() * 1.05, run.max() * 1.28)
         left.set_yticks(places, [clip(label) for label in rows["label"]])
         left.set_title(clip(title, 60))
-        left.set_xlabel("seconds from run_start")
+        left.set_xlabel(f"{unit} from run_start")
+        left.xaxis.set_major_locator(MaxNLocator(7))
         right.set_xlim(0, 100)
         right.set_yticks(places, [""] * len(places))
         right.set_xlabel("share of the run [%]")
