@@ -146,7 +146,7 @@ def _key(name: str, rule: KeyRule) -> str:
 def _checks(rule: KeyRule, value: str) -> Iterator[str]:
     """A key's rule as expressions of the engine's language, which is Python."""
     bounds = ((rule.at_least, ">="), (rule.greater_than, ">"), (rule.at_most, "<="), (rule.less_than, "<"))
-    asked = [f"{value} {sign} {bound:g}" for bound, sign in bounds if bound is not None]
+    asked = [f"{value} {sign} {_plain(bound)}" for bound, sign in bounds if bound is not None]
     if rule.integer:
         yield f"isinstance({value}, int) and not isinstance({value}, bool)"
     elif asked:
@@ -171,3 +171,8 @@ def _checks(rule: KeyRule, value: str) -> Iterator[str]:
         yield f"len({value}) == {rule.length}"
     if rule.length_at_least is not None:
         yield f"len({value}) >= {rule.length_at_least}"
+
+
+def _plain(bound: float) -> str:
+    """A bound without a needless fraction: 1000000, 0.5."""
+    return repr(int(bound)) if bound == int(bound) else repr(bound)

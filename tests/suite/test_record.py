@@ -9,7 +9,7 @@ import pytest
 from suite.mllog import read_events
 from suite.record import RunRecord, first_reaching, summarise
 from suite.workload import descriptor
-from tests.fixtures.logs import Line, Lines, append, chain, drop, edit, hpc_run, our_run, raw, write
+from tests.fixtures.logs import Line, Lines, append, at, chain, drop, edit, hpc_run, our_run, raw, write
 
 
 def record(tmp_path: Path, lines: Lines) -> RunRecord:
@@ -23,7 +23,7 @@ def test_a_run_is_summarised(tmp_path: Path) -> None:
     assert found.compute_units == 1
     assert found.global_batch_size == 16
     assert found.status == "success"
-    assert [item.value for item in found.evals] == [0.42, 0.39, 0.355]
+    assert [item.value for item in found.evals] == [at(value) for value in (0.42, 0.39, 0.355)]
     assert [item.number for item in found.epochs] == [1, 2, 3]
     assert found.hyperparameters["opt_base_learning_rate"] == 0.01
     assert "run_config" not in found.hyperparameters

@@ -1,0 +1,193 @@
+"""MLCommons' own engine: generated rules are golden, and it agrees with us wherever it can judge."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mlperf_logging", reason="pip install 'mlhpc[official]'")
+
+from mlperf_logging.compliance_checker import mlp_compliance
+
+from suite.card import Constraint, OfficialRules, SizeCard
+from suite.compliance import official
+from suite.compliance.check import check_log
+from suite.compliance.official_rules import official_rules, write_rules
+from suite.compliance.ruleset import Benchmark, KeyRule, ruleset
+from suite.workload import descriptors
+from tests.fixtures.logs import edit, hpc_run, our_run, our_runs, results, write
+from tests.fixtures.mutations import Case, hpc, ours
+
+GOLDEN = Path(__file__).parent.parent / "fixtures" / "official_rules_toy_mini_closed.yaml"
+
+# What mlperf_logging's engine cannot say in a rule file, by the rule of ours that says it.
+BEYOND_THEIR_LANGUAGE = {
+    *("clock-jump", "clock-order", "interval-open", "interval-negative", "before-run", "init-gap", "phases-sum"),
+    *("throughput-true", "config-agrees", "event-valid", "event-after-stop", "staging-order", "eval-every-epoch"),
+    *("log-empty", "key-conflict"),
+}
+
+
+def accepts(path: Path, config: str) -> bool:
+    """The verdict of mlp_compliance itself; a crash of it is a rejection."""
+    logging.disable(logging.CRITICAL)
+    mlp_compliance.enqueued_configs.clear()
+    checker = mlp_compliance.make_checker("hpc", "3.0.0", False, False)
+    try:
+        return bool(mlp_compliance.main(str(path), config, checker)[0])
+    except Exception:
+        return False
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def toy() -> Benchmark:
+    card = SizeCard(
+        description="a toy",
+        metric="eval_accuracy",
+        metric_name="accuracy",
+        threshold=0.8,
+        direction="max",
+        required_runs=5,
+        train_samples=100,
+        eval_samples=10,
+        model_parameters=1,
+        forward_flops_per_sample=1,
+        training_flops_per_sample=3,
+        sample_bytes=4,
+        official=OfficialRules(benchmark="deepcam", threshold=0.82, identical=False, required_runs=5),
+        constraints={},
+    )
+    keys = {
+        "opt_name": Constraint(one_of=("Adam", "LAMB")),
+        "dropout": Constraint(at_least=0, less_than=1, count="optional"),
+        "train_samples": Constraint(equals=100),
+        "shuffle": Constraint(equals=True),
+    }
+    closed = {key: KeyRule.model_validate(rule.model_dump()) for key, rule in keys.items()}
+    return Benchmark("deepcam", "eval_accuracy", 0.8, "max", 5, size="mini", workload="toy", closed=closed, card=card)
+
+
+def test_generated_rules_are_golden() -> None:
+    assert official_rules(toy()) == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_rules_are_written_for_every_workload_size_and_division(tmp_path: Path) -> None:
+    names = {path.name for path in write_rules(tmp_path / "rules")}
+    expected = {
+        f"{item.name}_{size}_{division}.yaml"
+        for item in descriptors().values()
+        for size in item.card().sizes
+        for division in ("closed", "open")
+    }
+    assert names == expected
+
+
+@pytest.fixture(scope="module")
+def rules_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    benchmark = ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
+    assert benchmark is not None
+    path = tmp_path_factory.mktemp("rules") / "smoke.yaml"
+    path.write_text(official_rules(benchmark), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("case", ours(), ids=lambda case: case.name)
+def test_their_engine_with_our_rules_agrees_with_us(tmp_path: Path, rules_file: str, case: Case) -> None:
+    path = write(tmp_path / "result_0.txt", case.lines())
+    if case.rule is None:
+        assert accepts(path, rules_file)
+    elif case.rule not in BEYOND_THEIR_LANGUAGE:
+        assert not accepts(path, rules_file)
+
+
+@pytest.mark.parametrize("case", [case for case in hpc() if "traversal" not in case.name], ids=lambda case: case.name)
+def test_what_their_own_rules_reject_we_reject(tmp_path: Path, case: Case) -> None:
+    path = write(tmp_path / "result_0.txt", case.lines())
+    ours_accepts = not any(item.severity == "error" for item in check_log(path, ruleset("3.0.0")).findings)
+    assert ours_accepts is (case.rule is None)
+    if not accepts(path, "hpc_3.0.0/common.yaml"):
+        assert not ours_accepts
+
+
+def test_logs_are_judged_by_generated_rules(tmp_path: Path) -> None:
+    verdict = official.run_official([our_runs(tmp_path / "runs")])
+    assert verdict.accepted, verdict.text()
+    assert len(verdict.runs) == 5
+    write(tmp_path / "runs" / "result_0.txt", edit("dropout", value=7)(our_run(seed=77)))
+    verdict = official.run_official([tmp_path / "runs"])
+    assert not verdict.accepted
+    assert "CHECK for 'dropout' failed: v['value'] < 1" in verdict.text()
+
+
+def test_a_log_that_names_a_file_is_not_given_to_their_tools(tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+    evil = tmp_path / "evil_common.yaml"
+    evil.write_text(f"- BEGIN:\n    CODE: \"open({str(marker)!r}, 'w')\"\n")
+    path = write(
+        tmp_path / "result_0.txt", edit("submission_division", value=f"../../../../../../..{tmp_path}/evil")(hpc_run())
+    )
+    verdict = official.run_official([path])
+    assert not verdict.accepted
+    assert "not a plain word" in verdict.text()
+    assert not marker.exists()
+
+
+def package(root: Path, size: str = "smoke", **system: str) -> Path:
+    from suite.compliance.group_rules import SYSTEM_FIELDS
+
+    folder = root / "ACME"
+    our_runs(folder / "results" / "bed" / "strong" / "cosmoflow", size=size)
+    fields = dict.fromkeys(SYSTEM_FIELDS, "unknown") | {
+        "submitter": "ACME",
+        "division": "closed",
+        "number_of_nodes": "1",
+        "accelerators_per_node": "0",
+    }
+    (folder / "systems").mkdir(parents=True)
+    (folder / "systems" / "bed.json").write_text(json.dumps(fields | system))
+    return folder
+
+
+def test_the_package_checker_may_complain_of_the_size_alone(tmp_path: Path) -> None:
+    folder = package(tmp_path)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    verdict = official.run_official([folder])
+    assert verdict.accepted, verdict.text()
+    text = verdict.text()
+    assert "MLPerf has 0.124" in text
+    assert "needs 5 runs where MLPerf needs 10" in text
+    assert "reference points are of its own configuration" in text
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_any_other_complaint_of_the_package_checker_is_an_error(tmp_path: Path) -> None:
+    folder = package(tmp_path)
+    logs = folder / "results" / "bed" / "strong" / "cosmoflow"
+    write(logs / "result_1.txt", edit("opt_name", value="adam")(our_run(seed=100)))
+    write(logs / "result_2.txt", edit("seed", value=100)(our_run()))
+    text = official.run_official([folder]).text()
+    assert "REJECTED  package_checker" in text
+    assert "error: CHECK for 'opt_name' failed: v['value'] in ['sgd', 'SGD']" in text
+    assert "error: Seed checker failed" in text
+
+
+def test_a_missing_field_of_the_system_description_is_an_error(tmp_path: Path) -> None:
+    folder = package(tmp_path)
+    path = folder / "systems" / "bed.json"
+    fields = json.loads(path.read_text())
+    del fields["cooling"]
+    path.write_text(json.dumps(fields))
+    text = official.run_official([folder]).text()
+    assert "REJECTED  system_desc_checker" in text
+    assert "Missing field cooling" in text
+
+
+def test_published_form_is_judged_by_their_own_rules(tmp_path: Path) -> None:
+    runs = results(tmp_path / "runs", 2, lambda index: hpc_run(seed=index + 1))
+    verdict = official.run_official([runs])
+    assert verdict.accepted, verdict.text()
+    assert "compliance_checker (hpc 3.0.0)" in verdict.text()

@@ -1,0 +1,73 @@
+"""Reference points: recorded from logs of many seeds, with n and spread stated, never into the card."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from suite.card import ReferencePoints
+from suite.commands.rcp import reference_point
+from suite.compliance.ruleset import ruleset
+from suite.mllog import read_events
+from suite.record import RunRecord, summarise
+from tests.fixtures.logs import our_run, our_runs, write
+
+
+def mlhpc(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "suite", *map(str, arguments)], capture_output=True, text=True, timeout=60
+    )
+
+
+def records(folder: Path) -> list[RunRecord]:
+    return [summarise(read_events(path)) for path in sorted(folder.glob("result_*.txt"))]
+
+
+def test_record_writes_epochs_and_seeds_beside_the_card(tmp_path: Path) -> None:
+    runs = our_runs(tmp_path / "runs", 12)
+    write(runs / "result_3.txt", our_run(seed=103, values=(0.5, 0.45)))
+    write(runs / "result_4.txt", our_run(seed=104, values=(0.5, 0.45, 0.4, 0.35)))
+    done = mlhpc("rcp", "record", runs, "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "batch 16: 3.09 +- 0.30 epochs, n=11, 1 did not converge" in done.stdout
+
+    points = ReferencePoints.model_validate(json.loads((tmp_path / "out" / "rcp" / "smoke.json").read_text()))
+    (point,) = points.points
+    assert (points.workload, points.size, point.global_batch_size) == ("cosmoflow", "smoke", 16)
+    assert point.not_converged == (103,)
+    assert dict(zip(point.seeds, point.epochs, strict=True))[104] == 4
+    assert point.hyperparameters["opt_base_learning_rate"] == 0.01
+    assert point.recorded == "2026-09-21"
+
+
+def test_points_of_other_batch_sizes_are_kept(tmp_path: Path) -> None:
+    mlhpc("rcp", "record", our_runs(tmp_path / "a"), "-o", tmp_path)
+    other = our_runs(tmp_path / "b", hyperparameters={"global_batch_size": 64})
+    assert mlhpc("rcp", "record", other, "-o", tmp_path).returncode == 0
+    known = json.loads((tmp_path / "rcp" / "smoke.json").read_text())
+    assert [point["global_batch_size"] for point in known["points"]] == [16, 64]
+
+
+def test_what_is_no_point_is_refused(tmp_path: Path) -> None:
+    benchmark = ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
+    assert benchmark is not None
+    with pytest.raises(ValueError, match="seed 5 is missing or given twice"):
+        reference_point(records(our_runs(tmp_path / "same", seed=5)), benchmark, "x")
+    drifted = our_runs(tmp_path / "drifted")
+    write(drifted / "result_4.txt", our_run(seed=9, hyperparameters={"dropout": 0.5}))
+    with pytest.raises(ValueError, match="hyperparameters differ"):
+        reference_point(records(drifted), benchmark, "x")
+    mixed = our_runs(tmp_path / "mixed")
+    write(mixed / "result_4.txt", our_run("mini", seed=9, values=(0.25,)))
+    assert "logs of different benchmarks or sizes" in mlhpc("rcp", "record", mixed).stderr
+
+
+def test_show_lists_every_size() -> None:
+    done = mlhpc("rcp", "show", "cosmoflow")
+    assert done.returncode == 0
+    assert "cosmoflow full: eval_error target 0.124" in done.stdout
+    assert "unknown workload 'nope'" in mlhpc("rcp", "show", "nope").stderr
