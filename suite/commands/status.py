@@ -195,7 +195,7 @@ def _trial(folder: RunFolder, trial: int, job: JobStatus, expectation: Expectati
         value = record.evals[-1].value if record.evals else None
         if state == "running" and expectation is not None:
             eta_s = eta(record, expectation.epochs, now_s)
-            source = None if eta_s is None else expectation.epochs.source
+            source = None if eta_s is None else expectation.epochs.source.partition(",")[0]
     return TrialStatus(
         run=str(folder.root),
         trial=trial,
