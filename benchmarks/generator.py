@@ -75,36 +75,34 @@ def measure_pairs(size: str, pairs: int) -> None:
 def run(side: str, size: str, folder: Path) -> float:
     """Seconds from the moment both workers are ready until both are done."""
     command = [sys.executable, __file__, "--size", size, "--worker"]
+    mpiexec = str(Path(sys.executable).parent / "mpiexec")
     if side == "ranks":
-        mpiexec = Path(sys.executable).parent / "mpiexec"
-        commands = [[str(mpiexec), "-n", "2", *command, str(folder / "both"), "1"]]
-    else:
-        commands = [[*command, str(folder / str(i)), "2"] for i in range(2)]
-    workers = [subprocess.Popen(c, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) for c in commands]
-    times = []
-    for process in workers:
-        output, _ = process.communicate()
-        if process.returncode:
+        commands = [[mpiexec, "-n", "2", *command, str(folder / "both"), "1"]]
+    else:  # under mpiexec too: on a busy machine the kernel shares cores by session, and each mpiexec opens its own
+        commands = [[mpiexec, "-n", "1", *command, str(folder / str(i)), "2"] for i in range(2)]
+    for process in [subprocess.Popen(c, stdin=subprocess.DEVNULL) for c in commands]:
+        if process.wait():
             sys.exit(f"{' '.join(commands[0])}: exit code {process.returncode}")
-        times += [tuple(map(float, line.split())) for line in output.splitlines()]
+    times = [tuple(map(float, path.read_text().split())) for path in folder.glob("*.times")]
     return max(end for _, end in times) - max(begin for begin, _ in times)
 
 
 def worker(root: Path, size: str, share: int) -> None:
-    """Generate 1/share of the universes of a size and print when it began and ended."""
+    """Generate 1/share of the universes of a size and note beside the data set when this began and ended."""
     from suite.distributed import World
     from workloads.cosmoflow import generate as generator
+    from workloads.cosmoflow.cosmology import universe
 
     full = generator.SIZES[size]
     generator.SIZES[size] = dataclasses.replace(
         full, train_universes=full.train_universes // share, validation_universes=full.validation_universes // share
     )
-    generator.universe(full.simulation, 0, 0)  # wave vectors and FFT plans are cached from here on
+    universe(full.simulation, 0, 0)  # wave vectors and FFT plans are cached from here on
     world = World.create()
     world.barrier()
     begin = time.time()
-    generator.generate(root, size, seed=root.name == "1", world=world)
-    print(begin, time.time(), flush=True)
+    generator.generate(root, size, seed=int(root.name == "1"), world=world)
+    root.with_name(f"{os.getpid()}.times").write_text(f"{begin} {time.time()}")
 
 
 if __name__ == "__main__":

@@ -101,4 +101,6 @@ def _bins(n: int) -> NDArray[np.float32]:
     weight = np.where((np.tile(half, n * n) == 0) | (np.tile(half, n * n) == n // 2), 1.0, 2.0)
     matrix = np.zeros((len(k), shell.max() + 1), dtype=np.float32)
     matrix[np.arange(len(k)), shell] = weight
-    return matrix[:, 1:] / matrix[:, 1:].sum(axis=0)
+    matrix = matrix[:, 1:]  # without the mean
+    matrix /= matrix.sum(axis=0)
+    return matrix

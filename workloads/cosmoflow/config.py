@@ -33,7 +33,7 @@ class CosmoFlowConfig(Hyperparameters):
     warmup_epochs: int = Field(0, ge=0)
     decay_boundary_epochs: tuple[Annotated[int, Field(ge=1)], ...] = ()
     decay_factors: tuple[Factor, ...] = Field((), description="factors of the scaled rate, one per boundary")
-    momentum: Literal[0.9] = 0.9
+    momentum: float = Field(0.9, ge=0.9, le=0.9, description="fixed by the benchmark")
     input_norm: Literal["log1p", "log1p_standard"] = "log1p"
     input_mean: PerChannel | None = Field(None, description="log1p_standard: mean of log1p(counts) per channel")
     input_std: PerChannel | None = Field(None, description="log1p_standard: standard deviation of log1p(counts)")

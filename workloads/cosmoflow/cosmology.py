@@ -7,7 +7,7 @@ Vectors are arrays of shape (3, n, n, n), grids are float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
@@ -118,7 +118,8 @@ def transfer(k: Floats, cosmology: Cosmology) -> Floats:
     t_pressureless = unit_log / (unit_log + (14.2 + tail) * q**2)
     damped = alpha_b / (1 + (beta_b / ks) ** 3) * np.exp(-((k / k_silk) ** 1.4))
     t_b = (t_pressureless / (1 + (ks / 5.2) ** 2) + damped) * np.sinc(k * s_tilde / np.pi)
-    return fb * t_b + (1 - fb) * t_c
+    total: Floats = fb * t_b + (1 - fb) * t_c
+    return total
 
 
 def power(k: Floats, cosmology: Cosmology) -> Floats:
@@ -180,7 +181,7 @@ def displacements(modes: NDArray[np.complex64]) -> tuple[Floats, Floats]:
     return first, second
 
 
-def count(positions: list[Floats], particles: int, mesh: int) -> NDArray[np.int16]:
+def count(positions: Sequence[Floats], particles: int, mesh: int) -> NDArray[np.int16]:
     """Nearest-grid-point counts (mesh, mesh, mesh, channels) of positions (3, n, n, n), one per channel.
 
     Positions are in particle cells. A voxel is the half-open interval of mesh coordinates that starts at its index.
@@ -263,8 +264,8 @@ def _assign(position: Floats) -> Floats:
         for row, column, weight in _cloud(position[:, block], n):
             index = (row - first) * n**2 + column
             window += np.bincount(index.ravel(), weight.ravel(), minlength=len(window))
-        for row in range(rows):
-            density[(first + row) % n] += window[row * n**2 : (row + 1) * n**2]
+        for i, layer in enumerate(window.reshape(rows, n**2), start=first):
+            density[i % n] += layer
     return density.astype(np.float32).reshape(n, n, n)
 
 

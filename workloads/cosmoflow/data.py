@@ -34,7 +34,7 @@ class CosmoFlowData:
     def __len__(self) -> int:
         return len(self._reader)
 
-    def load(self, indices: Sequence[int], *, seed: int, epoch: int) -> Batch:
+    def load(self, indices: Sequence[int] | NDArray[np.integer], *, seed: int, epoch: int) -> Batch:
         """The samples of ``indices``; those of the training split augmented by a function of (seed, epoch, index)."""
         arrays = self._reader.read(indices)
         x = arrays["x"]

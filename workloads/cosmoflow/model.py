@@ -44,17 +44,20 @@ class CosmoFlowNet(nn.Module):
         self.output = nn.Linear(HIDDEN_UNITS[-1], len(TARGETS))
         mean, std = config.input_mean or (0.0,) * CHANNELS, config.input_std or (1.0,) * CHANNELS
         self.standardise = config.input_norm == "log1p_standard"
+        self.input_mean_C: Tensor
+        self.input_factor_C: Tensor
         self.register_buffer("input_mean_C", torch.tensor(mean), persistent=False)
         self.register_buffer("input_factor_C", 1 / torch.tensor(std), persistent=False)
         self.reset_parameters()
         if channels_last:
-            self.to(memory_format=torch.channels_last_3d)
+            self.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # a keyword torch does not type
 
     def reset_parameters(self) -> None:
         """Glorot-uniform kernels and zero biases, the defaults of Keras."""
         for module in self.modules():
             if isinstance(module, nn.Conv3d | nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
+                assert module.bias is not None
                 nn.init.zeros_(module.bias)
 
     def forward(self, counts_NDHWC: Tensor) -> Tensor:
@@ -109,7 +112,8 @@ class KerasSGD(torch.optim.Optimizer):
         state = self.state[weight]
         if not state:
             state["velocity"] = torch.zeros_like(weight)
-        return state["velocity"]
+        velocity: Tensor = state["velocity"]
+        return velocity
 
 
 def work(config: CosmoFlowConfig, *, global_batch_size: int, element_bytes: int) -> Work:

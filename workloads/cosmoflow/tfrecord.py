@@ -139,7 +139,7 @@ def _records(path: Path, content: bytes) -> Iterator[tuple[int, bytes]]:
 
 def masked_crc32c(data: bytes) -> int:
     """CRC-32C, rotated and shifted as TFRecord stores it."""
-    crc = google_crc32c.value(data)
+    crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

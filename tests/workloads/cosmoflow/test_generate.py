@@ -12,6 +12,7 @@ import pytest
 from suite.distributed import World
 from suite.shards import ShardReader, read_manifest, verify
 from workloads.cosmoflow import generate as generator
+from workloads.cosmoflow.cosmology import Simulation, universe
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 
@@ -57,7 +58,7 @@ def test_no_universe_is_in_both_splits(tiny_data: Path) -> None:
 
 
 def test_cubes_of_a_universe_stay_in_one_split(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, world: World) -> None:
-    cubes = generator.DataSize(generator.Simulation(16, 16, 128.0, "2lpt"), 8, 3, 2, 2, "gzip")
+    cubes = generator.DataSize(Simulation(16, 16, 128.0, "2lpt"), 8, 3, 2, 2, "gzip")
     monkeypatch.setitem(generator.SIZES, "full", cubes)
     generator.generate(tmp_path / "d", "full", seed=0, world=world)
     train, validation = (ShardReader(tmp_path / "d", split) for split in ("train", "validation"))
@@ -65,7 +66,7 @@ def test_cubes_of_a_universe_stay_in_one_split(monkeypatch: pytest.MonkeyPatch, 
     assert read_manifest(tmp_path / "d").attributes["periodic"] is False
     first = train.read(range(8))
     assert len({y.tobytes() for y in first["y"]}) == 1
-    whole, _ = generator.universe(cubes.simulation, 0, 0)
+    whole, _ = universe(cubes.simulation, 0, 0)
     np.testing.assert_array_equal(first["x"][1], whole[:8, :8, 8:])
     np.testing.assert_array_equal(first["x"][4], whole[8:, :8, :8])
     assert not set(train.read(range(24))["universe"].tolist()) & set(validation.read(range(16))["universe"].tolist())

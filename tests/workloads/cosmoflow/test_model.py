@@ -227,7 +227,7 @@ def test_the_card_states_the_work(size: str) -> None:
     ("override", "words"),
     [
         ("hyperparameters.input_size=20", "input_size 20 cannot be halved by each of 3"),
-        ("hyperparameters.decay_boundary_epochs=[3]", "one of decay_factors for each"),
+        ("hyperparameters.decay_boundary_epochs=[3, 5]", "one of decay_factors for each"),
         ("hyperparameters.input_norm=log1p", "belong to input_norm log1p_standard"),
         ("hyperparameters.momentum=0.8", "momentum"),
         ("hyperparameters.dropuot=0.1", "dropout"),

@@ -15,6 +15,7 @@ from suite.shards import read_manifest, write_manifest
 from workloads.cosmoflow import DESCRIPTOR
 from workloads.cosmoflow import generate as generator
 from workloads.cosmoflow.baselines import baselines, features
+from workloads.cosmoflow.cosmology import Simulation, universe
 from workloads.cosmoflow.data import augment, draws
 from workloads.cosmoflow.workload import CosmoFlow
 
@@ -129,7 +130,7 @@ def test_bfloat16_autocast_gives_nearly_the_same_answer(tiny_data: Path, world: 
 def learnable(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
     """300 + 100 universes: enough for a regression to find sigma_8."""
     root = tmp_path_factory.mktemp("learnable") / "d"
-    size = generator.DataSize(generator.Simulation(16, 8, 128.0, "2lpt"), 8, 300, 100, 100)
+    size = generator.DataSize(Simulation(16, 8, 128.0, "2lpt"), 8, 300, 100, 100)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(generator.SIZES, "smoke", size)
         generator.generate(root, "smoke", seed=0, world=world)
@@ -143,7 +144,7 @@ def test_baselines_are_computed_from_the_data(learnable: Path) -> None:
 
 
 def test_power_spectra_do_not_change_under_symmetries_and_shifts(learnable: Path, tiny_data: Path) -> None:
-    x = generator.universe(generator.Simulation(16, 8, 128.0, "2lpt"), 0, 0)[0][None]
+    x = universe(Simulation(16, 8, 128.0, "2lpt"), 0, 0)[0][None]
     for draw in (1, 100, 12_345):
         np.testing.assert_allclose(features(augment(x, np.array([draw], np.uint64))), features(x), rtol=2e-3, atol=2e-3)
 
