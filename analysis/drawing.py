@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 WIDTH_IN = 11.0  # 792 user units; the page never shows it narrower than 792 px, so 11 pt text is at least 11 px
 LEGEND_IN = 0.45
-BAR_IN, FRAME_IN = 0.36, 0.95  # height of one bar, and of title, axis and label around bars
+BAR_IN, FRAME_IN = 0.36, 0.9  # height of one bar, and of title, axis and label around bars
 INK = "#123456"  # stands for the page's text colour, in light and dark mode
 # Okabe and Ito, https://jfly.uni-koeln.de/color/ (black left out: it is no colour in dark mode)
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
@@ -94,15 +94,24 @@ def svg(figure: Figure, name: str, title: str, description: str) -> str:
     return head + text[head_end + 1 :].rstrip()
 
 
-def grid(
-    panels: int, columns: int, heights_in: Sequence[float], *, legend: bool = False, **options: Any
-) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of page width with one row of axes per entry of ``heights_in``; unused axes of the last row are off."""
-    figure = Figure(figsize=(WIDTH_IN, sum(heights_in) + (LEGEND_IN if legend else 0.0)), layout="constrained")
-    axes = figure.subplots(len(heights_in), columns, squeeze=False, height_ratios=list(heights_in), **options)
-    for position, axis in enumerate(axes.flat):
-        if position >= panels:
-            axis.set_axis_off()
+def panels(count: int, columns: int, height_in: float, extra_in: float = 0.0) -> tuple[Figure, list[Axes]]:
+    """A figure of ``count`` equal panels, row by row, and ``extra_in`` inches for what stands around them."""
+    rows = -(-count // columns)
+    figure = Figure(figsize=(WIDTH_IN, rows * height_in + extra_in), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    return figure, axes[:count]
+
+
+def bars(rows: Sequence[int], columns: int, *, legend: bool = False, **options: Any) -> tuple[Figure, list[list[Axes]]]:
+    """A figure with a row of axes per entry of ``rows``, its number of bars; a bar is as high in every row."""
+    heights = [FRAME_IN + BAR_IN * count for count in rows]
+    figure = Figure(figsize=(WIDTH_IN, sum(heights) + (LEGEND_IN if legend else 0.0)), layout="constrained")
+    axes = figure.subplots(len(rows), columns, squeeze=False, height_ratios=[count + 0.2 for count in rows], **options)
+    for row, count in zip(axes, rows, strict=True):
+        for axis in row:
+            axis.set_ylim(-0.6, count - 0.4)
     return figure, [list(row) for row in axes]
 
 

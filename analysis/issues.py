@@ -11,6 +11,7 @@ import pandas as pd
 from analysis.ingest import parsed
 from analysis.study import CLASS, Study, heading
 
+SAME_CURVE_EVALS = 3
 Severity = Literal["problem", "doubt", "note"]
 
 
@@ -84,6 +85,7 @@ def _of_results(study: Study) -> Iterator[Issue]:
         if pd.isna(row["score_s"]):
             yield Issue("problem", where, f"no score: {row['score_note']}")
         yield from _seeds(where, runs)
+        yield from _curves(where, runs, study.tables.evals)
         yield from _baselines(where, row, runs)
         if pd.notna(row["scaling_factor"]) and row["scaling_factor"] != 1.0:
             text = f"the package ships scaling factor {row['scaling_factor']:.5g}; the score here is without it"
@@ -96,6 +98,16 @@ def _seeds(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
         yield Issue("doubt", where, "no run logs its seed, so equal runs cannot be told from repeated ones")
     elif seeds.duplicated().any():
         yield Issue("doubt", where, f"{int(seeds.duplicated().sum())} of {len(seeds)} runs share a seed with another")
+
+
+def _curves(where: str, runs: pd.DataFrame, evals: pd.DataFrame) -> Iterator[Issue]:
+    """Runs whose metric agrees in every evaluation are one experiment repeated, not a sample of seeds."""
+    curves = evals[evals["run"].isin(runs["run"])].groupby("run")["value"].agg(tuple)
+    same = curves[curves.map(len) >= SAME_CURVE_EVALS].duplicated(keep=False)
+    if same.any():
+        yield Issue(
+            "doubt", where, f"{int(same.sum())} of {len(runs)} runs have the metric of another in every evaluation"
+        )
 
 
 def _baselines(where: str, row: dict[str, object], runs: pd.DataFrame) -> Iterator[Issue]:

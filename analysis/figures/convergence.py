@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing import BLUE, GREY, INK, VERMILION, clip, grid
+from analysis.drawing import BLUE, GREY, INK, VERMILION, clip, panels
 from analysis.ingest import parsed
 from analysis.study import NotAnswerableError, Study
 
@@ -49,10 +49,11 @@ def draw(study: Study) -> Figure:
     table(study)
     curves = _curves(study)
     shown = study.results[study.results["group"].isin(curves["group"])]
-    panels = [row for _, rows in study.classes() for row in rows[rows["group"].isin(shown["group"])].to_dict("records")]
-    columns = min(COLUMNS, len(panels))
-    figure, axes = grid(len(panels), columns, [2.5] * -(-len(panels) // columns))
-    flat = [axis for row in axes for axis in row]
+    rows_shown = [
+        row for _, rows in study.classes() for row in rows[rows["group"].isin(shown["group"])].to_dict("records")
+    ]
+    columns = min(COLUMNS, len(rows_shown))
+    figure, axes = panels(len(rows_shown), columns, 2.5)
     limits: dict[tuple[str, str], tuple[float, float, float]] = {}
     for key, part in curves.groupby(["benchmark", "size"]):
         spread = part["value"].quantile([0.0, 0.98])
@@ -64,7 +65,7 @@ def draw(study: Study) -> Figure:
         )
         pad = 0.06 * (high - low or abs(high) or 1.0)
         limits[key] = (low - pad, high + pad, part["epochs"].max() * 1.04)
-    for position, (row, axis) in enumerate(zip(panels, flat, strict=False)):
+    for position, (row, axis) in enumerate(zip(rows_shown, axes, strict=True)):
         low, high, last = limits[(row["benchmark"], row["size"])]
         for _, run in curves[curves["group"] == row["group"]].groupby("run"):
             axis.plot(run["epochs"], run["value"], color=BLUE, linewidth=0.9, alpha=0.55)
@@ -83,11 +84,13 @@ def draw(study: Study) -> Figure:
         axis.set_ylim(low, high)
         axis.set_xlim(0, last)
         if last > 2:
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.set_title(f"{clip(row['label'], 34)}\n{clip(row['benchmark'], 14)} {clip(row['size'], 14)}", fontsize=11)
-        if position % columns == 0:
+            axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        kind = f"{clip(row['benchmark'], 14)} {clip(row['size'], 14)} · {clip(row['round'], 12)}"
+        axis.set_title(f"{clip(row['name'], 36)}\n{kind}", fontsize=11, fontweight="normal")
+        before = rows_shown[position - 1]["metric_name"] if position % columns else None
+        if row["metric_name"] != before:
             axis.set_ylabel(fill(clip(row["metric_name"] or "metric", 60), 24))
-        if position + columns >= len(panels):
+        if position + columns >= len(rows_shown):
             axis.set_xlabel("epochs trained")
     return figure
 

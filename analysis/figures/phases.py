@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BAR_IN, BLUE, FRAME_IN, GREEN, GREY, PURPLE, VERMILION, beside, clip, grid
+from analysis.drawing import BLUE, GREEN, GREY, PURPLE, VERMILION, bars, beside, clip
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Inside a training step"
@@ -52,9 +52,7 @@ def draw(study: Study) -> Figure:
     """Milliseconds on the left, shares of the step on the right."""
     frame = table(study)
     classes = list(frame.groupby(["benchmark", "size", "mode"], sort=True))
-    figure, axes = grid(
-        2 * len(classes), 2, [FRAME_IN + BAR_IN * len(rows) for _, rows in classes], width_ratios=[3, 2], legend=True
-    )
+    figure, axes = bars([len(rows) for _, rows in classes], 2, width_ratios=[3, 2], legend=True)
     for (key, rows), (left, right) in zip(classes, axes, strict=True):
         places = np.arange(len(rows))
         columns = [f"{name.replace('_', ' ')} [ms/step]" for name, _, _ in PARTS]
@@ -75,7 +73,6 @@ def draw(study: Study) -> Figure:
         right.set_xlabel("share of the step [%]")
         right.set_xlim(0, 100)
         for axis in (left, right):
-            axis.set_ylim(-0.6, len(rows) - 0.4)
             axis.grid(visible=False, axis="y")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(PARTS))

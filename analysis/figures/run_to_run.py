@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BAR_IN, BLUE, FRAME_IN, GREEN, INK, VERMILION, clip, grid
+from analysis.drawing import BLUE, GREEN, INK, VERMILION, bars, clip
 from analysis.statistics import run_spread
 from analysis.study import NotAnswerableError, Study
 
@@ -59,7 +59,7 @@ def draw(study: Study) -> Figure:
         kept = [row for row in rows.to_dict("records") if study.runs_of(row["group"])["converged"].sum() > 1]
         if kept:
             classes.append((title, kept))
-    figure, axes = grid(3 * len(classes), 3, [FRAME_IN + BAR_IN * len(rows) for _, rows in classes], sharey="row")
+    figure, axes = bars([len(rows) for _, rows in classes], 3, sharey="row")
     for (title, rows), panels in zip(classes, axes, strict=True):
         for axis, (name, part, colour, marker) in zip(panels, PARTS, strict=True):
             for place, row in enumerate(rows):
@@ -68,7 +68,6 @@ def draw(study: Study) -> Figure:
                 axis.plot(ratio, np.full(len(ratio), place), marker, color=colour, alpha=0.55, markersize=5, mew=0)
             axis.axvline(1.0, color=INK, linewidth=0.8)
             axis.set_xlabel(f"{part} / mean")
-            axis.set_ylim(-0.6, len(rows) - 0.4)
         widest = max(abs(limit - 1.0) for axis in panels for limit in axis.get_xlim())
         for axis in panels:
             axis.set_xlim(1 - widest, 1 + widest)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BAR_IN, BLUE, FRAME_IN, ORANGE, PURPLE, beside, clip, grid, seconds
+from analysis.drawing import BLUE, ORANGE, PURPLE, bars, beside, clip, seconds
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Before the run: start-up"
@@ -39,7 +39,7 @@ def table(study: Study) -> pd.DataFrame:
 def draw(study: Study) -> Figure:
     """One bar per result."""
     frame = table(study)
-    figure, [[axis]] = grid(1, 1, [FRAME_IN + BAR_IN * len(frame)], legend=True)
+    figure, [[axis]] = bars([len(frame)], 1, legend=True)
     places = np.arange(len(frame))
     at = np.zeros(len(frame))
     for _, title, colour in PARTS:
@@ -49,7 +49,6 @@ def draw(study: Study) -> Figure:
     for place, value in enumerate(at):
         beside(axis, value, place, f"{seconds(value)}")
     axis.set_xlim(0, at.max() * 1.15)
-    axis.set_ylim(-0.6, len(frame) - 0.4)
     axis.set_yticks(places, [clip(f"{row.label}, {row.benchmark} {row.size}", 60) for row in frame.itertuples()])
     axis.set_xlabel("seconds")
     axis.grid(visible=False, axis="y")

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BAR_IN, BLUE, FRAME_IN, VERMILION, clip, grid
+from analysis.drawing import BLUE, VERMILION, bars, clip
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Training throughput"
@@ -52,9 +52,7 @@ def draw(study: Study) -> Figure:
         for title, rows in study.classes()
         if rows["train_rate.mean"].notna().any()
     ]
-    figure, axes = grid(
-        2 * len(classes), 2, [FRAME_IN + BAR_IN * len(rows) for _, rows in classes], width_ratios=[3, 2]
-    )
+    figure, axes = bars([len(rows) for _, rows in classes], 2, width_ratios=[3, 2])
     for (title, rows), (left, right) in zip(classes, axes, strict=True):
         for place, row in enumerate(rows.to_dict("records")):
             rates = study.runs_of(row["group"]).query("converged")["train_rate"].dropna().to_numpy(float)
@@ -70,7 +68,6 @@ def draw(study: Study) -> Figure:
         left.set_xlabel("training samples/s")
         right.set_xlabel("training samples/s per compute unit")
         for axis, values in ((left, rows["train_rate.mean"]), (right, rows["train_rate_per_unit"].dropna())):
-            axis.set_ylim(-0.6, len(rows) - 0.4)
             if len(values) and values.max() > 10 * values.min():
                 axis.set_xscale("log")
             else:

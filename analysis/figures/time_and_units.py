@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from analysis.drawing import CYCLE, GREY, INK, MARKERS, clip, grid
+from analysis.drawing import CYCLE, GREY, INK, MARKERS, clip, panels
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and machine size"
@@ -20,6 +22,7 @@ CAPTION = (
     "left out. Rounds with other rules or data stand in one panel but are not ranked."
 )
 ORDER = 15
+FAMILY = re.compile(r"\b(?:[VPAHB][12]00|GH200|MI\d{3}[AX]?|RTX \d{4}|A64FX|Xeon Phi)\b")
 
 
 def table(study: Study) -> pd.DataFrame:
@@ -48,11 +51,9 @@ def draw(study: Study) -> Figure:
         device: (CYCLE[place % len(CYCLE)], MARKERS[place % len(MARKERS)])
         for place, device in enumerate(sorted(frame["device"].unique()))
     }
-    panels = list(frame.groupby(["benchmark", "size"], sort=True))
-    columns = min(2, len(panels))
-    heights = [4.2] * -(-len(panels) // columns)
-    figure, axes = grid(len(panels), columns, [*heights[:-1], heights[-1] + 0.3 * -(-len(looks) // 3)])
-    for (key, rows), axis in zip(panels, (axis for row in axes for axis in row), strict=False):
+    classes = list(frame.groupby(["benchmark", "size"], sort=True))
+    figure, axes = panels(len(classes), min(2, len(classes)), 4.2, extra_in=0.3 * -(-len(looks) // 3))
+    for (key, rows), axis in zip(classes, axes, strict=True):
         for row in rows.to_dict("records"):
             colour, marker = looks[row["device"]]
             runs = study.runs_of(row["group"]).query("converged")["run_s"].to_numpy(float) / 60
@@ -74,8 +75,8 @@ def draw(study: Study) -> Figure:
         axis.set_xlabel("compute units")
         axis.set_ylabel("time to train [min]")
     for device, (colour, marker) in looks.items():
-        axes[0][0].plot([], [], marker, color=colour, linestyle="none", markersize=9, label=clip(device, 40))
-    handles, labels = axes[0][0].get_legend_handles_labels()
+        axes[0].plot([], [], marker, color=colour, linestyle="none", markersize=9, label=clip(device, 40))
+    handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(looks)))
     return figure
 
@@ -87,10 +88,10 @@ def _frame(axis: Axes, rows: pd.DataFrame) -> None:
     low, high = minutes.min() / 1.9, minutes.max() * 1.9
     axis.set_xlim(left, right)
     axis.set_ylim(low, high)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 200 else (1.0, 2.0, 5.0)))
+    axis.yaxis.set_minor_formatter(NullFormatter())
     for formatted in (axis.xaxis, axis.yaxis):
         formatted.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    wide = high / low > 15
-    axis.yaxis.set_minor_formatter(NullFormatter() if wide else FuncFormatter(lambda value, _: f"{value:g}"))
     for power in range(-9, 12):
         cost = 10.0**power  # unit hours
         if left * low < cost * 60 < right * high:
@@ -104,8 +105,17 @@ def _frame(axis: Axes, rows: pd.DataFrame) -> None:
 def _shown(study: Study) -> pd.DataFrame:
     frame = study.results[(study.results["mode"] == "strong") & study.results["units"].notna()]
     frame = frame[frame["run_s.mean"].notna()]
+    frame = frame[frame.groupby(["benchmark", "size"])["group"].transform("size") > 1]
     if frame.empty:
-        raise NotAnswerableError("a time-to-train result with a known number of compute units")
+        raise NotAnswerableError("two time-to-train results of one benchmark and size with known compute units")
     systems = study.tables.systems.set_index("system_key")
     device = systems["accelerator"].where(systems["accelerators_per_node"] > 0).fillna(systems["processor"])
-    return frame.assign(device=frame["system_key"].map(device).fillna("unknown device").astype(str))
+    return frame.assign(
+        device=[_family(str(name)) for name in frame["system_key"].map(device).fillna("unknown device")]
+    )
+
+
+def _family(device: str) -> str:
+    """The device without form factor and memory, where it is one of those that published systems used."""
+    match = FAMILY.search(device)
+    return match.group() if match else device

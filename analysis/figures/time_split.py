@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing import BAR_IN, BLUE, FRAME_IN, GREEN, GREY, INK, ORANGE, beside, clip, grid, seconds, time_unit
+from analysis.drawing import BLUE, GREEN, GREY, INK, ORANGE, bars, beside, clip, seconds, time_unit
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Where the time went"
@@ -52,9 +52,7 @@ def draw(study: Study) -> Figure:
         for title, rows in study.classes()
         if rows["run_s.mean"].notna().any()
     ]
-    figure, axes = grid(
-        2 * len(classes), 2, [FRAME_IN + BAR_IN * len(rows) for _, rows in classes], width_ratios=[3, 2], legend=True
-    )
+    figure, axes = bars([len(rows) for _, rows in classes], 2, width_ratios=[3, 2], legend=True)
     for (title, rows), (left, right) in zip(classes, axes, strict=True):
         places = np.arange(len(rows))
         scale, unit = time_unit(rows["run_s.mean"].max())
@@ -85,7 +83,6 @@ def draw(study: Study) -> Figure:
         right.set_yticks(places, [""] * len(places))
         right.set_xlabel("share of the run [%]")
         for axis in (left, right):
-            axis.set_ylim(-0.6, len(rows) - 0.4)
             axis.grid(visible=False, axis="y")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(PARTS))

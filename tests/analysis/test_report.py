@@ -81,6 +81,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory, run_folder: Build, package: B
         run_folder(tmp_path, "one"),
         run_folder(tmp_path, "two", size="other"),
         package(tmp_path / "hpc_results_v9.9"),
+        package(tmp_path / "hpc_results_v9.8", system="older", staging=(-9.0, -2.0)),
     ]
     return made(paths, cards)
 
@@ -110,7 +111,7 @@ def test_the_same_logs_give_the_same_bytes(tmp_path: Path, run_folder: Build, ca
 
 
 def test_drawing_twice_gives_the_same_svg(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
-    data = study([run_folder(tmp_path)], cards)
+    data = study([run_folder(tmp_path, "a"), run_folder(tmp_path, "b", start_s=9000.0)], cards)
     for name, module in figures().items():
         with style():
             drawn = [svg(module.draw(data), name, module.TITLE, module.CAPTION) for _ in range(2)]
