@@ -410,14 +410,14 @@ def _text(value: object) -> str | None:
 
 
 def _whole(value: object) -> int | None:
-    """An integer, also where a log wrote it as text or as 512.0."""
+    """An integer of at most 64 bits, also where a log wrote it as text or as 512.0."""
     if isinstance(value, str):
         try:
-            return int(value)
+            value = int(value)
         except ValueError:
             return None
     number = finite(value)
-    return int(number) if number is not None and number == int(number) else None
+    return int(number) if number is not None and number == int(number) and abs(number) < 2.0**63 else None
 
 
 def _mapping(value: object) -> Mapping[str, Any] | None:

@@ -15,6 +15,7 @@ from suite.compliance import student_t
 from suite.record import RunRecord, Target, first_reaching
 
 MINUTE_S = 60.0
+_LARGEST_LOG = 700.0  # exp of more is no float; logs may claim any time
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,8 @@ def log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[floa
         return None
     logs = [math.log(time) for time in times]
     half = student_t.quantile(0.5 + confidence / 2, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return math.exp(statistics.fmean(logs) - half), math.exp(statistics.fmean(logs) + half)
+    middle = statistics.fmean(logs)
+    return math.exp(middle - half), math.exp(min(middle + half, _LARGEST_LOG))
 
 
 def _windows(runs: list[JudgedRun], need: int) -> list[list[JudgedRun]]:

@@ -110,7 +110,10 @@ class ScoredGroup:
         """The group for a terminal."""
         data = self.as_dict()
         size = f" {data['size']}" if data["size"] else ""
-        lines = [f"{self.group.folder}", f"  {data['benchmark']}{size}, {data['division']}, {data['scenario']}"]
+        lines = [
+            f"{self.group.folder!s}".encode("utf-8", "replace").decode(),
+            f"  {data['benchmark']}{size}, {data['division']}, {data['scenario']}",
+        ]
         lines += [f"  {self._headline()}"]
         if explain:
             width = max(len(_run_name(run)) for run in self.result.runs)

@@ -1,10 +1,10 @@
 """Reference convergence points: how fast a submission may converge, in closed form. Pure numbers; reads nothing.
 
 mlperf_logging 4.1.68 rcp_checker finds the same limit by bisection of a one-sided t test; solved for the mean it is
-``minimum = mean - t(0.95, n_ref + n_sub - 2) * std * sqrt(1/n_ref + 1/n_sub)``, with the mean of all but the best and
-worst reference run, the population standard deviation of all, and n_ref and n_sub two less than the runs. Where its
-pruning of reference points takes one pass and may stop short of the lower convex hull (mlcommons/logging#368), this one
-takes the hull.
+``minimum = mean - t(p, n_ref + n_sub - 2) * std * sqrt(1/n_ref + 1/n_sub)``, with p = 0.95 there, the mean of all but the
+best and worst reference run, the population standard deviation of all, and n_ref and n_sub two less than the runs. Where
+its pruning of reference points takes one pass and may stop short of the lower convex hull (mlcommons/logging#368), this
+one takes the hull.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from suite.compliance import student_t
-
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +46,17 @@ def trimmed_mean(epochs: Sequence[float]) -> float:
     return statistics.fmean(sorted(epochs)[1:-1])
 
 
-def minimum_mean(mean: float, std: float, n_reference: int, n_submission: int) -> float:
-    """The smallest mean of a submission that is not significantly below the reference's, at 95 %."""
+def minimum_mean(mean: float, std: float, n_reference: int, n_submission: int, confidence: float = 0.95) -> float:
+    """The smallest mean of a submission that is not significantly below the reference's."""
     if std == 0.0:
         return mean
-    t = student_t.quantile(CONFIDENCE, n_reference + n_submission - 2)
+    t = student_t.quantile(confidence, n_reference + n_submission - 2)
     return max(0.0, mean - t * std * math.sqrt(1.0 / n_reference + 1.0 / n_submission))
 
 
-def limit(points: Mapping[int, Sequence[float]], batch: int, required_runs: int) -> Limit | None:
+def limit(
+    points: Mapping[int, Sequence[float]], batch: int, required_runs: int, confidence: float = 0.95
+) -> Limit | None:
     """The limit at a batch size from epochs to target by batch size; None: no reference point reaches that far up."""
     known = pruned(points)
     n_submission = required_runs - 2
@@ -66,14 +66,15 @@ def limit(points: Mapping[int, Sequence[float]], batch: int, required_runs: int)
     if exact is None and batch < known[0].batch:
         exact = known[0]
     if exact is not None:
-        minimum = minimum_mean(exact.mean, exact.std, exact.runs - 2, n_submission)
+        minimum = minimum_mean(exact.mean, exact.std, exact.runs - 2, n_submission, confidence)
         return Limit(exact.batch, exact.mean, exact.std, minimum, "exact" if exact.batch == batch else "smallest")
     below = max((point for point in known if point.batch < batch), key=lambda point: point.batch)
     above = min((point for point in known if point.batch > batch), key=lambda point: point.batch)
     share = (batch - below.batch) / (above.batch - below.batch)
     mean = below.mean + share * (above.mean - below.mean)
     std = below.std + share * (above.std - below.std)
-    return Limit(batch, mean, std, minimum_mean(mean, std, 2 * required_runs, n_submission), "interpolated")
+    minimum = minimum_mean(mean, std, 2 * required_runs, n_submission, confidence)
+    return Limit(batch, mean, std, minimum, "interpolated")
 
 
 def pruned(points: Mapping[int, Sequence[float]]) -> list[_Point]:

@@ -173,7 +173,7 @@ def size_mixed(context: GroupContext) -> Iterator[Found]:
 
 
 @group_rule(
-    "rcp-speed", "a closed submission converges no faster than the reference, at 95 %", "mlperf_logging rcp_checker"
+    "rcp-speed", "a closed submission converges no faster than the reference, by a t test", "mlperf_logging rcp_checker"
 )
 def rcp_speed(context: GroupContext) -> Iterator[Found]:
     mean, bound = _convergence(context)
@@ -425,19 +425,21 @@ def changed_files(package: Path) -> Iterator[tuple[str, Path, str]]:
     if listed is None:
         yield "manifest-changed", path, "not a manifest in the form of sha256sum"
         return
-    present = {item.relative_to(package).as_posix(): item for item in _files(package)}
+    present = {item.relative_to(package).as_posix(): item for item in _entries(package)}
     present.pop(MANIFEST, None)
     for name in sorted(listed.keys() - present.keys()):
         yield "manifest-changed", path, f"{brief(name)} is listed but not there"
     for name in sorted(present.keys() - listed.keys()):
         yield "manifest-changed", present[name], "is not in the manifest"
     for name in sorted(present.keys() & listed.keys()):
-        if digest(present[name]) != listed[name]:
-            yield "manifest-changed", present[name], "differs from its sha256 in the manifest"
+        item = present[name]
+        if item.is_symlink() or not item.is_file() or digest(item) != listed[name]:
+            yield "manifest-changed", item, "differs from its sha256 in the manifest"
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (item for item in sorted(folder.rglob("*")) if item.is_file() and not item.is_symlink())
+def _entries(folder: Path) -> Iterator[Path]:
+    """Everything in a folder that is no folder; links are listed, not followed."""
+    return (item for item in sorted(folder.rglob("*")) if item.is_symlink() or not item.is_dir())
 
 
 def _convergence(context: GroupContext) -> tuple[float | None, convergence.Limit | None]:
@@ -448,7 +450,10 @@ def _convergence(context: GroupContext) -> tuple[float | None, convergence.Limit
     batch = context.runs[0].global_batch_size
     firsts = [first_reaching(run, benchmark) for run in context.runs]
     epochs = sorted(item.epoch if item is not None and item.epoch is not None else float("inf") for item in firsts)
-    bound = convergence.limit(benchmark.reference_points, batch, benchmark.required_runs) if batch is not None else None
+    bound = None
+    if batch is not None:
+        confidence = context.ruleset.data.rcp_confidence
+        bound = convergence.limit(benchmark.reference_points, batch, benchmark.required_runs, confidence)
     mean = convergence.trimmed_mean(epochs)
     return (mean, bound) if mean != float("inf") else (None, None)
 

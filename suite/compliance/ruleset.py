@@ -108,6 +108,7 @@ class _RulesetData(BaseModel):
     reference: str
     init_minutes: dict[Literal["closed", "open"], float]
     staging_before_run: bool = False
+    rcp_confidence: float = Field(gt=0.5, lt=1.0, description="of the one-sided test against the reference points")
     cards: bool = Field(False, description="benchmarks come from the workloads' cards")
     common: dict[str, KeyRule]
     closed: dict[str, KeyRule]
