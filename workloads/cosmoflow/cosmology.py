@@ -140,7 +140,7 @@ def growth(a: float, omega_m: float) -> float:
 
 def second_order_growth(a: float, omega_m: float) -> float:
     """Growth of the second-order displacement, negative (Bouchet et al. 1995): it multiplies +grad phi2."""
-    return -3 / 7 * growth(a, omega_m) ** 2 * matter_fraction(a, omega_m) ** (-1 / 143)
+    return float(-3 / 7 * growth(a, omega_m) ** 2 * matter_fraction(a, omega_m) ** (-1 / 143))
 
 
 def matter_fraction(a: float, omega_m: float) -> float:
@@ -305,7 +305,7 @@ def _kick(begin: float, end: float, center: float, omega_m: float) -> float:
 
 def _suppression(omega: float) -> float:
     vacuum = 1 - omega
-    return 2.5 * omega / (omega ** (4 / 7) - vacuum + (1 + omega / 2) * (1 + vacuum / 70))
+    return float(2.5 * omega / (omega ** (4 / 7) - vacuum + (1 + omega / 2) * (1 + vacuum / 70)))
 
 
 @dataclass(frozen=True)
