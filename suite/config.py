@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -57,6 +58,11 @@ class RunConfig(_Section):
     staging: Staging = Staging()
     submission: Submission = Submission()
     hyperparameters: Hyperparameters
+
+
+def default_data_root(workload: str, size: str) -> Path:
+    """Where a data set lies unless a person says otherwise: $MLHPC_DATA (else ``data``) / <workload>-<size>."""
+    return Path(os.environ.get("MLHPC_DATA") or "data") / f"{workload}-{size}"
 
 
 def load_config(descriptor: Descriptor, name: str, overrides: Iterable[str] = ()) -> RunConfig:

@@ -195,7 +195,8 @@ class TorchTransport:
         dist.broadcast(torch.from_numpy(buffer), group=self._group, group_src=root)
 
     def split(self, color: int) -> TorchTransport:
-        """The ranks that gave the same color."""
+        """The ranks that gave the same color. Only of the whole world: torch wants every rank to make every group."""
+        assert self._group is None
         import torch.distributed as dist
 
         colors = self.allgather(color)

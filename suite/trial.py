@@ -21,7 +21,7 @@ import torch
 from suite import RULESET, VERSION, mllog
 from suite.baselines import read_baselines
 from suite.checkpoint import Position, load_checkpoint, save_checkpoint
-from suite.config import RunConfig
+from suite.config import RunConfig, default_data_root
 from suite.distributed import World
 from suite.facts import write_facts
 from suite.mllog import EventLog
@@ -128,6 +128,7 @@ class _Trial:
             if self.in_run:
                 self._run_stop(Outcome(False, f"{type(error).__name__}: {error}".splitlines()[0]), Position(0, 0))
             raise
+        self.world.barrier()  # without MPI, the first rank to exit non-zero makes srun end the others
         if outcome.interrupted:
             return STOPPED
         if self.world.is_first:  # a trial that came to its end is not resumed
@@ -378,14 +379,9 @@ def pick_device(config: RunConfig, world: World) -> torch.device:
     return device
 
 
-def data_root(config: RunConfig) -> Path:
-    """The config's data root, or the default place: $MLHPC_DATA (else ``data``) / <workload>-<size>."""
-    return config.data or Path(os.environ.get("MLHPC_DATA", "data")) / f"{config.workload}-{config.size}"
-
-
 def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
     """The data root and its manifest, read by rank 0 alone. ValueError says how to make the data."""
-    root = data_root(config)
+    root = config.data or default_data_root(config.workload, config.size)
     manifest, error = None, None
     if world.is_first:
         try:

@@ -60,7 +60,8 @@ def _folder(output: Path, config: RunConfig, world: World, *, mode: str, runs: i
     if world.is_first:
         try:
             output.mkdir(parents=True, exist_ok=True)
-            describe(output, config, mode=mode, runs=runs, ranks=world.size)
+            alone = "SLURM_ARRAY_TASK_ID" not in os.environ
+            describe(output, config, mode=mode, runs=runs, ranks=world.size, same_allocation=alone)
         except OSError as caught:
             error = ValueError(f"{output}: cannot be created: {caught.strerror}")
         except ValueError as caught:

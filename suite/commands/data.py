@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from suite.config import default_data_root
 from suite.workload import descriptor
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
     """Generate the synthetic data set of a size; inside srun or mpiexec with the ranks that are there."""
     chosen = descriptor(workload)
     chosen.card().size(size)
-    root = output or default_root(workload, size)
+    root = output or default_data_root(workload, size)
     if _is_there(root, workload, size, seed):
         return
     words = ["generate", workload, "--size", size, "--seed", str(seed), "-o", str(root)]
@@ -147,16 +148,7 @@ def verify(root: Path, deep: bool) -> None:
 def fetch(workload: str, source: str | None, output: Path | None) -> None:
     """Bring the public data of a workload here, checked; `convert` makes a data set of it."""
     generator = descriptor(workload).load_generator()
-    _ability(generator, workload, "fetch")(output or _base() / f"{workload}-public", source=source)
-
-
-def default_root(workload: str, size: str) -> Path:
-    """Where the data set of a size lies unless a person says otherwise."""
-    return _base() / f"{workload}-{size}"
-
-
-def _base() -> Path:
-    return Path(os.environ.get("MLHPC_DATA") or "data")
+    _ability(generator, workload, "fetch")(output or default_data_root(workload, "public"), source=source)
 
 
 def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:

@@ -71,7 +71,7 @@ def run(
         sys.exit(_work(chosen, config, output, trial, runs, seed, mode, resume))
     if launch is not None:
         raise click.UsageError(f"inside {launch.launcher} a run needs --trial I: the world is one trial")
-    sys.exit(_launch_local(config, output, trial, ranks, runs, seed, mode, resume))
+    sys.exit(_launch_local(config, overrides, output, trial, ranks, runs, seed, mode, resume))
 
 
 def _work(
@@ -93,6 +93,7 @@ def _work(
 
 def _launch_local(
     config: RunConfig,
+    overrides: tuple[str, ...],
     output: Path | None,
     trial: int | None,
     ranks: int,
@@ -111,4 +112,4 @@ def _launch_local(
         raise click.UsageError("--trial needs --output RUN: the run folder all trials share")
     output.mkdir(parents=True, exist_ok=True)
     folder = describe(output, config, mode=mode, runs=runs, ranks=ranks)
-    return run_trials(config.workload, folder, [trial], ranks=ranks, seed=seed, resume=resume)
+    return run_trials(config.workload, folder, [trial], ranks=ranks, seed=seed, overrides=overrides, resume=resume)

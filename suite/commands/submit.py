@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 import click
 
 from suite.card import SizeCard, read_reference_points
-from suite.config import RunConfig, load_config
+from suite.config import RunConfig, default_data_root, load_config
 from suite.launch import cost, jobs
 from suite.launch.slurm import Job, SystemFile, find_system, read_system, sbatch_script, time_limit_s
 from suite.mllog import read_events
@@ -183,7 +182,7 @@ def _cost(job: Job, chosen: Descriptor, config: RunConfig, size_card: SizeCard, 
 
 def _data_size(config: RunConfig, size_card: SizeCard) -> cost.DataSize:
     """Counted from the manifest if the data set is there, else computed from the card."""
-    root = config.data or Path(os.environ.get("MLHPC_DATA", "data")) / f"{config.workload}-{config.size}"
+    root = config.data or default_data_root(config.workload, config.size)
     try:
         shards = [
             entry for split in json.loads((root / "manifest.json").read_text())["splits"].values() for entry in split

@@ -17,14 +17,24 @@ def run_trials(
     *,
     ranks: int,
     seed: int | None,
+    overrides: Sequence[str] = (),
     resume: bool = False,
 ) -> int:
-    """Run the trials and return the worst exit code; a trial that was stopped ends the series."""
+    """Run the trials with the folder's config, and return the worst exit code; a trial that was stopped ends the series.
+
+    ``overrides`` are for a trial added to a folder whose config was written before.
+    """
     codes: list[int] = []
     with _Terminal(len(trials)) if sys.stdout.isatty() else _Plain() as progress:
         for trial in trials:
             command = worker_command(
-                workload, config=str(folder.config_path), run=folder.root, trial=trial, seed=seed, resume=resume
+                workload,
+                config=str(folder.config_path),
+                run=folder.root,
+                trial=trial,
+                seed=seed,
+                overrides=overrides,
+                resume=resume,
             )
             code = run_local(
                 command,

@@ -106,16 +106,6 @@ def cluster() -> Iterator[Cluster]:
         yield started
 
 
-@pytest.fixture(scope="session")
-def smoke_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder ($MLHPC_DATA) with the smoke size of CosmoFlow."""
-    folder = tmp_path_factory.mktemp("data")
-    root = folder / "cosmoflow-smoke"
-    command = ["data", "generate", "cosmoflow", "--size", "smoke", "--ranks", "2", "-o", str(root)]
-    subprocess.run([sys.executable, "-m", "suite", *command], cwd=ROOT, check=True, capture_output=True, timeout=240)
-    return folder
-
-
 @contextmanager
 def running_cluster() -> Iterator[Cluster]:
     """Start a cluster in a new folder under /tmp (unix socket names are short), stop it and remove the folder."""

@@ -1,0 +1,170 @@
+"""`mlhpc run` as a person uses it: CosmoFlow smoke on this machine, stopped, killed, refused, resumed, under torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from suite.mllog import read_events
+from suite.record import summarise
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def environment(data: Path) -> dict[str, str]:
+    return os.environ | {"MLHPC_DATA": str(data), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def mlhpc(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "suite", *arguments], env=environment(data), capture_output=True, text=True, timeout=200
+    )
+
+
+def started(data: Path, folder: Path, *more: str) -> subprocess.Popen[str]:
+    """An `mlhpc run` on two ranks that cannot reach its target, after its first epoch."""
+    process = subprocess.Popen(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "suite",
+                "run",
+                "cosmoflow",
+                "--config",
+                "smoke",
+                "--ranks",
+                "2",
+                "-o",
+                str(folder),
+            ),
+            *("--set", "max_epochs=500", "--set", "hyperparameters.base_learning_rate=1e-9", *more),
+        ],
+        env=environment(data),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "epoch 1:" in line:
+            return process
+    raise AssertionError("the run ended before its first epoch did")
+
+
+def ranks_of(folder: Path) -> list[str]:
+    """Command lines of processes that work in a run folder."""
+    lines = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(folder).encode() in words:
+            lines.append(b" ".join(words).decode())
+    return lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_stopped_run_leaves_a_checkpoint_an_aborted_log_and_no_process(
+    smoke_data: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    folder = tmp_path / "run"
+    process = started(smoke_data, folder)
+    began = time.monotonic()
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 3, output
+    assert time.monotonic() - began < 30
+    assert "Traceback" not in output
+    assert (folder / "checkpoint" / "trial_0.pt").exists()
+    record = summarise(read_events(folder / "result_0.txt"))
+    assert record.status == "aborted"
+    assert ranks_of(folder) == []
+    refused = mlhpc(smoke_data, "run", "cosmoflow", "--config", "smoke", "--ranks", "2", "-o", str(folder))
+    assert refused.returncode == 2
+    resumed = mlhpc(
+        smoke_data,
+        *("run", "cosmoflow", "-o", str(folder), "--trial", "0", "--ranks", "2", "--resume", "--set", "max_epochs=2"),
+    )
+    assert resumed.returncode == 1, resumed.stdout + resumed.stderr  # it ends, and the target is out of its reach
+    assert summarise(read_events(folder / "resumed_0_1.txt")).resumed
+
+
+def test_a_launcher_killed_outright_leaves_no_process_and_a_log_that_parses(smoke_data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = started(smoke_data, folder)
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 30
+    while ranks_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert ranks_of(folder) == []
+    log = read_events(folder / "result_0.txt")
+    assert not log.problems
+    assert summarise(log).status != "success"
+
+
+def test_a_damaged_shard_ends_the_run_with_one_line(smoke_data: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(smoke_data / "cosmoflow-smoke", tmp_path / "data")
+    shard = sorted((tmp_path / "data" / "validation").glob("*.h5"))[0]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    sets = ("--set", f"data={tmp_path / 'data'}", "--set", f"staging.directory={tmp_path}/local")
+    done = mlhpc(
+        smoke_data, "run", "cosmoflow", "--config", "smoke", "--ranks", "2", "-o", str(tmp_path / "run"), *sets
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert shard.name in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not list((tmp_path / "local").rglob("manifest.json"))
+
+
+def test_an_output_folder_that_cannot_be_made_is_one_line(smoke_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = mlhpc(smoke_data, "run", "cosmoflow", "--config", "smoke", "-o", str(tmp_path / "file" / "run"))
+    assert done.returncode == 2
+    assert f"{tmp_path / 'file' / 'run'}: cannot be created: Not a directory" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_torchrun_is_a_launcher_too(smoke_data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *("-m", "suite", "run", "cosmoflow", "--config", "smoke", "--output", str(folder), "--trial", "0"),
+            *("--seed", "1", "--set", "max_epochs=1", "--set", f"staging.directory={tmp_path}/local"),
+        ],
+        env=environment(smoke_data),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    record = summarise(read_events(folder / "result_0.txt"))
+    assert (record.ranks, record.seed, len(record.evals)) == (2, 1, 1), done.stdout + done.stderr
+    assert record.staging_stats is not None
+
+
+def test_one_and_two_ranks_have_the_same_losses_and_the_same_metric(smoke_data: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, str(ROOT / "benchmarks" / "rank_invariance.py"), "--size", "smoke"),
+            *("--data", str(smoke_data / "cosmoflow-smoke")),
+        ],
+        env=environment(smoke_data),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
