@@ -177,7 +177,7 @@ def _reason(complaint: str, benchmark: Benchmark) -> str | None:
         return f"{name} has {card.train_samples} + {card.eval_samples} samples"
     if complaint.startswith("RCP Test Failed"):
         return f"MLPerf's reference points are of its own configuration, not of {name}"
-    if complaint.startswith("Incorrect number of files") and card.official.required_runs != benchmark.required_runs:
+    if re.match(rf"Incorrect number of files .* found {benchmark.required_runs}, ", complaint):
         return f"{name} needs {benchmark.required_runs} runs where MLPerf needs {card.official.required_runs}"
     return None
 
