@@ -22,6 +22,8 @@ def main() -> int:
     parser.add_argument("--size", default="smoke")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -70,18 +72,18 @@ def worker(args: argparse.Namespace) -> int:
     device = torch.device("cpu")
     world.init_torch(device)
     chosen = descriptor("cosmoflow")
-    config = load_config(chosen, args.size, ["hyperparameters.dropout=0", "window_steps=1"])
+    config = load_config(chosen, args.size, ["hyperparameters.dropout=0", "window_steps=1", *args.overrides])
     workload = chosen.load()(config)
     root = args.data or Path(f"data/cosmoflow-{args.size}")
     data = Head(workload.dataset("train", root), args.steps * config.global_batch_size)
     log = EventLog(args.worker / f"rank_{world.rank}.txt")
-    torch.manual_seed(1)
+    torch.manual_seed(args.seed)
     model = workload.build_model(world)
     metric = evaluate(workload, model, workload.dataset("validation", root), config, world, device)
     log.event("metric", metric[chosen.card().size(args.size).metric])
     trainer = Trainer(
         workload, config, chosen.card().size(args.size), world, device, model,
-        workload.build_optimizer(model, args.steps), lambda epoch: data, lambda epoch: data, log, 1,
+        workload.build_optimizer(model, args.steps), lambda epoch: data, lambda epoch: data, log, args.seed,
         lambda: None, lambda at: None, lambda text: None,
     )  # fmt: skip
     trainer.train_epoch(1, 0, StopWatch(world, lambda: None))
