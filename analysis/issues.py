@@ -117,7 +117,7 @@ def _baselines(where: str, row: dict[str, object], runs: pd.DataFrame) -> Iterat
     for text in runs["baselines"].dropna().unique():
         for name, value in parsed(text).items():
             if value is not None and (value <= target if minimise else value >= target):
-                yield Issue("problem", where, f"the {name} baseline ({value:.4g}) already meets the target {target:g}")
+                yield Issue("doubt", where, f"the baseline {name} ({value:.4g}) meets the target {target:g} as well")
 
 
 def _of_classes(study: Study) -> Iterator[Issue]:

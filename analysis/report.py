@@ -209,7 +209,10 @@ def _compliance(verdicts: Sequence[Verdict]) -> Tile:
     errors = [finding for verdict in verdicts for finding in verdict.findings if finding.severity == "error"]
     warnings = sum(f.severity == "warning" for v in verdicts for f in v.findings)
     rules = ", ".join(sorted({name for verdict in verdicts for name in verdict.rulesets}))
-    detail = f"{_count(sum(v.logs for v in verdicts), 'log')} checked by {rules}; {_count(warnings, 'warning')}"
+    logs = sum(verdict.logs for verdict in verdicts)
+    if not logs:
+        return Tile("warn", "Compliance", "not checked", "the check found no log it could judge")
+    detail = f"{_count(logs, 'log')} checked by {rules}; {_count(warnings, 'warning')}"
     if all(verdict.compliant for verdict in verdicts):
         return Tile("warn" if warnings else "good", "Compliance", "no errors", detail)
     return Tile(
@@ -273,7 +276,6 @@ def _remarks(rows: pd.DataFrame) -> Iterable[str]:
 def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
     weak = rows["mode"].iloc[0] == "weak"
     columns: dict[str, list[Any]] = {"system": list(rows["name"]), "round": list(rows["round"])}
-    columns["submitter"] = list(rows["submitter"])
     if weak:
         columns["models/min"] = list(rows["models_per_min"])
         columns["models trained"] = list(rows["models"])
@@ -291,6 +293,7 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
     columns["runs: averaged / reached / started"] = [
         f"{row.n_averaged} / {row.n_reached} / {row.n_started}" for row in rows.itertuples()
     ]
+    columns["submitter"] = list(rows["submitter"])
     for name, title in (("nodes", "nodes"), ("ranks", "ranks"), ("units", "compute units")):
         columns[title] = list(rows[name])
     columns["global batch"] = list(rows["global_batch_size"])

@@ -54,17 +54,7 @@ def draw(study: Study) -> Figure:
     ]
     columns = min(COLUMNS, len(rows_shown))
     figure, axes = panels(len(rows_shown), columns, 2.5)
-    limits: dict[tuple[str, str], tuple[float, float, float]] = {}
-    for key, part in curves.groupby(["benchmark", "size"]):
-        spread = part["value"].quantile([0.0, 0.98])
-        target = part["target"].iloc[0]
-        low, high = (
-            (spread.iloc[0], spread.iloc[1])
-            if pd.isna(target)
-            else (min(spread.iloc[0], target), max(spread.iloc[1], target))
-        )
-        pad = 0.06 * (high - low or abs(high) or 1.0)
-        limits[key] = (low - pad, high + pad, part["epochs"].max() * 1.04)
+    limits = {key: _limits(part) for key, part in curves.groupby(["benchmark", "size"])}
     for position, (row, axis) in enumerate(zip(rows_shown, axes, strict=True)):
         low, high, last = limits[(row["benchmark"], row["size"])]
         for _, run in curves[curves["group"] == row["group"]].groupby("run"):
@@ -78,7 +68,7 @@ def draw(study: Study) -> Figure:
         if pd.notna(row["target"]):
             axis.axhline(row["target"], color=INK, linestyle="--", linewidth=1.0)
         for name, value in parsed(row["baselines"]).items():
-            if value is not None and low <= value <= high:
+            if value is not None:
                 axis.axhline(value, color=GREY, linestyle=":", linewidth=1.4)
                 axis.text(last, value, clip(name, 24), ha="right", va="bottom", color=INK)
         axis.set_ylim(low, high)
@@ -95,8 +85,18 @@ def draw(study: Study) -> Figure:
     return figure
 
 
+def _limits(part: pd.DataFrame) -> tuple[float, float, float]:
+    """Lowest and highest metric to show (early outliers are cut), target and baselines included, and the last epoch."""
+    values = [*part["value"].quantile([0.0, 0.98]), *part["target"].dropna().unique()]
+    for text in part["baselines"].dropna().unique():
+        values += [value for value in parsed(text).values() if value is not None]
+    low, high = min(values), max(values)
+    pad = 0.06 * (high - low or abs(high) or 1.0)
+    return low - pad, high + pad, part["epochs"].max() * 1.04
+
+
 def _curves(study: Study) -> pd.DataFrame:
     evals = study.tables.evals
     evals = evals[~evals["after_run_stop"].astype(bool)].dropna(subset=["epochs", "value"])
-    columns = ["run", "group", "benchmark", "size", "target"]
+    columns = ["run", "group", "benchmark", "size", "target", "baselines"]
     return evals.merge(study.runs[columns], on="run")

@@ -185,6 +185,12 @@ def test_numbers_of_page_json_and_csv_agree(rich: Report) -> None:
         assert f">{score / 60:.4g}<" in rich.html
 
 
+def test_a_report_without_a_check_does_not_claim_compliance(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
+    html = build(study([run_folder(tmp_path)], cards), []).html
+    assert "not checked" in html
+    assert "no errors" not in html
+
+
 def test_a_missing_figure_says_what_is_missing(tmp_path: Path, package: Build, cards: Cards) -> None:
     data = study([package(tmp_path)], cards)
     with pytest.raises(NotAnswerableError, match="step_phases"):
