@@ -25,7 +25,7 @@ from suite.scoring import failure
 
 PINNED = "4.1.68"
 ROUND = "3.0.0"
-_TIMEOUT_S = 600
+_TIMEOUT_S = 120
 _FORMATTED_INTO_PATHS = ("submission_division", "submission_benchmark", "scheduler_type")
 
 
@@ -199,7 +199,10 @@ def _tool(folder: Path, name: str, *arguments: str) -> str:
     command = [sys.executable, "-m", f"mlperf_logging.{name}", *arguments]
     if name != "system_desc_checker":
         command += ["--log_output", str(folder / "tool.log")]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"ERROR - no verdict within {_TIMEOUT_S} s"
     text = done.stdout + done.stderr
     return text if done.returncode == 0 or "FAILED" in text else f"{text}\nERROR - exit code {done.returncode}"
 
