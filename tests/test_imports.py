@@ -13,10 +13,32 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "mpi4py", "h5py", "numpy", "scipy", "pandas", "matplotlib"}
 SUITE_RUN_SIDE = {  # may load torch, mpi4py, h5py, numpy
-    *("train", "trial", "worker", "distributed", "sampling", "timing", "staging", "shards", "checkpoint", "ceilings"),
+    *(
+        "train",
+        "trial",
+        "worker",
+        "build",
+        "distributed",
+        "sampling",
+        "timing",
+        "staging",
+        "shards",
+        "checkpoint",
+        "ceilings",
+    ),
 }
 ANALYSIS_FROM_SUITE = {"card", "mllog", "record", "scoring", "system", "cost_model", "compliance", "workload"}
-WORKLOAD_FROM_SUITE = {"workload", "config", "card", "distributed", "sampling", "shards", "timing", "cost_model"}
+WORKLOAD_FROM_SUITE = {
+    "workload",
+    "build",
+    "config",
+    "card",
+    "distributed",
+    "sampling",
+    "shards",
+    "timing",
+    "cost_model",
+}
 
 
 def modules(top: str) -> list[Path]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from suite.distributed import World
 from suite.shards import Compression, ShardReader, read_manifest
-from workloads.cosmoflow.build import SPLITS, Arrays, Piece, build
+from workloads.cosmoflow.build import SPLITS, Arrays, Piece, build_universes
 from workloads.cosmoflow.tfrecord import Sample, read_tfrecord, write_tfrecord
 from workloads.cosmoflow.universes import read_universe
 
@@ -70,7 +70,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
         "files": len(found.files),
         "cube": found.cube,
     }
-    build(root, recipe, _pieces(found), size=size or name, seed=0, compression=compression, world=world)
+    build_universes(root, recipe, _pieces(found), size=size or name, seed=0, compression=compression, world=world)
 
 
 def export_tfrecord(root: Path, destination: Path, *, progress: Callable[[int, int], None] | None = None) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from suite.distributed import World
 from suite.shards import Compression
-from workloads.cosmoflow.build import SPLITS, Arrays, Piece, build
+from workloads.cosmoflow.build import SPLITS, Arrays, Piece, build_universes
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 from workloads.cosmoflow.convert import convert, export_tfrecord, fetch, split_cubes
 from workloads.cosmoflow.cosmology import Simulation, universe
@@ -79,7 +79,7 @@ def generate(
     pieces = [
         Piece(split, shard, partial(_shard, universes, settings, seed, count_one)) for split, shard, universes in plan
     ]
-    build(root, recipe, pieces, size=size, seed=seed, compression=settings.compression, world=world)
+    build_universes(root, recipe, pieces, size=size, seed=seed, compression=settings.compression, world=world)
 
 
 def _plan(settings: DataSize) -> list[tuple[str, int, range]]:
