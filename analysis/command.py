@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from analysis.report import Report, Verdict
 
 
-@click.command()
+@click.command(
+    epilog="""\b
+Examples:
+  mlhpc report runs/first -o report.html
+  mlhpc report packages/ACME published/hpc_results_v3.0 -o comparison.html
+"""
+)
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "-o", "--output", default="report.html", show_default=True, type=click.Path(path_type=Path), help="The page."

@@ -116,6 +116,8 @@ def verify(root: Path, deep: bool) -> None:
     """Check a data set against its manifest. Exit code 1 if anything is missing or damaged."""
     from suite import shards
 
+    if not root.exists():
+        raise ValueError(f"{root}: does not exist; expected the folder of a data set")
     begin = time.monotonic()
     try:
         manifest = shards.read_manifest(root)

@@ -63,6 +63,11 @@ class Check:
 
 @click.command(
     epilog="""\b
+Examples:
+  mlhpc doctor
+  mlhpc doctor --json
+
+\b
 Exit codes: 0 a local run can start, 1 something it needs is missing.
 """
 )
