@@ -3,8 +3,10 @@
     <root>/manifest.json              version 1, written last: its presence means the data set is complete
     <root>/<split>/shard_00000.h5     datasets by name, all with the samples in the first dimension
 
-Every sample of a split has the same shape. Uncompressed datasets are contiguous in the file and gzip datasets have one
-chunk per sample, so the reader asks HDF5 for offsets once per shard and reads through a memory map from then on.
+Samples of one length have one shape in all of a split. Samples of different length are ragged: ``AXIS.offsets`` (samples + 1
+numbers from 0) says which rows of every ``AXIS.name`` belong to which sample (``atom.offsets``, ``atom.position``, ...).
+Uncompressed datasets are contiguous in the file and gzip datasets have one chunk per sample, so the reader asks HDF5 for
+offsets once per shard and reads through a memory map from then on.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
@@ -33,6 +36,7 @@ CHUNKED_FROM_BYTES = 1024  # a sample smaller than this is not worth a chunk of 
 GZIP_LEVEL = 4
 PREFETCH_FROM_BYTES = 128 * 1024  # a sample larger than the kernel's usual read-ahead is asked for before it is touched
 BLOCK_BYTES = 8 << 20
+OFFSETS = ".offsets"  # ends the name of the dataset that makes the others of its axis ragged
 
 Compression = Literal["none", "gzip"]
 
@@ -102,7 +106,8 @@ def shard_path(root: Path, split: str, index: int) -> Path:
 def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]], *, compression: Compression = "none") -> ShardEntry:
     """Write ``<root>/<split>/<name>.h5`` beside its place, force it to the disk, then rename it.
 
-    The first dimension of every array is the sample. The same arrays give the same file, byte for byte.
+    The first dimension of every array is the sample, of ragged ones the row (see the top of this module); ragged
+    arrays are never compressed. The same arrays give the same file, byte for byte.
     """
     samples = _sample_count(path, arrays)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +117,8 @@ def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]], *, compression: 
     ) as file:
         for name, array in arrays.items():
             sample_bytes = array.nbytes // samples
-            chunked = compression == "gzip" and sample_bytes >= CHUNKED_FROM_BYTES
+            ragged = _offsets_of(name) in arrays
+            chunked = compression == "gzip" and sample_bytes >= CHUNKED_FROM_BYTES and not ragged
             layout = (
                 {"chunks": (1, *array.shape[1:]), "compression": "gzip", "compression_opts": GZIP_LEVEL}
                 if chunked
@@ -217,7 +223,10 @@ class ShardReader:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, indices: ArrayLike) -> dict[str, NDArray[Any]]:
-        """The samples of ``indices`` in their order, copied. ValueError names a shard that is missing or damaged."""
+        """The samples of ``indices`` in their order, copied. ValueError names a shard that is missing or damaged.
+
+        Ragged ones come one after the other, with offsets that say where each begins in this answer.
+        """
         wanted = np.asarray(indices, dtype=np.int64)
         if len(wanted) == 0 or wanted.min() < 0 or wanted.max() >= len(self):
             raise IndexError(f"samples {_brief(wanted.tolist())}: expected one or more of 0..{len(self) - 1}")
@@ -231,10 +240,13 @@ class ShardReader:
             for column, place in places:
                 if column.prefetch is not None:
                     column.prefetch(place)
+            if like.ragged:
+                batch[name] = np.concatenate([column.sample(place) for column, place in places])
+                continue
             out = np.empty((len(places), *like.shape), like.dtype)
             for position, (column, place) in enumerate(places):
                 out[position] = column.sample(place)
-            batch[name] = out
+            batch[name] = np.concatenate([[0], np.cumsum(out)]) if name.endswith(OFFSETS) else out
         return batch
 
     def _open(self, number: int) -> dict[str, _Column]:
@@ -252,7 +264,7 @@ class ShardReader:
         path = self._root / entry.file
         columns = _columns(path)
         first = next((shard for shard in self._shards if shard is not None), columns)
-        kinds = [{name: (c.shape, c.dtype) for name, c in shard.items()} for shard in (first, columns)]
+        kinds = [{name: (c.shape, c.dtype, c.ragged) for name, c in shard.items()} for shard in (first, columns)]
         if kinds[0] != kinds[1] or any(column.samples != entry.samples for column in columns.values()):
             raise ValueError(f"{path}: datasets differ from the manifest and the other shards of the split")
         return columns
@@ -260,13 +272,17 @@ class ShardReader:
 
 @dataclass(frozen=True)
 class _Column:
-    """One dataset of one mapped shard. ``sample`` takes indices from -samples to samples - 1."""
+    """One dataset of one mapped shard. ``sample`` takes indices from -samples to samples - 1.
+
+    A sample of a ragged dataset is some rows of ``shape``; a sample of offsets is the number of its rows.
+    """
 
     samples: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     sample: Callable[[int], NDArray[Any]]
     prefetch: Callable[[int], None] | None
+    ragged: bool = False
 
 
 def _columns(path: Path) -> dict[str, _Column]:
@@ -275,19 +291,77 @@ def _columns(path: Path) -> dict[str, _Column]:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
-            return {name: _column(path, mapped, shard[name]) for name in shard}
+            offsets = {name: _offsets(path, shard[name]) for name in shard if name.endswith(OFFSETS)}
+            return {name: _any_column(path, mapped, shard[name], name, offsets) for name in shard}
         except (KeyError, AttributeError, OSError, RuntimeError) as error:  # how h5py answers a damaged structure
             raise ValueError(f"{path}: damaged HDF5 structure: {error}") from None
+
+
+def _offsets_of(name: str) -> str:
+    """The dataset that makes ``name`` ragged if it exists."""
+    axis, separator, _ = name.partition(".")
+    return axis + OFFSETS if separator and not name.endswith(OFFSETS) else ""
+
+
+def _offsets(path: Path, dataset: Any) -> NDArray[np.int64]:
+    """Offsets as they stand in the file: checked, because every later read trusts them."""
+    values = np.asarray(dataset[...])
+    problem = _offsets_problem(values)
+    if problem is not None:
+        raise ValueError(f"{path}: dataset {dataset.name!r} {problem}")
+    return values
+
+
+def _offsets_problem(values: NDArray[Any]) -> str | None:
+    if values.ndim != 1 or len(values) < 2 or values.dtype != np.int64 or values[0] != 0 or (np.diff(values) < 0).any():
+        return f"is {values.dtype} {_brief(values.tolist())}: expected int64 offsets that rise from 0"
+    return None
+
+
+def _any_column(
+    path: Path, mapped: mmap.mmap, dataset: Any, name: str, offsets: Mapping[str, NDArray[np.int64]]
+) -> _Column:
+    if name in offsets:
+        lengths = np.diff(offsets[name])
+        return _Column(len(lengths), (), lengths.dtype, lengths.__getitem__, None)
+    if _offsets_of(name) in offsets:
+        return _ragged_column(path, mapped, dataset, offsets[_offsets_of(name)])
+    return _column(path, mapped, dataset)
+
+
+def _ragged_column(path: Path, mapped: mmap.mmap, dataset: Any, offsets: NDArray[np.int64]) -> _Column:
+    if dataset.chunks is not None or len(dataset) != offsets[-1]:
+        raise ValueError(
+            f"{path}: dataset {dataset.name!r} has {len(dataset)} rows: expected {offsets[-1]}, contiguous, as its offsets say"
+        )
+    begin, rows = _map_array(path, mapped, dataset)
+    samples, row_bytes = len(offsets) - 1, dataset.nbytes // len(dataset)
+
+    def sample(index: int) -> NDArray[Any]:
+        place = index % samples
+        return rows[offsets[place] : offsets[place + 1]]
+
+    prefetch = None
+    if int(np.diff(offsets).max()) * row_bytes >= PREFETCH_FROM_BYTES:
+        extents = [(begin + int(a) * row_bytes, int(b - a) * row_bytes) for a, b in pairwise(offsets)]
+        prefetch = _prefetch(mapped, extents)
+    return _Column(samples, tuple(dataset.shape[1:]), dataset.dtype, sample, prefetch, ragged=True)
+
+
+def _map_array(path: Path, mapped: mmap.mmap, dataset: Any) -> tuple[int, NDArray[Any]]:
+    """Where a contiguous dataset begins in its file, and its values as a view of the map."""
+    offset = dataset.id.get_offset()
+    if offset is None or offset + dataset.nbytes > len(mapped):
+        raise ValueError(f"{path}: dataset {dataset.name!r} does not lie inside the file's {len(mapped)} bytes")
+    return offset, np.frombuffer(mapped, dataset.dtype, dataset.size, offset).reshape(dataset.shape)
 
 
 def _column(path: Path, mapped: mmap.mmap, dataset: Any) -> _Column:
     samples, *rest = dataset.shape
     shape, dtype = tuple(rest), dataset.dtype
     if dataset.chunks is None:
-        offset, sample_bytes = dataset.id.get_offset(), dataset.nbytes // samples
-        if offset is None or offset + dataset.nbytes > len(mapped):
-            raise ValueError(f"{path}: dataset {dataset.name!r} does not lie inside the file's {len(mapped)} bytes")
-        array = np.frombuffer(mapped, dtype, dataset.size, offset).reshape(dataset.shape)
+        offset, array = _map_array(path, mapped, dataset)
+        sample_bytes = dataset.nbytes // samples
         extents = [(offset + i * sample_bytes, sample_bytes) for i in range(samples)]
         return _Column(samples, shape, dtype, array.__getitem__, _prefetch(mapped, extents))
     if dataset.chunks != (1, *shape) or dataset.compression != "gzip" or dataset.shuffle or dataset.fletcher32:
@@ -330,6 +404,17 @@ def _open(path: Path) -> h5py.File:
 
 def _sample_count(path: Path, arrays: Mapping[str, NDArray[Any]]) -> int:
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    for name, rows in list(counts.items()):
+        offsets = arrays.get(_offsets_of(name))
+        if name.endswith(OFFSETS):
+            problem = _offsets_problem(arrays[name])
+            if problem is not None:
+                raise ValueError(f"{path}: array {name!r} {problem}")
+            counts[name] = rows - 1
+        elif offsets is not None:
+            if rows == 0 or rows != offsets[-1]:
+                raise ValueError(f"{path}: array {name!r} has {rows} rows, its offsets say {offsets[-1]}")
+            counts[name] = len(offsets) - 1
     if len(set(counts.values())) != 1 or 0 in counts.values():
         raise ValueError(f"{path}: expected arrays with one number of samples in the first dimension, found {counts}")
     return next(iter(counts.values()))

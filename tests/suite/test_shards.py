@@ -217,3 +217,112 @@ def test_no_manifest_means_no_data_set(tmp_path: Path) -> None:
 def test_an_unknown_split_is_answered_with_the_splits(root: Path) -> None:
     with pytest.raises(ValueError, match="no split 'valid'; splits: train"):
         ShardReader(root, "valid")
+
+
+def ragged_arrays(shard: int, samples: int) -> dict[str, np.ndarray]:
+    """Samples of 0 to 6 rows, the first of at least one; beside them one number per sample."""
+    rng = np.random.default_rng(100 + shard)
+    lengths = rng.integers(0, 7, samples)
+    lengths[0] += 1
+    rows = int(lengths.sum())
+    return {
+        "atom.offsets": np.concatenate([[0], np.cumsum(lengths)]),
+        "atom.position": rng.random((rows, 3)).astype(np.float32),
+        "atom.number": rng.integers(1, 90, rows).astype(np.uint8),
+        "energy": rng.random(samples),
+    }
+
+
+def make_ragged(root: Path, compression: Compression = "none") -> list[dict[str, np.ndarray]]:
+    """Write three ragged shards; the samples as they were written."""
+    parts = [ragged_arrays(i, n) for i, n in enumerate(SAMPLES)]
+    entries = tuple(
+        write_shard(shard_path(root, "train", i), part, compression=compression) for i, part in enumerate(parts)
+    )
+    write_manifest(root, Manifest(workload="toy", size="smoke", seed=7, generator={}, splits={"train": entries}))
+    return [
+        {
+            "atom.position": part["atom.position"][begin:end],
+            "atom.number": part["atom.number"][begin:end],
+            "energy": part["energy"][place],
+        }
+        for part in parts
+        for place, (begin, end) in enumerate(zip(part["atom.offsets"], part["atom.offsets"][1:], strict=False))
+    ]
+
+
+@pytest.fixture(scope="module", params=["none", "gzip"])
+def ragged(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[dict[str, np.ndarray]]]:
+    folder = tmp_path_factory.mktemp("ragged")
+    return folder, make_ragged(folder, request.param)
+
+
+@given(indices=st.lists(st.integers(0, sum(SAMPLES) - 1), min_size=1, max_size=20))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_ragged_samples_come_back_in_any_order_with_their_own_offsets(
+    ragged: tuple[Path, list[dict[str, np.ndarray]]], indices: list[int]
+) -> None:
+    root, written = ragged
+    batch = ShardReader(root, "train").read(indices)
+    offsets = batch["atom.offsets"]
+    assert len(offsets) == len(indices) + 1
+    assert offsets[-1] == len(batch["atom.position"]) == len(batch["atom.number"])
+    for place, index in enumerate(indices):
+        here = slice(offsets[place], offsets[place + 1])
+        for name in ("atom.position", "atom.number"):
+            assert batch[name].dtype == written[index][name].dtype
+            np.testing.assert_array_equal(batch[name][here], written[index][name])
+        assert batch["energy"][place] == written[index]["energy"]
+
+
+def test_a_ragged_shard_counts_samples_not_rows_and_is_found_again(tmp_path: Path) -> None:
+    path = shard_path(tmp_path, "train", 0)
+    entry = write_shard(path, ragged_arrays(1, 9))
+    assert entry.samples == 9
+    assert shard_entry(path) == entry
+    assert write_shard(shard_path(tmp_path / "again", "train", 0), ragged_arrays(1, 9)) == entry
+
+
+def test_large_ragged_samples_are_read_whole(tmp_path: Path) -> None:
+    lengths = np.array([50_000, 1, 70_000])
+    values = np.arange(lengths.sum(), dtype=np.float64)
+    entry = write_shard(
+        shard_path(tmp_path, "train", 0),
+        {"t.offsets": np.concatenate([[0], np.cumsum(lengths)]), "t.value": values},
+    )
+    write_manifest(tmp_path, Manifest(workload="t", size="s", seed=0, generator={}, splits={"train": (entry,)}))
+    batch = ShardReader(tmp_path, "train").read([2, 0])
+    assert batch["t.offsets"].tolist() == [0, 70_000, 120_000]
+    np.testing.assert_array_equal(batch["t.value"], np.concatenate([values[50_001:], values[:50_000]]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"atom.offsets": np.array([0, 3, 2, 6])}, "expected int64 offsets that rise from 0"),
+        ({"atom.offsets": np.array([1, 3, 6])}, "expected int64 offsets that rise from 0"),
+        ({"atom.offsets": np.array([0.0, 3.0, 6.0])}, "expected int64 offsets that rise from 0"),
+        ({"atom.offsets": np.array([0, 3, 7])}, "'atom.x' has 6 rows, its offsets say 7"),
+        ({"energy": np.zeros(3)}, "found {'atom.offsets': 2, 'atom.x': 2, 'energy': 3}"),
+    ],
+)
+def test_offsets_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, np.ndarray], message: str) -> None:
+    good = {"atom.offsets": np.array([0, 3, 6]), "atom.x": np.zeros(6), "energy": np.zeros(2)}
+    path = shard_path(tmp_path, "train", 0)
+    with pytest.raises(ValueError, match=r"^.*$") as caught:
+        write_shard(path, good | change)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+
+
+def test_offsets_damaged_in_the_file_end_in_one_line(tmp_path: Path) -> None:
+    make_ragged(tmp_path)
+    path = shard_path(tmp_path, "train", 0)
+    offsets = ragged_arrays(0, SAMPLES[0])["atom.offsets"].tobytes()
+    whole = path.read_bytes()
+    assert whole.count(offsets) == 1
+    path.write_bytes(whole.replace(offsets, b"\xff" * len(offsets)))
+    with pytest.raises(ValueError, match=f"^{path}: dataset '/atom.offsets' is int64 "):
+        ShardReader(tmp_path, "train").read([0])
