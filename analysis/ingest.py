@@ -29,6 +29,16 @@ from suite.system import describe, read_nodes, system_description
 STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
 BESIDE_STEP = ("overlapped_communication",)
 PLACEHOLDER_STAGING_S = 1.0
+LARGEST_PLAUSIBLE = 1e12
+COUNTS = (
+    "ranks",
+    "nodes",
+    "accelerators_per_node",
+    "global_batch_size",
+    "train_samples",
+    "eval_samples",
+    "model_parameters",
+)
 UNKNOWN = "unknown"
 
 
@@ -160,12 +170,26 @@ def _run_row(
         "seed": None if record.seed is None else str(record.seed),
         "precision": _text(record.hyperparameters.get("precision") or run_config.get("precision")),
         "cache_state": record.cache_state,
-        "model_parameters": record.model_parameters or record.hyperparameters.get("model_parameters_count"),
+        "model_parameters": record.model_parameters or number(record.hyperparameters.get("model_parameters_count")),
         "config": json.dumps(run_config, sort_keys=True) if run_config else None,
         "hyperparameters": json.dumps(dict(record.hyperparameters), sort_keys=True),
     }
+    row |= _logged_extras(record)
+    row["implausible"] = _drop_implausible(row)
     row |= _outcome(row, line, target)
-    return row | _logged_extras(record) | _doubts(row, log, record, line)
+    return row | _doubts(row, log, record, line)
+
+
+def _drop_implausible(row: dict[str, Any]) -> str | None:
+    """Empty the columns whose number cannot be (negative, or beyond 1e12) and name them."""
+    given = [
+        name
+        for name, value in row.items()
+        if name.startswith(("step_", "startup_", "staging_bytes", "staging_gb")) or name in COUNTS
+        if isinstance(value, int | float) and not 0 <= value <= LARGEST_PLAUSIBLE
+    ]
+    row.update(dict.fromkeys(given))
+    return ", ".join(given) or None
 
 
 def _outcome(row: Mapping[str, Any], line: Timeline, target: Target | None) -> dict[str, Any]:
@@ -212,9 +236,8 @@ def _epochs(evaluation: Evaluation | None, line: Timeline, unit: float | None) -
     """Epochs trained when an evaluation was made."""
     if evaluation is None or evaluation.number is None:
         return None
-    if unit is not None:
-        return evaluation.number / unit
-    return evaluation.number + (1.0 if line.zero_based else 0.0)
+    epochs = evaluation.number / unit if unit else evaluation.number + (1.0 if line.zero_based else 0.0)
+    return epochs if 0.0 <= epochs <= LARGEST_PLAUSIBLE else None
 
 
 def _epochs_run(
@@ -240,8 +263,8 @@ def _logged_extras(record: RunRecord) -> dict[str, Any]:
     return row | {
         "staging_bytes": number(staging.get("bytes")),
         "staging_gb_per_s": number(staging.get("gb_per_s")),
-        "staging_reused": staging.get("reused"),
-        "staging_overlapped": staging.get("overlapped"),
+        "staging_reused": _text(staging.get("reused")),
+        "staging_overlapped": _text(staging.get("overlapped")),
         "model_flops_per_sample": work.get("model_flops"),
         "executed_flops_per_sample": work.get("executed_flops"),
         "algorithmic_bytes_per_sample": work.get("algorithmic_bytes"),

@@ -45,6 +45,7 @@ _CHECKS = (
     _Check("problem", "never reached the target", lambda r: r["outcome"] == "target missed"),
     _Check("problem", "logged status success without reaching the target", lambda r: r["success_without_target"]),
     _Check("problem", "contain lines that cannot be read as events", lambda r: r["damaged_lines"] > 0),
+    _Check("problem", "log numbers that cannot be; they are left out", lambda r: r["implausible"].notna()),
     _Check("problem", "have no known target, neither card nor public round", lambda r: r["target"].isna()),
     _Check("doubt", "log a scale that cannot be; what was used is in the table", lambda r: r["scale_suspect"]),
     _Check("doubt", "started with the file cache in an unverified state", lambda r: r["cache_state"] == "unverified"),

@@ -26,6 +26,7 @@ from suite import VERSION
 REPORT_VERSION = 1
 NOT_VERIFIED = "Result not verified by MLCommons Association"
 FINDINGS_SHOWN = 100
+LAST_DATE_MS = 4102444800000  # 2100-01-01; later is a broken clock
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,8 @@ def _title(study: Study) -> str:
 
 
 def _dates(study: Study) -> str:
-    starts = pd.to_datetime(study.runs["run_start_ms"].dropna(), unit="ms", utc=True)
+    known = pd.to_numeric(study.runs["run_start_ms"])
+    starts = pd.to_datetime(known[known.between(0, LAST_DATE_MS)], unit="ms", utc=True)
     if starts.empty:
         return "no log has a run_start"
     first, last = starts.min().strftime("%Y-%m-%d"), starts.max().strftime("%Y-%m-%d")

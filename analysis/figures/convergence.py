@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.drawing import BLUE, GREY, INK, VERMILION, clip, panels
-from analysis.ingest import parsed
+from analysis.ingest import LARGEST_PLAUSIBLE, parsed
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Convergence"
@@ -17,7 +17,8 @@ QUESTION = "How many epochs does the target take, and how much do runs differ?"
 CAPTION = (
     "Every run that logged an evaluation, scored or not, up to run_stop; a cross marks a run that never "
     "reached the target. The dot is the first evaluation that meets the target (dashed line): the epochs to "
-    "target. Panels of one benchmark and size share their axes."
+    "target. Dotted lines are what trivial and analytic predictors reach. Panels of one benchmark and size "
+    "share their axes."
 )
 ORDER = 20
 COLUMNS = 3
@@ -67,10 +68,9 @@ def draw(study: Study) -> Figure:
             )  # fmt: skip
         if pd.notna(row["target"]):
             axis.axhline(row["target"], color=INK, linestyle="--", linewidth=1.0)
-        for name, value in parsed(row["baselines"]).items():
-            if value is not None:
-                axis.axhline(value, color=GREY, linestyle=":", linewidth=1.4)
-                axis.text(last, value, clip(name, 24), ha="right", va="bottom", color=INK)
+        for name, value in _baselines(row["baselines"]).items():
+            axis.axhline(value, color=GREY, linestyle=":", linewidth=1.4)
+            axis.text(last, value, clip(name, 24), ha="right", va="bottom", color=INK)
         axis.set_ylim(low, high)
         axis.set_xlim(0, last)
         if last > 2:
@@ -89,14 +89,19 @@ def _limits(part: pd.DataFrame) -> tuple[float, float, float]:
     """Lowest and highest metric to show (early outliers are cut), target and baselines included, and the last epoch."""
     values = [*part["value"].quantile([0.0, 0.98]), *part["target"].dropna().unique()]
     for text in part["baselines"].dropna().unique():
-        values += [value for value in parsed(text).values() if value is not None]
+        values += _baselines(text).values()
     low, high = min(values), max(values)
     pad = 0.06 * (high - low or abs(high) or 1.0)
     return low - pad, high + pad, part["epochs"].max() * 1.04
 
 
+def _baselines(text: object) -> dict[str, float]:
+    return {name: value for name, value in parsed(text).items() if abs(value) < LARGEST_PLAUSIBLE}
+
+
 def _curves(study: Study) -> pd.DataFrame:
     evals = study.tables.evals
     evals = evals[~evals["after_run_stop"].astype(bool)].dropna(subset=["epochs", "value"])
+    evals = evals[(evals["value"].abs() < LARGEST_PLAUSIBLE) & evals["epochs"].between(0, LARGEST_PLAUSIBLE)]
     columns = ["run", "group", "benchmark", "size", "target", "baselines"]
     return evals.merge(study.runs[columns], on="run")

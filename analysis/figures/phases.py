@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.drawing import BLUE, GREEN, GREY, PURPLE, VERMILION, bars, beside, clip
+from analysis.ingest import LARGEST_PLAUSIBLE
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Inside a training step"
@@ -32,6 +33,7 @@ def table(study: Study) -> pd.DataFrame:
     rows = []
     steps = study.tables.phases.drop_duplicates(["run", "source", "epoch_num", "first_step"])
     per_run = steps[steps["source"] == "rank 0, window"].groupby("run")["steps"].sum()
+    per_run = per_run[per_run.between(1, LARGEST_PLAUSIBLE)]
     for row in study.results.to_dict("records"):
         chosen = study.runs[study.runs["run"].isin(study.selections[row["group"]].averaged)]
         chosen = chosen[chosen["step_forward_backward_s"].notna() & chosen["run"].isin(per_run.index)]

@@ -43,7 +43,7 @@ def draw(study: Study) -> Figure:
     places = np.arange(len(frame))
     at = np.zeros(len(frame))
     for _, title, colour in PARTS:
-        width = frame[f"{title} [s], median rank"].to_numpy(float)
+        width = frame[f"{title} [s], median rank"].fillna(0.0).to_numpy(float)
         axis.barh(places, width, left=at, height=0.72, color=colour, label=title)
         at = at + width
     for place, value in enumerate(at):
