@@ -147,7 +147,7 @@ def test_plain_progress_speaks_every_few_seconds(capsys: pytest.CaptureFixture[s
         (("data", "generate", "cosmoflow", "--size", "tiny"), 2, "mlhpc: cosmoflow: unknown size 'tiny'; sizes: "),
         (("data", "generate", "nosuch", "--size", "tiny"), 2, "mlhpc: unknown workload 'nosuch'; workloads: cosmoflow"),
         (("data", "generate", "cosmoflow", "--size", "smoke", "--ranks", "2", "-o", "/proc/no"), 2, "mlhpc: "),
-        (("data", "verify", "/nowhere"), 2, "/nowhere: does not exist; expected the folder of a data set"),
+        (("data", "verify", "/nowhere"), 2, "mlhpc: /nowhere: does not exist; expected the folder of a data set"),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(words: tuple[str, ...], code: int, message: str) -> None:
