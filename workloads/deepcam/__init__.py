@@ -1,0 +1,14 @@
+"""DeepCAM: tropical cyclones and atmospheric rivers, segmented in 16-channel climate fields. No torch."""
+
+from pathlib import Path
+
+from suite.workload import Descriptor
+from workloads.deepcam.config import DeepCamConfig
+
+DESCRIPTOR = Descriptor(
+    name="deepcam",
+    folder=Path(__file__).parent,
+    hyperparameters=DeepCamConfig,
+    implementation="workloads.deepcam.workload:DeepCam",
+    generator="workloads.deepcam.generate",
+)

@@ -1,0 +1,105 @@
+"""Batch normalisation over the batches of a group of ranks, on any device that torch.distributed reaches. CPU included.
+
+torch's SyncBatchNorm wants CUDA. Here a rank gathers its group's counts, means and variances in the forward pass and sums two
+numbers per channel in the backward pass; the result is that of one batch holding the samples of all ranks of the group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from suite.distributed import World
+
+
+class GroupBatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm2d whose training statistics span the ranks of ``group``; without a group it is BatchNorm2d."""
+
+    group: dist.ProcessGroup | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise (N, C, H, W); in training also update the running statistics."""
+        if self.group is None or not self.training:
+            return super().forward(x)
+        y, mean_C, variance_C, count = _GroupNormalise.apply(x, self.weight, self.bias, self.group, self.eps)
+        with torch.no_grad():
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            assert self.momentum is not None
+            self.running_mean.lerp_(mean_C, self.momentum)
+            self.running_var.lerp_(variance_C * (count / (count - 1)), self.momentum)
+        return y  # type: ignore[no-any-return]
+
+
+def join_groups(model: nn.Module, world: World, size: int) -> None:
+    """Let every GroupBatchNorm2d span ``size`` consecutive ranks; torch.distributed runs already. Every rank calls."""
+    if size == 1:
+        return
+    if world.size % size:
+        raise ValueError(f"batchnorm_group_size {size} does not divide the {world.size} ranks of this run")
+    groups = [dist.new_group(list(range(begin, begin + size))) for begin in range(0, world.size, size)]
+    for module in model.modules():
+        if isinstance(module, GroupBatchNorm2d):
+            module.group = groups[world.rank // size]
+
+
+def average_statistics(model: nn.Module, world: World) -> None:
+    """Running means and variances become their averages over all ranks, as the reference has it. Every rank calls."""
+    if world.size == 1:
+        return
+    names = ("running_mean", "running_var")
+    buffers = [
+        getattr(module, name) for module in model.modules() if isinstance(module, nn.BatchNorm2d) for name in names
+    ]
+    flat = torch.cat(buffers).double().cpu().numpy()
+    averaged = torch.from_numpy(np.asarray(world.transport.sum(flat)) / world.size)
+    for buffer, value in zip(buffers, averaged.split([len(buffer) for buffer in buffers]), strict=True):
+        buffer.copy_(value)
+
+
+def statistics_names(model: nn.Module) -> list[str]:
+    """Names of the buffers that differ between ranks while training: DDP must not overwrite them with rank 0's."""
+    names = [name for name, _ in model.named_buffers()]
+    return [*names, *(f"_orig_mod.{name}" for name in names)]  # the second as torch.compile's wrapper calls them
+
+
+class _GroupNormalise(torch.autograd.Function):
+    """Output, mean, biased variance and number of values per channel, the last three over the group."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight_C: Tensor, bias_C: Tensor, group: dist.ProcessGroup, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        variance_C, mean_C = torch.var_mean(x.float(), dim=(0, 2, 3), correction=0)
+        mine = torch.stack([torch.full_like(mean_C, x.numel() / x.shape[1]), mean_C, variance_C])
+        gathered = [torch.empty_like(mine) for _ in range(group.size())]
+        dist.all_gather(gathered, mine, group=group)
+        count_GC, mean_GC, variance_GC = torch.stack(gathered, dim=1)
+        count_C = count_GC.sum(dim=0)
+        mean_C = (count_GC * mean_GC).sum(dim=0) / count_C
+        variance_C = (count_GC * (variance_GC + (mean_GC - mean_C).square())).sum(dim=0) / count_C
+        y = F.batch_norm(x, mean_C, variance_C, weight_C, bias_C, training=False, eps=eps)
+        ctx.save_for_backward(x, weight_C, mean_C, torch.rsqrt(variance_C + eps), count_C)
+        ctx.group = group
+        ctx.mark_non_differentiable(mean_C, variance_C, count_C)
+        return y, mean_C, variance_C, count_C
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor, *unused: Any) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        x, weight_C, mean_C, scale_C, count_C = ctx.saved_tensors
+        shape = (1, -1, 1, 1)
+        grad = grad_y.float()
+        normalised = (x.float() - mean_C.view(shape)) * scale_C.view(shape)
+        grad_bias_C = grad.sum(dim=(0, 2, 3))
+        grad_weight_C = (grad * normalised).sum(dim=(0, 2, 3))
+        sums_2C = torch.stack([grad_bias_C, grad_weight_C])
+        dist.all_reduce(sums_2C, group=ctx.group)
+        mean_grad_C, mean_product_C = sums_2C / count_C
+        factor_C = weight_C * scale_C
+        grad_x = (grad - mean_grad_C.view(shape) - normalised * mean_product_C.view(shape)) * factor_C.view(shape)
+        return grad_x.to(x.dtype), grad_weight_C, grad_bias_C, None, None

@@ -1,0 +1,146 @@
+"""Turns recipes into complete sharded data sets: over ranks, continued after a kill, the manifest last. Knows no climate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import h5py
+from numpy.typing import NDArray
+
+from suite.distributed import World
+from suite.shards import (
+    MANIFEST_NAME,
+    Manifest,
+    ShardEntry,
+    read_manifest,
+    shard_entry,
+    shard_path,
+    write_manifest,
+    write_shard,
+)
+
+UNFINISHED_NAME = "generation.json"  # what an incomplete folder is going to be; the manifest takes its place
+
+Arrays = dict[str, NDArray[Any]]
+Summary = TypeVar("Summary")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One shard to be."""
+
+    split: str
+    shard: int
+    make: Callable[[], Arrays]
+
+
+@dataclass(frozen=True)
+class Plan(Generic[Summary]):
+    """A data set to be. ``summarise`` sees each shard's arrays, ``attributes`` the summaries of each split in order."""
+
+    workload: str
+    size: str
+    seed: int
+    recipe: Mapping[str, Any]
+    pieces: Sequence[Piece]
+    summarise: Callable[[Arrays], Summary]
+    attributes: Callable[[Mapping[str, Sequence[Summary]]], dict[str, Any]]
+
+
+def build(root: Path, plan: Plan[Summary], world: World) -> None:
+    """Write a data set. A complete one of this recipe is left as it is, finished shards of an interrupted one are kept.
+
+    ValueError on every rank if the folder holds other data or a shard cannot be made.
+    """
+    recipe = json.loads(json.dumps(dict(plan.recipe)))
+    complete, problem = False, None
+    if world.is_first:
+        try:
+            complete = _claim(root, recipe)
+        except (OSError, ValueError) as error:
+            problem = error
+    world.check_together(problem)
+    if world.broadcast(complete):
+        return
+    shards = _write_all(root, plan, world)
+    if world.is_first:
+        try:
+            write_manifest(root, _manifest(plan, recipe, shards))
+            (root / UNFINISHED_NAME).unlink()
+        except (OSError, ValueError) as error:
+            problem = error
+    world.check_together(problem)
+
+
+@dataclass(frozen=True)
+class _Shard(Generic[Summary]):
+    split: str
+    shard: int
+    entry: ShardEntry
+    summary: Summary
+
+
+def _claim(root: Path, recipe: dict[str, Any]) -> bool:
+    """True if the data set is there already. Notes what the folder is becoming, or compares with what it is."""
+    complete = (root / MANIFEST_NAME).exists()
+    note = root / UNFINISHED_NAME
+    if complete:
+        found = read_manifest(root).generator
+    elif note.exists():
+        found = json.loads(note.read_text())
+    elif root.exists() and any(root.iterdir()):
+        raise ValueError(f"{root}: not empty and not an unfinished data set; choose another folder")
+    else:
+        root.mkdir(parents=True, exist_ok=True)
+        part = note.with_name(note.name + ".part")
+        part.write_text(json.dumps(recipe, indent=1) + "\n")
+        part.replace(note)
+        return False
+    different = sorted(key for key in found.keys() | recipe.keys() if found.get(key) != recipe.get(key))
+    if different:
+        key = different[0]
+        raise ValueError(
+            f"{root}: holds other data: {key} is {found.get(key)!r}, not {recipe.get(key)!r}; choose another folder"
+        )
+    return complete
+
+
+def _write_all(root: Path, plan: Plan[Summary], world: World) -> list[_Shard[Summary]]:
+    """Write this rank's shards, keeping finished ones; all ranks' shards in order. One rank's failure ends all."""
+    shards, problem = [], None
+    try:
+        for piece in plan.pieces[world.rank :: world.size]:
+            path = shard_path(root, piece.split, piece.shard)
+            if path.exists():
+                entry, arrays = shard_entry(path), _read(path)
+            else:
+                arrays = piece.make()
+                entry = write_shard(path, arrays)
+            shards.append(_Shard(piece.split, piece.shard, entry, plan.summarise(arrays)))
+    except (OSError, ValueError) as error:
+        problem = error
+    world.check_together(problem)
+    everywhere = [shard for rank in world.allgather(shards) for shard in rank]
+    return sorted(everywhere, key=lambda shard: (shard.split, shard.shard))
+
+
+def _read(path: Path) -> Arrays:
+    with h5py.File(path, "r", locking=False) as file:
+        return {name: file[name][...] for name in file}
+
+
+def _manifest(plan: Plan[Summary], recipe: dict[str, Any], shards: list[_Shard[Summary]]) -> Manifest:
+    splits = dict.fromkeys(piece.split for piece in plan.pieces)
+    by_split = {split: [shard for shard in shards if shard.split == split] for split in splits}
+    return Manifest(
+        workload=plan.workload,
+        size=plan.size,
+        seed=plan.seed,
+        generator=recipe,
+        splits={split: tuple(shard.entry for shard in by_split[split]) for split in splits},
+        attributes=plan.attributes({split: [shard.summary for shard in by_split[split]] for split in splits}),
+    )

@@ -1,0 +1,331 @@
+"""Synthetic weather: 16 channels of a CAM5 snapshot with tropical cyclones and atmospheric rivers, and where they are.
+
+A zonal climate, Gaussian random fields and balanced winds carry the events. Labels come from the generating event, not from a
+detector. Decoys share single properties with events, so that no threshold on one channel finds them: cold-core cyclones,
+weak tropical lows, moist air that does not move, dry jets.
+
+Arrays are (H, W) float32 from south to north; distances in degrees of latitude, pressures in Pa, winds in m/s, TMQ in kg/m^2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+from scipy.special import expit
+
+from workloads.deepcam.config import CHANNELS
+
+Field = NDArray[np.float32]
+
+GALE = np.float32(17.0)  # m/s: a tropical cyclone is where its own wind is stronger ...
+CYCLONE_RADIUS = np.float32(4.5)  # ... within this distance
+RIVER_MOISTURE = np.float32(9.0)  # kg/m^2: an atmospheric river is where it adds more to TMQ
+AIR_DENSITY = 1.15  # kg/m^3
+METRES_PER_DEGREE = 111.2e3
+CORIOLIS = 1.454e-4  # 2 * rotation rate of the Earth, 1/s
+LONGEST_WAVE = 35.0  # degrees: random fields are flat above
+NOISE = {  # standard deviation of what no scale resolves, per channel
+    **{"TMQ": 0.8, "U850": 0.8, "V850": 0.8, "UBOT": 0.8, "VBOT": 0.8, "QREFHT": 3e-4, "PS": 40.0, "PSL": 40.0},
+    **{"T200": 0.3, "T500": 0.3, "PRECT": 1e-8, "TS": 0.4, "TREFHT": 0.4, "Z1000": 4.0, "Z200": 8.0, "ZBOT": 0.3},
+}
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A window of the globe and the mean number of events and decoys in it; whole globes are periodic and keep their place.
+
+    ``cyclones`` and so on are means of Poisson distributions.
+    """
+
+    height: int
+    width: int
+    south: float
+    north: float
+    degrees_east: float
+    cyclones: float
+    rivers: float
+    cold_cyclones: float
+    weak_lows: float
+    moist_blobs: float
+    dry_jets: float
+
+
+def snapshot(domain: Domain, seed: int, index: int) -> tuple[Field, NDArray[np.uint8]]:
+    """Fields (H, W, 16) and labels (H, W) of one sample: a function of (domain, seed, index)."""
+    random = np.random.Generator(np.random.Philox(key=[seed, index]))
+    grid = _grid(domain)
+    weather = _background(domain, grid, random)
+    labels = np.zeros((domain.height, domain.width), dtype=np.uint8)
+    for _ in range(random.poisson(domain.cold_cyclones)):
+        _cold_cyclone(weather, grid, random)
+    for _ in range(random.poisson(domain.weak_lows)):
+        _tropical_low(weather, grid, random, weak=True)
+    for _ in range(random.poisson(domain.moist_blobs)):
+        _moist_blob(weather, grid, random)
+    for _ in range(random.poisson(domain.dry_jets)):
+        _filament(weather, grid, random, dry=True)
+    for _ in range(random.poisson(domain.rivers)):
+        labels[_filament(weather, grid, random, dry=False) > RIVER_MOISTURE] = 2
+    for _ in range(random.poisson(domain.cyclones)):
+        labels[_tropical_low(weather, grid, random, weak=False) > GALE] = 1
+    return _channels(weather, grid, random), labels
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Coordinates of the pixels: ``latitude`` (H, 1) and ``longitude`` (1, W), in degrees; ``period`` is 0 for a window."""
+
+    latitude: Field
+    longitude: Field
+    degrees_north: float
+    degrees_east: float
+    period: float
+    coriolis: Field
+
+    def place(self, random: np.random.Generator, low: float, high: float) -> tuple[float, float]:
+        """A random latitude with an absolute value in an interval, on this window's side or sides, and a longitude."""
+        latitude = random.uniform(low, high)
+        sides = [side for side in (1, -1) if self.latitude[0, 0] <= side * latitude <= self.latitude[-1, 0]] or [1]
+        return latitude * sides[random.integers(len(sides))], random.uniform(0, self.degrees_east)
+
+    def offsets(self, latitude: float, longitude: float) -> tuple[Field, Field]:
+        """Degrees east (of latitude, at that latitude) and north of a place."""
+        east = self.longitude - np.float32(longitude)
+        if self.period:
+            east = (east + np.float32(self.period / 2)) % np.float32(self.period) - np.float32(self.period / 2)
+        return east * np.float32(np.cos(np.radians(latitude))), self.latitude - np.float32(latitude)
+
+
+@dataclass
+class _Weather:
+    """What events change; the channels are derived from it."""
+
+    pressure: Field
+    u: Field
+    v: Field
+    moisture: Field
+    rain: Field
+    surface: Field
+    upper_500: Field
+    upper_200: Field
+
+
+@lru_cache(maxsize=4)
+def _grid(domain: Domain) -> _Grid:
+    step_north, step_east = (domain.north - domain.south) / domain.height, domain.degrees_east / domain.width
+    latitude = (domain.south + step_north * (np.arange(domain.height) + 0.5)).astype(np.float32)[:, None]
+    longitude = (step_east * (np.arange(domain.width) + 0.5)).astype(np.float32)[None, :]
+    sine = np.sin(np.radians(latitude))
+    return _Grid(
+        latitude,
+        longitude,
+        domain.north - domain.south,
+        domain.degrees_east,
+        360.0 if domain.degrees_east >= 360 else 0.0,
+        (np.float32(CORIOLIS) * np.copysign(np.maximum(np.abs(sine), 0.1), sine)).astype(np.float32),
+    )
+
+
+def _background(domain: Domain, grid: _Grid, random: np.random.Generator) -> _Weather:
+    """Zonal climate, jet and trades, and six random fields; winds and pressure of the streamfunction are in balance."""
+    flow, warmth, humidity, cloud, deep, meander = (
+        _random_field(grid, domain.height, domain.width, slope, random) for slope in (4.5, 3.5, 3.0, 2.5, 3.5, 4.0)
+    )
+    latitude, away = grid.latitude, np.abs(grid.latitude)
+    warm = np.cos(np.radians(latitude)) ** 2
+    surface = 259 + 42 * warm + 2.0 * warmth
+    step_north = grid.degrees_north / domain.height * METRES_PER_DEGREE
+    step_east = grid.degrees_east / domain.width * METRES_PER_DEGREE
+    dy, dx = np.gradient(flow)
+    u, v = -dy / np.float32(step_north), dx / np.float32(step_east)
+    to_wind = np.float32(5.5) / u.std()  # m/s
+    jet = 13 * np.exp(-(((away - 41 - 4 * meander) / 8) ** 2)) - 7 * np.exp(-(((away - 13) / 9) ** 2))
+    zonal_pressure = 700 * np.exp(-(((away - 31) / 12) ** 2)) - 900 * np.exp(-(((away - 62) / 12) ** 2))
+    balanced = AIR_DENSITY * grid.coriolis * flow * to_wind
+    saturation = 58 * np.exp(0.062 * (surface - 301))
+    return _Weather(
+        pressure=(101_150 + zonal_pressure + balanced).astype(np.float32),
+        u=(u * to_wind + jet).astype(np.float32),
+        v=(v * to_wind).astype(np.float32),
+        moisture=(saturation * (0.3 + 0.6 * expit(1.3 * humidity))).astype(np.float32),
+        rain=(4e-8 * np.exp(1.2 * cloud - 0.5 + 0.5 * humidity)).astype(np.float32),
+        surface=surface.astype(np.float32),
+        upper_500=(238 + 29 * warm + 1.6 * (0.6 * warmth + 0.8 * deep)).astype(np.float32),
+        upper_200=(222 - 4 * warm + 1.3 * deep).astype(np.float32),
+    )
+
+
+def _random_field(grid: _Grid, height: int, width: int, slope: float, random: np.random.Generator) -> Field:
+    """A periodic Gaussian random field of unit variance with power ~ k^-slope below `LONGEST_WAVE`."""
+    modes = fft.rfft2(random.standard_normal((height, width), dtype=np.float32))
+    modes *= _amplitude(height, width, grid.degrees_north, grid.degrees_east, slope)
+    field: Field = fft.irfft2(modes, s=(height, width))
+    return (field - field.mean()) / field.std()
+
+
+@lru_cache(maxsize=16)
+def _amplitude(height: int, width: int, degrees_north: float, degrees_east: float, slope: float) -> Field:
+    north = np.fft.fftfreq(height) * height / degrees_north
+    east = np.fft.rfftfreq(width) * width / degrees_east
+    k = np.hypot(north[:, None], east[None, :])
+    amplitude = (k**2 + LONGEST_WAVE**-2) ** (
+        -(slope + 1) / 4
+    )  # power of modes on a plane, k^-(slope + 1) / k per ring
+    amplitude[0, 0] = 0
+    return amplitude.astype(np.float32)
+
+
+def holland(distance: Field, drop: float, radius: float, shape: float, coriolis: float) -> tuple[Field, Field]:
+    """Pressure deficit and gradient wind of a Holland (1980) vortex at a distance from its centre, both positive.
+
+    ``drop`` in Pa, ``distance`` and ``radius`` of strongest wind in degrees. doi:10.1175/1520-0493(1980)108<1212:AAMOTW>2.0.CO;2
+    """
+    distance = np.maximum(distance, np.float32(0.05))
+    ratio = np.power(np.float32(radius) / distance, np.float32(shape))
+    decay = np.exp(-ratio)
+    turning = distance * np.float32(METRES_PER_DEGREE * abs(coriolis) / 2)
+    wind = np.sqrt(np.float32(shape * drop / AIR_DENSITY) * ratio * decay + turning**2) - turning
+    return np.float32(drop) * (1 - decay), wind
+
+
+def _tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *, weak: bool) -> Field:
+    """A tropical cyclone, or a low that never becomes one: no warm core, no gale. Its wind within `CYCLONE_RADIUS`, else 0."""
+    latitude, longitude = grid.place(random, 8, 30)
+    drop = random.uniform(300, 800) if weak else random.uniform(1_500, 6_500)
+    radius = random.uniform(1.0, 1.8) if weak else random.uniform(0.5, 1.1)
+    shape, warm_core = random.uniform(1.1, 1.6), random.uniform(0.7, 1.3)
+    east, north = grid.offsets(latitude, longitude)
+    rows, columns = _near(east, north, 12.0)
+    east, north = east[:, columns], north[rows]
+    squared = east**2 + north**2
+    distance = np.sqrt(squared)
+    coriolis = CORIOLIS * np.sin(np.radians(latitude))
+    deficit, wind = holland(distance, drop, radius, shape, coriolis)
+    fade = np.exp(-((distance / 8) ** 4))
+    here = np.ix_(rows, columns)
+    strength = drop / 6_500
+    weather.pressure[here] -= deficit * fade
+    _spin(weather, here, east, north, distance, wind * fade, np.sign(coriolis))
+    weather.moisture[here] += (8 + 14 * strength) * np.exp(-squared / 10)
+    weather.rain[here] += (1 + 4 * strength) * 1e-7 * np.exp(-squared / 4)
+    if weak:
+        return np.zeros(0, np.float32)
+    weather.upper_500[here] += np.float32(warm_core * (2 + 5 * strength)) * np.exp(-squared / 5)
+    weather.upper_200[here] += np.float32(warm_core * (1.5 + 3 * strength)) * np.exp(-squared / 9)
+    found = np.zeros_like(weather.u)
+    found[here] = np.where(distance < CYCLONE_RADIUS, wind, 0)
+    return found
+
+
+def _cold_cyclone(weather: _Weather, grid: _Grid, random: np.random.Generator) -> None:
+    """A mid-latitude cyclone: as windy as a tropical one, larger, with a cold core."""
+    latitude, longitude = grid.place(random, 28, 55)
+    drop, radius = random.uniform(1_200, 3_500), random.uniform(3.0, 5.5)
+    east, north = grid.offsets(latitude, longitude)
+    squared = east**2 + north**2
+    distance = np.sqrt(squared)
+    bowl = np.exp(-squared / np.float32(2 * radius**2))
+    coriolis = CORIOLIS * np.sin(np.radians(latitude))
+    turning = distance * np.float32(METRES_PER_DEGREE * abs(coriolis) / 2)
+    wind = np.sqrt(drop * squared / np.float32(radius**2) * bowl / AIR_DENSITY + turning**2) - turning
+    weather.pressure -= np.float32(drop) * bowl
+    _spin(weather, ..., east, north, np.maximum(distance, np.float32(0.05)), wind, np.sign(coriolis))
+    weather.upper_500 -= np.float32(random.uniform(2, 6)) * bowl
+    weather.upper_200 += np.float32(random.uniform(0, 3)) * bowl
+    weather.moisture += np.float32(random.uniform(0, 6)) * bowl
+    weather.rain += np.float32(random.uniform(0.5, 2.5) * 1e-7) * bowl**2
+
+
+def _moist_blob(weather: _Weather, grid: _Grid, random: np.random.Generator) -> None:
+    """Moist air without a wind of its own."""
+    latitude, longitude = grid.place(random, 8, 50)
+    angle, length, width = random.uniform(0, np.pi), random.uniform(2, 9), random.uniform(1.0, 2.5)
+    along, across = _turned(*grid.offsets(latitude, longitude), angle)
+    blob = np.exp(-((along / np.float32(length)) ** 2) - (across / np.float32(width)) ** 2)
+    weather.moisture += np.float32(random.uniform(12, 26)) * blob
+    weather.rain += np.float32(random.uniform(0, 2) * 1e-7) * blob
+
+
+def _filament(weather: _Weather, grid: _Grid, random: np.random.Generator, *, dry: bool) -> Field:
+    """A curved band of wind along itself: with moisture an atmospheric river, without a jet. What it adds to TMQ."""
+    latitude, longitude = grid.place(random, 26, 46)
+    poleward = np.sign(latitude)
+    angle, length = random.uniform(0.25, 1.1) * poleward, random.uniform(18, 32)
+    width, bend = random.uniform(0.8, 1.4), random.uniform(-0.015, 0.015)
+    amount, speed = random.uniform(18, 30), random.uniform(13, 24)
+    along, across = _turned(*grid.offsets(latitude, longitude), angle)
+    slope = np.float32(2 * bend) * along
+    distance = (across - np.float32(bend) * along**2) / np.sqrt(1 + slope**2)
+    end = expit((np.float32(length / 2) - np.abs(along)) / np.float32(1.2))
+    band = end * np.exp(-(distance**2) / np.float32(2 * width**2))
+    wide = end * np.exp(-(distance**2) / np.float32(2 * (1.5 * width) ** 2))
+    heading = np.float32(angle) + np.arctan(slope)
+    weather.u += np.float32(speed) * wide * np.cos(heading)
+    weather.v += np.float32(speed) * wide * np.sin(heading)
+    if dry:
+        return np.zeros(0, np.float32)
+    added: Field = np.float32(amount) * band
+    weather.moisture += added
+    weather.rain += np.float32(random.uniform(0.5, 2.0) * 1e-7) * band
+    return added
+
+
+def _near(east: Field, north: Field, reach: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows and columns within a reach: a small event need not touch the whole globe."""
+    return np.flatnonzero(np.abs(north[:, 0]) < reach), np.flatnonzero(np.abs(east[0]) < reach)
+
+
+def _spin(weather: _Weather, here: Any, east: Field, north: Field, distance: Field, wind: Field, sense: float) -> None:
+    """Add a circulation, counter-clockwise for ``sense`` 1, as on the northern hemisphere."""
+    turn = np.float32(sense) * wind / np.maximum(distance, np.float32(0.05))
+    weather.u[here] -= turn * north
+    weather.v[here] += turn * east
+
+
+def _turned(east: Field, north: Field, angle: float) -> tuple[Field, Field]:
+    """Coordinates along and across a direction."""
+    cosine, sine = np.float32(np.cos(angle)), np.float32(np.sin(angle))
+    return east * cosine + north * sine, north * cosine - east * sine
+
+
+def _channels(weather: _Weather, grid: _Grid, random: np.random.Generator) -> Field:
+    """The 16 channels, each with its noise, channels last."""
+    anomaly = weather.pressure - np.float32(101_300)
+    reference = weather.surface - 1
+    terrain = _terrain(grid)
+    values = {
+        "TMQ": np.maximum(weather.moisture, 0.5),
+        "U850": weather.u,
+        "V850": weather.v,
+        "UBOT": 0.72 * weather.u - 0.15 * weather.v,
+        "VBOT": 0.72 * weather.v + 0.15 * weather.u,
+        "QREFHT": 2.6e-4 * weather.moisture + 4e-3 * np.exp(0.06 * (reference - 290)),
+        "PS": weather.pressure * (1 - terrain / 8_400),
+        "PSL": weather.pressure,
+        "T200": weather.upper_200,
+        "T500": weather.upper_500,
+        "PRECT": weather.rain,
+        "TS": weather.surface,
+        "TREFHT": reference,
+        "Z1000": 110 + 0.083 * anomaly,
+        "Z200": 12_100 + 0.05 * anomaly + 22 * (weather.upper_500 - 260),
+        "ZBOT": 60 + 0.22 * (reference - 288),
+    }
+    x = np.empty((*weather.u.shape, len(CHANNELS)), dtype=np.float32)
+    for position, name in enumerate(CHANNELS):
+        noise = random.standard_normal(weather.u.shape, dtype=np.float32)
+        x[..., position] = values[name] + np.float32(NOISE[name]) * noise
+    x[..., CHANNELS.index("PRECT")].clip(0, None, out=x[..., CHANNELS.index("PRECT")])
+    return x
+
+
+def _terrain(grid: _Grid) -> Field:
+    """Smooth mountains, in metres: the same in every sample."""
+    east, north = np.radians(grid.longitude * 5), np.radians(grid.latitude * 4)
+    height: Field = 1_200 * np.maximum(np.sin(east) * np.cos(north + 0.7), 0) ** 2
+    return height.astype(np.float32)

@@ -1,0 +1,83 @@
+"""What may be chosen about a DeepCAM model and its training. No torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from suite.workload import Hyperparameters
+
+CHANNELS = (  # of a sample, in the order of the public data (CAM5 names)
+    *("TMQ", "U850", "V850", "UBOT", "VBOT", "QREFHT", "PS", "PSL"),
+    *("T200", "T500", "PRECT", "TS", "TREFHT", "Z1000", "Z200", "ZBOT"),
+)
+CLASSES = (
+    "background",
+    "tropical_cyclone",
+    "atmospheric_river",
+)  # labels 0, 1, 2; the reference's README swaps the last two
+CLASS_FREQUENCIES = (0.986267818390377, 0.0004578708870701058, 0.01327431072255291)  # of the public data: train.py
+LOSS_WEIGHTS = tuple(frequency**-0.125 for frequency in CLASS_FREQUENCIES)  # fixed by the benchmark
+OUTPUT_STRIDE = 16
+MIN_CHANNELS = 16  # oneDNN 3.12 crashes in the backward of strided, channels-last 1x1 convolutions below 16 channels
+EPS = 1e-6  # of Adam, AdamW and LAMB; fixed by the benchmark
+MAX_GRAD_NORM = 1.0  # of LAMB; fixed by the benchmark
+
+Rate = Annotated[int, Field(ge=2)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class DeepCamConfig(Hyperparameters):
+    """Model, optimizer and schedule. ``channel_divisor`` 1, 16 middle blocks and rates 6, 12, 18 are the reference's.
+
+    The learning rate rises over ``warmup_steps``, from 0 to ``learning_rate`` if ``warmup_factor`` is 1, else from
+    ``learning_rate`` to factor times it. ``milestones`` and ``t_max`` count optimizer steps from the end of the warm-up.
+    """
+
+    height: int = Field(ge=OUTPUT_STRIDE, multiple_of=OUTPUT_STRIDE, description="pixels of a sample, south to north")
+    width: int = Field(ge=OUTPUT_STRIDE, multiple_of=OUTPUT_STRIDE, description="pixels of a sample, west to east")
+    channel_divisor: int = Field(1, ge=1, description="the reference's channel numbers are divided by this")
+    middle_blocks: int = Field(16, ge=0)
+    aspp_rates: tuple[Rate, Rate, Rate] = Field((6, 12, 18), description="dilations of the three 3x3 branches")
+    batchnorm_group_size: int = Field(1, ge=1, description="consecutive ranks that normalise over one batch")
+    optimizer: Literal["Adam", "AdamW", "LAMB"]
+    learning_rate: float = Field(gt=0)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: float = Field(EPS, ge=EPS, le=EPS, description="fixed by the benchmark")
+    weight_decay: float = Field(0.01, ge=0)
+    schedule: Literal["multistep", "cosine_annealing"]
+    warmup_steps: int = Field(0, ge=0)
+    warmup_factor: float = Field(1.0, ge=1)
+    milestones: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    decay_rate: float = Field(0.1, gt=0, le=1, description="multistep: factor at each milestone")
+    t_max: int | None = Field(None, ge=1, description="cosine_annealing: steps from the peak to eta_min")
+    eta_min: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.schedule == "cosine_annealing") != (self.t_max is not None):
+            raise ValueError("t_max belongs to schedule cosine_annealing, and only to it")
+        if self.milestones and self.schedule != "multistep":
+            raise ValueError("milestones belong to schedule multistep")
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise ValueError("milestones must increase")
+        return self
+
+    def channels(self, reference: int) -> int:
+        """The number of channels where the reference has ``reference``: multiples of 8, at least `MIN_CHANNELS`."""
+        return max(MIN_CHANNELS, 8 * math.ceil(reference / self.channel_divisor / 8))
+
+
+def learning_rate(config: DeepCamConfig, step: int) -> float:
+    """The rate of a 0-based optimizer step. Cosine annealing is periodic, as in the reference: after t_max it rises again."""
+    peak = config.learning_rate * config.warmup_factor
+    if step < config.warmup_steps:
+        start = 0.0 if config.warmup_factor == 1 else config.learning_rate
+        return start + (peak - start) * (step + 1) / config.warmup_steps
+    since = step - config.warmup_steps
+    if config.schedule == "multistep":
+        return peak * config.decay_rate ** sum(since >= milestone for milestone in config.milestones)
+    assert config.t_max is not None
+    return config.eta_min + (peak - config.eta_min) * (1 + math.cos(math.pi * since / config.t_max)) / 2

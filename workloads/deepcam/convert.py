@@ -1,0 +1,139 @@
+"""From the public DeepCAM data to the suite's shards and back: a folder of HDF5 snapshots with stats.h5. Downloads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from suite.distributed import World
+from suite.shards import ShardReader, read_manifest
+from workloads.deepcam.build import Arrays, Piece, Plan, build
+from workloads.deepcam.fields import (
+    STATISTICS_NAME,
+    Statistics,
+    read_shape,
+    read_snapshot,
+    read_statistics,
+    write_snapshot,
+    write_statistics,
+)
+from workloads.deepcam.summary import Summary, merge, summarise
+
+SPLITS = ("train", "validation")
+CONVERTER_VERSION = 1
+VALIDATION_EVERY = 9  # of the files of a folder without splits: 8 : 1, as the MLPerf data set
+MAX_SHARD_BYTES = 512 << 20
+SIZE_OF_SHAPE = {(64, 96): "smoke", (96, 144): "mini", (384, 576): "small", (768, 1152): "full"}
+WHERE_THE_DATA_ARE = (
+    "deepcam: the public data (8.8 TB) are not downloaded here, because compute nodes have no internet: copy the folder "
+    "All-Hist (train, validation, stats.h5) with Globus from the collection 0b226e2c-4de0-11ea-971a-021304b0cca7 "
+    "(app.globus.org/file-manager?origin_id=0b226e2c-4de0-11ea-971a-021304b0cca7), then: mlhpc data convert deepcam FOLDER"
+)
+
+
+def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
+    """Write the sharded form of a folder of ``*.h5`` snapshots with ``stats.h5``; fields keep every bit.
+
+    Subfolders ``train`` and ``validation`` are the splits. Without them every ninth file, by name, goes to validation.
+    ``size`` names the data set; by default the shape of its samples does.
+    """
+    found, problem = None, None
+    if world.is_first:
+        try:
+            found = _survey(source)
+        except (OSError, ValueError) as error:
+            problem = error
+    world.check_together(problem)
+    survey: _Source = world.broadcast(found)
+    name = size or SIZE_OF_SHAPE.get(survey.shape)
+    if name is None:
+        known = ", ".join(f"{height} x {width}" for height, width in SIZE_OF_SHAPE)
+        raise ValueError(f"{source}: samples of {survey.shape[0]} x {survey.shape[1]} pixels; the sizes have {known}")
+    recipe = {
+        "name": "converted",
+        "version": CONVERTER_VERSION,
+        "source": str(source),
+        "files": {split: len(files) for split, files in survey.files.items()},
+        "shape": survey.shape,
+    }
+    attributes = partial(_attributes, survey.statistics)
+    build(root, Plan("deepcam", name, 0, recipe, _pieces(survey), summarise, attributes), world)
+
+
+def export_hdf5(root: Path, destination: Path, *, progress: Callable[[int, int], None] | None = None) -> None:
+    """Write a sharded data set as the reference reads it: ``<split>/data-<number>.h5`` and ``stats.h5``."""
+    manifest = read_manifest(root)
+    if destination.exists() and any(destination.iterdir()):
+        raise ValueError(f"{destination}: not empty; choose another folder")
+    total, done = sum(manifest.samples(split) for split in manifest.splits), 0
+    for split in manifest.splits:
+        reader = ShardReader(root, split)
+        for index in range(len(reader)):
+            sample = reader.read([index])
+            write_snapshot(destination / split / f"data-{index:08d}.h5", sample["x"][0], sample["y"][0])
+            done += 1
+            if progress is not None:
+                progress(done, total)
+    write_statistics(destination / STATISTICS_NAME, Statistics(**manifest.attributes["statistics"]))
+
+
+def fetch(destination: Path, *, source: str | None = None) -> None:
+    """ValueError that says where the data are: a copy that is already here needs no fetching, `convert` takes it."""
+    raise ValueError(WHERE_THE_DATA_ARE)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a folder holds; ``shape`` is of its first snapshot."""
+
+    files: dict[str, tuple[Path, ...]]
+    shape: tuple[int, int]
+    statistics: Statistics
+
+
+def _survey(source: Path) -> _Source:
+    if not source.is_dir():
+        raise ValueError(f"{source}: expected a folder of *.h5 snapshots with {STATISTICS_NAME}")
+    statistics = read_statistics(source / STATISTICS_NAME)
+    files = {split: tuple(sorted((source / split).glob("*.h5"))) for split in SPLITS}
+    if not any(files.values()):
+        every = [path for path in sorted(source.glob("*.h5")) if path.name != STATISTICS_NAME]
+        held_out = set(every[VALIDATION_EVERY - 1 :: VALIDATION_EVERY] or every[-1:])
+        files = {
+            "train": tuple(path for path in every if path not in held_out),
+            "validation": tuple(path for path in every if path in held_out),
+        }
+    empty = [split for split, paths in files.items() if not paths]
+    if empty:
+        raise ValueError(f"{source}: no *.h5 file for the {empty[0]} split")
+    return _Source(files, read_shape(files["train"][0]), statistics)
+
+
+def _pieces(source: _Source) -> list[Piece]:
+    step = max(1, MAX_SHARD_BYTES // (source.shape[0] * source.shape[1] * 65))
+    return [
+        Piece(split, shard, partial(_shard, files[begin : begin + step], source.shape))
+        for split, files in source.files.items()
+        for shard, begin in enumerate(range(0, len(files), step))
+    ]
+
+
+def _shard(files: Sequence[Path], shape: tuple[int, int]) -> Arrays:
+    samples = []
+    for path in files:
+        x, y = read_snapshot(path)
+        if y.shape != shape:
+            raise ValueError(f"{path}: sample of {y.shape} pixels among samples of {shape}")
+        samples.append((x, y))
+    return {"x": np.stack([x for x, _ in samples]), "y": np.stack([y for _, y in samples])}
+
+
+def _attributes(statistics: Statistics, summaries: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
+    """The source's own statistics, not recomputed: normalisation is that of the benchmark."""
+    frequencies = {f"{split}_class_frequencies": list(merge(summaries[split]).class_frequencies) for split in SPLITS}
+    return {"statistics": asdict(statistics), **frequencies}

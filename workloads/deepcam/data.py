@@ -1,0 +1,60 @@
+"""DeepCAM samples as batches: shards through the memory map, each channel scaled to [0, 1] by the data set's statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from suite.shards import ShardReader
+from workloads.deepcam.config import CHANNELS, DeepCamConfig
+from workloads.deepcam.fields import Statistics, checked_statistics
+
+if TYPE_CHECKING:
+    from suite.workload import Batch
+
+
+class DeepCamData:
+    """One split. Batches hold ``x``: float32 fields (N, H, W, C), normalised, and ``y``: uint8 classes (N, H, W).
+
+    Nothing is random: the closed division has no augmentation.
+    """
+
+    def __init__(self, root: Path, split: str, config: DeepCamConfig) -> None:
+        self._reader = ShardReader(root, split)
+        self._check(root, config)
+        statistics = input_statistics(self._reader, root)
+        low = np.tile(np.array(statistics.minval), config.width)  # a whole row at a time: inner loops of 16 are slow
+        high = np.tile(np.array(statistics.maxval), config.width)
+        self._low = torch.from_numpy(low.astype(np.float32))
+        self._scale = torch.from_numpy((1 / (high - low)).astype(np.float32))
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def load(self, indices: Sequence[int] | NDArray[np.integer], *, seed: int, epoch: int) -> Batch:
+        """The samples of ``indices``."""
+        arrays = self._reader.read(indices)
+        x = torch.from_numpy(arrays["x"])
+        rows = x.view(*x.shape[:2], -1)
+        rows.sub_(self._low).mul_(self._scale)
+        return {"x": x, "y": torch.from_numpy(arrays["y"])}
+
+    def _check(self, root: Path, config: DeepCamConfig) -> None:
+        found = {name: (array.shape[1:], str(array.dtype)) for name, array in self._reader.read([0]).items()}
+        shape = (config.height, config.width)
+        for name, wanted in {"x": ((*shape, len(CHANNELS)), "float32"), "y": (shape, "uint8")}.items():
+            if found.get(name) != wanted:
+                raise ValueError(f"{root}: dataset {name!r} is {found.get(name)}, the config wants {wanted}")
+
+
+def input_statistics(reader: ShardReader, root: Path) -> Statistics:
+    """Of the training split, from the manifest. ValueError if it has none or a channel has no range."""
+    found = reader.manifest.attributes.get("statistics")
+    if found is None:
+        raise ValueError(f"{root}: the manifest has no attribute 'statistics'; inputs cannot be normalised")
+    return checked_statistics(Statistics(**{name: tuple(value) for name, value in found.items()}), str(root))

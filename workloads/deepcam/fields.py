@@ -1,0 +1,153 @@
+"""The field's own form: one HDF5 file per snapshot and one ``stats.h5`` per data set. Reads, checks and writes them.
+
+climate/data      (H, W, 16) float32, channels last
+climate/labels_0  (H, W) integers: 0 background, 1 tropical cyclone, 2 atmospheric river; `labels` in the set of 2019
+stats.h5          climate/{count, mean, sqmean, minval, maxval}, one value per channel
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.deepcam.config import CHANNELS, CLASSES
+
+DATA, LABELS = "climate/data", ("climate/labels_0", "climate/labels")
+STATISTICS_NAME = "stats.h5"
+
+Fields, Labels = NDArray[np.float32], NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of each channel over the training split; ``count`` is the number of values, ``sqmean`` the mean of squares."""
+
+    count: tuple[float, ...]
+    mean: tuple[float, ...]
+    sqmean: tuple[float, ...]
+    minval: tuple[float, ...]
+    maxval: tuple[float, ...]
+
+
+def read_shape(path: Path) -> tuple[int, int]:
+    """Height and width of a snapshot. ValueError as `read_snapshot`."""
+    with _Opened(path) as file:
+        height, width, _ = _dataset(path, file, (DATA,), 3).shape
+    return height, width
+
+
+def read_snapshot(path: Path) -> tuple[Fields, Labels]:
+    """Fields and labels of one file, every value checked. ValueError is one line with file, dataset and index."""
+    with _Opened(path) as file:
+        data, labels = _dataset(path, file, (DATA,), 3), _dataset(path, file, LABELS, 2)
+        if data.shape[2] != len(CHANNELS) or data.dtype.kind != "f":
+            raise ValueError(f"{path}: {DATA} is {data.shape} {data.dtype}, expected (H, W, {len(CHANNELS)}) floats")
+        if labels.shape != data.shape[:2]:
+            raise ValueError(f"{path}: {labels.name[1:]} is {labels.shape}, expected {data.shape[:2]} as {DATA}")
+        x, y, name = data[...].astype(np.float32, copy=False), labels[...], labels.name[1:]
+    return checked_fields(x, path), checked_labels(y, path, name)
+
+
+def checked_fields(x: Fields, path: Path) -> Fields:
+    """The fields themselves. ValueError names the first value that is not finite."""
+    if not np.isfinite(x.sum(dtype=np.float64)):  # one pass in the usual case
+        bad = np.argwhere(~np.isfinite(x))
+        if len(bad):
+            row, column, channel = bad[0].tolist()
+            raise ValueError(
+                f"{path}: {DATA}[{row}, {column}, {channel}] is {x[row, column, channel]} ({CHANNELS[channel]}), "
+                f"with {len(bad) - 1} more values that are not finite"
+            )
+    return x
+
+
+def checked_labels(y: NDArray[Any], path: Path, name: str) -> Labels:
+    """The labels as uint8. ValueError names the first pixel whose class does not exist."""
+    bad = np.argwhere(~np.isin(y, np.arange(len(CLASSES))))
+    if len(bad):
+        row, column = bad[0].tolist()
+        classes = ", ".join(f"{number} {label}" for number, label in enumerate(CLASSES))
+        raise ValueError(f"{path}: {name}[{row}, {column}] is {y[row, column]}: unknown class; classes: {classes}")
+    return y.astype(np.uint8)
+
+
+def write_snapshot(path: Path, x: Fields, y: Labels) -> None:
+    """Write one file as the public data have it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    with h5py.File(part, "w") as file:
+        file.create_dataset(DATA, data=x, track_times=False)
+        file.create_dataset(LABELS[0], data=y.astype(np.int64), track_times=False)
+    part.replace(path)
+
+
+def read_statistics(path: Path) -> Statistics:
+    """Read ``stats.h5``. ValueError if it is missing, incomplete, or a channel has no range."""
+    if not path.exists():
+        raise ValueError(
+            f"{path}: missing: inputs are normalised by its climate/minval and climate/maxval; it belongs to the data set"
+        )
+    values = {}
+    with _Opened(path) as file:
+        for name in Statistics.__dataclass_fields__:
+            value = np.asarray(_dataset(path, file, (f"climate/{name}",), 1)[...], dtype=np.float64)
+            if value.shape != (len(CHANNELS),) or not np.isfinite(value).all():
+                raise ValueError(f"{path}: climate/{name}: expected {len(CHANNELS)} finite numbers, one per channel")
+            values[name] = tuple(value.tolist())
+    return checked_statistics(Statistics(**values), str(path))
+
+
+def checked_statistics(statistics: Statistics, where: str) -> Statistics:
+    """The statistics themselves. ValueError names a channel that cannot be normalised."""
+    for name, low, high in zip(CHANNELS, statistics.minval, statistics.maxval, strict=True):
+        if not low < high:
+            raise ValueError(f"{where}: channel {name} has minval {low:g} and maxval {high:g}: it cannot be normalised")
+    return statistics
+
+
+def write_statistics(path: Path, statistics: Statistics) -> None:
+    """Write ``stats.h5`` as the public data have it."""
+    with h5py.File(path, "w") as file:
+        for name, value in asdict(statistics).items():
+            kind = np.int64 if name == "count" else np.float64
+            file.create_dataset(f"climate/{name}", data=np.asarray(value, dtype=kind), track_times=False)
+
+
+class _Opened:
+    """An HDF5 file open for reading; whatever h5py says of damage is a ValueError with the file's name."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> h5py.File:
+        try:
+            self._file = h5py.File(self._path, "r", locking=False)
+        except OSError as error:
+            raise ValueError(f"{self._path}: not a readable HDF5 file: {_line(error)}") from None
+        return self._file
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._file.close()
+        if isinstance(error, OSError | RuntimeError):
+            raise ValueError(f"{self._path}: damaged HDF5 file: {_line(error)}") from None
+
+
+def _dataset(path: Path, file: h5py.File, names: tuple[str, ...], dimensions: int) -> h5py.Dataset:
+    for name in names:
+        found = file.get(name)
+        if isinstance(found, h5py.Dataset):
+            if len(found.shape) != dimensions:
+                raise ValueError(f"{path}: {name} has shape {found.shape}, expected {dimensions} dimensions")
+            return found
+    group = file.get("climate")
+    inside = ", ".join(sorted(group)) if isinstance(group, h5py.Group) else "no group 'climate'"
+    raise ValueError(f"{path}: no dataset {names[0]}; found: {inside or 'nothing'}")
+
+
+def _line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

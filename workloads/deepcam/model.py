@@ -1,0 +1,200 @@
+"""The DeepCAM network: DeepLabv3+ on a modified Aligned Xception. Knows no data, no optimizer and no ranks.
+
+Shapes: N samples, H W pixels, C channels. Fields arrive with channels last (NHWC), as they are stored. Layers, order and
+initialisation are those of mlcommons/hpc deepcam/src/deepCam/architecture/deeplab_xception.py at output stride 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from workloads.deepcam.batch_norm import GroupBatchNorm2d
+from workloads.deepcam.config import CHANNELS, CLASSES, DeepCamConfig
+
+
+class DeepLabV3Plus(nn.Module):
+    """Logits (N, classes, H, W) of fields (N, H, W, C); any H and W that are multiples of 16.
+
+    ``before_evaluation`` is called when the model leaves training mode: the place to agree on running statistics.
+    """
+
+    def __init__(self, config: DeepCamConfig, *, channels_last: bool) -> None:
+        super().__init__()
+        self.channels_last = channels_last
+        self.before_evaluation: Callable[[], None] | None = None
+        low_level, deep, width = (config.channels(c) for c in (128, 2048, 256))
+        squeezed = config.channels(48)
+        self.encoder = Xception(config)
+        self.bottleneck = Bottleneck(deep, width, config.aspp_rates)
+        self.low_level = _normalised(nn.Conv2d(low_level, squeezed, 1, bias=False))
+        self.decoder = Decoder(width, squeezed)
+        if channels_last:
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a keyword torch does not type
+
+    def forward(self, x_NHWC: Tensor) -> Tensor:
+        """Logits from normalised fields."""
+        x_NCHW = x_NHWC.permute(0, 3, 1, 2)
+        if not self.channels_last:
+            x_NCHW = x_NCHW.contiguous()
+        deep, low_level = self.encoder(x_NCHW)
+        logits: Tensor = self.decoder(self.bottleneck(deep), self.low_level(low_level))
+        return logits
+
+    def train(self, mode: bool = True) -> Self:
+        """Change the mode. On several ranks every rank calls this: leaving training mode is a collective."""
+        if self.training and not mode and self.before_evaluation is not None:
+            self.before_evaluation()
+        return super().train(mode)
+
+
+class Xception(nn.Module):
+    """Entry, middle and exit flow: features at 1/16 and, from the first block, at 1/4 of the resolution."""
+
+    def __init__(self, config: DeepCamConfig) -> None:
+        super().__init__()
+        c32, c64, c128, c256, c728, c1024, c1536, c2048 = (
+            config.channels(c) for c in (32, 64, 128, 256, 728, 1024, 1536, 2048)
+        )
+        self.stem = nn.Sequential(
+            _normalised(nn.Conv2d(len(CHANNELS), c32, 3, stride=2, padding=1, bias=False)),
+            _normalised(nn.Conv2d(c32, c64, 3, padding=1, bias=False)),
+        )
+        self.low_level = Block((c64, c128, c128), stride=2, bare=True)
+        self.entry = nn.Sequential(
+            Block((c128, c256, c256), stride=2, bare=True),
+            nn.ReLU(inplace=True),
+            Block((c256, c728, c728), stride=2, bare=True),
+            nn.ReLU(inplace=True),
+        )
+        self.middle = nn.Sequential()
+        for _ in range(config.middle_blocks):
+            self.middle.append(Block((c728,) * 4))
+            self.middle.append(nn.ReLU(inplace=True))
+        self.exit = nn.Sequential(
+            Block((c728, c728, c1024), bare=True),
+            _normalised(Separable(c1024, c1536, dilation=2)),
+            _normalised(Separable(c1536, c1536, dilation=2)),
+            _normalised(Separable(c1536, c2048, dilation=2)),
+        )
+        _kaiming_normal(self)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (N, 2048, H/16, W/16) and (N, 128, H/4, W/4), both after ReLU.
+
+        The reference rectifies the low-level features in place after it has handed them out: the decoder sees them rectified.
+        """
+        low_level = torch.relu(self.low_level(self.stem(x)))
+        return self.exit(self.middle(self.entry(low_level))), low_level
+
+
+class Block(nn.Module):
+    """Separable convolutions, each normalised, with ReLU between them; a skip connection around.
+
+    ``bare``: one more separable convolution at the end, which alone has the stride and is not normalised.
+    """
+
+    def __init__(self, widths: Sequence[int], *, stride: int = 1, bare: bool = False) -> None:
+        super().__init__()
+        self.main = nn.Sequential()
+        for position, (c_in, c_out) in enumerate(pairwise(widths)):
+            if position:
+                self.main.append(nn.ReLU(inplace=True))
+            self.main.append(Separable(c_in, c_out))
+            self.main.append(GroupBatchNorm2d(c_out))
+        first, last = widths[0], widths[-1]
+        if bare:
+            self.main.append(Separable(last, last, stride=stride))
+        self.skip: nn.Module = nn.Identity()
+        if first != last or stride != 1:
+            self.skip = nn.Sequential(nn.Conv2d(first, last, 1, stride=stride, bias=False), GroupBatchNorm2d(last))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of both ways; the caller rectifies it."""
+        result: Tensor = self.main(x) + self.skip(x)
+        return result
+
+
+class Separable(nn.Sequential):
+    """Depthwise 3x3 and pointwise 1x1 convolution without bias, nothing between them."""
+
+    def __init__(self, c_in: int, c_out: int, *, stride: int = 1, dilation: int = 1) -> None:
+        super().__init__(
+            nn.Conv2d(c_in, c_in, 3, stride, padding=dilation, dilation=dilation, groups=c_in, bias=False),
+            nn.Conv2d(c_in, c_out, 1, bias=False),
+        )
+
+
+class Bottleneck(nn.Module):
+    """Atrous spatial pyramid pooling: 1x1, three dilated 3x3 and a global branch, then 1x1."""
+
+    def __init__(self, c_in: int, c_out: int, rates: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList([_normalised(nn.Conv2d(c_in, c_out, 1, bias=False))])
+        for rate in rates:
+            self.branches.append(_normalised(nn.Conv2d(c_in, c_out, 3, padding=rate, dilation=rate, bias=False)))
+        _kaiming_normal(self.branches)
+        self.global_branch = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(c_in, c_out, 1, bias=False), Affine(c_out), nn.ReLU()
+        )
+        self.project = _normalised(nn.Conv2d(5 * c_out, c_out, 1, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, c_out, h, w) from (N, c_in, h, w)."""
+        everywhere = self.global_branch(x).expand(-1, -1, *x.shape[2:])
+        projected: Tensor = self.project(torch.cat([*(branch(x) for branch in self.branches), everywhere], dim=1))
+        return projected
+
+
+class Affine(nn.Module):
+    """A factor and an offset per channel, where one value per sample and channel is too little to normalise."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels, 1, 1))
+        self.bias = nn.Parameter(torch.zeros(channels, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale and shift (N, C, 1, 1)."""
+        return self.weight * x + self.bias
+
+
+class Decoder(nn.Module):
+    """Transposed convolutions up to full resolution, joined by the low-level features at 1/4. Default initialisation."""
+
+    def __init__(self, width: int, low_level: int) -> None:
+        super().__init__()
+        self.to_quarter = nn.Sequential(_normalised(_upsample(width, width)), _normalised(_upsample(width, width)))
+        self.refine = nn.Sequential(
+            _normalised(nn.Conv2d(width + low_level, width, 3, padding=1, bias=False)),
+            _normalised(nn.Conv2d(width, width, 3, padding=1, bias=False)),
+            nn.Conv2d(width, width, 1),
+        )
+        self.to_full = nn.Sequential(_normalised(_upsample(width, width)), _upsample(width, len(CLASSES)))
+
+    def forward(self, x: Tensor, low_level: Tensor) -> Tensor:
+        """Logits (N, classes, 16h, 16w) from (N, width, h, w) and (N, low_level, 4h, 4w)."""
+        logits: Tensor = self.to_full(self.refine(torch.cat([self.to_quarter(x), low_level], dim=1)))
+        return logits
+
+
+def _normalised(layer: nn.Module) -> nn.Sequential:
+    """Layer, batch normalisation, ReLU."""
+    last = layer[-1] if isinstance(layer, nn.Sequential) else layer
+    assert isinstance(last, nn.Conv2d | nn.ConvTranspose2d)
+    return nn.Sequential(layer, GroupBatchNorm2d(last.out_channels), nn.ReLU(inplace=True))
+
+
+def _upsample(c_in: int, c_out: int) -> nn.ConvTranspose2d:
+    return nn.ConvTranspose2d(c_in, c_out, 3, stride=2, padding=1, output_padding=1, bias=False)
+
+
+def _kaiming_normal(module: nn.Module) -> None:
+    """Kaiming-normal convolutions in encoder and pyramid. Elsewhere the reference keeps torch's default."""
+    for each in module.modules():
+        if isinstance(each, nn.Conv2d):
+            nn.init.kaiming_normal_(each.weight)

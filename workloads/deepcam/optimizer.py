@@ -1,0 +1,84 @@
+"""LAMB (You et al. 2020, arXiv:1904.00962) in the form of apex's FusedLAMB, which the benchmark prescribes, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workloads.deepcam.config import EPS, MAX_GRAD_NORM, DeepCamConfig
+
+BIAS_CORRECTION = GRAD_AVERAGING = True  # fixed by the benchmark
+
+
+class Lamb(torch.optim.Optimizer):
+    """Adam with decoupled decay, whose step is scaled per tensor to |w| / |step|; gradients are clipped to one global norm.
+
+    Bias correction and gradient averaging (1 - beta1 in the first moment) are on. As in FusedLAMB, a tensor without weight
+    decay, or with |w| or |step| zero, takes the step unscaled.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = EPS,
+        weight_decay: float = 0.01,
+        max_grad_norm: float = MAX_GRAD_NORM,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
+        super().__init__(parameters, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        assert closure is None
+        every = [weight.grad for group in self.param_groups for weight in group["params"] if weight.grad is not None]
+        if not every:
+            return
+        norm = torch.stack(torch._foreach_norm(every)).norm()
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if weights:
+                self._update(weights, group, torch.clamp(norm / group["max_grad_norm"], min=1.0))
+
+    def _update(self, weights: list[Tensor], group: dict[str, Any], clip: Tensor) -> None:
+        first_beta, second_beta = group["betas"]
+        states = [self._state(weight) for weight in weights]
+        group["step"] = group.get("step", 0) + 1
+        gradients = torch._foreach_div([weight.grad for weight in weights], clip)
+        means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        torch._foreach_lerp_(means, gradients, 1 - first_beta)
+        torch._foreach_mul_(squares, second_beta)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - second_beta)
+        denominators = torch._foreach_div(squares, 1 - second_beta ** group["step"])
+        torch._foreach_sqrt_(denominators)
+        torch._foreach_add_(denominators, group["eps"])
+        updates = torch._foreach_div(means, 1 - first_beta ** group["step"])
+        torch._foreach_div_(updates, denominators)
+        if group["weight_decay"]:
+            torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+            torch._foreach_mul_(updates, _trust_ratios(weights, updates))
+        torch._foreach_add_(weights, updates, alpha=-group["lr"])
+
+    def _state(self, weight: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[weight]
+        if not state:
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+        return state
+
+
+def build_optimizer(parameters: Iterable[Tensor], config: DeepCamConfig) -> torch.optim.Optimizer:
+    """The optimizer the config names; its rate is set before each step."""
+    choices = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW, "LAMB": Lamb}
+    return choices[config.optimizer](
+        parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+    )
+
+
+def _trust_ratios(weights: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
+    norms = zip(torch._foreach_norm(weights), torch._foreach_norm(updates), strict=True)
+    return [torch.where((w > 0) & (u > 0), w / u, torch.ones_like(w)) for w, u in norms]

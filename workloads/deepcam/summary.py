@@ -1,0 +1,68 @@
+"""What a shard adds to the statistics of a data set, and their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.deepcam.build import Arrays
+from workloads.deepcam.config import CHANNELS, CLASSES
+from workloads.deepcam.fields import Statistics
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Sums over pixels; everything but ``pixels`` is per channel, ``classes`` per class."""
+
+    pixels: int
+    sums: Numbers
+    squares: Numbers
+    lowest: Numbers
+    highest: Numbers
+    classes: NDArray[np.int64]
+
+    @property
+    def statistics(self) -> Statistics:
+        """As ``stats.h5`` has them."""
+        return Statistics(
+            count=(self.pixels,) * len(CHANNELS),
+            mean=tuple((self.sums / self.pixels).tolist()),
+            sqmean=tuple((self.squares / self.pixels).tolist()),
+            minval=tuple(self.lowest.tolist()),
+            maxval=tuple(self.highest.tolist()),
+        )
+
+    @property
+    def class_frequencies(self) -> tuple[float, ...]:
+        """Share of the pixels of each class."""
+        return tuple((self.classes / self.pixels).tolist())
+
+
+def summarise(arrays: Arrays) -> Summary:
+    """The summary of one shard: x (N, H, W, C) and y (N, H, W). Sums of channels run in float64."""
+    samples = [sample.reshape(-1, len(CHANNELS)) for sample in arrays["x"]]
+    return Summary(
+        pixels=arrays["y"].size,
+        sums=np.sum([sample.sum(axis=0, dtype=np.float64) for sample in samples], axis=0),
+        squares=np.sum([np.einsum("pc,pc->c", sample, sample, dtype=np.float64) for sample in samples], axis=0),
+        lowest=np.min([sample.min(axis=0) for sample in samples], axis=0).astype(np.float64),
+        highest=np.max([sample.max(axis=0) for sample in samples], axis=0).astype(np.float64),
+        classes=np.bincount(arrays["y"].ravel(), minlength=len(CLASSES)).astype(np.int64),
+    )
+
+
+def merge(parts: Sequence[Summary]) -> Summary:
+    """The summary of several shards; sums are added in their order, so that it does not depend on ranks."""
+    return Summary(
+        pixels=sum(part.pixels for part in parts),
+        sums=np.sum([part.sums for part in parts], axis=0),
+        squares=np.sum([part.squares for part in parts], axis=0),
+        lowest=np.min([part.lowest for part in parts], axis=0),
+        highest=np.max([part.highest for part in parts], axis=0),
+        classes=np.sum([part.classes for part in parts], axis=0),
+    )

@@ -1,0 +1,87 @@
+"""The work of one DeepCAM sample, from the shapes of its layers: FLOPs and compulsory bytes. Runs nothing, needs no data.
+
+The shapes come from one pass of the model on torch's meta device, which holds no numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from suite.workload import Work
+from workloads.deepcam.config import CHANNELS, DeepCamConfig
+from workloads.deepcam.model import DeepLabV3Plus
+
+STATE_TENSORS = 2  # of Adam, AdamW and LAMB
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution (``flops`` > 0) or a batch normalisation with its ReLU, for one sample: values read and written."""
+
+    flops: float
+    values_in: int
+    values_out: int
+    depthwise: bool
+
+
+def work(config: DeepCamConfig, *, global_batch_size: int, element_bytes: int) -> Work:
+    """Work of training on one sample (see docs/deepcam.md for what is counted).
+
+    FLOPs: forward, backward by weights, backward by inputs except by the first input. Bytes: every layer reads its inputs
+    and writes its outputs once, forward and backward; parameters, gradients and moments are shared by a batch.
+    """
+    found = layers(config)
+    forward = sum(layer.flops for layer in found)
+    training = 3 * forward - found[0].flops
+    values = 0
+    for position, layer in enumerate(found):
+        once = layer.values_in + layer.values_out
+        if layer.flops:
+            values += once + once + (once if position else 0)  # forward, gradient by weights, gradient by inputs
+        else:
+            values += once + once + layer.values_in  # forward; backward reads gradient and input, writes gradient
+    pixels = config.height * config.width
+    inputs = 4 * len(CHANNELS) * pixels + pixels
+    parameters = parameter_count(config)
+    optimizer = 4 * parameters * (2 + (2 + STATE_TENSORS) + (1 + STATE_TENSORS)) / global_batch_size
+    return Work(training, training, inputs + element_bytes * values + optimizer)
+
+
+def forward_flops(config: DeepCamConfig) -> float:
+    """FLOPs of one forward pass of one sample, 2 per multiply-add of convolutions."""
+    return sum(layer.flops for layer in layers(config))
+
+
+def parameter_count(config: DeepCamConfig) -> int:
+    """Trainable parameters, from the shapes alone."""
+    with torch.device("meta"):
+        model = DeepLabV3Plus(config, channels_last=False)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@lru_cache(maxsize=4)
+def layers(config: DeepCamConfig) -> tuple[Layer, ...]:
+    """Convolutions and normalisations in the order they run. ReLU belongs to the normalisation before it."""
+    found: list[Layer] = []
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        flops, depthwise = 0.0, False
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+            pixels = (inputs[0] if isinstance(module, nn.ConvTranspose2d) else output).shape[2:]
+            flops = 2.0 * module.weight.numel() * prod(pixels)  # each weight meets each pixel once
+            depthwise = module.groups > 1
+        found.append(Layer(flops, inputs[0].numel(), output.numel(), depthwise))
+
+    with torch.device("meta"):
+        model = DeepLabV3Plus(config, channels_last=False).eval()
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | nn.BatchNorm2d):
+                module.register_forward_hook(note)
+        with torch.no_grad():
+            model(torch.empty(1, config.height, config.width, len(CHANNELS)))
+    return tuple(found)

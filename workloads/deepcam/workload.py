@@ -1,0 +1,110 @@
+"""DeepCAM as the harness sees it: data, model, optimizer, loss, metric, logged hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from suite.config import RunConfig
+from suite.distributed import World
+from suite.workload import Optimization, Work
+from workloads.deepcam import metric
+from workloads.deepcam.baselines import baselines
+from workloads.deepcam.batch_norm import average_statistics, join_groups, statistics_names
+from workloads.deepcam.config import LOSS_WEIGHTS, MAX_GRAD_NORM, DeepCamConfig, learning_rate
+from workloads.deepcam.data import DeepCamData
+from workloads.deepcam.model import DeepLabV3Plus
+from workloads.deepcam.optimizer import BIAS_CORRECTION, GRAD_AVERAGING, build_optimizer
+from workloads.deepcam.work import work
+
+if TYPE_CHECKING:
+    from suite.workload import Batch
+
+
+class DeepCam:
+    """Implements suite.workload.Workload."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self._own = cast(DeepCamConfig, config.hyperparameters)
+        self._loss_weights = torch.tensor(LOSS_WEIGHTS)
+
+    def dataset(self, split: str, root: Path) -> DeepCamData:
+        """One split; ValueError if the data are damaged or do not fit the config."""
+        return DeepCamData(root, split, self._own)
+
+    def build_model(self, world: World) -> nn.Module:
+        """The network, from torch's current seed; its normalisation spans groups of ranks.
+
+        Running statistics are each rank's own while training and averaged over all ranks before every evaluation.
+        """
+        model = DeepLabV3Plus(self._own, channels_last=self.config.channels_last)
+        join_groups(model, world, self._own.batchnorm_group_size)
+        if world.size > 1:
+            model.before_evaluation = partial(average_statistics, model, world)
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, statistics_names(model))
+        return model
+
+    def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
+        """Adam, AdamW or LAMB. The rate is a function of the global step alone."""
+        optimizer = build_optimizer(model.parameters(), self._own)
+        return Optimization(optimizer, lambda step, epoch: learning_rate(self._own, step))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Cross entropy of each pixel times the weight of its class, averaged over pixels: not over weights."""
+        logits = model(batch["x"]).float()
+        self._loss_weights = self._loss_weights.to(logits.device)
+        y = batch["y"].long()
+        return F.cross_entropy(logits, y, self._loss_weights, reduction="sum") / y.numel()
+
+    def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Sum of the samples' intersections over union, their number, and pixels per pair of true and predicted class."""
+        return metric.statistics(model(batch["x"]).argmax(dim=1), batch["y"])
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """``eval_accuracy``: mean IoU per sample, absent classes counting 1; beside it IoU over all pixels per class."""
+        return metric.metrics(totals)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Keys of the reference; ``opt_lr`` is the rate before ``scheduler_lr_warmup_factor`` multiplies it."""
+        own = self._own
+        logged: dict[str, Any] = {
+            "global_batch_size": self.config.global_batch_size,
+            "batchnorm_group_size": own.batchnorm_group_size,
+            "gradient_accumulation_frequency": 1,
+            "opt_name": own.optimizer,
+            "opt_lr": own.learning_rate,
+            "opt_betas": list(own.betas),
+            "opt_eps": own.eps,
+            "opt_weight_decay": own.weight_decay,
+        }
+        if own.optimizer == "LAMB":
+            logged["opt_bias_correction"] = BIAS_CORRECTION
+            logged["opt_grad_averaging"] = GRAD_AVERAGING
+            logged["opt_max_grad_norm"] = MAX_GRAD_NORM
+        logged["scheduler_type"] = own.schedule
+        logged["scheduler_lr_warmup_steps"] = own.warmup_steps
+        logged["scheduler_lr_warmup_factor"] = own.warmup_factor
+        if own.schedule == "multistep":
+            logged["scheduler_milestones"] = list(own.milestones)
+            logged["scheduler_decay_rate"] = own.decay_rate
+        else:
+            logged["scheduler_t_max"] = own.t_max
+            logged["scheduler_eta_min"] = own.eta_min
+        return logged
+
+    def work(self) -> Work:
+        """Closed forms; bytes at the width activations are stored in."""
+        element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
+        return work(self._own, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
+
+    def baselines(self, root: Path) -> dict[str, float]:
+        """The metric of seeing background everywhere, and of predictors that look at one pixel's 16 values alone."""
+        return baselines(root)
