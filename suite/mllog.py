@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -93,6 +94,7 @@ class Log:
     path: Path
     events: tuple[Event, ...]
     problems: tuple[Problem, ...]
+    skipped: int = 0
 
 
 class EventLog:
@@ -173,16 +175,33 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-def read_events(path: Path) -> Log:
-    """Read a log. Never raises on content: what is not an event becomes a Problem with its line number. Raises OSError only."""
+def read_events(path: Path, skip: frozenset[str] = frozenset()) -> Log:
+    """Read a log. Never raises on content: what is not an event becomes a Problem with its line number. Raises OSError only.
+
+    Whole lines with one record whose key is in ``skip`` are counted and not decoded: per-step events of published logs
+    are most of their bytes.
+    """
     events: list[Event] = []
     problems: list[Problem] = []
+    skipped = 0
+    unwanted = _line_of(skip) if skip else None
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
-            if b":::MLLOG" in raw:
-                for item in _parse_line(raw, number):
-                    (events if isinstance(item, Event) else problems).append(item)  # type: ignore[arg-type]
-    return Log(path, tuple(events), tuple(problems))
+            if b":::MLLOG" not in raw:
+                continue
+            if unwanted is not None and unwanted(raw) and raw.count(b":::MLLOG") == 1:
+                skipped += 1
+                continue
+            for item in _parse_line(raw, number):
+                (events if isinstance(item, Event) else problems).append(item)  # type: ignore[arg-type]
+    return Log(path, tuple(events), tuple(problems), skipped)
+
+
+def _line_of(keys: frozenset[str]) -> Callable[[bytes], object]:
+    """A test whether a line is, to its end, one event of these keys as mlcommons/logging writes it."""
+    names = b"|".join(re.escape(key.encode()) for key in sorted(keys))
+    record = rb'.*:::MLLOG \{"namespace": "", "time_ms": \d+, "event_type": "[A-Z_]+", "key": "(?:%b)", .*\}\}\s*\Z'
+    return re.compile(record % names).match
 
 
 _DECODER = json.JSONDecoder()

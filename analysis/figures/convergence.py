@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.drawing import BLUE, GREY, INK, VERMILION, clip, panels
-from analysis.ingest import LARGEST_PLAUSIBLE, parsed
+from analysis.ingest import parsed
+from analysis.reading import LARGEST_PLAUSIBLE
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Convergence"

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.drawing import BLUE, GREEN, GREY, PURPLE, VERMILION, bars, beside, clip
-from analysis.ingest import LARGEST_PLAUSIBLE
+from analysis.reading import LARGEST_PLAUSIBLE
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Inside a training step"
