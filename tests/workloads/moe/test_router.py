@@ -1,0 +1,116 @@
+"""Scores, selection and the balancing losses have the values their papers give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workloads.moe.config import MoEConfig
+from workloads.moe.router import Router, gshard_loss, importance_load_loss, z_loss
+
+
+def config(**settings: object) -> MoEConfig:
+    return MoEConfig.model_validate({"experts": 4, "hidden": 8, "balance": "none"} | settings)
+
+
+@pytest.fixture
+def x_TD() -> torch.Tensor:
+    return torch.randn(16, 6, generator=torch.Generator().manual_seed(0))
+
+
+def test_weights_of_two_choices_sum_to_one_before_anything_drops(x_TD: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    routing = Router(6, config())(x_TD)
+    torch.testing.assert_close(routing.weights_TK.sum(1), torch.ones(16))
+    assert (routing.weights_TK[:, 0] >= routing.weights_TK[:, 1]).all()
+
+
+def test_a_single_choice_keeps_its_score(x_TD: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    router = Router(6, config(top_k=1))
+    expected = router.gate(x_TD).softmax(1).amax(1, keepdim=True)
+    assert torch.equal(router(x_TD).weights_TK, expected)
+
+
+def test_cosine_scores_do_not_depend_on_the_length_of_a_token(x_TD: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    router = Router(6, config(router="cosine"))
+    torch.testing.assert_close(router(x_TD).weights_TK, router(7 * x_TD).weights_TK)
+
+
+def test_cosine_temperature_is_bounded(x_TD: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    router = Router(6, config(router="cosine"))
+    with torch.no_grad():
+        router.log_scale.fill_(50.0)
+    assert router._logits(x_TD).abs().max() <= 100.0 * (1 + 1e-6)
+
+
+def test_gshard_loss_is_one_if_balanced_and_e_if_collapsed() -> None:
+    even = torch.full((8, 4), 0.25)
+    assert float(gshard_loss(even, torch.arange(8) % 4)) == pytest.approx(1.0)
+    collapsed = torch.nn.functional.one_hot(torch.zeros(8, dtype=torch.int64), 4).float()
+    assert float(gshard_loss(collapsed, torch.zeros(8, dtype=torch.int64))) == pytest.approx(4.0)
+
+
+def test_importance_and_load_loss_is_zero_if_balanced() -> None:
+    logits = torch.eye(4).repeat(4, 1)
+    assert float(importance_load_loss(logits, logits, 1, 0.5)) == pytest.approx(0.0, abs=1e-12)
+    skewed = logits.clone()
+    skewed[:, 0] += 2
+    assert float(importance_load_loss(skewed, skewed, 1, 0.5)) > 0.5
+
+
+def test_load_is_the_chance_of_being_chosen_under_the_noise() -> None:
+    """Two experts, k = 1: the loser of (0, -1) with noise 1 has the chance P(N(0, 1) > 1) to pass the threshold 0."""
+    logits = torch.tensor([[0.0, -1.0]], dtype=torch.float64)
+    load = torch.tensor([0.5, 0.15865525], dtype=torch.float64)
+    importance = logits.softmax(1)[0]
+    expected = sum(v.var() / v.mean() ** 2 for v in (load, importance)) / 2
+    assert float(importance_load_loss(logits, logits, 1, 1.0)) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_z_loss_of_uniform_logits() -> None:
+    assert float(z_loss(torch.zeros(5, 8))) == pytest.approx(float(torch.tensor(8.0).log() ** 2))
+
+
+def test_the_bias_selects_but_does_not_weigh(x_TD: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    router = Router(6, config(top_k=1, balance="bias"))
+    scores = router.gate(x_TD).softmax(1)
+    router.bias_E[2] = 10.0
+    routing = router(x_TD)
+    assert (routing.experts_TK == 2).all()
+    assert torch.equal(routing.weights_TK[:, 0], scores[:, 2])
+
+
+def test_the_bias_moves_against_the_load_and_keeps_its_mean() -> None:
+    router = Router(6, config(balance="bias", balance_coefficient=0.001))
+    router.update_bias(torch.tensor([9, 1, 1, 1]), None)
+    assert router.bias_E.tolist() == pytest.approx([-0.0015, 0.0005, 0.0005, 0.0005])
+
+
+def test_noise_only_in_training(x_TD: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    router = Router(6, config(gate_noise=5.0, balance="importance_load"))
+    first, second = router(x_TD), router(x_TD)
+    assert not torch.equal(first.weights_TK, second.weights_TK)
+    assert first.auxiliary_loss.item() > 0
+    router.eval()
+    assert torch.equal(router(x_TD).weights_TK, router(x_TD).weights_TK)
+
+
+def test_no_tokens_no_loss() -> None:
+    router = Router(6, config(balance="gshard", z_coefficient=0.1))
+    routing = router(torch.zeros(0, 6))
+    assert routing.auxiliary_loss.item() == 0.0
+    assert routing.experts_TK.shape == (0, 2)
+
+
+def test_bad_combinations_are_refused() -> None:
+    with pytest.raises(ValueError, match="top_k 5"):
+        config(top_k=5)
+    with pytest.raises(ValueError, match="gate_noise"):
+        config(balance="importance_load")
+    with pytest.raises(ValueError, match="no capacity"):
+        config(capacity_factor=1.0)

@@ -1,0 +1,74 @@
+"""What may be chosen about a mixture-of-experts layer. Each idea of Tutel and MegaBlocks is one value here. No torch."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from suite.workload import Hyperparameters
+
+DEFAULT_CAPACITY_FACTOR = 1.0
+
+Activation = Literal["relu", "gelu", "silu", "swiglu"]
+Algorithm = Literal["linear", "2dh"]
+Backend = Literal["auto", "loop", "bmm", "grouped_mm"]
+DispatchMode = Literal["dropless", "capacity", "einsum"]
+
+
+class MoEConfig(Hyperparameters):
+    """One MoE layer: its mathematics first, then how it is executed. Execution never changes which function is computed.
+
+    The exception is Tutel's own: capacity is rounded up to a multiple of (ranks per expert * overlap_degree).
+    """
+
+    experts: int = Field(ge=1)
+    top_k: int = Field(2, ge=1)
+    hidden: int = Field(ge=1, description="hidden width of one expert")
+    activation: Activation = "swiglu"
+    bias: bool = False
+    router: Literal["softmax", "cosine"] = "softmax"
+    normalise_gates: bool = Field(True, description="weights of the K choices divided by their sum (K > 1)")
+    batch_prioritised: bool = Field(False, description="queues in order of the best score, not of the token")
+    gate_noise: float = Field(0.0, ge=0, description="training: logits += noise * normal / experts")
+    balance: Literal["none", "gshard", "importance_load", "bias"] = "gshard"
+    balance_coefficient: float = Field(0.01, ge=0, description="of the auxiliary loss; bias: the step of the bias")
+    z_coefficient: float = Field(0.0, ge=0, description="of the mean squared logsumexp of the logits")
+    dispatch: DispatchMode = "dropless"
+    capacity_factor: float | None = Field(
+        None, description="capacity, einsum: > 0 Tutel's factor, 0 what is needed, < 0 needed up to -factor; null: 1.0"
+    )
+    backend: Backend = "auto"
+    expert_parallel: bool = Field(False, description="experts spread over all ranks; else every rank has them all")
+    parallel_r: int = Field(1, ge=0, description="0: gather weights, move no token; r: token copies per expert")
+    overlap_degree: int = Field(1, ge=1, description="chunks whose all-to-all and experts overlap")
+    all_to_all: Algorithm = "linear"
+    ranks_per_node: int | None = Field(
+        None, ge=1, description="2dh: ranks counted as one node; null: what the launch says"
+    )
+    autotune: bool = Field(False, description="choose parallel_r, overlap_degree and all_to_all by model and trials")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k {self.top_k} is more than the {self.experts} experts")
+        if self.balance == "importance_load" and self.gate_noise <= 0:
+            raise ValueError("balance importance_load needs gate_noise > 0: the load is a probability under that noise")
+        if self.dispatch == "dropless" and self.capacity_factor is not None:
+            raise ValueError("capacity_factor belongs to dispatch capacity or einsum; dropless has no capacity")
+        return self
+
+
+def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
+    """The values of parallel_r that exist: 0 and the divisors of the ranks per expert. ValueError if neither divides."""
+    sharers = ranks_per_expert(experts, ranks)
+    return (0, *(r for r in range(1, sharers + 1) if sharers % r == 0))
+
+
+def ranks_per_expert(experts: int, ranks: int) -> int:
+    """Ranks that share one expert's hidden width: 1 where there are at least as many experts as ranks."""
+    if experts % ranks == 0:
+        return 1
+    if ranks % experts == 0:
+        return ranks // experts
+    raise ValueError(f"{experts} experts on {ranks} ranks: one must divide the other")

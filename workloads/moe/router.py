@@ -1,0 +1,126 @@
+"""Which experts each token goes to, with what weight, and the losses that balance them. Moves no token.
+
+T tokens of this rank, D model width, E experts, K choices per token, P width of the cosine projection.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workloads.moe.config import MoEConfig
+
+COSINE_WIDTH = 256  # Tutel's proj_dim, initial temperature and bound of 1 / temperature
+COSINE_TEMPERATURE = 0.5
+COSINE_MAX_SCALE = 100.0
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The router's decision. ``experts_TK`` in order of choice; ``priority_T`` is set where queues are served by score."""
+
+    experts_TK: Tensor
+    weights_TK: Tensor
+    auxiliary_loss: Tensor
+    priority_T: Tensor | None = None
+
+
+class Router(nn.Module):
+    """Scores, selection and auxiliary loss, in float32 at least (a bfloat16 softmax cannot rank 64 experts)."""
+
+    bias_E: Tensor
+
+    def __init__(self, width: int, config: MoEConfig) -> None:
+        super().__init__()
+        self.config = config
+        if config.router == "cosine":
+            self.projection = nn.Linear(width, COSINE_WIDTH, bias=False)
+            self.centroids_EP = nn.Parameter(torch.randn(config.experts, COSINE_WIDTH) * 0.01)
+            self.log_scale = nn.Parameter(torch.tensor(math.log(1 / COSINE_TEMPERATURE)))
+        else:
+            self.gate = nn.Linear(width, config.experts, bias=False)
+        self.register_buffer("bias_E", torch.zeros(config.experts))
+
+    def forward(self, x_TD: Tensor) -> Routing:
+        """Route tokens."""
+        with torch.autocast(x_TD.device.type, enabled=False):
+            return self._route(self._logits(x_TD))
+
+    def _logits(self, x_TD: Tensor) -> Tensor:
+        weight = next(self.parameters())
+        x_TD = x_TD.to(weight.dtype)
+        if self.config.router == "softmax":
+            return self.gate(x_TD)
+        x_TP = F.normalize(self.projection(x_TD), dim=1)
+        scale = self.log_scale.clamp(max=math.log(COSINE_MAX_SCALE)).exp()
+        return x_TP @ F.normalize(self.centroids_EP, dim=1).t() * scale
+
+    def _route(self, clean_TE: Tensor) -> Routing:
+        own = self.config
+        noise = own.gate_noise / own.experts if self.training else 0.0
+        logits_TE = clean_TE + noise * torch.randn_like(clean_TE) if noise else clean_TE
+        scores_TE = logits_TE.softmax(dim=1)
+        ranked_TE = scores_TE.detach()
+        if own.balance == "bias":
+            ranked_TE = ranked_TE + self.bias_E
+        experts_TK = ranked_TE.topk(own.top_k, dim=1).indices
+        weights_TK = scores_TE.gather(1, experts_TK)
+        if own.top_k > 1 and own.normalise_gates:
+            weights_TK = weights_TK / weights_TK.sum(dim=1, keepdim=True).clamp(min=torch.finfo(weights_TK.dtype).eps)
+        loss = torch.zeros((), dtype=scores_TE.dtype, device=scores_TE.device)
+        if len(scores_TE):  # a rank without tokens has no part in the mean
+            if own.balance == "gshard":
+                loss = loss + own.balance_coefficient * gshard_loss(scores_TE, experts_TK[:, 0])
+            elif own.balance == "importance_load" and noise:
+                balance = importance_load_loss(clean_TE, logits_TE, own.top_k, noise)
+                loss = loss + own.balance_coefficient * balance
+            if own.z_coefficient:
+                loss = loss + own.z_coefficient * z_loss(logits_TE)
+        priority_T = scores_TE.detach().amax(dim=1) if own.batch_prioritised else None
+        return Routing(experts_TK, weights_TK, loss, priority_T)
+
+    @torch.no_grad()
+    def update_bias(self, assigned_E: Tensor, group: dist.ProcessGroup | None) -> None:
+        """After an optimizer step: raise the selection bias of experts below the mean load, lower the others.
+
+        ``assigned_E`` is this rank's load of the step; it is summed over the group. arXiv:2408.15664.
+        """
+        load_E = assigned_E.to(self.bias_E.dtype)
+        if group is not None:
+            dist.all_reduce(load_E, group=group)
+        step_E = self.config.balance_coefficient * torch.sign(load_E.mean() - load_E)
+        self.bias_E += step_E - step_E.mean()
+
+
+def gshard_loss(scores_TE: Tensor, first_T: Tensor) -> Tensor:
+    """E * sum over experts of (mean score) * (share of first choices): 1 if balanced. arXiv:2006.16668."""
+    tokens, experts = scores_TE.shape
+    share_E = torch.bincount(first_T, minlength=experts).to(scores_TE.dtype) / tokens
+    return experts * (scores_TE.mean(dim=0) * share_E).sum()
+
+
+def importance_load_loss(clean_TE: Tensor, noisy_TE: Tensor, top_k: int, noise: float) -> Tensor:
+    """Mean of the squared variation coefficients of importance and load. arXiv:2106.05974, appendix A.
+
+    The load is the chance of an expert to be chosen if its noise alone were drawn again. Tutel compares *scores* with
+    the threshold on *logits* here; both are logits in the paper and below.
+    """
+    threshold_T1 = noisy_TE.topk(top_k, dim=1).values[:, -1:]
+    load_E = torch.special.ndtr((clean_TE - threshold_T1) / noise).sum(dim=0)
+    return 0.5 * (_squared_variation(clean_TE.softmax(dim=1).sum(dim=0)) + _squared_variation(load_E))
+
+
+def z_loss(logits_TE: Tensor) -> Tensor:
+    """Mean squared logsumexp: keeps logits small. arXiv:2202.08906."""
+    return logits_TE.logsumexp(dim=1).square().mean()
+
+
+def _squared_variation(value_E: Tensor) -> Tensor:
+    if len(value_E) == 1:
+        return value_E.sum() * 0.0
+    return value_E.var() / (value_E.mean().square() + 1e-10)
