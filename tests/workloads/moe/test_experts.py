@@ -1,0 +1,80 @@
+"""Back ends agree, their traps are guarded, and gradients are right by finite differences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workloads.moe.config import MoEConfig
+from workloads.moe.experts import Experts, grouped_problem, run_experts
+from workloads.moe.layer import MoELayer
+
+
+def make(width: int = 8, hidden: int = 12, bias: bool = True, activation: str = "gelu") -> Experts:
+    torch.manual_seed(0)
+    return Experts(3, width, hidden, activation, bias=bias)
+
+
+@pytest.mark.parametrize("counts", [[4, 4, 4], [0, 7, 2], [0, 0, 9]])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "swiglu"])
+@pytest.mark.parametrize("backend", ["bmm", "grouped_mm"])
+def test_back_ends_equal_the_loop(counts: list[int], activation: str, backend: str) -> None:
+    experts = make(activation=activation)
+    rows = torch.randn(sum(counts), 8)
+    found, wanted = [], []
+    for into, name in ((wanted, "loop"), (found, backend)):
+        x = rows.clone().requires_grad_()
+        y = run_experts(x, torch.tensor(counts), experts.weights(), activation, name)
+        gradients = torch.autograd.grad(y.sum(), [x, *experts.parameters()])  # of a sum: an expanded gradient
+        into += [y, *gradients]
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_no_rows_at_all() -> None:
+    experts = make()
+    for backend in ("loop", "bmm"):
+        x = torch.zeros(0, 8, requires_grad=True)
+        y = run_experts(x, torch.zeros(3, dtype=torch.int64), experts.weights(), "gelu", backend)
+        y.sum().backward()
+        assert y.shape == (0, 8)
+
+
+def test_grouped_mm_says_why_it_cannot() -> None:
+    assert "float64" in str(grouped_problem(torch.zeros(1, 8, dtype=torch.float64), make().weights()))
+    odd = make(width=6)
+    assert "16 bytes" in str(grouped_problem(torch.zeros(1, 6), odd.weights()))
+    with pytest.raises(ValueError, match="choose loop or bmm"):
+        run_experts(torch.zeros(3, 6), torch.ones(3, dtype=torch.int64), odd.weights(), "gelu", "grouped_mm")
+
+
+def test_a_slice_of_the_hidden_width_is_a_part_of_the_sum() -> None:
+    """What r > 1 rests on: the FFN is the sum of the FFNs of its hidden slices."""
+    rows, counts = torch.randn(6, 8), torch.tensor([2, 2, 2])
+    whole = make(bias=False)
+    parts = []
+    for part in range(3):
+        piece = make(bias=False)
+        piece.keep(slice(0, 3), part, 3)
+        parts.append(run_experts(rows, counts, piece.weights(), "gelu", "loop"))
+    torch.testing.assert_close(sum(parts), run_experts(rows, counts, whole.weights(), "gelu", "loop"))
+
+
+def test_a_width_that_cannot_be_sliced_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be divided among 5"):
+        make().keep(slice(0, 3), 0, 5)
+
+
+def test_gradients_by_finite_differences_through_the_renormalised_gate() -> None:
+    torch.manual_seed(1)
+    config = MoEConfig(experts=3, hidden=5, activation="swiglu", bias=True, balance="none", z_coefficient=0.1)
+    layer = MoELayer(4, config).double()
+    x_TD = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    names = [name for name, _ in layer.named_parameters()]
+    values = [p.detach().clone().requires_grad_() for p in layer.parameters()]
+
+    def through(x: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+        return out.y_TD, out.auxiliary_loss
+
+    assert torch.autograd.gradcheck(through, (x_TD, *values), atol=1e-6)

@@ -1,0 +1,123 @@
+"""Where an MoE layer's time goes, forward and backward, and how its load lies. Marks on a clock that is passed in; no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from suite.timing import Clock
+
+GATE = "gate"
+PERMUTE = "permute"
+COUNTS = "counts_exchange"
+GATHER = "weight_gather"
+DISPATCH = "a2a_dispatch"
+EXPERTS = "experts"
+COMBINE = "a2a_combine"
+UNPERMUTE = "unpermute"
+FORWARD = (GATE, PERMUTE, COUNTS, GATHER, DISPATCH, EXPERTS, COMBINE, UNPERMUTE)
+BACKWARD = tuple(f"{name}_backward" for name in (UNPERMUTE, COMBINE, EXPERTS, DISPATCH, PERMUTE, GATE))
+PHASES = FORWARD + BACKWARD
+
+
+class Marker(Protocol):
+    """What the layer tells: a phase ended now; None: nothing of the layer ran since the last mark."""
+
+    def mark(self, phase: str | None) -> None:
+        """The time since the last mark was spent in ``phase``."""
+        ...
+
+
+class NoMarker:
+    """Measures nothing."""
+
+    def mark(self, phase: str | None) -> None:
+        """Ignored."""
+
+
+class LayerTimer:
+    """Seconds per phase over all layers that share it, since the last flush.
+
+    Communication is what the layer waited for it, so overlapped transfers do not count.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._marks: list[tuple[str | None, Any]] = []
+
+    def mark(self, phase: str | None) -> None:
+        """End ``phase`` here."""
+        self._marks.append((phase, self._clock.stamp()))
+
+    def flush(self) -> dict[str, float]:
+        """Seconds of every phase, and start over."""
+        seconds = dict.fromkeys(PHASES, 0.0)
+        for (_, begin), (phase, end) in zip(self._marks, self._marks[1:], strict=False):
+            if phase is not None:
+                seconds[phase] += self._clock.seconds(begin, end)
+        self._marks = []
+        return seconds
+
+
+def boundary(x: Tensor, marker: Marker, before: str | None, after: str | None) -> Tensor:
+    """Identity: forward, phase ``before`` ends here; backward, the backward of phase ``after`` does.
+
+    None begins a measurement.
+    """
+    if isinstance(marker, NoMarker):
+        return x
+    return _Boundary.apply(x, marker, before, after)
+
+
+@dataclass
+class Load:
+    """Sums over the steps of a window, on the device until `report`. ``assigned_E`` is what the router asked for."""
+
+    assigned_E: Tensor
+    kept: Tensor
+    rows: Tensor
+    needed_factor: Tensor
+    steps: int = 0
+
+    @staticmethod
+    def empty(experts: int, device: torch.device) -> Load:
+        """Nothing yet."""
+        return Load(*(torch.zeros(n, dtype=torch.float64, device=device) for n in (experts, 1, 1, 1)))
+
+    def add(self, assigned_E: Tensor, kept: int, rows: int) -> None:
+        """One step of one layer: ``kept`` rows hold a token, ``rows`` were computed."""
+        assigned_E = assigned_E.double()
+        self.assigned_E += assigned_E
+        self.kept += kept
+        self.rows += rows
+        total = assigned_E.sum().clamp(min=1)
+        self.needed_factor = torch.maximum(self.needed_factor, assigned_E.max() * len(assigned_E) / total)
+        self.steps += 1
+
+    def report(self) -> dict[str, Any]:
+        """tokens_per_expert; imbalance (max / mean); drop_rate; needed_capacity (the largest of a step); padding_waste."""
+        assigned, kept, rows = float(self.assigned_E.sum()), float(self.kept), float(self.rows)
+        mean = assigned / len(self.assigned_E)
+        return {
+            "tokens_per_expert": [round(value) for value in self.assigned_E.tolist()],
+            "imbalance": float(self.assigned_E.max()) / mean if assigned else 1.0,
+            "drop_rate": 1 - kept / assigned if assigned else 0.0,
+            "needed_capacity": float(self.needed_factor),
+            "padding_waste": 1 - kept / rows if rows else 0.0,
+        }
+
+
+class _Boundary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, marker: Marker, before: str | None, after: str | None) -> Tensor:
+        ctx.marker, ctx.after = marker, after
+        marker.mark(before)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.marker.mark(None if ctx.after is None else f"{ctx.after}_backward")
+        return gradient, None, None, None
