@@ -65,7 +65,7 @@ Examples:
   mlhpc data generate cosmoflow --size mini       data set of a size
   mlhpc run cosmoflow --config mini --ranks 2 --runs 5
   mlhpc submit cosmoflow --system mysite --config small --nodes 1,2,4 --runs 10 --dry-run
-  mlhpc package runs/R --org ACME -o submissions && mlhpc check submissions/ACME
+  mlhpc package runs/R --system mysite --submitter ACME -o submissions/ACME && mlhpc check submissions/ACME
   mlhpc report submissions/ACME -o report.html
 
 Shell completion:  eval "$(_MLHPC_COMPLETE=bash_source mlhpc)"

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.compliance.group_rules import digest
-from suite.compliance.layout import MANIFEST
+from suite.compliance.group_rules import blank_fields, digest
+from suite.compliance.layout import MANIFEST, PRUNED
 from suite.compliance.ruleset import Benchmark, card_benchmark
 from suite.facts import Facts
 from suite.mllog import read_events
 from suite.record import RunRecord, summarise
 from suite.run_folder import RunFolder, RunInfo
-from suite.scoring import time_to_train
+from suite.scoring import failure, time_to_train
 from suite.system import System, describe, differences, read_nodes, system_description
 from suite.workload import descriptor
 
@@ -47,6 +47,7 @@ class Result:
     runs: tuple[Run, ...]
     benchmark: Benchmark
     scored: tuple[RunRecord, ...]
+    pruned: tuple[RunRecord, ...]
     left_out: tuple[tuple[RunRecord, str], ...]
     system_id: str
     scenario: str
@@ -60,6 +61,15 @@ class Result:
     def place(self) -> Path:
         """Where the logs go inside the package."""
         return Path("results") / self.system_id / self.scenario / self.benchmark.name
+
+    @property
+    def names(self) -> dict[Path, str]:
+        """Where each log goes, below `place`, by its path in its run folder."""
+        scored = {record.path: f"result_{index}.txt" for index, record in enumerate(self.scored)}
+        pruned = {
+            record.path: f"{PRUNED}/result_{index}.txt" for index, record in enumerate(self.pruned, len(self.scored))
+        }
+        return {path: name for path, name in (scored | pruned).items() if path is not None}
 
     @property
     def implementation(self) -> Path:
@@ -76,47 +86,56 @@ class Package:
     folder: Path
     results: tuple[Result, ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def build_package(
     folders: Sequence[Path],
     *,
     system: str,
-    out: Path,
-    org: str | None = None,
+    out: Path | None = None,
+    submitter: str | None = None,
     division: str | None = None,
     status: str | None = None,
     stated: System | None = None,
+    count_failed: bool = False,
 ) -> Package:
-    """Build or extend ``<out>/<org>`` from run folders. ValueError, before anything is written, if they do not fit.
+    """Build or extend the package ``out``, by default submissions/<submitter>, from run folders.
 
-    Organisation, division and status default to what the logs say; ``stated`` is the description block of a system file.
+    Submitter, division and status default to what the logs say; ``stated`` is the description block of a system file.
+    ``count_failed`` takes logs without run_stop. ValueError, before anything is written, if the runs do not fit.
     """
     _name("--system", system)
     runs = [read_run(folder) for folder in folders]
     _one_suite(runs)
-    org = _name("--org", org or _common(runs, "submission_org", lambda record: record.org))
+    submitter = _name("--submitter", submitter or _common(runs, "submission_org", lambda record: record.org))
+    package = out if out is not None else Path("submissions") / submitter
+    if package.absolute().name != submitter:
+        raise ValueError(
+            f"-o {package}: a package's folder has the name of its submitter; expected -o {package / submitter}"
+        )
     division = division or _common(runs, "submission_division", lambda record: record.division)
     status = status or _common(runs, "submission_status", lambda record: record.submission_status)
     results = tuple(_results(runs, system))
-    package = out / org
+    for result in results:
+        _none_failed_silently(result, count_failed)
     for result in results:
         if (package / result.place).exists():
             raise ValueError(
                 f"{package / result.place}: exists already; a result is never overwritten (choose another --system)"
             )
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{org}-", dir=out) as scratch:
+    package.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{submitter}-", dir=package.absolute().parent) as scratch:
         staged = Path(scratch)
         for result in results:
             described = describe(result.runs[0].nodes, stated)
             named = described.model_copy(update={"system_name": described.system_name or system})
-            _write_system(staged, package, result, named, (org, division, status))
+            _write_system(staged, package, result, named, (submitter, division, status))
             _write_logs(staged, result)
             _write_implementation(staged, result)
         _move(staged, package)
     write_manifest(package)
-    return Package(package, results, tuple(_notes(results, org, division)))
+    return Package(package, results, tuple(_notes(results, submitter, division)), tuple(_unknown(package, results)))
 
 
 def read_run(root: Path) -> Run:
@@ -159,8 +178,9 @@ def _results(runs: Sequence[Run], system: str) -> Iterator[Result]:
                 raise ValueError(
                     f"{record.path}: a log of {record.benchmark} {record.size} in a run of {workload} {size}"
                 )
-        scored, left_out = _choose(records, benchmark, mode)
-        yield Result(tuple(members), benchmark, scored, left_out, system_id, "weak" if mode == "weak" else "strong")
+        scored, pruned, left_out = _choose(records, benchmark, mode)
+        scenario = "weak" if mode == "weak" else "strong"
+        yield Result(tuple(members), benchmark, scored, pruned, left_out, system_id, scenario)
 
 
 def _shape(run: Run, system: str) -> str:
@@ -172,16 +192,46 @@ def _shape(run: Run, system: str) -> str:
     return f"{system}_{instances}{first.nodes}x{max(first.ranks // first.nodes, 1)}_{run.info.size}"
 
 
-def _choose(
-    records: Sequence[RunRecord], benchmark: Benchmark, mode: str
-) -> tuple[tuple[RunRecord, ...], tuple[tuple[RunRecord, str], ...]]:
-    """The runs of the result, and those left out with the reason: of more than required, the median N consecutive."""
-    if mode == "weak" or len(records) <= benchmark.required_runs:
-        return tuple(records), ()
+_Choice = tuple[tuple[RunRecord, ...], tuple[RunRecord, ...], tuple[tuple[RunRecord, str], ...]]
+
+
+def _choose(records: Sequence[RunRecord], benchmark: Benchmark, mode: str) -> _Choice:
+    """The runs of the result, those pruned from it, and those left out with the reason.
+
+    Time to train: of more runs than required, the N consecutive ones with the median score. Throughput: instances that did
+    not converge or repeat a seed are pruned, as long as the required number remains.
+    """
+    if mode == "weak":
+        seeds: set[int | None] = set()
+        kept = []
+        for record in records:
+            if failure(record, benchmark) is None and record.seed not in seeds:
+                seeds.add(record.seed)
+                kept.append(record)
+        enough = len(kept) >= benchmark.required_runs
+        return (
+            (tuple(kept), tuple(item for item in records if item not in kept), ())
+            if enough
+            else (tuple(records), (), ())
+        )
+    if len(records) <= benchmark.required_runs:
+        return tuple(records), (), ()
     score = time_to_train(records, benchmark)
     outside = [run for run in score.runs if run.dropped is not None and run.dropped.startswith(("outside", "resumed"))]
     chosen = tuple(run.record for run in score.runs if run not in outside)
-    return chosen, tuple((run.record, str(run.dropped)) for run in outside)
+    return chosen, (), tuple((run.record, str(run.dropped)) for run in outside)
+
+
+def _none_failed_silently(result: Result, count_failed: bool) -> None:
+    """ValueError for a run that stopped without saying so, or that says success without having reached the target."""
+    for record in (*result.scored, *result.pruned):
+        if record.run_stop_s is None and not count_failed:
+            raise ValueError(
+                f"{record.path}: no run_stop, the run failed without saying so; run it again, "
+                "or take it as the one run that may fail with --count-failed"
+            )
+        if record.status == "success" and (why := failure(record, result.benchmark)) is not None:
+            raise ValueError(f"{record.path}: status is 'success', but: {why}")
 
 
 def _one_suite(runs: Sequence[Run]) -> None:
@@ -213,11 +263,25 @@ def _trial(path: Path) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", path.name))
 
 
-def _notes(results: Sequence[Result], org: str, division: str) -> Iterator[str]:
+def _unknown(package: Path, results: Sequence[Result]) -> Iterator[str]:
+    """The fields of each system description that neither the facts nor the system file fill."""
     for result in results:
+        path = package / "systems" / f"{result.system_id}.json"
+        blank = blank_fields(json.loads(path.read_text(encoding="utf-8")))
+        if blank:
+            yield f"{path}: {len(blank)} fields are not known: {', '.join(blank)}; state them in the system file"
+
+
+def _notes(results: Sequence[Result], submitter: str, division: str) -> Iterator[str]:
+    for result in results:
+        for record in result.pruned:
+            yield f"{record.path}: pruned: {failure(record, result.benchmark) or f'seed {record.seed} is repeated'}"
         for record in result.scored:
-            if record.org != org:
-                yield f"{record.path}: submission_org is {record.org!r}, not {org!r}; set submission.org in the config of the run"
+            if record.org != submitter:
+                yield (
+                    f"{record.path}: submission_org is {record.org!r}, not {submitter!r}; "
+                    "set submission.org in the config of the run"
+                )
             if record.division != division:
                 yield f"{record.path}: submission_division is {record.division!r}, not {division!r}"
         for record, why in result.left_out:
@@ -252,16 +316,13 @@ def _write_system(staged: Path, package: Path, result: Result, system: System, n
 
 
 def _write_logs(staged: Path, result: Result) -> None:
-    folder = staged / result.place
-    folder.mkdir(parents=True)
-    for index, record in enumerate(result.scored):
-        assert record.path is not None
-        shutil.copyfile(record.path, folder / f"result_{index}.txt")
+    for path, name in result.names.items():
+        _copy(path, staged / result.place / name)
 
 
 def _write_implementation(staged: Path, result: Result) -> None:
     folder = staged / result.implementation
-    names = {record.path: f"result_{index}.txt" for index, record in enumerate(result.scored)}
+    names = result.names
     for number, run in enumerate(result.runs):
         place = folder / "provenance" / f"run_{number}"
         for path in _provenance(run, result):
@@ -333,6 +394,7 @@ def _readme(result: Result) -> str:
         "- `init_datasets.sh` makes the data set\n"
         "- `run_and_time.sh` runs it\n"
         "- `provenance/` holds what each run left: run.json, config.yaml, facts of every node, the job script\n"
+        + (f"- `{PRUNED}/` beside the logs: {len(result.pruned)} instances that were pruned\n" if result.pruned else "")
         + (f"\nNot scored, in `provenance/`:\n\n{left_out}{resumed}" if left_out or resumed else "")
     )
 

@@ -66,6 +66,7 @@ class TimeToTrain:
 class Throughput:
     """The score of M concurrent runs: ``instances`` models of ``instance_scale`` units on ``total_scale`` units.
 
+    ``instance_scale_claimed`` is what the logs say, another number where that is impossible (see `instance_scale`).
     ``spread`` of starts is the time between the first and the last run_start.
     """
 
@@ -74,6 +75,7 @@ class Throughput:
     reason: str | None
     instances: int | None = None
     instance_scale: int | None = None
+    instance_scale_claimed: int | None = None
     total_scale: int | None = None
     time_to_train_all_s: float | None = None
     time_to_train_all_with_staging_s: float | None = None
@@ -152,8 +154,7 @@ def throughput(records: Sequence[RunRecord], target: Target, total_scale: int | 
     done = [run.record for run in runs if run.converged]
     if len(done) < need:
         return Throughput(runs, need, f"not a score: {len(done)} of {need} instances converged")
-    scales = {record.compute_units for record in done}
-    scale = next(iter(scales)) if len(scales) == 1 else None
+    scale = instance_scale(done, total_scale)
     starts, stops = [record.run_start_s or 0.0 for record in done], [record.run_stop_s or 0.0 for record in done]
     seconds = max(stops) - min(starts)
     staged = [start - _outside_staging(record) for start, record in zip(starts, done, strict=True)]
@@ -163,12 +164,28 @@ def throughput(records: Sequence[RunRecord], target: Target, total_scale: int | 
         None,
         instances=len(done),
         instance_scale=scale,
+        instance_scale_claimed=_common_scale(done),
         total_scale=total_scale if total_scale is not None else scale * concurrent(done) if scale else None,
         time_to_train_all_s=seconds,
         time_to_train_all_with_staging_s=max(stops) - min(staged),
         models_per_minute=len(done) / (seconds / MINUTE_S),
         start_spread_s=max(starts) - min(starts),
     )
+
+
+def instance_scale(records: Sequence[RunRecord], total: int | None) -> int | None:
+    """S: compute units of one instance, None if they differ.
+
+    Published logs may claim the whole system for each of many concurrent instances, which cannot be. Then it is their
+    number of ranks if that fits into ``total``, else the share of the system that each can have had.
+    """
+    claimed = _common_scale(records)
+    at_once = concurrent(records)
+    if claimed is None or total is None or not at_once or claimed * at_once <= total:
+        return claimed
+    ranks = {record.ranks for record in records}
+    stated = next(iter(ranks)) if len(ranks) == 1 else None
+    return stated if stated is not None and 0 < stated * at_once <= total else max(total // at_once, 1)
 
 
 def concurrent(records: Sequence[RunRecord]) -> int:
@@ -190,6 +207,11 @@ def log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[floa
     half = student_t.quantile(0.5 + confidence / 2, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     middle = statistics.fmean(logs)
     return math.exp(middle - half), math.exp(min(middle + half, _LARGEST_LOG))
+
+
+def _common_scale(records: Sequence[RunRecord]) -> int | None:
+    scales = {record.compute_units for record in records}
+    return next(iter(scales)) if len(scales) == 1 else None
 
 
 def _windows(runs: list[JudgedRun], need: int) -> list[list[JudgedRun]]:

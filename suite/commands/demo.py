@@ -70,7 +70,7 @@ def steps(workload: str, size: str, runs: int, ranks: int, root: Path) -> Sequen
             ),
             required=False,
         ),
-        Step("package", ("package", run, "--org", ORG, "--system", "this-machine", "-o", packages)),
+        Step("package", ("package", run, "--system", "this-machine", "--submitter", ORG, "-o", f"{packages}/{ORG}")),
         Step("check", ("check", f"{packages}/{ORG}", "--official"), required=False),
         Step("score", ("score", f"{packages}/{ORG}"), required=False),
         Step("report", ("report", f"{packages}/{ORG}", "-o", str(root / "report.html"))),

@@ -15,31 +15,38 @@ _SYSTEMS = Path("submissions") / "systems"
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--org", "--submitter", "org", help="Submitter; default: submission_org of the logs.")
+@click.option("--submitter", metavar="ORG", help="Default: submission_org of the logs.")
 @click.option("--system", help="Name of the system; a file submissions/systems/<name>.yaml or a path may describe it.")
 @click.option(
-    "-o", "--output", default="submissions", show_default=True, type=click.Path(file_okay=False, path_type=Path)
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The package: a folder with the submitter's name, new or to be extended. [submissions/ORG]",
 )
 @click.option("--division", type=click.Choice(["closed", "open"]), help="Default: that of the logs.")
 @click.option("--status", help="Availability of the system; default: submission_status of the logs.")
+@click.option(
+    "--count-failed", is_flag=True, help="Take a log without run_stop as a failed run; one of a result may fail."
+)
 @click.option("--verify", is_flag=True, help="RUNS are packages: prove them unchanged since they were built.")
 def package(
     runs: tuple[Path, ...],
-    org: str | None,
+    submitter: str | None,
     system: str | None,
-    output: Path,
+    output: Path | None,
     division: str | None,
     status: str | None,
+    count_failed: bool,
     verify: bool,
 ) -> None:
-    """Build <output>/<org>/{systems,benchmarks,results} from run folders.
+    """Build {systems,benchmarks,results} of a submitter's package from run folders.
 
     Logs are copied byte for byte; nothing is overwritten. Results of another size or shape get their own system folder.
 
     \b
     Examples:
-      mlhpc package runs/cosmoflow-mini-20260101T120000Z --org ACME --system mycluster
-      mlhpc package runs/A runs/B --org ACME --system submissions/systems/mycluster.yaml -o submissions
+      mlhpc package runs/cosmoflow-mini-20260101T120000Z --system mycluster --submitter ACME -o submissions/ACME
+      mlhpc package runs/A runs/B --system submissions/systems/mycluster.yaml --submitter ACME
       mlhpc package --verify submissions/ACME
     """
     if verify:
@@ -52,15 +59,19 @@ def package(
         runs,
         system=Path(system).stem if file is not None else system,
         out=output,
-        org=org,
+        submitter=submitter,
         division=division,
         status=status,
         stated=read_description(file) if file is not None else None,
+        count_failed=count_failed,
     )
     for result in built.results:
-        click.echo(f"{built.folder / result.place}: {len(result.scored)} runs")
+        pruned = f", {len(result.pruned)} pruned" if result.pruned else ""
+        click.echo(f"{built.folder / result.place}: {len(result.scored)} runs{pruned}")
     for note in built.notes:
         click.echo(f"note: {note}")
+    for warning in built.warnings:
+        click.echo(f"warning: {warning}")
     click.echo(f"{built.folder}: package complete; next: mlhpc check {built.folder}")
 
 

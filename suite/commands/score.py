@@ -99,6 +99,7 @@ class ScoredGroup:
             else None,
             "instances": weak.instances if weak else None,
             "instance_scale": weak.instance_scale if weak else None,
+            "instance_scale_claimed": weak.instance_scale_claimed if weak else None,
             "total_scale": weak.total_scale if weak else None,
             "ttta_min": _minutes(weak.time_to_train_all_s) if weak else None,
             "ttta_with_staging_min": _minutes(weak.time_to_train_all_with_staging_s) if weak else None,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from suite.compliance.group_rules import GroupContext, judge_group, judge_package, judge_system
+from suite.compliance.group_rules import GroupContext, SeenRuns, judge_group, judge_package, judge_system
 from suite.compliance.layout import Group, SystemFile, Tree, find, read_system
 from suite.compliance.rules import Finding, LogContext, judge
 from suite.compliance.ruleset import Benchmark, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
@@ -70,6 +70,7 @@ def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
     """Judge everything under the paths by one ruleset, or by the one each result was made for. Raises OSError only."""
     findings: list[Finding] = []
     used: list[str] = []
+    seen = SeenRuns()
     logs = packages = 0
     for path in paths:
         tree = find(path)
@@ -81,7 +82,7 @@ def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
             used.append(rules.name)
             logs += sum(len(group.logs) + len(group.pruned) for group in groups)
             packages += package is not None
-            findings += _check_groups(groups, rules, alone=path.is_file())
+            findings += _check_groups(groups, rules, seen, alone=path.is_file())
             if package is not None:
                 findings += _check_package(package, groups, rules)
     if not logs:
@@ -135,7 +136,7 @@ def _newest(groups: list[Group]) -> str:
     return max(names, key=known.index)
 
 
-def _check_groups(groups: list[Group], rules: Ruleset, *, alone: bool) -> Iterator[Finding]:
+def _check_groups(groups: list[Group], rules: Ruleset, seen: SeenRuns, *, alone: bool) -> Iterator[Finding]:
     for group in groups:
         checked = [check_log(path, rules) for path in group.logs]
         failed = [log for log in checked if not log.converged]
@@ -143,9 +144,11 @@ def _check_groups(groups: list[Group], rules: Ruleset, *, alone: bool) -> Iterat
             forgiven = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
             yield from (_forgive(finding) for finding in log.findings) if forgiven else log.findings
         for path in group.pruned:
-            yield from _pruned(check_log(path, rules))
+            yield from _pruned(check_log(path, rules), rules)
         if not alone:
             yield from _cross_checks(group, checked, rules)
+            for rule, place, message in seen.compare(group, [log.record for log in checked]):
+                yield from _finding(rules, rule, place, message)
 
 
 def _forgive(finding: Finding) -> Finding:
@@ -154,11 +157,16 @@ def _forgive(finding: Finding) -> Finding:
     return finding
 
 
-def _pruned(log: CheckedLog) -> Iterator[Finding]:
-    """A pruned instance need not converge but must be compliant otherwise."""
+def _pruned(log: CheckedLog, rules: Ruleset) -> Iterator[Finding]:
+    """A pruned instance need not converge but must be compliant otherwise; rule pruned-compliant says how bad it is."""
+    severity = rules.severity("pruned-compliant")
     for finding in log.findings:
-        if finding.severity == "error" and finding.rule not in ("target-missed", "status-true", "last-eval"):
-            yield replace(finding, message=f"pruned instance: {finding.message}")
+        if (
+            severity
+            and finding.severity == "error"
+            and finding.rule not in ("target-missed", "run-aborted", "last-eval")
+        ):
+            yield replace(finding, severity=severity, message=f"pruned instance: {finding.message}")
 
 
 def _cross_checks(group: Group, checked: list[CheckedLog], rules: Ruleset) -> Iterator[Finding]:

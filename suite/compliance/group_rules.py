@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from suite.compliance.layout import MANIFEST, SCENARIOS, Group, SystemFile
 from suite.compliance.rules import OURS, Finding, brief, explain
 from suite.compliance.ruleset import Benchmark, Ruleset
 from suite.record import RunRecord, first_reaching
-from suite.scoring import JudgedRun, concurrent, failure
+from suite.scoring import JudgedRun, concurrent, failure, instance_scale
 
 SYSTEM_FIELDS = (
     *("submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node"),
@@ -127,12 +127,14 @@ def seed_distinct(context: GroupContext) -> Iterator[Found]:
 
 @group_rule("run-copied", "no run is a copy of another, not even with new time stamps", OURS)
 def run_copied(context: GroupContext) -> Iterator[Found]:
-    copies = list(_repeats(context.runs, _course, lambda run: "has the same durations and evaluations as"))
-    yield from copies
-    if not copies:
-        seeded = [run for run in context.runs if run.seed is not None and len(run.evals) >= _TELLING]
-        values = _repeats(seeded, _values, lambda run: f"has another seed ({run.seed}) but the same evaluations as")
-        yield from (item for item in values if len({run.seed for run in seeded}) == len(seeded))
+    yield from _repeats(context.runs, _course, lambda run: "has the same durations and evaluations as")
+
+
+@group_rule("run-repeated", "runs with different seeds have different evaluations", OURS)
+def run_repeated(context: GroupContext) -> Iterator[Found]:
+    seeded = [run for run in context.runs if run.seed is not None and len(run.evals) >= _TELLING]
+    values = _repeats(seeded, _values, lambda run: f"has another seed ({run.seed}) but the same evaluations as")
+    yield from (item for item in values if len({run.seed for run in seeded}) == len(seeded))
 
 
 @group_rule("hyperparameter-drift", "all runs have the same hyperparameters and batch size", HPC)
@@ -335,10 +337,12 @@ def weak_scale(context: GroupContext) -> Iterator[Found]:
         return
     at_once = concurrent(context.runs)
     started = len(context.runs) + len(context.group.pruned)
+    plausible = instance_scale(context.runs, total)
+    instead = f"; {plausible} would fit" if plausible is not None and plausible != scale else ""
     if scale > total:
-        yield None, f"one instance claims {scale} units, the system has {total}"
+        yield None, f"one instance claims {scale} units, the system has {total}{instead}"
     elif at_once * scale > total:
-        yield None, f"{at_once} instances at a time claim {scale} units each, the system has {total}"
+        yield None, f"{at_once} instances at a time claim {scale} units each, the system has {total}{instead}"
     elif total > started * scale:
         yield None, f"{started} instances of {scale} units are fewer than the system's {total} units"
 
@@ -356,6 +360,36 @@ explain("implementation-missing", "a package holds the code under benchmarks/<be
 explain("manifest-missing", "a package of this suite has its manifest", OURS)
 explain("manifest-changed", "the files of a package are those of its manifest", OURS)
 explain("nothing-checked", "there is something to check", OURS)
+explain("run-reused", "no run, nor a copy of it with new time stamps, counts in two results", OURS)
+explain("carried-over", "a result that an earlier package holds already is not a new one", OURS)
+
+
+class SeenRuns:
+    """The runs of all results judged so far, to find those that come again: one instance for everything that is checked."""
+
+    def __init__(self) -> None:
+        self._places: dict[object, tuple[Group, RunRecord]] = {}
+
+    def compare(self, group: Group, runs: Sequence[RunRecord]) -> Iterator[tuple[str, Path, str]]:
+        """(rule, path, message) for runs that an earlier result holds; then the runs are remembered."""
+        carried: list[Group] = []
+        fresh: dict[object, tuple[Group, RunRecord]] = {}
+        for run in runs:
+            mark = _course(run)
+            if mark is None:
+                continue
+            if mark not in self._places:
+                fresh[mark] = group, run
+                continue
+            other, earlier = self._places[mark]
+            if other.package != group.package and earlier.run_start_s == run.run_start_s:
+                carried.append(other)
+            else:
+                again = "is also" if earlier.run_start_s == run.run_start_s else "has the durations and evaluations of"
+                yield "run-reused", run.path or group.folder, f"{again} {earlier.path}"
+        if carried:
+            yield "carried-over", group.folder, f"{len(carried)} of {len(runs)} runs are those of {carried[0].folder}"
+        self._places |= fresh
 
 
 def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
@@ -376,9 +410,14 @@ def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
     for name in must:
         if system.fields.get(name) == "":
             yield "system-field", f"{name} is empty"
-    blank = [name for name in SYSTEM_FIELDS if system.fields.get(name) == "" and name not in must]
+    blank = [name for name in blank_fields(system.fields) if name not in must]
     if blank:
-        yield "system-blank", f"{len(blank)} fields are empty: {', '.join(blank)}"
+        yield "system-blank", f"{len(blank)} fields are empty or unknown: {', '.join(blank)}"
+
+
+def blank_fields(fields: Mapping[str, object]) -> list[str]:
+    """The fields of a system description that are there and say nothing."""
+    return [name for name in SYSTEM_FIELDS if str(fields.get(name, "x")).strip().lower() in ("", "unknown")]
 
 
 def judge_package(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str, Path, str]]:

@@ -177,7 +177,7 @@ def key_conflict(context: LogContext) -> Iterator[Found]:
 def key_value(context: LogContext) -> Iterator[Found]:
     for key, rule in _key_rules(context).items():
         for event in context.by_key.get(key, ()):
-            problem = rule.problem(event.value)
+            problem = None if event.value is None and key == mllog.SEED else rule.problem(event.value)
             if problem:
                 yield event.line, f"{key} = {brief(event.value)}: {problem}"
                 break
@@ -193,7 +193,7 @@ def key_near(context: LogContext) -> Iterator[Found]:
 
 @log_rule("seed-missing", "every run logs its seed", "training_policies#546; mlperf_logging seed_checker")
 def seed_missing(context: LogContext) -> Iterator[Found]:
-    if context.log.events and mllog.SEED not in context.by_key:
+    if context.log.events and all(event.value is None for event in context.every(mllog.SEED)):
         yield None, "no seed is logged"
 
 

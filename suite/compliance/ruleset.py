@@ -317,4 +317,6 @@ def _integer(value: Any, from_text: bool) -> int | None:
             return int(value)
         except ValueError:
             return None
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -114,7 +114,9 @@ def test_the_shipped_script_gives_a_package_that_is_checked_and_reported(
     assert sorted(path.name for path in (tmp_path / "stage").iterdir()) == ["node1", "node2"]
     assert [row.state for row in folder_status(RunFolder(run), now_s=time.time())] == ["finished", "finished"]
     mlhpc(
-        "package", str(run), "--org", "ACME", "--system", "slurm-two-node", "-o", str(tmp_path / "packages"), cwd=ROOT
+        *("package", str(run), "--system", "slurm-two-node", "--submitter", "ACME"),
+        *("-o", str(tmp_path / "packages" / "ACME")),
+        cwd=ROOT,
     )
     checked = mlhpc("check", str(tmp_path / "packages" / "ACME"), "--format", "json", cwd=ROOT, check=False)
     assert checked.returncode in {0, 1}  # two runs are fewer than the size requires, and the checker says so

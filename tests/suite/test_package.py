@@ -17,7 +17,7 @@ from suite.facts import Cpu, Facts
 from suite.package import build_package, read_run
 from suite.run_folder import RunInfo
 from suite.system import System
-from tests.fixtures.logs import drop, edit, our_run, our_runs, write
+from tests.fixtures.logs import START_MS, drop, edit, our_run, our_runs, write
 
 
 def node(name: str = "node1", **fields: Any) -> Facts:
@@ -58,7 +58,7 @@ def test_the_tree_of_a_package(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "runs" / "a")
     (run / "job.sbatch").write_text("#!/bin/bash\n")
     write(run / "resumed_1_1.txt", our_run())
-    built = build_package([run], system="bed", out=tmp_path / "submissions")
+    built = build_package([run], system="bed", out=tmp_path / "submissions" / "ACME")
     assert built.folder == tmp_path / "submissions" / "ACME"
     code = f"benchmarks/cosmoflow/implementations/mlhpc-{VERSION}/bed_1x2_smoke/strong"
     inside = ("run.json", "config.yaml", "facts/node1.json", "origin.json", "job.sbatch", "resumed_1_1.txt")
@@ -79,7 +79,7 @@ def test_the_tree_of_a_package(tmp_path: Path) -> None:
 
 
 def test_a_package_is_compliant_and_unchanged(tmp_path: Path) -> None:
-    built = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out")
+    built = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out" / "ACME")
     verdict = check([built.folder])
     assert verdict.compliant, verdict.findings
     assert not list(changed_files(built.folder))
@@ -87,7 +87,7 @@ def test_a_package_is_compliant_and_unchanged(tmp_path: Path) -> None:
 
 def test_the_system_description_is_complete(tmp_path: Path) -> None:
     stated = System(cooling="liquid", networking_topology="fat tree")
-    built = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out", stated=stated)
+    built = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out" / "ACME", stated=stated)
     fields = json.loads((built.folder / "systems" / "bed_1x2_smoke.json").read_text())
     assert set(fields) == set(SYSTEM_FIELDS)
     assert (fields["submitter"], fields["division"], fields["status"]) == ("ACME", "closed", "research")
@@ -99,7 +99,7 @@ def test_the_system_description_is_complete(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["change", "add", "remove", "cut the manifest"])
 def test_the_manifest_finds_every_change(tmp_path: Path, damage: str) -> None:
-    folder = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out").folder
+    folder = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out" / "ACME").folder
     log = folder / "results/bed_1x2_smoke/strong/cosmoflow/result_2.txt"
     readme = next(folder.rglob("README.md"))
     if damage == "change":
@@ -116,10 +116,10 @@ def test_the_manifest_finds_every_change(tmp_path: Path, damage: str) -> None:
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a")
-    folder = build_package([run], system="bed", out=tmp_path / "out").folder
+    folder = build_package([run], system="bed", out=tmp_path / "out" / "ACME").folder
     before = {path: digest(path) for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match="exists already; a result is never overwritten"):
-        build_package([run], system="bed", out=tmp_path / "out")
+        build_package([run], system="bed", out=tmp_path / "out" / "ACME")
     assert {path: digest(path) for path in folder.rglob("*") if path.is_file()} == before
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ACME"]
 
@@ -127,8 +127,8 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 def test_a_package_grows_by_results_of_other_sizes_and_shapes(tmp_path: Path) -> None:
     smoke = run_folder(tmp_path / "a")
     four = run_folder(tmp_path / "b", ranks=4)
-    folder = build_package([smoke, four], system="bed", out=tmp_path / "out").folder
-    build_package([run_folder(tmp_path / "c", seed=None)], system="other", out=tmp_path / "out")
+    folder = build_package([smoke, four], system="bed", out=tmp_path / "out" / "ACME").folder
+    build_package([run_folder(tmp_path / "c", seed=None)], system="other", out=tmp_path / "out" / "ACME")
     assert {path.name for path in (folder / "results").iterdir()} == {
         "bed_1x2_smoke",
         "bed_1x4_smoke",
@@ -145,13 +145,13 @@ def test_runs_of_several_folders_make_one_result(tmp_path: Path) -> None:
             second / f"result_{n}.txt",
             our_run(seed=500 + n, start_ms=1_790_005_000_000 + n, epoch_s=2.7 + n, values=(0.43 + n / 100, 0.35)),
         )
-    built = build_package([first, second], system="bed", out=tmp_path / "out")
+    built = build_package([first, second], system="bed", out=tmp_path / "out" / "ACME")
     assert check([built.folder]).compliant
     assert [len(result.scored) for result in built.results] == [5]
 
 
 def test_of_more_runs_the_others_are_kept_as_provenance(tmp_path: Path) -> None:
-    built = build_package([run_folder(tmp_path / "a", count=7)], system="bed", out=tmp_path / "out")
+    built = build_package([run_folder(tmp_path / "a", count=7)], system="bed", out=tmp_path / "out" / "ACME")
     result = built.results[0]
     assert (len(result.scored), len(result.left_out)) == (5, 2)
     kept = {path.name for path in (built.folder / result.implementation / "provenance" / "run_0").glob("result_*")}
@@ -160,13 +160,64 @@ def test_of_more_runs_the_others_are_kept_as_provenance(tmp_path: Path) -> None:
 
 
 def test_instances_make_a_throughput_result(tmp_path: Path) -> None:
-    built = build_package([run_folder(tmp_path / "a", mode="weak")], system="bed", out=tmp_path / "out")
+    built = build_package([run_folder(tmp_path / "a", mode="weak")], system="bed", out=tmp_path / "out" / "ACME")
     assert (built.folder / "results/bed_5x1x2_smoke/weak/cosmoflow/result_4.txt").is_file()
     assert "weak-without-strong" in {finding.rule for finding in check([built.folder]).findings}
 
 
+def test_instances_that_do_not_converge_or_repeat_a_seed_are_pruned(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "a", mode="weak", count=7)
+    write(
+        run / "result_2.txt", our_run(values=(0.5, 0.45), seed=900, start_ms=START_MS + 200_000, mode="weak", trial=2)
+    )
+    repeated = our_run(values=(0.41, 0.34), seed=100, start_ms=START_MS + 500_000, mode="weak", trial=5)
+    write(run / "result_5.txt", repeated)
+    built = build_package([run], system="bed", out=tmp_path / "out" / "ACME")
+    place = built.folder / "results/bed_7x1x2_smoke/weak/cosmoflow"
+    assert [path.name for path in sorted(place.glob("result_*"))] == [f"result_{n}.txt" for n in range(5)]
+    assert (place / "pruned_results/result_5.txt").read_bytes() == (run / "result_2.txt").read_bytes()
+    assert (place / "pruned_results/result_6.txt").read_bytes() == (run / "result_5.txt").read_bytes()
+    assert any("pruned: status is 'aborted'" in note for note in built.notes)
+    assert any("pruned: seed 100 is repeated" in note for note in built.notes)
+    found = {finding.rule for finding in check([built.folder]).findings if finding.severity == "error"}
+    assert found == {"weak-without-strong"}
+
+
+def test_instances_are_not_pruned_below_the_required_number(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "a", mode="weak")
+    write(
+        run / "result_2.txt", our_run(values=(0.5, 0.45), seed=900, start_ms=START_MS + 200_000, mode="weak", trial=2)
+    )
+    built = build_package([run], system="bed", out=tmp_path / "out" / "ACME")
+    assert [len(result.scored) for result in built.results] == [5]
+    assert not list(built.folder.rglob("pruned_results"))
+
+
+def test_a_run_that_failed_silently_is_refused(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "a")
+    out = tmp_path / "out" / "ACME"
+    write(run / "result_1.txt", drop("run_stop")(our_run(seed=300, start_ms=5)))
+    with pytest.raises(ValueError, match=r"result_1.txt: no run_stop, the run failed without saying so"):
+        build_package([run], system="bed", out=out)
+    built = build_package([run], system="bed", out=out, count_failed=True)
+    assert "run-failed" in {finding.rule for finding in check([built.folder]).findings}
+    write(run / "result_1.txt", edit("run_stop", meta={"status": "success"})(our_run(values=(0.5,), seed=301)))
+    with pytest.raises(ValueError, match=r"result_1.txt: status is 'success', but: target never reached"):
+        build_package([run], system="other", out=out, count_failed=True)
+
+
+def test_what_nobody_knows_of_a_system_is_a_warning_that_names_it(tmp_path: Path) -> None:
+    stated = System(cooling="liquid")
+    built = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out" / "ACME", stated=stated)
+    (warning,) = built.warnings
+    assert "host_networking_topology" in warning
+    assert "cooling" not in warning
+    (blank,) = (finding for finding in check([built.folder]).findings if finding.rule == "system-blank")
+    assert "host_networking_topology" in blank.message
+
+
 def test_an_organisation_that_is_not_the_logs_is_said_and_found(tmp_path: Path) -> None:
-    built = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out", org="Other")
+    built = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out" / "Other", submitter="Other")
     assert "submission_org is 'ACME', not 'Other'" in built.notes[0]
     found = {finding.rule for finding in check([built.folder]).findings if finding.severity == "error"}
     assert found == {"submitter-agrees"}
@@ -176,14 +227,15 @@ def test_an_organisation_that_is_not_the_logs_is_said_and_found(tmp_path: Path) 
     ("options", "message"),
     [
         ({"system": "../x"}, r"--system '../x': expected letters"),
-        ({"org": "a/b"}, r"--org 'a/b': expected letters"),
-        ({"org": ".hidden"}, r"--org '.hidden': expected letters"),
+        ({"submitter": "a/b"}, r"--submitter 'a/b': expected letters"),
+        ({"submitter": ".hidden"}, r"--submitter '.hidden': expected letters"),
+        ({"submitter": "Other"}, r"a package's folder has the name of its submitter; expected -o .*ACME/Other"),
     ],
 )
 def test_names_that_are_no_folders_are_refused(tmp_path: Path, options: dict[str, str], message: str) -> None:
     run = run_folder(tmp_path / "a")
     with pytest.raises(ValueError, match=message):
-        build_package([run], **({"system": "bed", "out": tmp_path / "out"} | options))  # type: ignore[arg-type]
+        build_package([run], **({"system": "bed", "out": tmp_path / "out" / "ACME"} | options))  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
 
 
@@ -193,13 +245,13 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     info = json.loads((second / "run.json").read_text())
     (second / "run.json").write_text(json.dumps(info | {"git": {"commit": "fff", "dirty": False}}))
     with pytest.raises(ValueError, match=r"git is .*fff.* package them apart"):
-        build_package([first, second], system="bed", out=tmp_path / "out")
+        build_package([first, second], system="bed", out=tmp_path / "out" / "ACME")
 
     (second / "run.json").write_text(json.dumps(info))
     other = node(cpu=replace_model(node().cpu, "Model A"))
     (second / "facts" / "node1.json").write_text(other.model_dump_json())
     with pytest.raises(ValueError, match=r"made on different systems: .*Model A"):
-        build_package([first, second], system="bed", out=tmp_path / "out")
+        build_package([first, second], system="bed", out=tmp_path / "out" / "ACME")
     assert not (tmp_path / "out").exists()
 
 
@@ -211,14 +263,14 @@ def test_a_log_of_another_size_is_refused(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a")
     write(run / "result_0.txt", our_run("mini", values=(0.25,)))
     with pytest.raises(ValueError, match="a log of cosmoflow mini in a run of cosmoflow smoke"):
-        build_package([run], system="bed", out=tmp_path / "out")
+        build_package([run], system="bed", out=tmp_path / "out" / "ACME")
 
 
 def test_a_run_without_logs_or_scale_is_refused(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a", count=1)
     write(run / "result_0.txt", drop("number_of_nodes")(our_run()))
     with pytest.raises(ValueError, match="no log says number_of_nodes"):
-        build_package([run], system="bed", out=tmp_path / "out")
+        build_package([run], system="bed", out=tmp_path / "out" / "ACME")
     (run / "result_0.txt").unlink()
     with pytest.raises(ValueError, match="the run left no log"):
         read_run(run)
@@ -231,7 +283,7 @@ def test_an_aborted_run_is_packaged_and_counts_as_the_one_that_may_fail(tmp_path
     write(
         run / "result_1.txt", edit("run_stop", meta={"status": "aborted"})(our_run(values=(0.5,), seed=321, start_ms=5))
     )
-    built = build_package([run], system="bed", out=tmp_path / "out")
+    built = build_package([run], system="bed", out=tmp_path / "out" / "ACME")
     verdict = check([built.folder])
     assert verdict.compliant
     assert "run-failed" in {finding.rule for finding in verdict.findings}
@@ -245,12 +297,12 @@ def test_package_command(tmp_path: Path) -> None:
             [sys.executable, "-m", "suite", *map(str, arguments)], capture_output=True, text=True, timeout=60
         )
 
-    done = mlhpc("package", run, "--system", "bed", "-o", tmp_path / "out")
+    done = mlhpc("package", run, "--system", "bed", "-o", tmp_path / "out" / "ACME")
     assert done.returncode == 0, done.stderr
     assert (
         done.stdout.splitlines()[-1] == f"{tmp_path}/out/ACME: package complete; next: mlhpc check {tmp_path}/out/ACME"
     )
-    assert mlhpc("package", run, "--system", "bed", "-o", tmp_path / "out").returncode == 2
+    assert mlhpc("package", run, "--system", "bed", "-o", tmp_path / "out" / "ACME").returncode == 2
     assert mlhpc("package", run).returncode == 2
     assert mlhpc("package", "--verify", tmp_path / "out" / "ACME").returncode == 0
     (tmp_path / "out/ACME/systems/bed_1x2_smoke.json").write_text("{}")
@@ -260,6 +312,6 @@ def test_package_command(tmp_path: Path) -> None:
 
 
 def test_scripts_are_valid_bash(tmp_path: Path) -> None:
-    folder = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out").folder
+    folder = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out" / "ACME").folder
     for script in folder.rglob("*.sh"):
         assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
