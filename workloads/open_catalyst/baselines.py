@@ -1,0 +1,105 @@
+"""What needs no network: no force at all, the mean force, and a pair potential fitted by least squares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from suite.shards import ShardReader
+from workloads.open_catalyst.config import OpenCatalystConfig
+from workloads.open_catalyst.graph import concatenate
+from workloads.open_catalyst.structures import Neighbourhood
+
+MAX_SAMPLES = 4_000  # of each split for the pair potential: seconds, and more than its coefficients need
+MAX_SAMPLES_OF_CONSTANTS = 200_000
+SHAPES = 10  # radial functions per pair of elements
+RIDGE = 1e-6  # of the largest diagonal element
+AT_ONCE = 500
+
+Floats = NDArray[np.floating[Any]]
+
+
+def baselines(root: Path, config: OpenCatalystConfig) -> dict[str, float]:
+    """Mean absolute error of force components on free atoms of the validation split.
+
+    ``zero_force``, ``mean_force`` (per component) and ``pair_potential`` (per pair of elements `SHAPES` radial functions;
+    only as many samples as `MAX_SAMPLES`, evenly spaced).
+    """
+    train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
+    mean = _free_forces(train).mean(axis=0)
+    truth = _free_forces(validation)
+    return {
+        "zero_force": float(np.abs(truth).mean()),
+        "mean_force": float(np.abs(truth - mean).mean()),
+        "pair_potential": _pair_potential(
+            train, validation, Neighbourhood(config.cutoff_angstrom, config.max_neighbours)
+        ),
+    }
+
+
+def _pair_potential(train: ShardReader, validation: ShardReader, neighbourhood: Neighbourhood) -> float:
+    elements = np.unique(_read(train, _spaced(train, MAX_SAMPLES), ["atom.offsets", "atom.number"])["atom.number"])
+    width = len(elements) * (len(elements) + 1) // 2 * SHAPES
+    gram, moment = np.zeros((width, width)), np.zeros(width)
+    for chosen in _pieces(train):
+        design, force = _design(train, chosen, neighbourhood, elements)
+        gram += (design.T @ design).toarray()
+        moment += design.T @ force
+    gram[np.diag_indices(width)] += RIDGE * gram.diagonal().max()
+    coefficients = np.linalg.solve(gram, moment)
+    errors, count = 0.0, 0
+    for chosen in _pieces(validation):
+        design, force = _design(validation, chosen, neighbourhood, elements)
+        errors += float(np.abs(design @ coefficients - force).sum())
+        count += len(force)
+    return errors / count
+
+
+def _design(
+    reader: ShardReader, chosen: NDArray[np.int64], neighbourhood: Neighbourhood, elements: NDArray[np.uint8]
+) -> tuple[Any, Floats]:
+    """Force components of free atoms as linear functions of the coefficients, and their true values."""
+    arrays = reader.read(chosen)
+    offsets, position = arrays["atom.offsets"], arrays["atom.position"].astype(np.float64)
+    parts = [
+        neighbourhood.edges(position[begin:end], cell.astype(np.float64))
+        for begin, end, cell in zip(offsets, offsets[1:], arrays["cell"], strict=False)
+    ]
+    edges = concatenate(parts, np.diff(offsets).tolist())
+    vector = position[edges.source] + edges.shift - position[edges.target]
+    distance = np.linalg.norm(vector, axis=1)
+    kind = np.searchsorted(elements, arrays["atom.number"]).clip(max=len(elements) - 1)
+    low, high = np.sort([kind[edges.source], kind[edges.target]], axis=0)
+    pair = low * len(elements) - low * (low - 1) // 2 + high - low
+    centres = np.linspace(0.8, neighbourhood.cutoff_angstrom, SHAPES)
+    radial = np.exp(-(((distance[:, None] - centres) / (centres[1] - centres[0])) ** 2))
+    values = radial[:, :, None] * (vector / distance[:, None])[:, None, :]
+    rows = np.broadcast_to(3 * edges.target[:, None, None] + np.arange(3), values.shape)
+    columns = np.broadcast_to(SHAPES * pair[:, None, None] + np.arange(SHAPES)[:, None], values.shape)
+    width = len(elements) * (len(elements) + 1) // 2 * SHAPES
+    design = sparse.csr_array((values.ravel(), (rows.ravel(), columns.ravel())), shape=(3 * len(position), width))
+    free = np.repeat(arrays["atom.fixed"] == 0, 3)
+    return design[free], arrays["atom.force"].astype(np.float64).ravel()[free]
+
+
+def _free_forces(reader: ShardReader) -> Floats:
+    arrays = _read(reader, _spaced(reader, MAX_SAMPLES_OF_CONSTANTS), ["atom.offsets", "atom.force", "atom.fixed"])
+    forces: Floats = arrays["atom.force"][arrays["atom.fixed"] == 0].astype(np.float64)
+    return forces
+
+
+def _read(reader: ShardReader, chosen: NDArray[np.int64], names: list[str]) -> dict[str, NDArray[Any]]:
+    return reader.read(chosen, names)
+
+
+def _spaced(reader: ShardReader, most: int) -> NDArray[np.int64]:
+    return np.unique(np.linspace(0, len(reader) - 1, min(most, len(reader))).astype(np.int64))
+
+
+def _pieces(reader: ShardReader) -> list[NDArray[np.int64]]:
+    chosen = _spaced(reader, MAX_SAMPLES)
+    return [chosen[begin : begin + AT_ONCE] for begin in range(0, len(chosen), AT_ONCE)]

@@ -1,0 +1,113 @@
+"""From the public OC20 data to the suite's shards: LMDB files or extended XYZ. Downloads nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from suite.distributed import World
+from workloads.open_catalyst.build import SPLITS, Piece, build
+from workloads.open_catalyst.extxyz import SUFFIXES, read_extxyz
+from workloads.open_catalyst.lmdb_form import LmdbFile
+from workloads.open_catalyst.structures import Arrays, Neighbourhood, Structure, shard_arrays
+
+CONVERTER_VERSION = 1
+REFERENCE = Neighbourhood(6.0, 50)
+STRUCTURES_PER_SHARD = 10_000
+FOLDERS = {"train": ("train",), "validation": ("validation", "val_id", "val")}
+TRUST_NAME = "MLHPC_TRUST_PICKLES"
+WHERE_THE_DATA_ARE = (
+    "open_catalyst: the public data are not downloaded here, because compute nodes have no internet: on a login or transfer "
+    "node get s2ef_train_2M.tar (3.4 GB, 17 GB unpacked) and s2ef_val_id.tar from "
+    "https://dl.fbaipublicfiles.com/opencatalystproject/data/ (listed in the OCP repository's DATASET.md), unpack them as "
+    "FOLDER/train and FOLDER/val_id, then `mlhpc data convert open_catalyst FOLDER`; LMDB files made from them work as well"
+)
+
+
+def convert(
+    source: Path, root: Path, *, world: World, size: str | None = None, trust_pickles: bool | None = None
+) -> None:
+    """Write the sharded form of a folder with ``train`` and ``validation`` (or ``val_id``) of LMDB or extxyz files.
+
+    Only structures are kept; edges in the source are ignored, because they are found anew when training. LMDB values are
+    pickles: data need none of what makes these dangerous, and any such pickle is refused. ``trust_pickles`` (default: the
+    environment has MLHPC_TRUST_PICKLES=1) loads them all the same, and so runs whatever program they contain.
+    """
+    trusted = trust_from(os.environ) if trust_pickles is None else trust_pickles
+    pieces: list[Piece] = []
+    files: dict[str, int] = {}
+    problem = None
+    try:
+        for split in SPLITS:
+            found = _files(source, split)
+            files[split] = len(found)
+            pieces += _pieces(split, found, trusted)
+    except (OSError, ValueError) as error:
+        problem = error
+    world.check_together(problem)
+    recipe: dict[str, Any] = {
+        "name": "converted",
+        "version": CONVERTER_VERSION,
+        "source": str(source),
+        "files": files,
+        "cutoff_angstrom": REFERENCE.cutoff_angstrom,
+        "max_neighbours": REFERENCE.max_neighbours,
+    }
+    build(root, recipe, pieces, size=size or "full", seed=0, neighbourhood=REFERENCE, world=world)
+
+
+def fetch(destination: Path, *, source: str | None = None) -> None:
+    """Nothing is fetched: ValueError says where the data are."""
+    raise ValueError(WHERE_THE_DATA_ARE)
+
+
+def trust_from(environ: Mapping[str, str]) -> bool:
+    """Whether a person said in the environment that pickles may run code. ValueError for anything but 0 and 1."""
+    value = environ.get(TRUST_NAME, "0")
+    if value not in ("0", "1"):
+        raise ValueError(f"{TRUST_NAME}={value!r}: expected 0 or 1")
+    return value == "1"
+
+
+def _files(source: Path, split: str) -> list[Path]:
+    for name in FOLDERS[split]:
+        folder = source / name
+        if not folder.is_dir():
+            continue
+        found = sorted(path for path in folder.rglob("*") if path.suffix == ".lmdb" or path.name.endswith(SUFFIXES))
+        if not found:
+            raise ValueError(f"{folder}: no *.lmdb and no *.extxyz, *.extxyz.xz or *.extxyz.gz in it")
+        return found
+    raise ValueError(f"{source}: no folder {' or '.join(map(repr, FOLDERS[split]))} in it: {split} data are missing")
+
+
+def _pieces(split: str, files: list[Path], trusted: bool) -> list[Piece]:
+    ranges = []
+    for number, path in enumerate(files):
+        if path.suffix != ".lmdb":
+            ranges.append(partial(_extxyz_shard, path, number))
+            continue
+        length = len(LmdbFile(path, trust_pickles=trusted))
+        for begin in range(0, length, STRUCTURES_PER_SHARD):
+            ranges.append(partial(_lmdb_shard, path, begin, min(begin + STRUCTURES_PER_SHARD, length), trusted))
+    return [Piece(split, shard, make) for shard, make in enumerate(ranges)]
+
+
+def _lmdb_shard(path: Path, begin: int, end: int, trusted: bool) -> Arrays:
+    structures = list(LmdbFile(path, trust_pickles=trusted).structures(begin, end))
+    return _arrays(path, begin, structures)
+
+
+def _extxyz_shard(path: Path, number: int) -> Arrays:
+    return _arrays(path, 0, list(read_extxyz(path, trajectory=-1 - number)))
+
+
+def _arrays(path: Path, begin: int, structures: list[Structure]) -> Arrays:
+    if not structures:
+        raise ValueError(f"{path}: no structure in it")
+    return shard_arrays(
+        structures, REFERENCE, [f"{path}: structure {begin + place}" for place in range(len(structures))]
+    )

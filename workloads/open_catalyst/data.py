@@ -1,0 +1,141 @@
+"""OpenCatalyst samples as batches of graphs: structures from the shards, edges and triplets found while loading.
+
+A stored structure is 37 times smaller than one with its edges, and finding them again takes less time than reading them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from suite.config import RunConfig
+from suite.sampling import epoch_order
+from suite.shards import ShardReader
+from workloads.open_catalyst.config import OpenCatalystConfig
+from workloads.open_catalyst.graph import concatenate, triplets
+from workloads.open_catalyst.structures import PER_ATOM, Neighbourhood
+
+if TYPE_CHECKING:
+    from suite.workload import Batch
+
+READ_AT_ONCE = 1 << 16
+TRAINED_ON = ("atom.offsets", "atom.position", "atom.force", "atom.number", "atom.fixed", "cell", "energy")
+
+
+class OpenCatalystData:
+    """One split. A batch is one graph of many parts; ``structure`` says which atom belongs to which sample.
+
+    Per atom: ``position``, ``force`` (A, 3), ``number``, ``structure``, ``free`` (1.0 or 0.0); per sample ``energy``; per
+    edge ``source``, ``target``, ``shift`` (E, 3); per triplet ``into``, ``out`` (edge numbers); ``counts``: free atoms and
+    triplets of the batch, known here so that no step waits for the device to count them.
+    """
+
+    def __init__(self, root: Path, split: str, config: RunConfig, own: OpenCatalystConfig) -> None:
+        self._reader = ShardReader(root, split)
+        self._place = f"{root / split}"
+        self._neighbourhood = Neighbourhood(own.cutoff_angstrom, own.max_neighbours)
+        self._balance = _Balance(self._reader, config.global_batch_size) if own.balanced_batches else None
+        self._balance = self._balance if split == "train" else None
+        check_data(self._reader, root)
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def load(self, indices: Sequence[int] | NDArray[np.integer], *, seed: int, epoch: int) -> Batch:
+        """The samples of ``indices``, or with ``balanced_batches`` this rank's share of the global batch they are of."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        if self._balance is not None:
+            chosen = self._balance.share(chosen, seed=seed, epoch=epoch)
+        arrays = self._reader.read(chosen, TRAINED_ON)
+        offsets = arrays["atom.offsets"]
+        parts = []
+        for place, index in enumerate(chosen.tolist()):
+            here = slice(offsets[place], offsets[place + 1])
+            try:
+                position = arrays["atom.position"][here].astype(np.float64)
+                parts.append(self._neighbourhood.edges(position, arrays["cell"][place].astype(np.float64)))
+            except (ValueError, np.linalg.LinAlgError) as error:
+                raise ValueError(f"{self._place}: sample {index}: {error}") from None
+        lengths = np.diff(offsets)
+        edges = concatenate(parts, lengths.tolist())
+        into, out = triplets(edges, int(offsets[-1]))
+        free = (arrays["atom.fixed"] == 0).astype(np.float32)
+        batch: dict[str, NDArray[Any]] = {
+            "position": arrays["atom.position"],
+            "force": arrays["atom.force"],
+            "number": arrays["atom.number"].astype(np.int64),
+            "structure": np.repeat(np.arange(len(lengths)), lengths),
+            "free": free,
+            "energy": arrays["energy"],
+            "source": edges.source,
+            "target": edges.target,
+            "shift": edges.shift.astype(np.float32),
+            "into": into,
+            "out": out,
+            "counts": np.array([free.sum(), len(into)], dtype=np.float64),
+        }
+        return {name: torch.from_numpy(values) for name, values in batch.items()}
+
+
+def check_data(reader: ShardReader, root: Path) -> None:
+    """ValueError unless the data have the form this workload trains on."""
+    found = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
+    wanted = {f"atom.{name}": (shape, np.dtype(dtype)) for name, (dtype, shape) in PER_ATOM.items()}
+    wanted |= {"cell": ((3, 3), np.dtype(np.float32)), "energy": ((), np.dtype(np.float64))}
+    for name, expected in wanted.items():
+        if found.get(name) != expected:
+            raise ValueError(f"{root}: dataset {name!r} is {found.get(name)}, expected {expected}")
+
+
+def partition(costs: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
+    """Places of ``costs`` divided so that the sums are nearly equal: largest first, each to the least loaded rank."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [(0, rank) for rank in range(ranks)]
+    for place in np.argsort(-costs, kind="stable").tolist():
+        load, rank = heapq.heappop(loads)
+        shares[rank].append(place)
+        heapq.heappush(loads, (load + max(int(costs[place]), 1), rank))
+    return [np.array(sorted(share), dtype=np.int64) for share in shares]
+
+
+class _Balance:
+    """Finds the global batch that a rank's indices are of, and divides it anew. The same samples on any number of ranks.
+
+    The harness gives rank r every size-th sample of a global batch; the order of an epoch is a public function, so the
+    batch can be found again from one of them.
+    """
+
+    def __init__(self, reader: ShardReader, global_batch_size: int) -> None:
+        self._global_batch_size = global_batch_size
+        self._costs = np.concatenate(
+            [
+                reader.read(np.arange(begin, min(begin + READ_AT_ONCE, len(reader))), ["triplets"])["triplets"]
+                for begin in range(0, len(reader), READ_AT_ONCE)
+            ]
+        )
+        self._lock = threading.Lock()
+        self._epoch: tuple[int, int] | None = None
+        self._order = self._place_of = np.empty(0, dtype=np.int64)
+
+    def share(self, indices: NDArray[np.int64], *, seed: int, epoch: int) -> NDArray[np.int64]:
+        """This rank's samples of the global batch that ``indices`` are a part of."""
+        if not dist.is_initialized():
+            return indices
+        with self._lock:
+            if self._epoch != (seed, epoch):
+                self._epoch, self._order = (seed, epoch), epoch_order(len(self._costs), seed=seed, epoch=epoch)
+                self._place_of = np.argsort(self._order)
+            order, place = self._order, int(self._place_of[indices[0]])
+        begin = place - place % self._global_batch_size
+        batch = order[begin : begin + self._global_batch_size]
+        assert np.isin(indices, batch).all()
+        chosen: NDArray[np.int64] = batch[partition(self._costs[batch], dist.get_world_size())[dist.get_rank()]]
+        return chosen

@@ -1,0 +1,115 @@
+"""From atoms in a periodic cell to edges and triplets: numpy, vectorised, no loop over atoms.
+
+An edge runs from a source atom j, in the image ``offset`` of the cell, to a target atom i in the cell itself; a triplet is
+two edges k->j and j->i. Conventions of the reference (ocp dimenet_plus_plus.py and atoms_to_graphs.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+OFFSET_BASE = 1 << 16  # an image further away than this / 4 cells is a broken cell, not chemistry
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Edges of one structure or of a batch, sorted by target and, within a target, by length."""
+
+    source: Ints
+    target: Ints
+    offset: Ints  # (E, 3), in cells
+    shift: Floats  # (E, 3), in angstrom: offset times cell
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def neighbours(position: Floats, cell: Floats, *, cutoff: float, most: int) -> Edges:
+    """The ``most`` nearest atoms within ``cutoff`` of every atom, under periodic boundaries in all three directions.
+
+    ValueError if the cell has no volume or two atoms lie on each other.
+    """
+    shifts, owner, images = _images(position, cell, cutoff)
+    difference = images[None] - position[:, None]
+    square = np.einsum("icx,icx->ic", difference, difference)
+    home = np.flatnonzero((shifts == 0).all(axis=1))
+    square[owner[home], home] = np.inf  # an atom is no neighbour of itself, but of its images
+    target, chosen = np.nonzero(square <= cutoff * cutoff)
+    distance = square[target, chosen]
+    if len(distance) and distance.min() < 1e-12:
+        worst = distance.argmin()
+        raise ValueError(f"atoms {owner[chosen[worst]]} and {target[worst]} lie on each other")
+    order = np.lexsort((distance, target))
+    target, chosen = target[order], chosen[order]
+    begin = np.searchsorted(target, np.arange(len(position)))
+    kept = np.arange(len(target)) - begin[target] < most
+    target, chosen = target[kept], chosen[kept]
+    offset = shifts[chosen]
+    return Edges(owner[chosen], target, offset, offset @ cell)
+
+
+def concatenate(parts: Sequence[Edges], atoms: Sequence[int]) -> Edges:
+    """The edges of a batch: atoms are numbered on from structure to structure."""
+    first = np.concatenate([[0], np.cumsum(atoms)[:-1]])
+    numbered = list(zip(parts, first, strict=True))
+    return Edges(
+        np.concatenate([part.source + begin for part, begin in numbered]),
+        np.concatenate([part.target + begin for part, begin in numbered]),
+        np.concatenate([part.offset for part in parts]),
+        np.concatenate([part.shift for part in parts]),
+    )
+
+
+def triplets(edges: Edges, atoms: int) -> tuple[Ints, Ints]:
+    """All pairs of edges (k->j, j->i) but those that go back where they came from; sorted by the second edge.
+
+    Back means the same atom in the same cell: an image of i is as good a neighbour of j as any other atom.
+    """
+    begin = np.searchsorted(edges.target, np.arange(atoms + 1))
+    incoming = np.diff(begin)[edges.source]  # edges k->j of every edge j->i
+    out = np.repeat(np.arange(len(edges)), incoming)
+    first = np.repeat(begin[edges.source] - (np.cumsum(incoming) - incoming), incoming)
+    into = first + np.arange(len(out))
+    code = (edges.offset[:, 0] * OFFSET_BASE + edges.offset[:, 1]) * OFFSET_BASE + edges.offset[:, 2]
+    back = (edges.source[into] == edges.target[out]) & (code[into] + code[out] == 0)
+    return into[~back], out[~back]
+
+
+def triplet_count(edges: Edges, atoms: int) -> int:
+    """Number of triplets, without forming more than their indices."""
+    return len(triplets(edges, atoms)[0])
+
+
+def cell_heights(cell: Floats) -> Floats:
+    """Distances between opposite faces. ValueError if the cell has no volume."""
+    volume = abs(float(np.linalg.det(cell)))
+    lengths = np.linalg.norm(cell, axis=1)
+    if not np.isfinite(cell).all() or volume <= 1e-9 * max(float(np.prod(lengths)), 1e-300):
+        raise ValueError(f"the cell {cell.tolist()} has no volume")
+    normals = np.cross(np.roll(cell, -1, axis=0), np.roll(cell, -2, axis=0))
+    return np.asarray(volume / np.linalg.norm(normals, axis=1))
+
+
+def _images(position: Floats, cell: Floats, cutoff: float) -> tuple[Ints, Ints, Floats]:
+    """Images of atoms that can be within the cutoff of any atom: their cell, which atom they are, and where they lie."""
+    reach = cutoff / cell_heights(cell) + 1e-9
+    fraction = np.linalg.solve(cell.T, position.T).T
+    low, high = fraction.min(axis=0) - reach, fraction.max(axis=0) + reach
+    first = np.ceil(low - fraction.max(axis=0)).astype(np.int64)
+    last = np.floor(high - fraction.min(axis=0)).astype(np.int64)
+    axes = [np.arange(a, b + 1) for a, b in zip(first, last, strict=True)]
+    inside = [
+        (moved >= low[x]) & (moved <= high[x])
+        for x, moved in enumerate(fraction[:, x, None] + axes[x] for x in range(3))
+    ]
+    near = inside[0][:, :, None, None] & inside[1][:, None, :, None] & inside[2][:, None, None, :]
+    owner, *cells = np.nonzero(near)
+    shifts = np.stack([axis[place] for axis, place in zip(axes, cells, strict=True)], axis=1)
+    return shifts, owner, position[owner] + shifts @ cell

@@ -1,0 +1,114 @@
+"""Synthetic trajectories: an adsorbate relaxes on a metal slab under ASE's effective medium theory. Writes nothing.
+
+The potential is many-body, smooth and deterministic; its parameters for H, C, N and O are not quantitative (Jacobsen,
+Stoltze & Nørskov, doi:10.1016/0039-6028(96)00816-3). What is learnt from it is the shape of the task, not chemistry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator, Philox
+
+from workloads.open_catalyst.structures import Structure
+
+ALL_METALS = ("Al", "Cu", "Ag", "Au", "Ni", "Pd", "Pt")
+ALL_ADSORBATES = ("H", "C", "N", "O", "CO", "OH", "NO", "H2O")
+VACUUM_ANGSTROM = 8.0
+HEIGHT_ANGSTROM = (1.3, 2.2)  # of the lowest atom of the adsorbate above the highest of the slab
+RATTLE_ANGSTROM = 0.06
+LARGEST_FORCE = 6.0  # eV/angstrom: a frame beyond is an overlap, not a surface
+MAX_ATTEMPTS = 200
+
+
+@dataclass(frozen=True)
+class Surfaces:
+    """What trajectories are drawn from: slabs of (x, y, layers) atoms, half of them alloys of two metals."""
+
+    metals: tuple[str, ...]
+    adsorbates: tuple[str, ...]
+    shapes: tuple[tuple[int, int, int], ...]
+    fixed_layers: int
+    steps: int = 12
+    frames: int = 4
+
+
+def trajectory(surfaces: Surfaces, seed: int, number: int) -> list[Structure]:
+    """``frames`` frames of one relaxation, a function of (seed, number) alone."""
+    random = Generator(Philox(key=[seed, number]))
+    for _ in range(MAX_ATTEMPTS):
+        relaxed = _relax(_draw(surfaces, random), surfaces, number)
+        if relaxed is not None:
+            return relaxed
+    raise AssertionError(f"seed {seed}, trajectory {number}: no acceptable slab in {MAX_ATTEMPTS} attempts")
+
+
+def require_ase() -> None:
+    """ValueError in one line if ASE is not there."""
+    try:
+        import ase  # noqa: F401
+    except ImportError:
+        raise ValueError("open_catalyst: generating data needs ase: pip install 'mlhpc[open_catalyst]'") from None
+
+
+def _draw(surfaces: Surfaces, random: Generator) -> Any:
+    from ase.build import add_vacuum, fcc100, fcc111, molecule
+    from ase.constraints import FixAtoms
+    from ase.data import chemical_symbols
+
+    face = (fcc111, fcc100)[random.integers(2)]
+    host, guest = (str(metal) for metal in random.choice(surfaces.metals, 2, replace=False))
+    shape = surfaces.shapes[random.integers(len(surfaces.shapes))]
+    slab = face(host, size=shape, vacuum=0.0, periodic=True)
+    layer = slab.get_tags().copy()  # 1 is the top
+    if random.random() < 0.5:
+        slab.numbers[random.random(len(slab)) < random.uniform(0.1, 0.5)] = chemical_symbols.index(guest)
+    adsorbate = molecule(str(random.choice(surfaces.adsorbates)))
+    vectors = np.linalg.qr(random.normal(size=(3, 3)))[0]
+    turned = (adsorbate.positions - adsorbate.positions[0]) @ vectors
+    site = random.random(2) @ slab.cell[:2, :2]
+    turned += [*site, slab.positions[:, 2].max() + random.uniform(*HEIGHT_ANGSTROM) - turned[:, 2].min()]
+    adsorbate.positions = turned
+    lowest = layer > shape[2] - surfaces.fixed_layers
+    slab.positions[~lowest] += random.normal(scale=RATTLE_ANGSTROM, size=((~lowest).sum(), 3))
+    tags = np.where(layer == 1, 1, 0)
+    system = slab + adsorbate
+    system.set_tags(np.concatenate([tags, np.full(len(adsorbate), 2)]))
+    add_vacuum(system, 2 * VACUUM_ANGSTROM)
+    system.pbc = True
+    system.set_constraint(FixAtoms(mask=np.concatenate([lowest, np.zeros(len(adsorbate), dtype=bool)])))
+    return system
+
+
+def _relax(system: Any, surfaces: Surfaces, number: int) -> list[Structure] | None:
+    """Frames spread over a BFGS relaxation; None if it ends too early or meets forces that are too large."""
+    from ase.calculators.emt import EMT
+    from ase.optimize import BFGS
+
+    system.calc = EMT()
+    fixed = np.zeros(len(system), dtype=bool)
+    fixed[system.constraints[0].index] = True
+    states = []
+    for _ in BFGS(system, logfile=None).irun(fmax=0.01, steps=surfaces.steps):
+        force = system.get_forces(apply_constraint=False)
+        if np.abs(force).max() > LARGEST_FORCE:
+            return None
+        states.append((system.positions.copy(), force, float(system.get_potential_energy())))
+    if len(states) < surfaces.frames:
+        return None
+    return [
+        Structure(
+            position=states[step][0],
+            cell=np.asarray(system.cell),
+            number=system.numbers.astype(np.int64),
+            tag=system.get_tags().astype(np.int64),
+            fixed=fixed,
+            force=states[step][1],
+            energy=states[step][2],
+            trajectory=number,
+            frame=int(step),
+        )
+        for step in np.linspace(0, len(states) - 1, surfaces.frames).round().astype(int)
+    ]

@@ -1,0 +1,103 @@
+"""One structure with its energy and forces, what makes it unfit for training, and many of them as the arrays of a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.open_catalyst.config import ELEMENTS
+from workloads.open_catalyst.graph import Edges, neighbours, triplet_count
+
+Arrays = dict[str, NDArray[Any]]
+
+TAGS = (0, 1, 2)  # below the surface, surface, adsorbate
+PER_ATOM = {
+    "position": (np.float32, (3,)),  # angstrom
+    "force": (np.float32, (3,)),  # eV/angstrom
+    "number": (np.uint8, ()),
+    "tag": (np.uint8, ()),
+    "fixed": (np.uint8, ()),
+}
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Atoms in a cell that is periodic in three directions. ``trajectory`` says which frames belong together."""
+
+    position: NDArray[np.float64]  # (A, 3) angstrom
+    cell: NDArray[np.float64]  # (3, 3) angstrom, one vector a row
+    number: NDArray[np.int64]  # (A,) atomic numbers
+    tag: NDArray[np.int64]  # (A,)
+    fixed: NDArray[np.bool_]  # (A,)
+    force: NDArray[np.float64]  # (A, 3) eV/angstrom
+    energy: float  # eV
+    trajectory: int
+    frame: int
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """Which atoms see each other."""
+
+    cutoff_angstrom: float
+    max_neighbours: int
+
+    def edges(self, position: NDArray[np.float64], cell: NDArray[np.float64]) -> Edges:
+        """ValueError if the structure cannot be a graph, or has no edge."""
+        found = neighbours(position, cell, cutoff=self.cutoff_angstrom, most=self.max_neighbours)
+        if not len(found):
+            raise ValueError(f"no edge: no two of the {len(position)} atoms within {self.cutoff_angstrom:g} angstrom")
+        return found
+
+
+def check(structure: Structure) -> None:
+    """ValueError if the values cannot be trained on."""
+    atoms = len(structure.number)
+    shapes = {"position": (atoms, 3), "force": (atoms, 3), "cell": (3, 3), "tag": (atoms,), "fixed": (atoms,)}
+    for name, shape in shapes.items():
+        found = np.shape(getattr(structure, name))
+        if found != shape:
+            raise ValueError(f"{name} has the shape {found}, expected {shape}")
+    if not atoms:
+        raise ValueError("no atoms")
+    for name in ("position", "force", "cell", "energy"):
+        values = np.asarray(getattr(structure, name))
+        if not np.isfinite(values).all():
+            where = np.argwhere(~np.isfinite(np.atleast_1d(values)))[0]
+            raise ValueError(f"{name} has {np.atleast_1d(values)[tuple(where)]} at {where.tolist()}")
+    for name, low, high in (("number", 1, ELEMENTS - 1), ("tag", TAGS[0], TAGS[-1])):
+        values = np.asarray(getattr(structure, name))
+        if values.min() < low or values.max() > high:
+            raise ValueError(f"{name} has values from {values.min()} to {values.max()}, expected {low} to {high}")
+    if bool(structure.fixed.all()):
+        raise ValueError("all atoms are fixed: there is no force to learn")
+
+
+def shard_arrays(structures: Sequence[Structure], neighbourhood: Neighbourhood, where: Sequence[str]) -> Arrays:
+    """The arrays of a shard. ``where`` says for each structure, for people, where it came from."""
+    edges, triplets = [], []
+    for structure, place in zip(structures, where, strict=True):
+        try:
+            check(structure)
+            stored = structure.position.astype(np.float32).astype(np.float64)
+            found = neighbourhood.edges(stored, structure.cell.astype(np.float32).astype(np.float64))
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+        edges.append(len(found))
+        triplets.append(triplet_count(found, len(structure.number)))
+    lengths = [len(structure.number) for structure in structures]
+    arrays: Arrays = {"atom.offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)}
+    for name, (dtype, _) in PER_ATOM.items():
+        arrays[f"atom.{name}"] = np.concatenate([getattr(each, name) for each in structures]).astype(dtype)
+    return arrays | {
+        "cell": np.stack([each.cell for each in structures]).astype(np.float32),
+        "energy": np.array([each.energy for each in structures], dtype=np.float64),
+        "trajectory": np.array([each.trajectory for each in structures], dtype=np.int64),
+        "frame": np.array([each.frame for each in structures], dtype=np.int32),
+        "edges": np.array(edges, dtype=np.int32),
+        "triplets": np.array(triplets, dtype=np.int64),
+    }

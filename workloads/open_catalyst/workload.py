@@ -1,0 +1,143 @@
+"""OpenCatalyst as the harness sees it: data, model, optimizer, loss, metric, logged hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from suite.config import RunConfig
+from suite.distributed import World
+from suite.workload import Optimization, Work
+from workloads.open_catalyst.baselines import baselines
+from workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
+from workloads.open_catalyst.data import OpenCatalystData
+from workloads.open_catalyst.model import DimeNetPlusPlus, work
+
+if TYPE_CHECKING:
+    from suite.workload import Batch
+
+
+class OpenCatalyst:
+    """Implements suite.workload.Workload."""
+
+    def __init__(self, config: RunConfig) -> None:
+        if config.compile:
+            raise ValueError("open_catalyst: compile: torch.compile cannot differentiate twice, and forces need that")
+        self.config = config
+        self._own = cast(OpenCatalystConfig, config.hyperparameters)
+        self._imbalance: Tensor | None = None  # sum over steps of largest / mean triplets of a rank
+        self._steps = 0
+
+    def dataset(self, split: str, root: Path) -> OpenCatalystData:
+        """One split; ValueError if the data are damaged or have another form."""
+        return OpenCatalystData(root, split, self.config, self._own)
+
+    def build_model(self, world: World) -> nn.Module:
+        """The network, from torch's current seed."""
+        return DimeNetPlusPlus(self._own)
+
+    def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
+        """AdamW with torch's defaults. The schedule counts steps of the global batch, as the benchmark's rules do."""
+        own = self._own
+        optimizer = torch.optim.AdamW(model.parameters(), lr=own.learning_rate, weight_decay=own.weight_decay)
+        return Optimization(optimizer, lambda step, epoch: learning_rate(own, step))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Absolute error of the scaled forces, summed over components and averaged over the free atoms of all ranks.
+
+        Ranks hold different numbers of free atoms, and gradients are averaged over ranks: the mean over the global batch
+        is the sum here, times ranks, over the global count. One small collective tells the counts.
+        """
+        own = self._own
+        energy_N, force_A3 = model(batch)
+        error_A = (force_A3 - batch["force"] / own.target_std_ev).abs().sum(dim=1)
+        counts_R2 = self._counts(batch["counts"])
+        ranks = len(counts_R2)
+        loss = own.force_coefficient * ranks * (error_A * batch["free"]).sum() / counts_R2[:, 0].sum().float()
+        if own.energy_coefficient:
+            loss = loss + own.energy_coefficient * self._energy_error(energy_N, batch).abs().mean()
+        return loss
+
+    def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Sums of absolute and squared errors of force components on free atoms, in eV/angstrom, and their number."""
+        energy_N, force_A3 = model(batch)
+        error_A3 = self._own.target_std_ev * force_A3.double() - batch["force"].double()
+        free_A1 = batch["free"].double()[:, None]
+        stats = {
+            "absolute": (error_A3.abs() * free_A1).sum(),
+            "squared": (error_A3.square() * free_A1).sum(),
+            "components": 3 * batch["counts"][0],
+        }
+        if self._own.energy_coefficient:
+            energy = self._own.target_std_ev * self._energy_error(energy_N, batch).double().abs().sum()
+            stats |= {"energy": energy, "samples": torch.ones_like(energy) * len(energy_N)}
+        return stats
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """``eval_error``: mean absolute error of the force components on free atoms; beside it the root mean square.
+
+        An energy error is reported only if energies are trained. On several ranks ``train_imbalance`` is the mean over
+        all training steps so far of the largest share of triplets over the mean share: 1 is a perfect balance.
+        """
+        components = totals["components"]
+        metrics = {
+            "eval_error": totals["absolute"] / components,
+            "force_rmse": (totals["squared"] / components) ** 0.5,
+        }
+        if "samples" in totals:
+            metrics["energy_mae"] = totals["energy"] / totals["samples"]
+        if self._imbalance is not None:
+            metrics["train_imbalance"] = float(self._imbalance) / self._steps
+        return metrics
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Keys of the reference; ``opt_base_learning_rate`` is the rate after warm-up."""
+        own = self._own
+        return {
+            "global_batch_size": self.config.global_batch_size,
+            "opt_name": "AdamW",
+            "opt_base_learning_rate": own.learning_rate,
+            "opt_learning_rate_warmup_steps": own.warmup_steps,
+            "opt_learning_rate_warmup_factor": own.warmup_factor,
+            "opt_learning_rate_decay_boundary_steps": list(own.decay_boundary_steps),
+            "opt_learning_rate_decay_factor": own.decay_factor,
+            "opt_weight_decay": own.weight_decay,
+            "force_coefficient": own.force_coefficient,
+            "energy_coefficient": own.energy_coefficient,
+            "target_std": own.target_std_ev,
+            "cutoff": own.cutoff_angstrom,
+            "max_neighbours": own.max_neighbours,
+            "exact_angles": own.exact_angles,
+            "balanced_batches": own.balanced_batches,
+        }
+
+    def work(self) -> Work:
+        """Closed forms for a sample of mean size; bytes at the width activations are stored in."""
+        element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
+        return work(self._own, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
+
+    def baselines(self, root: Path) -> dict[str, float]:
+        """Force error of no force, the mean force and a fitted pair potential."""
+        return baselines(root, self._own)
+
+    def _counts(self, own_2: Tensor) -> Tensor:
+        """(ranks, 2): free atoms and triplets of every rank's part of the global batch. A collective on several ranks."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return own_2[None]
+        counts_R2 = own_2.new_zeros(dist.get_world_size(), 2)
+        counts_R2[dist.get_rank()] = own_2
+        dist.all_reduce(counts_R2)
+        share_R = counts_R2[:, 1]
+        imbalance = share_R.max() / share_R.mean()
+        self._imbalance = imbalance if self._imbalance is None else self._imbalance + imbalance
+        self._steps += 1
+        return counts_R2
+
+    def _energy_error(self, energy_N: Tensor, batch: Batch) -> Tensor:
+        target_N = (batch["energy"] - self._own.target_mean_ev) / self._own.target_std_ev
+        return energy_N - target_N.float()
