@@ -1,0 +1,238 @@
+"""Closed forms for the time of collectives, pipelining and expert parallelism: alpha-beta with two levels. Measures nothing.
+
+Used by the MoE autotuner and by analysis; no torch, no numpy. n ranks, m of them per node, S bytes that one rank sends
+in one all-to-all, its own part included. Formulas are in docs/moe.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Algorithm = Literal["linear", "2dh"]
+
+ALGORITHMS: tuple[Algorithm, ...] = ("linear", "2dh")
+DEGREES = (1, 2, 4, 8)  # degrees above 8 never paid in the model nor in Tutel's paper
+SPLIT_LOSS = 0.02  # of GEMM efficiency, per further chunk
+BACKWARD_FACTOR = 2.0  # FLOPs of the backward pass over those of the forward pass
+
+
+@dataclass(frozen=True)
+class Network:
+    """A machine's links as one rank sees them: latencies per message, bandwidths in bytes/s per rank.
+
+    ``congestion`` is the loss of a linear all-to-all per doubling of the ranks above ``congestion_from``.
+    """
+
+    ranks_per_node: int
+    inter_latency_s: float
+    inter_bandwidth: float
+    intra_latency_s: float
+    intra_bandwidth: float
+    memory_bandwidth: float
+    launch_s: float
+    two_level_latency_s: float
+    congestion: float = 0.0
+    congestion_from: int = 64
+
+    def slowdown(self, ranks: int) -> float:
+        """Factor on the inter-node streaming time of a linear all-to-all."""
+        return 1 + self.congestion * max(0.0, math.log2(ranks / self.congestion_from))
+
+
+# Fitted to Tutel's paper (arXiv:2206.03382; Azure NDm A100 v4, 8 A100 and 8 HDR links per node): docs/moe.md says to which rows
+AZURE_NDV4 = Network(
+    ranks_per_node=8,
+    inter_latency_s=25e-6,
+    inter_bandwidth=23.2e9,
+    intra_latency_s=2e-6,
+    intra_bandwidth=196e9,
+    memory_bandwidth=1.2e12,
+    launch_s=15e-6,
+    two_level_latency_s=25e-6,
+    congestion=0.205,
+)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One collective: what each message costs whatever its size, and what the bytes cost. Seconds."""
+
+    latency_s: float
+    streaming_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Their sum."""
+        return self.latency_s + self.streaming_s
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """An MoE layer on one rank: ``tokens`` of that rank, ``matrices`` 2 for an FFN and 3 for a gated one."""
+
+    tokens: int
+    width: int
+    hidden: int
+    experts: int
+    top_k: int
+    matrices: int = 2
+    capacity_factor: float = 1.0
+    element_bytes: int = 2
+
+    @property
+    def rows(self) -> float:
+        """Assignments of this rank's tokens, times the capacity factor."""
+        return self.top_k * self.capacity_factor * self.tokens
+
+    @property
+    def dispatch_bytes(self) -> float:
+        """S: what one rank sends in one all-to-all at r = 1."""
+        return self.rows * self.width * self.element_bytes
+
+    @property
+    def expert_bytes(self) -> float:
+        """Weights of one expert."""
+        return float(self.matrices * self.width * self.hidden * self.element_bytes)
+
+    @property
+    def forward_flops(self) -> float:
+        """Products of the experts for this rank's rows, 2 per multiply-add."""
+        return 2.0 * self.matrices * self.rows * self.width * self.hidden
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to execute the layer and its predicted forward and backward time."""
+
+    r: int
+    degree: int
+    algorithm: Algorithm
+    seconds: float
+
+
+def linear_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transfer:
+    """Every rank sends S / n to every other one; both kinds of link work at once, the slower one decides."""
+    local = min(network.ranks_per_node, ranks)
+    inter = Transfer(
+        network.launch_s + (ranks - local) * network.inter_latency_s,
+        network.slowdown(ranks) * size_bytes * (ranks - local) / ranks / network.inter_bandwidth,
+    )
+    intra = Transfer(
+        network.launch_s + (local - 1) * network.intra_latency_s,
+        size_bytes * (local - 1) / ranks / network.intra_bandwidth,
+    )
+    return max(inter, intra, key=lambda part: part.total_s)
+
+
+def two_level_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transfer:
+    """2DH: gather inside the node what goes to the same local rank, then n / m - 1 messages m times as large between nodes."""
+    local = min(network.ranks_per_node, ranks)
+    nodes = ranks / local
+    latency = 4 * network.launch_s + (local - 1) * network.intra_latency_s + (nodes - 1) * network.two_level_latency_s
+    copies = 4 * size_bytes / network.memory_bandwidth  # two strided copies, each read and written
+    intra = size_bytes * (local - 1) / local / network.intra_bandwidth
+    inter = size_bytes * (1 - 1 / nodes) / network.inter_bandwidth
+    return Transfer(latency, copies + intra + inter)
+
+
+def all_to_all(network: Network, ranks: int, size_bytes: float, algorithm: Algorithm) -> Transfer:
+    """One of the two."""
+    return {"linear": linear_all_to_all, "2dh": two_level_all_to_all}[algorithm](network, ranks, size_bytes)
+
+
+def all_gather(network: Network, ranks: int, size_bytes: float) -> Transfer:
+    """Ring over consecutive ranks that ends with ``size_bytes`` on each; a reduce-scatter takes as long."""
+    inside = ranks <= network.ranks_per_node
+    latency = network.intra_latency_s if inside else network.inter_latency_s
+    bandwidth = network.intra_bandwidth if inside else network.inter_bandwidth
+    if ranks == 1:
+        return Transfer(0.0, 0.0)
+    return Transfer(network.launch_s + (ranks - 1) * latency, size_bytes * (1 - 1 / ranks) / bandwidth)
+
+
+def all_reduce(network: Network, ranks: int, size_bytes: float) -> Transfer:
+    """Ring: a reduce-scatter and an all-gather."""
+    half = all_gather(network, ranks, size_bytes)
+    return Transfer(2 * half.latency_s, 2 * half.streaming_s)
+
+
+def pipelined_s(compute_s: float, transfer: Transfer, degree: int, *, split_loss: float = SPLIT_LOSS) -> float:
+    """Dispatch, experts, combine of one pass in ``degree`` chunks: one stream of transfers, one of computation.
+
+    Either the transfers never wait, or the computation does not once it has begun.
+    """
+    communication_bound = 2 * (degree * transfer.latency_s + transfer.streaming_s)
+    computing = compute_s * (1 + split_loss * (degree - 1))
+    return max(communication_bound, computing + 2 * (transfer.latency_s + transfer.streaming_s / degree))
+
+
+def best_degree(compute_s: float, transfer: Transfer, *, split_loss: float = SPLIT_LOSS) -> float:
+    """The continuous optimum if computation dominates: the ends of the pipeline against the loss by splitting."""
+    return math.sqrt(2 * transfer.streaming_s / (split_loss * compute_s))
+
+
+def traffic_bytes(shape: LayerShape, ranks: int, r: int) -> float:
+    """Bytes a rank moves in a forward and a backward pass: tokens four times, weights gathered and gradients scattered."""
+    if r == 0:
+        return 2 * shape.experts * shape.expert_bytes * (1 - 1 / ranks)
+    sharers = max(1, ranks // shape.experts)
+    return 4 * r * shape.dispatch_bytes + 2 * shape.expert_bytes / r * (1 - r / sharers)
+
+
+def best_r(shape: LayerShape, ranks: int) -> int:
+    """The r with the least traffic, the smallest of equals."""
+    return min(valid_r(shape.experts, ranks), key=lambda r: (traffic_bytes(shape, ranks, r), r))
+
+
+def continuous_r(shape: LayerShape) -> float:
+    """Where the traffic of r >= 1 is least: sqrt(P_e / 2S)."""
+    return math.sqrt(shape.expert_bytes / (2 * shape.dispatch_bytes))
+
+
+def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
+    """0, and the divisors of the ranks per expert (1 if there are at least as many experts as ranks)."""
+    sharers = max(1, ranks // experts)
+    return (0, *(r for r in range(1, sharers + 1) if sharers % r == 0))
+
+
+def layer_s(
+    shape: LayerShape, network: Network, ranks: int, flops_per_s: float, *, r: int, degree: int, algorithm: Algorithm
+) -> float:
+    """Forward and backward of the experts with all communication; gate and permutation left out (they do not depend on it)."""
+    compute_s = shape.forward_flops / flops_per_s
+    if r == 0:
+        weights = all_gather(network, ranks, shape.experts * shape.expert_bytes)
+        return (1 + BACKWARD_FACTOR) * compute_s + 2 * weights.total_s
+    block = max(1, ranks // shape.experts) // r
+    local_experts = max(1, shape.experts // ranks)
+    weights = all_gather(network, block, local_experts * shape.expert_bytes / r)
+    transfer = all_to_all(network, ranks, r * shape.dispatch_bytes, algorithm)
+    passes = (pipelined_s(factor * compute_s, transfer, degree) for factor in (1.0, BACKWARD_FACTOR))
+    return sum(passes) + 2 * weights.total_s
+
+
+def ranked(
+    shape: LayerShape,
+    network: Network,
+    ranks: int,
+    flops_per_s: float,
+    *,
+    degrees: Iterable[int] = DEGREES,
+    algorithms: Iterable[Algorithm] = ALGORITHMS,
+) -> list[Choice]:
+    """Every way to execute the layer, the fastest predicted first; at r = 0 nothing but r matters."""
+    choices = [Choice(0, 1, "linear", layer_s(shape, network, ranks, flops_per_s, r=0, degree=1, algorithm="linear"))]
+    for r in valid_r(shape.experts, ranks)[1:]:
+        for degree in degrees:
+            for algorithm in algorithms:
+                seconds = layer_s(shape, network, ranks, flops_per_s, r=r, degree=degree, algorithm=algorithm)
+                choices.append(Choice(r, degree, algorithm, seconds))
+    return sorted(choices, key=lambda choice: choice.seconds)
+
+
+def einsum_flops(tokens: int, width: int, top_k: int, capacity_factor: float = 1.0) -> float:
+    """GShard's dense encode and decode, forward and backward: 3 passes of 2 products of (T, kfT) masks with (T, D)."""
+    return 3 * 2 * 2.0 * tokens * (top_k * capacity_factor * tokens) * width
