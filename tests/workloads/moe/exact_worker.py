@@ -11,7 +11,8 @@ import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -215,34 +216,41 @@ def run_rank(rank: int, ranks: int, store: Path, amount: str) -> None:
         dist.destroy_process_group()
 
 
+def fork_ranks(ranks: int, run: Callable[[int], None]) -> int:
+    """Fork one process per rank; 1 if any fails, and then the others, which would wait in a collective, are ended."""
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                run(rank)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        children.append(child)
+    failed = 0
+    for _ in range(ranks):
+        ended, status = os.wait()
+        children.remove(ended)
+        if os.waitstatus_to_exitcode(status) and not failed:
+            failed = 1
+            for child in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, 15)
+    return failed
+
+
 def main() -> int:
     ranks, amount = int(sys.argv[1]), sys.argv[2]
     if ranks == 1:
         run_rank(0, 1, Path(), amount)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        children = []
-        for rank in range(ranks):
-            child = os.fork()
-            if child == 0:
-                code = 1
-                try:
-                    run_rank(rank, ranks, Path(folder) / "store", amount)
-                    code = 0
-                except BaseException as problem:
-                    print(f"rank {rank}: {problem}", file=sys.stderr, flush=True)
-                sys.stdout.flush()
-                os._exit(code)
-            children.append(child)
-        failed = 0
-        for _ in children:
-            _, status = os.wait()
-            if os.waitstatus_to_exitcode(status) and not failed:
-                failed = 1
-                for child in children:  # the others would wait in a collective
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(child, 15)
-        return failed
+        return fork_ranks(ranks, lambda rank: run_rank(rank, ranks, Path(folder) / "store", amount))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[3]
 WORKER = Path(__file__).with_name("exact_worker.py")
 
 
-def run_worker(ranks: int, amount: str, timeout_s: int) -> int:
-    """Number of cases that agreed."""
+def run(worker: Path, *arguments: str, timeout_s: int) -> str:
+    """What a worker prints."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(WORKER), str(ranks), amount],
+        [sys.executable, "-W", "error", str(worker), *arguments],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -25,8 +25,14 @@ def run_worker(ranks: int, amount: str, timeout_s: int) -> int:
         timeout=timeout_s,
     )
     assert done.returncode == 0, done.stderr
-    found = re.search(r"(\d+) cases", done.stdout)
-    assert found, done.stdout
+    return done.stdout
+
+
+def run_worker(ranks: int, amount: str, timeout_s: int) -> int:
+    """Number of cases that agreed."""
+    printed = run(WORKER, str(ranks), amount, timeout_s=timeout_s)
+    found = re.search(r"(\d+) cases", printed)
+    assert found, printed
     return int(found.group(1))
 
 
@@ -40,3 +46,9 @@ def test_every_mode_equals_the_dense_reference(ranks: int, at_least: int) -> Non
 @pytest.mark.parametrize(("ranks", "at_least"), [(1, 700), (2, 1000), (4, 2400), (6, 3000)])
 def test_the_full_matrix_equals_the_dense_reference(ranks: int, at_least: int) -> None:
     assert run_worker(ranks, "long", 3500) >= at_least
+
+
+def test_switching_phases_tuning_and_evaluation_over_ranks() -> None:
+    """The facts are in layer_worker.py."""
+    printed = run(WORKER.with_name("layer_worker.py"), "4", timeout_s=200)
+    assert printed.count("ok ") == 7

@@ -1,0 +1,186 @@
+"""Chooses r, the overlap degree and the all-to-all of an MoE layer: the closed forms make a short list, trials decide.
+
+Every rank calls and gets the same answer: measured times are the slowest rank's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from suite.cost_model import LayerShape, Network, ranked
+from workloads.moe.all_to_all import ExpertMesh
+from workloads.moe.layer import Execution, MoELayer
+from workloads.moe.phases import NoMarker
+
+BUCKET = 128  # Tutel: one decision for capacities c with the same floor(c / 128)
+SHORTLIST = 6
+REPEATS = 3
+SMALL_BYTES, LARGE_BYTES = 1 << 10, 1 << 22
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate: what the model says and, if it was on the short list, what was measured."""
+
+    execution: Execution
+    predicted_s: float
+    measured_s: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was chosen for one bucket of capacities, and from what."""
+
+    capacity: int
+    chosen: Execution
+    trials: tuple[Trial, ...]
+
+    def event(self) -> dict[str, Any]:
+        """For the log."""
+        return {
+            "capacity_bucket": self.capacity // BUCKET,
+            **asdict(self.chosen),
+            "trials": [
+                {**asdict(t.execution), "predicted_s": t.predicted_s, "measured_s": t.measured_s} for t in self.trials
+            ],
+        }
+
+
+@dataclass
+class Autotuner:
+    """Remembers one decision per bucket of capacities. ``flops_per_s`` of one rank's expert products."""
+
+    network: Network
+    flops_per_s: float
+    shortlist: int = SHORTLIST
+    decisions: dict[int, Decision] = field(default_factory=dict)
+
+    def decide(self, layer: MoELayer, capacity: int, tokens: int, measure: Callable[[Execution], float]) -> Decision:
+        """The decision for the bucket of ``capacity`` rows per expert; trials only the first time."""
+        bucket = capacity // BUCKET
+        if bucket not in self.decisions:
+            candidates = self.candidates(layer, capacity, tokens)
+            trials = [Trial(execution, predicted, measure(execution)) for execution, predicted in candidates]
+            best = min(trials, key=lambda trial: trial.measured_s)
+            self.decisions[bucket] = Decision(capacity, best.execution, tuple(trials))
+        return self.decisions[bucket]
+
+    def candidates(self, layer: MoELayer, capacity: int, tokens: int) -> list[tuple[Execution, float]]:
+        """The short list with predictions: the fastest predicted ones, and the best of every r, which differ most."""
+        assert layer.mesh is not None
+        own = layer.config
+        shape = LayerShape(
+            tokens=tokens,
+            width=layer.width,
+            hidden=own.hidden,
+            experts=own.experts,
+            top_k=own.top_k,
+            matrices=3 if own.activation == "swiglu" else 2,
+            capacity_factor=max(1.0, capacity * own.experts / (own.top_k * max(1, tokens))),
+            element_bytes=layer.experts.up_EHD.element_size(),
+        )
+        order = ranked(shape, self.network, layer.mesh.size, self.flops_per_s)
+        first_of_r = {choice.r: choice for choice in reversed(order)}
+        listed = {(c.r, c.degree, c.algorithm): c for c in (*first_of_r.values(), *order[: self.shortlist])}
+        chosen = sorted(listed.values(), key=lambda choice: choice.seconds)
+        return [(Execution(c.r, c.degree, c.algorithm), c.seconds) for c in chosen]
+
+
+def trial_timer(layer: MoELayer, x_TD: Tensor, repeats: int = REPEATS) -> Callable[[Execution], float]:
+    """Times forward and backward of the layer on these tokens: median of ``repeats``, the slowest rank's, after one warm-up.
+
+    Leaves gradients, load counts and the layer's execution as they were.
+    """
+    assert layer.mesh is not None
+    group = layer.mesh.world
+
+    def measure(execution: Execution) -> float:
+        before = layer.execution, layer.marker, layer.load, layer.step_load_E
+        layer.marker, layer.load = NoMarker(), type(layer.load).empty(layer.config.experts, x_TD.device)
+        layer.use(execution)
+        seconds = []
+        for _ in range(1 + repeats):
+            x = x_TD.detach().clone().requires_grad_()
+            _synchronise(x)
+            dist.barrier(group)
+            begin = time.perf_counter()
+            torch.autograd.grad(layer(x).y_TD.sum(), [x, *layer.experts.parameters()])
+            _synchronise(x)
+            seconds.append(time.perf_counter() - begin)
+        layer.execution, layer.marker, layer.load, layer.step_load_E = before
+        return _slowest(statistics.median(seconds[1:]), layer.mesh, x_TD.device)
+
+    return measure
+
+
+def measure_network(mesh: ExpertMesh, device: torch.device, repeats: int = REPEATS) -> Network:
+    """Latencies and bandwidths of both levels from all-to-alls of a small and a large message, and of a copy in memory."""
+    levels = []
+    for group, size in ((mesh.within_node, mesh.devices), (mesh.across_nodes, mesh.nodes)):
+        if size == 1:
+            levels.append(None)
+            continue
+        small, large = (_all_to_all_s(group, size, each, mesh, device, repeats) for each in (SMALL_BYTES, LARGE_BYTES))
+        latency = small / (size - 1)
+        slope = max(large - small, 1e-9) / ((LARGE_BYTES - SMALL_BYTES) * (size - 1) / size)
+        levels.append((latency, 1 / slope))
+    intra, inter = (level or levels[1 - i] or (1e-6, 1e9) for i, level in enumerate(levels))
+    source = torch.zeros(LARGE_BYTES // 4, device=device)
+    copy_s = _slowest(_median_s(source.clone, source, repeats), mesh, device)
+    return Network(
+        ranks_per_node=mesh.devices,
+        inter_latency_s=inter[0],
+        inter_bandwidth=inter[1],
+        intra_latency_s=intra[0],
+        intra_bandwidth=intra[1],
+        memory_bandwidth=2 * LARGE_BYTES / copy_s,
+        launch_s=intra[0],
+        two_level_latency_s=inter[0],
+    )
+
+
+def measure_flops(layer: MoELayer, rows: int, repeats: int = REPEATS) -> float:
+    """FLOP/s of one product of an expert's shape on this rank, the slowest rank's."""
+    assert layer.mesh is not None
+    weight = layer.experts.up_EHD.detach()[0]
+    x = weight.new_ones(max(1, rows), weight.shape[1])
+    seconds = _slowest(_median_s(lambda: x @ weight.t(), x, repeats), layer.mesh, x.device)
+    return 2.0 * x.numel() * weight.shape[0] / seconds
+
+
+def _all_to_all_s(
+    group: dist.ProcessGroup, size: int, size_bytes: int, mesh: ExpertMesh, device: torch.device, repeats: int
+) -> float:
+    rows = torch.zeros(size, size_bytes // size // 4, device=device)
+    out = torch.empty_like(rows)
+    return _slowest(_median_s(lambda: dist.all_to_all_single(out, rows, group=group), rows, repeats), mesh, device)
+
+
+def _median_s(call: Callable[[], object], on: Tensor, repeats: int) -> float:
+    seconds: list[float] = []
+    for _ in range(1 + repeats):
+        _synchronise(on)
+        begin = time.perf_counter()
+        call()
+        _synchronise(on)
+        seconds.append(time.perf_counter() - begin)
+    return max(statistics.median(seconds[1:]), 1e-9)
+
+
+def _slowest(seconds: float, mesh: ExpertMesh, device: torch.device) -> float:
+    box = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(box, dist.ReduceOp.MAX, group=mesh.world)
+    return float(box)
+
+
+def _synchronise(x: Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
