@@ -33,6 +33,7 @@ class LazyGroup(click.Group):
             "package",
             "check",
             "score",
+            "compare",
             "report",
             "rcp",
         ]

@@ -93,6 +93,15 @@ class Throughput:
         return sum(run.converged for run in self.runs)
 
 
+@dataclass(frozen=True, slots=True)
+class TimeRatio:
+    """How many times as long B takes as A, and the interval of that ratio."""
+
+    ratio: float
+    low: float
+    high: float
+
+
 def failure(record: RunRecord, target: Target) -> str | None:
     """Why a run does not count as converged, in one phrase; None if it does."""
     if record.resumed:
@@ -212,6 +221,19 @@ def log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[floa
 def _common_scale(records: Sequence[RunRecord]) -> int | None:
     scales = {record.compute_units for record in records}
     return next(iter(scales)) if len(scales) == 1 else None
+
+
+def time_ratio(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> TimeRatio:
+    """Geometric mean of ``b`` over that of ``a`` with its interval: Welch's t on log time, two or more times each."""
+    logs = [[math.log(time) for time in times] for times in (a, b)]
+    difference = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
+    parts = [statistics.variance(values) / len(values) for values in logs]
+    half = 0.0
+    if sum(parts) > 0.0:
+        freedom = sum(parts) ** 2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, logs, strict=True))
+        half = student_t.quantile(0.5 + confidence / 2, freedom) * math.sqrt(sum(parts))
+    low, middle, high = (math.exp(min(difference + sign * half, _LARGEST_LOG)) for sign in (-1, 0, 1))
+    return TimeRatio(middle, low, high)
 
 
 def _windows(runs: list[JudgedRun], need: int) -> list[list[JudgedRun]]:

@@ -9,7 +9,21 @@ from pathlib import Path
 
 import pytest
 
-COMMANDS = ["demo", "doctor", "list", "data", "run", "submit", "status", "package", "check", "score", "report", "rcp"]
+COMMANDS = [
+    "demo",
+    "doctor",
+    "list",
+    "data",
+    "run",
+    "submit",
+    "status",
+    "package",
+    "check",
+    "score",
+    "compare",
+    "report",
+    "rcp",
+]
 
 
 def mlhpc(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -49,6 +63,7 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
         (["run", "cosmoflow", "--ranks", "0"], "0 is not in the range x>=1"),
         (["check", "/no/such/path"], "/no/such/path"),
         (["score", "/no/such/path"], "/no/such/path"),
+        (["compare", "/no/such/path", "."], "/no/such/path"),
         (["data", "verify", "/no/such/path"], "/no/such/path"),
         (["report", "/no/such/path", "-o", "never.html"], "/no/such/path"),
     ],

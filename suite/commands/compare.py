@@ -1,0 +1,111 @@
+"""`mlhpc compare`: says in one line whether one result is slower than another, or whether nobody can tell. Reads only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from suite.commands.score import ScoredGroup, score_group
+from suite.compliance.layout import find
+from suite.scoring import Throughput, TimeRatio, time_ratio
+
+
+@click.command()
+@click.argument("a", type=click.Path(exists=True, path_type=Path))
+@click.argument("b", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0.0),
+    default=0.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="Call B slower only if it is certainly slower by more than this.",
+)
+def compare(a: Path, b: Path, tolerance: float) -> None:
+    """Compare the result B with the result A: run folders, results folders or packages that share a benchmark and size.
+
+    The ratio is that of the geometric means of time to train of all converged runs, with its 95 % interval (Welch's t on
+    log time). Of throughput results it is that of the instances; models/min stand beside it.
+
+    Exit code 0: B is not slower, as far as these runs can tell; 1: B is slower, or one of the two is not a score; 2: usage.
+
+    \b
+    Examples:
+      mlhpc compare runs/before runs/after
+      mlhpc compare submissions/ACME/results/cluster/strong/cosmoflow runs/today --tolerance 2
+    """
+    verdicts = [_verdict(one, other, tolerance) for one, other in _pairs(a, b)]
+    click.echo("\n".join(line for line, _ in verdicts))
+    if any(worse for _, worse in verdicts):
+        raise click.exceptions.Exit(1)
+
+
+def verdict(ratio: TimeRatio, tolerance: float = 0.0) -> str:
+    """slower | faster | not distinguishable: B against A, by the interval alone."""
+    if ratio.low > 1.0 + tolerance / 100.0:
+        return "slower"
+    return "faster" if ratio.high < 1.0 else "not distinguishable"
+
+
+_Kind = tuple[str | None, str | None, str]
+
+
+def _pairs(a: Path, b: Path) -> list[tuple[ScoredGroup, ScoredGroup]]:
+    """The results of both paths that can be compared, each with its counterpart. ValueError if none can, or it is unclear."""
+    first, second = _results(a), _results(b)
+    shared = [kind for kind in first if kind in second]
+    if not shared:
+        raise ValueError(f"nothing in common: {a} has {_kinds(first)}; {b} has {_kinds(second)}")
+    for path, results in ((a, first), (b, second)):
+        for kind in shared:
+            if len(results[kind]) > 1:
+                names = ", ".join(str(item.group.folder) for item in results[kind])
+                raise ValueError(f"{path}: {len(results[kind])} results of {_kind(kind)}; choose one of {names}")
+    return [(first[kind][0], second[kind][0]) for kind in shared]
+
+
+def _results(path: Path) -> dict[_Kind, list[ScoredGroup]]:
+    found: dict[_Kind, list[ScoredGroup]] = {}
+    for group in find(path).groups:
+        if group.logs:
+            scored = score_group(group)
+            first = scored.records[0]
+            scenario = "weak" if isinstance(scored.result, Throughput) else "strong"
+            found.setdefault((first.benchmark, first.size, scenario), []).append(scored)
+    return found
+
+
+def _verdict(a: ScoredGroup, b: ScoredGroup, tolerance: float) -> tuple[str, bool]:
+    """The line, and whether B is worse than A or cannot be compared."""
+    first = a.records[0]
+    scenario = "weak" if isinstance(a.result, Throughput) else "strong"
+    what = _kind((first.benchmark, first.size, scenario))
+    for name, result in (("A", a.result), ("B", b.result)):
+        if not result.valid:
+            return f"{what}: {name} is {result.reason}", True
+    times = [[run.record.time_to_train_s or 0.0 for run in side.result.runs if run.converged] for side in (a, b)]
+    ratio = time_ratio(*times)
+    said = verdict(ratio, tolerance)
+    more = f" by more than {tolerance:g} %" if tolerance and said == "slower" else ""
+    return (
+        f"{what}: B takes {ratio.ratio:.4f} times as long as A, 95 % [{ratio.low:.4f}, {ratio.high:.4f}], "
+        f"n={len(times[0])} and {len(times[1])}, {_score(a)} and {_score(b)}: {said}{more}",
+        said == "slower",
+    )
+
+
+def _score(scored: ScoredGroup) -> str:
+    result = scored.result
+    if isinstance(result, Throughput):
+        return f"{result.models_per_minute or 0.0:.4g} models/min"
+    return f"score {(result.mean_s or 0.0) / 60.0:.4g} min"
+
+
+def _kind(kind: _Kind) -> str:
+    benchmark, size, scenario = kind
+    return " ".join(str(part) for part in (benchmark, size, scenario) if part is not None)
+
+
+def _kinds(results: dict[_Kind, list[ScoredGroup]]) -> str:
+    return ", ".join(_kind(kind) for kind in results) or "no result_*.txt"
