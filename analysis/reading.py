@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,14 @@ def text(value: Any) -> str | None:
 
 def _plain(record: RunRecord) -> RunRecord:
     """The record with plain dicts for its read-only mappings, which no process can hand to another."""
-    given = {field.name: getattr(record, field.name) for field in fields(record)}
-    return replace(record, **{name: dict(value) for name, value in given.items() if isinstance(value, Mapping)})
+    return replace(
+        record,
+        hyperparameters=dict(record.hyperparameters),
+        startup=None if record.startup is None else dict(record.startup),
+        staging_stats=None if record.staging_stats is None else dict(record.staging_stats),
+        work_per_sample=dict(record.work_per_sample),
+        baselines=dict(record.baselines),
+    )
 
 
 def _run_row(

@@ -180,12 +180,24 @@ def _pairs(
     return found
 
 
+@dataclass(slots=True)
+class _Draft:
+    """An `Evaluation` whose events are still coming."""
+
+    number: float | None
+    step: float | None
+    start_s: float | None = None
+    stop_s: float | None = None
+    reported_s: float | None = None
+    value: float | None = None
+
+
 def _evaluations(
     events: Sequence[Event], metric: str, epochs: Sequence[EpochSpan], seconds: Callable[[Event], float]
 ) -> tuple[Evaluation, ...]:
-    found: list[Evaluation] = []
-    open_at: dict[float | None, int] = {}
-    unreported: dict[float | None, list[int]] = {}
+    found: list[_Draft] = []
+    open_at: dict[float | None, _Draft] = {}
+    unreported: dict[float | None, list[_Draft]] = {}
     for event in events:
         if event.key not in ("eval_start", "eval_stop", metric):  # logs with a million other events exist
             continue
@@ -193,38 +205,39 @@ def _evaluations(
         step = number(event.metadata.get("step_num", event.metadata.get("step")))
         if event.key == "eval_start":
             if label not in open_at:
-                open_at[label] = len(found)
-                unreported.setdefault(label, []).append(len(found))
-                found.append(Evaluation(label, step, seconds(event), None, None, None))
+                open_at[label] = draft = _Draft(label, step, seconds(event))
+                unreported.setdefault(label, []).append(draft)
+                found.append(draft)
         elif event.key == "eval_stop":
-            at = open_at.pop(label, None)
-            if at is not None:
-                found[at] = replace(found[at], stop_s=max(found[at].start_s or 0.0, seconds(event)))
+            opened = open_at.pop(label, None)
+            if opened is not None:
+                opened.stop_s = max(opened.start_s or 0.0, seconds(event))
         else:
             waiting = unreported.get(label) or unreported.get(None)
             value = number(event.value)
             if waiting:
-                at = waiting.pop(0)
-                found[at] = replace(
-                    found[at], number=label, value=value, reported_s=seconds(event), step=found[at].step or step
-                )
+                draft = waiting.pop(0)
+                draft.number, draft.value, draft.reported_s = label, value, seconds(event)
+                draft.step = draft.step or step
             elif not any(e.number == label and e.value == value and e.step in (None, step) for e in found[-3:]):
-                found.append(Evaluation(label, step, None, None, seconds(event), value))
-    return tuple(replace(e, overlaps_training=_overlaps_later_epoch(e, epochs)) for e in found)
+                found.append(_Draft(label, step, reported_s=seconds(event), value=value))
+    return tuple(_finished(draft, epochs) for draft in found)
+
+
+def _finished(draft: _Draft, epochs: Sequence[EpochSpan]) -> Evaluation:
+    evaluation = Evaluation(draft.number, draft.step, draft.start_s, draft.stop_s, draft.reported_s, draft.value)
+    beside = _overlaps_later_epoch(evaluation, epochs)
+    return replace(evaluation, overlaps_training=True) if beside else evaluation
 
 
 def _overlaps_later_epoch(evaluation: Evaluation, epochs: Sequence[EpochSpan]) -> bool:
     """True if an epoch with another number began before the evaluation ended and after its own epoch began."""
-    if evaluation.number is None or evaluation.start_s is None:
+    number, start = evaluation.number, evaluation.start_s
+    if number is None or start is None:
         return False
     stop = evaluation.stop_s if evaluation.stop_s is not None else math.inf
-    return any(
-        epoch.number is not None
-        and epoch.number > evaluation.number
-        and epoch.start_s < stop
-        and (epoch.stop_s is None or epoch.stop_s > evaluation.start_s)
-        for epoch in epochs
-    )
+    meanwhile = [e for e in epochs if e.start_s < stop and (e.stop_s is None or e.stop_s > start)]
+    return any(epoch.number is not None and epoch.number > number for epoch in meanwhile)
 
 
 def _clip(spans: Iterable[Span], window: Span) -> list[Span]:

@@ -178,36 +178,48 @@ def jsonable(value: Any) -> Any:
 def read_events(path: Path, skip: frozenset[str] = frozenset()) -> Log:
     """Read a log. Never raises on content: what is not an event becomes a Problem with its line number. Raises OSError only.
 
-    Whole lines with one record whose key is in ``skip`` are counted and not decoded: per-step events of published logs
-    are most of their bytes.
+    Lines that are one whole event of a key in ``skip``, as mlcommons/logging writes it, are counted and not decoded:
+    per-step events of published logs are most of their bytes.
     """
     events: list[Event] = []
     problems: list[Problem] = []
-    skipped = 0
-    unwanted = _line_of(skip) if skip else None
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            if b":::MLLOG" not in raw:
-                continue
-            if unwanted is not None and unwanted(raw) and raw.count(b":::MLLOG") == 1:
-                skipped += 1
-                continue
-            for item in _parse_line(raw, number):
-                (events if isinstance(item, Event) else problems).append(item)  # type: ignore[arg-type]
+    data = path.read_bytes()
+    skipped = at = 0
+    number = 1
+    for block in _blocks_of(skip).finditer(data) if skip else ():
+        begin, end = block.span()
+        lines = data.count(b"\n", begin, end)
+        if data.count(b":::MLLOG", begin, end) != lines or (begin > 0 and data[begin - 1] != 10):
+            continue
+        _parse(data[at:begin], number, events, problems)
+        number += data.count(b"\n", at, begin) + lines
+        skipped += lines
+        at = end
+    _parse(data[at:], number, events, problems)
     return Log(path, tuple(events), tuple(problems), skipped)
 
 
-def _line_of(keys: frozenset[str]) -> Callable[[bytes], object]:
-    """A test whether a line is, to its end, one event of these keys as mlcommons/logging writes it."""
+def _blocks_of(keys: frozenset[str]) -> re.Pattern[bytes]:
+    """Consecutive lines that each are one event of these keys; one match for thousands of them."""
     names = b"|".join(re.escape(key.encode()) for key in sorted(keys))
-    record = rb'.*:::MLLOG \{"namespace": "", "time_ms": \d+, "event_type": "[A-Z_]+", "key": "(?:%b)", .*\}\}\s*\Z'
-    return re.compile(record % names).match
+    record = rb':::MLLOG \{"namespace": "", "time_ms": \d++, "event_type": "[A-Z_]++", "key": "(?:%b)", [^\n]*\}\}\n'
+    return re.compile(rb"(?:" + record % names + rb")++")
+
+
+def _parse(data: bytes, number: int, events: list[Event], problems: list[Problem]) -> None:
+    """Append what stands in these lines; ``number`` is that of the first."""
+    for line, raw in enumerate(data.split(b"\n"), start=number):
+        if b":::MLLOG" in raw:
+            for item in parse_line(raw, line):
+                (events if isinstance(item, Event) else problems).append(item)  # type: ignore[arg-type]
 
 
 _DECODER = json.JSONDecoder()
+_PLAIN = frozenset({"key", "value", "time_ms", "event_type", "metadata"})
+_LARGEST_MS = 2**53  # integers up to here are floats exactly
 
 
-def _parse_line(raw: bytes, number: int) -> Iterator[Event | Problem]:
+def parse_line(raw: bytes, number: int) -> Iterator[Event | Problem]:
     """Every record on a line: a launcher's rank prefix may stand before it, and two ranks may have shared the line."""
     text = raw.decode("utf-8", "replace")
     position = text.find(":::MLLOG")
@@ -227,6 +239,10 @@ def _parse_line(raw: bytes, number: int) -> Iterator[Event | Problem]:
 
 
 def _event(record: object, number: int) -> Event | Problem:
+    if type(record) is dict and record.keys() >= _PLAIN:  # nearly every event of every log
+        key, at, metadata = record["key"], record["time_ms"], record["metadata"]
+        if type(key) is str and key and type(at) is int and 0 <= at < _LARGEST_MS and type(metadata) is dict:
+            return Event(key, record["value"], float(at), str(record["event_type"]), metadata, number)
     if not isinstance(record, dict):
         return Problem(number, f"expected a JSON object after :::MLLOG, found {type(record).__name__}")
     missing = [name for name in ("key", "value", "time_ms", "metadata") if name not in record]

@@ -289,13 +289,15 @@ def _crosses(span: _Span, epochs: Sequence[_Span]) -> bool:
     if not touched:
         return False
     number = touched[-1].number
-    later = number is not None and span.number is not None and span.number < number
-    following = any(touched[-1].stop_s <= other.start_s < span.stop_s - _TOLERANCE_S for other in epochs)
-    return later or following
+    if number is not None and span.number is not None and span.number < number:
+        return True
+    begin, end = touched[-1].stop_s, span.stop_s - _TOLERANCE_S
+    return begin < end and any(begin <= other.start_s < end for other in epochs)
 
 
 def _nested_s(epoch: _Span, evals: Sequence[_Span]) -> float:
-    return sum(max(0.0, min(epoch.stop_s, span.stop_s) - max(epoch.start_s, span.start_s)) for span in evals)
+    inside = [span for span in evals if span.start_s < epoch.stop_s and span.stop_s > epoch.start_s]
+    return sum(min(epoch.stop_s, span.stop_s) - max(epoch.start_s, span.start_s) for span in inside)
 
 
 def _length(spans: Sequence[_Span | Epoch]) -> float:

@@ -1,0 +1,223 @@
+"""Why a bigger machine is faster or not: efficiencies by cause, speed-up factor by factor, and fitted scaling models.
+
+A fit is a warning, not a promise: every model comes with a bootstrap band over runs and is set beside the others, because
+in-sample they all look perfect (docs/report.md has the errors at held-out scales). Numbers in, numbers out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+LEAST_SCALES = 5  # as Extra-P asks (Calotoiu et al., SC 2013)
+SOLID_REACH, DASHED_REACH = 2.0, 4.0  # how far beyond the largest measured scale a model may be drawn
+REPLICATES = 200
+BAND = (0.05, 0.95)
+EXPONENTS = (0.0, 0.25, 1 / 3, 0.5, 2 / 3, 0.75, 1.0, 1.25, 1.5)
+LOG_POWERS = (0, 1, 2)
+
+Floats = npt.NDArray[np.float64]
+
+
+class NotEnoughPointsError(ValueError):
+    """Too few scales for any model; the message says how many there are and how many it takes."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """One result's mean run: ``compute_s`` is time in epochs, of which there are ``epochs``; the parts sum to the run."""
+
+    units: float
+    epochs: float
+    compute_s: float
+    staging_s: float
+    other_s: float
+
+    @property
+    def run_s(self) -> float:
+        """Time to train."""
+        return self.compute_s + self.staging_s + self.other_s
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Speed-up from one result to another as a product: ``units`` x ``system`` x ``algorithmic`` x ``staging`` x ``other``.
+
+    ``system`` is the ratio of epochs per second and unit (1: ideal), ``algorithmic`` that of epochs needed (below 1: the
+    second needs more, usually for its larger batch), ``staging`` and ``other`` what time outside epochs adds.
+    """
+
+    units: float
+    system: float
+    algorithmic: float
+    staging: float
+    other: float
+
+    @property
+    def speed_up(self) -> float:
+        """Time of the first over time of the second."""
+        return self.units * self.efficiency
+
+    @property
+    def efficiency(self) -> float:
+        """Speed-up over the ratio of units."""
+        return self.system * self.algorithmic * self.staging * self.other
+
+
+def factors(a: Split, b: Split) -> Factors:
+    """The speed-up of ``b`` over ``a``, exactly."""
+    units = b.units / a.units
+    busy_a, busy_b = a.compute_s + a.staging_s, b.compute_s + b.staging_s
+    return Factors(
+        units=units,
+        system=(a.compute_s / a.epochs) / (b.compute_s / b.epochs) / units,
+        algorithmic=a.epochs / b.epochs,
+        staging=(busy_a / a.compute_s) / (busy_b / b.compute_s),
+        other=(a.run_s / busy_a) / (b.run_s / busy_b),
+    )
+
+
+def weak_efficiency(a_s: float, b_s: float) -> float:
+    """Efficiency at equal work per unit: time of the smaller machine over that of the larger."""
+    return a_s / b_s
+
+
+@dataclass(frozen=True)
+class Term:
+    """n^exponent · log2(n)^log_power in units x time (PMNF's normal form)."""
+
+    exponent: float
+    log_power: int
+
+    def __str__(self) -> str:
+        power = f"n^{self.exponent:.3g}" if self.exponent not in (0.0, 1.0) else "n" if self.exponent else ""
+        log = "log2(n)" + (f"^{self.log_power}" if self.log_power > 1 else "") if self.log_power else ""
+        return "·".join(part for part in (power, log) if part)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A fitted model of time over units. ``coefficients`` are not negative, one per part of ``form``.
+
+    ``loo_error`` is the mean symmetric error when each scale in turn is left out and predicted; ``band`` gives the 5th
+    and 95th percentile over bootstrap replicates of the runs.
+    """
+
+    name: str
+    form: str
+    coefficients: tuple[float, ...]
+    loo_error: float
+    replicates: Floats
+    basis: Callable[[Floats], Floats]
+
+    def time_s(self, units: Sequence[float] | Floats) -> Floats:
+        """Predicted time at these numbers of units."""
+        return np.asarray(self.basis(np.asarray(units, float)) @ np.asarray(self.coefficients))
+
+    def band(self, units: Sequence[float] | Floats) -> tuple[Floats, Floats]:
+        """Lower and upper end of the bootstrap band."""
+        predicted = self.basis(np.asarray(units, float)) @ self.replicates.T
+        low, high = np.quantile(predicted, BAND, axis=1)
+        return low, high
+
+
+def fit(runs: Mapping[float, Sequence[float]], least_scales: int = LEAST_SCALES) -> list[Model]:
+    """Amdahl, USL and PMNF fitted to times of runs by units. NotEnoughPointsError below ``least_scales`` scales."""
+    units = np.array(sorted(n for n, times in runs.items() if len(times)), float)
+    if len(units) < least_scales:
+        raise NotEnoughPointsError(f"{least_scales} scales; there {'is' if len(units) == 1 else 'are'} {len(units)}")
+    samples = [np.asarray(runs[n], float) for n in units]
+    times = np.array([sample.mean() for sample in samples])
+    chance = np.random.default_rng(0)
+    drawn = np.array([[chance.choice(sample, len(sample)).mean() for sample in samples] for _ in range(REPLICATES)])
+    found = [
+        _model("Amdahl", "T1·(s + (1 - s)/n)", _amdahl, units, times, drawn),
+        _model("USL", "(1 + a(n - 1) + b·n(n - 1)) / (g·n)", _usl, units, times, drawn),
+    ]
+    terms = select_terms(units, times)
+    form = f"(c0 + {' + '.join(f'c{i}·{term}' for i, term in enumerate(terms, start=1))}) / n"
+    found.append(_model("PMNF", form, pmnf(terms), units, times, drawn))
+    return found
+
+
+def pmnf(terms: Sequence[Term]) -> Callable[[Floats], Floats]:
+    """The basis of time for units x time = c0 + sum of terms."""
+
+    def basis(n: Floats) -> Floats:
+        columns = [np.ones_like(n), *(n**term.exponent * np.log2(n) ** term.log_power for term in terms)]
+        return np.asarray(np.stack(columns, axis=1) / n[:, None])
+
+    return basis
+
+
+def select_terms(units: Floats, times: Floats) -> tuple[Term, ...]:
+    """One or two terms by leave-one-out error; the second must improve it by a tenth."""
+    terms = [Term(i, j) for i in EXPONENTS for j in LOG_POWERS if (i, j) != (0.0, 0)]
+    single = min(((leave_one_out(pmnf([term]), units, times), (term,)) for term in terms), key=lambda found: found[0])
+    if len(units) < LEAST_SCALES:
+        return single[1]
+    pairs = (
+        (leave_one_out(pmnf(pair), units, times), pair)
+        for pair in combinations(terms, 2)
+        if pair[0].exponent <= 1.0 and pair[1].exponent <= 1.0
+    )
+    double = min(pairs, key=lambda found: found[0])
+    return double[1] if double[0] < 0.9 * single[0] else single[1]
+
+
+def leave_one_out(basis: Callable[[Floats], Floats], units: Floats, times: Floats) -> float:
+    """Mean symmetric relative error of each scale predicted from all others."""
+    matrix = basis(units)
+    errors = []
+    for out in range(len(units)):
+        kept = np.arange(len(units)) != out
+        predicted = float(matrix[out] @ _least_squares(matrix[kept], times[kept]))
+        errors.append(2 * abs(predicted - times[out]) / (abs(predicted) + times[out]))
+    return float(np.mean(errors))
+
+
+def _model(
+    name: str, form: str, basis: Callable[[Floats], Floats], units: Floats, times: Floats, drawn: Floats
+) -> Model:
+    matrix = basis(units)
+    return Model(
+        name=name,
+        form=form,
+        coefficients=tuple(float(c) for c in _least_squares(matrix, times)),
+        loo_error=leave_one_out(basis, units, times),
+        replicates=np.array([_least_squares(matrix, replicate) for replicate in drawn]),
+        basis=basis,
+    )
+
+
+def _amdahl(n: Floats) -> Floats:
+    return np.stack([1.0 / n, np.ones_like(n)], axis=1)
+
+
+def _usl(n: Floats) -> Floats:
+    return np.stack([1.0 / n, (n - 1.0) / n, n - 1.0], axis=1)
+
+
+def _least_squares(matrix: Floats, times: Floats) -> Floats:
+    """Coefficients >= 0 with the least squared relative error, by trying every set of non-zero columns (at most 3)."""
+    weighted = matrix / times[:, None]
+    scale = np.linalg.norm(weighted, axis=0)
+    normal = weighted / scale
+    gram, right = normal.T @ normal, normal.sum(axis=0)
+    best, least = np.zeros(matrix.shape[1]), math.inf
+    for size in range(1, matrix.shape[1] + 1):
+        for chosen in combinations(range(matrix.shape[1]), size):
+            part = gram[np.ix_(chosen, chosen)]
+            solution = np.linalg.lstsq(part, right[list(chosen)], rcond=1e-12)[0] if size > 1 else right[list(chosen)]
+            if (solution < 0.0).any():
+                continue
+            residual = float(((normal[:, chosen] @ solution - 1.0) ** 2).sum())
+            if residual < least - 1e-15:
+                best, least = np.zeros(matrix.shape[1]), residual
+                best[list(chosen)] = solution
+    return np.asarray(best / scale)
