@@ -107,7 +107,9 @@ def _launch_local(
     if trial is None:
         root = output or default_folder(config.workload, config.size, datetime.now(UTC))
         folder = create(root, config, mode=mode, runs=runs, ranks=ranks)
-        return run_trials(config.workload, folder, range(runs), ranks=ranks, seed=seed)
+        code = run_trials(config.workload, folder, range(runs), ranks=ranks, seed=seed)
+        click.echo(f"{root}: logs of {len(list(root.glob('result_*.txt')))} runs; next: mlhpc score {root} --explain")
+        return code
     if output is None:
         raise click.UsageError("--trial needs --output RUN: the run folder all trials share")
     output.mkdir(parents=True, exist_ok=True)

@@ -200,6 +200,18 @@ def test_a_rank_killed_in_the_middle_ends_the_run_in_seconds_and_its_log_parses(
     assert not ranks_of(process)
 
 
+def test_after_a_kill_the_run_resumes_from_its_last_epoch_checkpoint(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start_endless(data, folder, 1, "checkpoint_every_epochs=1")
+    process.kill()
+    process.communicate(timeout=30)
+    run(data, folder, "max_epochs=1000", "hyperparameters.base_learning_rate=1e-9", "resume", "max_epochs=5", code=1)
+    resumed = read_events(folder / "resumed_0_1.txt")
+    (event,) = [event for event in resumed.events if event.key == "run_resumed"]
+    assert event.metadata["epoch_num"] >= 3
+    assert event.metadata["next_step"] == 0
+
+
 def test_staging_in_the_background_counts_inside_the_run(data: Path, tmp_path: Path) -> None:
     log = run(data, tmp_path / "run", f"staging.directory={tmp_path}/local/{{node}}", "staging.overlap=true", ranks=2)
     keys = [event.key for event in log.events]
