@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import importlib.util
 import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 import click
 
@@ -35,6 +38,7 @@ class LazyGroup(click.Group):
             "score",
             "compare",
             "report",
+            "published",
             "rcp",
         ]
         names = self._points()
@@ -48,6 +52,13 @@ class LazyGroup(click.Group):
         except ImportError as error:
             raise click.ClickException(f"command {cmd_name!r} cannot be loaded: {error}") from None
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with their first sentences, read from their source: no command is imported for it."""
+        rows = [(name, _first_sentence(point)) for name, point in self._points().items()]
+        order = self.list_commands(ctx)
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(rows, key=lambda row: order.index(row[0])))
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -60,6 +71,17 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _first_sentence(point: EntryPoint) -> str:
+    """The start of a command function's docstring, without importing its module."""
+    spec = importlib.util.find_spec(point.module)
+    if spec is None or spec.origin is None:
+        return "(not importable)"
+    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    texts = [ast.get_docstring(node) for node in body if isinstance(node, ast.FunctionDef) and node.name == point.attr]
+    paragraph = " ".join((texts[0] if texts and texts[0] else "").partition("\n\n")[0].split())
+    return paragraph.partition(". ")[0].rstrip(".")
+
+
 EPILOG = """\b
 Examples:
   mlhpc demo                                      everything once, on this machine
@@ -67,7 +89,7 @@ Examples:
   mlhpc run cosmoflow --config mini --ranks 2 --runs 5
   mlhpc submit cosmoflow --system mysite --config small --nodes 1,2,4 --runs 10 --dry-run
   mlhpc package runs/R --system mysite --submitter ACME -o submissions/ACME && mlhpc check submissions/ACME
-  mlhpc report submissions/ACME -o report.html
+  mlhpc report submissions/ACME -o report
 
 Shell completion:  eval "$(_MLHPC_COMPLETE=bash_source mlhpc)"
 """
