@@ -10,27 +10,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from suite.compliance.group_rules import GroupContext, SeenRuns, judge_group, judge_package, judge_system
+from suite.compliance.group_rules import GroupContext, SeenRuns, is_weak, judge_group, judge_package, judge_system
 from suite.compliance.layout import Group, SystemFile, Tree, find, read_system
+from suite.compliance.reading import read_to_judge
 from suite.compliance.rules import Finding, LogContext, judge
 from suite.compliance.ruleset import Benchmark, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
-from suite.mllog import Log, read_events
+from suite.mllog import Log
 from suite.record import RunRecord, summarise
 from suite.scoring import failure
 
 _FORGIVEN = frozenset(
-    {
-        "run-unfinished",
-        "run-aborted",
-        "target-missed",
-        "status-true",
-        "last-eval",
-        "run-status",
-        "interval-open",
-        "key-missing",
-    }
+    {"run-unfinished", "run-aborted", "target-missed", "last-eval", "interval-open", "training-missing"}
 )
 """What a run that did not converge may show, if it is the only one of its result."""
+_FORGIVEN_TO_OTHERS = _FORGIVEN | {"status-true", "run-status"}
+"""The same in MLPerf HPC rounds, whose codes logged success whatever happened."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ def check_log(path: Path, rules: Ruleset) -> CheckedLog:
     """Judge one log by itself."""
     shown = str(path)
     try:
-        log = read_events(path)
+        log = read_to_judge(path)
     except OSError as error:
         unread = Finding("log-empty", "error", shown, None, f"cannot be read: {error.strerror}")
         return CheckedLog(RunRecord(path=path), None, (unread,))
@@ -130,7 +124,7 @@ def _newest(groups: list[Group]) -> str:
     for group in groups:
         if group.logs:
             try:
-                names.append(made_for(summarise(read_events(group.logs[0])), group))
+                names.append(made_for(summarise(read_to_judge(group.logs[0])), group))
             except OSError:
                 names.append(known[-1])
     return max(names, key=known.index)
@@ -141,8 +135,9 @@ def _check_groups(groups: list[Group], rules: Ruleset, seen: SeenRuns, *, alone:
         checked = [check_log(path, rules) for path in group.logs]
         failed = [log for log in checked if not log.converged]
         for log in checked:
-            forgiven = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
-            yield from (_forgive(finding) for finding in log.findings) if forgiven else log.findings
+            one = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
+            forgiven = one and (rules.foreign or not is_weak(group, [item.record for item in checked]))
+            yield from (_forgive(finding, rules) for finding in log.findings) if forgiven else log.findings
         for path in group.pruned:
             yield from _pruned(check_log(path, rules), rules)
         if not alone:
@@ -151,8 +146,8 @@ def _check_groups(groups: list[Group], rules: Ruleset, seen: SeenRuns, *, alone:
                 yield from _finding(rules, rule, place, message)
 
 
-def _forgive(finding: Finding) -> Finding:
-    if finding.rule in _FORGIVEN and finding.severity == "error":
+def _forgive(finding: Finding, rules: Ruleset) -> Finding:
+    if finding.rule in (_FORGIVEN_TO_OTHERS if rules.foreign else _FORGIVEN) and finding.severity == "error":
         return replace(finding, severity="warning", message=f"{finding.message} (the one run that may fail)")
     return finding
 

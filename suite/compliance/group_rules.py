@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from suite.compliance import convergence
-from suite.compliance.layout import MANIFEST, SCENARIOS, Group, SystemFile
+from suite.compliance.layout import MANIFEST, PRUNED, SCENARIOS, Group, SystemFile
 from suite.compliance.rules import OURS, Finding, brief, explain
 from suite.compliance.ruleset import Benchmark, Ruleset
 from suite.record import RunRecord, first_reaching
@@ -27,6 +27,7 @@ SYSTEM_FIELDS = (
     *("operating_system", "sw_notes"),
 )  # mlperf_logging 4.1.68, system_desc_checker
 PACKAGE = "mlperf_logging package_checker"
+_BYPASS = "package_checker_params"
 HPC = "hpc_training_rules.adoc"
 
 
@@ -43,9 +44,7 @@ class GroupContext:
     @property
     def weak(self) -> bool:
         """True for throughput results."""
-        return self.group.scenario == "weak" or (
-            self.group.scenario is None and bool(self.runs) and all(run.mode == "weak" for run in self.runs)
-        )
+        return is_weak(self.group, self.runs)
 
     @property
     def closed(self) -> bool:
@@ -58,6 +57,13 @@ class GroupContext:
         """The runs and whether they converged."""
         assert self.benchmark is not None
         return [JudgedRun(run, failure(run, self.benchmark)) for run in self.runs]
+
+
+def is_weak(group: Group, runs: Sequence[RunRecord]) -> bool:
+    """True if these are the instances of a throughput result: its place says so, else its logs."""
+    return group.scenario == "weak" or (
+        group.scenario is None and bool(runs) and all(run.mode == "weak" for run in runs)
+    )
 
 
 Found = tuple[Path | None, str]
@@ -117,7 +123,7 @@ def run_failed(context: GroupContext) -> Iterator[Found]:
             f"did not converge ({failed[0].failure}): the one run that may, counts as the slowest",
         )
     elif len(failed) == 1:
-        yield failed[0].record.path, f"did not converge ({failed[0].failure}): belongs into pruned_results"
+        yield failed[0].record.path, f"did not converge ({failed[0].failure}): it belongs into {PRUNED}"
 
 
 @group_rule("seed-distinct", "no two runs have the same seed", "mlperf_logging seed_checker")
@@ -233,7 +239,7 @@ def results_empty(context: GroupContext) -> Iterator[Found]:
 
 @group_rule("result-names", "a result's folder holds nothing but result_*.txt, pruned_results and power", PACKAGE)
 def result_names(context: GroupContext) -> Iterator[Found]:
-    known = {"power", "scaling.json", "package_checker_params"}
+    known = {"power", "scaling.json", _BYPASS}
     if context.group.package is not None:
         yield from (
             (path, "not a result_*.txt: it is not judged") for path in context.group.others if path.name not in known
@@ -255,9 +261,7 @@ def scaling_file(context: GroupContext) -> Iterator[Found]:
 @group_rule("bypass-file", "no check is switched off by the package", PACKAGE)
 def bypass_file(context: GroupContext) -> Iterator[Found]:
     yield from (
-        (path, "asks the official tool to skip checks")
-        for path in context.group.others
-        if path.name == "package_checker_params"
+        (path, "asks the official tool to skip checks") for path in context.group.others if path.name == _BYPASS
     )
 
 
@@ -433,6 +437,9 @@ def judge_package(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str,
     for benchmark in sorted({group.benchmark for group in groups if group.benchmark and group.logs}):
         if not (package / "benchmarks" / Path(benchmark).name / "implementations").is_dir():
             yield "implementation-missing", package, f"no benchmarks/{benchmark}/implementations"
+    for path in (package / _BYPASS, *sorted((package / "results").glob(f"*/{_BYPASS}"))):
+        if path.is_file():
+            yield "bypass-file", path, "asks the official tool to skip checks"
     yield from changed_files(package)
 
 

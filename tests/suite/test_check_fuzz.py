@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import check, judge_log
+from suite.compliance.reading import read_to_judge
 from suite.compliance.ruleset import ruleset, ruleset_names
 from suite.mllog import read_events
 from suite.record import summarise
@@ -30,9 +32,9 @@ VALUES = (
 )
 
 
-def damaged(chance: random.Random) -> bytes:
+def damage(whole: bytes, chance: random.Random) -> bytes:
     """One to six mutations: bytes, JSON values, order of lines, repeated and missing lines."""
-    data = bytearray(chance.choice(BASES))
+    data = bytearray(whole)
     for _ in range(chance.randint(1, 6)):
         kind = chance.random()
         lines = bytes(data).split(b"\n")
@@ -67,9 +69,9 @@ def test_no_damage_crashes_the_checker(tmp_path: Path, inputs: int) -> None:
     assert target is not None
     for number in range(inputs):
         path = folder / f"result_{number % 5}.txt"
-        path.write_bytes(damaged(chance))
+        path.write_bytes(damage(chance.choice(BASES), chance))
         try:
-            judge_log(read_events(path), ruleset(chance.choice(ruleset_names())), str(path))
+            judge_log(read_to_judge(path), ruleset(chance.choice(ruleset_names())), str(path))
             if number % 10 == 9:
                 check([folder], chance.choice([None, *ruleset_names()]))
                 records = [summarise(read_events(item)) for item in folder.iterdir()]
@@ -77,3 +79,32 @@ def test_no_damage_crashes_the_checker(tmp_path: Path, inputs: int) -> None:
                 throughput(records, target)
         except Exception as error:
             raise AssertionError(f"input {number} of seed {inputs} (kept in {folder}): {error!r}") from error
+
+
+def with_steps(steps: int) -> bytes:
+    """A DeepCAM log that, as the reference does, logs loss, accuracy and learning rate of every step."""
+    lines = []
+    for line in hpc_run("deepcam", epochs=3):
+        if line.key == "eval_start":
+            for step in range(steps):
+                for key, value in (("learning_rate", 1e-05), ("train_accuracy", 0.5), ("train_loss", -1.25)):
+                    meta = {"file": "trainer.py", "lineno": 9, "epoch_num": 1, "step_num": step}
+                    record = {"namespace": "", "time_ms": int(line.time_ms), "event_type": "POINT_IN_TIME", "key": key}
+                    lines.append(f":::MLLOG {json.dumps(record | {'value': value, 'metadata': meta})}\n".encode())
+        lines.append(line.encode(1))
+    return b"".join(lines)
+
+
+def test_steps_are_left_out_without_a_change_of_the_verdict(tmp_path: Path) -> None:
+    """Whatever happens to the lines of steps, what is found is what is found if all events are kept."""
+    path = tmp_path / "result_0.txt"
+    path.write_bytes(with_steps(20))
+    assert read_to_judge(path).skipped == 3 * (60 - 2)
+    whole, chance = with_steps(4), random.Random(1)
+    for _ in range(300):
+        path.write_bytes(damage(whole, chance))
+        everything, judged = (
+            [(item.rule, item.line, item.message) for item in judge_log(log, ruleset("3.0.0"), "x").findings]
+            for log in (read_events(path), read_to_judge(path))
+        )
+        assert judged == everything
