@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,41 +12,51 @@ import click
 if TYPE_CHECKING:
     from analysis.report import Report, Verdict
 
+PARTS = ("report.html", "report.json", "tables")
+
 
 @click.command(
     epilog="""\b
 Examples:
-  mlhpc report runs/first -o report.html
-  mlhpc report packages/ACME published/hpc_results_v3.0 -o comparison.html
+  mlhpc report runs/first -o report
+  mlhpc report packages/ACME published/hpc_results_v3.0 -o comparison
 """
 )
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", default="report", show_default=True, type=click.Path(path_type=Path), help="Folder.")
 @click.option(
-    "-o", "--output", default="report.html", show_default=True, type=click.Path(path_type=Path), help="The page."
+    "--tables",
+    "form",
+    default="csv",
+    show_default=True,
+    type=click.Choice(["csv", "parquet"]),
+    help="Form of the tables.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing report.")
-def report(paths: tuple[Path, ...], output: Path, force: bool) -> None:
+def report(paths: tuple[Path, ...], output: Path, form: str, force: bool) -> None:
     """Compare results: one self-contained HTML page from run folders and results packages.
 
-    PATHS are run folders, packages (<submitter>/results/...) or whole rounds. Beside OUTPUT come <stem>.json and
-    <stem>_tables/*.csv with the same numbers; docs/tables.md says what the columns mean.
+    PATHS are run folders, packages (<submitter>/results/...) or whole rounds. OUTPUT gets report.html, report.json and
+    tables/ with the same numbers; docs/tables.md says what the columns mean.
     """
-    if output.suffix != ".html":
-        raise click.UsageError(f"-o {output}: the page is HTML; give a name that ends in .html")
-    document, tables = output.with_suffix(".json"), output.with_name(f"{output.stem}_tables")
-    existing = [path for path in (output, document, tables) if path.exists()]
+    existing = [path for name in PARTS if (path := output / name).exists()]
     if existing and not force:
         raise click.UsageError(f"{existing[0]} exists; --force replaces it")
-    if not output.parent.is_dir():
-        raise click.UsageError(f"{output.parent}: no such folder")
+    if output.is_file():
+        raise click.UsageError(f"-o {output}: is a file; the report is a folder")
+    if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise click.UsageError("--tables parquet needs pyarrow: pip install pyarrow")
 
     from analysis.report import build
     from analysis.study import study
     from analysis.targets import installed_cards
 
     made = build(study(paths, installed_cards()), [verdict(path) for path in paths])
-    _write(made, output, document, tables)
-    click.echo(f"{output}  {output.stat().st_size / 1e6:.2f} MB; numbers: {document}, {tables}/")
+    _write(made, output, form)
+    size = (output / "report.html").stat().st_size / 1e6
+    click.echo(
+        f"{output / 'report.html'}  {size:.2f} MB; numbers: {output / 'report.json'}, {output / 'tables'}/*.{form}"
+    )
 
 
 def verdict(path: Path) -> Verdict:
@@ -63,17 +74,20 @@ def _below(file: str, path: Path, place: str) -> str:
     return str(Path(file).resolve()).removeprefix(place) if Path(file).is_absolute() or Path(file).exists() else file
 
 
-def _write(made: Report, output: Path, document: Path, tables: Path) -> None:
+def _write(made: Report, output: Path, form: str) -> None:
     """Everything beside first, then renamed; the page last, so that a page is never without its numbers."""
-    part = tables.with_name(f"{tables.name}.part")
+    output.mkdir(parents=True, exist_ok=True)
+    part, tables = output / "tables.part", output / "tables"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
-    for name, text in made.csv.items():
-        (part / f"{name}.csv").write_text(text, encoding="utf-8", errors="replace")
-    if tables.exists():
-        shutil.rmtree(tables)
+    for name, frame in made.frames.items():
+        if form == "parquet":
+            frame.to_parquet(part / f"{name}.parquet", index=False)
+        else:
+            (part / f"{name}.csv").write_text(made.csv[name], encoding="utf-8", errors="replace")
+    shutil.rmtree(tables, ignore_errors=True)
     part.rename(tables)
-    for path, text in ((document, made.json), (output, made.html)):
-        beside = path.with_name(f"{path.name}.part")
+    for name, text in (("report.json", made.json), ("report.html", made.html)):
+        beside = output / f"{name}.part"
         beside.write_text(text, encoding="utf-8", errors="replace")
-        beside.replace(path)
+        beside.replace(output / name)

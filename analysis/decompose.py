@@ -34,9 +34,13 @@ _NUMBERS = (
     "units",
     "units_described",
     "global_batch_size",
+    "train_samples",
     "scaling_factor",
 )
-SCALE = ("ranks", "nodes", "accelerators_per_node", "units", "units_described", "global_batch_size", "precision")
+SCALE = (
+    "ranks", "nodes", "accelerators_per_node", "units", "units_described", "global_batch_size", "train_samples",
+    "precision",
+)  # fmt: skip
 
 
 def per_run(

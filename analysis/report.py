@@ -53,11 +53,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """The page, the JSON text, and CSV text by table name."""
+    """The page, the JSON text, and the tables by name, as CSV text and as they are."""
 
     html: str
     json: str
     csv: Mapping[str, str]
+    frames: Mapping[str, pd.DataFrame] = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -164,10 +165,12 @@ def build(study: Study, verdicts: Sequence[Verdict]) -> Report:
     }
     tables = {**study.tables.named(), "runs": study.runs, "results": study.results}
     tables |= {f"figure_{name}": table for name, table in numbers.items()}
+    frames = {name: table.drop(columns=["file"], errors="ignore") for name, table in tables.items()}
     return Report(
         html=_printable(html),
         json=json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-        csv={name: table.drop(columns=["file"], errors="ignore").to_csv(index=False) for name, table in tables.items()},
+        csv={name: frame.to_csv(index=False) for name, frame in frames.items()},
+        frames=frames,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,24 @@ from analysis.selection import Selection
 from suite.card import Card
 
 CLASS = ["benchmark", "size", "mode"]
+FAMILY = re.compile(r"\b(?:[VPAHB][12]00|GH200|MI\d{3}[AX]?|RTX \d{4}|A64FX|Xeon Phi)\b")
+MACHINES = {  # folder of a published system begins with: what the machine is called
+    "abci": "ABCI",
+    "corigpu": "Cori GPU",
+    "coriknl": "Cori KNL",
+    "daint": "Piz Daint",
+    "dgxa100": "Selene",
+    "eos": "Eos",
+    "frontera": "Frontera RTX",
+    "fugaku": "Fugaku",
+    "hal": "HAL",
+    "horeka": "HoreKa",
+    "juwels": "JUWELS Booster",
+    "longhorn": "Longhorn",
+    "perlmutter": "Perlmutter",
+    "piz_daint": "Piz Daint",
+    "theta": "ThetaGPU",
+}
 
 
 class NotAnswerableError(ValueError):
@@ -45,6 +64,7 @@ def study(paths: Sequence[Path], cards: Mapping[str, Card]) -> Study:
     selections = choose(tables)
     runs["fate"] = [selections[group].fate[run] for group, run in zip(runs["group"], runs["run"], strict=True)]
     rows = results(runs, selections)
+    rows["device"], rows["machine"] = _described(rows, tables)
     rows["name"], rows["label"] = _names(rows)
     runs["label"] = runs["group"].map(rows.set_index("group")["label"])
     return Study(tables, runs, rows, selections)
@@ -55,10 +75,39 @@ def heading(benchmark: str, size: str, mode: str) -> str:
     return f"{benchmark} · size {size} · {'throughput' if mode == 'weak' else 'time to train'}"
 
 
+def _described(rows: pd.DataFrame, tables: Tables) -> tuple[pd.Series, pd.Series]:
+    """The accelerator (the processor where there is none), without form factor; and the machine's name."""
+    systems = tables.systems.set_index("system_key")
+    device = systems["accelerator"].where(systems["accelerators_per_node"] > 0).fillna(systems["processor"])
+    named = rows["system_key"].map(device).fillna("unknown device").astype(str)
+    own = rows["system_key"].map(systems["name"]).fillna(rows["system"]).astype(str)
+    public = rows["system"].map(_machine).where(rows["published"])
+    return named.map(_family), public.fillna(own)
+
+
+def _family(device: str) -> str:
+    """The device's family, where it is one of those that published systems used."""
+    match = FAMILY.search(device)
+    return match.group() if match else device
+
+
+def _machine(system: str) -> str | None:
+    """What the machine behind a published folder name is called."""
+    return next((name for sign, name in MACHINES.items() if system.lower().startswith(sign)), None)
+
+
 def _names(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """The system with its submitter where two share a name; and that with the round where rounds are mixed."""
-    system = rows["system"].astype(str)
-    clash = system.groupby([rows[key] for key in (*CLASS, "round")] + [system]).transform("size") > 1
-    name = system.where(~clash, system + " · " + rows["submitter"].astype(str))
+    """A name that is unique among results of one class and round; and that with the round where rounds are mixed.
+
+    Published systems whose machine is known are called by it and their size; others by their folder. What shares a name
+    gets division, submitter or folder added.
+    """
+    known = rows["published"] & rows["system"].map(_machine).notna() & rows["units"].notna()
+    name = rows["system"].astype(str)
+    name = name.mask(known, rows["machine"] + " " + rows["units"].map("{:g}".format))
+    name = name.mask(known & (rows["division"] == "open"), name + " (open)")
+    for added in ("submitter", "system"):
+        clash = name.groupby([rows[key] for key in (*CLASS, "round")] + [name]).transform("size") > 1
+        name = name.mask(clash, name + " · " + rows[added].astype(str))
     mixed = rows["round"].nunique() > 1
     return name, name + " · " + rows["round"].astype(str) if mixed else name

@@ -32,7 +32,7 @@ def test_the_three_jobs_work_as_written(tmp_path: Path) -> None:
     for line in commands:
         done = subprocess.run(line, shell=True, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"$ {line}\n{done.stdout}\n{done.stderr}"
-    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
 
 
 @pytest.mark.timeout(400)
@@ -47,7 +47,7 @@ def test_the_demo_runs_small_and_says_what_two_runs_are_not(tmp_path: Path) -> N
     )
     assert "Traceback" not in done.stdout + done.stderr
     assert done.returncode == 1, done.stdout + done.stderr  # two runs are too few for a score: a finding
-    assert (tmp_path / "out" / "report.html").exists()
+    assert (tmp_path / "out" / "report" / "report.html").exists()
     assert len(list((tmp_path / "out").glob("submissions/demo/results/*/strong/cosmoflow/result_*.txt"))) == 2
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -22,7 +20,6 @@ CAPTION = (
     "left out. Rounds with other rules or data stand in one panel but are not ranked."
 )
 ORDER = 15
-FAMILY = re.compile(r"\b(?:[VPAHB][12]00|GH200|MI\d{3}[AX]?|RTX \d{4}|A64FX|Xeon Phi)\b")
 
 
 def table(study: Study) -> pd.DataFrame:
@@ -108,14 +105,4 @@ def _shown(study: Study) -> pd.DataFrame:
     frame = frame[frame.groupby(["benchmark", "size"])["group"].transform("size") > 1]
     if frame.empty:
         raise NotAnswerableError("two time-to-train results of one benchmark and size with known compute units")
-    systems = study.tables.systems.set_index("system_key")
-    device = systems["accelerator"].where(systems["accelerators_per_node"] > 0).fillna(systems["processor"])
-    return frame.assign(
-        device=[_family(str(name)) for name in frame["system_key"].map(device).fillna("unknown device")]
-    )
-
-
-def _family(device: str) -> str:
-    """The device without form factor and memory, where it is one of those that published systems used."""
-    match = FAMILY.search(device)
-    return match.group() if match else device
+    return frame

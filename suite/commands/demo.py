@@ -73,7 +73,7 @@ def steps(workload: str, size: str, runs: int, ranks: int, root: Path) -> Sequen
         Step("package", ("package", run, "--system", "this-machine", "--submitter", ORG, "-o", f"{packages}/{ORG}")),
         Step("check", ("check", f"{packages}/{ORG}", "--official"), required=False),
         Step("score", ("score", f"{packages}/{ORG}"), required=False),
-        Step("report", ("report", f"{packages}/{ORG}", "-o", str(root / "report.html"))),
+        Step("report", ("report", f"{packages}/{ORG}", "-o", str(root / "report"))),
     )
 
 
@@ -92,7 +92,7 @@ def _summary(root: Path, workload: str, size: str, seconds: float, failed: Seque
     for name, meaning in (
         ("run/result_*.txt", "event logs, MLPerf format: the only source of every number"),
         (f"submissions/{ORG}", "results package in the MLPerf HPC layout, with sha256 manifest"),
-        ("report.html", "open this in a browser; tables beside it"),
+        ("report/report.html", "open this in a browser; tables beside it"),
     ):
         click.echo(f"  {root / name}  {meaning}")
     for step in failed:

@@ -204,17 +204,17 @@ def test_parts_of_the_time_split_sum_to_the_run(rich: Report) -> None:
 
 
 def test_an_existing_report_is_kept_unless_forced(tmp_path: Path, run_folder: Build) -> None:
-    output = tmp_path / "report.html"
+    output = tmp_path / "made" / "report"
     arguments = [str(run_folder(tmp_path)), "-o", str(output)]
     assert CliRunner().invoke(command, arguments).exit_code == 0
-    first = output.read_bytes()
+    first = (output / "report.html").read_bytes()
     refused = CliRunner().invoke(command, arguments)
     assert refused.exit_code == 2
     assert "--force" in refused.output
     assert CliRunner().invoke(command, [*arguments, "--force"]).exit_code == 0
-    assert output.read_bytes() == first
-    assert (tmp_path / "report.json").exists()
-    assert {path.stem for path in (tmp_path / "report_tables").glob("*.csv")} >= {
+    assert (output / "report.html").read_bytes() == first
+    assert (output / "report.json").exists()
+    assert {path.stem for path in (output / "tables").glob("*.csv")} >= {
         "runs",
         "epochs",
         "evals",

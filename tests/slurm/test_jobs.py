@@ -120,8 +120,8 @@ def test_the_shipped_script_gives_a_package_that_is_checked_and_reported(
     )
     checked = mlhpc("check", str(tmp_path / "packages" / "ACME"), "--format", "json", cwd=ROOT, check=False)
     assert checked.returncode in {0, 1}  # two runs are fewer than the size requires, and the checker says so
-    mlhpc("report", str(tmp_path / "packages" / "ACME"), "-o", str(tmp_path / "report.html"), cwd=ROOT)
-    assert "slurm-two-node" in (tmp_path / "report.html").read_text()
+    mlhpc("report", str(tmp_path / "packages" / "ACME"), "-o", str(tmp_path / "report"), cwd=ROOT)
+    assert "slurm-two-node" in (tmp_path / "report" / "report.html").read_text()
 
 
 def test_throughput_mode_runs_its_instances_at_once_on_nodes_of_their_own(

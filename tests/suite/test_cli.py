@@ -22,6 +22,7 @@ COMMANDS = [
     "score",
     "compare",
     "report",
+    "published",
     "rcp",
 ]
 
