@@ -84,7 +84,7 @@ def _verdict(a: ScoredGroup, b: ScoredGroup, tolerance: float) -> tuple[str, boo
     for name, result in (("A", a.result), ("B", b.result)):
         if not result.valid:
             return f"{what}: {name} is {result.reason}", True
-    times = [[run.record.time_to_train_s or 0.0 for run in side.result.runs if run.converged] for side in (a, b)]
+    times = _times(a), _times(b)
     ratio = time_ratio(*times)
     said = verdict(ratio, tolerance)
     more = f" by more than {tolerance:g} %" if tolerance and said == "slower" else ""
@@ -93,6 +93,10 @@ def _verdict(a: ScoredGroup, b: ScoredGroup, tolerance: float) -> tuple[str, boo
         f"n={len(times[0])} and {len(times[1])}, {_score(a)} and {_score(b)}: {said}{more}",
         said == "slower",
     )
+
+
+def _times(scored: ScoredGroup) -> list[float]:
+    return [run.record.time_to_train_s or 0.0 for run in scored.result.runs if run.converged]
 
 
 def _score(scored: ScoredGroup) -> str:

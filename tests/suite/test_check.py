@@ -22,6 +22,7 @@ from suite.compliance.rules import EXPLANATIONS, LOG_RULES, Finding
 from suite.compliance.ruleset import ruleset, ruleset_names
 from tests.fixtures.logs import Line, edit, hpc_run, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
+from tests.fixtures.package_mutations import example
 from tests.fixtures.published import published_results
 
 
@@ -408,12 +409,30 @@ def test_exit_codes(tmp_path: Path) -> None:
     assert "unknown rule 'nope'; rules: log-empty" in mlhpc("check", "--explain", "nope").stderr
 
 
-def test_checking_changes_nothing(tmp_path: Path) -> None:
-    folder = package(tmp_path)
-    before = {path: digest(path) for path in folder.rglob("*") if path.is_file()}
-    mlhpc("check", folder)
-    mlhpc("score", folder)
-    assert {path: digest(path) for path in folder.rglob("*") if path.is_file()} == before
+def test_no_tool_changes_its_input(tmp_path: Path) -> None:
+    """Run folders and packages are the same before and after, in content, names and times of change."""
+    given = tmp_path / "given"
+    folder = example(given)
+    runs = given / "runs"
+    commands: list[list[object]] = [
+        *(["check", given, "--format", style] for style in FORMATS),
+        ["score", given, "--explain"],
+        ["score", folder, "--json"],
+        ["compare", runs, folder],
+        ["package", runs, "--system", "x", "-o", tmp_path / "out" / "ACME"],
+        ["package", "--verify", folder],
+        ["rcp", "record", runs, "-o", tmp_path / "rcp"],
+    ]
+
+    def state() -> dict[Path, tuple[str, int]]:
+        return {path: (digest(path) if path.is_file() else "", path.stat().st_mtime_ns) for path in given.rglob("*")}
+
+    before = state()
+    for command in commands:
+        done = mlhpc(*command)
+        assert "Traceback" not in done.stderr
+        assert done.returncode in (0, 1), (command, done.stderr)
+        assert state() == before, command
 
 
 # Never a crash

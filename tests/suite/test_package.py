@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from suite import VERSION
 from suite.compliance.check import check
 from suite.compliance.group_rules import SYSTEM_FIELDS, changed_files, digest
-from suite.facts import Cpu, Facts
+from suite.facts import Cpu
 from suite.package import build_package, read_run
-from suite.run_folder import RunInfo
 from suite.system import System
-from tests.fixtures.logs import START_MS, drop, edit, our_run, our_runs, write
-
-
-def node(name: str = "node1", **fields: Any) -> Facts:
-    cpu = Cpu(model="Model T", architecture="x86_64", sockets=2, cores=64, threads=128)
-    return Facts.model_validate(
-        {"version": 1, "node": name, "hostname": name, "collected": "2026-11-20T14:00:00Z"} | {"cpu": cpu} | fields
-    )
-
-
-def run_folder(root: Path, *, size: str = "smoke", mode: str = "strong", count: int = 5, **options: Any) -> Path:
-    """What a run leaves, without having run."""
-    info = RunInfo(
-        "cosmoflow",
-        size,
-        mode,
-        count,
-        2,
-        "2026-11-20T14:00:00Z",
-        ("/opt/bin/mlhpc", "run", "cosmoflow"),
-        {"commit": "abc123", "dirty": False},
-        True,
-    )
-    our_runs(root, count, mode=mode, **options)
-    (root / "run.json").write_text(json.dumps(vars(info) | {"command": list(info.command)}))
-    (root / "config.yaml").write_text(f"workload: cosmoflow\nsize: {size}\n")
-    (root / "facts").mkdir()
-    (root / "facts" / "node1.json").write_text(node().model_dump_json())
-    (root / "output").mkdir()
-    (root / "output" / "trial_0.log").write_text("noise")
-    return root
+from tests.fixtures.logs import START_MS, drop, edit, our_run, write
+from tests.fixtures.package_mutations import PackageCase, example, package_cases
+from tests.fixtures.runs import node, run_folder
 
 
 def tree(folder: Path) -> set[str]:
@@ -315,3 +286,19 @@ def test_scripts_are_valid_bash(tmp_path: Path) -> None:
     folder = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out" / "ACME").folder
     for script in folder.rglob("*.sh"):
         assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return example(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("case", package_cases(), ids=lambda case: case.name)
+def test_mutations_of_a_package(tmp_path: Path, whole: Path, case: PackageCase) -> None:
+    folder = tmp_path / whole.name
+    shutil.copytree(whole, folder)
+    case.apply(folder)
+    before = {path: digest(path) for path in tmp_path.rglob("*") if path.is_file()}
+    found = [finding.rule for finding in check([folder]).findings if finding.severity == "error"]
+    assert case.rule in found if case.rule else not found, found
+    assert {path: digest(path) for path in tmp_path.rglob("*") if path.is_file()} == before
