@@ -31,18 +31,26 @@ class GroupBatchNorm2d(nn.BatchNorm2d):
             assert self.running_mean is not None
             assert self.running_var is not None
             assert self.momentum is not None
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
             self.running_mean.lerp_(mean_C, self.momentum)
             self.running_var.lerp_(variance_C * (count / (count - 1)), self.momentum)
         return y  # type: ignore[no-any-return]
 
 
+def rank_groups(ranks: int, size: int) -> list[list[int]]:
+    """All ranks in groups of ``size`` consecutive ones. ValueError if they cannot be."""
+    if ranks % size:
+        raise ValueError(f"batchnorm_group_size {size} does not divide the {ranks} ranks of this run")
+    return [list(range(begin, begin + size)) for begin in range(0, ranks, size)]
+
+
 def join_groups(model: nn.Module, world: World, size: int) -> None:
     """Let every GroupBatchNorm2d span ``size`` consecutive ranks; torch.distributed runs already. Every rank calls."""
+    members = rank_groups(world.size, size)
     if size == 1:
         return
-    if world.size % size:
-        raise ValueError(f"batchnorm_group_size {size} does not divide the {world.size} ranks of this run")
-    groups = [dist.new_group(list(range(begin, begin + size))) for begin in range(0, world.size, size)]
+    groups = [dist.new_group(ranks) for ranks in members]  # torch wants every rank to make every group
     for module in model.modules():
         if isinstance(module, GroupBatchNorm2d):
             module.group = groups[world.rank // size]
@@ -75,7 +83,7 @@ class _GroupNormalise(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight_C: Tensor, bias_C: Tensor, group: dist.ProcessGroup, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        variance_C, mean_C = torch.var_mean(x.float(), dim=(0, 2, 3), correction=0)
+        variance_C, mean_C = torch.var_mean(_wide(x), dim=(0, 2, 3), correction=0)
         mine = torch.stack([torch.full_like(mean_C, x.numel() / x.shape[1]), mean_C, variance_C])
         gathered = [torch.empty_like(mine) for _ in range(group.size())]
         dist.all_gather(gathered, mine, group=group)
@@ -93,8 +101,8 @@ class _GroupNormalise(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor, *unused: Any) -> tuple[Tensor, Tensor, Tensor, None, None]:
         x, weight_C, mean_C, scale_C, count_C = ctx.saved_tensors
         shape = (1, -1, 1, 1)
-        grad = grad_y.float()
-        normalised = (x.float() - mean_C.view(shape)) * scale_C.view(shape)
+        grad = _wide(grad_y)
+        normalised = (_wide(x) - mean_C.view(shape)) * scale_C.view(shape)
         grad_bias_C = grad.sum(dim=(0, 2, 3))
         grad_weight_C = (grad * normalised).sum(dim=(0, 2, 3))
         sums_2C = torch.stack([grad_bias_C, grad_weight_C])
@@ -103,3 +111,8 @@ class _GroupNormalise(torch.autograd.Function):
         factor_C = weight_C * scale_C
         grad_x = (grad - mean_grad_C.view(shape) - normalised * mean_product_C.view(shape)) * factor_C.view(shape)
         return grad_x.to(x.dtype), grad_weight_C, grad_bias_C, None, None
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At least float32: sums over pixels in half precision would be wrong."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

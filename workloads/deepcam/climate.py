@@ -138,12 +138,12 @@ def _background(domain: Domain, grid: _Grid, random: np.random.Generator) -> _We
     )
     latitude, away = grid.latitude, np.abs(grid.latitude)
     warm = np.cos(np.radians(latitude)) ** 2
-    surface = 259 + 42 * warm + 2.0 * warmth
+    surface = 259 + 42 * warm + 2.5 * warmth
     step_north = grid.degrees_north / domain.height * METRES_PER_DEGREE
     step_east = grid.degrees_east / domain.width * METRES_PER_DEGREE
     dy, dx = np.gradient(flow)
     u, v = -dy / np.float32(step_north), dx / np.float32(step_east)
-    to_wind = np.float32(5.5) / u.std()  # m/s
+    to_wind = np.float32(7) / u.std()  # m/s
     jet = 13 * np.exp(-(((away - 41 - 4 * meander) / 8) ** 2)) - 7 * np.exp(-(((away - 13) / 9) ** 2))
     zonal_pressure = 700 * np.exp(-(((away - 31) / 12) ** 2)) - 900 * np.exp(-(((away - 62) / 12) ** 2))
     balanced = AIR_DENSITY * grid.coriolis * flow * to_wind
@@ -152,11 +152,11 @@ def _background(domain: Domain, grid: _Grid, random: np.random.Generator) -> _We
         pressure=(101_150 + zonal_pressure + balanced).astype(np.float32),
         u=(u * to_wind + jet).astype(np.float32),
         v=(v * to_wind).astype(np.float32),
-        moisture=(saturation * (0.3 + 0.6 * expit(1.3 * humidity))).astype(np.float32),
+        moisture=(saturation * (0.2 + 0.75 * expit(1.5 * humidity))).astype(np.float32),
         rain=(4e-8 * np.exp(1.2 * cloud - 0.5 + 0.5 * humidity)).astype(np.float32),
         surface=surface.astype(np.float32),
-        upper_500=(238 + 29 * warm + 1.6 * (0.6 * warmth + 0.8 * deep)).astype(np.float32),
-        upper_200=(222 - 4 * warm + 1.3 * deep).astype(np.float32),
+        upper_500=(238 + 29 * warm + 2.6 * (0.6 * warmth + 0.8 * deep)).astype(np.float32),
+        upper_200=(222 - 4 * warm + 1.9 * deep).astype(np.float32),
     )
 
 
@@ -165,7 +165,8 @@ def _random_field(grid: _Grid, height: int, width: int, slope: float, random: np
     modes = fft.rfft2(random.standard_normal((height, width), dtype=np.float32))
     modes *= _amplitude(height, width, grid.degrees_north, grid.degrees_east, slope)
     field: Field = fft.irfft2(modes, s=(height, width))
-    return (field - field.mean()) / field.std()
+    normal: Field = (field - field.mean()) / field.std()
+    return normal
 
 
 @lru_cache(maxsize=16)
@@ -177,7 +178,8 @@ def _amplitude(height: int, width: int, degrees_north: float, degrees_east: floa
         -(slope + 1) / 4
     )  # power of modes on a plane, k^-(slope + 1) / k per ring
     amplitude[0, 0] = 0
-    return amplitude.astype(np.float32)
+    result: Field = amplitude.astype(np.float32)
+    return result
 
 
 def holland(distance: Field, drop: float, radius: float, shape: float, coriolis: float) -> tuple[Field, Field]:
@@ -194,11 +196,11 @@ def holland(distance: Field, drop: float, radius: float, shape: float, coriolis:
 
 
 def _tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *, weak: bool) -> Field:
-    """A tropical cyclone, or a low that never becomes one: no warm core, no gale. Its wind within `CYCLONE_RADIUS`, else 0."""
+    """A tropical cyclone, or a low that never becomes one: as warm and wet, no gale. Its wind within `CYCLONE_RADIUS`, else 0."""
     latitude, longitude = grid.place(random, 8, 30)
     drop = random.uniform(300, 800) if weak else random.uniform(1_500, 6_500)
     radius = random.uniform(1.0, 1.8) if weak else random.uniform(0.5, 1.1)
-    shape, warm_core = random.uniform(1.1, 1.6), random.uniform(0.7, 1.3)
+    shape, warm_core = random.uniform(1.1, 1.6), random.uniform(0.4, 1.2)
     east, north = grid.offsets(latitude, longitude)
     rows, columns = _near(east, north, 12.0)
     east, north = east[:, columns], north[rows]
@@ -213,10 +215,10 @@ def _tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *
     _spin(weather, here, east, north, distance, wind * fade, np.sign(coriolis))
     weather.moisture[here] += (8 + 14 * strength) * np.exp(-squared / 10)
     weather.rain[here] += (1 + 4 * strength) * 1e-7 * np.exp(-squared / 4)
-    if weak:
-        return np.zeros(0, np.float32)
     weather.upper_500[here] += np.float32(warm_core * (2 + 5 * strength)) * np.exp(-squared / 5)
     weather.upper_200[here] += np.float32(warm_core * (1.5 + 3 * strength)) * np.exp(-squared / 9)
+    if weak:
+        return np.zeros(0, np.float32)
     found = np.zeros_like(weather.u)
     found[here] = np.where(distance < CYCLONE_RADIUS, wind, 0)
     return found
@@ -257,7 +259,7 @@ def _filament(weather: _Weather, grid: _Grid, random: np.random.Generator, *, dr
     poleward = np.sign(latitude)
     angle, length = random.uniform(0.25, 1.1) * poleward, random.uniform(18, 32)
     width, bend = random.uniform(0.8, 1.4), random.uniform(-0.015, 0.015)
-    amount, speed = random.uniform(18, 30), random.uniform(13, 24)
+    amount, speed = random.uniform(16, 27), random.uniform(11, 21)
     along, across = _turned(*grid.offsets(latitude, longitude), angle)
     slope = np.float32(2 * bend) * along
     distance = (across - np.float32(bend) * along**2) / np.sqrt(1 + slope**2)

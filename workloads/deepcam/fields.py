@@ -20,7 +20,8 @@ from workloads.deepcam.config import CHANNELS, CLASSES
 DATA, LABELS = "climate/data", ("climate/labels_0", "climate/labels")
 STATISTICS_NAME = "stats.h5"
 
-Fields, Labels = NDArray[np.float32], NDArray[np.uint8]
+Fields = NDArray[np.float32]
+Labels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,11 @@ class Lamb(torch.optim.Optimizer):
 
 def build_optimizer(parameters: Iterable[Tensor], config: DeepCamConfig) -> torch.optim.Optimizer:
     """The optimizer the config names; its rate is set before each step."""
-    choices = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW, "LAMB": Lamb}
+    choices: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "Adam": torch.optim.Adam,
+        "AdamW": torch.optim.AdamW,
+        "LAMB": Lamb,
+    }
     return choices[config.optimizer](
         parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
     )

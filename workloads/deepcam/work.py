@@ -21,12 +21,15 @@ STATE_TENSORS = 2  # of Adam, AdamW and LAMB
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution (``flops`` > 0) or a batch normalisation with its ReLU, for one sample: values read and written."""
+    """A convolution (``flops`` > 0) or a batch normalisation with its ReLU, for one sample: values read and written.
+
+    ``groups`` is 1, or the number of channels of a depthwise convolution.
+    """
 
     flops: float
     values_in: int
     values_out: int
-    depthwise: bool
+    groups: int
 
 
 def work(config: DeepCamConfig, *, global_batch_size: int, element_bytes: int) -> Work:
@@ -70,12 +73,12 @@ def layers(config: DeepCamConfig) -> tuple[Layer, ...]:
     found: list[Layer] = []
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        flops, depthwise = 0.0, False
+        flops, groups = 0.0, 1
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
             pixels = (inputs[0] if isinstance(module, nn.ConvTranspose2d) else output).shape[2:]
             flops = 2.0 * module.weight.numel() * prod(pixels)  # each weight meets each pixel once
-            depthwise = module.groups > 1
-        found.append(Layer(flops, inputs[0].numel(), output.numel(), depthwise))
+            groups = module.groups
+        found.append(Layer(flops, inputs[0].numel(), output.numel(), groups))
 
     with torch.device("meta"):
         model = DeepLabV3Plus(config, channels_last=False).eval()

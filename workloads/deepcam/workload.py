@@ -34,7 +34,7 @@ class DeepCam:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self._own = cast(DeepCamConfig, config.hyperparameters)
-        self._loss_weights = torch.tensor(LOSS_WEIGHTS)
+        self._loss_weights = torch.tensor(LOSS_WEIGHTS, dtype=torch.float64)
 
     def dataset(self, split: str, root: Path) -> DeepCamData:
         """One split; ValueError if the data are damaged or do not fit the config."""
@@ -49,7 +49,9 @@ class DeepCam:
         join_groups(model, world, self._own.batchnorm_group_size)
         if world.size > 1:
             model.before_evaluation = partial(average_statistics, model, world)
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, statistics_names(model))
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+                model, statistics_names(model)
+            )
         return model
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
@@ -59,8 +61,9 @@ class DeepCam:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross entropy of each pixel times the weight of its class, averaged over pixels: not over weights."""
-        logits = model(batch["x"]).float()
-        self._loss_weights = self._loss_weights.to(logits.device)
+        logits = model(batch["x"])
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        self._loss_weights = self._loss_weights.to(logits)
         y = batch["y"].long()
         return F.cross_entropy(logits, y, self._loss_weights, reduction="sum") / y.numel()
 

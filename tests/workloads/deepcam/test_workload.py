@@ -1,0 +1,167 @@
+"""Batches, normalisation, logged hyperparameters and baselines of DeepCAM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from suite.config import load_config
+from suite.distributed import World
+from suite.shards import ShardReader, read_manifest, write_manifest
+from tests.workloads.deepcam.conftest import tiny_config
+from workloads.deepcam import DESCRIPTOR
+from workloads.deepcam import generate as generator
+from workloads.deepcam.baselines import baselines
+from workloads.deepcam.workload import DeepCam
+
+
+def test_fields_arrive_scaled_to_the_unit_interval(tiny_data: Path) -> None:
+    data = DeepCam(tiny_config()).dataset("train", tiny_data)
+    batch = data.load(range(12), seed=0, epoch=1)
+    raw = ShardReader(tiny_data, "train").read(range(12))
+    low, high = raw["x"].min(axis=(0, 1, 2)), raw["x"].max(axis=(0, 1, 2))
+    np.testing.assert_allclose(batch["x"].numpy(), (raw["x"] - low) / (high - low), atol=1e-6)
+    assert batch["x"].amin(dim=(0, 1, 2)).numpy() == pytest.approx(np.zeros(16), abs=1e-6)
+    assert batch["x"].amax(dim=(0, 1, 2)).numpy() == pytest.approx(np.ones(16), abs=1e-6)
+    assert (batch["x"].dtype, batch["y"].dtype) == (torch.float32, torch.uint8)
+    np.testing.assert_array_equal(batch["y"].numpy(), raw["y"])
+
+
+def test_a_sample_is_the_same_in_any_batch_and_epoch(tiny_data: Path) -> None:
+    data = DeepCam(tiny_config()).dataset("train", tiny_data)
+    assert torch.equal(data.load([3], seed=1, epoch=2)["x"][0], data.load([7, 3, 0], seed=5, epoch=9)["x"][1])
+
+
+def test_validation_is_scaled_by_the_training_split(tiny_data: Path) -> None:
+    workload = DeepCam(tiny_config())
+    statistics = read_manifest(tiny_data).attributes["statistics"]
+    raw = ShardReader(tiny_data, "validation").read([1])["x"]
+    low, high = np.array(statistics["minval"]), np.array(statistics["maxval"])
+    found = workload.dataset("validation", tiny_data).load([1], seed=0, epoch=0)["x"].numpy()
+    np.testing.assert_allclose(found, (raw - low) / (high - low), atol=1e-5)
+
+
+def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path) -> None:
+    with pytest.raises(ValueError, match="the config wants"):
+        DeepCam(load_config(DESCRIPTOR, "smoke")).dataset("train", tiny_data)
+    manifest = read_manifest(tiny_data)
+    write_manifest(tiny_data, manifest.model_copy(update={"attributes": {}}))
+    with pytest.raises(ValueError, match="no attribute 'statistics'"):
+        DeepCam(tiny_config()).dataset("train", tiny_data)
+    flat = {name: [1.0] * 16 for name in ("count", "mean", "sqmean", "minval", "maxval")}
+    write_manifest(tiny_data, manifest.model_copy(update={"attributes": {"statistics": flat}}))
+    with pytest.raises(ValueError, match="channel TMQ has minval 1 and maxval 1"):
+        DeepCam(tiny_config()).dataset("train", tiny_data)
+
+
+OFFICIAL = {  # of the closed division, rules 1.3
+    *("global_batch_size", "batchnorm_group_size", "gradient_accumulation_frequency"),
+    *("opt_name", "opt_lr", "opt_betas", "opt_eps", "opt_weight_decay"),
+    *("scheduler_type", "scheduler_lr_warmup_steps", "scheduler_lr_warmup_factor"),
+}
+LAMB = {"opt_bias_correction", "opt_grad_averaging", "opt_max_grad_norm"}
+
+
+@pytest.mark.parametrize("size", list(DESCRIPTOR.card().sizes))
+def test_logged_hyperparameters_are_the_official_keys(size: str) -> None:
+    logged = DeepCam(load_config(DESCRIPTOR, size)).hyperparameters()
+    expected = OFFICIAL | {"scheduler_t_max", "scheduler_eta_min"} | (LAMB if size == "full" else set())
+    assert set(logged) == expected
+    assert logged["opt_eps"] == 1e-6
+    assert len(logged["opt_betas"]) == 2
+    assert set(logged) <= set(DESCRIPTOR.card().size(size).constraints)
+
+
+def test_full_size_is_the_reference_convergence_point_at_batch_128() -> None:
+    logged = DeepCam(load_config(DESCRIPTOR, "full")).hyperparameters()
+    point = {"global_batch_size": 128, "opt_name": "LAMB", "opt_lr": 0.00155, "opt_weight_decay": 0.01}
+    point |= {"opt_bias_correction": True, "opt_grad_averaging": True, "opt_max_grad_norm": 1.0}
+    point |= {"scheduler_type": "cosine_annealing", "scheduler_t_max": 9000, "scheduler_eta_min": 0.0}
+    assert {key: logged[key] for key in point} == point
+
+
+def test_a_multistep_schedule_logs_its_own_keys() -> None:
+    words = ["schedule=multistep", "t_max=null", "milestones=[5, 9]", "decay_rate=0.5", "optimizer=Adam"]
+    run = load_config(DESCRIPTOR, "smoke", [f"hyperparameters.{word}" for word in words])
+    logged = DeepCam(run).hyperparameters()
+    assert logged["scheduler_milestones"] == [5, 9]
+    assert set(logged) == OFFICIAL | {"scheduler_milestones", "scheduler_decay_rate"}
+
+
+def test_the_metric_does_not_depend_on_how_samples_are_batched(tiny_data: Path, world: World) -> None:
+    workload = DeepCam(tiny_config())
+    torch.manual_seed(0)
+    model = workload.build_model(world).eval()
+    data = workload.dataset("validation", tiny_data)
+    results = []
+    for pieces in ([[0, 1, 2, 3, 4]], [[0, 1], [2, 3], [4]], [[4], [2], [0], [1, 3]]):
+        totals: dict[str, float] = {}
+        for piece in pieces:
+            with torch.no_grad():
+                stats = workload.eval_stats(model, data.load(piece, seed=0, epoch=0))
+            totals = {name: totals.get(name, 0.0) + value.item() for name, value in stats.items()}
+        results.append(workload.metrics(totals))
+    assert all(result == pytest.approx(results[0], rel=1e-6) for result in results)
+
+
+def test_bfloat16_autocast_gives_nearly_the_same_loss(tiny_data: Path, world: World) -> None:
+    workload = DeepCam(tiny_config())
+    torch.manual_seed(0)
+    model = workload.build_model(world)
+    batch = workload.dataset("train", tiny_data).load(range(4), seed=0, epoch=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = workload.loss(model, batch)
+    assert narrow.dtype == torch.float32
+    assert narrow.item() == pytest.approx(workload.loss(model, batch).item(), rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def learnable(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
+    """96 + 32 snapshots of the smoke size: enough to see that a neighbourhood says more than a pixel."""
+    root = tmp_path_factory.mktemp("learnable") / "d"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(generator.SIZES, "smoke", generator.DataSize(generator.SIZES["smoke"].domain, 96, 32, 32))
+        generator.generate(root, "smoke", seed=0, world=world)
+    return root
+
+
+def test_baselines_are_computed_from_the_data(learnable: Path) -> None:
+    state = torch.get_rng_state()
+    values = baselines(learnable)
+    assert torch.equal(torch.get_rng_state(), state)
+    labels = ShardReader(learnable, "validation").read(range(32))["y"].reshape(32, -1)
+    background = [((y == 0).mean() + (not (y == 1).any()) + (not (y == 2).any())) / 3 for y in labels]
+    assert values["all_background"] == pytest.approx(np.mean(background), rel=1e-9)
+    assert values["all_background"] < values["pixel_mlp"] < 0.75
+    assert values == baselines(learnable)
+
+
+def test_a_small_network_learns_from_fields_and_not_from_chance(learnable: Path, world: World) -> None:
+    """Labels that belong to other snapshots cannot be learnt: the fields carry the information, nothing else does."""
+    steps = 84
+    words = ("middle_blocks=1", "learning_rate=0.004", "warmup_steps=12", f"t_max={steps - 12}")
+    workload = DeepCam(load_config(DESCRIPTOR, "smoke", [f"hyperparameters.{word}" for word in words]))
+    batch = workload.dataset("train", learnable).load(range(96), seed=0, epoch=1)
+    validation = workload.dataset("validation", learnable).load(range(32), seed=0, epoch=0)
+    found = {}
+    for kind in ("true", "shuffled"):
+        torch.manual_seed(0)
+        model = workload.build_model(world)
+        optimization = workload.build_optimizer(model, 12)
+        order = np.random.default_rng(0).permutation(96) if kind == "shuffled" else np.arange(96)
+        for step in range(steps):
+            chosen = np.arange(8) + 8 * (step % 12)
+            for group in optimization.optimizer.param_groups:
+                group["lr"] = optimization.learning_rate(step, 1)
+            optimization.optimizer.zero_grad()
+            workload.loss(model, {"x": batch["x"][chosen], "y": batch["y"][order[chosen]]}).backward()
+            optimization.optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            stats = workload.eval_stats(model, validation)
+        found[kind] = workload.metrics({name: value.item() for name, value in stats.items()})["iou_micro"]
+    assert found["true"] > 0.45  # background everywhere: 0.32
+    assert found["shuffled"] < 0.38
