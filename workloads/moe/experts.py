@@ -40,24 +40,19 @@ class Weights:
 class Experts(nn.Module):
     """Parameters of the experts on this rank: ``experts`` of them, each a ``1 / sharers`` slice of the hidden width.
 
-    ``down_bias`` is sliced over the model width. Initialised like nn.Linear, expert by expert, from torch's current seed.
+    ``down_bias`` is sliced over the model width. Initialised with the bounds of nn.Linear from torch's current seed.
     """
 
     def __init__(self, experts: int, width: int, hidden: int, activation: Activation, *, bias: bool) -> None:
         super().__init__()
         self.activation = activation
-        up, down, gate = (torch.empty(experts, hidden, width) for _ in range(3))
-        up_bias, down_bias = torch.empty(experts, hidden), torch.empty(experts, width)
-        for e in range(experts):
-            for weight, vector, fan_in in ((up, up_bias, width), (down, down_bias, hidden)):
-                bound = 1 / math.sqrt(fan_in)
-                weight[e].uniform_(-bound, bound)
-                vector[e].uniform_(-bound, bound)
-            gate[e].uniform_(-1 / math.sqrt(width), 1 / math.sqrt(width))
-        self.up_EHD, self.down_EHD = nn.Parameter(up), nn.Parameter(down)
-        self.gate_EHD = nn.Parameter(gate) if activation == "swiglu" else None
-        self.up_bias_EH = nn.Parameter(up_bias) if bias else None
-        self.down_bias_ED = nn.Parameter(down_bias) if bias else None
+        up_bound, down_bound = 1 / math.sqrt(width), 1 / math.sqrt(hidden)
+        shape = (experts, hidden, width)
+        self.up_EHD = _uniform(shape, up_bound)
+        self.down_EHD = _uniform(shape, down_bound)
+        self.gate_EHD = _uniform(shape, up_bound) if activation == "swiglu" else None
+        self.up_bias_EH = _uniform((experts, hidden), up_bound) if bias else None
+        self.down_bias_ED = _uniform((experts, width), down_bound) if bias else None
 
     @torch.no_grad()
     def keep(self, experts: slice, part: int, parts: int) -> None:
@@ -99,6 +94,10 @@ def grouped_problem(rows_ND: Tensor, weights: Weights) -> str | None:
         if size * rows_ND.element_size() % GROUPED_ALIGNMENT_BYTES:
             return f"a width of {size} {rows_ND.dtype} is not a multiple of {GROUPED_ALIGNMENT_BYTES} bytes"
     return None
+
+
+def _uniform(shape: tuple[int, ...], bound: float) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
 def _loop(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:

@@ -109,6 +109,15 @@ class MoELayer(nn.Module):
                 self._all_weights = self.experts.weights().map(self._gather_all)
         return self
 
+    def update_bias(self) -> None:
+        """After an optimizer step with balance ``bias``: move the selection bias by the last step's load of all ranks.
+
+        Without expert parallelism the ranks of torch.distributed, if any, are data parallel: all of them count.
+        """
+        assert self.step_load_E is not None
+        group = self.mesh.world if self.mesh is not None else dist.group.WORLD if dist.is_initialized() else None
+        self.router.update_bias(self.step_load_E, group)
+
     def _dispatcher(self) -> Dispatcher:
         if self.mesh is None or not self.training:
             return partial(_local, self)

@@ -1,0 +1,117 @@
+"""Text: what is generated has a known entropy, what is fetched is the pinned package, and splits go by path."""
+
+from __future__ import annotations
+
+import tarfile
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from suite.distributed import World
+from suite.shards import ShardReader, read_manifest
+from workloads.moe_lm import DESCRIPTOR
+from workloads.moe_lm import generate as generator
+from workloads.moe_lm.baselines import baselines
+from workloads.moe_lm.data import piece_begins
+from workloads.moe_lm.generate import SIZES, DataSize, convert, fetch, generate, training_rows, validation_rows
+from workloads.moe_lm.text import Language, in_validation, read_text
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World.create(None)
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
+    root = tmp_path_factory.mktemp("moe_lm") / "smoke"
+    generate(root, "smoke", seed=1, world=world)
+    return root
+
+
+def test_the_entropy_rate_is_that_of_the_text() -> None:
+    """A long text's successors, counted, give the rate of the closed form."""
+    language = Language(3)
+    words = language.text(400_000, 0).split(b" ")[:-1]
+    index = {word[:-1]: number for number, word in enumerate(language.words)}
+    chain = np.array([index[word] for word in words[1:]])
+    ranks = [int(np.flatnonzero(language.successors[a] == b)[0]) for a, b in pairwise(chain)]
+    bits = -np.log2(language.chances[ranks]).sum()
+    assert bits / sum(len(word) + 1 for word in words[2:]) == pytest.approx(language.entropy_rate(), rel=0.03)
+
+
+def test_the_same_seed_is_the_same_data_and_another_another(smoke: Path, tmp_path: Path, world: World) -> None:
+    generate(tmp_path / "again", "smoke", seed=1, world=world)
+    generate(tmp_path / "other", "smoke", seed=2, world=world)
+    assert read_manifest(tmp_path / "again").sha256 == read_manifest(smoke).sha256
+    assert read_manifest(tmp_path / "other").sha256 != read_manifest(smoke).sha256
+    with pytest.raises(ValueError, match="holds other data"):
+        generate(tmp_path / "again", "smoke", seed=2, world=world)
+
+
+def test_the_card_counts_the_samples(smoke: Path) -> None:
+    card = DESCRIPTOR.card().size("smoke")
+    manifest = read_manifest(smoke)
+    assert (manifest.samples("train"), manifest.samples("validation")) == (card.train_samples, card.eval_samples)
+
+
+def test_longer_contexts_predict_better_and_nothing_beats_the_entropy(smoke: Path) -> None:
+    found = baselines(smoke)
+    assert found["bytes_0"] > found["bytes_2"] > found["bytes_4"] > found["entropy_rate"]
+    assert found["bytes_2"] > DESCRIPTOR.card().size("smoke").threshold > found["entropy_rate"]
+
+
+def test_validation_rows_predict_disjoint_bytes() -> None:
+    settings = DataSize(4, 8, None, 3)
+    rows = validation_rows(bytes(range(25)), settings)
+    assert rows[:, 1:].tolist() == [[1, 2, 3, 4], [9, 10, 11, 12], [17, 18, 19, 20]]
+    with pytest.raises(ValueError, match="gives 2 rows"):
+        validation_rows(bytes(9), settings)
+
+
+def test_training_rows_are_the_text() -> None:
+    assert training_rows(bytes(range(20)), DataSize(4, 8, None, 1)).tolist() == [list(range(8)), list(range(8, 16))]
+
+
+def test_pieces_are_spread_evenly_and_depend_on_seed_epoch_and_index() -> None:
+    index = np.arange(5000)
+    begins = piece_begins(1, 2, index, 10)
+    assert np.bincount(begins, minlength=10).min() > 400
+    assert not np.array_equal(begins, piece_begins(1, 3, index, 10))
+    assert np.array_equal(begins[7:9], piece_begins(1, 2, index[7:9], 10))
+
+
+def test_a_folder_of_text_is_split_by_path(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(100):
+        (source / f"{number}.txt").write_bytes(f"{number} ".encode() * 50)
+    text = read_text(source)
+    for number in range(100):
+        held = text.validation if in_validation(f"{number}.txt") else text.train
+        assert f"{number} {number} ".encode() in held
+    monkeypatch.setitem(SIZES, "mini", DataSize(16, 32, None, 4))
+    convert(source, tmp_path / "data", world=world)
+    assert ShardReader(tmp_path / "data", "train").read([0])["text"].shape == (1, 32)
+    assert read_manifest(tmp_path / "data").size == "mini"
+
+
+def test_only_the_pinned_archive_is_taken(tmp_path: Path) -> None:
+    wrong = tmp_path / "Django-5.2.tar.gz"
+    with tarfile.open(wrong, "w:gz"):
+        pass
+    with pytest.raises(ValueError, match="sha256 is"):
+        fetch(tmp_path / "here", source=str(wrong))
+    with pytest.raises(ValueError, match="sha256 is"):
+        read_text(wrong)
+    with pytest.raises(ValueError, match="does not exist"):
+        fetch(tmp_path / "here", source=str(tmp_path / "none.tar.gz"))
+
+
+def test_real_text_is_not_generated(tmp_path: Path, world: World) -> None:
+    with pytest.raises(ValueError, match="mlhpc data fetch moe_lm"):
+        generator.generate(tmp_path, "mini", seed=0, world=world)
+    with pytest.raises(ValueError, match="sizes: smoke"):
+        generator.generate(tmp_path, "huge", seed=0, world=world)

@@ -1,0 +1,159 @@
+"""The language model: counts on the meta device, work by a counter, metric, schedule, and the same losses on any ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from suite.config import RunConfig, load_config
+from suite.distributed import World
+from workloads.moe.layer import MoELayer
+from workloads.moe_lm import DESCRIPTOR
+from workloads.moe_lm.config import MoELMConfig, learning_rate, parameter_count, work
+from workloads.moe_lm.model import MoELanguageModel, rotate
+from workloads.moe_lm.workload import MoELM
+
+ROOT = Path(__file__).resolve().parents[3]
+SIZES = ("smoke", "mini", "mini_dense", "middle", "full")
+
+
+def own(name: str, *overrides: str) -> MoELMConfig:
+    return load_config(DESCRIPTOR, name, overrides).hyperparameters  # type: ignore[return-value]
+
+
+def config(*overrides: str) -> RunConfig:
+    return load_config(DESCRIPTOR, "smoke", overrides)
+
+
+@pytest.mark.parametrize("twin", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_closed_form_counts_the_parameters(size: str, twin: bool) -> None:
+    settings = own(size, f"hyperparameters.dense={str(twin).lower()}") if twin else own(size)
+    with torch.device("meta"):
+        model = MoELanguageModel(settings)
+    assert sum(p.numel() for p in model.parameters()) == parameter_count(settings)
+    if not twin:
+        assert parameter_count(settings) == DESCRIPTOR.card().size(size).model_parameters
+
+
+def test_full_is_olmoe_shaped_and_middle_fits_one_gpu() -> None:
+    """OLMoE has 6.9 B, 1.3 B active (arXiv:2409.02060): 0.2 B of both are its 50,304-token embeddings, ours are 256 bytes."""
+    full, middle = own("full"), own("middle")
+    assert parameter_count(full) == pytest.approx(6.8e9, rel=0.02)
+    assert parameter_count(full, active=True) == pytest.approx(1.08e9, rel=0.01)
+    assert parameter_count(middle) == pytest.approx(1.7e9, rel=0.02)
+    assert 16 * parameter_count(middle) < 40e9  # weights, gradients and both moments in float32
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_dense_twin_has_the_active_work(size: str) -> None:
+    moe, dense = own(size), own(size, "hyperparameters.dense=true")
+    router = moe.width * moe.moe.experts * sum(moe.has_experts(layer) for layer in range(moe.layers))
+    assert parameter_count(moe, active=True) - router == parameter_count(dense) == parameter_count(dense, active=True)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_card_has_the_work(size: str) -> None:
+    card, settings = DESCRIPTOR.card().size(size), own(size)
+    flops = work(settings, global_batch_size=1, element_bytes=4).model_flops
+    assert flops == card.training_flops_per_sample == 3 * card.forward_flops_per_sample
+    assert settings.row_bytes == card.sample_bytes
+
+
+def test_the_closed_form_counts_the_flops() -> None:
+    settings = own("mini")
+    model = MoELanguageModel(settings).eval()
+    text = torch.randint(0, 256, (4, settings.context), dtype=torch.uint8)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(text)
+    expected = work(settings, global_batch_size=1, element_bytes=4).executed_flops / 3 * 4
+    attention = 4 * 4.0 * settings.layers * settings.context**2 * settings.width  # torch counts none or all on CPU
+    assert counter.get_total_flops() in (pytest.approx(expected), pytest.approx(expected - attention))
+
+
+def test_no_prediction_looks_ahead() -> None:
+    torch.manual_seed(0)
+    model = MoELanguageModel(own("smoke")).eval()
+    text = torch.randint(0, 256, (2, 20), dtype=torch.uint8)
+    changed = text.clone()
+    changed[:, 12:] = 7
+    torch.testing.assert_close(model(text)[0][:, :12], model(changed)[0][:, :12])
+    assert not torch.allclose(model(text)[0][:, 12:], model(changed)[0][:, 12:])
+
+
+def test_rotary_products_depend_on_the_distance_alone() -> None:
+    x = torch.randn(1, 1, 1, 8).expand(1, 1, 6, 8)
+    turned = rotate(x)[0, 0]
+    products = turned @ turned.t()
+    torch.testing.assert_close(products[0, 2], products[3, 5])
+
+
+def test_the_schedule_warms_up_falls_and_stays() -> None:
+    settings = own("mini")
+    rates = [learning_rate(settings, step) for step in range(1200)]
+    assert rates[19] == rates[20] == settings.learning_rate
+    assert rates[0] == pytest.approx(settings.learning_rate / 20)
+    assert all(a >= b for a, b in pairwise(rates[20:]))
+    assert rates[-1] == pytest.approx(0.1 * settings.learning_rate)
+
+
+def test_uniform_logits_are_eight_bits_per_byte_however_batches_are_cut() -> None:
+    workload = MoELM(config())
+    model = MoELanguageModel(own("smoke")).eval()
+    torch.nn.init.zeros_(model.head.weight)
+    text = torch.randint(0, 256, (10, 65), dtype=torch.uint8)
+    totals = {"nats": 0.0, "bytes": 0.0}
+    with torch.no_grad():
+        for part in text.split((1, 4, 5)):
+            for name, value in workload.eval_stats(model, {"bytes": part}).items():
+                totals[name] += float(value)
+    assert totals["bytes"] == 640
+    assert workload.metrics(totals)["eval_error"] == pytest.approx(8.0, rel=1e-6)
+
+
+def test_the_bias_moves_after_each_step() -> None:
+    workload = MoELM(config("hyperparameters.moe.balance=bias", "hyperparameters.moe.balance_coefficient=0.001"))
+    torch.manual_seed(0)
+    model = workload.build_model(World.create(None))
+    optimizer = workload.build_optimizer(model, 50).optimizer
+    workload.loss(model, {"bytes": torch.randint(0, 256, (2, 65), dtype=torch.uint8)}).backward()
+    optimizer.step()
+    (layer,) = [module for module in model.modules() if isinstance(module, MoELayer)]
+    assert layer.router.bias_E.abs().max() > 0
+
+
+def test_a_few_steps_learn() -> None:
+    workload = MoELM(config())
+    torch.manual_seed(0)
+    model = workload.build_model(World.create(None))
+    optimization = workload.build_optimizer(model, 50)
+    text = torch.frombuffer(bytearray(b"the same words over and over, " * 40), dtype=torch.uint8)[:1040].view(16, 65)
+    losses = []
+    for _ in range(25):
+        optimization.optimizer.zero_grad()
+        loss = workload.loss(model, {"bytes": text})
+        loss.backward()
+        optimization.optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_losses_and_metric_do_not_depend_on_how_experts_lie_on_ranks() -> None:
+    """One rank, data parallel and expert parallel in every form: parallel_worker.py compares them."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(Path(__file__).with_name("parallel_worker.py")), "2"],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("same losses") == 5

@@ -1,0 +1,86 @@
+"""What a workload with MoE layers needs of the harness's world: the mesh, gradients kept out of DDP, tuning, window statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from suite.distributed import World
+from suite.timing import Clock
+from workloads.moe.all_to_all import ExpertMesh
+from workloads.moe.autotune import Autotuner, measure_flops, measure_network, trial_timer
+from workloads.moe.config import MoEConfig, ranks_per_expert, valid_r
+from workloads.moe.layer import MoELayer
+from workloads.moe.phases import LayerTimer, Load
+
+
+def expert_mesh(config: MoEConfig, world: World, *, cuda: bool) -> ExpertMesh:
+    """The mesh of all ranks, with the groups every r needs. ValueError if nodes are not equally large."""
+    sharers = ranks_per_expert(config.experts, world.size)
+    sizes = {sharers // r for r in valid_r(config.experts, world.size) if r}
+    per_node = config.ranks_per_node or world.local_size
+    return ExpertMesh.create("cuda" if cuda else "cpu", ranks_per_node=per_node, block_sizes=sorted(sizes))
+
+
+def isolate_experts(model: nn.Module, ranks: int) -> None:
+    """Keep DDP off the expert parameters, which differ between ranks, and make their summed gradients the mean DDP makes."""
+    names = []
+    for layer_name, layer in model.named_modules():
+        if isinstance(layer, MoELayer):
+            for name, parameter in layer.experts.named_parameters():
+                names.append(f"{layer_name}.experts.{name}")
+                parameter.register_hook(lambda gradient: gradient / ranks)
+    model._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]  # torch's own name for it
+
+
+def tune(model: nn.Module, *, tokens: int) -> Autotuner:
+    """Tune every MoE layer on random tokens and use what was chosen; one set of trials for layers of one shape."""
+    layers = [module for module in model.modules() if isinstance(module, MoELayer) and module.mesh is not None]
+    first = layers[0]
+    assert first.mesh is not None
+    device = first.experts.up_EHD.device
+    rows = -(-tokens * first.config.top_k // first.config.experts)
+    tuner = Autotuner(measure_network(first.mesh, device), measure_flops(first, rows * first.mesh.size))
+    x_TD = torch.randn(tokens, first.width, device=device)
+    decision = tuner.decide(first, rows, tokens, trial_timer(first, x_TD))
+    for layer in layers:
+        layer.use(decision.chosen)
+    return tuner
+
+
+class MoEMonitor:
+    """Times and counts all MoE layers of a model between two flushes."""
+
+    def __init__(self, layers: Mapping[str, MoELayer], clock: Clock) -> None:
+        self._layers = layers
+        self._timer = LayerTimer(clock)
+        for layer in layers.values():
+            layer.marker = self._timer
+
+    def flush(self, world: World) -> dict[str, Any]:
+        """``phases``: seconds, mean over ranks; ``load``: per layer, over all ranks' tokens; then start over."""
+        if not self._layers:
+            return {}
+        total = world.sum(self._timer.flush())
+        stats: dict[str, Any] = {"phases": {name: value / world.size for name, value in total.items()}, "load": {}}
+        for name, layer in self._layers.items():
+            load = layer.load
+            sums = world.sum({str(i): float(value) for i, value in enumerate(_vector(load))})
+            needed = world.summary(float(load.needed_factor))["max"]
+            stats["load"][name] = _report(list(sums.values()), needed)
+            layer.load = Load.empty(layer.config.experts, load.assigned_E.device)
+        return stats
+
+
+def _vector(load: Load) -> list[float]:
+    return [*load.assigned_E.tolist(), float(load.kept), float(load.rows)]
+
+
+def _report(values: list[float], needed: float) -> dict[str, Any]:
+    parts: list[Tensor] = [
+        torch.tensor(part, dtype=torch.float64) for part in (values[:-2], values[-2:-1], values[-1:])
+    ]
+    return Load(*parts, torch.tensor(needed)).report()

@@ -1,0 +1,69 @@
+"""What needs no network: counts of the bytes that follow the last few, in bits per byte of the validation rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suite.shards import ShardReader, read_manifest
+
+PRIOR = 4.0  # pseudo-counts of the shorter context's distribution
+ORDERS = (0, 2, 4)  # bytes looked back on
+
+
+def baselines(root: Path) -> dict[str, float]:
+    """``bytes_<n>``: interpolated counts after the last n bytes; ``entropy_rate`` where the language is generated."""
+    train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
+    text = train.read(np.arange(len(train)))["text"]
+    rows = validation.read(np.arange(len(validation)))["text"]
+    chances = np.full((len(rows), rows.shape[1] - 1), 1 / 256)
+    results = {}
+    for order in range(max(ORDERS) + 1):
+        chances = refine(chances, text, rows, order)
+        if order in ORDERS:
+            results[f"bytes_{order}"] = float(-np.log2(chances).mean())
+    rate = read_manifest(root).generator.get("entropy_rate")
+    return results if rate is None else results | {"entropy_rate": float(rate)}
+
+
+def refine(
+    chances: NDArray[np.float64], text: NDArray[np.uint8], rows: NDArray[np.uint8], order: int
+) -> NDArray[np.float64]:
+    """Chances of each row's next bytes from counts after ``order`` bytes, the given chances as prior where counts are few.
+
+    Positions with fewer than ``order`` bytes before them keep what they have.
+    """
+    seen, counts = np.unique(_keys(text, order + 1), return_counts=True)
+    before, totals = np.unique(_keys(text[:, :-1], order), return_counts=True) if order else (None, None)
+    wanted = _keys_by_row(rows, order + 1)[:, 0 if order else 1 :]
+    hits = _look_up(wanted, seen, counts)
+    if order:
+        assert before is not None
+        assert totals is not None
+        total = _look_up(_keys_by_row(rows[:, :-1], order), before, totals)
+    else:
+        total = np.full(hits.shape, float(text.size))
+    refined = chances.copy()
+    begin = max(order - 1, 0)
+    refined[:, begin:] = (hits + PRIOR * chances[:, begin:]) / (total + PRIOR)
+    return refined
+
+
+def _keys(rows: NDArray[np.uint8], length: int) -> NDArray[np.int64]:
+    return _keys_by_row(rows, length).ravel()
+
+
+def _keys_by_row(rows: NDArray[np.uint8], length: int) -> NDArray[np.int64]:
+    """Each run of ``length`` bytes within a row as one number."""
+    width = rows.shape[1] - length + 1
+    key = np.zeros((len(rows), width), dtype=np.int64)
+    for place in range(length):
+        key = key * 256 + rows[:, place : place + width]
+    return key
+
+
+def _look_up(wanted: NDArray[np.int64], keys: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.float64]:
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[place] == wanted, values[place], 0).astype(np.float64)

@@ -1,0 +1,106 @@
+"""What may be chosen about the language model and its training, and what follows: parameters, FLOPs, bytes. No torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from suite.workload import Hyperparameters, Work
+from workloads.moe.config import MoEConfig
+
+VOCABULARY = 256  # bytes: no tokenizer, and bits per byte compare with any other model
+
+
+class MoELMConfig(Hyperparameters):
+    """A decoder of ``layers`` blocks; every ``moe_every``-th has experts, the others a dense FFN as wide as the active ones.
+
+    ``dense: true`` is the dense twin: that FFN in every block, so equal active parameters and FLOPs (but for the router).
+    """
+
+    layers: int = Field(ge=1)
+    width: int = Field(ge=8)
+    heads: int = Field(ge=1)
+    context: int = Field(ge=8, description="bytes a prediction may look back on; one sample predicts as many")
+    row_bytes: int = Field(ge=9, description="bytes of a stored training sample; a random context + 1 of them is read")
+    moe_every: int = Field(1, ge=1)
+    dense: bool = False
+    moe: MoEConfig
+    learning_rate: float = Field(gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    schedule_steps: int = Field(ge=1, description="cosine from the peak to final_fraction of it, then constant")
+    final_fraction: float = Field(0.1, ge=0, le=1)
+    weight_decay: float = Field(0.1, ge=0, description="of matrices; not of norms")
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.width % (2 * self.heads):
+            raise ValueError(f"width {self.width} is not {self.heads} heads of an even width")
+        if self.row_bytes <= self.context:
+            raise ValueError(f"row_bytes {self.row_bytes} cannot hold context + 1 = {self.context + 1} bytes")
+        return self
+
+    @property
+    def dense_hidden(self) -> int:
+        """Hidden width of a dense FFN: that of the experts one token goes to."""
+        return self.moe.top_k * self.moe.hidden
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the 0-based block has experts: the last of every ``moe_every``."""
+        return not self.dense and layer % self.moe_every == self.moe_every - 1
+
+
+def learning_rate(config: MoELMConfig, step: int) -> float:
+    """The rate of a 0-based step: linear warm-up, cosine, constant."""
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    span = max(1, config.schedule_steps - config.warmup_steps)
+    progress = min(1.0, (step - config.warmup_steps) / span)
+    low = config.final_fraction
+    return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def parameter_count(config: MoELMConfig, *, active: bool = False) -> int:
+    """Trainable parameters of the whole model; ``active``: those one token passes, embeddings included."""
+    return config.width * (2 * VOCABULARY + 1) + sum(
+        config.width * 2 + weights for weights in _block_matrices(config, active=active)
+    )
+
+
+def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int) -> Work:
+    """FLOPs and compulsory bytes of training on one sample (docs/moe.md says what is counted).
+
+    The algorithm asks for causal attention over half the pairs; the code computes what the kernel does (all of them on
+    CPU), and with a capacity factor the experts compute C rows, empty or not.
+    """
+    products = 2.0 * (
+        parameter_count(config, active=True) - config.width * VOCABULARY
+    )  # the input embedding is a look-up
+    pairs = 4.0 * config.layers * config.context * config.width  # per position over a whole context: scores and values
+    forward = config.context * (products + pairs / 2)
+    executed = config.context * (products + pairs)
+    factor = config.moe.capacity_factor
+    if config.moe.dispatch != "dropless" and (factor is None or factor > 0):
+        extra = (1.0 if factor is None else factor) - 1.0
+        experts = sum(config.has_experts(layer) for layer in range(config.layers))
+        executed += config.context * extra * 2.0 * experts * config.moe.top_k * _expert(config)
+    activations = config.context * config.layers * (14 * config.width + 3 * config.dense_hidden)
+    optimizer = parameter_count(config) * 4.0 * 9 / global_batch_size  # read w twice, g, m, v; write g, w, m, v
+    return Work(3 * forward, 3 * executed, 3.0 * element_bytes * activations + optimizer + config.context)
+
+
+def _block_matrices(config: MoELMConfig, *, active: bool) -> list[int]:
+    own, blocks = config.moe, []
+    router = config.width * own.experts
+    for layer in range(config.layers):
+        ffn = own.top_k * _expert(config)  # what a token passes, dense or not
+        if config.has_experts(layer):
+            ffn = (own.top_k if active else own.experts) * _expert(config) + router
+        blocks.append(4 * config.width**2 + ffn)
+    return blocks
+
+
+def _expert(config: MoELMConfig) -> int:
+    return (3 if config.moe.activation == "swiglu" else 2) * config.width * config.moe.hidden

@@ -1,0 +1,111 @@
+"""The decoder: RMS norms, causal attention with rotary positions, dense or MoE FFN. Knows no parallelism beyond its layers' own.
+
+N samples, S positions, V bytes, D width, A heads, T = N * S tokens.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workloads.moe.all_to_all import ExpertMesh
+from workloads.moe.experts import activate
+from workloads.moe.layer import MoELayer
+from workloads.moe_lm.config import VOCABULARY, MoELMConfig
+
+ROTARY_BASE = 10_000.0  # arXiv:2104.09864
+INIT_STD = 0.02
+
+
+class MoELanguageModel(nn.Module):
+    """Bytes (N, S) to logits of the next byte (N, S, V) and the sum of the routers' auxiliary losses."""
+
+    def __init__(self, config: MoELMConfig, mesh: ExpertMesh | None = None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, config.width)
+        self.blocks = nn.ModuleList(Block(config, layer, mesh) for layer in range(config.layers))
+        self.norm = nn.RMSNorm(config.width)
+        self.head = nn.Linear(config.width, VOCABULARY, bias=False)
+        for module in (self.embedding, self.head):
+            nn.init.normal_(module.weight, std=INIT_STD)
+
+    def forward(self, bytes_NS: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and auxiliary loss."""
+        x_NSD = self.embedding(bytes_NS.long())
+        auxiliary = torch.zeros((), device=x_NSD.device)
+        for block in self.blocks:
+            x_NSD, loss = block(x_NSD)
+            auxiliary = auxiliary + loss
+        return self.head(self.norm(x_NSD)), auxiliary
+
+    def moe_layers(self) -> dict[str, MoELayer]:
+        """The MoE layers by name."""
+        return {name: module for name, module in self.named_modules() if isinstance(module, MoELayer)}
+
+
+class Block(nn.Module):
+    """Attention and FFN, each after a norm and added to the stream."""
+
+    def __init__(self, config: MoELMConfig, layer: int, mesh: ExpertMesh | None) -> None:
+        super().__init__()
+        self.attention_norm, self.ffn_norm = nn.RMSNorm(config.width), nn.RMSNorm(config.width)
+        self.attention = Attention(config.width, config.heads, config.layers)
+        self.ffn = MoELayer(config.width, config.moe, mesh) if config.has_experts(layer) else DenseFFN(config)
+
+    def forward(self, x_NSD: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream, and the auxiliary loss (0 without experts)."""
+        x_NSD = x_NSD + self.attention(self.attention_norm(x_NSD))
+        x_TD = self.ffn_norm(x_NSD).flatten(0, 1)
+        if isinstance(self.ffn, MoELayer):
+            out = self.ffn(x_TD)
+            return x_NSD + out.y_TD.view_as(x_NSD), out.auxiliary_loss
+        return x_NSD + self.ffn(x_TD).view_as(x_NSD), x_NSD.new_zeros(())
+
+
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    def __init__(self, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        nn.init.normal_(self.qkv.weight, std=INIT_STD)
+        nn.init.normal_(self.out.weight, std=INIT_STD / math.sqrt(2 * layers))
+
+    def forward(self, x_NSD: Tensor) -> Tensor:
+        """(N, S, D) to (N, S, D)."""
+        n, s, width = x_NSD.shape
+        qkv = self.qkv(x_NSD).view(n, s, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        q_NASX, k_NASX, v_NASX = qkv.unbind(0)
+        out_NASX = F.scaled_dot_product_attention(rotate(q_NASX), rotate(k_NASX), v_NASX, is_causal=True)
+        return self.out(out_NASX.transpose(1, 2).reshape(n, s, width))
+
+
+class DenseFFN(nn.Module):
+    """The FFN of blocks without experts, and of the dense twin."""
+
+    def __init__(self, config: MoELMConfig) -> None:
+        super().__init__()
+        self.activation = config.moe.activation
+        self.up = nn.Linear(config.width, config.dense_hidden, bias=False)
+        self.gate = nn.Linear(config.width, config.dense_hidden, bias=False) if self.activation == "swiglu" else None
+        self.down = nn.Linear(config.dense_hidden, config.width, bias=False)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """(T, D) to (T, D)."""
+        gate = None if self.gate is None else self.gate(x_TD)
+        return self.down(activate(self.up(x_TD), gate, self.activation))
+
+
+def rotate(x_NASX: Tensor) -> Tensor:
+    """Rotary positions: pairs (i, i + X/2) turn by position * base^(-2i/X)."""
+    s, x = x_NASX.shape[-2:]
+    frequency = ROTARY_BASE ** (-torch.arange(0, x, 2, device=x_NASX.device, dtype=torch.float32) / x)
+    angle_SX = torch.arange(s, device=x_NASX.device, dtype=torch.float32)[:, None] * frequency
+    cos, sin = angle_SX.cos().to(x_NASX.dtype), angle_SX.sin().to(x_NASX.dtype)
+    first, second = x_NASX.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

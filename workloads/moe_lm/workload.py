@@ -1,0 +1,138 @@
+"""The language model as the harness sees it: data, model, optimizer, loss, bits per byte, logged hyperparameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from suite.config import RunConfig
+from suite.distributed import World
+from suite.timing import Clock
+from suite.workload import Optimization, Work
+from workloads.moe.autotune import Autotuner
+from workloads.moe.config import ranks_per_expert
+from workloads.moe.parallel import MoEMonitor, expert_mesh, isolate_experts, tune
+from workloads.moe_lm.baselines import baselines
+from workloads.moe_lm.config import MoELMConfig, learning_rate, parameter_count, work
+from workloads.moe_lm.data import TextData
+from workloads.moe_lm.model import MoELanguageModel
+
+if TYPE_CHECKING:
+    from suite.workload import Batch
+
+
+class MoELM:
+    """Implements suite.workload.Workload, and the two methods docs/moe.md asks the harness for."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self._own = cast(MoELMConfig, config.hyperparameters)
+        self._monitor: MoEMonitor | None = None
+        self._tuner: Autotuner | None = None
+        self._ranks = 1
+
+    def dataset(self, split: str, root: Path) -> TextData:
+        """One split; ValueError if the rows are not the config's."""
+        return TextData(root, split, self._own)
+
+    def build_model(self, world: World) -> nn.Module:
+        """The model from torch's current seed; with expert parallelism this rank's share of the experts."""
+        mesh = None
+        moe = self._own.moe
+        if moe.expert_parallel and not self._own.dense and world.size > 1:
+            ranks_per_expert(moe.experts, world.size)
+            mesh = expert_mesh(moe, world, cuda=self.config.device != "cpu" and torch.cuda.is_available())
+            self._ranks = world.size
+        model = MoELanguageModel(self._own, mesh)
+        if mesh is not None:
+            isolate_experts(model, world.size)
+        return model
+
+    def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
+        """AdamW; decay for matrices only. After each step the aux-loss-free bias moves, where it is in use."""
+        own = self._own
+        matrices = [p for p in model.parameters() if p.ndim > 1]
+        vectors = [p for p in model.parameters() if p.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": own.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=own.learning_rate, betas=own.adam_betas)
+        layers = list(cast(MoELanguageModel, model).moe_layers().values())
+        if layers and own.moe.balance == "bias":
+            optimizer.register_step_post_hook(lambda *_: [layer.update_bias() for layer in layers])
+        return Optimization(optimizer, lambda step, epoch: learning_rate(own, step))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean cross entropy in nats, plus the routers' auxiliary losses in training."""
+        text_NS = batch["bytes"]
+        if self._own.moe.autotune and self._tuner is None and self._ranks > 1 and model.training:
+            self._tuner = tune(model, tokens=text_NS[:, 1:].numel())
+        logits_NSV, auxiliary = model(text_NS[:, :-1])
+        return F.cross_entropy(logits_NSV.flatten(0, 1).float(), text_NS[:, 1:].long().flatten()) + auxiliary
+
+    def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Sum of nats, and of the bytes predicted."""
+        text_NS = batch["bytes"]
+        logits_NSV, _ = model(text_NS[:, :-1])
+        target_T = text_NS[:, 1:].long().flatten()
+        nats = F.cross_entropy(logits_NSV.flatten(0, 1).float(), target_T, reduction="none").double().sum()
+        return {"nats": nats, "bytes": nats.new_tensor(float(target_T.numel()))}
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """``eval_error``: bits per byte."""
+        nats = totals["nats"] / totals["bytes"]
+        return {"eval_error": nats / math.log(2), "nats_per_byte": nats}
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """MLPerf Training's names where they exist; ours begin with ``moe_``."""
+        own, moe = self._own, self._own.moe
+        auxiliary = moe.balance in ("gshard", "importance_load") and not own.dense
+        return {
+            "global_batch_size": self.config.global_batch_size,
+            "max_sequence_length": own.context,
+            "opt_name": "adamw",
+            "opt_base_learning_rate": own.learning_rate,
+            "opt_learning_rate_warmup_steps": own.warmup_steps,
+            "opt_learning_rate_decay_steps": own.schedule_steps,
+            "opt_end_learning_rate": own.learning_rate * own.final_fraction,
+            "opt_adamw_beta_1": own.adam_betas[0],
+            "opt_adamw_beta_2": own.adam_betas[1],
+            "opt_adamw_weight_decay": own.weight_decay,
+            "expert_parallelism": self._ranks,
+            "moe_aux_loss_coeff": moe.balance_coefficient if auxiliary else 0.0,
+            "moe_balance": "none" if own.dense else moe.balance,
+            "moe_num_experts": 0 if own.dense else moe.experts,
+            "moe_top_k": 0 if own.dense else moe.top_k,
+            "moe_dispatch_mode": "none" if own.dense else moe.dispatch,
+            "moe_capacity_factor": moe.capacity_factor,
+            "moe_a2a_algo": moe.all_to_all,
+            "moe_parallel_r": moe.parallel_r,
+            "moe_overlap_degree": moe.overlap_degree,
+        }
+
+    def work(self) -> Work:
+        """Closed forms."""
+        element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
+        return work(self._own, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
+
+    def baselines(self, root: Path) -> dict[str, float]:
+        """Bits per byte of counts after the last 0, 2 and 4 bytes."""
+        return baselines(root)
+
+    def parameter_count(self) -> int:
+        """Of the whole model, whatever share of the experts this rank has."""
+        return parameter_count(self._own)
+
+    def window_stats(self, model: nn.Module, clock: Clock, world: World) -> dict[str, Any]:
+        """Phases and load of the MoE layers since the last call, over all ranks; every rank calls at every window's end."""
+        if self._monitor is None:
+            self._monitor = MoEMonitor(cast(MoELanguageModel, model).moe_layers(), clock)
+            return {}
+        stats = self._monitor.flush(world)
+        if self._tuner is not None and self._tuner.decisions:
+            stats["autotuned"] = [decision.event() for decision in self._tuner.decisions.values()]
+        return stats
