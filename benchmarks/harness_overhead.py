@@ -73,13 +73,13 @@ def main() -> int:
     bare_optimization = workload.build_optimizer(bare_model, STEPS)
     bare = DistributedDataParallel(bare_model, gradient_as_bucket_view=True) if world.size > 1 else bare_model
     trainer = Trainer(
-        workload, config, chosen.card().size(args.size), world, device, harness_model, harness_optimization,
+        workload, config, chosen.card().size(args.size), world, device, harness_model, None, harness_optimization,
         lambda epoch: data, lambda epoch: data, log, 1, lambda: None, lambda at: None, lambda text: None,
     )  # fmt: skip
     watch = StopWatch(world, lambda: None)
 
     def harness_block(epoch: int) -> None:
-        trainer.train_epoch(epoch, 0, watch)
+        trainer.train_block(epoch, 0, watch)
 
     def bare_block(epoch: int) -> None:
         bare.train()

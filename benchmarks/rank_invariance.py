@@ -82,11 +82,11 @@ def worker(args: argparse.Namespace) -> int:
     metric = evaluate(workload, model, workload.dataset("validation", root), config, world, device)
     log.event("metric", metric[chosen.card().size(args.size).metric])
     trainer = Trainer(
-        workload, config, chosen.card().size(args.size), world, device, model,
+        workload, config, chosen.card().size(args.size), world, device, model, None,
         workload.build_optimizer(model, args.steps), lambda epoch: data, lambda epoch: data, log, args.seed,
         lambda: None, lambda at: None, lambda text: None,
     )  # fmt: skip
-    trainer.train_epoch(1, 0, StopWatch(world, lambda: None))
+    trainer.train_block(1, 0, StopWatch(world, lambda: None))
     log.close()
     return 0
 

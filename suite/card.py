@@ -53,6 +53,9 @@ class SizeCard(_Frozen):
     threshold: float
     direction: Literal["min", "max"]
     required_runs: int = Field(ge=3, description="scored runs of a time-to-train result; the olympic mean drops two")
+    eval_every_steps: int | None = Field(
+        None, ge=1, description="None: every epoch; else epoch_num counts samples seen"
+    )
     train_samples: int
     eval_samples: int
     model_parameters: int

@@ -15,14 +15,14 @@ from torch import nn, optim
 
 from suite.distributed import World
 
-CHECKPOINT_VERSION = 1
+CHECKPOINT_VERSION = 2
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where training stands: the next step to take, 0-based within a 1-based epoch."""
+    """Where training stands: the next step to take, 0-based within a 1-based block between evaluations."""
 
-    epoch: int
+    block: int
     step: int
 
 
@@ -39,6 +39,7 @@ def save_checkpoint(
     world: World,
     *,
     model: nn.Module,
+    averaged: nn.Module | None,
     optimizer: optim.Optimizer,
     position: Position,
     seed: int,
@@ -52,8 +53,9 @@ def save_checkpoint(
             "version": CHECKPOINT_VERSION,
             "identity": identity,
             "model": model.state_dict(),
+            "averaged": None if averaged is None else averaged.state_dict(),
             "optimizer": optimizer.state_dict(),
-            "epoch": position.epoch,
+            "block": position.block,
             "step": position.step,
             "seed": seed,
             "random_states": random_states,
@@ -69,7 +71,13 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, world: World, *, model: nn.Module, optimizer: optim.Optimizer, identity: dict[str, Any]
+    path: Path,
+    world: World,
+    *,
+    model: nn.Module,
+    averaged: nn.Module | None,
+    optimizer: optim.Optimizer,
+    identity: dict[str, Any],
 ) -> Resumed:
     """Restore model, optimizer and this rank's random state. ValueError if the file is missing, damaged or of another run."""
     state, error = None, None
@@ -84,9 +92,11 @@ def load_checkpoint(
     world.check_together(error)
     assert state is not None
     model.load_state_dict(state["model"])
+    if averaged is not None:
+        averaged.load_state_dict(state["averaged"])
     optimizer.load_state_dict(state["optimizer"])
     _set_random_state(state["random_states"][world.rank])
-    return Resumed(Position(state["epoch"], state["step"]), state["seed"])
+    return Resumed(Position(state["block"], state["step"]), state["seed"])
 
 
 def _mismatch(path: Path, state: dict[str, Any], identity: dict[str, Any], ranks: int) -> ValueError | None:

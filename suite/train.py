@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from inspect import signature
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket  # what torch.distributed.GradBucket is, for type checkers
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from suite import mllog
 from suite.card import SizeCard
@@ -47,6 +50,9 @@ if TYPE_CHECKING:
 
 STOP_CHECK_INTERVAL_S = 1.0
 
+Item = TypeVar("Item")
+Loaded = TypeVar("Loaded")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -57,11 +63,22 @@ class Outcome:
     interrupted: bool = False
 
 
+@dataclass(frozen=True)
+class PlannedStep:
+    """One training step before its data are loaded: 0-based global step, 1-based epoch, this rank's samples."""
+
+    step: int
+    epoch: int
+    indices: NDArray[np.int64]
+
+
 @dataclass
 class Trainer:
     """Everything one trial trains with. ``stop_signal`` gives the name of a signal that asked this rank to stop.
 
-    ``save`` writes a checkpoint at a position; ``train_data`` is asked once per epoch, so that staging may exchange the data.
+    Training goes in blocks, each followed by an evaluation: epochs, or the card's ``eval_every_steps``. ``train_data`` is
+    asked once per block, so that staging may exchange the data; ``save`` writes a checkpoint at a position. ``averaged``
+    is the moving average of the weights that is evaluated in their place, if the workload asks for one.
     """
 
     workload: Workload
@@ -70,6 +87,7 @@ class Trainer:
     world: World
     device: torch.device
     model: nn.Module
+    averaged: AveragedModel | None
     optimization: Optimization
     train_data: Callable[[int], Dataset]
     eval_data: Callable[[int], Dataset]
@@ -87,80 +105,100 @@ class Trainer:
     def run(self, start: Position) -> Outcome:
         """Train from a position until the target is met, the epochs are used up or a signal says stop."""
         watch = StopWatch(self.world, self.stop_signal)
-        for epoch in range(start.epoch, self.config.max_epochs + 1):
-            first_step = start.step if epoch == start.epoch else 0
-            self.log.start(mllog.EPOCH, metadata={"epoch_num": epoch})
-            stopped = self.train_epoch(epoch, first_step, watch)
+        steps = steps_per_epoch(len(self.train_data(start.block)), self.config.global_batch_size)
+        blocks = max(1, self.config.max_epochs * steps // (self.size_card.eval_every_steps or steps))
+        for block in range(start.block, blocks + 1):
+            label = self.epoch_num(block)
+            self.log.start(mllog.EPOCH, metadata={"epoch_num": label})
+            stopped = self.train_block(block, start.step if block == start.block else 0, watch)
             if stopped is not None:
                 return stopped
-            value = self.evaluate_epoch(epoch)
-            self.log.stop(mllog.EPOCH, metadata={"epoch_num": epoch})
+            value = self.evaluate_block(block)
+            self.log.stop(mllog.EPOCH, metadata={"epoch_num": label})
             if not math.isfinite(value):
-                return Outcome(False, f"diverged: {self.size_card.metric_name} is {value} after epoch {epoch}")
+                return Outcome(False, f"diverged: {self.size_card.metric_name} is {value} after epoch {label}")
             if self.size_card.reached(value):
-                self.log.event(mllog.TARGET_ACCURACY_REACHED, value, metadata={"epoch_num": epoch})
-                return Outcome(True, f"target reached in epoch {epoch}")
+                self.log.event(mllog.TARGET_ACCURACY_REACHED, value, metadata={"epoch_num": label})
+                return Outcome(True, f"target reached in epoch {label}")
             every = self.config.checkpoint_every_epochs
-            if every and epoch % every == 0:
-                self.save(Position(epoch + 1, 0))
-                self.log.event(mllog.CHECKPOINT, metadata={"epoch_num": epoch, "next_step": 0})
+            if every and block % every == 0:
+                self.save(Position(block + 1, 0))
+                self.log.event(mllog.CHECKPOINT, metadata={"epoch_num": label, "next_step": 0})
         return Outcome(False, f"target not reached in {self.config.max_epochs} epochs")
 
-    def train_epoch(self, epoch: int, first_step: int, watch: StopWatch) -> Outcome | None:
-        """One pass over the training data; an Outcome only if it was cut short."""
-        data = self.train_data(epoch)
-        steps = steps_per_epoch(len(data), self.config.global_batch_size)
-        indices = train_batches(
-            len(data),
-            self.config.global_batch_size,
-            seed=self.seed,
-            epoch=epoch,
-            rank=self.world.rank,
-            size=self.world.size,
-            first_step=first_step,
-        )
+    def epoch_num(self, block: int) -> int:
+        """A block's ``epoch_num`` in the log: the epoch, or the samples seen by its end (as OpenFold's rules count)."""
+        every = self.size_card.eval_every_steps
+        return block if every is None else block * every * self.config.global_batch_size
+
+    def train_block(self, block: int, first_step: int, watch: StopWatch) -> Outcome | None:
+        """The steps up to the next evaluation; an Outcome only if they were cut short."""
+        data = self.train_data(block)
+        label = self.epoch_num(block)
+        per_epoch = steps_per_epoch(len(data), self.config.global_batch_size)
+        steps = self.size_card.eval_every_steps or per_epoch
+        plan = self._plan(len(data), per_epoch, (block - 1) * steps + first_step, block * steps)
         totals: dict[str, float] = {}
-        window = Window(epoch, first_step)
+        window = Window(label, first_step)
         begin = time.perf_counter()
         self.wrapped.train()
         self.timer.restart()
-        for step, batch in enumerate(self._batches(data, indices, epoch), start=first_step):
-            window.add(self._step(batch, (epoch - 1) * steps + step, epoch))
+        batches = prefetch(
+            lambda item: (item, data.load(item.indices, seed=self.seed, epoch=item.epoch)),
+            plan,
+            threads=self.config.loader_threads,
+        )
+        for step, (item, batch) in enumerate(batches, start=first_step):
+            window.add(self._step(self._to_device(batch), item))
             if window.steps == self.config.window_steps or step == steps - 1:
                 loss = self._close_window(window, totals)
                 watch.diverged = watch.diverged or not math.isfinite(loss)
-                window = Window(epoch, step + 1)
+                window = Window(label, step + 1)
             reason = watch.check()
             if reason is not None:
-                return self._cut_short(reason, epoch, step + 1)
+                return self._cut_short(reason, block, step + 1)
             self.timer.mark(OTHER)
         seconds = time.perf_counter() - begin
         samples = (steps - first_step) * self.config.global_batch_size
         self._throughput = samples / seconds
-        self.log.event(mllog.TRACKED_STATS, {"throughput": self._throughput}, metadata={"epoch_num": epoch})
+        self.log.event(mllog.TRACKED_STATS, {"throughput": self._throughput}, metadata={"epoch_num": label})
         mean = {name: value / self.world.size for name, value in self.world.sum(totals).items()}
-        self.log.event(mllog.RANK_PHASES, mean, metadata={"epoch_num": epoch, "steps": steps - first_step})
+        self.log.event(mllog.RANK_PHASES, mean, metadata={"epoch_num": label, "steps": steps - first_step})
         return None
 
-    def _batches(self, data: Dataset, indices: Iterator[NDArray[np.int64]], epoch: int) -> Iterator[Batch]:
-        return prefetch(
-            lambda chosen: data.load(chosen, seed=self.seed, epoch=epoch),
-            indices,
-            threads=self.config.loader_threads,
-            to_device=self._to_device,
-        )
+    def _plan(self, samples: int, per_epoch: int, begin: int, end: int) -> Iterator[PlannedStep]:
+        """This rank's samples for the global steps from ``begin`` to before ``end``, across epochs."""
+        step = begin
+        while step < end:
+            epoch, within = divmod(step, per_epoch)
+            indices = train_batches(
+                samples,
+                self.config.global_batch_size,
+                seed=self.seed,
+                epoch=epoch + 1,
+                rank=self.world.rank,
+                size=self.world.size,
+                first_step=within,
+            )
+            for chosen in islice(indices, end - step):
+                yield PlannedStep(step, epoch + 1, chosen)
+                step += 1
 
-    def _step(self, batch: Batch, step: int, epoch: int) -> Tensor:
+    def _step(self, batch: Batch, item: PlannedStep) -> Tensor:
         self.timer.mark(DATA_WAIT)
         optimizer = self.optimization.optimizer
         for group in optimizer.param_groups:
-            group["lr"] = self.optimization.learning_rate(step, epoch)
+            group["lr"] = self.optimization.learning_rate(item.step, item.epoch)
         optimizer.zero_grad(set_to_none=True)
         with autocast(self.config, self.device):
             loss = self.workload.loss(self.wrapped, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         self.timer.mark(EXPOSED_COMMUNICATION if self.wrapped is not self.model else FORWARD_BACKWARD)
+        if self.optimization.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.optimization.clip_norm)
         optimizer.step()
+        if self.averaged is not None:
+            self.averaged.update_parameters(self.model)
         self.timer.mark(OPTIMIZER)
         return loss.detach()
 
@@ -175,27 +213,36 @@ class Trainer:
         self.log.event(mllog.STEP_PHASES, phases, metadata=where)
         return loss
 
-    def _cut_short(self, reason: str, epoch: int, next_step: int) -> Outcome:
+    def _cut_short(self, reason: str, block: int, next_step: int) -> Outcome:
+        label = self.epoch_num(block)
         if reason == DIVERGED:
-            return Outcome(False, f"diverged: the loss is not finite in epoch {epoch}, before step {next_step}")
-        self.save(Position(epoch, next_step))
-        self.log.event(mllog.CHECKPOINT, metadata={"epoch_num": epoch, "next_step": next_step})
-        return Outcome(False, f"stopped by {reason} in epoch {epoch}, before step {next_step}", interrupted=True)
+            return Outcome(False, f"diverged: the loss is not finite in epoch {label}, before step {next_step}")
+        self.save(Position(block, next_step))
+        self.log.event(mllog.CHECKPOINT, metadata={"epoch_num": label, "next_step": next_step})
+        return Outcome(False, f"stopped by {reason} in epoch {label}, before step {next_step}", interrupted=True)
 
-    def evaluate_epoch(self, epoch: int) -> float:
+    def evaluate_block(self, block: int) -> float:
         """Evaluate and log; the card's metric."""
-        self.log.start(mllog.EVAL, metadata={"epoch_num": epoch})
+        label = self.epoch_num(block)
+        self.log.start(mllog.EVAL, metadata={"epoch_num": label})
         begin = time.perf_counter()
+        synchronise_buffers(self.model, self.world)
         metrics = evaluate(
-            self.workload, self.model, self.eval_data(epoch), self.config, self.world, self.device, self._to_device
+            self.workload,
+            self.model if self.averaged is None else self.averaged.module,
+            self.eval_data(block),
+            self.config,
+            self.world,
+            self.device,
+            self._to_device,
         )
         seconds = time.perf_counter() - begin
         value = metrics[self.size_card.metric]
         if math.isfinite(value):  # MLCommons' engine cannot compare text or null with the target
-            self.log.event(self.size_card.metric, value, metadata={"epoch_num": epoch, "metrics": metrics})
-        self.log.stop(mllog.EVAL, metadata={"epoch_num": epoch, "duration_s": seconds})
+            self.log.event(self.size_card.metric, value, metadata={"epoch_num": label, "metrics": metrics})
+        self.log.stop(mllog.EVAL, metadata={"epoch_num": label, "duration_s": seconds})
         self.say(
-            f"epoch {epoch}: {self.size_card.metric_name} {value:.4f} (target {self.size_card.threshold:g}), "
+            f"epoch {label}: {self.size_card.metric_name} {value:.4f} (target {self.size_card.threshold:g}), "
             f"{self._throughput:,.0f} samples/s"
         )
         return value
@@ -269,37 +316,55 @@ def evaluate(
     indices = eval_batches(len(data), config.eval_batch_size, rank=world.rank, size=world.size)
     with torch.no_grad(), autocast(config, device):
         for batch in prefetch(
-            lambda chosen: data.load(chosen, seed=0, epoch=0),
-            indices,
-            threads=config.loader_threads,
-            to_device=to_device,
+            lambda chosen: data.load(chosen, seed=0, epoch=0), indices, threads=config.loader_threads
         ):
-            for name, value in workload.eval_stats(model, batch).items():
+            for name, value in workload.eval_stats(model, to_device(batch)).items():
                 totals[name] = totals[name] + value.double() if name in totals else value.double()
     names: Sequence[str] = world.broadcast(list(totals))  # a rank without a sample does not know them
     return workload.metrics(world.sum({name: float(totals.get(name, 0.0)) for name in names}))
 
 
-def prefetch(
-    load: Callable[[Any], Batch],
-    indices: Iterator[NDArray[np.int64]],
-    *,
-    threads: int,
-    to_device: Callable[[Batch], Batch],
-) -> Iterator[Batch]:
-    """Batches in order, loaded ahead by a pool of threads: two batches per thread are in flight or ready."""
+def prefetch(load: Callable[[Item], Loaded], items: Iterable[Item], *, threads: int) -> Iterator[Loaded]:
+    """Items loaded in order by a pool of threads, ahead of their use: two per thread are in flight or ready."""
     with ThreadPoolExecutor(threads, thread_name_prefix="loader") as pool:
-        pending: list[Future[Batch]] = []
+        pending: list[Future[Loaded]] = []
         try:
-            for chosen in indices:
-                pending.append(pool.submit(load, chosen))
+            for item in items:
+                pending.append(pool.submit(load, item))
                 if len(pending) > 2 * threads:
-                    yield to_device(pending.pop(0).result())
+                    yield pending.pop(0).result()
             while pending:
-                yield to_device(pending.pop(0).result())
+                yield pending.pop(0).result()
         finally:
             for future in pending:
                 future.cancel()
+
+
+def average(model: nn.Module, optimization: Optimization) -> AveragedModel | None:
+    """The exponential moving average of the weights that the workload asks for, or None."""
+    if optimization.ema_decay is None:
+        return None
+    update = get_ema_multi_avg_fn(optimization.ema_decay)  # type: ignore[no-untyped-call]
+    return AveragedModel(model, multi_avg_fn=update, use_buffers=False)
+
+
+def synchronise_buffers(model: nn.Module, world: World) -> None:
+    """Mean over ranks of floating-point buffers (the running statistics of batch normalisation) before an evaluation."""
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    if world.size == 1 or not buffers:
+        return
+    flat = torch.cat([buffer.reshape(-1).float() for buffer in buffers])
+    dist.all_reduce(flat)
+    flat /= world.size
+    for buffer, mean in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
+        buffer.copy_(mean.view_as(buffer))
+
+
+# Buffers are each rank's own while training and averaged before an evaluation; torch renamed the switch in 2.13
+_NO_BUFFER_BROADCAST: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+    else "broadcast_buffers": False
+}  # fmt: skip
 
 
 def wrap(model: nn.Module, world: World, device: torch.device, timer: PhaseTimer) -> nn.Module:
@@ -310,6 +375,7 @@ def wrap(model: nn.Module, world: World, device: torch.device, timer: PhaseTimer
         model,
         device_ids=[device] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
+        **_NO_BUFFER_BROADCAST,
     )
     parallel.register_comm_hook(timer, _timed_all_reduce)
     return parallel

@@ -29,7 +29,7 @@ from suite.run_folder import RunFolder
 from suite.sampling import check_batch, steps_per_epoch
 from suite.shards import MANIFEST_NAME, Manifest, read_manifest
 from suite.staging import StagingReport, own_world, stage
-from suite.train import Outcome, Trainer
+from suite.train import Outcome, Trainer, average
 from suite.workload import Dataset, Descriptor, Workload
 
 REACHED, MISSED, STOPPED = 0, 1, 3  # exit codes of a worker (2: usage)
@@ -164,6 +164,7 @@ class _Trial:
         optimization = workload.build_optimizer(model, steps)
         if config.compile:
             model = torch.compile(model)  # type: ignore[assignment]
+        averaged = average(model, optimization)
         position = Position(1, 0)
         identity = self._identity()
         if resume:
@@ -171,13 +172,14 @@ class _Trial:
                 self.folder.checkpoint(self.trial),
                 world,
                 model=model,
+                averaged=averaged,
                 optimizer=optimization.optimizer,
                 identity=identity,
             )
             position, seed = resumed.position, resumed.seed
         self._log_facts(workload, seed, parameters)
         if resume:
-            log.event(mllog.RUN_RESUMED, metadata={"epoch_num": position.epoch, "next_step": position.step})
+            log.event(mllog.RUN_RESUMED, metadata={"block": position.block, "next_step": position.step})
         data = _Data(workload, self.source, config, world, log, self.trial)
         data.open_or_stage()
         log.event(mllog.TRAIN_SAMPLES, self.manifest.samples("train"))
@@ -190,6 +192,7 @@ class _Trial:
             world,
             self.device,
             model,
+            averaged,
             optimization,
             data.train,
             data.validation,
@@ -200,6 +203,7 @@ class _Trial:
                 self.folder.checkpoint(self.trial),
                 world,
                 model=model,
+                averaged=averaged,
                 optimizer=optimization.optimizer,
                 position=at,
                 seed=seed,
@@ -215,8 +219,8 @@ class _Trial:
         data.begin_overlapped()
         outcome = trainer.run(position)
         world.barrier()
-        self._run_stop(outcome, position)
         data.finish()
+        self._run_stop(outcome, position)
         return outcome
 
     def _identity(self) -> dict[str, Any]:
@@ -266,7 +270,7 @@ class _Trial:
 
     def _run_stop(self, outcome: Outcome, position: Position) -> None:
         status = "success" if outcome.reached else "aborted"
-        self.log.stop(mllog.RUN, metadata={"status": status, "reason": outcome.reason, "first_epoch": position.epoch})
+        self.log.stop(mllog.RUN, metadata={"status": status, "reason": outcome.reason, "first_block": position.block})
         self.in_run = False
         if self.world.is_first:
             print(outcome.reason, flush=True)
@@ -307,13 +311,13 @@ class _Data:
             self._thread = threading.Thread(target=self._stage_guarded, name="staging", daemon=True)
             self._thread.start()
 
-    def train(self, epoch: int) -> Dataset:
-        """Training data of an epoch. Background staging ends before a second epoch begins."""
-        if self._thread is not None and epoch > 1:
+    def train(self, block: int) -> Dataset:
+        """Training data of a block. Background staging ends before a second block begins."""
+        if self._thread is not None and block > 1:
             self.finish()
         return self._split("train")
 
-    def validation(self, epoch: int) -> Dataset:
+    def validation(self, block: int) -> Dataset:
         """Evaluation data."""
         return self._split("validation")
 

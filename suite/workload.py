@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict
 from suite.card import Card, read_card
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor, nn, optim
 
     from suite.config import RunConfig
@@ -47,10 +49,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Optimization:
-    """An optimizer and its schedule. ``learning_rate(step, epoch)`` is pure: 0-based global step, 1-based epoch."""
+    """An optimizer and its schedule. ``learning_rate(step, epoch)`` is pure: 0-based global step, 1-based epoch.
+
+    ``clip_norm``: gradients are scaled down to this L2 norm over all parameters. ``ema_decay``: evaluation uses the
+    exponential moving average of the weights.
+    """
 
     optimizer: optim.Optimizer
     learning_rate: Callable[[int, int], float]
+    clip_norm: float | None = None
+    ema_decay: float | None = None
 
 
 class Dataset(Protocol):
@@ -60,7 +68,7 @@ class Dataset(Protocol):
         """Number of samples."""
         ...
 
-    def load(self, indices: Sequence[int], *, seed: int, epoch: int) -> Batch:
+    def load(self, indices: Sequence[int] | NDArray[np.int64], *, seed: int, epoch: int) -> Batch:
         """Samples as CPU tensors, first dimension the sample.
 
         Random choices (augmentation) are a function of (seed, epoch, sample index) alone, so that a sample is the same on

@@ -208,7 +208,7 @@ def test_after_a_kill_the_run_resumes_from_its_last_epoch_checkpoint(data: Path,
     run(data, folder, "max_epochs=1000", "hyperparameters.base_learning_rate=1e-9", "resume", "max_epochs=5", code=1)
     resumed = read_events(folder / "resumed_0_1.txt")
     (event,) = [event for event in resumed.events if event.key == "run_resumed"]
-    assert event.metadata["epoch_num"] >= 3
+    assert event.metadata["block"] >= 3
     assert event.metadata["next_step"] == 0
 
 
