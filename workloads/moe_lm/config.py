@@ -75,9 +75,7 @@ def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int) -> 
     The algorithm asks for causal attention over half the pairs; the code computes what the kernel does (all of them on
     CPU), and with a capacity factor the experts compute C rows, empty or not.
     """
-    products = 2.0 * (
-        parameter_count(config, active=True) - config.width * VOCABULARY
-    )  # the input embedding is a look-up
+    products = 2.0 * (config.width * VOCABULARY + sum(_block_matrices(config, active=True)))
     pairs = 4.0 * config.layers * config.context * config.width  # per position over a whole context: scores and values
     forward = config.context * (products + pairs / 2)
     executed = config.context * (products + pairs)
