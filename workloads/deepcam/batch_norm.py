@@ -26,7 +26,9 @@ class GroupBatchNorm2d(nn.BatchNorm2d):
         """Normalise (N, C, H, W); in training also update the running statistics."""
         if self.group is None or not self.training:
             return super().forward(x)
-        y, mean_C, variance_C, count = _GroupNormalise.apply(x, self.weight, self.bias, self.group, self.eps)
+        y, mean_C, variance_C, count = _GroupNormalise.apply(  # type: ignore[no-untyped-call]
+            x, self.weight, self.bias, self.group, self.eps
+        )
         with torch.no_grad():
             assert self.running_mean is not None
             assert self.running_var is not None
@@ -66,7 +68,7 @@ def average_statistics(model: nn.Module, world: World) -> None:
     ]
     flat = torch.cat(buffers).double().cpu().numpy()
     averaged = torch.from_numpy(np.asarray(world.transport.sum(flat)) / world.size)
-    for buffer, value in zip(buffers, averaged.split([len(buffer) for buffer in buffers]), strict=True):
+    for buffer, value in zip(buffers, torch.split(averaged, [len(buffer) for buffer in buffers]), strict=True):
         buffer.copy_(value)
 
 

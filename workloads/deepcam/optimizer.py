@@ -49,7 +49,7 @@ class Lamb(torch.optim.Optimizer):
         first_beta, second_beta = group["betas"]
         states = [self._state(weight) for weight in weights]
         group["step"] = group.get("step", 0) + 1
-        gradients = torch._foreach_div([weight.grad for weight in weights], clip)
+        gradients = torch._foreach_div([weight.grad for weight in weights if weight.grad is not None], clip)
         means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
         torch._foreach_lerp_(means, gradients, 1 - first_beta)
         torch._foreach_mul_(squares, second_beta)
@@ -57,7 +57,7 @@ class Lamb(torch.optim.Optimizer):
         denominators = torch._foreach_div(squares, 1 - second_beta ** group["step"])
         torch._foreach_sqrt_(denominators)
         torch._foreach_add_(denominators, group["eps"])
-        updates = torch._foreach_div(means, 1 - first_beta ** group["step"])
+        updates = list(torch._foreach_div(means, 1 - first_beta ** group["step"]))
         torch._foreach_div_(updates, denominators)
         if group["weight_decay"]:
             torch._foreach_add_(updates, weights, alpha=group["weight_decay"])

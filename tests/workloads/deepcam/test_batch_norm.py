@@ -103,8 +103,8 @@ from suite.timing import PhaseTimer
 from suite.train import device_clock, wrap
 from workloads.deepcam.workload import DeepCam
 generator = torch.Generator().manual_seed(0)
-x = torch.rand(4, 32, 48, 16, generator=generator).double()
-y = torch.randint(3, (4, 32, 48), generator=generator, dtype=torch.uint8)
+x = torch.rand(4, 16, 32, 16, generator=generator).double()
+y = torch.randint(3, (4, 16, 32), generator=generator, dtype=torch.uint8)
 cpu = torch.device("cpu")
 def trained(group_size, ranks, mine, steps=20):
     workload = DeepCam(tiny_config(f"hyperparameters.batchnorm_group_size={{group_size}}"))
