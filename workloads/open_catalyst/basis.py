@@ -58,6 +58,7 @@ class SphericalRadialBasis(nn.Module):
     def __init__(self, angular: int, radial: int, envelope: Envelope) -> None:
         super().__init__()
         self.envelope = envelope
+        self.angular = angular
         zeros_LK = bessel_zeros(angular, radial)
         terms = math.ceil(zeros_LK.max() * PERIOD / math.pi) + SPARE_TERMS
         wave_Q = np.arange(terms) * math.pi / PERIOD
@@ -75,10 +76,10 @@ class SphericalRadialBasis(nn.Module):
         self.register_buffer("coefficients", both, persistent=False)
 
     def forward(self, x_E: Tensor) -> Tensor:
-        """(E, L K), the radial function running fastest."""
+        """(E, L, K)."""
         phase_EQ = x_E[:, None] * self.wave_Q
         values = torch.cat([torch.cos(phase_EQ), torch.sin(phase_EQ)], dim=1) @ self.coefficients
-        return values * self.envelope(x_E)[:, None]
+        return (values * self.envelope(x_E)[:, None]).view(len(x_E), self.angular, -1)
 
 
 def angular_basis(cosine_T: Tensor, count: int) -> Tensor:

@@ -20,7 +20,7 @@ from suite.config import RunConfig
 from suite.sampling import epoch_order
 from suite.shards import ShardReader
 from workloads.open_catalyst.config import OpenCatalystConfig
-from workloads.open_catalyst.graph import concatenate, triplets
+from workloads.open_catalyst.graph import Edges, concatenate, triplets
 from workloads.open_catalyst.structures import PER_ATOM, Neighbourhood
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ class OpenCatalystData:
     """One split. A batch is one graph of many parts; ``structure`` says which atom belongs to which sample.
 
     Per atom: ``position``, ``force`` (A, 3), ``number``, ``structure``, ``free`` (1.0 or 0.0); per sample ``energy``; per
-    edge ``source``, ``target``, ``shift`` (E, 3); per triplet ``into``, ``out`` (edge numbers); ``counts``: free atoms and
-    triplets of the batch, known here so that no step waits for the device to count them.
+    edge ``source``, ``target``, ``shift`` (E, 3); per triplet ``into``, ``out`` (edge numbers, sorted by ``out``) and
+    ``by_into`` (the order by ``into``), with the first triplet of every edge in both orders (``out_begin``, ``into_begin``);
+    ``counts``: free atoms and triplets of the batch, known here so that no step waits for the device to count them.
     """
 
     def __init__(self, root: Path, split: str, config: RunConfig, own: OpenCatalystConfig) -> None:
@@ -64,25 +65,49 @@ class OpenCatalystData:
                 parts.append(self._neighbourhood.edges(position, arrays["cell"][place].astype(np.float64)))
             except (ValueError, np.linalg.LinAlgError) as error:
                 raise ValueError(f"{self._place}: sample {index}: {error}") from None
-        lengths = np.diff(offsets)
-        edges = concatenate(parts, lengths.tolist())
-        into, out = triplets(edges, int(offsets[-1]))
-        free = (arrays["atom.fixed"] == 0).astype(np.float32)
-        batch: dict[str, NDArray[Any]] = {
-            "position": arrays["atom.position"],
-            "force": arrays["atom.force"],
-            "number": arrays["atom.number"].astype(np.int64),
-            "structure": np.repeat(np.arange(len(lengths)), lengths),
-            "free": free,
-            "energy": arrays["energy"],
-            "source": edges.source,
-            "target": edges.target,
-            "shift": edges.shift.astype(np.float32),
-            "into": into,
-            "out": out,
-            "counts": np.array([free.sum(), len(into)], dtype=np.float64),
-        }
-        return {name: torch.from_numpy(values) for name, values in batch.items()}
+        return batch_of(
+            position=arrays["atom.position"],
+            force=arrays["atom.force"],
+            number=arrays["atom.number"],
+            fixed=arrays["atom.fixed"],
+            energy=arrays["energy"],
+            lengths=np.diff(offsets),
+            edges=parts,
+        )
+
+
+def batch_of(
+    *,
+    position: NDArray[np.floating[Any]],
+    force: NDArray[np.floating[Any]],
+    number: NDArray[np.integer],
+    fixed: NDArray[Any],
+    energy: NDArray[np.float64],
+    lengths: NDArray[np.int64],
+    edges: Sequence[Edges],
+) -> Batch:
+    """The batch `OpenCatalystData` describes, from atoms one structure after the other and each structure's edges."""
+    whole = concatenate(edges, lengths.tolist())
+    into, out = triplets(whole, len(position))
+    free = (fixed == 0).astype(np.float32)
+    batch: dict[str, NDArray[Any]] = {
+        "position": position,
+        "force": force,
+        "number": number.astype(np.int64),
+        "structure": np.repeat(np.arange(len(lengths)), lengths),
+        "free": free,
+        "energy": energy,
+        "source": whole.source,
+        "target": whole.target,
+        "shift": whole.shift.astype(position.dtype),
+        "into": into,
+        "out": out,
+        "by_into": np.argsort(into * len(into) + np.arange(len(into))),  # unique keys: one order on every machine
+        "into_begin": _begins(into, len(whole)),
+        "out_begin": _begins(out, len(whole)),
+        "counts": np.array([free.sum(), len(into)], dtype=np.float64),
+    }
+    return {name: torch.from_numpy(values) for name, values in batch.items()}
 
 
 def check_data(reader: ShardReader, root: Path) -> None:
@@ -93,6 +118,11 @@ def check_data(reader: ShardReader, root: Path) -> None:
     for name, expected in wanted.items():
         if found.get(name) != expected:
             raise ValueError(f"{root}: dataset {name!r} is {found.get(name)}, expected {expected}")
+
+
+def _begins(edge_T: NDArray[np.int64], edges: int) -> NDArray[np.int64]:
+    """Where each edge's triplets begin once they are sorted by it; (E + 1,)."""
+    return np.concatenate([[0], np.cumsum(np.bincount(edge_T, minlength=edges))])
 
 
 def partition(costs: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:

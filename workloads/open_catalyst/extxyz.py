@@ -80,7 +80,7 @@ def _structure(header: str, lines: list[str], trajectory: int, frame: int, refer
     }
     columns = _columns(facts["Properties"], lines)
     cell = np.array(facts["Lattice"].split(), dtype=np.float64).reshape(3, 3)
-    species = columns["species"][:, 0]
+    species = columns["species"][:, 0].tolist()
     unknown = [symbol for symbol in species if symbol not in NUMBER_OF]
     if unknown:
         raise ValueError(f"unknown element {unknown[0]!r}")

@@ -29,9 +29,10 @@ class LmdbFile:
     def __init__(self, path: Path, *, trust_pickles: bool = False) -> None:
         self.path = path
         self._load = pickle.loads if trust_pickles else load_restricted
-        with self._transaction() as get:
-            length = get(b"length")
-            self._entries = self._count() if length is None else self._unpickle(length, "length")
+        with _environment(path) as environment, environment.begin() as transaction:
+            length = transaction.get(b"length")
+            entries = int(environment.stat()["entries"])
+            self._entries = entries if length is None else self._unpickle(length, "length")
         if not isinstance(self._entries, int) or self._entries < 1:
             raise ValueError(f"{path}: holds {self._entries!r} structures")
 
@@ -41,9 +42,9 @@ class LmdbFile:
 
     def structures(self, begin: int, end: int) -> Iterator[Structure]:
         """Structures ``begin`` to ``end``. ValueError says file and index."""
-        with self._transaction() as get:
+        with _environment(self.path) as environment, environment.begin() as transaction:
             for index in range(begin, end):
-                value = get(str(index).encode())
+                value = transaction.get(str(index).encode())
                 if value is None:
                     raise ValueError(f"{self.path}: structure {index}: missing")
                 yield self._structure(self._unpickle(value, f"structure {index}"), index)
@@ -76,15 +77,6 @@ class LmdbFile:
             return self._load(value)
         except Exception as error:  # a damaged pickle raises whatever its bytes happen to ask for
             raise ValueError(f"{self.path}: {what}: {type(error).__name__}: {str(error).splitlines()[0]}") from None
-
-    def _count(self) -> int:
-        with _environment(self.path) as environment:
-            return int(environment.stat()["entries"])
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Any]:
-        with _environment(self.path) as environment, environment.begin() as transaction:
-            yield transaction.get
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from suite.workload import Work
 from workloads.open_catalyst.basis import Envelope, RadialBasis, SphericalRadialBasis, angular_basis
 from workloads.open_catalyst.config import ELEMENTS, OpenCatalystConfig
+
+SparseMatrix = tuple[Tensor, Tensor, Tensor]
 
 DIFFERENTIATIONS = 6  # energy; forces: its backward; the loss's backward through both, by inputs and by weights
 
@@ -47,34 +50,93 @@ class DimeNetPlusPlus(nn.Module):
     def energy(self, batch: Mapping[str, Tensor], position_A3: Tensor) -> Tensor:
         """Energy of each structure (N,) as a function of the positions of all atoms."""
         source_E, target_E = batch["source"], batch["target"]
-        into_T, out_T = batch["into"], batch["out"]
         with torch.autocast(position_A3.device.type, enabled=False):  # geometry is cheap and must not lose digits
-            rbf_EK, sbf_TB = self._bases(position_A3, batch["shift"], source_E, target_E, into_T, out_T)
+            vector_E3 = position_A3.index_select(0, source_E) + batch["shift"] - position_A3.index_select(0, target_E)
+            distance_E = vector_E3.square().sum(dim=1).sqrt()
+            x_E = distance_E / self.config.cutoff_angstrom
+            rbf_EK, bessel_ELK = self.radial(x_E), self.spherical(x_E)
+            angles = self._angles(vector_E3 / distance_E[:, None], batch)
         atoms = len(position_A3)
         x_EH = self.embedding(batch["number"], rbf_EK, source_E, target_E)
-        energy_A = self.outputs[0](x_EH, rbf_EK, target_E, atoms)
-        angular_weights = torch.cat([block.lin_sbf1.weight for block in self.interactions])
-        sbf_projected = F.linear(sbf_TB, angular_weights).chunk(len(self.interactions), dim=1)  # one read of sbf
-        for block, output, sbf_T in zip(self.interactions, list(self.outputs)[1:], sbf_projected, strict=True):
-            x_EH = block(x_EH, rbf_EK, sbf_T, into_T, out_T)
+        energy_A = self.outputs[0](x_EH, rbf_EK, target_E, atoms).to(position_A3.dtype)
+        for block, output in zip(self.interactions, list(self.outputs)[1:], strict=True):
+            x_EH = block(x_EH, rbf_EK, bessel_ELK, angles)
             energy_A = energy_A + output(x_EH, rbf_EK, target_E, atoms)
         structures = len(batch["energy"])
-        return energy_A.new_zeros(structures).index_add(0, batch["structure"], energy_A).float()
+        return energy_A.new_zeros(structures).index_add(0, batch["structure"], energy_A)
 
-    def _bases(
-        self, position_A3: Tensor, shift_E3: Tensor, source_E: Tensor, target_E: Tensor, into_T: Tensor, out_T: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        vector_E3 = position_A3.index_select(0, source_E) + shift_E3 - position_A3.index_select(0, target_E)
-        distance_E = vector_E3.square().sum(dim=1).sqrt()
-        unit_E3 = vector_E3 / distance_E[:, None]
+    def _angles(self, unit_E3: Tensor, batch: Mapping[str, Tensor]) -> Angles:
+        into_T, out_T = batch["into"], batch["out"]
         if not self.config.exact_angles:
             unit_E3 = unit_E3.detach()
         cosine_T = (unit_E3.index_select(0, into_T) * unit_E3.index_select(0, out_T)).sum(dim=1)
-        x_E = distance_E / self.config.cutoff_angstrom
-        angular, radial = self.config.num_spherical, self.config.num_radial
-        bessel_TLK = self.spherical(x_E).index_select(0, into_T).view(-1, angular, radial)
-        sbf_TB = (bessel_TLK * angular_basis(cosine_T, angular)[:, :, None]).view(-1, angular * radial)
-        return self.radial(x_E), sbf_TB
+        weight_TL = angular_basis(cosine_T, self.config.num_spherical)
+        if self.config.exact_angles:
+            return ExactAngles(weight_TL, into_T, out_T)
+        return ConstantAngles(weight_TL, batch)
+
+
+class Angles(Protocol):
+    """What an interaction needs of the triplets."""
+
+    def sum(self, per_edge_LEC: Tensor) -> Tensor:
+        """For each edge j->i the sum over its triplets and over l of Y_l(angle) times row (l, k->j); shape (E, C)."""
+        ...
+
+
+class ExactAngles:
+    """Triplets whose angles carry a gradient: gather, multiply, scatter."""
+
+    def __init__(self, weight_TL: Tensor, into_T: Tensor, out_T: Tensor) -> None:
+        self._weight_TL, self._into_T, self._out_T = weight_TL, into_T, out_T
+
+    def sum(self, per_edge_LEC: Tensor) -> Tensor:
+        """See `Angles`."""
+        rows = zip(per_edge_LEC.to(self._weight_TL.dtype), self._weight_TL.unbind(1), strict=True)
+        terms = [row_EC.index_select(0, self._into_T) * weight_T[:, None] for row_EC, weight_T in rows]
+        message_TC = torch.stack(terms).sum(dim=0)
+        return message_TC.new_zeros(per_edge_LEC.shape[1:]).index_add(0, self._out_T, message_TC)
+
+
+class ConstantAngles:
+    """Triplets whose angles are constants: the sum is a product with a sparse matrix, the same for every block.
+
+    Nothing of the size of triplets times channels is ever stored, and every row is summed in a fixed order.
+    """
+
+    def __init__(self, weight_TL: Tensor, batch: Mapping[str, Tensor]) -> None:
+        into_T, out_T, order_T = batch["into"], batch["out"], batch["by_into"]
+        edges, orders = len(batch["source"]), weight_TL.shape[1]
+        row = torch.arange(orders, device=into_T.device) * edges
+        rows = (into_T[:, None] + row).view(-1)
+        self._matrix = (rows, batch["out_begin"] * orders, weight_TL.reshape(-1))
+        by_order_LT = weight_TL.index_select(0, order_T).t().contiguous()
+        begin = batch["into_begin"]
+        begins = (begin[:-1] + len(into_T) * torch.arange(orders, device=begin.device)[:, None]).view(-1)
+        begins = torch.cat([begins, begins.new_full((1,), orders * len(into_T))])
+        self._transposed = (out_T.index_select(0, order_T).repeat(orders), begins, by_order_LT.view(-1))
+
+    def sum(self, per_edge_LEC: Tensor) -> Tensor:
+        """See `Angles`."""
+        rows = per_edge_LEC.to(self._matrix[2].dtype).flatten(0, 1)
+        summed: Tensor = _SparseProduct.apply(rows, self._matrix, self._transposed)  # type: ignore[no-untyped-call]
+        return summed
+
+
+class _SparseProduct(torch.autograd.Function):
+    """A constant sparse matrix (columns, row offsets, values) times rows; differentiable any number of times."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, matrix: SparseMatrix, transposed: SparseMatrix) -> Tensor:
+        """The product."""
+        ctx.matrix, ctx.transposed = matrix, transposed
+        columns, begins, values = matrix
+        return F.embedding_bag(columns, rows, begins, mode="sum", per_sample_weights=values, include_last_offset=True)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        """The product with the transposed matrix."""
+        return _SparseProduct.apply(gradient.contiguous(), ctx.transposed, ctx.matrix), None, None
 
 
 class EmbeddingBlock(nn.Module):
@@ -115,14 +177,18 @@ class InteractionBlock(nn.Module):
         self.lin = _dense(hidden, hidden)
         self.after_skip = nn.Sequential(*(Residual(hidden) for _ in range(config.after_skip)))
 
-    def forward(self, x_EH: Tensor, rbf_EK: Tensor, sbf_T: Tensor, into_T: Tensor, out_T: Tensor) -> Tensor:
-        """(E, H). ``sbf_T`` has been through ``lin_sbf1`` already."""
+    def forward(self, x_EH: Tensor, rbf_EK: Tensor, bessel_ELK: Tensor, angles: Angles) -> Tensor:
+        """(E, H).
+
+        The published form multiplies message and projected basis per triplet. Of the basis only the angle belongs to the
+        triplet; lengths, both projections and the product with the message belong to the first edge and run per edge.
+        """
         x_ji_EH = F.silu(self.lin_ji(x_EH))
         x_kj_EH = F.silu(self.lin_kj(x_EH)) * self.lin_rbf2(self.lin_rbf1(rbf_EK))
         x_EC = F.silu(self.lin_down(x_kj_EH))
-        message_TC = x_EC.index_select(0, into_T) * self.lin_sbf2(sbf_T)
-        heard_EC = torch.zeros_like(x_EC, dtype=message_TC.dtype).index_add(0, out_T, message_TC)
-        h_EH = self.before_skip(x_ji_EH + F.silu(self.lin_up(heard_EC)))
+        by_order_LKB = self.lin_sbf1.weight.view(-1, *bessel_ELK.shape[1:]).permute(1, 2, 0)
+        weighted_LEC = bessel_ELK.transpose(0, 1) @ (by_order_LKB @ self.lin_sbf2.weight.t()) * x_EC
+        h_EH = self.before_skip(x_ji_EH + F.silu(self.lin_up(angles.sum(weighted_LEC))))
         return self.after_skip(F.silu(self.lin(h_EH)) + x_EH)
 
 
@@ -146,7 +212,7 @@ class OutputBlock(nn.Module):
         x_A = self.lin_up(x_A)
         for dense in self.lins:
             x_A = F.silu(dense(x_A))
-        energy_A: Tensor = self.lin(x_A).squeeze(1).float()
+        energy_A: Tensor = self.lin(x_A).squeeze(1)
         return energy_A
 
 
@@ -182,16 +248,22 @@ def _dense(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
 def work(config: OpenCatalystConfig, *, global_batch_size: int, element_bytes: int) -> Work:
     """FLOPs and compulsory bytes of training on one sample of mean size (docs/open_catalyst.md says what is counted).
 
-    The model's FLOPs are those of the published formulation; ours runs the embedding's dense layer partly per atom.
+    The model's FLOPs are those of the published formulation, the executed ones and the bytes those of ours. Bytes: every
+    dense layer reads its inputs and writes its outputs once in each pass; the sum over triplets reads the angular
+    functions once and writes its result, its gathered rows being counted once per edge, as a cache can hold them.
     """
-    forward = forward_flops(config)
-    saved = 4 * config.hidden_channels**2 * (config.mean_edges - config.mean_atoms)
-    activations = sum(rows * (inputs + outputs) for rows, inputs, outputs in _layers(config))
-    gathered = config.mean_triplets * config.triplet_channels * 3 * config.blocks  # gather, product, sum
-    bases = config.mean_triplets * config.num_spherical * config.num_radial * 2
-    optimizer = parameter_count(config) * 4 * (2 + 4 + 3) / global_batch_size  # read w, g, m, v, w; write w, m, v
-    traffic = DIFFERENTIATIONS * element_bytes * (activations + gathered) + DIFFERENTIATIONS * 4 * bases
-    return Work(DIFFERENTIATIONS * forward, DIFFERENTIATIONS * (forward - saved), traffic + optimizer)
+    c = config
+    layers = [layer for layer in _layers(c) if layer[0] != c.mean_triplets]
+    by_edge = c.num_spherical * c.num_radial * c.triplet_channels
+    by_triplet = c.num_spherical * c.triplet_channels
+    executed = sum(2 * rows * inputs * outputs for rows, inputs, outputs in layers)
+    executed += 2 * c.blocks * (c.mean_edges * by_edge + c.mean_triplets * by_triplet)
+    executed -= 4 * c.hidden_channels**2 * (c.mean_edges - c.mean_atoms)  # the embedding's dense layer, partly per atom
+    activations = sum(rows * (inputs + outputs) for rows, inputs, outputs in layers)
+    sums = c.blocks * (2 * c.mean_edges * by_triplet + c.mean_triplets * (c.num_spherical + 1))
+    optimizer = parameter_count(c) * 4 * (2 + 4 + 3) / global_batch_size  # read w, g, m, v, w; write w, m, v
+    traffic = DIFFERENTIATIONS * (element_bytes * activations + 4 * sums)
+    return Work(DIFFERENTIATIONS * forward_flops(c), DIFFERENTIATIONS * executed, traffic + optimizer)
 
 
 def forward_flops(config: OpenCatalystConfig) -> float:

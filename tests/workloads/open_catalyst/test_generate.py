@@ -1,0 +1,156 @@
+"""A data set depends on its recipe alone: not on ranks, order or interruptions; frames never leak between splits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from suite.config import load_config
+from suite.distributed import World
+from suite.shards import ShardReader, read_manifest, verify
+from workloads.open_catalyst import DESCRIPTOR
+from workloads.open_catalyst import generate as generator
+from workloads.open_catalyst.config import OpenCatalystConfig
+from workloads.open_catalyst.graph import triplets
+from workloads.open_catalyst.slabs import LARGEST_FORCE, trajectory
+
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+
+pytest.importorskip("ase")
+
+TWO_RANKS = """
+import sys
+from pathlib import Path
+from suite.distributed import World
+from tests.workloads.open_catalyst.conftest import TINY
+from workloads.open_catalyst import generate as generator
+generator.SIZES["smoke"] = TINY
+generator.generate(Path(sys.argv[1]), "smoke", seed=3, world=World.create())
+"""
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside python: pip install mpich")
+def test_two_ranks_write_the_bytes_of_one(tiny_data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "two"
+    subprocess.run([MPIEXEC, "-n", "2", sys.executable, "-c", TWO_RANKS, other], check=True, timeout=120)
+    assert contents(other) == contents(tiny_data)
+
+
+def test_the_result_is_complete_and_described(tiny_data: Path) -> None:
+    manifest = read_manifest(tiny_data)
+    assert verify(tiny_data, deep=True) == []
+    assert {split: manifest.samples(split) for split in manifest.splits} == {"train": 16, "validation": 8}
+    samples = ShardReader(tiny_data, "train").read(range(16))
+    free = samples["atom.force"][samples["atom.fixed"] == 0]
+    assert manifest.attributes["force_mean_absolute"] == pytest.approx(np.abs(free).mean(), rel=1e-5)
+    assert manifest.attributes["mean_atoms"] == pytest.approx(len(samples["atom.number"]) / 16)
+    assert manifest.attributes["mean_triplets"] == pytest.approx(samples["triplets"].mean())
+
+
+def test_stored_counts_are_those_of_the_graphs(tiny_data: Path, tiny: generator.DataSize) -> None:
+    sample = ShardReader(tiny_data, "train").read([5])
+    edges = tiny.neighbourhood.edges(sample["atom.position"].astype(float), sample["cell"][0].astype(float))
+    assert len(edges) == sample["edges"][0]
+    assert len(triplets(edges, len(sample["atom.number"]))[0]) == sample["triplets"][0]
+
+
+def test_no_trajectory_is_in_both_splits(tiny_data: Path) -> None:
+    trajectories = {
+        split: set(ShardReader(tiny_data, split).read(range(n))["trajectory"].tolist())
+        for split, n in (("train", 16), ("validation", 8))
+    }
+    assert {split: len(found) for split, found in trajectories.items()} == {"train": 4, "validation": 2}
+    assert not trajectories["train"] & trajectories["validation"]
+
+
+def test_a_trajectory_is_a_relaxation_of_a_slab_with_an_adsorbate(tiny: generator.DataSize) -> None:
+    for number in range(4):
+        frames = trajectory(tiny.surfaces, 0, number)
+        first, last = frames[0], frames[-1]
+        assert [frame.frame for frame in frames] == sorted({frame.frame for frame in frames})
+        assert last.energy < first.energy
+        assert max(np.abs(frame.force).max() for frame in frames) <= LARGEST_FORCE
+        assert set(first.tag.tolist()) == {0, 1, 2}
+        np.testing.assert_array_equal(first.position[first.fixed], last.position[first.fixed])
+        assert (first.position[~first.fixed] != last.position[~first.fixed]).any()
+        assert first.position[first.tag == 2, 2].min() > first.position[first.tag == 1, 2].mean()
+
+
+def test_stored_forces_are_the_gradient_of_stored_energies(tiny: generator.DataSize) -> None:
+    """Moving one atom by a little changes the energy by minus its force: checked with ASE's own calculator."""
+    ase = pytest.importorskip("ase")
+    from ase.calculators.emt import EMT
+
+    frame = trajectory(tiny.surfaces, 0, 1)[0]
+    atoms = ase.Atoms(frame.number, positions=frame.position, cell=frame.cell, pbc=True)
+    atoms.calc = EMT()
+    assert atoms.get_potential_energy() == pytest.approx(frame.energy, abs=1e-9)
+    energies = []
+    for step in (1e-4, -2e-4):
+        atoms.positions[-1, 2] += step
+        energies.append(atoms.get_potential_energy())
+    assert frame.force[-1, 2] == pytest.approx(-(energies[0] - energies[1]) / 2e-4, abs=1e-4)
+
+
+def test_a_killed_generation_is_continued_to_the_same_bytes(
+    tiny: generator.DataSize, tiny_data: Path, tmp_path: Path, world: World
+) -> None:
+    root = tmp_path / "killed"
+
+    def until_the_third(done: int, total: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generator.generate(root, "smoke", seed=3, world=world, progress=until_the_third)
+    assert not (root / "manifest.json").exists()
+    before = (root / "train" / "shard_00000.h5").stat().st_ino
+    made = []
+    generator.generate(root, "smoke", seed=3, world=world, progress=lambda done, total: made.append(done))
+    assert len(made) == 6 - 2  # the finished shard of two trajectories is kept
+    assert (root / "train" / "shard_00000.h5").stat().st_ino == before
+    assert contents(root) == contents(tiny_data)
+
+
+def test_a_complete_data_set_is_left_alone_and_another_is_refused(
+    tiny: generator.DataSize, tiny_data: Path, tmp_path: Path, world: World
+) -> None:
+    before = contents(tiny_data)
+    generator.generate(tiny_data, "smoke", seed=3, world=world, progress=lambda done, total: pytest.fail("made again"))
+    assert contents(tiny_data) == before
+    with pytest.raises(ValueError, match="holds other data: seed is 3, not 4"):
+        generator.generate(tiny_data, "smoke", seed=4, world=world)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("text")
+    with pytest.raises(ValueError, match="not empty"):
+        generator.generate(tmp_path / "mine", "smoke", seed=3, world=world)
+    with pytest.raises(ValueError, match="unknown size 'huge'; sizes: smoke, mini"):
+        generator.generate(tmp_path / "new", "huge", seed=3, world=world)
+
+
+def test_without_ase_generating_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, world: World
+) -> None:
+    monkeypatch.setitem(sys.modules, "ase", None)
+    with pytest.raises(ValueError, match=r"needs ase: pip install"):
+        generator.generate(tmp_path / "d", "smoke", seed=0, world=world)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("size", ["smoke", "mini", "small", "full"])
+def test_counts_are_made_for_the_graphs_the_config_trains_on(size: str) -> None:
+    own = load_config(DESCRIPTOR, size).hyperparameters
+    assert isinstance(own, OpenCatalystConfig)
+    settings, card = generator.SIZES[size], DESCRIPTOR.card().size(size)
+    neighbourhood = settings.neighbourhood
+    assert (neighbourhood.cutoff_angstrom, neighbourhood.max_neighbours) == (own.cutoff_angstrom, own.max_neighbours)
+    assert card.train_samples == 4 * settings.train_trajectories
+    assert abs(card.eval_samples - 4 * settings.validation_trajectories) < 200  # OC20's validation split is 999,866

@@ -1,0 +1,303 @@
+"""Batches, loss, metric, schedule, balance and baselines of OpenCatalyst, on one rank and on two."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from suite.config import RunConfig, load_config
+from suite.distributed import World
+from suite.shards import ShardReader, read_manifest, shard_path, write_manifest, write_shard
+from tests.workloads.open_catalyst.conftest import TINY
+from workloads.open_catalyst import DESCRIPTOR
+from workloads.open_catalyst.baselines import baselines
+from workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
+from workloads.open_catalyst.data import partition
+from workloads.open_catalyst.workload import OpenCatalyst
+
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+
+
+def config(*overrides: str) -> RunConfig:
+    return load_config(DESCRIPTOR, "smoke", overrides)
+
+
+def a_workload(*overrides: str) -> OpenCatalyst:
+    return OpenCatalyst(config(*overrides))
+
+
+def a_model(workload: OpenCatalyst, world: World) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = workload.build_model(world)
+    for output in model.outputs:  # type: ignore[union-attr]
+        torch.nn.init.normal_(output.lin.weight)
+    return model
+
+
+def test_a_batch_is_one_graph_of_separate_parts(tiny_data: Path) -> None:
+    data = a_workload().dataset("train", tiny_data)
+    batch = data.load([3, 11, 0], seed=0, epoch=1)
+    atoms, edges, triplets = len(batch["number"]), len(batch["source"]), len(batch["into"])
+    structure = batch["structure"]
+    assert (structure[batch["source"]] == structure[batch["target"]]).all()
+    assert (batch["target"][batch["into"]] == batch["source"][batch["out"]]).all()
+    assert torch.equal(batch["counts"], torch.tensor([batch["free"].sum(), triplets], dtype=torch.float64))
+    for name, order, begins in (("out", torch.arange(triplets), "out_begin"), ("into", batch["by_into"], "into_begin")):
+        in_order = batch[name][order]
+        assert (in_order.diff() >= 0).all()
+        assert torch.equal(torch.bincount(in_order, minlength=edges), batch[begins].diff())
+    assert batch["position"].shape == batch["force"].shape == (atoms, 3)
+    vector = batch["position"][batch["source"]] + batch["shift"] - batch["position"][batch["target"]]
+    assert vector.norm(dim=1).max() <= 4.5 + 1e-5
+
+
+def test_a_sample_is_the_same_in_any_batch(tiny_data: Path) -> None:
+    data = a_workload().dataset("validation", tiny_data)
+    alone, among = data.load([5], seed=0, epoch=0), data.load([2, 5], seed=1, epoch=7)
+    first = int((among["structure"] == 0).sum())
+    for name in ("position", "force", "number", "free"):
+        assert torch.equal(alone[name], among[name][first:])
+    assert torch.equal(alone["shift"], among["shift"][-len(alone["shift"]) :])
+
+
+def test_the_metric_does_not_depend_on_how_samples_are_batched(tiny_data: Path, world: World) -> None:
+    workload = a_workload()
+    model = a_model(workload, world).eval()
+    data = workload.dataset("validation", tiny_data)
+    results = []
+    for pieces in ([range(8)], [[0], [3, 1, 2], [7, 6, 5, 4]]):
+        totals: dict[str, float] = {}
+        for piece in pieces:
+            with torch.no_grad():
+                stats = workload.eval_stats(model, data.load(list(piece), seed=0, epoch=0))
+            totals = {name: totals.get(name, 0.0) + value.item() for name, value in stats.items()}
+        results.append(workload.metrics(totals))
+    assert results[1] == pytest.approx(results[0], rel=1e-6)
+    everything = data.load(range(8), seed=0, epoch=0)
+    _, force = model(everything)
+    free = everything["free"] == 1
+    direct = (force - everything["force"])[free].abs().mean().item()
+    assert results[0]["eval_error"] == pytest.approx(direct, rel=1e-5)
+
+
+def test_fixed_atoms_count_neither_in_the_loss_nor_in_the_metric(tiny_data: Path, world: World) -> None:
+    workload = a_workload()
+    model = a_model(workload, world)
+    batch = dict(workload.dataset("train", tiny_data).load(range(4), seed=0, epoch=1))
+    before = workload.loss(model, batch).item(), workload.eval_stats(model, batch)["absolute"].item()
+    batch["force"] = batch["force"] + 100 * (1 - batch["free"][:, None])
+    after = workload.loss(model, batch).item(), workload.eval_stats(model, batch)["absolute"].item()
+    assert after == before
+    assert 0 < batch["free"].sum() < len(batch["free"])
+
+
+def test_the_loss_is_the_references_formula(tiny_data: Path, world: World) -> None:
+    workload = a_workload("hyperparameters.target_std_ev=2.0", "hyperparameters.energy_coefficient=3.0")
+    model = a_model(workload, world)
+    batch = workload.dataset("train", tiny_data).load(range(4), seed=0, epoch=1)
+    energy, force = model(batch)
+    free = batch["free"] == 1
+    forces = (force - batch["force"] / 2.0)[free].abs().sum() / free.sum()
+    energies = (energy - batch["energy"] / 2.0).abs().mean()
+    assert workload.loss(model, batch).item() == pytest.approx((50 * forces + 3 * energies).item(), rel=1e-5)
+
+
+def test_an_energy_error_is_reported_only_if_energies_are_trained(tiny_data: Path, world: World) -> None:
+    for coefficient, reported in (("0.0", False), ("1.0", True)):
+        workload = a_workload(f"hyperparameters.energy_coefficient={coefficient}")
+        model = a_model(workload, world).eval()
+        batch = workload.dataset("validation", tiny_data).load(range(8), seed=0, epoch=0)
+        totals = {name: value.item() for name, value in workload.eval_stats(model, batch).items()}
+        assert ("energy_mae" in workload.metrics(totals)) is reported
+
+
+def test_the_schedule_is_the_references() -> None:
+    own = load_config(DESCRIPTOR, "full").hyperparameters
+    assert isinstance(own, OpenCatalystConfig)
+    rates = {step: learning_rate(own, step) for step in (0, 15_626, 31_252, 125_007, 125_008, 187_512, 250_016)}
+    expected = [0.2 * 4e-4, 0.6 * 4e-4, 4e-4, 4e-4, 4e-5, 4e-6, 4e-7]
+    assert list(rates.values()) == pytest.approx(expected)
+
+
+def test_the_optimizer_is_adamw_with_torchs_defaults_and_a_rate_by_step(world: World) -> None:
+    workload = a_workload()
+    optimization = workload.build_optimizer(workload.build_model(world), 60)
+    assert type(optimization.optimizer) is torch.optim.AdamW
+    group = optimization.optimizer.param_groups[0]
+    assert (group["weight_decay"], group["betas"], group["eps"]) == (0.01, (0.9, 0.999), 1e-8)
+    own = workload.config.hyperparameters
+    assert isinstance(own, OpenCatalystConfig)
+    assert optimization.learning_rate(17, 1) == optimization.learning_rate(17, 9) == learning_rate(own, 17)
+
+
+@pytest.mark.parametrize("size", ["smoke", "mini", "small", "full"])
+def test_what_is_logged_satisfies_the_cards_constraints_and_the_official_keys(size: str) -> None:
+    logged = OpenCatalyst(load_config(DESCRIPTOR, size)).hyperparameters()
+    official = {"global_batch_size", "opt_name", "opt_base_learning_rate", "opt_learning_rate_warmup_steps"}
+    official |= {"opt_learning_rate_warmup_factor", "opt_learning_rate_decay_boundary_steps"}
+    assert official | {"opt_learning_rate_decay_factor"} <= logged.keys()
+    assert logged["opt_name"] == "AdamW"
+    card = DESCRIPTOR.card().size(size)
+    for key, constraint in card.constraints.items():
+        if constraint.equals is not None:
+            assert logged[key] == constraint.equals, key
+    assert card.reached(card.threshold)
+    assert not card.reached(0.0)
+
+
+def test_the_full_size_is_the_benchmark_of_the_rules() -> None:
+    card = DESCRIPTOR.card().size("full")
+    own = load_config(DESCRIPTOR, "full").hyperparameters
+    assert isinstance(own, OpenCatalystConfig)
+    assert (card.threshold, card.required_runs, card.train_samples, card.eval_samples) == (0.036, 5, 2_000_000, 999_866)
+    assert card.official.identical
+    model = own.model_dump(include={"hidden_channels", "blocks", "cutoff_angstrom", "max_neighbours", "num_spherical"})
+    assert list(model.values()) == [192, 3, 7, 6.0, 50]
+    assert (own.target_std_ev, own.force_coefficient, own.energy_coefficient) == (2.887317180633545, 50.0, 0.0)
+
+
+def test_options_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ValueError, match="cannot differentiate twice"):
+        a_workload("compile=true")
+    with pytest.raises(ValueError, match="decay_boundary_steps must increase"):
+        config("hyperparameters.decay_boundary_steps=[5, 5]")
+
+
+def test_a_damaged_sample_is_named(tiny_data: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(tiny_data)
+    arrays = ShardReader(tiny_data, "train").read(range(8))
+    arrays["cell"][3] = 0
+    entry = write_shard(shard_path(tmp_path, "train", 0), arrays)
+    write_manifest(tmp_path, manifest.model_copy(update={"splits": {"train": (entry,)}}))
+    data = a_workload().dataset("train", tmp_path)
+    data.load([0, 1, 2], seed=0, epoch=1)
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/train: sample 3: the cell .* has no volume"):
+        data.load([1, 3], seed=0, epoch=1)
+
+
+def test_data_of_another_workload_are_refused(tiny_data: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(tiny_data)
+    entry = write_shard(shard_path(tmp_path, "train", 0), {"x": np.zeros((3, 2))})
+    write_manifest(tmp_path, manifest.model_copy(update={"splits": {"train": (entry,)}}))
+    with pytest.raises(ValueError, match="dataset 'atom.position' is None, expected"):
+        a_workload().dataset("train", tmp_path)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 12))
+@settings(max_examples=100, deadline=None)
+def test_a_partition_holds_every_sample_once_and_is_nearly_even(costs: list[int], ranks: int) -> None:
+    shares = partition(np.array(costs), ranks)
+    assert len(shares) == ranks
+    assert sorted(np.concatenate(shares).tolist()) == list(range(len(costs)))
+    if len(costs) >= ranks:
+        assert min(map(len, shares)) >= 1
+    loads = [sum(costs[place] for place in share) for share in shares]
+    assert max(loads) <= sum(costs) / ranks + max(costs)  # greedy, largest first
+
+
+TWO_RANKS = """
+import json, sys
+from pathlib import Path
+import numpy as np, torch
+from suite.config import load_config
+from suite.distributed import World
+from suite.sampling import train_batches
+from workloads.open_catalyst import DESCRIPTOR
+from workloads.open_catalyst.workload import OpenCatalyst
+
+torch.set_num_threads(1)
+world = World.create()
+world.init_torch(torch.device("cpu"))
+result = {}
+for balanced in (False, True):
+    config = load_config(DESCRIPTOR, "smoke", [f"hyperparameters.balanced_batches={balanced}", "global_batch_size=8"])
+    workload = OpenCatalyst(config)
+    data = workload.dataset("train", Path(sys.argv[1]))
+    torch.manual_seed(0)
+    model = workload.build_model(world).train()
+    parallel = model if world.size == 1 else torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = workload.build_optimizer(model, 2).optimizer
+    losses, triplets, samples = [], [], []
+    for epoch in (1, 2, 3, 4):
+        for indices in train_batches(len(data), 8, seed=5, epoch=epoch, rank=world.rank, size=world.size):
+            batch = data.load(indices, seed=5, epoch=epoch)
+            optimizer.zero_grad()
+            loss = workload.loss(parallel, batch)
+            loss.backward()
+            optimizer.step()
+            losses.append(world.sum({"loss": loss.item() / world.size})["loss"])
+            triplets.append(world.allgather(len(batch["into"])))
+            samples.append(world.sum({"n": float(len(batch["energy"]))})["n"])
+    totals = {"absolute": 1.0, "squared": 1.0, "components": 3.0}
+    result[str(balanced)] = {
+        "losses": losses, "triplets": triplets, "samples": samples,
+        "imbalance": workload.metrics(totals).get("train_imbalance"),
+    }
+if world.is_first:
+    Path(sys.argv[2]).write_text(json.dumps(result))
+"""
+
+
+@pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside python: pip install mpich")
+def test_two_ranks_train_as_one_balanced_or_not(tiny_data: Path, tmp_path: Path) -> None:
+    results: list[dict[str, Any]] = []
+    for ranks in (1, 2):
+        path = tmp_path / f"{ranks}.json"
+        command = [MPIEXEC, "-n", str(ranks), sys.executable, "-c", TWO_RANKS, tiny_data, path]
+        subprocess.run(command, check=True, timeout=120)
+        results.append(json.loads(path.read_text()))
+    one, two = results
+    assert one["True"]["losses"] == one["False"]["losses"]
+    assert one["True"]["imbalance"] is None
+    for balanced in ("False", "True"):
+        assert two[balanced]["losses"] == pytest.approx(one["False"]["losses"], rel=1e-4)
+        assert [sum(each) for each in two[balanced]["triplets"]] == [sum(each) for each in one["False"]["triplets"]]
+        assert set(two[balanced]["samples"]) == {8.0}
+        imbalance = np.mean([max(each) / np.mean(each) for each in two[balanced]["triplets"]])
+        assert two[balanced]["imbalance"] == pytest.approx(imbalance)
+    assert two["True"]["imbalance"] < two["False"]["imbalance"]
+
+
+def test_baselines_are_computed_from_the_data(tiny_data: Path) -> None:
+    own = config().hyperparameters
+    assert isinstance(own, OpenCatalystConfig)
+    values = baselines(tiny_data, own)
+    truth = ShardReader(tiny_data, "validation").read(range(8))
+    force = truth["atom.force"][truth["atom.fixed"] == 0]
+    assert values["zero_force"] == pytest.approx(np.abs(force).mean(), rel=1e-6)
+    assert values["mean_force"] == pytest.approx(values["zero_force"], rel=0.3)
+    assert values["pair_potential"] > 0
+
+
+def test_a_pair_potential_finds_forces_that_are_one(tiny_data: Path, tmp_path: Path) -> None:
+    """Forces of a repulsion by pairs, well inside the cutoff, are found again on the structures they were fitted to."""
+    manifest = read_manifest(tiny_data)
+    splits = {}
+    for split in ("train", "validation"):
+        samples = 16
+        arrays = ShardReader(tiny_data, "train").read(range(samples))
+        offsets = arrays["atom.offsets"]
+        force = np.zeros_like(arrays["atom.force"])
+        for place in range(samples):
+            here = slice(offsets[place], offsets[place + 1])
+            position = arrays["atom.position"][here].astype(float)
+            edges = TINY.neighbourhood.edges(position, arrays["cell"][place].astype(float))
+            vector = position[edges.source] + edges.shift - position[edges.target]
+            distance = np.linalg.norm(vector, axis=1, keepdims=True)
+            np.add.at(force[here], edges.target, -vector / distance * np.exp(-((distance / 2.0) ** 2)))
+        arrays["atom.force"] = force.astype(np.float32)
+        splits[split] = (write_shard(shard_path(tmp_path, split, 0), arrays),)
+    write_manifest(tmp_path, manifest.model_copy(update={"splits": splits}))
+    own = config().hyperparameters
+    assert isinstance(own, OpenCatalystConfig)
+    values = baselines(tmp_path, own)
+    assert values["pair_potential"] < 0.1 * values["zero_force"]
