@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 
 OFFSET_BASE = 1 << 16  # an image further away than this / 4 cells is a broken cell, not chemistry
+COINCIDENT_ANGSTROM = 1e-6
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -37,20 +39,15 @@ def neighbours(position: Floats, cell: Floats, *, cutoff: float, most: int) -> E
     ValueError if the cell has no volume or two atoms lie on each other.
     """
     shifts, owner, images = _images(position, cell, cutoff)
-    difference = images[None] - position[:, None]
-    square = np.einsum("icx,icx->ic", difference, difference)
-    home = np.flatnonzero((shifts == 0).all(axis=1))
-    square[owner[home], home] = np.inf  # an atom is no neighbour of itself, but of its images
-    target, chosen = np.nonzero(square <= cutoff * cutoff)
-    distance = square[target, chosen]
-    if len(distance) and distance.min() < 1e-12:
-        worst = distance.argmin()
-        raise ValueError(f"atoms {owner[chosen[worst]]} and {target[worst]} lie on each other")
-    order = np.lexsort((distance, target))
-    target, chosen = target[order], chosen[order]
-    begin = np.searchsorted(target, np.arange(len(position)))
-    kept = np.arange(len(target)) - begin[target] < most
-    target, chosen = target[kept], chosen[kept]
+    bound = np.nextafter(cutoff, np.inf)  # the tree's bound is exclusive
+    distance, nearest = cKDTree(images).query(position, k=most + 1, distance_upper_bound=bound)
+    if distance[:, 1].min() < COINCIDENT_ANGSTROM:
+        atom = int(distance[:, 1].argmin())
+        raise ValueError(f"atom {atom} and another one lie on each other")
+    found = np.isfinite(distance)
+    found[:, 0] = False  # the nearest of all is the atom itself
+    target, place = np.nonzero(found)
+    chosen = nearest[target, place]
     offset = shifts[chosen]
     return Edges(owner[chosen], target, offset, offset @ cell)
 
