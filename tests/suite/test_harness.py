@@ -123,6 +123,26 @@ def test_an_earlier_result_is_never_written_over(data: Path, tmp_path: Path) -> 
     assert (tmp_path / "run" / "result_0.txt").read_bytes() == before
 
 
+def test_blocks_of_steps_have_the_losses_of_whole_epochs_and_count_samples(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(data, tmp_path / "whole", "window_steps=1", "max_epochs=2", code=1)
+    monkeypatch.setitem(ENV, "TOY_EVAL_EVERY_STEPS", "10")
+    blocks = run(data, tmp_path / "blocks", "window_steps=1", "max_epochs=2", code=1)
+    assert [e.metadata["epoch_num"] for e in blocks.events if e.key == "eval_error"] == [80, 160, 240]
+    losses = [[e.metadata["loss"] for e in log.events if e.key == "step_phases"] for log in (whole, blocks)]
+    assert losses[1] == losses[0][:30]  # 32 steps in two epochs; a block that is not whole is not begun
+
+
+def test_averaged_weights_are_what_is_evaluated_and_clipping_is_applied(data: Path, tmp_path: Path) -> None:
+    plain = run(data, tmp_path / "plain", "max_epochs=1", code=1)
+    still = run(data, tmp_path / "still", "max_epochs=1", "hyperparameters.ema_decay=0.999999", code=1)
+    clipped = run(data, tmp_path / "clipped", "max_epochs=1", "hyperparameters.clip_norm=1e-9", code=1)
+    (moved,), (averaged,), (held,) = (values(log, "eval_error") for log in (plain, still, clipped))
+    assert moved < averaged < held  # held: the initial weights; averaged: those after the first step, where it begins
+    assert windows(still) == windows(plain)
+
+
 def start_endless(data: Path, folder: Path, ranks: int, *rest: str) -> subprocess.Popen[str]:
     """A run that cannot end by itself, and is well into training."""
     process = subprocess.Popen(
@@ -156,7 +176,14 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
 def test_sigterm_leaves_a_checkpoint_and_the_resumed_run_has_the_same_losses(
     data: Path, tmp_path: Path, ranks: int
 ) -> None:
-    folder, changes = tmp_path / "run", ("hyperparameters.dropout=0.3", "window_steps=1", "hyperparameters.target=0")
+    folder, changes = (
+        tmp_path / "run",
+        (
+            "hyperparameters.dropout=0.3",
+            "window_steps=1",
+            "hyperparameters.ema_decay=0.9",
+        ),
+    )
     process = start_endless(data, folder, ranks, *changes)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,8 @@ TRAIN, VALIDATION, WIDTH = 128, 37, 6
 class ToyConfig(Hyperparameters):
     base_learning_rate: float = Field(0.2, gt=0)
     dropout: float = 0.0
-    target: float = 0.02
+    clip_norm: float | None = None
+    ema_decay: float | None = None
 
 
 class ToyDescriptor(Descriptor):
@@ -39,6 +41,7 @@ def toy_card(threshold: float = 0.02) -> Card:
         threshold=threshold,
         direction="min",
         required_runs=3,
+        eval_every_steps=int(os.environ["TOY_EVAL_EVERY_STEPS"]) if "TOY_EVAL_EVERY_STEPS" in os.environ else None,
         train_samples=TRAIN,
         eval_samples=VALIDATION,
         model_parameters=WIDTH * WIDTH,
@@ -83,7 +86,9 @@ class Toy:
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         rate = self.config.hyperparameters.base_learning_rate
-        return Optimization(torch.optim.SGD(model.parameters(), momentum=0.9), lambda step, epoch: rate / epoch)
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+        own = self.config.hyperparameters
+        return Optimization(optimizer, lambda step, epoch: rate / epoch, own.clip_norm, own.ema_decay)
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return nn.functional.mse_loss(model(batch["x"]), batch["y"])
