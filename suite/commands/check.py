@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 
 from suite.compliance.check import check as check_paths
 from suite.compliance.group_rules import GROUP_RULES
-from suite.compliance.output import FORMATS
+from suite.compliance.output import FORMATS, print_table
 from suite.compliance.rules import EXPLANATIONS, LOG_RULES
 from suite.compliance.ruleset import ruleset, ruleset_names
 
@@ -57,7 +58,10 @@ def check(
     if ruleset_name is not None:
         ruleset(ruleset_name)
     verdict = check_paths(list(paths), ruleset_name)
-    click.echo(FORMATS[style](verdict))
+    if style == "table" and sys.stdout.isatty():
+        print_table(verdict)
+    else:
+        click.echo(FORMATS[style](verdict))
     agreed = True
     if official:
         from suite.compliance.official import run_official

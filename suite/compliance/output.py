@@ -1,10 +1,11 @@
-"""A verdict as text: table for people, JSON and JUnit and GitHub annotations for machines. Pure: verdict in, text out."""
+"""A verdict as text: table for people, JSON and JUnit and GitHub annotations for machines. Pure but for `print_table`."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from xml.sax.saxutils import escape, quoteattr
 
 from suite.compliance.check import Verdict
@@ -38,20 +39,39 @@ def as_json(verdict: Verdict) -> str:
 def as_table(verdict: Verdict) -> str:
     """Findings by file, errors first; of many findings of one kind the first few and a count."""
     lines = []
-    kinds: dict[tuple[str, str], list[Finding]] = defaultdict(list)
-    for finding in verdict.findings:
-        kinds[finding.severity, finding.rule].append(finding)
-    for severity in ("error", "warning", "info"):
-        for (level, rule), findings in kinds.items():
-            if level != severity:
-                continue
-            shown = findings if severity == "error" else findings[:_SHOWN_OF_A_KIND]
-            lines += [f"{severity:7}  {rule:20}  {where(finding)}: {_printable(finding.message)}" for finding in shown]
-            if len(findings) > len(shown):
-                lines.append(
-                    f"{severity:7}  {rule:20}  ... and {len(findings) - len(shown)} more (--format json has all)"
-                )
+    for finding, more in _ordered(verdict):
+        text = (
+            f"... and {more} more (--format json has all)"
+            if more
+            else f"{where(finding)}: {_printable(finding.message)}"
+        )
+        lines.append(f"{finding.severity:7}  {finding.rule:20}  {text}")
     return "\n".join([*lines, summary(verdict)])
+
+
+def print_table(verdict: Verdict) -> None:
+    """The findings for a terminal: as wide as it is, errors first, in colour."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    colour = {"error": "bold red", "warning": "yellow", "info": "dim"}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("severity", "rule", "where", "what"):
+        table.add_column(name, overflow="fold", no_wrap=name in ("severity", "rule"))
+    shared = _shared_folder(verdict)
+    for finding, more in _ordered(verdict):
+        cells = (finding.severity, finding.rule, where(finding).removeprefix(shared), _printable(finding.message))
+        if more:
+            cells = (finding.severity, finding.rule, "", f"... and {more} more (--format json has all)")
+        table.add_row(
+            *(Text(cell, style=colour[finding.severity] if place == 0 else "") for place, cell in enumerate(cells))
+        )
+    if verdict.findings:
+        console.print(Text(shared, style="bold"))
+        console.print(table)
+    console.print(Text(summary(verdict), style="bold green" if verdict.compliant else "bold red"))
 
 
 def as_github(verdict: Verdict) -> str:
@@ -107,6 +127,26 @@ def summary(verdict: Verdict) -> str:
     found = f"{counts['error']} errors, {counts['warning']} warnings, {counts['info']} notes"
     checked = f"{verdict.logs} logs, {verdict.packages} packages, ruleset {', '.join(verdict.rulesets)}"
     return f"{'compliant' if verdict.compliant else 'NOT compliant'}: {checked}: {found}"
+
+
+def _shared_folder(verdict: Verdict) -> str:
+    """What the printed paths of all findings begin with, up to a slash."""
+    paths = [where(finding) for finding in verdict.findings]
+    return os.path.commonprefix(paths).rpartition("/")[0] + "/" if len(set(paths)) > 1 else ""  # noqa: RUF071  cut at "/"
+
+
+def _ordered(verdict: Verdict) -> Iterator[tuple[Finding, int]]:
+    """Findings by severity and rule; of many alike that are no errors the first few, then one that stands for so many more."""
+    kinds: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in verdict.findings:
+        kinds[finding.severity, finding.rule].append(finding)
+    for severity in ("error", "warning", "info"):
+        for (level, _), findings in kinds.items():
+            if level == severity:
+                shown = findings if severity == "error" else findings[:_SHOWN_OF_A_KIND]
+                yield from ((finding, 0) for finding in shown)
+                if len(findings) > len(shown):
+                    yield findings[-1], len(findings) - len(shown)
 
 
 def _property(text: str) -> str:

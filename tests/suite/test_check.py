@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from suite.compliance import convergence
 from suite.compliance.check import Verdict, check, check_log
 from suite.compliance.group_rules import GROUP_RULES, SYSTEM_FIELDS, digest
-from suite.compliance.output import FORMATS
+from suite.compliance.output import FORMATS, print_table
 from suite.compliance.rules import EXPLANATIONS, LOG_RULES, Finding
 from suite.compliance.ruleset import ruleset, ruleset_names
 from tests.fixtures.logs import Line, edit, hpc_run, our_run, our_runs, results, write
@@ -394,6 +394,18 @@ def test_every_format_survives_any_text(style: str) -> None:
         assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     if style == "github":
         assert text.splitlines()[0].startswith("::error file=a?<&'\".txt,line=3,title=key-value::x%0Ay ")
+
+
+def test_on_a_terminal_the_findings_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = Finding("key-value", "error", "/runs/a\udcff/result_0.txt", 3, "x\ny [red] \x1b[2J")
+    infos = [Finding("late-stop", "info", f"/runs/a/result_{n}.txt", n, "fine") for n in range(1, 9)]
+    print_table(Verdict(("3.0.0",), 9, 0, (odd, *infos)))
+    text = capsys.readouterr().out
+    assert text.splitlines()[0] == "/runs/"
+    assert "[red]" in text
+    assert "\x1b" not in text
+    assert "... and 3 more" in text
+    assert text.splitlines()[-1].startswith("NOT compliant: 9 logs")
 
 
 def test_exit_codes(tmp_path: Path) -> None:
