@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,13 @@ def tiny_data(tiny: generator.DataSize, tmp_path: Path, world: World) -> Path:
     return root
 
 
-def tiny_config(*overrides: str) -> RunConfig:
+def make_tiny_config(*overrides: str) -> RunConfig:
     """The smoke config for 32 x 48 pixels."""
     own = ("hyperparameters.height=32", "hyperparameters.width=48")
     return load_config(DESCRIPTOR, "smoke", (*own, *overrides))
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> Callable[..., RunConfig]:
+    """`make_tiny_config`, for tests of this folder."""
+    return make_tiny_config

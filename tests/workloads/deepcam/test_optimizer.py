@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from suite.config import RunConfig
+from suite.distributed import World
 from workloads.deepcam.config import DeepCamConfig, learning_rate
 from workloads.deepcam.optimizer import Lamb, build_optimizer
+from workloads.deepcam.workload import DeepCam
 
 SHAPES = [(4, 3), (5,), (2, 2, 3)]
 
@@ -143,3 +147,21 @@ def test_cosine_annealing_is_that_of_torch() -> None:
     assert [learning_rate(warmed, step + 7) for step in range(50)] == [
         learning_rate(config, step) for step in range(50)
     ]
+
+
+def test_a_training_step_never_waits_for_a_value(
+    monkeypatch: pytest.MonkeyPatch, tiny_config: Callable[..., RunConfig]
+) -> None:
+    """`.item()` and its kin stop a GPU's queue; loss, backward and LAMB do without."""
+
+    def refuse(self: torch.Tensor, *arguments: object) -> None:
+        raise AssertionError("a tensor was read back")
+
+    workload = DeepCam(tiny_config("hyperparameters.optimizer=LAMB"))
+    model = workload.build_model(World.create(None))
+    optimizer = workload.build_optimizer(model, 1).optimizer
+    batch = {"x": torch.rand(2, 32, 48, 16), "y": torch.zeros(2, 32, 48, dtype=torch.uint8)}
+    for name in ("item", "tolist", "__float__", "__int__", "__bool__", "cpu", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    workload.loss(model, batch).backward()
+    optimizer.step()

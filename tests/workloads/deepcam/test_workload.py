@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from suite.config import load_config
+from suite.config import RunConfig, load_config
 from suite.distributed import World
 from suite.shards import ShardReader, read_manifest, write_manifest
-from tests.workloads.deepcam.conftest import tiny_config
 from workloads.deepcam import DESCRIPTOR
 from workloads.deepcam import generate as generator
 from workloads.deepcam.baselines import baselines
 from workloads.deepcam.workload import DeepCam
 
 
-def test_fields_arrive_scaled_to_the_unit_interval(tiny_data: Path) -> None:
+def test_fields_arrive_scaled_to_the_unit_interval(tiny_data: Path, tiny_config: Callable[..., RunConfig]) -> None:
     data = DeepCam(tiny_config()).dataset("train", tiny_data)
     batch = data.load(range(12), seed=0, epoch=1)
     raw = ShardReader(tiny_data, "train").read(range(12))
@@ -30,12 +30,12 @@ def test_fields_arrive_scaled_to_the_unit_interval(tiny_data: Path) -> None:
     np.testing.assert_array_equal(batch["y"].numpy(), raw["y"])
 
 
-def test_a_sample_is_the_same_in_any_batch_and_epoch(tiny_data: Path) -> None:
+def test_a_sample_is_the_same_in_any_batch_and_epoch(tiny_data: Path, tiny_config: Callable[..., RunConfig]) -> None:
     data = DeepCam(tiny_config()).dataset("train", tiny_data)
     assert torch.equal(data.load([3], seed=1, epoch=2)["x"][0], data.load([7, 3, 0], seed=5, epoch=9)["x"][1])
 
 
-def test_validation_is_scaled_by_the_training_split(tiny_data: Path) -> None:
+def test_validation_is_scaled_by_the_training_split(tiny_data: Path, tiny_config: Callable[..., RunConfig]) -> None:
     workload = DeepCam(tiny_config())
     statistics = read_manifest(tiny_data).attributes["statistics"]
     raw = ShardReader(tiny_data, "validation").read([1])["x"]
@@ -44,7 +44,7 @@ def test_validation_is_scaled_by_the_training_split(tiny_data: Path) -> None:
     np.testing.assert_allclose(found, (raw - low) / (high - low), atol=1e-5)
 
 
-def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path) -> None:
+def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path, tiny_config: Callable[..., RunConfig]) -> None:
     with pytest.raises(ValueError, match="the config wants"):
         DeepCam(load_config(DESCRIPTOR, "smoke")).dataset("train", tiny_data)
     manifest = read_manifest(tiny_data)
@@ -91,7 +91,9 @@ def test_a_multistep_schedule_logs_its_own_keys() -> None:
     assert set(logged) == OFFICIAL | {"scheduler_milestones", "scheduler_decay_rate"}
 
 
-def test_the_metric_does_not_depend_on_how_samples_are_batched(tiny_data: Path, world: World) -> None:
+def test_the_metric_does_not_depend_on_how_samples_are_batched(
+    tiny_data: Path, world: World, tiny_config: Callable[..., RunConfig]
+) -> None:
     workload = DeepCam(tiny_config())
     torch.manual_seed(0)
     model = workload.build_model(world).eval()
@@ -107,7 +109,9 @@ def test_the_metric_does_not_depend_on_how_samples_are_batched(tiny_data: Path, 
     assert all(result == pytest.approx(results[0], rel=1e-6) for result in results)
 
 
-def test_bfloat16_autocast_gives_nearly_the_same_loss(tiny_data: Path, world: World) -> None:
+def test_bfloat16_autocast_gives_nearly_the_same_loss(
+    tiny_data: Path, world: World, tiny_config: Callable[..., RunConfig]
+) -> None:
     workload = DeepCam(tiny_config())
     torch.manual_seed(0)
     model = workload.build_model(world)
