@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
-EXTRAS := run,mpi,analysis,official,test
+EXTRAS := run,mpi,oc20,analysis,official,test
+# One file of tests at a time and core: session fixtures (a Slurm cluster, a data set) are made once
+PYTEST := -m pytest -n auto --maxprocesses 4 --dist loadfile
 READY := $(VENV)/.ready
 
 .PHONY: demo test test-long lint env slurm clean
@@ -12,11 +14,11 @@ demo: $(READY)
 	@$(PY) -m suite demo $(ARGS)
 
 test: $(READY) slurm
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=1 $(PY) -m pytest -m "not long" $(ARGS)
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=1 $(PY) $(PYTEST) -m "not long" $(ARGS)
 
 # What takes minutes: convergence from ten seeds, fuzzing, full matrices. Results are kept in benchmarks/results/.
 test-long: $(READY) slurm
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=1 $(PY) -m pytest -m "long" --timeout 3600 $(ARGS)
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=1 $(PY) -m pytest -m long --timeout 3600 $(ARGS)
 
 lint: $(READY)
 	@$(PY) -m ruff check . && $(PY) -m mypy
