@@ -15,6 +15,7 @@ from scipy.spatial import cKDTree
 
 OFFSET_BASE = 1 << 16  # an image further away than this / 4 cells is a broken cell, not chemistry
 COINCIDENT_ANGSTROM = 1e-6
+FLATTEST_CELL = 1e-9  # volume over the product of the edges
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -79,28 +80,24 @@ def triplets(edges: Edges, atoms: int) -> tuple[Ints, Ints]:
     return into[~back], out[~back]
 
 
-def triplet_count(edges: Edges, atoms: int) -> int:
-    """Number of triplets, without forming more than their indices."""
-    return len(triplets(edges, atoms)[0])
-
-
-def cell_heights(cell: Floats) -> Floats:
-    """Distances between opposite faces. ValueError if the cell has no volume."""
+def inverse_cell(cell: Floats) -> Floats:
+    """From positions to fractions of the cell. ValueError if the cell has no volume."""
     volume = abs(float(np.linalg.det(cell)))
-    lengths = np.linalg.norm(cell, axis=1)
-    if not np.isfinite(cell).all() or volume <= 1e-9 * max(float(np.prod(lengths)), 1e-300):
+    edges = float(np.prod(np.sqrt(np.einsum("ij,ij->i", cell, cell))))
+    if not volume > FLATTEST_CELL * edges:  # also if anything is NaN
         raise ValueError(f"the cell {cell.tolist()} has no volume")
-    normals = np.cross(np.roll(cell, -1, axis=0), np.roll(cell, -2, axis=0))
-    return np.asarray(volume / np.linalg.norm(normals, axis=1))
+    return np.linalg.inv(cell)
 
 
 def _images(position: Floats, cell: Floats, cutoff: float) -> tuple[Ints, Ints, Floats]:
     """Images of atoms that can be within the cutoff of any atom: their cell, which atom they are, and where they lie."""
-    reach = cutoff / cell_heights(cell) + 1e-9
-    fraction = np.linalg.solve(cell.T, position.T).T
-    low, high = fraction.min(axis=0) - reach, fraction.max(axis=0) + reach
-    first = np.ceil(low - fraction.max(axis=0)).astype(np.int64)
-    last = np.floor(high - fraction.min(axis=0)).astype(np.int64)
+    inverse = inverse_cell(cell)
+    reach = cutoff * np.sqrt(np.einsum("ij,ij->j", inverse, inverse)) + 1e-9  # cutoff in units of the distance of faces
+    fraction = position @ inverse
+    lowest, highest = fraction.min(axis=0), fraction.max(axis=0)
+    low, high = lowest - reach, highest + reach
+    first = np.ceil(low - highest).astype(np.int64)
+    last = np.floor(high - lowest).astype(np.int64)
     axes = [np.arange(a, b + 1) for a, b in zip(first, last, strict=True)]
     inside = [
         (moved >= low[x]) & (moved <= high[x])

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.open_catalyst.config import ELEMENTS
-from workloads.open_catalyst.graph import Edges, neighbours, triplet_count
+from workloads.open_catalyst.graph import Edges, neighbours
+from workloads.open_catalyst.graph import triplets as triplets_of
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -88,7 +89,7 @@ def shard_arrays(structures: Sequence[Structure], neighbourhood: Neighbourhood, 
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
         edges.append(len(found))
-        triplets.append(triplet_count(found, len(structure.number)))
+        triplets.append(len(triplets_of(found, len(structure.number))[0]))
     lengths = [len(structure.number) for structure in structures]
     arrays: Arrays = {"atom.offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)}
     for name, (dtype, _) in PER_ATOM.items():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.workloads.open_catalyst.conftest import random_structure
-from workloads.open_catalyst.graph import Edges, cell_heights, concatenate, neighbours, triplets
+from workloads.open_catalyst.graph import Edges, concatenate, inverse_cell, neighbours, triplets
 
 
 def as_set(source: np.ndarray, target: np.ndarray, offset: np.ndarray) -> set[tuple[int, ...]]:
@@ -18,7 +18,7 @@ def as_set(source: np.ndarray, target: np.ndarray, offset: np.ndarray) -> set[tu
 
 
 def by_definition(position: np.ndarray, cell: np.ndarray, cutoff: float) -> set[tuple[int, ...]]:
-    reach = [int(np.ceil(cutoff / height)) + 2 for height in cell_heights(cell)]
+    reach = [int(np.ceil(cutoff * np.linalg.norm(column))) + 2 for column in inverse_cell(cell).T]
     found = set()
     for shift in product(*(range(-n, n + 1) for n in reach)):
         for j, i in product(range(len(position)), repeat=2):
