@@ -8,13 +8,15 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 WIDTH_IN = 11.0  # 792 user units; the page never shows it narrower than 792 px, so 11 pt text is at least 11 px
 LEGEND_IN = 0.45
@@ -28,6 +30,7 @@ GREY = "#8A8A8A"
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
+_DECIMALS = re.compile(r"(\.\d\d)\d+")  # a hundredth of a point is finer than any screen
 _STYLE: dict[str, Any] = {
     "svg.hashsalt": "mlhpc",
     "svg.fonttype": "none",
@@ -84,6 +87,7 @@ def svg(figure: Figure, name: str, title: str, description: str) -> str:
     text = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", text)
     text = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
     text = text.replace(INK, "currentColor")
+    text = re.sub(r'(?<= )(d|x|y|transform)="[^"]+"', lambda found: _DECIMALS.sub(r"\1", found.group()), text)
     head_end = text.index(">")
     box = re.search(r'viewBox="([^"]+)"', text)
     assert box is not None
@@ -114,6 +118,66 @@ def bars(rows: Sequence[int], columns: int, *, legend: bool = False, **options: 
         for axis in row:
             axis.set_ylim(-0.6, count - 0.4)
     return figure, [list(row) for row in axes]
+
+
+def looks(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """A colour and a marker for each name, the same for the same set."""
+    ordered = sorted(set(names))
+    return {name: (CYCLE[i % len(CYCLE)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(ordered)}
+
+
+def legend_of(figure: Figure, axis: Axes, signs: Mapping[str, tuple[str, str]]) -> None:
+    """A legend below the panels that explains colours and markers."""
+    for name, (colour, marker) in signs.items():
+        axis.plot([], [], marker, color=colour, linestyle="none", markersize=9, label=clip(name, 40))
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+
+
+@dataclass(frozen=True)
+class Diagonals:
+    """Lines of equal ``scale`` · x^power · y in a log-log panel, labelled at powers of ten with ``unit``."""
+
+    unit: str
+    scale: float = 1.0
+    power: int = 1
+    invert: bool = False
+
+
+def loglog(axis: Axes, x: Sequence[float], y: Sequence[float], lines: Diagonals | None = None) -> None:
+    """Logarithmic axes around the data with plain numbers on them, and the lines that cross the frame."""
+    left, right = min(x) / 1.6, max(x) * 1.6
+    low, high = min(y) / 1.9, max(y) * 1.9
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xlim(left, right)
+    axis.set_ylim(low, high)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 200 else (1.0, 2.0, 5.0)))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.xaxis.set_major_locator(LogLocator(base=2, numticks=9))
+    for formatted in (axis.xaxis, axis.yaxis):
+        formatted.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if lines is None:
+        return
+    ends = [lines.scale * a**lines.power * b for a in (left, right) for b in (low, high)]
+    for exponent in range(-9, 16):
+        value = 10.0**exponent
+        level = 1.0 / value if lines.invert else value  # scale · x^power · y = level
+        if not min(ends) < level < max(ends):
+            continue
+        axis.plot(
+            [left, right],
+            [level / lines.scale / end**lines.power for end in (left, right)],
+            "--", color=GREY, linewidth=0.8, zorder=0,
+        )  # fmt: skip
+        at = right / 1.05
+        height = level / lines.scale / at**lines.power
+        if not low < height < high:
+            edge = low * 1.03 if height < low else high / 1.2
+            at = (level / lines.scale / edge) if lines.power > 0 else (edge * lines.scale / level)
+            height = edge
+        if left * 1.3 < at < right:
+            axis.text(at, height, f"{value:g} {lines.unit}", color=INK, ha="right", va="bottom", alpha=0.8)
 
 
 def beside(axis: Axes, x: float, y: float, text: str) -> None:

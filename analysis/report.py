@@ -20,6 +20,7 @@ from analysis.drawing import style, svg
 from analysis.figures import figures
 from analysis.ingest import parsed
 from analysis.issues import issues
+from analysis.questions import Question, goals, question_of
 from analysis.study import CLASS, NotAnswerableError, Study, heading
 from suite import VERSION
 
@@ -111,6 +112,27 @@ class Picture:
     svg: str = ""
     table: HtmlTable | None = None
     missing: str = ""
+    answer: str = ""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question of questions.yaml with its answer and the figure behind it, or what is missing."""
+
+    question: str
+    answer: str
+    missing: str
+    figure: str
+    decision: str
+
+
+@dataclass(frozen=True)
+class AnsweredGoal:
+    """A goal and its questions."""
+
+    goal: str
+    viewpoint: str
+    questions: tuple[Answered, ...]
 
 
 @dataclass(frozen=True)
@@ -135,6 +157,7 @@ def build(study: Study, verdicts: Sequence[Verdict]) -> Report:
         dates=_dates(study),
         tiles=_tiles(study, verdicts),
         not_verified=NOT_VERIFIED if not study.runs["published"].all() else "",
+        goals=_answers(pictures),
         headline=_headline(study),
         pictures=pictures,
         issues=found,
@@ -157,6 +180,7 @@ def build(study: Study, verdicts: Sequence[Verdict]) -> Report:
             {
                 "name": p.name,
                 "question": p.question,
+                "answer": p.answer or None,
                 "not_answerable": p.missing or None,
                 "table": _records(numbers.get(p.name)),
             }
@@ -325,12 +349,26 @@ def _pictures(study: Study) -> tuple[list[Picture], dict[str, pd.DataFrame]]:
                 drawn = module.draw(study)
             numbers[name] = module.table(study)
         except NotAnswerableError as missing:
-            pictures.append(Picture(name, module.TITLE, module.QUESTION, module.CAPTION, missing=str(missing)))
+            pictures.append(Picture(name, module.TITLE, question_of(name), module.CAPTION, missing=str(missing)))
             continue
         picture = svg(drawn, name.replace("_", "-"), module.TITLE, module.CAPTION)
         table = _table(numbers[name].to_dict("list"), f"{module.TITLE}: the numbers")
-        pictures.append(Picture(name, module.TITLE, module.QUESTION, module.CAPTION, picture, table))
+        said = module.answer(study)
+        pictures.append(Picture(name, module.TITLE, question_of(name), module.CAPTION, picture, table, answer=said))
     return pictures, numbers
+
+
+def _answers(pictures: Sequence[Picture]) -> list[AnsweredGoal]:
+    """Every question of questions.yaml, answered by its figure or not."""
+    known = {picture.name: picture for picture in pictures}
+
+    def answered(question: Question) -> Answered:
+        picture = known.get(question.figure or "")
+        missing = question.missing or "" if picture is None else picture.missing
+        figure = picture.name if picture and not picture.missing else ""
+        return Answered(question.question, picture.answer if picture else "", missing, figure, question.decision or "")
+
+    return [AnsweredGoal(goal.goal, goal.viewpoint, tuple(answered(q) for q in goal.questions)) for goal in goals()]
 
 
 def _findings_table(findings: Sequence[Finding]) -> HtmlTable | None:

@@ -1,7 +1,8 @@
 """The figures of the report. Each module here is one figure and is found by being here.
 
-A module has TITLE, QUESTION, CAPTION, ORDER (where on the page), ``table(study)``, the numbers behind the figure with
-units in the column names, and ``draw(study)``. Both raise NotAnswerableError where the data are missing.
+A module has TITLE, CAPTION, ORDER (where on the page), ``table(study)``, the numbers behind the figure with units in the
+column names, ``answer(study)``, one line, and ``draw(study)``. All raise NotAnswerableError where the data are missing. The
+question it answers is in questions.yaml.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ class FigureModule(Protocol):
 
     __name__: str
     TITLE: str
-    QUESTION: str
     CAPTION: str
     ORDER: int
 
     def table(self, study: Study) -> pd.DataFrame:
         """The numbers behind the figure."""
+        ...
+
+    def answer(self, study: Study) -> str:
+        """The answer to the figure's question in one line."""
         ...
 
     def draw(self, study: Study) -> Figure:

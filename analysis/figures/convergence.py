@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from textwrap import fill
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing import BLUE, GREY, INK, VERMILION, clip, panels
+from analysis.drawing import BLUE, GREEN, GREY, INK, VERMILION, clip, panels
 from analysis.ingest import parsed
 from analysis.reading import LARGEST_PLAUSIBLE
+from analysis.reference import Limit, reference_limit
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Convergence"
-QUESTION = "How many epochs does the target take, and how much do runs differ?"
 CAPTION = (
     "Every run that logged an evaluation, scored or not, up to run_stop; a cross marks a run that never "
     "reached the target. The dot is the first evaluation that meets the target (dashed line): the epochs to "
-    "target. Dotted lines are what trivial and analytic predictors reach. Panels of one benchmark and size "
+    "target. Green: mean epochs of the reference at this batch size, and the band from the least mean that the rules "
+    "allow to as far above. Dotted lines are what trivial and analytic predictors reach. Panels of one benchmark and size "
     "share their axes."
 )
 ORDER = 20
@@ -30,6 +33,7 @@ def table(study: Study) -> pd.DataFrame:
     frame = study.results[study.results["group"].isin(_curves(study)["group"])]
     if frame.empty:
         raise NotAnswerableError("no log has an evaluation with a metric value and an epoch number")
+    bounds = [_reference(row) for row in frame.to_dict("records")]
     return pd.DataFrame(
         {
             "benchmark": frame["benchmark"],
@@ -40,10 +44,23 @@ def table(study: Study) -> pd.DataFrame:
             "n averaged": frame["n_averaged"],
             "epochs to target, mean": frame["epochs_to_target.mean"],
             "epochs to target, std": frame["epochs_to_target.std"],
+            "reference mean [epochs]": [bound.mean if bound else None for bound in bounds],
+            "least allowed mean [epochs]": [bound.minimum if bound else None for bound in bounds],
             "target": frame["target"],
             "metric at target, mean": frame["reached_value.mean"],
         }
     ).reset_index(drop=True)
+
+
+def answer(study: Study) -> str:
+    """Mean epochs of each result, and the reference's where there is one."""
+    said = []
+    for row in table(study).to_dict("records"):
+        if pd.notna(row["epochs to target, mean"]):
+            bound = row["reference mean [epochs]"]
+            against = f" (reference {bound:.3g})" if pd.notna(bound) else ""
+            said.append(f"{row['label']} {row['benchmark']} {row['epochs to target, mean']:.3g}{against}")
+    return "; ".join(said[:6]) + ("; …" if len(said) > 6 else "")
 
 
 def draw(study: Study) -> Figure:
@@ -69,6 +86,10 @@ def draw(study: Study) -> Figure:
             )  # fmt: skip
         if pd.notna(row["target"]):
             axis.axhline(row["target"], color=INK, linestyle="--", linewidth=1.0)
+        bound = _reference(row)
+        if bound:
+            axis.axvspan(bound.minimum, 2 * bound.mean - bound.minimum, color=GREEN, alpha=0.18, linewidth=0)
+            axis.axvline(bound.mean, color=GREEN, linewidth=1.2)
         for name, value in _baselines(row["baselines"]).items():
             axis.axhline(value, color=GREY, linestyle=":", linewidth=1.4)
             axis.text(last, value, clip(name, 24), ha="right", va="bottom", color=INK)
@@ -84,6 +105,11 @@ def draw(study: Study) -> Figure:
         if position + columns >= len(rows_shown):
             axis.set_xlabel("epochs trained")
     return figure
+
+
+def _reference(row: Mapping[Hashable, Any]) -> Limit | None:
+    """The reference's epochs at the batch size of a result."""
+    return reference_limit(row["benchmark"], row["size"], row["round"], row["global_batch_size"], row["required_runs"])
 
 
 def _limits(part: pd.DataFrame) -> tuple[float, float, float]:

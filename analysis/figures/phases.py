@@ -11,7 +11,6 @@ from analysis.reading import LARGEST_PLAUSIBLE
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Inside a training step"
-QUESTION = "What does a training step wait for?"
 CAPTION = (
     "Mean over ranks and epochs, then over the scored runs. Exposed communication is what remains of the "
     "gradient exchange after the backward pass; the part that overlaps with it lies inside forward + backward "
@@ -48,6 +47,17 @@ def table(study: Study) -> pd.DataFrame:
     if not rows:
         raise NotAnswerableError("step_phases events; only this suite logs them, published MLPerf HPC logs do not")
     return pd.DataFrame(rows)
+
+
+def answer(study: Study) -> str:
+    """The largest part of a step of each result."""
+    columns = [f"{name.replace('_', ' ')} [ms/step]" for name, _, _ in PARTS]
+    frame = table(study)
+    shares = 100 * frame[columns].div(frame[columns].sum(axis=1), axis=0)
+    return "; ".join(
+        f"{label}: " + ", ".join(f"{row[c]:.0f} % {c.removesuffix(' [ms/step]')}" for c in row.nlargest(2).index)
+        for label, (_, row) in zip(frame["label"], shares.iterrows(), strict=True)
+    )
 
 
 def draw(study: Study) -> Figure:

@@ -11,7 +11,6 @@ from analysis.statistics import run_spread
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Run to run"
-QUESTION = "How much do runs of one system differ, and is it convergence or speed?"
 CAPTION = (
     "Every run that reached the target, divided by the mean of its result: time to train, epochs, and seconds per "
     "epoch. Where epochs spread as wide as time, runs differ by convergence (the seed); where seconds per epoch do, by "
@@ -49,6 +48,13 @@ def table(study: Study) -> pd.DataFrame:
     if not rows:
         raise NotAnswerableError("a result with at least two runs that reached the target")
     return pd.DataFrame(rows).drop(columns="group")
+
+
+def answer(study: Study) -> str:
+    """Median spread, and where it comes from."""
+    frame = table(study)
+    spread, share = frame["time to train, std/mean [%]"].median(), frame["from epochs [%]"].median()
+    return f"std/mean of time {spread:.2g} % (median over results), {share:.0f} % of its variance from epochs"
 
 
 def draw(study: Study) -> Figure:

@@ -10,7 +10,6 @@ from analysis.drawing import BLUE, ORANGE, PURPLE, bars, beside, clip, seconds
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Before the run: start-up"
-QUESTION = "How long does a job take until it can train?"
 CAPTION = (
     "Median over ranks, mean over all runs of the result; not part of any score. Interpreter: process start to "
     "the first line of the suite. Imports: to the end of importing torch and the workload. Init: from there to "
@@ -34,6 +33,13 @@ def table(study: Study) -> pd.DataFrame:
             line[f"{title} [s], slowest rank"] = float(pd.to_numeric(runs[f"startup_{name}_max_s"]).max())
         rows.append(line)
     return pd.DataFrame(rows)
+
+
+def answer(study: Study) -> str:
+    """Seconds of each result, median rank."""
+    frame = table(study)
+    total = frame[[f"{title} [s], median rank" for _, title, _ in PARTS]].sum(axis=1)
+    return "; ".join(f"{label} {seconds(value)}" for label, value in zip(frame["label"], total, strict=True))
 
 
 def draw(study: Study) -> Figure:

@@ -12,7 +12,6 @@ from analysis.drawing import BLUE, VERMILION, bars, clip
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Training throughput"
-QUESTION = "How many samples per second does a system train, in total and per compute unit?"
 CAPTION = (
     "One dot per run that reached the target, the diamond is the harmonic mean over the scored runs. Samples "
     "per second = epochs × training samples / training time (evaluation and staging taken out). A compute unit "
@@ -42,6 +41,16 @@ def table(study: Study) -> pd.DataFrame:
             "evaluation [samples/s], harmonic mean": frame["eval_rate.mean"],
         }
     ).reset_index(drop=True)
+
+
+def answer(study: Study) -> str:
+    """The most samples per second of each class."""
+    rows = table(study).sort_values("train [samples/s], harmonic mean", ascending=False)
+    first = rows.groupby(["benchmark", "size", "mode"], sort=True).head(1)
+    return "; ".join(
+        f"{r['benchmark']} {r['size']}: {r['train [samples/s], harmonic mean']:.3g} samples/s ({r['label']})"
+        for r in first.to_dict("records")
+    )
 
 
 def draw(study: Study) -> Figure:

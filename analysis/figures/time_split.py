@@ -13,7 +13,6 @@ from analysis.drawing import BLUE, GREEN, GREY, INK, ORANGE, bars, beside, clip,
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Where the time went"
-QUESTION = "How is a run's time split between staging, training, evaluation and the rest?"
 CAPTION = (
     "Mean over the scored runs (over all that reached the target where there is no score). The bar ends at the "
     "time from run_start to run_stop; staging before run_start is hatched and lies outside it (HPC 3.0 rules "
@@ -42,6 +41,21 @@ def table(study: Study) -> pd.DataFrame:
     for name, title, _, _ in PARTS:
         frame[f"{title} [s]"] = known[f"{name}.mean"]
     return frame.reset_index(drop=True)
+
+
+def answer(study: Study) -> str:
+    """Shares over all results, least and most."""
+    frame = table(study)
+    said = []
+    for _, part, _, hatch in PARTS:
+        shares = 100 * frame[f"{part} [s]"] / frame["run [s]"]
+        if not hatch and shares.max() > 0:
+            said.append(
+                f"{part} {shares.min():.0f} to {shares.max():.0f} %"
+                if len(frame) > 1
+                else f"{part} {shares.max():.0f} %"
+            )
+    return "; ".join(said)
 
 
 def draw(study: Study) -> Figure:

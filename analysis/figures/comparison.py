@@ -1,0 +1,111 @@
+"""Figure: every result against the fastest of its class, as a ratio of times with its interval."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from analysis.drawing import BLUE, GREY, INK, bars, clip
+from analysis.statistics import CONFIDENCE, Comparison, compare, holm
+from analysis.study import NotAnswerableError, Study
+
+TITLE = "Is the difference real?"
+CAPTION = (
+    "Ratio of geometric mean times to that of the fastest result in the panel, with 95 % Welch interval on log time, over all "
+    "runs that reached the target. Grey and hollow: not distinguishable, the interval holds 1 or Holm's p over all "
+    "comparisons of the panel is above 0.05. The table has exact permutation p values and the smallest ratio that so many "
+    "runs would find with 80 % power. Divisions and rounds with other rules stand in one panel but are different tasks."
+)
+ORDER = 14
+
+
+def table(study: Study) -> pd.DataFrame:
+    """Ratio, interval and p values of every comparison."""
+    lines = []
+    for title, rows in study.classes():
+        known = rows[(rows["mode"] == "strong") & rows["run_s.mean"].notna()]
+        if len(known) < 2:
+            continue
+        best = known.loc[known["run_s.mean"].idxmin()]
+        base = _times(study, best["group"])
+        part = []
+        for row in known.drop(best.name).sort_values("run_s.mean").to_dict("records"):
+            found = _compared(_times(study, row["group"]), base)
+            if found is not None:
+                part.append(
+                    {"class": title, "label": row["label"], "against": best["label"], "division": row["division"]}
+                    | vars(found)
+                )
+        for line, adjusted in zip(part, holm([line["p_welch"] for line in part]), strict=True):
+            real = adjusted < 1 - CONFIDENCE and (line["low"] > 1 or line["high"] < 1)
+            lines.append(line | {"p_holm": adjusted, "verdict": "slower" if real else "not distinguishable"})
+    if not lines:
+        raise NotAnswerableError("two time-to-train results of one benchmark and size with at least two runs each")
+    return pd.DataFrame(lines).rename(
+        columns={
+            "n_a": "n", "n_b": "n of the other", "ratio": "ratio of times", "low": "95 % from", "high": "95 % to",
+            "p_welch": "p (Welch)", "p_permutation": "p (permutation)", "p_holm": "p (Holm)",
+            "detectable": "smallest detectable ratio",
+        }
+    )  # fmt: skip
+
+
+def answer(study: Study) -> str:
+    """The closest follower of each class."""
+    said = []
+    for _, rows in table(study).groupby("class", sort=True):
+        first = rows.iloc[0]
+        if first["verdict"] == "slower":
+            what = f"{first['ratio of times']:.3g} [{first['95 % from']:.3g}, {first['95 % to']:.3g}] times the time of"
+        else:
+            what = "not distinguishable from"
+        said.append(f"{first['class']}: {first['label']} is {what} {first['against']}")
+    return "; ".join(said)
+
+
+def draw(study: Study) -> Figure:
+    """A forest plot per class."""
+    classes = list(table(study).groupby("class", sort=True))
+    figure, axes = bars([len(rows) for _, rows in classes], 1)
+    for (title, rows), (axis,) in zip(classes, axes, strict=True):
+        for place, row in enumerate(rows.iloc[::-1].to_dict("records")):
+            real = row["verdict"] == "slower"
+            colour, middle = (BLUE, row["ratio of times"]) if real else (GREY, row["ratio of times"])
+            axis.plot([row["95 % from"], row["95 % to"]], [place, place], color=colour, linewidth=2.2)
+            axis.plot(
+                [middle], [place], "o" if real else "s", color=colour, mfc=colour if real else "none", markersize=7
+            )
+            text = f"{middle:.3g}×" if real else "not distinguishable"
+            axis.annotate(
+                text, (max(row["95 % to"], middle), place), xytext=(7, 0), textcoords="offset points", va="center"
+            )
+        axis.axvline(1.0, color=INK, linewidth=0.9)
+        axis.set_xscale("log", base=2)
+        low, high = min(rows["95 % from"].min(), 1.0), max(rows["95 % to"].max(), 1.0)
+        axis.set_xlim(low / 1.05, high * max(1.15, (high / low) ** 0.25))
+        if high / low < 3:
+            axis.set_xticks(
+                [value for value in (0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 2.5) if low / 1.05 < value < high * 1.1]
+            )
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.minorticks_off()
+        axis.set_yticks(range(len(rows)), [clip(label) for label in rows["label"].iloc[::-1]])
+        axis.set_title(clip(title, 60))
+        axis.set_xlabel(f"time ÷ time of {clip(rows['against'].iloc[0], 36)}")
+        axis.grid(visible=False, axis="y")
+    return figure
+
+
+@lru_cache(maxsize=1024)
+def _compared(a_s: tuple[float, ...], b_s: tuple[float, ...]) -> Comparison | None:
+    """Compared once, though table, answer and figure ask."""
+    return compare(a_s, b_s)
+
+
+def _times(study: Study, group: str) -> tuple[float, ...]:
+    times = study.runs_of(group).query("converged")["run_s"].dropna()
+    return tuple(float(time) for time in times if time > 0 and math.isfinite(time))

@@ -1,0 +1,105 @@
+"""Figure: epochs to target against global batch size, with the reference's convergence points."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.drawing import BLUE, GREY, VERMILION, clip, loglog, panels
+from analysis.reference import reference_limit, reference_points
+from analysis.study import NotAnswerableError, Study
+
+TITLE = "Epochs and batch size"
+CAPTION = (
+    "Mean epochs to target with standard deviation; hollow: open division, which may change the algorithm. The grey line "
+    "are the reference convergence points of the newest round shown, the band reaches from the least mean that the rules "
+    "allow to as far above the reference's."
+)
+ORDER = 22
+
+
+def table(study: Study) -> pd.DataFrame:
+    """Batch, epochs and reference by result."""
+    frame = _shown(study)
+    bounds = [
+        reference_limit(row.benchmark, row.size, row.round, row.global_batch_size, row.required_runs)
+        for row in frame[["benchmark", "size", "round", "global_batch_size", "required_runs"]].itertuples()
+    ]
+    return pd.DataFrame(
+        {
+            "benchmark": frame["benchmark"],
+            "size": frame["size"],
+            "label": frame["label"],
+            "division": frame["division"],
+            "global batch": frame["global_batch_size"],
+            "epochs to target, mean": frame["epochs_to_target.mean"],
+            "epochs to target, std": frame["epochs_to_target.std"],
+            "n": frame["n_averaged"],
+            "reference mean [epochs]": [bound.mean if bound else None for bound in bounds],
+            "least allowed mean [epochs]": [bound.minimum if bound else None for bound in bounds],
+        }
+    ).reset_index(drop=True)
+
+
+def answer(study: Study) -> str:
+    """Smallest and largest batch of each benchmark."""
+    said = []
+    for (benchmark, size), rows in _shown(study).groupby(["benchmark", "size"], sort=True):
+        ordered = rows.sort_values("global_batch_size")
+        low, high = ordered.iloc[0], ordered.iloc[-1]
+        if low["global_batch_size"] == high["global_batch_size"]:
+            said.append(f"{benchmark} {size}: one batch size only, {low['global_batch_size']:g}")
+        else:
+            said.append(
+                f"{benchmark} {size}: batch {low['global_batch_size']:g} to {high['global_batch_size']:g} takes "
+                f"{low['epochs_to_target.mean']:.3g} to {high['epochs_to_target.mean']:.3g} epochs"
+            )
+    return "; ".join(said)
+
+
+def draw(study: Study) -> Figure:
+    """A panel per benchmark and size."""
+    classes = list(_shown(study).groupby(["benchmark", "size"], sort=True))
+    figure, axes = panels(len(classes), min(2, len(classes)), 3.4)
+    for (key, rows), axis in zip(classes, axes, strict=True):
+        batches, means = rows["global_batch_size"].tolist(), rows["epochs_to_target.mean"].tolist()
+        reference = _reference(axis, str(key[0]), str(key[1]), max(rows["round"]), float(rows["required_runs"].iloc[0]))
+        for row in rows.to_dict("records"):
+            is_open = row["division"] == "open"
+            colour = VERMILION if is_open else BLUE
+            axis.errorbar(
+                [row["global_batch_size"]], [row["epochs_to_target.mean"]],
+                yerr=None if pd.isna(row["epochs_to_target.std"]) else [row["epochs_to_target.std"]],
+                marker="s" if is_open else "o", color=colour, mfc="none" if is_open else colour, capsize=3, markersize=7,
+            )  # fmt: skip
+        loglog(axis, [*batches, *(x for x, _ in reference)], [*means, *(y for _, y in reference)])
+        axis.set_title(clip(f"{key[0]} · size {key[1]}", 50))
+        axis.set_xlabel("global batch size [samples]")
+        axis.set_ylabel("epochs to target")
+    return figure
+
+
+def _reference(axis: Axes, benchmark: str, size: str, round_: str, required: float) -> list[tuple[float, float]]:
+    """Draw line and band of the reference; its points."""
+    bounds = [reference_limit(benchmark, size, round_, b, required) for b in reference_points(benchmark, size, round_)]
+    known = {bound.global_batch_size: bound for bound in bounds if bound is not None}
+    if not known:
+        return []
+    at = sorted(known)
+    means = [known[batch].mean for batch in at]
+    low = [known[batch].minimum for batch in at]
+    high = [2 * known[batch].mean - known[batch].minimum for batch in at]
+    axis.plot(at, means, "--x", color=GREY, label="reference")
+    axis.fill_between(at, low, high, color=GREY, alpha=0.25, linewidth=0)
+    return list(zip(at, means, strict=True))
+
+
+def _shown(study: Study) -> pd.DataFrame:
+    frame = study.results
+    frame = frame[
+        frame["global_batch_size"].notna() & (frame["epochs_to_target.mean"] > 0) & (frame["global_batch_size"] > 0)
+    ]
+    if frame.empty:
+        raise NotAnswerableError("a result with a batch size whose runs reached the target")
+    return frame

@@ -1,0 +1,102 @@
+"""Figure: batch, epochs, throughput and machine size in four panels that share their axes."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.drawing import Diagonals, clip, legend_of, loglog, looks, panels
+from analysis.study import NotAnswerableError, Study
+
+TITLE = "Batch, epochs, throughput, units"
+CAPTION = (
+    "Four views of one benchmark that share axes along rows and columns. Above: batch against units (lines: samples per unit "
+    "and step) and against epochs (lines: training steps). Below: training throughput against units (lines: samples/s per "
+    "unit) and against epochs (lines: training time). A ring marks the open division."
+)
+ORDER = 34
+
+
+def table(study: Study) -> pd.DataFrame:
+    """The four quantities by result."""
+    frame = _shown(study)
+    steps = frame["epochs_to_target.mean"] * frame["train_samples"] / frame["global_batch_size"]
+    return pd.DataFrame(
+        {
+            "benchmark": frame["benchmark"],
+            "size": frame["size"],
+            "label": frame["label"],
+            "device": frame["device"],
+            "compute units": frame["units"],
+            "global batch": frame["global_batch_size"],
+            "batch per unit": frame["global_batch_size"] / frame["units"],
+            "epochs to target": frame["epochs_to_target.mean"],
+            "training steps": steps,
+            "train [samples/s]": frame["train_rate.mean"],
+            "train [samples/s/unit]": frame["train_rate_per_unit"],
+        }
+    ).reset_index(drop=True)
+
+
+def answer(study: Study) -> str:
+    """What changes from the smallest to the largest machine."""
+    said = []
+    for (benchmark, size), rows in _shown(study).groupby(["benchmark", "size"], sort=True):
+        ordered = rows.sort_values("units")
+        small, large = ordered.iloc[0], ordered.iloc[-1]
+        said.append(
+            f"{benchmark} {size}: from {small['units']:g} to {large['units']:g} units batch "
+            f"{small['global_batch_size']:g} to {large['global_batch_size']:g}, epochs "
+            f"{small['epochs_to_target.mean']:.3g} to {large['epochs_to_target.mean']:.3g}, samples/s "
+            f"{small['train_rate.mean']:.3g} to {large['train_rate.mean']:.3g}"
+        )
+    return "; ".join(said)
+
+
+def draw(study: Study) -> Figure:
+    """Two rows of two panels per benchmark and size."""
+    frame = _shown(study)
+    signs = looks(frame["device"])
+    classes = list(frame.groupby(["benchmark", "size"], sort=True))
+    figure, axes = panels(4 * len(classes), 2, 3.3, extra_in=0.4)
+    for place, (key, rows) in enumerate(classes):
+        samples = float(rows["train_samples"].median())
+        views = (
+            ("units", "global_batch_size", Diagonals("per unit", power=-1)),
+            ("epochs_to_target.mean", "global_batch_size", Diagonals("steps", 1 / samples, power=-1, invert=True)),
+            ("units", "train_rate.mean", Diagonals("/s/unit", power=-1)),
+            ("epochs_to_target.mean", "train_rate.mean", Diagonals("s", 1 / samples, power=-1, invert=True)),
+        )
+        names = {
+            "units": "compute units",
+            "global_batch_size": "global batch size",
+            "epochs_to_target.mean": "epochs to target",
+            "train_rate.mean": "training samples/s",
+        }
+        for number, ((x, y, lines), axis) in enumerate(zip(views, axes[4 * place : 4 * place + 4], strict=True)):
+            for row in rows.to_dict("records"):
+                colour, marker = signs[row["device"]]
+                axis.plot([row[x]], [row[y]], marker, color=colour, markersize=8, linestyle="none")
+                if row["division"] == "open":
+                    axis.plot([row[x]], [row[y]], "o", color=colour, markersize=14, mfc="none", linestyle="none")
+            loglog(axis, rows[x].tolist(), rows[y].tolist(), lines)
+            if number == 0:
+                axis.set_title(clip(f"{key[0]} · size {key[1]}", 50))
+            if number % 2 == 0:
+                axis.set_ylabel(names[y])
+            if number > 1:
+                axis.set_xlabel(names[x])
+    legend_of(figure, axes[0], signs)
+    return figure
+
+
+def _shown(study: Study) -> pd.DataFrame:
+    frame = study.results[study.results["mode"] == "strong"]
+    needed = ["units", "global_batch_size", "epochs_to_target.mean", "train_rate.mean", "train_samples"]
+    frame = frame[(frame[needed].astype(float) > 0).all(axis=1)]
+    frame = frame[frame.groupby(["benchmark", "size"])["group"].transform("size") > 1]
+    if frame.empty:
+        raise NotAnswerableError(
+            "two time-to-train results of one benchmark and size with units, batch, epochs and rate"
+        )
+    return frame
