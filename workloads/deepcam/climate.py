@@ -198,7 +198,7 @@ def holland(distance: Field, drop: float, radius: float, shape: float, coriolis:
 def _tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *, weak: bool) -> Field:
     """A tropical cyclone, or a low that never becomes one: as warm and wet, no gale. Its wind within `CYCLONE_RADIUS`, else 0."""
     latitude, longitude = grid.place(random, 8, 30)
-    drop = random.uniform(300, 800) if weak else random.uniform(1_500, 6_500)
+    drop = random.uniform(200, 430) if weak else random.uniform(1_500, 6_500)
     radius = random.uniform(1.0, 1.8) if weak else random.uniform(0.5, 1.1)
     shape, warm_core = random.uniform(1.1, 1.6), random.uniform(0.4, 1.2)
     east, north = grid.offsets(latitude, longitude)
@@ -210,7 +210,7 @@ def _tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *
     deficit, wind = holland(distance, drop, radius, shape, coriolis)
     fade = np.exp(-((distance / 8) ** 4))
     here = np.ix_(rows, columns)
-    strength = drop / 6_500
+    strength = random.uniform(0.1, 1) if weak else drop / 6_500
     weather.pressure[here] -= deficit * fade
     _spin(weather, here, east, north, distance, wind * fade, np.sign(coriolis))
     weather.moisture[here] += (8 + 14 * strength) * np.exp(-squared / 10)

@@ -85,6 +85,18 @@ def test_cyclones_are_low_warm_wet_and_turn_the_right_way() -> None:
     assert seen == {1, -1}
 
 
+def test_weak_lows_are_warm_and_wet_and_never_blow_a_gale() -> None:
+    seen = []
+    for index in range(8):
+        change = snapshot(replace(QUIET, weak_lows=1.0), 0, index)[0] - snapshot(QUIET, 0, index)[0]
+        lows = channel(change, "PSL") < -270
+        if lows.any():
+            seen.append(channel(change, "T500")[lows].mean())
+            assert channel(change, "TMQ")[lows].mean() > 2
+            assert np.hypot(channel(change, "U850"), channel(change, "V850")).max() < 17
+    assert np.mean(seen) > 1
+
+
 def test_rivers_are_wet_and_flow() -> None:
     wet, dry = replace(QUIET, rivers=2.0), replace(QUIET, dry_jets=2.0)
     found = 0
