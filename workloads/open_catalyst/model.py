@@ -139,6 +139,45 @@ class _SparseProduct(torch.autograd.Function):
         return _SparseProduct.apply(gradient.contiguous(), ctx.transposed, ctx.matrix), None, None
 
 
+class _Silu(torch.autograd.Function):
+    """x sigmoid(x) with fewer operations in its derivatives than torch records to differentiate them again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """The function."""
+        ctx.save_for_backward(x)
+        return F.silu(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        """Gradient times the first derivative."""
+        slope: Tensor = _SiluBackward.apply(gradient, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        return slope
+
+
+class _SiluBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, x: Tensor) -> Tensor:
+        """Gradient times the first derivative at x."""
+        ctx.save_for_backward(gradient, x)
+        return torch.ops.aten.silu_backward(gradient, x)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[misc]
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """By the gradient, and by x: s (1 - s) (2 + x (1 - 2 s)) is the second derivative, s the sigmoid."""
+        gradient, x = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        second = (x * (1 - 2 * s)).add_(2).mul_(s).mul_(1 - s)
+        return torch.ops.aten.silu_backward(outer, x), second.mul_(gradient).mul_(outer)
+
+
+def silu(x: Tensor) -> Tensor:
+    """x sigmoid(x), differentiable twice."""
+    result: Tensor = _Silu.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
 class EmbeddingBlock(nn.Module):
     """First message of an edge from its two elements and its length."""
 
@@ -154,9 +193,9 @@ class EmbeddingBlock(nn.Module):
         """(E, H). The dense layer of [target, source, radial] is split: its first two parts run per atom, not per edge."""
         to_target, to_source, to_rbf = self.lin.weight.chunk(3, dim=1)
         x_AH = self.emb(number_A)
-        per_edge = F.linear(F.silu(self.lin_rbf(rbf_EK)), to_rbf, self.lin.bias)
+        per_edge = F.linear(silu(self.lin_rbf(rbf_EK)), to_rbf, self.lin.bias)
         at_target = F.linear(x_AH, to_target).index_select(0, target_E)
-        return F.silu(per_edge + at_target + F.linear(x_AH, to_source).index_select(0, source_E))
+        return silu(per_edge + at_target + F.linear(x_AH, to_source).index_select(0, source_E))
 
 
 class InteractionBlock(nn.Module):
@@ -183,13 +222,13 @@ class InteractionBlock(nn.Module):
         The published form multiplies message and projected basis per triplet. Of the basis only the angle belongs to the
         triplet; lengths, both projections and the product with the message belong to the first edge and run per edge.
         """
-        x_ji_EH = F.silu(self.lin_ji(x_EH))
-        x_kj_EH = F.silu(self.lin_kj(x_EH)) * self.lin_rbf2(self.lin_rbf1(rbf_EK))
-        x_EC = F.silu(self.lin_down(x_kj_EH))
+        x_ji_EH = silu(self.lin_ji(x_EH))
+        x_kj_EH = silu(self.lin_kj(x_EH)) * self.lin_rbf2(self.lin_rbf1(rbf_EK))
+        x_EC = silu(self.lin_down(x_kj_EH))
         by_order_LKB = self.lin_sbf1.weight.view(-1, *bessel_ELK.shape[1:]).permute(1, 2, 0)
         weighted_LEC = bessel_ELK.transpose(0, 1) @ (by_order_LKB @ self.lin_sbf2.weight.t()) * x_EC
-        h_EH = self.before_skip(x_ji_EH + F.silu(self.lin_up(angles.sum(weighted_LEC))))
-        return self.after_skip(F.silu(self.lin(h_EH)) + x_EH)
+        h_EH = self.before_skip(x_ji_EH + silu(self.lin_up(angles.sum(weighted_LEC))))
+        return self.after_skip(silu(self.lin(h_EH)) + x_EH)
 
 
 class OutputBlock(nn.Module):
@@ -211,7 +250,7 @@ class OutputBlock(nn.Module):
         x_A = weighted_EH.new_zeros(atoms, weighted_EH.shape[1]).index_add(0, target_E, weighted_EH)
         x_A = self.lin_up(x_A)
         for dense in self.lins:
-            x_A = F.silu(dense(x_A))
+            x_A = silu(dense(x_A))
         energy_A: Tensor = self.lin(x_A).squeeze(1)
         return energy_A
 
@@ -225,7 +264,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The shape of x."""
-        return x + F.silu(self.lin2(F.silu(self.lin1(x))))
+        return x + silu(self.lin2(silu(self.lin1(x))))
 
 
 def glorot_orthogonal(weight: Tensor, scale: float = 2.0) -> None:

@@ -15,7 +15,7 @@ from tests.workloads.open_catalyst.conftest import random_structure
 from workloads.open_catalyst import DESCRIPTOR
 from workloads.open_catalyst.config import OpenCatalystConfig
 from workloads.open_catalyst.data import batch_of
-from workloads.open_catalyst.model import DimeNetPlusPlus, forward_flops, glorot_orthogonal, parameter_count, work
+from workloads.open_catalyst.model import DimeNetPlusPlus, forward_flops, glorot_orthogonal, parameter_count, silu, work
 from workloads.open_catalyst.structures import Neighbourhood, Structure
 
 MEANS = {"mean_atoms": 66, "mean_edges": 3242, "mean_triplets": 157_000}
@@ -254,3 +254,15 @@ def test_training_on_a_few_structures_drives_their_forces_to_the_truth(tiny_data
         optimization.optimizer.step()
         losses.append(loss.item())
     assert min(losses[-5:]) < 0.35 * losses[0]
+
+
+def test_silu_has_torchs_first_and_second_derivatives() -> None:
+    x, g, h = (torch.randn(50, dtype=torch.float64) * 3 for _ in range(3))
+    found = []
+    for function in (silu, torch.nn.functional.silu):
+        at = x.clone().requires_grad_()
+        by = g.clone().requires_grad_()
+        (first,) = torch.autograd.grad(function(at), at, by, create_graph=True)
+        found.append((first, *torch.autograd.grad(first, (at, by), h)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
