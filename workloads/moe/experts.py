@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -101,25 +102,77 @@ def _uniform(shape: tuple[int, ...], bound: float) -> nn.Parameter:
 
 
 def _loop(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
-    """One product per expert on its slice of the rows. `unbind`, never W[e]: each select would write a whole zero gradient."""
-    outputs = []
-    parts = _split(weights, len(rows_E))
-    for rows, part in zip(rows_ND.split(rows_E.tolist()), parts, strict=True):
-        up = F.linear(rows, part.up_EHD, part.up_bias_EH)
-        gate = None if part.gate_EHD is None else F.linear(rows, part.gate_EHD)
-        outputs.append(_down(activate(up, gate, activation), part))
-    return torch.cat(outputs)
+    """Expert by expert on its slice of the rows, every product written where it belongs."""
+    return _Loop.apply(rows_ND, rows_E.tolist(), activation, *vars(weights).values())
 
 
-def _down(hidden: Tensor, part: Weights) -> Tensor:
-    if part.down_bias_ED is None:
-        return hidden @ part.down_EHD
-    return torch.addmm(part.down_bias_ED, hidden, part.down_EHD)
+class _Loop(torch.autograd.Function):
+    """Autograd of the loop, written out: W[e] in a graph would write a whole zero gradient per expert, O(E^2), and `unbind`
+    still stacks the gradients in a second copy. Keeps rows and what the activation was given; the hidden layer of one
+    expert at a time is computed again in the backward pass (MegaBlocks' memory-optimised MLP) and stays in the cache.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, counts: list[int], activation: Activation, *tensors: Tensor | None) -> Tensor:
+        weights = Weights(*tensors)  # type: ignore[arg-type]
+        rows = rows.contiguous()
+        up_NH = rows.new_empty(len(rows), weights.up_EHD.shape[1])
+        gate_NH = torch.empty_like(up_NH) if weights.gate_EHD is not None else None
+        out_ND = torch.empty_like(rows)
+        for e, here in _slices(counts):
+            _product(rows[here], weights.up_EHD[e].t(), weights.up_bias_EH, e, out=up_NH[here])
+            if gate_NH is not None and weights.gate_EHD is not None:
+                torch.mm(rows[here], weights.gate_EHD[e].t(), out=gate_NH[here])
+            hidden = _hidden(up_NH[here], None if gate_NH is None else gate_NH[here], activation)
+            _product(hidden, weights.down_EHD[e], weights.down_bias_ED, e, out=out_ND[here])
+        ctx.save_for_backward(rows, up_NH, gate_NH, *tensors)
+        ctx.counts, ctx.activation = counts, activation
+        return out_ND
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        rows, up_NH, gate_NH, *tensors = ctx.saved_tensors
+        weights = Weights(*tensors)
+        d_out = d_out.contiguous()
+        d_rows, d_weights = torch.empty_like(rows), weights.map(torch.empty_like)
+        for e, here in _slices(ctx.counts):
+            up, gate = up_NH[here], None if gate_NH is None else gate_NH[here]
+            hidden = _hidden(up, gate, ctx.activation)
+            torch.mm(hidden.t(), d_out[here], out=d_weights.down_EHD[e])
+            d_hidden = torch.mm(d_out[here], weights.down_EHD[e].t())
+            if gate is None:
+                d_up = _ACTIVATION_GRADIENTS[ctx.activation](d_hidden, up)
+            else:
+                d_up = d_hidden * F.silu(gate)
+                d_gate = torch.ops.aten.silu_backward(d_hidden * up, gate)
+            torch.mm(d_up.t(), rows[here], out=d_weights.up_EHD[e])
+            torch.mm(d_up, weights.up_EHD[e], out=d_rows[here])
+            if gate is not None:
+                assert weights.gate_EHD is not None
+                assert d_weights.gate_EHD is not None
+                torch.mm(d_gate.t(), rows[here], out=d_weights.gate_EHD[e])
+                d_rows[here].addmm_(d_gate, weights.gate_EHD[e])
+            for bias, gradient in ((d_weights.up_bias_EH, d_up), (d_weights.down_bias_ED, d_out[here])):
+                if bias is not None:
+                    torch.sum(gradient, 0, out=bias[e])
+        return d_rows, None, None, *vars(d_weights).values()
 
 
-def _split(weights: Weights, experts: int) -> list[Weights]:
-    unbound = {name: value.unbind(0) for name, value in vars(weights).items() if value is not None}
-    return [Weights(**{name: values[e] for name, values in unbound.items()}) for e in range(experts)]
+def _slices(counts: list[int]) -> list[tuple[int, slice]]:
+    ends = list(accumulate(counts))
+    return [(e, slice(end - count, end)) for e, (count, end) in enumerate(zip(counts, ends, strict=True))]
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, e: int, *, out: Tensor) -> None:
+    if bias is None:
+        torch.mm(x, weight, out=out)
+    else:
+        torch.addmm(bias[e], x, weight, out=out)
+
+
+def _hidden(up: Tensor, gate: Tensor | None, activation: Activation) -> Tensor:
+    """The activation; relu in place, for its gradient can be had from its value."""
+    return up.relu_() if activation == "relu" else activate(up, gate, activation)
 
 
 def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
@@ -188,6 +241,11 @@ class _ContiguousGradient(torch.autograd.Function):
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+_ACTIVATION_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu": lambda gradient, value: torch.ops.aten.threshold_backward(gradient, value, 0),
+    "gelu": lambda gradient, value: torch.ops.aten.gelu_backward(gradient, value),
+    "silu": lambda gradient, value: torch.ops.aten.silu_backward(gradient, value),
+}
 _BACKENDS: dict[str, Callable[[Tensor, Tensor, Weights, Activation], Tensor]] = {
     "loop": _loop,
     "bmm": _bmm,

@@ -65,10 +65,7 @@ class Router(nn.Module):
         noise = own.gate_noise / own.experts if self.training else 0.0
         logits_TE = clean_TE + noise * torch.randn_like(clean_TE) if noise else clean_TE
         scores_TE = logits_TE.softmax(dim=1)
-        ranked_TE = scores_TE.detach()
-        if own.balance == "bias":
-            ranked_TE = ranked_TE + self.bias_E
-        experts_TK = ranked_TE.topk(own.top_k, dim=1).indices
+        experts_TK = self._select(scores_TE.detach())
         weights_TK = scores_TE.gather(1, experts_TK)
         if own.top_k > 1 and own.normalise_gates:
             weights_TK = weights_TK / weights_TK.sum(dim=1, keepdim=True).clamp(min=torch.finfo(weights_TK.dtype).eps)
@@ -83,6 +80,11 @@ class Router(nn.Module):
                 loss = loss + own.z_coefficient * z_loss(logits_TE)
         priority_T = scores_TE.detach().amax(dim=1) if own.batch_prioritised else None
         return Routing(experts_TK, weights_TK, loss, priority_T)
+
+    def _select(self, scores_TE: Tensor) -> Tensor:
+        if self.config.balance == "bias":
+            scores_TE = scores_TE + self.bias_E
+        return scores_TE.topk(self.config.top_k, dim=1).indices
 
     @torch.no_grad()
     def update_bias(self, assigned_E: Tensor, group: dist.ProcessGroup | None) -> None:

@@ -1,0 +1,192 @@
+"""Ratios of the MoE layer inside one run, one thread: against the dense FFN of equal FLOPs, and against padding under skew.
+
+    python benchmarks/moe.py [--pairs 10] [--gpu]
+
+Every variant runs in a forked child, so that its memory can be told: growth of the peak resident set over three passes.
+Freed memory is kept by the process (mallopt), for the layer and the dense FFN alike: otherwise the kernel clears
+128 MiB of fresh pages for the experts' gradients in every step. `--gpu` measures what needs one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import multiprocessing
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+SHAPE = {"tokens": 4096, "width": 256, "hidden": 1024, "experts": 64, "top_k": 2}
+GPU_ROWS = (  # T, d, h, E, k, activation: docs/moe.md
+    (32768, 4096, 1024, 128, 8, "swiglu"),
+    (24576, 1536, 256, 128, 8, "swiglu"),
+    (32768, 2048, 768, 128, 8, "swiglu"),
+    (16384, 4096, 14336, 8, 2, "swiglu"),
+    (16384, 2048, 2048, 32, 2, "relu"),
+    (65536, 4096, 4096, 16, 2, "relu"),
+)
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
+
+
+def keep_freed_memory() -> None:
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_MMAP_MAX, 0)
+    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def parts(load: str, backend: str, mode: str, factor: float | None):
+    import torch
+
+    from workloads.moe.bench import Shape, make_layer
+    from workloads.moe.config import MoEConfig
+
+    torch.set_num_threads(1)
+    config = MoEConfig(
+        experts=SHAPE["experts"],
+        top_k=SHAPE["top_k"],
+        hidden=SHAPE["hidden"],
+        activation="relu",
+        balance="none",
+        dispatch=mode,
+        capacity_factor=factor,
+        backend=backend,
+    )
+    shape = Shape(SHAPE["tokens"], SHAPE["width"], config, load)
+    return shape, *make_layer(shape, None, 0, torch.device("cpu"))
+
+
+def pairs_with_dense(backend: str, pairs: int) -> dict:
+    """Median over pairs of dense / layer, in wall time and in CPU time (what another process takes away does not count)."""
+    import torch
+
+    from workloads.moe.bench import DenseFFN, training_pass
+
+    keep_freed_memory()
+    shape, layer, x = parts("uniform", backend, "dropless", None)
+    dense = DenseFFN(shape)
+    calls = training_pass(layer, x), training_pass(dense, torch.randn(SHAPE["tokens"] * SHAPE["top_k"], SHAPE["width"]))
+    products = training_pass(_ProductsAlone(layer), torch.randn(SHAPE["tokens"] * SHAPE["top_k"], SHAPE["width"]))
+    rows = []
+    for _ in range(2 + pairs):
+        rows.append([spent(call) for call in (*calls, products)])
+    rows = rows[2:]
+    wall = [[part[0] for part in row] for row in rows]
+    cpu = [[part[1] for part in row] for row in rows]
+    return {
+        "layer_ms": 1e3 * statistics.median(row[0] for row in wall),
+        "dense_ms": 1e3 * statistics.median(row[1] for row in wall),
+        "ratio": statistics.median(row[1] / row[0] for row in wall),
+        "ratio_cpu": statistics.median(row[1] / row[0] for row in cpu),
+        "ratio_cpu_of_least": min(row[1] for row in cpu) / min(row[0] for row in cpu),
+        "experts_alone_ratio_cpu": statistics.median(row[1] / row[2] for row in cpu),
+    }
+
+
+def _ProductsAlone(layer):
+    """The experts on rows that already lie sorted: the layer without gate, permutation and scaling."""
+    import torch
+    from torch import nn
+
+    from workloads.moe.experts import run_experts
+
+    class ProductsAlone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = layer.experts
+            self.rows_E = torch.full((SHAPE["experts"],), SHAPE["tokens"] * SHAPE["top_k"] // SHAPE["experts"])
+
+        def forward(self, x):
+            return run_experts(x, self.rows_E, self.experts.weights(), "relu", layer.config.backend)
+
+    return ProductsAlone()
+
+
+def spent(call) -> tuple[float, float]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    call()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def skewed(backend: str, mode: str, factor: float | None, repeats: int) -> dict:
+    from workloads.moe.bench import training_pass
+
+    _, layer, x = parts("skewed", backend, mode, factor)
+    call = training_pass(layer, x)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    times = [spent(call) for _ in range(repeats)]
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "wall_ms": 1e3 * min(wall for wall, _ in times),
+        "cpu_ms": 1e3 * min(cpu for _, cpu in times),
+        "memory_mib": (after - before) / 1024,
+        "imbalance": layer.load.report()["imbalance"],
+    }
+
+
+def in_child(function, *arguments) -> dict:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=_send, args=(there, function, arguments))
+    child.start()
+    there.close()
+    result = here.recv()
+    child.join()
+    return result
+
+
+def _send(pipe, function, arguments) -> None:
+    pipe.send(function(*arguments))
+
+
+def gpu() -> None:
+    """The rows of the reference against the dense bf16 FFN, and the phases."""
+    import torch
+
+    from suite.distributed import World
+    from workloads.moe.bench import Shape, measure
+    from workloads.moe.config import MoEConfig
+
+    world, device = World.create(None), torch.device("cuda")
+    for tokens, width, hidden, experts, top_k, activation in GPU_ROWS:
+        config = MoEConfig(experts=experts, top_k=top_k, hidden=hidden, activation=activation, backend="grouped_mm")
+        result = measure(Shape(tokens, width, config, "uniform", "bfloat16"), world, device, 10)
+        print(json.dumps(result.row()), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--gpu", action="store_true")
+    chosen = parser.parse_args()
+    if chosen.gpu:
+        gpu()
+        return
+    for backend in ("loop", "grouped_mm"):
+        found = in_child(pairs_with_dense, backend, chosen.pairs)
+        print(f"balanced dropless, {backend}: " + ", ".join(f"{k} {v:.3f}" for k, v in found.items()), flush=True)
+    rows = {
+        name: in_child(skewed, *arguments, chosen.repeats)
+        for name, arguments in {
+            "padded dropless": ("bmm", "capacity", 0.0),
+            "loop": ("loop", "dropless", None),
+            "grouped_mm": ("grouped_mm", "dropless", None),
+        }.items()
+    }
+    padded = rows["padded dropless"]
+    for name, row in rows.items():
+        print(
+            f"skewed (max/mean {row['imbalance']:.1f}), {name}: {row['cpu_ms']:.0f} CPU-ms, {row['wall_ms']:.0f} ms, "
+            f"{row['memory_mib']:.0f} MiB; padded takes {padded['cpu_ms'] / row['cpu_ms']:.1f}x the time, "
+            f"{padded['memory_mib'] / max(row['memory_mib'], 1e-9):.1f}x the memory",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
