@@ -1,4 +1,4 @@
-"""Turns recipes into complete sharded data sets: over ranks, continued after a kill, the manifest last. Makes no samples.
+"""Data sets as wholes: built from recipes over ranks, continued after a kill, manifest last; and found. Makes no samples.
 
 What the samples are, and what the manifest says of them beyond their files, is the workload's.
 """
@@ -78,6 +78,18 @@ def build(root: Path, plan: DataSetPlan[Summary], world: World) -> None:
         except (OSError, ValueError) as error:
             problem = error
     world.check_together(problem)
+
+
+def find_data(root: Path, workload: str, size: str) -> Manifest:
+    """The manifest of the complete data set of a size. ValueError says how to make it, or what is there instead."""
+    if not (root / MANIFEST_NAME).exists():
+        raise ValueError(
+            f"{root}: no data set here; make it with: mlhpc data generate {workload} --size {size} -o {root}"
+        )
+    manifest = read_manifest(root)
+    if (manifest.workload, manifest.size) != (workload, size):
+        raise ValueError(f"{root}: holds {manifest.workload} {manifest.size}; expected {workload} {size}")
+    return manifest
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from suite import VERSION
+from suite.errors import one_line
 
 DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of an unforeseen error
 
@@ -120,7 +121,7 @@ def main() -> None:
         print("mlhpc: stopped", file=sys.stderr)
         sys.exit(130)
     except (ValueError, OSError) as error:
-        print(f"mlhpc: {error}", file=sys.stderr)
+        print(f"mlhpc: {one_line(error)}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ValueError) else 1)
     except Exception as error:
         if DEBUG in os.environ:

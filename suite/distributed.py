@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.errors import one_line
+
 if TYPE_CHECKING:
     import torch
 
@@ -282,7 +284,7 @@ class World:
 
     def check_together(self, error: Exception | None) -> None:
         """Raise on every rank if any rank brings an error: the first one by rank. Keeps ranks out of lone collectives."""
-        errors = self.allgather(None if error is None else f"{error}")
+        errors = self.allgather(None if error is None else one_line(error))
         first = next((text for text in errors if text is not None), None)
         if first is not None:
             raise ValueError(first)

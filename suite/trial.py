@@ -20,6 +20,7 @@ import torch
 
 from suite import RULESET, VERSION, mllog
 from suite.baselines import read_baselines
+from suite.build import find_data
 from suite.checkpoint import Position, load_checkpoint, save_checkpoint
 from suite.config import RunConfig, default_data_root
 from suite.distributed import World
@@ -27,7 +28,7 @@ from suite.facts import write_facts
 from suite.mllog import EventLog
 from suite.run_folder import RunFolder
 from suite.sampling import check_batch, steps_per_epoch
-from suite.shards import MANIFEST_NAME, Manifest, read_manifest
+from suite.shards import Manifest
 from suite.staging import StagingReport, own_world, stage
 from suite.train import Outcome, Trainer, average
 from suite.workload import Dataset, Descriptor, Workload
@@ -389,15 +390,7 @@ def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
     manifest, error = None, None
     if world.is_first:
         try:
-            if not (root / MANIFEST_NAME).exists():
-                raise ValueError(
-                    f"{root}: no data set here; make it with: mlhpc data generate {config.workload} --size {config.size} -o {root}"
-                )
-            manifest = read_manifest(root)
-            if (manifest.workload, manifest.size) != (config.workload, config.size):
-                raise ValueError(
-                    f"{root}: holds {manifest.workload} {manifest.size}; expected {config.workload} {config.size}"
-                )
+            manifest = find_data(root, config.workload, config.size)
         except (ValueError, OSError) as caught:
             error = caught
     world.check_together(error)

@@ -12,7 +12,7 @@ from pathlib import Path  # noqa: E402
 
 import click  # noqa: E402
 
-from suite.config import RunConfig, load_config  # noqa: E402
+from suite.config import RunConfig, default_data_root, load_config  # noqa: E402
 from suite.run_folder import RunFolder, create, default_folder, describe  # noqa: E402
 from suite.workload import Descriptor, descriptor  # noqa: E402
 
@@ -102,13 +102,18 @@ def _launch_local(
     mode: str,
     resume: bool,
 ) -> int:
+    from suite.build import find_data
     from suite.launch.trials import run_trials
+    from suite.sampling import check_batch
 
+    check_batch(config.global_batch_size, ranks)
+    find_data(config.data or default_data_root(config.workload, config.size), config.workload, config.size)
     if trial is None:
         root = output or default_folder(config.workload, config.size, datetime.now(UTC))
         folder = create(root, config, mode=mode, runs=runs, ranks=ranks)
         code = run_trials(config.workload, folder, range(runs), ranks=ranks, seed=seed)
-        click.echo(f"{root}: logs of {len(list(root.glob('result_*.txt')))} runs; next: mlhpc score {root} --explain")
+        logs = len(list(root.glob("result_*.txt")))
+        click.echo(f"{root}: logs of {logs} runs" + (f"; next: mlhpc score {root} --explain" if logs else ""))
         return code
     if output is None:
         raise click.UsageError("--trial needs --output RUN: the run folder all trials share")
