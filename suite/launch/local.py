@@ -77,7 +77,9 @@ def trial_environment(environ: Mapping[str, str], *, ranks: int, cores: int) -> 
 
 
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
-_BANNER = re.compile(r"={20,}$|=   |YOUR APPLICATION TERMINATED|This typically refers to a problem|Please see the FAQ|Abort\(\d+\) on node")
+_BANNER = re.compile(
+    r"={20,}$|=   |YOUR APPLICATION TERMINATED|This typically refers to a problem|Please see the FAQ|Abort\(\d+\) on node"
+)
 
 
 def is_banner(line: str) -> bool:
