@@ -92,10 +92,12 @@ class ExactAngles:
 
     def sum(self, per_edge_LEC: Tensor) -> Tensor:
         """See `Angles`."""
-        rows = zip(per_edge_LEC.to(self._weight_TL.dtype), self._weight_TL.unbind(1), strict=True)
-        terms = [row_EC.index_select(0, self._into_T) * weight_T[:, None] for row_EC, weight_T in rows]
-        message_TC = torch.stack(terms).sum(dim=0)
-        return message_TC.new_zeros(per_edge_LEC.shape[1:]).index_add(0, self._out_T, message_TC)
+        rows_LEC = per_edge_LEC.to(self._weight_TL.dtype)
+        heard_EC = torch.zeros_like(rows_LEC[0])
+        for row_EC, weight_T in zip(rows_LEC, self._weight_TL.unbind(1), strict=True):
+            message_TC = row_EC.index_select(0, self._into_T) * weight_T[:, None]
+            heard_EC = heard_EC.index_add(0, self._out_T, message_TC)
+        return heard_EC
 
 
 class ConstantAngles:
