@@ -180,6 +180,45 @@ def loglog(axis: Axes, x: Sequence[float], y: Sequence[float], lines: Diagonals 
             axis.text(at, height, f"{value:g} {lines.unit}", color=INK, ha="right", va="bottom", alpha=0.8)
 
 
+def name_points(figure: Figure, axis: Axes, points: Sequence[tuple[float, float, str, bool]]) -> None:
+    """Write (x, y, text, bold) beside points where it covers neither another text nor a point; without room, nothing.
+
+    Call it last: it lays the figure out to know where points are.
+    """
+    figure.draw_without_rendering()
+    dots = [tuple(axis.transData.transform((x, y))) for x, y, _, _ in points]
+    taken = [(a - 5, b - 5, a + 5, b + 5) for a, b in dots]
+    frame = axis.get_window_extent()
+    point = figure.dpi / 72
+    for (x, y, text, bold), (a, b) in sorted(zip(points, dots, strict=True), key=lambda item: not item[0][3]):
+        width, height = (0.66 if bold else 0.6) * 11 * len(text) * point, 13 * point
+        for right, up in ((1, 0.4), (1, -0.5), (-1, 0.4), (-1, -0.5), (1, 1.5), (1, -1.6), (-1, 1.5), (-1, -1.6)):
+            left = a + 8 * point if right > 0 else a - 8 * point - width
+            low = b + up * height - height / 2
+            box = (left, low, left + width, low + height)
+            inside = (
+                frame.x0 <= left and left + width <= frame.x1 + 40 * point and frame.y0 <= low and box[3] <= frame.y1
+            )
+            if not inside or any(_overlap(box, other) for other in taken):
+                continue
+            taken.append(box)
+            axis.annotate(
+                text, (x, y), xytext=(8 * right, up * 13), textcoords="offset points", va="center",
+                ha="left" if right > 0 else "right", fontweight="bold" if bold else "normal", color=INK,
+            )  # fmt: skip
+            break
+
+
+def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def listed(said: Sequence[str], most: int = 5) -> str:
+    """The first of several statements as one line, and how many more there are."""
+    more = f"; and {len(said) - most} more" if len(said) > most else ""
+    return "; ".join(said[:most]) + more
+
+
 def beside(axis: Axes, x: float, y: float, text: str) -> None:
     """A value right of the end of a bar."""
     axis.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", ha="left")

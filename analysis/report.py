@@ -20,6 +20,7 @@ from analysis.drawing import style, svg
 from analysis.figures import figures
 from analysis.ingest import parsed
 from analysis.issues import issues
+from analysis.published import stated_minutes
 from analysis.questions import Question, goals, question_of
 from analysis.study import CLASS, NotAnswerableError, Study, heading
 from suite import VERSION
@@ -141,6 +142,7 @@ class Section:
 
     title: str
     table: HtmlTable
+    details: HtmlTable
     remarks: tuple[str, ...] = field(default=())
 
 
@@ -164,6 +166,7 @@ def build(study: Study, verdicts: Sequence[Verdict]) -> Report:
         findings=_findings_table(findings),
         findings_hidden=max(0, len(findings) - FINDINGS_SHOWN),
         systems=_systems(study),
+        systems_differing=_systems_differing(study),
         differing=_differing(study),
         configs=_configs(study),
         logs=_logs(study),
@@ -287,7 +290,9 @@ def _headline(study: Study) -> list[Section]:
     for key, rows in study.results.groupby([*CLASS, "division"], sort=True):
         ordered = rows.sort_values(["round", "score_s", "label"], na_position="last")
         title = f"{heading(*key[:3])} · {key[3]} division"
-        sections.append(Section(title, _headline_table(ordered, title), tuple(_remarks(ordered))))
+        sections.append(
+            Section(title, _headline_table(ordered, title), _details_table(ordered, title), tuple(_remarks(ordered)))
+        )
     return sections
 
 
@@ -303,38 +308,70 @@ def _remarks(rows: pd.DataFrame) -> Iterable[str]:
 
 
 def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
+    """What fits a screen: each score under the name of what it is, scale, convergence, cost."""
     weak = rows["mode"].iloc[0] == "weak"
-    columns: dict[str, list[Any]] = {"system": list(rows["name"]), "round": list(rows["round"])}
+    carried = [
+        f"{name} (from {since})" if since else name
+        for name, since in zip(rows["name"], _text(rows["carried_over_from"]), strict=True)
+    ]
+    columns: dict[str, list[Any]] = {"system": carried}
+    if rows["round"].nunique() > 1:
+        columns["round"] = list(rows["round"])
     if weak:
         columns["models/min"] = list(rows["models_per_min"])
-        columns["models trained"] = list(rows["models"])
     minutes = rows["score_s"] / 60.0
-    columns["time to train all [min]" if weak else "score [min]"] = [
+    columns["time to train all [min]" if weak else "score by the rules [min]"] = [
         value if pd.notna(value) else f"no score: {note}"
         for value, note in zip(minutes, rows["score_note"], strict=True)
     ]
-    columns["with staging [min]"] = list(rows["score_with_staging_s"] / 60.0)
+    if rows["published"].any():
+        columns["official tool prints [min]"] = list((rows["score_tool_s"] / 60.0).where(rows["published"]))
+        stated = stated_minutes()
+        columns["submitter stated [min]"] = [stated[group][0] if group in stated else None for group in rows["group"]]
+    if (rows["staging_before_run_s.mean"] > 0).any():
+        columns["with staging [min]"] = list(rows["score_with_staging_s"] / 60.0)
     if not weak:
         columns["95 % interval [min]"] = _ranges(rows["score_low_s"] / 60.0, rows["score_high_s"] / 60.0)
-    if weak or rows["score_s"].isna().any():
-        columns["mean run [min]"] = list(rows["run_s.mean"] / 60.0)
-    columns["fastest – slowest [min]"] = _ranges(rows["fastest_s"] / 60.0, rows["slowest_s"] / 60.0)
+    columns["mean run [min]"] = list((rows["run_s.mean"] / 60.0).where(rows["score_s"].isna() | weak))
     columns["runs: averaged / reached / started"] = [
         f"{row.n_averaged} / {row.n_reached} / {row.n_started}" for row in rows.itertuples()
     ]
-    columns["submitter"] = list(rows["submitter"])
-    for name, title in (("nodes", "nodes"), ("ranks", "ranks"), ("units", "compute units")):
-        columns[title] = list(rows[name])
+    columns["compute units"] = list(rows["units"])
     columns["global batch"] = list(rows["global_batch_size"])
-    columns["precision"] = list(rows["precision"])
     columns["epochs to target"] = _spread(rows["epochs_to_target.mean"], rows["epochs_to_target.std"])
-    columns["metric reached"] = list(rows["reached_value.mean"])
-    columns["target"] = list(rows["target"])
-    columns["trivial baselines"] = [_baselines(text) for text in rows["baselines"]]
     columns["training [samples/s]"] = list(rows["train_rate.mean"])
     columns["unit hours"] = list(rows["unit_hours"])
-    kept = {name: values for name, values in columns.items() if any(not _absent(value) for value in values)}
-    return _table(kept, caption, strong={"score [min]", "models/min"})
+    return _table(_present(columns), caption, strong={"score by the rules [min]", "models/min"})
+
+
+def _details_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
+    """What the headline table has no room for."""
+    columns: dict[str, list[Any]] = {
+        "system": list(rows["name"]),
+        "round": list(rows["round"]),
+        "submitter": list(rows["submitter"]),
+        "folder": list(rows["system"]),
+        "device": list(rows["device"]),
+        "nodes": list(rows["nodes"]),
+        "ranks": list(rows["ranks"]),
+        "precision": list(rows["precision"]),
+        "fastest – slowest [min]": _ranges(rows["fastest_s"] / 60.0, rows["slowest_s"] / 60.0),
+        "models trained": list(rows["models"]),
+        "metric reached": list(rows["reached_value.mean"]),
+        "target": list(rows["target"]),
+        "trivial baselines": [_baselines(text) for text in rows["baselines"]],
+        "scaling factor shipped": list(rows["scaling_factor"]),
+        "the stated score's source": [stated_minutes().get(group, (0.0, ""))[1] for group in rows["group"]],
+    }
+    return _table(_present(columns), f"{caption}: more")
+
+
+def _present(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    return {name: values for name, values in columns.items() if any(not _absent(value) for value in values)}
+
+
+def _text(values: pd.Series) -> list[str]:
+    return ["" if _absent(value) or value != value else str(value) for value in values]
 
 
 def _baselines(text: object) -> str | None:
@@ -380,13 +417,31 @@ def _findings_table(findings: Sequence[Finding]) -> HtmlTable | None:
     return _table({name: [getattr(f, name) for f in shown] for name in names}, "Findings of the compliance check")
 
 
+SYSTEM_FIELDS = (
+    "system", "round", "submitter", "name", "nodes", "accelerators_per_node", "accelerator", "accelerator_memory",
+    "processors_per_node", "processor", "memory", "storage", "network", "topology", "framework",
+    "operating_system", "described_by", "problem",
+)  # fmt: skip
+
+
 def _systems(study: Study) -> HtmlTable:
     table = study.tables.systems
-    names = ["system", "round", "submitter", "name", "nodes", "accelerators_per_node", "accelerator", "accelerator_memory",
-             "processors_per_node", "processor", "memory", "storage", "network", "topology", "framework",
-             "operating_system", "described_by", "problem"]  # fmt: skip
-    kept = {name.replace("_", " "): list(table[name]) for name in names if table[name].notna().any()}
+    kept = {name.replace("_", " "): list(table[name]) for name in SYSTEM_FIELDS if table[name].notna().any()}
     return _table(kept, "Systems as described by their packages, or as the run collected them")
+
+
+def _systems_differing(study: Study) -> list[HtmlTable]:
+    """Per class with several results, the fields of the description in which their systems differ."""
+    systems = study.tables.systems.set_index("system_key")
+    tables = []
+    for title, rows in study.classes():
+        described = systems.loc[list(rows["system_key"])]
+        unlike = [name for name in SYSTEM_FIELDS[4:-2] if described[name].astype(str).nunique() > 1]
+        if len(rows) > 1 and unlike:
+            columns: dict[str, list[Any]] = {"system": list(rows["label"])}
+            columns |= {name.replace("_", " "): list(described[name]) for name in unlike}
+            tables.append(_table(_present(columns), f"{title}: descriptions that differ"))
+    return tables
 
 
 def _settings(study: Study) -> dict[str, dict[str, Any]]:

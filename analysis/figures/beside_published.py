@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, INK, VERMILION, Diagonals, clip, loglog, panels
+from analysis.drawing import BLUE, VERMILION, Diagonals, clip, loglog, name_points, panels
 from analysis.published import missing, published
 from analysis.study import NotAnswerableError, Study
 
@@ -63,26 +63,23 @@ def draw(study: Study) -> Figure:
         axis.plot(theirs["units"].astype(float), minutes, "o", color=BLUE, markersize=6, alpha=0.75, linestyle="none")
         axis.plot([], [], "o", color=BLUE, label="published")
         best = theirs.assign(minutes=minutes).sort_values("minutes").drop_duplicates("machine")
-        for place, row in enumerate(best.to_dict("records")):
-            axis.annotate(
-                f"{row['machine']} {row['round']}", (row["units"], row["minutes"]),
-                xytext=(7, 5 if place % 2 else -12), textcoords="offset points", color=INK,
-                fontweight="bold" if row["machine"] in NAMED else "normal",
-            )  # fmt: skip
+        named = [
+            (float(row["units"]), row["minutes"], f"{row['machine']} {row['round']}", row["machine"] in NAMED)
+            for row in best.to_dict("records")
+        ]
         mine = (ours["score_s"].fillna(ours["run_s.mean"]) / 60).tolist()
         for (_, row), value in zip(ours.iterrows(), mine, strict=True):
             full = row["size"] == "full"
             axis.plot(
                 [row["units"]], [value], "*", color=VERMILION, markersize=17, mfc=VERMILION if full else "none", mew=1.5
             )
-            text = clip(row["label"], 28) + ("" if full else f"\nsize {clip(row['size'], 12)}: another problem")
-            axis.annotate(
-                text, (row["units"], value), xytext=(11, 0), textcoords="offset points", va="center", color=INK
-            )
+            text = clip(row["label"], 28) + ("" if full else f" (size {clip(row['size'], 12)}, another problem)")
+            named.append((float(row["units"]), value, text, True))
         loglog(axis, [*theirs["units"].astype(float), *ours["units"]], [*minutes, *mine], Diagonals("unit h", 1 / 60))
         axis.set_title(clip(benchmark, 40))
         axis.set_xlabel("compute units (accelerators, or processors where there are none)")
         axis.set_ylabel("time to train [min]")
+        name_points(figure, axis, named)
     return figure
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from analysis.drawing import BLUE, GREY, INK, bars, clip
+from analysis.drawing import BLUE, GREY, INK, bars, clip, listed
 from analysis.statistics import CONFIDENCE, Comparison, compare, holm
 from analysis.study import NotAnswerableError, Study
 
@@ -20,7 +20,7 @@ CAPTION = (
     "comparisons of the panel is above 0.05. The table has exact permutation p values and the smallest ratio that so many "
     "runs would find with 80 % power. Divisions and rounds with other rules stand in one panel but are different tasks."
 )
-ORDER = 14
+ORDER = 56
 
 
 def table(study: Study) -> pd.DataFrame:
@@ -64,7 +64,7 @@ def answer(study: Study) -> str:
         else:
             what = "not distinguishable from"
         said.append(f"{first['class']}: {first['label']} is {what} {first['against']}")
-    return "; ".join(said)
+    return listed(said)
 
 
 def draw(study: Study) -> Figure:

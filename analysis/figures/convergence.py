@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing import BLUE, GREEN, GREY, INK, VERMILION, clip, panels
+from analysis.drawing import BLUE, GREEN, GREY, INK, VERMILION, clip, listed, panels
 from analysis.ingest import parsed
 from analysis.reading import LARGEST_PLAUSIBLE
 from analysis.reference import Limit, reference_limit
@@ -60,7 +60,7 @@ def answer(study: Study) -> str:
             bound = row["reference mean [epochs]"]
             against = f" (reference {bound:.3g})" if pd.notna(bound) else ""
             said.append(f"{row['label']} {row['benchmark']} {row['epochs to target, mean']:.3g}{against}")
-    return "; ".join(said[:6]) + ("; …" if len(said) > 6 else "")
+    return listed(said)
 
 
 def draw(study: Study) -> Figure:

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, GREY, VERMILION, clip, loglog, panels
+from analysis.drawing import BLUE, GREY, VERMILION, clip, listed, loglog, panels
 from analysis.reference import reference_limit, reference_points
 from analysis.study import NotAnswerableError, Study
 
@@ -55,7 +55,7 @@ def answer(study: Study) -> str:
                 f"{benchmark} {size}: batch {low['global_batch_size']:g} to {high['global_batch_size']:g} takes "
                 f"{low['epochs_to_target.mean']:.3g} to {high['epochs_to_target.mean']:.3g} epochs"
             )
-    return "; ".join(said)
+    return listed(said)
 
 
 def draw(study: Study) -> Figure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import INK, clip, legend_of, loglog, looks, panels
+from analysis.drawing import INK, clip, legend_of, listed, loglog, looks, name_points, panels
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and cost"
@@ -34,9 +34,11 @@ def table(study: Study) -> pd.DataFrame:
 
 def answer(study: Study) -> str:
     """The front of each benchmark."""
-    return "; ".join(
-        f"{benchmark} {size}: {', '.join(rows.loc[rows['front']].sort_values('run_s.mean')['label'])}"
-        for (benchmark, size), rows in _shown(study).groupby(["benchmark", "size"], sort=True)
+    return listed(
+        [
+            f"{benchmark} {size}: {', '.join(rows.loc[rows['front']].sort_values('run_s.mean')['label'])}"
+            for (benchmark, size), rows in _shown(study).groupby(["benchmark", "size"], sort=True)
+        ]
     )
 
 
@@ -46,6 +48,7 @@ def draw(study: Study) -> Figure:
     signs = looks(frame["device"])
     classes = list(frame.groupby(["benchmark", "size"], sort=True))
     figure, axes = panels(len(classes), min(2, len(classes)), 3.8, extra_in=0.3 * -(-len(signs) // 4))
+    named = []
     for (key, rows), axis in zip(classes, axes, strict=True):
         for row in rows.to_dict("records"):
             colour, marker = signs[row["device"]]
@@ -57,15 +60,18 @@ def draw(study: Study) -> Figure:
         loglog(axis, (rows["run_s.mean"] / 60).tolist(), rows["unit_hours"].tolist())
         front = rows[rows["front"]].sort_values("run_s.mean")
         axis.step(front["run_s.mean"] / 60, front["unit_hours"], where="post", color=INK, linewidth=1.0, zorder=0)
-        for row in front.to_dict("records"):
-            axis.annotate(
-                clip(row["label"], 28), (row["run_s.mean"] / 60, row["unit_hours"]),
-                xytext=(8, -2), textcoords="offset points", va="top",
-            )  # fmt: skip
+        named.append(
+            [
+                (r["run_s.mean"] / 60, r["unit_hours"], clip(r["label"], 28), bool(r["front"]))
+                for r in rows.to_dict("records")
+            ]
+        )
         axis.set_title(clip(f"{key[0]} · size {key[1]}", 50))
         axis.set_xlabel("time to train [min]")
         axis.set_ylabel("cost [compute unit hours]")
     legend_of(figure, axes[0], signs)
+    for axis, points in zip(axes, named, strict=True):
+        name_points(figure, axis, points)
     return figure
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, GREEN, GREY, PURPLE, VERMILION, bars, beside, clip
+from analysis.drawing import BLUE, GREEN, GREY, PURPLE, VERMILION, bars, beside, clip, listed
 from analysis.reading import LARGEST_PLAUSIBLE
 from analysis.study import NotAnswerableError, Study
 
@@ -54,9 +54,11 @@ def answer(study: Study) -> str:
     columns = [f"{name.replace('_', ' ')} [ms/step]" for name, _, _ in PARTS]
     frame = table(study)
     shares = 100 * frame[columns].div(frame[columns].sum(axis=1), axis=0)
-    return "; ".join(
-        f"{label}: " + ", ".join(f"{row[c]:.0f} % {c.removesuffix(' [ms/step]')}" for c in row.nlargest(2).index)
-        for label, (_, row) in zip(frame["label"], shares.iterrows(), strict=True)
+    return listed(
+        [
+            f"{label}: " + ", ".join(f"{row[c]:.0f} % {c.removesuffix(' [ms/step]')}" for c in row.nlargest(2).index)
+            for label, (_, row) in zip(frame["label"], shares.iterrows(), strict=True)
+        ]
     )
 
 

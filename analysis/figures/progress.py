@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from analysis.drawing import INK, clip, legend_of, looks
+from analysis.drawing import INK, clip, legend_of, looks, name_points
 from analysis.published import ROUNDS, missing, published
 from analysis.study import NotAnswerableError, Study
 
@@ -67,15 +67,15 @@ def draw(study: Study) -> Figure:
     figure = Figure(figsize=(11.0, 4.4), layout="constrained")
     axis = figure.subplots()
     places = {round_: place for place, round_ in enumerate(ROUNDS)}
+    named: list[tuple[float, float, str, bool]] = []
     for benchmark, rows in frame.groupby("benchmark", sort=True):
         colour, marker = signs[benchmark]
         at = [places[round_] for round_ in rows["round"]]
         axis.plot(at, rows["score by the rules [min]"], color=colour, marker=marker, markersize=8)
-        for place, row in zip(at, rows.to_dict("records"), strict=True):
-            axis.annotate(
-                f"{clip(row['machine'], 16)} {row['compute units']:g}", (place, row["score by the rules [min]"]),
-                xytext=(8, 4), textcoords="offset points",
-            )  # fmt: skip
+        named += [
+            (place, r["score by the rules [min]"], f"{clip(r['machine'], 16)} {r['compute units']:g}", False)
+            for place, r in zip(at, rows.to_dict("records"), strict=True)
+        ]
     axis.set_yscale("log")
     low, high = frame["score by the rules [min]"].min(), frame["score by the rules [min]"].max()
     axis.set_ylim(low / 1.6, high * 4)
@@ -87,4 +87,5 @@ def draw(study: Study) -> Figure:
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_ylabel("best time to train [min]")
     legend_of(figure, axis, signs)
+    name_points(figure, axis, named)
     return figure

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, VERMILION, clip, panels
+from analysis.drawing import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, VERMILION, clip, listed, panels
 from analysis.scaling import (
     DASHED_REACH,
     SOLID_REACH,
@@ -69,10 +69,12 @@ def table(study: Study) -> pd.DataFrame:
 def answer(study: Study) -> str:
     """The last size of every series."""
     last = table(study).groupby("series", sort=True).tail(1)
-    return "; ".join(
-        f"{row['series']}: {100 * row['efficiency']:.0f} % at {row['compute units']:g} units "
-        f"(system {100 * row['system']:.0f} %, algorithmic {100 * row['algorithmic']:.0f} %)"
-        for row in last.to_dict("records")
+    return listed(
+        [
+            f"{row['series']}: {100 * row['efficiency']:.0f} % at {row['compute units']:g} units "
+            f"(system {100 * row['system']:.0f} %, algorithmic {100 * row['algorithmic']:.0f} %)"
+            for row in last.to_dict("records")
+        ]
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, ORANGE, PURPLE, bars, beside, clip, seconds
+from analysis.drawing import BLUE, ORANGE, PURPLE, bars, beside, clip, listed, seconds
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Before the run: start-up"
@@ -39,7 +39,7 @@ def answer(study: Study) -> str:
     """Seconds of each result, median rank."""
     frame = table(study)
     total = frame[[f"{title} [s], median rank" for _, title, _ in PARTS]].sum(axis=1)
-    return "; ".join(f"{label} {seconds(value)}" for label, value in zip(frame["label"], total, strict=True))
+    return listed([f"{label} {seconds(value)}" for label, value in zip(frame["label"], total, strict=True)])
 
 
 def draw(study: Study) -> Figure:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, VERMILION, bars, clip
+from analysis.drawing import BLUE, VERMILION, bars, clip, listed
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Training throughput"
@@ -47,9 +47,11 @@ def answer(study: Study) -> str:
     """The most samples per second of each class."""
     rows = table(study).sort_values("train [samples/s], harmonic mean", ascending=False)
     first = rows.groupby(["benchmark", "size", "mode"], sort=True).head(1)
-    return "; ".join(
-        f"{r['benchmark']} {r['size']}: {r['train [samples/s], harmonic mean']:.3g} samples/s ({r['label']})"
-        for r in first.to_dict("records")
+    return listed(
+        [
+            f"{r['benchmark']} {r['size']}: {r['train [samples/s], harmonic mean']:.3g} samples/s ({r['label']})"
+            for r in first.to_dict("records")
+        ]
     )
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing import BLUE, VERMILION, beside, clip, panels
+from analysis.drawing import BLUE, VERMILION, beside, clip, listed, panels
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Throughput mode"
@@ -43,9 +43,11 @@ def table(study: Study) -> pd.DataFrame:
 def answer(study: Study) -> str:
     """The most models per minute of each benchmark."""
     rows = table(study).sort_values("models/min", ascending=False).groupby(["benchmark", "size"], sort=True).head(1)
-    return "; ".join(
-        f"{r['benchmark']} {r['size']}: {r['models/min']:.3g} models/min ({r['label']})"
-        for r in rows.to_dict("records")
+    return listed(
+        [
+            f"{r['benchmark']} {r['size']}: {r['models/min']:.3g} models/min ({r['label']})"
+            for r in rows.to_dict("records")
+        ]
     )
 
 

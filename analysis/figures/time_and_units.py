@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import Diagonals, clip, legend_of, loglog, looks, panels, seconds
+from analysis.drawing import Diagonals, clip, legend_of, listed, loglog, looks, name_points, panels, seconds
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and machine size"
@@ -17,7 +17,8 @@ CAPTION = (
     "One panel per benchmark and size. A small dot is a run that reached the target, the large sign is the score "
     "(hollow: the mean, where there is no score; or carried over from an earlier round). A ring marks the open division. "
     "Colour and sign tell the accelerator, or the processor where there is none. Dashed lines are equal cost in unit "
-    "hours; the fastest and the cheapest are named. Throughput mode, where many runs share a machine, is "
+    "hours; the fastest and the cheapest are bold; names without room are left out. "
+    "Throughput mode, where many runs share a machine, is "
     "left out. Rounds with other rules or data stand in one panel but are not ranked."
 )
 ORDER = 15
@@ -51,7 +52,7 @@ def answer(study: Study) -> str:
             f"{benchmark} {size}: fastest {fast['label']} ({seconds(fast['run_s.mean'])}), cheapest {cheap['label']} "
             f"({cheap['unit_hours']:.3g} unit h)"
         )
-    return "; ".join(said)
+    return listed(said)
 
 
 def draw(study: Study) -> Figure:
@@ -60,6 +61,7 @@ def draw(study: Study) -> Figure:
     signs = looks(frame["device"])
     classes = list(frame.groupby(["benchmark", "size"], sort=True))
     figure, axes = panels(len(classes), min(2, len(classes)), 4.2, extra_in=0.3 * -(-len(signs) // 4))
+    named = []
     for (key, rows), axis in zip(classes, axes, strict=True):
         for row in rows.to_dict("records"):
             colour, marker = signs[row["device"]]
@@ -71,15 +73,14 @@ def draw(study: Study) -> Figure:
             if row["division"] == "open":
                 axis.plot(*place, "o", color=colour, markersize=15, mfc="none", mew=1.0, linestyle="none")
         loglog(axis, rows["units"].tolist(), (rows["run_s.mean"] / 60).tolist(), Diagonals("unit h", 1 / 60))
-        for row in (rows.loc[rows["run_s.mean"].idxmin()], rows.loc[rows["unit_hours"].idxmin()]):
-            text = clip(row["label"], 30)
-            axis.annotate(
-                text, (row["units"], _minutes(row)), xytext=(-9, -4), textcoords="offset points", ha="right", va="top"
-            )
+        best = {rows["run_s.mean"].idxmin(), rows["unit_hours"].idxmin()}
+        named.append([(r["units"], _minutes(r), clip(r["label"], 30), i in best) for i, r in rows.iterrows()])
         axis.set_title(clip(f"{key[0]} · size {key[1]}", 50))
         axis.set_xlabel("compute units")
         axis.set_ylabel("time to train [min]")
     legend_of(figure, axes[0], signs)
+    for axis, points in zip(axes, named, strict=True):
+        name_points(figure, axis, points)
     return figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import Diagonals, clip, legend_of, loglog, looks, panels
+from analysis.drawing import Diagonals, clip, legend_of, listed, loglog, looks, panels
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Batch, epochs, throughput, units"
@@ -50,7 +50,7 @@ def answer(study: Study) -> str:
             f"{small['epochs_to_target.mean']:.3g} to {large['epochs_to_target.mean']:.3g}, samples/s "
             f"{small['train_rate.mean']:.3g} to {large['train_rate.mean']:.3g}"
         )
-    return "; ".join(said)
+    return listed(said)
 
 
 def draw(study: Study) -> Figure:
