@@ -14,7 +14,7 @@ from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.autotune import Autotuner, measure_flops, measure_network, trial_timer
 from workloads.moe.config import MoEConfig, ranks_per_expert, valid_r
 from workloads.moe.layer import MoELayer
-from workloads.moe.phases import LayerTimer, Load
+from workloads.moe.phases import COMMUNICATION, EXPERTS, LayerTimer, Load
 
 
 def expert_mesh(config: MoEConfig, world: World, *, cuda: bool) -> ExpertMesh:
@@ -61,18 +61,31 @@ class MoEMonitor:
             layer.marker = self._timer
 
     def flush(self, world: World) -> dict[str, Any]:
-        """``phases``: seconds, mean over ranks; ``load``: per layer, over all ranks' tokens; then start over."""
+        """What happened since the last flush, over all ranks; then start over. Every rank calls. Empty without MoE layers.
+
+        ``phases``: seconds, mean over ranks. ``load``: per layer. ``efficiency``: seconds the layers waited for
+        communication; the experts' TFLOP/s per rank while they ran, of rows that hold a token and of all rows.
+        """
         if not self._layers:
             return {}
         total = world.sum(self._timer.flush())
-        stats: dict[str, Any] = {"phases": {name: value / world.size for name, value in total.items()}, "load": {}}
+        phases = {name: value / world.size for name, value in total.items()}
+        loads, useful, executed = {}, 0.0, 0.0
         for name, layer in self._layers.items():
-            load = layer.load
-            sums = world.sum({str(i): float(value) for i, value in enumerate(_vector(load))})
+            load, own = layer.load, layer.config
+            sums = list(world.sum({str(i): value for i, value in enumerate(_vector(load))}).values())
             needed = world.summary(float(load.needed_factor))["max"]
-            stats["load"][name] = _report(list(sums.values()), needed)
-            layer.load = Load.empty(layer.config.experts, load.assigned_E.device)
-        return stats
+            loads[name] = _report(sums, needed)
+            flops = 6e-12 * (3 if own.activation == "swiglu" else 2) * layer.width * own.hidden / world.size
+            useful, executed = useful + flops * sums[-2], executed + flops * sums[-1]
+            layer.load = Load.empty(own.experts, load.assigned_E.device)
+        seconds = phases[EXPERTS] + phases[f"{EXPERTS}_backward"]
+        efficiency = {
+            "exposed_communication_s": sum(phases[name] for name in COMMUNICATION),
+            "useful_tflops": useful / seconds if seconds else 0.0,
+            "executed_tflops": executed / seconds if seconds else 0.0,
+        }
+        return {"phases": phases, "load": loads, "efficiency": efficiency}
 
 
 def _vector(load: Load) -> list[float]:

@@ -21,6 +21,8 @@ UNPERMUTE = "unpermute"
 FORWARD = (GATE, PERMUTE, COUNTS, GATHER, DISPATCH, EXPERTS, COMBINE, UNPERMUTE)
 BACKWARD = tuple(f"{name}_backward" for name in (UNPERMUTE, COMBINE, EXPERTS, DISPATCH, PERMUTE, GATE))
 PHASES = FORWARD + BACKWARD
+COMMUNICATION = (COUNTS, GATHER, DISPATCH, COMBINE, f"{DISPATCH}_backward", f"{COMBINE}_backward")
+MAX_MARKS = 200_000  # a timer that nobody reads forgets
 
 
 class Marker(Protocol):
@@ -50,6 +52,8 @@ class LayerTimer:
 
     def mark(self, phase: str | None) -> None:
         """End ``phase`` here."""
+        if len(self._marks) == MAX_MARKS:
+            self._marks = []
         self._marks.append((phase, self._clock.stamp()))
 
     def flush(self) -> dict[str, float]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from suite.config import RunConfig
 from suite.distributed import World
-from suite.timing import Clock
+from suite.timing import CudaClock, HostClock
 from suite.workload import Optimization, Work
 from workloads.moe.autotune import Autotuner
 from workloads.moe.config import ranks_per_expert
@@ -43,15 +43,16 @@ class MoELM:
 
     def build_model(self, world: World) -> nn.Module:
         """The model from torch's current seed; with expert parallelism this rank's share of the experts."""
-        mesh = None
-        moe = self._own.moe
+        mesh, moe = None, self._own.moe
+        cuda = self.config.device != "cpu" and torch.cuda.is_available()
         if moe.expert_parallel and not self._own.dense and world.size > 1:
             ranks_per_expert(moe.experts, world.size)
-            mesh = expert_mesh(moe, world, cuda=self.config.device != "cpu" and torch.cuda.is_available())
+            mesh = expert_mesh(moe, world, cuda=cuda)
             self._ranks = world.size
         model = MoELanguageModel(self._own, mesh)
         if mesh is not None:
             isolate_experts(model, world.size)
+        self._monitor = MoEMonitor(model.moe_layers(), CudaClock() if cuda else HostClock())
         return model
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
@@ -127,12 +128,11 @@ class MoELM:
         """Of the whole model, whatever share of the experts this rank has."""
         return parameter_count(self._own)
 
-    def window_stats(self, model: nn.Module, clock: Clock, world: World) -> dict[str, Any]:
-        """Phases and load of the MoE layers since the last call, over all ranks; every rank calls at every window's end."""
+    def window_stats(self, world: World) -> dict[str, Any]:
+        """Phases, load and efficiency of the MoE layers since the last call; every rank calls, at the end of every window."""
         if self._monitor is None:
-            self._monitor = MoEMonitor(cast(MoELanguageModel, model).moe_layers(), clock)
             return {}
         stats = self._monitor.flush(world)
-        if self._tuner is not None and self._tuner.decisions:
+        if self._tuner is not None:
             stats["autotuned"] = [decision.event() for decision in self._tuner.decisions.values()]
         return stats

@@ -39,8 +39,6 @@ def train(world: World, overrides: tuple[str, ...]) -> tuple[list[float], float,
     optimization = workload.build_optimizer(model, STEPS)
     device = torch.device("cpu")
     wrapped = wrap(model, world, device, PhaseTimer(HostClock()))
-    clock = HostClock()
-    workload.window_stats(model, clock, world)
     text = torch.randint(0, 256, (STEPS + 1, BATCH, 65), generator=torch.Generator().manual_seed(1)).byte()
     losses = []
     for step in range(STEPS):
@@ -58,7 +56,7 @@ def train(world: World, overrides: tuple[str, ...]) -> tuple[list[float], float,
         for name, value in workload.eval_stats(model, {"bytes": mine}).items():
             totals[name] += float(value)
     model.train()
-    return losses, workload.metrics(world.sum(totals))["eval_error"], workload.window_stats(model, clock, world)
+    return losses, workload.metrics(world.sum(totals))["eval_error"], workload.window_stats(world)
 
 
 def run_rank(rank: int, ranks: int, store: Path) -> None:
@@ -74,6 +72,9 @@ def run_rank(rank: int, ranks: int, store: Path) -> None:
         (load,) = stats["load"].values()
         assert sum(load["tokens_per_expert"]) == STEPS * BATCH * 64 * 2
         assert stats["phases"]["experts"] > 0
+        assert 0 < stats["efficiency"]["useful_tflops"] == stats["efficiency"]["executed_tflops"]
+        moves_tokens = bool(form) and "parallel_r=0" not in form
+        assert (stats["phases"]["a2a_dispatch"] > 0) == (stats["phases"]["a2a_combine_backward"] > 0) == moves_tokens
         assert ("autotuned" in stats) == ("autotune=true" in form)
         if rank == 0:
             print(f"same losses: {' '.join(form) or 'data parallel'}", flush=True)
