@@ -1,0 +1,83 @@
+"""Run benchmarks and keep what they print, dated, with the machine it was measured on.
+
+    python benchmarks/keep.py [NAME ...]        one file per benchmark: benchmarks/results/<date>-<name>.txt
+
+The load average is in the header of each file: on a machine that was not quiet, only ratios inside one run mean something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+MPIEXEC = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2"]
+DATA = ["--data", "data/cosmoflow-mini"]
+COMMANDS: dict[str, list[list[str]]] = {
+    "harness_overhead": [
+        [sys.executable, "benchmarks/harness_overhead.py", "--size", "mini", *DATA],
+        [*MPIEXEC, sys.executable, "benchmarks/harness_overhead.py", "--size", "mini", *DATA],
+    ],
+    "rank_invariance": [
+        [sys.executable, "benchmarks/rank_invariance.py", "--size", "mini", "--seed", seed, *DATA] for seed in "1234"
+    ],
+    "staging": [[sys.executable, "benchmarks/staging.py"], [sys.executable, "benchmarks/staging.py", "--cold"]],
+    "generator": [[sys.executable, "benchmarks/generator.py"]],
+    "cosmoflow_step": [[sys.executable, "benchmarks/cosmoflow_step.py"]],
+    "startup": [[sys.executable, "benchmarks/startup.py"]],
+    "ingest": [[sys.executable, "benchmarks/ingest.py"]],
+    "moe": [[sys.executable, "benchmarks/moe.py"]],
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(COMMANDS)}; default: all")
+    names = parser.parse_args().names or list(COMMANDS)
+    unknown = sorted(set(names) - set(COMMANDS))
+    if unknown:
+        parser.error(f"unknown benchmark {unknown[0]!r}; benchmarks: {', '.join(COMMANDS)}")
+    return max(keep(name) for name in names)
+
+
+def keep(name: str) -> int:
+    now = datetime.now(UTC)
+    path = HERE / "results" / f"{now:%Y-%m-%d}-{name}.txt"
+    text, worst = header(now), 0
+    for command in COMMANDS[name]:
+        shown = " ".join(Path(word).name if word.startswith("/") else word for word in command)
+        print(f"$ {shown}", flush=True)
+        done = subprocess.run(
+            command, cwd=HERE.parent, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+        )
+        text += f"\n$ {shown}\n{done.stdout}" + (
+            f"exit code {done.returncode}\n{done.stderr}" if done.returncode else ""
+        )
+        print(done.stdout + done.stderr, flush=True)
+        worst = max(worst, abs(done.returncode))
+    path.write_text(text)
+    return worst
+
+
+def header(now: datetime) -> str:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True
+    ).stdout.strip()
+    cpu = next(
+        (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name")), ""
+    )
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    return (
+        f"{now:%Y-%m-%d %H:%M} UTC, commit {commit}; {cpu}, {len(os.sched_getaffinity(0))} cores, load average {load} before\n"
+        f"Python {platform.python_version()}, torch {version('torch')}, numpy {version('numpy')}, {platform.system()} {platform.release()}\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
