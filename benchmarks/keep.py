@@ -69,13 +69,13 @@ def header(now: datetime) -> str:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True
     ).stdout.strip()
-    cpu = next(
-        (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name")), ""
-    )
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return (
         f"{now:%Y-%m-%d %H:%M} UTC, commit {commit}; {cpu}, {len(os.sched_getaffinity(0))} cores, load average {load} before\n"
-        f"Python {platform.python_version()}, torch {version('torch')}, numpy {version('numpy')}, {platform.system()} {platform.release()}\n"
+        f"Python {platform.python_version()}, torch {version('torch')}, numpy {version('numpy')}, "
+        f"{platform.system()} {platform.release()}\n"
     )
 
 
