@@ -7,8 +7,8 @@ event, so that the clock is judged as if all were there. Whatever the pattern do
 
 from __future__ import annotations
 
+import json
 import re
-from itertools import pairwise
 from pathlib import Path
 
 from suite.mllog import Event, Log, Problem, parse_line
@@ -24,32 +24,57 @@ def read_to_judge(path: Path) -> Log:
     at, number, skipped = 0, 1, 0
     for block in _STEPS.finditer(data):
         begin, end = block.span()
-        times = [int(time) for time in _TIME.findall(data, begin, end)]
-        if len(times) < 3 or (begin > 0 and data[begin - 1] != _NEWLINE) or any(a > b for a, b in pairwise(times)):
+        lines = data[begin : end - 1].split(b"\n")
+        times = [line[_TIME] for line in lines]  # of one length, so that their order is that of the numbers
+        if len(lines) < 3 or (begin > 0 and data[begin - 1] != _NEWLINE) or times != sorted(times):
             continue
-        first, last = data.index(b"\n", begin) + 1, data.rindex(b"\n", begin, end - 1) + 1
-        number = _parse(data[at:first], number, events, problems) + len(times) - 2
-        skipped += len(times) - 2
-        at = last
+        _parse(data[at : begin + len(lines[0]) + 1], number, events, problems)
+        number += data.count(b"\n", at, begin) + len(lines) - 1
+        skipped += len(lines) - 2
+        at = end - 1 - len(lines[-1])
     _parse(data[at:], number, events, problems)
     return Log(path, tuple(events), tuple(problems), skipped)
 
 
 _NEWLINE = 10
-_NUMBER = rb"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,20})?(?:[eE][+-]?[0-9]{1,2})?"
+_HEAD = rb':::MLLOG {"namespace": "", "time_ms": '
+_TIME = slice(len(_HEAD), len(_HEAD) + 13)
+_NUMBER = rb"-?(?:0|[1-9][0-9]{0,14}+)(?:\.[0-9]{1,20}+)?+(?:[eE][+-]?+[0-9]{1,2}+)?+"
 _STEPS = re.compile(
-    rb'(?::::MLLOG \{"namespace": "", "time_ms": [1-9][0-9]{0,14}, "event_type": "[A-Z_]{1,40}", "key": "(?:%b)", "value": %b, '
-    rb'"metadata": \{"file": "[^"\\\x00-\x1f]{0,400}+"(?:, "[a-z_]{1,40}": %b){0,9}+\}\}\n)++'
-    % ("|".join(STEP_KEYS).encode(), _NUMBER, _NUMBER)
+    rb'(?:%b[1-9][0-9]{12}, "event_type": "[A-Z_]{1,40}+", "key": "(?:%b)", "value": %b, '
+    rb'"metadata": \{"file": "[^"\\\x00-\x1f]{0,400}+"(?:, "[a-z_]{1,40}+": %b){0,9}+\}\}\n)++'
+    % (re.escape(_HEAD), "|".join(STEP_KEYS).encode(), _NUMBER, _NUMBER)
 )
-_TIME = re.compile(rb'^:::MLLOG \{"namespace": "", "time_ms": ([0-9]+)', re.MULTILINE)
 
 
-def _parse(data: bytes, number: int, events: list[Event], problems: list[Problem]) -> int:
-    """Append what stands in these lines, the first of which is line ``number``; returns the number of the line after."""
-    lines = data.split(b"\n")
-    for line, raw in enumerate(lines, start=number):
-        if b":::MLLOG" in raw:
+def _parse(data: bytes, number: int, events: list[Event], problems: list[Problem]) -> None:
+    """Append what stands in these lines, the first of which is line ``number``."""
+    for line, raw in enumerate(data.split(b"\n"), start=number):
+        event = _plain_event(raw, line) if raw.startswith(b":::MLLOG {") else None
+        if event is not None:
+            events.append(event)
+        elif b":::MLLOG" in raw:
             for item in parse_line(raw, line):
                 (events if isinstance(item, Event) else problems).append(item)  # type: ignore[arg-type]
-    return number + len(lines) - 1
+
+
+_SCAN = json.JSONDecoder().scan_once
+_FIELDS = frozenset({"key", "value", "time_ms", "event_type", "metadata"})
+_LARGEST_MS = 2**53  # integers up to here are floats exactly
+
+
+def _plain_event(raw: bytes, line: int) -> Event | None:
+    """The event of a line that is nothing else, as nearly all are; None: `parse_line` must look at it."""
+    try:
+        text = raw.decode()
+        record, end = _SCAN(text, 9)
+    except (ValueError, StopIteration, RecursionError):
+        return None
+    if end != len(text) or not record.keys() >= _FIELDS:
+        return None
+    key, time_ms, metadata = record["key"], record["time_ms"], record["metadata"]
+    if type(key) is not str or not key or type(time_ms) is not int or type(metadata) is not dict:
+        return None
+    if not 0 <= time_ms < _LARGEST_MS:
+        return None
+    return Event(key, record["value"], float(time_ms), str(record["event_type"]), metadata, line)

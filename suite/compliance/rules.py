@@ -184,7 +184,7 @@ def key_conflict(context: LogContext) -> Iterator[Found]:
 @log_rule("key-value", "every value is one that the ruleset or the card allows", f"{HPC} 4 and the workload's card")
 def key_value(context: LogContext) -> Iterator[Found]:
     for key, rule in _key_rules(context).items():
-        for event in context.by_key.get(key, ()):
+        for event in context.by_key.get(key, ()) if rule.asks else ():
             problem = None if event.value is None and key == mllog.SEED else rule.problem(event.value)
             if problem:
                 yield event.line, f"{key} = {brief(event.value)}: {problem}"

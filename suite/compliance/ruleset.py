@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,11 @@ class KeyRule(Constraint):
     length: int | None = None
     length_at_least: int | None = None
     each: KeyRule | None = Field(None, description="asked of a number or of every number of a list")
+
+    @cached_property
+    def asks(self) -> bool:
+        """True if not every value will do."""
+        return self.model_dump(exclude={"count"}) != KeyRule().model_dump(exclude={"count"})
 
     def problem(self, value: Any) -> str | None:
         """What is wrong with a value, as the end of a sentence; None if nothing is."""
