@@ -32,7 +32,8 @@ class Envelope(nn.Module):
     def forward(self, x_E: Tensor) -> Tensor:
         """The envelope, of one per edge."""
         power_E = x_E ** (self.p - 1)
-        return 1 / x_E + power_E * (self.a + x_E * (self.b + self.c * x_E))
+        value_E: Tensor = 1 / x_E + power_E * (self.a + x_E * (self.b + self.c * x_E))
+        return value_E
 
 
 class RadialBasis(nn.Module):
@@ -45,7 +46,8 @@ class RadialBasis(nn.Module):
 
     def forward(self, x_E: Tensor) -> Tensor:
         """(E, K)."""
-        return self.envelope(x_E)[:, None] * torch.sin(self.frequency_K * x_E[:, None])
+        envelope_E: Tensor = self.envelope(x_E)
+        return envelope_E[:, None] * torch.sin(self.frequency_K * x_E[:, None])
 
 
 class SphericalRadialBasis(nn.Module):
@@ -79,7 +81,8 @@ class SphericalRadialBasis(nn.Module):
         """(E, L, K)."""
         phase_EQ = x_E[:, None] * self.wave_Q
         values = torch.cat([torch.cos(phase_EQ), torch.sin(phase_EQ)], dim=1) @ self.coefficients
-        return (values * self.envelope(x_E)[:, None]).view(len(x_E), self.angular, -1)
+        values_ELK: Tensor = (values * self.envelope(x_E)[:, None]).view(len(x_E), self.angular, -1)
+        return values_ELK
 
 
 def angular_basis(cosine_T: Tensor, count: int) -> Tensor:

@@ -86,7 +86,7 @@ def inverse_cell(cell: Floats) -> Floats:
     edges = float(np.prod(np.sqrt(np.einsum("ij,ij->i", cell, cell))))
     if not volume > FLATTEST_CELL * edges:  # also if anything is NaN
         raise ValueError(f"the cell {cell.tolist()} has no volume")
-    return np.linalg.inv(cell)
+    return np.asarray(np.linalg.inv(cell), dtype=np.float64)
 
 
 def _images(position: Floats, cell: Floats, cutoff: float) -> tuple[Ints, Ints, Floats]:

@@ -63,7 +63,8 @@ class DimeNetPlusPlus(nn.Module):
             x_EH = block(x_EH, rbf_EK, bessel_ELK, angles)
             energy_A = energy_A + output(x_EH, rbf_EK, target_E, atoms)
         structures = len(batch["energy"])
-        return energy_A.new_zeros(structures).index_add(0, batch["structure"], energy_A)
+        energy_N: Tensor = energy_A.new_zeros(structures).index_add(0, batch["structure"], energy_A)
+        return energy_N
 
     def _angles(self, unit_E3: Tensor, batch: Mapping[str, Tensor]) -> Angles:
         into_T, out_T = batch["into"], batch["out"]
@@ -136,9 +137,10 @@ class _SparseProduct(torch.autograd.Function):
         return F.embedding_bag(columns, rows, begins, mode="sum", per_sample_weights=values, include_last_offset=True)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """The product with the transposed matrix."""
-        return _SparseProduct.apply(gradient.contiguous(), ctx.transposed, ctx.matrix), None, None
+        product = _SparseProduct.apply(gradient.contiguous(), ctx.transposed, ctx.matrix)  # type: ignore[no-untyped-call]
+        return product, None, None
 
 
 class _Silu(torch.autograd.Function):
@@ -151,7 +153,7 @@ class _Silu(torch.autograd.Function):
         return F.silu(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """Gradient times the first derivative."""
         slope: Tensor = _SiluBackward.apply(gradient, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
         return slope
@@ -162,11 +164,12 @@ class _SiluBackward(torch.autograd.Function):
     def forward(ctx: Any, gradient: Tensor, x: Tensor) -> Tensor:
         """Gradient times the first derivative at x."""
         ctx.save_for_backward(gradient, x)
-        return torch.ops.aten.silu_backward(gradient, x)  # type: ignore[no-any-return]
+        slope: Tensor = torch.ops.aten.silu_backward(gradient, x)
+        return slope
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[misc]
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor]:
         """By the gradient, and by x: s (1 - s) (2 + x (1 - 2 s)) is the second derivative, s the sigmoid."""
         gradient, x = ctx.saved_tensors
         s = torch.sigmoid(x)
@@ -230,7 +233,8 @@ class InteractionBlock(nn.Module):
         by_order_LKB = self.lin_sbf1.weight.view(-1, *bessel_ELK.shape[1:]).permute(1, 2, 0)
         weighted_LEC = bessel_ELK.transpose(0, 1) @ (by_order_LKB @ self.lin_sbf2.weight.t()) * x_EC
         h_EH = self.before_skip(x_ji_EH + silu(self.lin_up(angles.sum(weighted_LEC))))
-        return self.after_skip(silu(self.lin(h_EH)) + x_EH)
+        x_EH = self.after_skip(silu(self.lin(h_EH)) + x_EH)
+        return x_EH
 
 
 class OutputBlock(nn.Module):

@@ -7,6 +7,7 @@ Stoltze & Nørskov, doi:10.1016/0039-6028(96)00816-3). What is learnt from it is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -53,19 +54,21 @@ def require_ase() -> None:
         raise ValueError("open_catalyst: generating data needs ase: pip install 'mlhpc[open_catalyst]'") from None
 
 
-def _draw(surfaces: Surfaces, random: Generator) -> Any:
-    from ase.build import add_vacuum, fcc100, fcc111, molecule
-    from ase.constraints import FixAtoms
-    from ase.data import chemical_symbols
+def _ase(name: str) -> Any:
+    """A module of ASE, imported when it is needed: the package is optional and has no types."""
+    return import_module(f"ase.{name}")
 
-    face = (fcc111, fcc100)[random.integers(2)]
+
+def _draw(surfaces: Surfaces, random: Generator) -> Any:
+    build, constraints, data = (_ase(name) for name in ("build", "constraints", "data"))
+    face = (build.fcc111, build.fcc100)[random.integers(2)]
     host, guest = (str(metal) for metal in random.choice(surfaces.metals, 2, replace=False))
     shape = surfaces.shapes[random.integers(len(surfaces.shapes))]
     slab = face(host, size=shape, vacuum=0.0, periodic=True)
     layer = slab.get_tags().copy()  # 1 is the top
     if random.random() < 0.5:
-        slab.numbers[random.random(len(slab)) < random.uniform(0.1, 0.5)] = chemical_symbols.index(guest)
-    adsorbate = molecule(str(random.choice(surfaces.adsorbates)))
+        slab.numbers[random.random(len(slab)) < random.uniform(0.1, 0.5)] = data.chemical_symbols.index(guest)
+    adsorbate = build.molecule(str(random.choice(surfaces.adsorbates)))
     vectors = np.linalg.qr(random.normal(size=(3, 3)))[0]
     turned = (adsorbate.positions - adsorbate.positions[0]) @ vectors
     site = random.random(2) @ slab.cell[:2, :2]
@@ -76,22 +79,19 @@ def _draw(surfaces: Surfaces, random: Generator) -> Any:
     tags = np.where(layer == 1, 1, 0)
     system = slab + adsorbate
     system.set_tags(np.concatenate([tags, np.full(len(adsorbate), 2)]))
-    add_vacuum(system, 2 * VACUUM_ANGSTROM)
+    build.add_vacuum(system, 2 * VACUUM_ANGSTROM)
     system.pbc = True
-    system.set_constraint(FixAtoms(mask=np.concatenate([lowest, np.zeros(len(adsorbate), dtype=bool)])))
+    system.set_constraint(constraints.FixAtoms(mask=np.concatenate([lowest, np.zeros(len(adsorbate), dtype=bool)])))
     return system
 
 
 def _relax(system: Any, surfaces: Surfaces, number: int) -> list[Structure] | None:
     """Frames spread over a BFGS relaxation; None if it ends too early or meets forces that are too large."""
-    from ase.calculators.emt import EMT
-    from ase.optimize import BFGS
-
-    system.calc = EMT()
+    system.calc = _ase("calculators.emt").EMT()
     fixed = np.zeros(len(system), dtype=bool)
     fixed[system.constraints[0].index] = True
     states = []
-    for _ in BFGS(system, logfile=None).irun(fmax=0.01, steps=surfaces.steps):
+    for _ in _ase("optimize").BFGS(system, logfile=None).irun(fmax=0.01, steps=surfaces.steps):
         force = system.get_forces(apply_constraint=False)
         if np.abs(force).max() > LARGEST_FORCE:
             return None

@@ -61,7 +61,7 @@ class OpenCatalyst:
         loss = own.force_coefficient * ranks * (error_A * batch["free"]).sum() / counts_R2[:, 0].sum().float()
         if own.energy_coefficient:
             loss = loss + own.energy_coefficient * self._energy_error(energy_N, batch).abs().mean()
-        return loss
+        return cast(Tensor, loss)
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sums of absolute and squared errors of force components on free atoms, in eV/angstrom, and their number."""
