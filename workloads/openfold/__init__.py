@@ -1,0 +1,14 @@
+"""OpenFold: the structure of a protein from its sequence and its relatives, AlphaFold 2's network. No torch."""
+
+from pathlib import Path
+
+from suite.workload import Descriptor
+from workloads.openfold.config import OpenFoldConfig
+
+DESCRIPTOR = Descriptor(
+    name="openfold",
+    folder=Path(__file__).parent,
+    hyperparameters=OpenFoldConfig,
+    implementation="workloads.openfold.workload:OpenFold",
+    generator="workloads.openfold.generate",
+)

@@ -1,0 +1,112 @@
+"""From mmCIF structures with A3M alignments to the suite's shards. Downloads nothing, unpickles nothing."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from suite.distributed import World
+from workloads.openfold import residues
+from workloads.openfold.alignment_files import read_a3m, read_fasta
+from workloads.openfold.build import SPLITS, Arrays, Piece, build_proteins
+from workloads.openfold.features import Protein
+from workloads.openfold.mmcif import read_chain
+from workloads.openfold.shard_form import NO_TEMPLATES, shard_arrays
+
+CONVERTER_VERSION = 1
+CHAINS_PER_SHARD = 128
+VALIDATION_EVERY = 9  # of the files of a folder without splits
+CHAIN_IN_NAME = re.compile(r"^[0-9][0-9a-zA-Z]{3}_([0-9a-zA-Z]+)$")  # 1abc_A: the chain of an entry
+WHERE_THE_DATA_ARE = (
+    "openfold: the public data are not downloaded here, because compute nodes have no internet: structures are at "
+    "https://files.rcsb.org (mmCIF), alignments in OpenProteinSet (s3://openfold, A3M). Lay them out as "
+    "FOLDER/train and FOLDER/validation with <entry>_<chain>.cif and <entry>_<chain>.a3m (or .fasta) beside it, then: "
+    "mlhpc data convert openfold FOLDER"
+)
+
+
+def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
+    """Write the sharded form of a folder of ``*.cif`` files, each with an ``.a3m`` or ``.fasta`` of the same name if there is one.
+
+    Subfolders ``train`` and ``validation`` are the splits. Without them every ninth file, by name, goes to validation.
+    ``1abc_A.cif`` means chain A; of any other name the first chain is taken. Without an alignment the sequence stands alone.
+    """
+    problem = None
+    files: dict[str, list[Path]] = {}
+    try:
+        files = _survey(source)
+    except (OSError, ValueError) as error:
+        problem = error
+    world.check_together(problem)
+    recipe: dict[str, Any] = {
+        "name": "converted",
+        "version": CONVERTER_VERSION,
+        "source": str(source),
+        "files": {split: len(found) for split, found in files.items()},
+    }
+    pieces = []
+    for number, split in enumerate(SPLITS):
+        for shard, begin in enumerate(range(0, len(files[split]), CHAINS_PER_SHARD)):
+            chosen = files[split][begin : begin + CHAINS_PER_SHARD]
+            pieces.append(Piece(split, shard, partial(_shard, chosen, number * 2**32 + begin)))
+    build_proteins(root, recipe, pieces, size=size or "full", seed=0, world=world)
+
+
+def fetch(destination: Path, *, source: str | None = None) -> None:
+    """Nothing is fetched: ValueError says where the data are."""
+    raise ValueError(WHERE_THE_DATA_ARE)
+
+
+def read_protein(path: Path) -> Protein:
+    """One mmCIF file with what lies beside it. ValueError says file, line and what was expected."""
+    match = CHAIN_IN_NAME.match(path.stem)
+    chain = read_chain(path, match.group(1) if match else None)
+    msa, deletions = chain.aatype[None], np.zeros((1, len(chain.aatype)), np.uint8)
+    a3m, fasta = path.with_suffix(".a3m"), path.with_suffix(".fasta")
+    if a3m.exists():
+        msa, deletions = read_a3m(a3m)
+        _same_sequence(a3m, msa[0], path, chain.aatype)
+    elif fasta.exists():
+        _, text = read_fasta(fasta)[0]
+        try:
+            _same_sequence(fasta, residues.encode(text), path, chain.aatype)
+        except ValueError as error:
+            raise ValueError(f"{error}" if str(error).startswith(str(fasta)) else f"{fasta}: line 1: {error}") from None
+    return Protein(chain.aatype, chain.residue_index, chain.atoms, chain.atom_mask, msa, deletions, *NO_TEMPLATES)
+
+
+def _same_sequence(path: Path, sequence: Any, structure: Path, aatype: Any) -> None:
+    if len(sequence) != len(aatype):
+        raise ValueError(f"{path}: line 1: {len(sequence)} residues, but {len(aatype)} in {structure.name}")
+    different = np.flatnonzero((sequence != aatype) & (sequence < residues.UNKNOWN) & (aatype < residues.UNKNOWN))
+    if len(different):
+        place = int(different[0])
+        letters = residues.LETTERS
+        raise ValueError(
+            f"{path}: line 1: residue {place + 1} is {letters[sequence[place]]}, but {letters[aatype[place]]} in {structure.name}"
+        )
+
+
+def _survey(source: Path) -> dict[str, list[Path]]:
+    if not source.is_dir():
+        raise ValueError(f"{source}: expected a folder of *.cif files")
+    files = {split: sorted((source / split).glob("*.cif")) for split in SPLITS}
+    if not any(files.values()):
+        every = sorted(source.glob("*.cif"))
+        held_out = set(every[VALIDATION_EVERY - 1 :: VALIDATION_EVERY] or every[-1:])
+        files = {
+            "train": [path for path in every if path not in held_out],
+            "validation": [path for path in every if path in held_out],
+        }
+    empty = [split for split in SPLITS if not files[split]]
+    if empty:
+        raise ValueError(f"{source}: no *.cif file for the {empty[0]} split")
+    return files
+
+
+def _shard(files: list[Path], first: int) -> Arrays:
+    return shard_arrays([read_protein(path) for path in files], range(first, first + len(files)))

@@ -1,0 +1,79 @@
+"""OpenFold samples as batches: proteins from the shards, features made while loading, padded to one length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from suite.shards import ShardReader
+from workloads.openfold.config import OpenFoldConfig
+from workloads.openfold.features import SLOTTED, Arrays, sample
+from workloads.openfold.shard_form import FORM, TEMPLATE_FORM, proteins_of
+
+if TYPE_CHECKING:
+    from suite.workload import Batch
+
+
+class OpenFoldData:
+    """One split. Training samples have ``crop_size`` residues, those of validation are whole and as long as the batch's longest.
+
+    Names and shapes: `features.sample`, with the sample first. A batch has as many slots as its sample with most recycles.
+    """
+
+    def __init__(self, root: Path, split: str, own: OpenFoldConfig) -> None:
+        self._reader = ShardReader(root, split)
+        self._own, self._split, self._place = own, split, f"{root / split}"
+        _check(self._reader, root, split, own)
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def load(self, indices: Sequence[int] | NDArray[np.integer[Any]], *, seed: int, epoch: int) -> Batch:
+        """The samples of ``indices``. Every random choice is a function of (seed, epoch, index); epoch 0 is evaluation."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        training = self._split == "train" and epoch > 0
+        try:
+            proteins = list(proteins_of(self._reader.read(chosen)))
+        except ValueError as error:
+            raise ValueError(f"{self._place}: samples {chosen.tolist()}: {error}") from None
+        length = self._own.crop_size if training else max(map(len, proteins))
+        samples = [
+            sample(each, self._own, generator(seed, epoch, index), length=length, training=training)
+            for each, index in zip(proteins, chosen.tolist(), strict=True)
+        ]
+        slots = 1 + max(int(each["recycles"]) for each in samples)
+        return {
+            name: torch.from_numpy(np.stack([_aligned(each, name, slots) for each in samples])) for name in samples[0]
+        }
+
+
+def generator(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """Randomness of one sample in one epoch."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch, index])))
+
+
+def _aligned(arrays: Arrays, name: str, slots: int) -> NDArray[Any]:
+    """A sample's array with as many slots as its batch: its own come last, since all samples of a batch end together."""
+    array = arrays[name]
+    if name not in SLOTTED or len(array) == slots:
+        return array
+    return np.concatenate([np.repeat(array[:1], slots - len(array), 0), array])
+
+
+def _check(reader: ShardReader, root: Path, split: str, own: OpenFoldConfig) -> None:
+    """ValueError unless the data have the form this workload trains on and validation chains fit."""
+    found = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
+    wanted = FORM | (TEMPLATE_FORM if "template.offsets" in found else {})
+    for name, (shape, dtype) in wanted.items():
+        if found.get(name) != (shape, np.dtype(dtype)):
+            raise ValueError(f"{root}: dataset {name!r} is {found.get(name)}, expected {(shape, np.dtype(dtype))}")
+    longest = int(reader.manifest.attributes.get(f"{split}_longest", 0))
+    if split == "validation" and longest > own.val_max_sequence_length:
+        raise ValueError(
+            f"{root}: a validation chain has {longest} residues, more than val_max_sequence_length {own.val_max_sequence_length}"
+        )

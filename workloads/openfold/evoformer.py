@@ -1,0 +1,266 @@
+"""The blocks that turn an alignment and a map of residue pairs into each other: Evoformer, extra MSA, template stack.
+
+Algorithms 6 to 17 of AlphaFold 2's supplement. Legend: N samples, S rows of the alignment, L (I, J) residues, H heads,
+M, Z, T channels of alignment, pair map and template; masks have the shape without channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from workloads.openfold.config import OpenFoldConfig
+from workloads.openfold.primitives import Attention, Linear, Transition, mask_bias, recomputed, shared_dropout
+
+
+class MsaRowAttention(nn.Module):
+    """Along the residues of each row, biased by the pair map."""
+
+    def __init__(self, msa: int, pair: int, head: int, heads: int) -> None:
+        super().__init__()
+        self.layer_norm_m, self.layer_norm_z = nn.LayerNorm(msa), nn.LayerNorm(pair)
+        self.linear_z = Linear(pair, heads, bias=False, init="normal")
+        self.mha = Attention(msa, msa, head, heads)
+
+    def forward(self, m_NSLM: Tensor, z_NIJZ: Tensor, mask_NSL: Tensor) -> Tensor:
+        """The update of m."""
+        m = self.layer_norm_m(m_NSLM)
+        bias_NHIJ = self.linear_z(self.layer_norm_z(z_NIJZ)).permute(0, 3, 1, 2)
+        return self.mha(m, m, [mask_bias(mask_NSL)[:, :, None, None, :], bias_NHIJ[:, None]])  # type: ignore[no-any-return]
+
+
+class MsaColumnAttention(nn.Module):
+    """Along the rows of each residue."""
+
+    def __init__(self, msa: int, head: int, heads: int) -> None:
+        super().__init__()
+        self.layer_norm_m = nn.LayerNorm(msa)
+        self.mha = Attention(msa, msa, head, heads)
+
+    def forward(self, m_NSLM: Tensor, mask_NSL: Tensor) -> Tensor:
+        """The update of m."""
+        m = self.layer_norm_m(m_NSLM.transpose(1, 2))
+        return self.mha(m, m, [mask_bias(mask_NSL.transpose(1, 2))[:, :, None, None, :]]).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+class MsaColumnGlobalAttention(nn.Module):
+    """Along the rows of each residue with one query, the mean, and keys and values shared by the heads (algorithm 19)."""
+
+    def __init__(self, msa: int, head: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, head**-0.5
+        self.layer_norm_m = nn.LayerNorm(msa)
+        self.linear_q = Linear(msa, head * heads, bias=False, init="glorot")
+        self.linear_k = Linear(msa, head, bias=False, init="glorot")
+        self.linear_v = Linear(msa, head, bias=False, init="glorot")
+        self.linear_g = Linear(msa, head * heads, init="gating")
+        self.linear_o = Linear(head * heads, msa, init="final")
+
+    def forward(self, m_NSLM: Tensor, mask_NSL: Tensor) -> Tensor:
+        """The update of m."""
+        m = self.layer_norm_m(m_NSLM.transpose(1, 2))
+        mask = mask_NSL.transpose(1, 2)
+        mean = (m * mask[..., None]).sum(-2) / (mask.sum(-1, keepdim=True) + 1e-5)
+        q = self.linear_q(mean).unflatten(-1, (self.heads, -1)) * self.scale
+        scores = q @ self.linear_k(m).transpose(-1, -2) + mask_bias(mask)[..., None, :]
+        out = scores.float().softmax(-1).to(m.dtype) @ self.linear_v(m)  # (N, L, H, head)
+        gated = self.linear_g(m).sigmoid().unflatten(-1, (self.heads, -1)) * out[:, :, None]
+        return self.linear_o(gated.flatten(-2)).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+class OuterProductMean(nn.Module):
+    """What two residues have in common over the rows."""
+
+    def __init__(self, msa: int, pair: int, hidden: int) -> None:
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(msa)
+        self.linear_1, self.linear_2 = Linear(msa, hidden), Linear(msa, hidden)
+        self.linear_out = Linear(hidden * hidden, pair, init="final")
+
+    def forward(self, m_NSLM: Tensor, mask_NSL: Tensor) -> Tensor:
+        """The update of z."""
+        m = self.layer_norm(m_NSLM)
+        a, b = self.linear_1(m) * mask_NSL[..., None], self.linear_2(m) * mask_NSL[..., None]
+        N, S, L, C = a.shape
+        flat = a.permute(0, 2, 3, 1).reshape(N, L * C, S) @ b.reshape(N, S, L * C)  # one product of matrices
+        outer = flat.reshape(N, L, C, L, C).permute(0, 1, 3, 2, 4).flatten(-2)
+        count = mask_NSL.transpose(1, 2) @ mask_NSL
+        return self.linear_out(outer) / (count[..., None] + 1e-3)  # type: ignore[no-any-return]
+
+
+class TriangleMultiplication(nn.Module):
+    """Edge ij from edges ik and jk (outgoing) or ki and kj (incoming)."""
+
+    def __init__(self, pair: int, hidden: int, *, outgoing: bool) -> None:
+        super().__init__()
+        self.outgoing = outgoing
+        self.layer_norm_in, self.layer_norm_out = nn.LayerNorm(pair), nn.LayerNorm(hidden)
+        self.linear_a_p, self.linear_b_p = Linear(pair, hidden), Linear(pair, hidden)
+        self.linear_a_g, self.linear_b_g = Linear(pair, hidden, init="gating"), Linear(pair, hidden, init="gating")
+        self.linear_g = Linear(pair, pair, init="gating")
+        self.linear_z = Linear(hidden, pair, init="final")
+
+    def forward(self, z_NIJZ: Tensor, mask_NIJ: Tensor) -> Tensor:
+        """The update of z."""
+        z, mask = self.layer_norm_in(z_NIJZ), mask_NIJ[..., None]
+        a = (self.linear_a_p(z) * self.linear_a_g(z).sigmoid() * mask).permute(0, 3, 1, 2)
+        b = (self.linear_b_p(z) * self.linear_b_g(z).sigmoid() * mask).permute(0, 3, 1, 2)
+        product = a @ b.transpose(-1, -2) if self.outgoing else a.transpose(-1, -2) @ b
+        x = self.linear_z(self.layer_norm_out(product.permute(0, 2, 3, 1)))
+        return x * self.linear_g(z).sigmoid()  # type: ignore[no-any-return]
+
+
+class TriangleAttention(nn.Module):
+    """Edge ij attends to the edges ik (starting node); on the transposed map, to kj (ending node)."""
+
+    def __init__(self, pair: int, head: int, heads: int, *, starting: bool) -> None:
+        super().__init__()
+        self.starting = starting
+        self.layer_norm = nn.LayerNorm(pair)
+        self.linear_z = Linear(pair, heads, bias=False, init="normal")
+        self.mha = Attention(pair, pair, head, heads)
+
+    def forward(self, z_NIJZ: Tensor, mask_NIJ: Tensor) -> Tensor:
+        """The update of z."""
+        if not self.starting:
+            z_NIJZ, mask_NIJ = z_NIJZ.transpose(1, 2), mask_NIJ.transpose(1, 2)
+        z = self.layer_norm(z_NIJZ)
+        bias_NHIJ = self.linear_z(z).permute(0, 3, 1, 2)
+        out = self.mha(z, z, [mask_bias(mask_NIJ)[:, :, None, None, :], bias_NHIJ[:, None]])
+        return out if self.starting else out.transpose(1, 2)  # type: ignore[no-any-return]
+
+
+class PairBlock(nn.Module):
+    """Triangles and transition: what all stacks do to a pair map. Templates put attention first."""
+
+    def __init__(
+        self,
+        pair: int,
+        hidden: int,
+        head: int,
+        heads: int,
+        factor: int,
+        dropout: float,
+        *,
+        attention_first: bool = False,
+    ) -> None:
+        super().__init__()
+        self.dropout, self.attention_first = dropout, attention_first
+        self.tri_mul_out = TriangleMultiplication(pair, hidden, outgoing=True)
+        self.tri_mul_in = TriangleMultiplication(pair, hidden, outgoing=False)
+        self.tri_att_start = TriangleAttention(pair, head, heads, starting=True)
+        self.tri_att_end = TriangleAttention(pair, head, heads, starting=False)
+        self.pair_transition = Transition(pair, factor)
+
+    def forward(self, z_NIJZ: Tensor, mask_NIJ: Tensor) -> Tensor:
+        """The new z."""
+        multiplications = ((self.tri_mul_out, 1), (self.tri_mul_in, 1))
+        attentions = ((self.tri_att_start, 1), (self.tri_att_end, 2))
+        order = (*attentions, *multiplications) if self.attention_first else (*multiplications, *attentions)
+        for layer, shared in order:
+            update = layer(z_NIJZ, mask_NIJ)
+            z_NIJZ = z_NIJZ + shared_dropout(update, self.dropout, shared, training=self.training)
+        return z_NIJZ + self.pair_transition(z_NIJZ)
+
+
+class EvoformerBlock(nn.Module):
+    """One block; with ``extra`` the narrow one of the extra alignment."""
+
+    def __init__(self, own: OpenFoldConfig, *, extra: bool = False) -> None:
+        super().__init__()
+        msa = own.extra_msa_channels if extra else own.msa_channels
+        head = own.extra_msa_head_channels if extra else own.msa_head_channels
+        pair = own.pair_channels
+        self.msa_dropout = own.msa_dropout
+        self.msa_att_row = MsaRowAttention(msa, pair, head, own.msa_heads)
+        column = MsaColumnGlobalAttention if extra else MsaColumnAttention
+        self.msa_att_col = column(msa, head, own.msa_heads)
+        self.msa_transition = Transition(msa, own.transition_factor)
+        self.outer_product_mean = OuterProductMean(msa, pair, own.outer_channels)
+        self.pair = PairBlock(
+            pair, pair, own.pair_head_channels, own.pair_heads, own.transition_factor, own.pair_dropout
+        )
+
+    def forward(self, m_NSLM: Tensor, z_NIJZ: Tensor, msa_mask_NSL: Tensor, mask_NIJ: Tensor) -> tuple[Tensor, Tensor]:
+        """The new m and z."""
+        update = self.msa_att_row(m_NSLM, z_NIJZ, msa_mask_NSL)
+        m_NSLM = m_NSLM + shared_dropout(update, self.msa_dropout, 1, training=self.training)
+        m_NSLM = m_NSLM + self.msa_att_col(m_NSLM, msa_mask_NSL)
+        m_NSLM = m_NSLM + self.msa_transition(m_NSLM)
+        z_NIJZ = z_NIJZ + self.outer_product_mean(m_NSLM, msa_mask_NSL)
+        return m_NSLM, self.pair(z_NIJZ, mask_NIJ)
+
+
+class EvoformerStack(nn.Module):
+    """Blocks one after the other; the main one ends with the single representation of the first row."""
+
+    def __init__(self, own: OpenFoldConfig, *, extra: bool = False) -> None:
+        super().__init__()
+        self.checkpointing = own.checkpointing
+        blocks = own.extra_msa_blocks if extra else own.evoformer_blocks
+        self.blocks = nn.ModuleList(EvoformerBlock(own, extra=extra) for _ in range(blocks))
+        self.linear = None if extra else Linear(own.msa_channels, own.single_channels)
+
+    def forward(
+        self, m_NSLM: Tensor, z_NIJZ: Tensor, msa_mask_NSL: Tensor, mask_NIJ: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The new m, z and the single representation (None for the extra stack)."""
+        for block in self.blocks:
+            m_NSLM, z_NIJZ = recomputed(block, m_NSLM, z_NIJZ, msa_mask_NSL, mask_NIJ, enabled=self.checkpointing)
+        return m_NSLM, z_NIJZ, None if self.linear is None else self.linear(m_NSLM[:, 0])
+
+
+class TemplateStack(nn.Module):
+    """Pair features of every template to one update of the pair map: blocks, then attention of each pair over templates."""
+
+    def __init__(self, own: OpenFoldConfig) -> None:
+        super().__init__()
+        channels = own.template_channels
+        self.checkpointing = own.checkpointing
+        self.linear = Linear(TEMPLATE_PAIR_FEATURES, channels, init="relu")
+        self.pair_stack = nn.ModuleList(
+            PairBlock(
+                channels,
+                channels,
+                own.template_head_channels,
+                own.pair_heads,
+                own.template_transition_factor,
+                own.pair_dropout,
+                attention_first=True,
+            )
+            for _ in range(own.template_blocks)
+        )
+        self.layer_norm = nn.LayerNorm(channels)
+        self.pointwise = Attention(own.pair_channels, channels, own.template_head_channels, own.pair_heads, gated=False)
+
+    def forward(self, features_NTIJ: Tensor, z_NIJZ: Tensor, mask_NIJ: Tensor, template_mask_NT: Tensor) -> Tensor:
+        """The update of z; zero for samples without a template."""
+        N, T = features_NTIJ.shape[:2]
+        t = self.linear(features_NTIJ).flatten(0, 1)
+        mask = mask_NIJ.repeat_interleave(T, 0)
+        for block in self.pair_stack:
+            t = recomputed(block, t, mask, enabled=self.checkpointing)
+        key = self.layer_norm(t).unflatten(0, (N, T)).permute(0, 2, 3, 1, 4)
+        bias = mask_bias(template_mask_NT)[:, None, None, None, None, :]
+        update = self.pointwise(z_NIJZ[..., None, :], key, [bias])[..., 0, :]
+        return update * (template_mask_NT.sum(-1) > 0).to(update.dtype)[:, None, None, None]  # type: ignore[no-any-return]
+
+
+TEMPLATE_PAIR_FEATURES = 88  # 39 distances, pair mask, two residue types of 22, unit vector, backbone mask
+TEMPLATE_ANGLE_FEATURES = 57  # residue type of 22, seven torsions and their alternatives, seven masks
+
+
+def pair_mask(mask_NL: Tensor) -> Tensor:
+    """1 where both residues are there."""
+    return mask_NL[:, :, None] * mask_NL[:, None, :]
+
+
+def binned_distance(position_NL3: Tensor, low: float, high: float, bins: int) -> Tensor:
+    """One-hot (N, L, L, bins) of squared distances: bin k from low + k (high - low) / (bins - 1), the last without end.
+
+    Distances below ``low`` are in no bin.
+    """
+    edges = torch.linspace(low, high, bins, device=position_NL3.device).square()
+    squared = (position_NL3[:, :, None] - position_NL3[:, None]).square().sum(-1, keepdim=True)
+    upper = torch.cat([edges[1:], edges.new_tensor([1e8])])
+    return ((squared > edges) & (squared < upper)).to(position_NL3.dtype)

@@ -1,0 +1,172 @@
+"""One protein and its alignment become the arrays the network sees: crop, clusters, masked residues. Numpy, pure.
+
+AlphaFold 2's supplement 1.2. Every random choice comes from the generator that is passed in. Legend: L residues of the
+chain, C of the crop, M rows of the alignment, S and E rows of the main and the extra alignment, R slots, T templates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.openfold import residues
+from workloads.openfold.config import OpenFoldConfig
+
+Arrays = dict[str, NDArray[Any]]
+
+SLOTTED = (
+    "msa",
+    "deletions",
+    "cluster_profile",
+    "cluster_deletions",
+    "msa_mask",
+    "extra_msa",
+    "extra_deletions",
+    "extra_msa_mask",
+)
+ONLY_LAST = ("true_msa", "hidden_mask")  # the loss looks at the last iteration
+
+HIDE, FROM_PROFILE, UNIFORM = 0.7, 0.1, 0.1  # what happens to a chosen residue; the rest stay as they are
+
+
+@dataclass(frozen=True)
+class Protein:
+    """A chain with its alignment (first row: itself) and templates; unknown atoms are masked and zero."""
+
+    aatype: NDArray[np.int8]  # (L,)
+    residue_index: NDArray[np.int32]  # (L,)
+    atoms: NDArray[np.float32]  # (L, 14, 3), angstrom
+    atom_mask: NDArray[np.int8]  # (L, 14)
+    msa: NDArray[np.int8]  # (M, L)
+    deletions: NDArray[np.uint8]  # (M, L): letters left out before this column
+    template_aatype: NDArray[np.int8]  # (T, L)
+    template_atoms: NDArray[np.float32]  # (T, L, 14, 3)
+    template_mask: NDArray[np.int8]  # (T, L, 14)
+
+    def __len__(self) -> int:
+        return len(self.aatype)
+
+
+def sample(protein: Protein, own: OpenFoldConfig, rng: np.random.Generator, *, length: int, training: bool) -> Arrays:
+    """The arrays of one sample, padded to ``length`` residues; a longer chain is cropped at random.
+
+    Those of `SLOTTED` have recycles + 1 slots.
+    """
+    recycles = int(rng.integers(own.num_recycling_iters + 1)) if training else own.num_recycling_iters
+    clamp = float(rng.random() < own.fape_clamp_probability) if training else 1.0
+    begin = int(rng.integers(max(len(protein) - length, 0) + 1))
+    crop = slice(begin, begin + length)
+    here = min(length, len(protein) - begin)
+    slots = [alignment(protein.msa[:, crop], protein.deletions[:, crop], own, rng) for _ in range(recycles + 1)]
+    arrays: Arrays = {
+        "aatype": _padded(protein.aatype[crop], length, 0).astype(np.int64),
+        "residue_index": _padded(protein.residue_index[crop], length, 0).astype(np.int64),
+        "mask": _padded(np.ones(here, np.float32), length, 0),
+        "atoms": _padded(protein.atoms[crop], length, 0),
+        "atom_mask": _padded(protein.atom_mask[crop], length, 0).astype(np.float32),
+        "recycles": np.array(recycles),
+        "clamp_fape": np.array(clamp, np.float32),
+    }
+    for name in slots[0]:
+        arrays[name] = _padded(np.stack([slot[name] for slot in slots]), length, 2)
+    for name in ONLY_LAST:
+        arrays[name] = arrays[name][-1]
+    if own.max_templates:
+        arrays |= _templates(protein, own, rng, crop, length, training=training)
+    return arrays
+
+
+def alignment(
+    msa: NDArray[np.int8], deletions: NDArray[np.uint8], own: OpenFoldConfig, rng: np.random.Generator
+) -> Arrays:
+    """One slot: rows drawn as cluster centres, residues of these hidden, the other rows given to the nearest centre."""
+    rows, columns = msa.shape
+    order = np.concatenate([[0], 1 + rng.permutation(rows - 1)])
+    chosen, others = order[: own.max_msa_clusters], order[own.max_msa_clusters :]
+    true = msa[chosen]
+    hidden, corrupted = _hide(true, msa, own.masked_msa_fraction, rng)
+    profile, mean = _clusters(true, corrupted, deletions[chosen], msa[others], deletions[others])
+    extra = others[: own.max_extra_msa]
+    clusters = own.max_msa_clusters
+    return {
+        "msa": _rows(corrupted, clusters),
+        "true_msa": _rows(true, clusters),
+        "hidden_mask": _rows(hidden.astype(np.float32), clusters),
+        "deletions": _rows(deletions[chosen], clusters),
+        "cluster_profile": _rows(profile, clusters),
+        "cluster_deletions": _rows(mean, clusters),
+        "msa_mask": _rows(np.ones(true.shape, np.float32), clusters),
+        "extra_msa": _rows(msa[extra], own.max_extra_msa),
+        "extra_deletions": _rows(deletions[extra], own.max_extra_msa),
+        "extra_msa_mask": _rows(np.ones((len(extra), columns), np.float32), own.max_extra_msa),
+    }
+
+
+def _hide(
+    true: NDArray[np.int8], msa: NDArray[np.int8], fraction: float, rng: np.random.Generator
+) -> tuple[NDArray[np.bool_], NDArray[np.int8]]:
+    """Which residues are to be guessed, and the rows as the network sees them."""
+    hidden = rng.random(true.shape) < fraction
+    action = rng.random(true.shape)
+    column = np.broadcast_to(np.arange(true.shape[1]), true.shape)
+    from_profile = msa[
+        rng.integers(len(msa), size=true.shape), column
+    ]  # a draw from the column is one from its profile
+    uniform = rng.integers(residues.UNKNOWN, size=true.shape).astype(np.int8)
+    shown = np.where(action < HIDE, np.int8(residues.MASKED), true)
+    shown = np.where((action >= HIDE) & (action < HIDE + FROM_PROFILE), from_profile, shown)
+    shown = np.where((action >= HIDE + FROM_PROFILE) & (action < HIDE + FROM_PROFILE + UNIFORM), uniform, shown)
+    return hidden, np.where(hidden, shown, true)
+
+
+def _clusters(
+    true: NDArray[np.int8],
+    centres: NDArray[np.int8],
+    deletions: NDArray[np.uint8],
+    others: NDArray[np.int8],
+    other_deletions: NDArray[np.uint8],
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Profile (S, C, 23) and mean deletions (S, C) of each centre with the rows nearest to it (gaps do not count)."""
+    identity = np.eye(residues.MSA_CLASSES, dtype=np.float32)
+    counts = identity[centres]
+    sums, members = deletions.astype(np.float32), np.ones(len(centres), np.float32)
+    if len(others):
+        known = identity[:, : residues.GAP]
+        agreement = known[others].reshape(len(others), -1) @ known[centres].reshape(len(centres), -1).T
+        nearest = agreement.argmax(1)
+        np.add.at(counts, nearest, identity[others])
+        np.add.at(sums, nearest, other_deletions.astype(np.float32))
+        np.add.at(members, nearest, 1)
+    return counts / members[:, None, None], sums / members[:, None]
+
+
+def _templates(
+    protein: Protein, own: OpenFoldConfig, rng: np.random.Generator, crop: slice, length: int, *, training: bool
+) -> Arrays:
+    """Up to ``max_templates``; training draws how many and which, evaluation takes the first ones."""
+    there = len(protein.template_aatype)
+    if training:
+        chosen = rng.permutation(there)[: min(int(rng.integers(there + 1)), own.max_templates)]
+    else:
+        chosen = np.arange(min(there, own.max_templates))
+    arrays = {
+        "template_aatype": protein.template_aatype[chosen][:, crop],
+        "template_atoms": protein.template_atoms[chosen][:, crop],
+        "template_atom_mask": protein.template_mask[chosen][:, crop].astype(np.float32),
+    }
+    return {name: _padded(_rows(each, own.max_templates), length, 1) for name, each in arrays.items()}
+
+
+def _rows(array: NDArray[Any], rows: int) -> NDArray[Any]:
+    return _padded(array, rows, 0)
+
+
+def _padded(array: NDArray[Any], length: int, axis: int) -> NDArray[Any]:
+    """Zeros behind along one axis."""
+    missing = length - array.shape[axis]
+    if missing <= 0:
+        return array
+    return np.pad(array, [(0, missing if number == axis else 0) for number in range(array.ndim)])

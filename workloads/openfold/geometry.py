@@ -1,0 +1,158 @@
+"""Rigid frames, torsion angles and the atoms they make, in torch. Distances in angstrom. Knows no network and no loss.
+
+Legend: ... any leading dimensions, L residues, 8 rigid groups, 14 atoms, 7 torsions (pre-omega, phi, psi, chi 1 to 4).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from workloads.openfold import residues
+
+EPS = 1e-8
+
+
+class Frame(NamedTuple):
+    """x -> rotation x + translation."""
+
+    rotation: Tensor  # (..., 3, 3)
+    translation: Tensor  # (..., 3)
+
+    def apply(self, points: Tensor) -> Tensor:
+        """Points (..., 3) of this frame in the outer frame."""
+        return (self.rotation @ points[..., None])[..., 0] + self.translation
+
+    def invert(self, points: Tensor) -> Tensor:
+        """Points (..., 3) of the outer frame in this frame."""
+        return ((points - self.translation)[..., None, :] @ self.rotation)[..., 0, :]
+
+    def compose(self, inner: Frame) -> Frame:
+        """First ``inner``, then this one."""
+        return Frame(self.rotation @ inner.rotation, self.apply(inner.translation))
+
+    def __getitem__(self, index: Any) -> Frame:  # type: ignore[override]
+        """The frames at an index of the leading dimensions, which must keep the last ones."""
+        return Frame(self.rotation[index], self.translation[index])
+
+
+def frame_of_points(x_negative: Tensor, origin: Tensor, xy: Tensor) -> Frame:
+    """Frames with ``x_negative`` on the negative first axis and ``xy`` in the plane of the first two (Gram-Schmidt)."""
+    first = _unit(origin - x_negative)
+    second = xy - origin
+    second = _unit(second - (second * first).sum(-1, keepdim=True) * first)
+    return Frame(torch.stack([first, second, torch.linalg.cross(first, second)], -1), origin)
+
+
+def backbone_frames(atom14: Tensor) -> Frame:
+    """Frames (..., L) with CA at the origin, C on the first axis and N in the plane."""
+    n, ca, c = atom14[..., residues.N, :], atom14[..., residues.CA, :], atom14[..., residues.C, :]
+    return frame_of_points(2 * ca - c, ca, n)
+
+
+def dihedral(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """Sine and cosine (..., 2) of the dihedral angle a-b-c-d."""
+    axis = _unit(c - b)
+    first = a - b - ((a - b) * axis).sum(-1, keepdim=True) * axis
+    second = d - c - ((d - c) * axis).sum(-1, keepdim=True) * axis
+    cosine = (first * second).sum(-1)
+    sine = (torch.linalg.cross(axis, first) * second).sum(-1)
+    both = torch.stack([sine, cosine], -1)
+    return both / both.norm(dim=-1, keepdim=True).clamp_min(EPS)
+
+
+class Torsions(NamedTuple):
+    """Seven torsions per residue: sine and cosine, the other naming of symmetric side chains, and which are known."""
+
+    angle: Tensor  # (..., L, 7, 2)
+    alternative: Tensor  # (..., L, 7, 2)
+    mask: Tensor  # (..., L, 7)
+
+
+def torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
+    """Torsions of known structures: aatype (..., L), atoms (..., L, 14, 3) and which of them are known."""
+    before, before_mask = _shifted(atom14), _shifted(mask14)
+    n, ca, c, o = (atom14[..., number, :] for number in (residues.N, residues.CA, residues.C, residues.OXYGEN))
+    omega = dihedral(before[..., residues.CA, :], before[..., residues.C, :], n, ca)
+    phi = dihedral(before[..., residues.C, :], n, ca, c)
+    psi = -dihedral(n, ca, c, o)  # the oxygen is opposite to the next nitrogen
+    index = table("CHI_ATOMS", atom14.device)[aatype]  # (..., L, 4, 4)
+    flat = index.flatten(-2)
+    chosen = atom14.gather(-2, flat[..., None].expand(*flat.shape, 3)).unflatten(-2, (4, 4))
+    chosen_mask = mask14.gather(-1, flat).unflatten(-1, (4, 4)).amin(-1)
+    chi = dihedral(*chosen.unbind(-2))
+    own = mask14[..., : residues.OXYGEN].amin(-1)
+    both = before_mask[..., residues.CA] * before_mask[..., residues.C]
+    mask = torch.stack([both * own, before_mask[..., residues.C] * own, own * mask14[..., residues.OXYGEN]], -1)
+    mask = torch.cat([mask, chosen_mask * table("CHI_MASK", atom14.device)[aatype]], -1)
+    angle = torch.cat([torch.stack([omega, phi, psi], -2), chi], -2)
+    flip = 1 - 2 * table("CHI_PERIODIC", atom14.device)[aatype]
+    alternative = torch.cat([angle[..., :3, :], chi * flip[..., None]], -2)
+    return Torsions(angle * mask[..., None], alternative * mask[..., None], mask)
+
+
+def group_frames(aatype: Tensor, backbone: Frame, angle: Tensor) -> Frame:
+    """Frames (..., L, 8) of the rigid groups from backbone frames (..., L) and torsions (..., L, 7, 2)."""
+    default = table("GROUP_FRAME", angle.device)[aatype].to(angle.dtype)  # (..., L, 8, 4, 4)
+    no_turn = torch.tensor([0.0, 1.0], dtype=angle.dtype, device=angle.device).expand(*angle.shape[:-2], 1, 2)
+    sine, cosine = torch.cat([no_turn, angle], -2).unbind(-1)
+    zero, one = torch.zeros_like(sine), torch.ones_like(sine)
+    turn = torch.stack([one, zero, zero, zero, cosine, -sine, zero, sine, cosine], -1).unflatten(-1, (3, 3))
+    local = Frame(default[..., :3, :3] @ turn, default[..., :3, 3])
+    parts = [Frame(local.rotation[..., :5, :, :], local.translation[..., :5, :])]
+    last = Frame(local.rotation[..., 4, :, :], local.translation[..., 4, :])
+    for number in range(5, residues.GROUPS):
+        last = last.compose(Frame(local.rotation[..., number, :, :], local.translation[..., number, :]))
+        parts.append(Frame(last.rotation[..., None, :, :], last.translation[..., None, :]))
+    inner = Frame(torch.cat([part.rotation for part in parts], -3), torch.cat([part.translation for part in parts], -2))
+    return Frame(backbone.rotation[..., None, :, :], backbone.translation[..., None, :]).compose(inner)
+
+
+def atoms_of(aatype: Tensor, groups: Frame) -> Tensor:
+    """Atoms (..., L, 14, 3) in ideal geometry from the frames (..., L, 8) of the rigid groups; absent ones are zero."""
+    group = table("ATOM_GROUP", aatype.device)[aatype]  # (..., L, 14)
+    rotation = groups.rotation.gather(-3, group[..., None, None].expand(*group.shape, 3, 3))
+    translation = groups.translation.gather(-2, group[..., None].expand(*group.shape, 3))
+    local = table("ATOM_POSITION", aatype.device)[aatype].to(rotation.dtype)
+    return Frame(rotation, translation).apply(local) * table("ATOM_MASK", aatype.device)[aatype][..., None]
+
+
+def known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[Frame, Tensor]:
+    """Frames (..., L, 8) of a known structure's rigid groups and which of them all atoms are known for."""
+    torsions = torsions_of(aatype, atom14, mask14)
+    own = mask14[..., : residues.OXYGEN].amin(-1)
+    empty = torch.zeros_like(own)
+    mask = torch.stack([own, empty, empty, torsions.mask[..., 2]], -1)
+    mask = torch.cat([mask, own[..., None] * torsions.mask[..., 3:].cumprod(-1)], -1)
+    unturned = torch.where(
+        torsions.mask[..., None] > 0, torsions.angle, torch.tensor([0.0, 1.0], device=atom14.device, dtype=atom14.dtype)
+    )
+    return group_frames(aatype, backbone_frames(atom14), unturned), mask
+
+
+def pseudo_beta(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[Tensor, Tensor]:
+    """CB, or CA of glycine and unknown residues, (..., L, 3), and which are known."""
+    has_cb = table("ATOM_MASK", aatype.device)[aatype][..., residues.CB] > 0
+    position = torch.where(has_cb[..., None], atom14[..., residues.CB, :], atom14[..., residues.CA, :])
+    return position, torch.where(has_cb, mask14[..., residues.CB], mask14[..., residues.CA])
+
+
+@cache
+def table(name: str, device: torch.device) -> Tensor:
+    """An array of `residues` on a device."""
+    values: NDArray[Any] = getattr(residues, name)
+    return torch.from_numpy(values).to(device)
+
+
+def _unit(vector: Tensor) -> Tensor:
+    return vector / vector.square().sum(-1, keepdim=True).clamp_min(EPS).sqrt()
+
+
+def _shifted(values: Tensor) -> Tensor:
+    """Each residue's predecessor's values; zeros for the first."""
+    dim = values.dim() - (2 if values.shape[-1] == residues.ATOMS else 3)
+    return torch.cat([torch.zeros_like(values.narrow(dim, 0, 1)), values.narrow(dim, 0, values.shape[dim] - 1)], dim)

@@ -1,0 +1,196 @@
+"""What OpenFold is trained and judged by: FAPE, torsions, distogram, masked alignment, pLDDT; lDDT-CA. All per sample.
+
+AlphaFold 2's supplement 1.9; lDDT after Mariani et al. 2013. Legend: N samples, T iterations, F frames, P points,
+L residues. Each loss is (N,), so a batch's mean does not depend on how samples are batched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from workloads.openfold import residues
+from workloads.openfold.config import OpenFoldConfig
+from workloads.openfold.geometry import Frame, backbone_frames, known_groups, pseudo_beta, table, torsions_of
+from workloads.openfold.model import DISTOGRAM_BINS, PLDDT_BINS, Prediction
+
+if TYPE_CHECKING:
+    from suite.workload import Batch
+
+FAPE_CLAMP = 10.0  # angstrom
+FAPE_UNIT = 10.0
+EPS = 1e-4
+LDDT_CUTOFF = 15.0
+LDDT_THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
+DISTOGRAM_RANGE = (2.3125, 21.6875)
+
+
+def losses(own: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
+    """Each term (N,) and ``total``: their weighted sum times the square root of a sample's length."""
+    aatype, mask14 = batch["aatype"], batch["atom_mask"]
+    structure = prediction.structure
+    truth = renamed(structure.atoms.detach(), aatype, batch["atoms"], mask14)
+    terms = {
+        "fape_backbone": backbone_fape(structure.frames, batch["atoms"], mask14, batch["clamp_fape"]),
+        "fape_sidechain": sidechain_fape(structure.groups, structure.atoms, aatype, truth, mask14),
+        "supervised_chi": torsion_loss(
+            own, structure.angles, structure.raw_angles, aatype, batch["atoms"], mask14, batch["mask"]
+        ),
+        "distogram": distogram_loss(prediction.distogram, aatype, batch["atoms"], mask14),
+        "masked_msa": masked_msa_loss(prediction.masked_msa, batch),
+        "plddt": plddt_loss(prediction.plddt, structure.atoms.detach(), batch["atoms"], mask14),
+    }
+    weights = {
+        "fape_backbone": own.fape_loss_weight * own.fape_backbone_weight,
+        "fape_sidechain": own.fape_loss_weight * own.fape_sidechain_weight,
+        "supervised_chi": own.supervised_chi_loss_weight,
+        "distogram": own.distogram_loss_weight,
+        "masked_msa": own.masked_msa_loss_weight,
+        "plddt": own.plddt_loss_weight,
+    }
+    total = torch.stack([weights[name] * term for name, term in terms.items()]).sum(0)
+    unused = 0.0 * prediction.experimentally_resolved.float().sum()  # data parallel wants a gradient of every parameter
+    return terms | {"total": total * batch["mask"].sum(-1).sqrt() + unused}
+
+
+def fape(
+    frames: Frame, points: Tensor, true_frames: Frame, true_points: Tensor, frame_mask: Tensor, point_mask: Tensor
+) -> Tensor:
+    """Distances (..., F, P) of points seen from every frame, prediction to truth, in angstrom; 0 where masked.
+
+    Frames (..., F), points (..., P, 3).
+    """
+    local = _seen(frames, points) - _seen(true_frames, true_points)
+    distance = (local.square().sum(-1) + EPS).sqrt()
+    return distance * frame_mask[..., :, None] * point_mask[..., None, :]
+
+
+def backbone_fape(frames_TNL: Frame, atoms: Tensor, mask14: Tensor, clamp_N: Tensor) -> Tensor:
+    """Mean over iterations, frames and CA; clamped for samples with ``clamp_N`` 1."""
+    true = backbone_frames(atoms)
+    mask = mask14[..., : residues.OXYGEN].amin(-1)
+    distance = fape(frames_TNL, frames_TNL.translation, true, true.translation, mask, mask)
+    clamped = distance.clamp(max=FAPE_CLAMP)
+    chosen = torch.where(clamp_N[:, None, None] > 0, clamped, distance).sum((-1, -2)) / FAPE_UNIT
+    return (chosen / (mask.sum(-1).square() + EPS)).mean(0)
+
+
+def sidechain_fape(groups: Frame, points: Tensor, aatype: Tensor, true_atoms: Tensor, mask14: Tensor) -> Tensor:
+    """All rigid groups (N, L, 8) against all atoms (N, L, 14, 3), clamped."""
+    true, group_mask = known_groups(aatype, true_atoms, mask14)
+    flat, true_flat = (Frame(each.rotation.flatten(1, 2), each.translation.flatten(1, 2)) for each in (groups, true))
+    frame_mask, point_mask = group_mask.flatten(1), mask14.flatten(1)
+    distance = fape(flat, points.flatten(1, 2), true_flat, true_atoms.flatten(1, 2), frame_mask, point_mask)
+    total = distance.clamp(max=FAPE_CLAMP).sum((-1, -2)) / FAPE_UNIT
+    return total / (frame_mask.sum(-1) * point_mask.sum(-1) + EPS)
+
+
+def renamed(predicted: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) -> Tensor:
+    """The truth (N, L, 14, 3) with symmetric side chains named as fits the prediction better (algorithm 26).
+
+    Both atoms of a symmetric pair must be known, else the residue keeps its names.
+    """
+    swap = table("SWAP", atoms.device)[aatype]
+    ambiguous = swap != torch.arange(residues.ATOMS, device=atoms.device)
+    other = atoms.gather(2, swap[..., None].expand_as(atoms))
+    swappable = ambiguous.any(-1) & ((mask14 > 0) | ~ambiguous).all(-1)
+    L = aatype.shape[1]
+    reference = (mask14 * ~ambiguous).flatten(1)  # (N, P): atoms with one name only
+    expected = torch.cdist(predicted.flatten(1, 2), predicted.flatten(1, 2))
+    fixed = atoms.flatten(1, 2)
+    weight = ambiguous.to(atoms.dtype).flatten(1)[:, :, None] * reference[:, None, :]
+    errors = [
+        ((torch.cdist(naming.flatten(1, 2), fixed) - expected).abs() * weight)
+        .unflatten(1, (L, residues.ATOMS))
+        .sum((2, 3))
+        for naming in (atoms, other)
+    ]
+    better = (errors[1] < errors[0]) & swappable
+    return torch.where(better[..., None, None], other, atoms)
+
+
+def torsion_loss(
+    own: OpenFoldConfig,
+    angles_TNL: Tensor,
+    raw_TNL: Tensor,
+    aatype: Tensor,
+    atoms: Tensor,
+    mask14: Tensor,
+    mask_NL: Tensor,
+) -> Tensor:
+    """Squared distance on the unit circle of the chis, to the nearer naming, and how far raw angles are from the circle."""
+    truth = torsions_of(aatype, atoms, mask14)
+    chi, chi_mask = angles_TNL[..., 3:, :], truth.mask[..., 3:]
+    error = torch.minimum(
+        (chi - truth.angle[..., 3:, :]).square().sum(-1), (chi - truth.alternative[..., 3:, :]).square().sum(-1)
+    )
+    chi_loss = (error * chi_mask).sum((-1, -2)) / (chi_mask.sum((-1, -2)) + EPS)
+    norm_error = ((raw_TNL.square().sum(-1) + 1e-8).sqrt() - 1).abs() * mask_NL[..., None]
+    norm_loss = norm_error.sum((-1, -2)) / (7 * mask_NL.sum(-1) + EPS)
+    return (own.chi_weight * chi_loss + own.angle_norm_weight * norm_loss).mean(0)
+
+
+def distogram_loss(logits: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) -> Tensor:
+    """Cross entropy (N,) of the binned distances of pseudo-CB."""
+    position, mask = pseudo_beta(aatype, atoms, mask14)
+    edges = torch.linspace(*DISTOGRAM_RANGE, DISTOGRAM_BINS - 1, device=logits.device).square()
+    squared = (position[:, :, None] - position[:, None]).square().sum(-1)
+    bins = (squared[..., None] > edges).sum(-1)
+    error = F.cross_entropy(logits.float().permute(0, 3, 1, 2), bins, reduction="none")
+    both = mask[:, :, None] * mask[:, None]
+    return (error * both).sum((-1, -2)) / (both.sum((-1, -2)) + EPS)
+
+
+def masked_msa_loss(logits: Tensor, batch: Batch) -> Tensor:
+    """Cross entropy (N,) of the residues that were hidden."""
+    slot = batch["true_msa"]
+    error = F.cross_entropy(logits.float().permute(0, 3, 1, 2), slot.long(), reduction="none")
+    hidden = batch["hidden_mask"]
+    return (error * hidden).sum((-1, -2)) / (hidden.sum((-1, -2)) + EPS)
+
+
+def plddt_loss(logits: Tensor, predicted: Tensor, atoms: Tensor, mask14: Tensor) -> Tensor:
+    """Cross entropy (N,) of the binned lDDT-CA that the prediction has."""
+    mask = mask14[..., residues.CA]
+    score = lddt_ca(predicted[..., residues.CA, :], atoms[..., residues.CA, :], mask)
+    bins = (score * PLDDT_BINS).long().clamp(max=PLDDT_BINS - 1)
+    error = F.cross_entropy(logits.float().transpose(1, 2), bins, reduction="none")
+    return (error * mask).sum(-1) / (mask.sum(-1) + EPS)
+
+
+def lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
+    """lDDT (N, L) of each residue from CA positions (N, L, 3): 0 to 1, without any superposition."""
+    both = mask[:, :, None] * mask[:, None]
+    distance = _distances(true)
+    itself = torch.eye(true.shape[1], device=true.device, dtype=true.dtype)
+    scored = (distance < LDDT_CUTOFF) * both * (1 - itself)
+    error = (distance - _distances(predicted)).abs()
+    kept = torch.stack([(error < threshold).to(true.dtype) for threshold in LDDT_THRESHOLDS]).mean(0)
+    return (1e-10 + (scored * kept).sum(-1)) / (1e-10 + scored.sum(-1))
+
+
+def sample_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
+    """lDDT-CA (N,) of whole chains: the share of distances kept, over all pairs within the cutoff."""
+    both = mask[:, :, None] * mask[:, None]
+    distance = _distances(true)
+    itself = torch.eye(true.shape[1], device=true.device, dtype=true.dtype)
+    scored = (distance < LDDT_CUTOFF) * both * (1 - itself)
+    error = (distance - _distances(predicted)).abs()
+    kept = torch.stack([(error < threshold).to(true.dtype) for threshold in LDDT_THRESHOLDS]).mean(0)
+    return (1e-10 + (scored * kept).sum((-1, -2))) / (1e-10 + scored.sum((-1, -2)))
+
+
+def _distances(position: Tensor) -> Tensor:
+    """(N, L, L); no matrix product, whose rounding would show below an angstrom."""
+    return (position[:, :, None] - position[:, None]).square().sum(-1).sqrt()
+
+
+def _seen(frames: Frame, points: Tensor) -> Tensor:
+    """Every point from every frame, (..., F, P, 3)."""
+    inverse = frames.rotation.transpose(-1, -2)
+    origin = (inverse @ frames.translation[..., None])[..., 0]
+    rotated = torch.einsum("...fij,...pj->...fpi", inverse, points)
+    return rotated - origin[..., None, :]

@@ -1,0 +1,253 @@
+"""AlphaFold 2's monomer network as OpenFold trains it: embedders, recycling, stacks, structure module, heads. No loss.
+
+Legend: N samples, R recycling slots, S and E rows of the main and the extra alignment, L residues, T templates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workloads.openfold import residues
+from workloads.openfold.config import OpenFoldConfig
+from workloads.openfold.evoformer import (
+    TEMPLATE_ANGLE_FEATURES,
+    EvoformerStack,
+    TemplateStack,
+    binned_distance,
+    pair_mask,
+)
+from workloads.openfold.geometry import backbone_frames, pseudo_beta, torsions_of
+from workloads.openfold.primitives import Linear
+from workloads.openfold.structure import Structure, StructureModule
+
+if TYPE_CHECKING:
+    from suite.workload import Batch
+
+TARGET_FEATURES = 22
+MSA_FEATURES = 49
+EXTRA_MSA_FEATURES = 25
+RELATIVE_POSITIONS = 32
+RECYCLED_BINS = (3.25, 20.75, 15)
+TEMPLATE_BINS = (3.25, 50.75, 39)
+PLDDT_BINS, DISTOGRAM_BINS, RESOLVED_ATOMS = 50, 64, 37
+UNIT_OF_DELETIONS = 3.0
+
+
+class InputEmbedder(nn.Module):
+    """Sequence and main alignment to the first m and z (algorithms 3 and 4)."""
+
+    def __init__(self, own: OpenFoldConfig) -> None:
+        super().__init__()
+        self.linear_tf_z_i = Linear(TARGET_FEATURES, own.pair_channels)
+        self.linear_tf_z_j = Linear(TARGET_FEATURES, own.pair_channels)
+        self.linear_tf_m = Linear(TARGET_FEATURES, own.msa_channels)
+        self.linear_msa_m = Linear(MSA_FEATURES, own.msa_channels)
+        self.linear_relpos = Linear(2 * RELATIVE_POSITIONS + 1, own.pair_channels)
+
+    def forward(self, target_NLF: Tensor, msa_NSLF: Tensor, residue_index_NL: Tensor) -> tuple[Tensor, Tensor]:
+        """m and z."""
+        offset = (residue_index_NL[:, :, None] - residue_index_NL[:, None]).clamp(
+            -RELATIVE_POSITIONS, RELATIVE_POSITIONS
+        )
+        weight, bias = self.linear_relpos.weight, self.linear_relpos.bias
+        z = F.embedding(offset + RELATIVE_POSITIONS, weight.t()) + bias  # a linear layer of a one-hot vector
+        z = z + self.linear_tf_z_i(target_NLF)[:, :, None] + self.linear_tf_z_j(target_NLF)[:, None]
+        return self.linear_msa_m(msa_NSLF) + self.linear_tf_m(target_NLF)[:, None], z
+
+
+class RecyclingEmbedder(nn.Module):
+    """The last iteration's first row, pair map and distances of pseudo-CB (algorithm 32)."""
+
+    def __init__(self, own: OpenFoldConfig) -> None:
+        super().__init__()
+        self.linear = Linear(RECYCLED_BINS[2], own.pair_channels)
+        self.layer_norm_m, self.layer_norm_z = nn.LayerNorm(own.msa_channels), nn.LayerNorm(own.pair_channels)
+
+    def forward(self, m_NLM: Tensor, z_NIJZ: Tensor, beta_NL3: Tensor) -> tuple[Tensor, Tensor]:
+        """Updates of the first row of m and of z."""
+        distance = binned_distance(beta_NL3, *RECYCLED_BINS)
+        return self.layer_norm_m(m_NLM), self.layer_norm_z(z_NIJZ) + self.linear(distance)
+
+
+class TemplateAngleEmbedder(nn.Module):
+    """Torsions of each template to one more row of m."""
+
+    def __init__(self, own: OpenFoldConfig) -> None:
+        super().__init__()
+        self.linear_1 = Linear(TEMPLATE_ANGLE_FEATURES, own.msa_channels, init="relu")
+        self.linear_2 = Linear(own.msa_channels, own.msa_channels, init="relu")
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Rows (N, T, L, M)."""
+        return self.linear_2(F.relu(self.linear_1(features)))  # type: ignore[no-any-return]
+
+
+class PlddtHead(nn.Module):
+    """Logits of the lDDT-CA of each residue."""
+
+    def __init__(self, single: int, hidden: int) -> None:
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(single)
+        self.linear_1, self.linear_2 = Linear(single, hidden, init="relu"), Linear(hidden, hidden, init="relu")
+        self.linear_3 = Linear(hidden, PLDDT_BINS, init="final")
+
+    def forward(self, s: Tensor) -> Tensor:
+        """(N, L, 50)."""
+        return self.linear_3(F.relu(self.linear_2(F.relu(self.linear_1(self.layer_norm(s))))))  # type: ignore[no-any-return]
+
+
+class Heads(nn.Module):
+    """pLDDT, distogram, masked alignment and experimentally resolved atoms."""
+
+    def __init__(self, own: OpenFoldConfig) -> None:
+        super().__init__()
+        self.plddt = PlddtHead(own.single_channels, own.plddt_channels)
+        self.distogram = Linear(own.pair_channels, DISTOGRAM_BINS, init="final")
+        self.masked_msa = Linear(own.msa_channels, residues.MSA_CLASSES, init="final")
+        self.experimentally_resolved = Linear(own.single_channels, RESOLVED_ATOMS, init="final")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of the last recycling iteration."""
+
+    structure: Structure
+    plddt: Tensor  # (N, L, 50)
+    distogram: Tensor  # (N, L, L, 64), symmetric
+    masked_msa: Tensor  # (N, S, L, 23)
+    experimentally_resolved: Tensor  # (N, L, 37); its loss has weight 0 in initial training
+
+
+class OpenFoldNet(nn.Module):
+    """The network. A sample with r recycles starts late, so that all samples of a batch end together."""
+
+    def __init__(self, own: OpenFoldConfig) -> None:
+        super().__init__()
+        self.own = own
+        self.input_embedder = InputEmbedder(own)
+        self.recycling_embedder = RecyclingEmbedder(own)
+        self.template_angle_embedder = TemplateAngleEmbedder(own) if own.max_templates else None
+        self.template_stack = TemplateStack(own) if own.max_templates else None
+        self.extra_msa_embedder = Linear(EXTRA_MSA_FEATURES, own.extra_msa_channels)
+        self.extra_msa_stack = EvoformerStack(own, extra=True)
+        self.evoformer = EvoformerStack(own)
+        self.structure_module = StructureModule(own)
+        self.heads = Heads(own)
+
+    def forward(self, batch: Batch) -> Prediction:
+        """Predict. The slots of the batch say how many iterations there are, so nothing waits for the device to tell.
+
+        Only the last iteration has gradients. Iteration t is the first of a sample whose recycles are t less than the most.
+        """
+        recycles = batch["msa"].shape[1] - 1
+        N, L = batch["aatype"].shape
+        m_NLM = batch["atoms"].new_zeros(N, L, self.own.msa_channels)
+        z_NIJZ = m_NLM.new_zeros(N, L, L, self.own.pair_channels)
+        beta_NL3 = m_NLM.new_zeros(N, L, 3)
+        for iteration in range(recycles):
+            with torch.no_grad():
+                m_NSLM, z, single = self._trunk(batch, iteration, m_NLM, z_NIJZ, beta_NL3)
+                atoms = self._structure(single, z, batch).atoms
+                started = (recycles - batch["recycles"] <= iteration).to(m_NLM.dtype)[:, None, None]
+                m_NLM, z_NIJZ = m_NSLM[:, 0] * started, z * started[..., None]
+                known = torch.ones_like(atoms[..., 0])
+                beta_NL3 = pseudo_beta(batch["aatype"], atoms, known)[0] * started
+        m_NSLM, z, single = self._trunk(batch, recycles, m_NLM, z_NIJZ, beta_NL3)
+        structure = self._structure(single, z, batch)
+        logits = self.heads.distogram(z)
+        return Prediction(
+            structure,
+            self.heads.plddt(structure.single),
+            logits + logits.transpose(1, 2),
+            self.heads.masked_msa(m_NSLM[:, : batch["msa"].shape[2]]),
+            self.heads.experimentally_resolved(single),
+        )
+
+    def _structure(self, single: Tensor, z: Tensor, batch: Batch) -> Structure:
+        """In float32 whatever the rest computes in: positions of tens of angstrom need it."""
+        with torch.autocast(z.device.type, enabled=False):
+            return self.structure_module(single.float(), z.float(), batch["aatype"], batch["mask"])  # type: ignore[no-any-return]
+
+    def _trunk(
+        self, batch: Batch, slot: int, m_before: Tensor, z_before: Tensor, beta_before: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """m, z and the single representation of one iteration."""
+        mask_NL = batch["mask"]
+        mask_NIJ = pair_mask(mask_NL)
+        msa_mask = batch["msa_mask"][:, slot]
+        m, z = self.input_embedder(target_features(batch["aatype"]), msa_features(batch, slot), batch["residue_index"])
+        m_update, z_update = self.recycling_embedder(m_before, z_before, beta_before)
+        m = torch.cat([(m[:, 0] + m_update)[:, None], m[:, 1:]], 1)
+        z = z + z_update
+        if self.template_stack is not None and self.template_angle_embedder is not None:
+            pair, angle, template_mask_NT = template_features(batch)
+            z = z + self.template_stack(pair, z, mask_NIJ, template_mask_NT)
+            m = torch.cat([m, self.template_angle_embedder(angle)], 1)
+            msa_mask = torch.cat([msa_mask, batch["template_atom_mask"][..., residues.CA] * mask_NL[:, None]], 1)
+        extra = self.extra_msa_embedder(extra_msa_features(batch, slot))
+        z = self.extra_msa_stack(extra, z, batch["extra_msa_mask"][:, slot], mask_NIJ)[1]
+        m, z, single = self.evoformer(m, z, msa_mask, mask_NIJ)
+        return m, z, single
+
+
+def target_features(aatype: Tensor) -> Tensor:
+    """(N, L, 22): a flag for chain breaks, always 0, and the residue type."""
+    return F.pad(F.one_hot(aatype, residues.RESIDUE_CLASSES).float(), (1, 0))
+
+
+def msa_features(batch: Batch, slot: int) -> Tensor:
+    """(N, S, L, 49): residue, deletions, and the profile and mean deletions of the cluster of each row."""
+    one_hot = F.one_hot(batch["msa"][:, slot].long(), residues.MSA_CLASSES).float()
+    deletions = batch["deletions"][:, slot].float()[..., None]
+    mean = squashed(batch["cluster_deletions"][:, slot])[..., None]
+    return torch.cat(
+        [one_hot, (deletions > 0).float(), squashed(deletions), batch["cluster_profile"][:, slot].float(), mean], -1
+    )
+
+
+def extra_msa_features(batch: Batch, slot: int) -> Tensor:
+    """(N, E, L, 25): residue and deletions."""
+    one_hot = F.one_hot(batch["extra_msa"][:, slot].long(), residues.MSA_CLASSES).float()
+    deletions = batch["extra_deletions"][:, slot].float()[..., None]
+    return torch.cat([one_hot, (deletions > 0).float(), squashed(deletions)], -1)
+
+
+def squashed(deletions: Tensor) -> Tensor:
+    """Numbers of deletions to 0 .. 1."""
+    return torch.atan(deletions / UNIT_OF_DELETIONS) * (2 / torch.pi)
+
+
+def template_features(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Pair features (N, T, L, L, 88), torsion features (N, T, L, 57) and which templates there are (N, T)."""
+    aatype, atoms, atom_mask = batch["template_aatype"].long(), batch["template_atoms"], batch["template_atom_mask"]
+    flat = (aatype.flatten(0, 1), atoms.flatten(0, 1), atom_mask.flatten(0, 1))
+    N, T, L = aatype.shape
+    beta, beta_mask = pseudo_beta(*flat)
+    type_one_hot = F.one_hot(flat[0], TARGET_FEATURES).to(atoms.dtype)
+    own = flat[2][..., : residues.OXYGEN].amin(-1)
+    both, backbone = pair_mask(beta_mask)[..., None], pair_mask(own)[..., None]
+    frame = backbone_frames(flat[1])
+    vector = (flat[1][:, None, :, residues.CA] - flat[1][:, :, None, residues.CA])[..., None, :] @ frame.rotation[
+        :, :, None
+    ]
+    unit = vector[..., 0, :] / (vector[..., 0, :].square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    pair = torch.cat(
+        [
+            binned_distance(beta, *TEMPLATE_BINS) * both,
+            both,
+            type_one_hot[:, None].expand(-1, L, -1, -1),
+            type_one_hot[:, :, None].expand(-1, -1, L, -1),
+            unit * backbone,
+            backbone,
+        ],
+        -1,
+    )
+    torsions = torsions_of(*flat)
+    angle = torch.cat([type_one_hot, torsions.angle.flatten(-2), torsions.alternative.flatten(-2), torsions.mask], -1)
+    there = (atom_mask[..., residues.CA].sum(-1) > 0).to(atoms.dtype)
+    return pair.unflatten(0, (N, T)), angle.unflatten(0, (N, T)), there

@@ -1,0 +1,91 @@
+"""Proteins as the arrays of a shard and back. Ragged: a sample has as many rows as residues, alignment cells, template residues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.openfold import residues
+from workloads.openfold.features import Protein
+
+Arrays = dict[str, NDArray[Any]]
+
+FORM = {
+    "residue.aatype": ((), np.int8),
+    "residue.index": ((), np.int32),
+    "residue.atoms": ((residues.ATOMS, 3), np.float32),
+    "residue.atom_mask": ((residues.ATOMS,), np.int8),
+    "alignment.residue": ((), np.int8),
+    "alignment.deletions": ((), np.uint8),
+}
+TEMPLATE_FORM = {
+    "template.aatype": ((), np.int8),
+    "template.atoms": ((residues.ATOMS, 3), np.float32),
+    "template.mask": ((residues.ATOMS,), np.int8),
+}
+NO_TEMPLATES = (
+    np.empty((0, 0), np.int8),
+    np.empty((0, 0, residues.ATOMS, 3), np.float32),
+    np.empty((0, 0, residues.ATOMS), np.int8),
+)
+
+
+def shard_arrays(proteins: Sequence[Protein], numbers: Sequence[int]) -> Arrays:
+    """The arrays of `suite.shards.write_shard`; ``numbers`` name the families. Templates only if some protein has one."""
+    arrays: Arrays = {
+        "family": np.array(numbers, dtype=np.int64),
+        "residue.offsets": _offsets([len(each) for each in proteins]),
+        "residue.aatype": np.concatenate([each.aatype for each in proteins]),
+        "residue.index": np.concatenate([each.residue_index for each in proteins]),
+        "residue.atoms": np.concatenate([each.atoms for each in proteins]),
+        "residue.atom_mask": np.concatenate([each.atom_mask for each in proteins]),
+        "alignment.offsets": _offsets([each.msa.size for each in proteins]),
+        "alignment.residue": np.concatenate([each.msa.ravel() for each in proteins]),
+        "alignment.deletions": np.concatenate([each.deletions.ravel() for each in proteins]),
+    }
+    if any(len(each.template_aatype) for each in proteins):
+        arrays |= {
+            "template.offsets": _offsets([each.template_aatype.size for each in proteins]),
+            "template.aatype": np.concatenate([each.template_aatype.ravel() for each in proteins]),
+            "template.atoms": np.concatenate([each.template_atoms.reshape(-1, residues.ATOMS, 3) for each in proteins]),
+            "template.mask": np.concatenate([each.template_mask.reshape(-1, residues.ATOMS) for each in proteins]),
+        }
+    return arrays
+
+
+def proteins_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Protein]:
+    """The proteins of a shard's arrays, or of what a ShardReader read. ValueError if rows and lengths do not fit."""
+    residue, cell = arrays["residue.offsets"], arrays["alignment.offsets"]
+    template = arrays.get("template.offsets")
+    for number in range(len(residue) - 1):
+        own = slice(residue[number], residue[number + 1])
+        length = own.stop - own.start
+        cells = slice(cell[number], cell[number + 1])
+        if length == 0 or (cells.stop - cells.start) % length or cells.start == cells.stop:
+            raise ValueError(f"{cells.stop - cells.start} alignment cells are not rows of {length} residues")
+        templates = NO_TEMPLATES
+        if template is not None:
+            rows = slice(template[number], template[number + 1])
+            templates = (
+                arrays["template.aatype"][rows].reshape(-1, length),
+                arrays["template.atoms"][rows].reshape(-1, length, residues.ATOMS, 3),
+                arrays["template.mask"][rows].reshape(-1, length, residues.ATOMS),
+            )
+        yield Protein(
+            aatype=arrays["residue.aatype"][own],
+            residue_index=arrays["residue.index"][own],
+            atoms=arrays["residue.atoms"][own],
+            atom_mask=arrays["residue.atom_mask"][own],
+            msa=arrays["alignment.residue"][cells].reshape(-1, length),
+            deletions=arrays["alignment.deletions"][cells].reshape(-1, length),
+            template_aatype=templates[0],
+            template_atoms=templates[1],
+            template_mask=templates[2],
+        )
+
+
+def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -1,0 +1,211 @@
+"""Operations and traffic of OpenFold in closed form, layer by layer. Torch-free; compared with torch's counter in a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from suite.workload import Work
+from workloads.openfold.config import OpenFoldConfig
+
+OPTIMIZER_ELEMENTS = (
+    10  # of a weight: gradient, weight, two moments, average read; weight, moments, average and gradient written
+)
+TEMPLATE_PAIR_FEATURES, TEMPLATE_ANGLE_FEATURES = 88, 57
+TARGET_FEATURES, MSA_FEATURES, EXTRA_MSA_FEATURES, RECYCLED_BINS = 22, 49, 25, 15
+PLDDT_BINS, DISTOGRAM_BINS, MSA_CLASSES, RESOLVED_ATOMS = 50, 64, 23, 37
+
+
+@dataclass
+class Ledger:
+    """Multiply-adds, elements read and written, and parameters of what was entered."""
+
+    multiply_adds: float = 0.0
+    elements: float = 0.0
+    parameters: int = 0
+
+    def linear(self, tokens: int, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        """A dense layer on so many tokens."""
+        self.multiply_adds += tokens * inputs * outputs
+        self.elements += tokens * (inputs + outputs) + inputs * outputs
+        self.parameters += inputs * outputs + outputs * bias
+
+    def product(self, batch: int, rows: int, inner: int, columns: int) -> None:
+        """Products of matrices."""
+        self.multiply_adds += batch * rows * inner * columns
+        self.elements += batch * (rows * inner + inner * columns + rows * columns)
+
+    def norm(self, tokens: int, channels: int) -> None:
+        """A layer norm."""
+        self.elements += 2 * tokens * channels
+        self.parameters += 2 * channels
+
+    def add(self, other: Ledger, times: int = 1, *, shared: bool = False) -> None:
+        """Something several times; ``shared``: with the same weights."""
+        self.multiply_adds += times * other.multiply_adds
+        self.elements += times * other.elements
+        self.parameters += (1 if shared else times) * other.parameters
+
+
+def forward(own: OpenFoldConfig, *, residues: int) -> Ledger:
+    """One iteration of the network on one sample, heads included."""
+    L, Z, M, S = residues, own.pair_channels, own.msa_channels, own.single_channels
+    total = Ledger()
+    for _ in range(2):
+        total.linear(L, TARGET_FEATURES, Z)
+    total.linear(L, TARGET_FEATURES, M)
+    total.linear(own.max_msa_clusters * L, MSA_FEATURES, M)
+    total.parameters += 65 * Z + Z  # relative positions: a table
+    total.elements += L * L * Z
+    total.linear(L * L, RECYCLED_BINS, Z)
+    total.norm(L, M)
+    total.norm(L * L, Z)
+    if own.max_templates:
+        total.add(_templates(own, L))
+    total.linear(own.max_extra_msa * L, EXTRA_MSA_FEATURES, own.extra_msa_channels)
+    total.add(_block(own, L, extra=True), own.extra_msa_blocks)
+    total.add(_block(own, L, extra=False), own.evoformer_blocks)
+    total.linear(L, M, S)
+    total.add(_structure(own, L))
+    total.norm(L, S)
+    for inputs, outputs in ((S, own.plddt_channels), (own.plddt_channels,) * 2, (own.plddt_channels, PLDDT_BINS)):
+        total.linear(L, inputs, outputs)
+    total.linear(L * L, Z, DISTOGRAM_BINS)
+    total.linear(own.max_msa_clusters * L, M, MSA_CLASSES)
+    total.linear(L, S, RESOLVED_ATOMS)
+    return total
+
+
+def work(own: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) -> Work:
+    """Training on one sample: on average half the recycles without gradients, then forward and twice that backward.
+
+    Checkpointing executes one more forward. The optimizer's traffic is shared by the batch.
+    """
+    once = forward(own, residues=own.crop_size)
+    flops = 2 * once.multiply_adds
+    passes = own.num_recycling_iters / 2 + 3
+    optimizer_bytes = OPTIMIZER_ELEMENTS * 4 * once.parameters / global_batch_size
+    return Work(
+        model_flops=passes * flops,
+        executed_flops=(passes + own.checkpointing) * flops,
+        algorithmic_bytes=passes * once.elements * element_bytes + optimizer_bytes,
+    )
+
+
+def _attention(
+    groups: int, queries: int, keys: int, channels: tuple[int, int], head: int, heads: int, *, gated: bool = True
+) -> Ledger:
+    own, other = channels
+    total, width = Ledger(), head * heads
+    total.linear(groups * queries, own, width, bias=False)
+    for _ in range(2):
+        total.linear(groups * keys, other, width, bias=False)
+    total.product(groups * heads, queries, head, keys)
+    total.product(groups * heads, queries, keys, head)
+    if gated:
+        total.linear(groups * queries, own, width)
+    total.linear(groups * queries, width, own)
+    return total
+
+
+def _transition(tokens: int, channels: int, factor: int) -> Ledger:
+    total = Ledger()
+    total.norm(tokens, channels)
+    total.linear(tokens, channels, factor * channels)
+    total.linear(tokens, factor * channels, channels)
+    return total
+
+
+def _pair_block(L: int, Z: int, hidden: int, head: int, heads: int, factor: int) -> Ledger:
+    total, pairs = Ledger(), L * L
+    for _ in range(2):
+        total.norm(pairs, Z)
+        for _ in range(4):
+            total.linear(pairs, Z, hidden)
+        total.product(hidden, L, L, L)
+        total.norm(pairs, hidden)
+        total.linear(pairs, hidden, Z)
+        total.linear(pairs, Z, Z)
+    for _ in range(2):
+        total.norm(pairs, Z)
+        total.linear(pairs, Z, heads, bias=False)
+        total.add(_attention(L, L, L, (Z, Z), head, heads))
+    total.add(_transition(pairs, Z, factor))
+    return total
+
+
+def _block(own: OpenFoldConfig, L: int, *, extra: bool) -> Ledger:
+    M = own.extra_msa_channels if extra else own.msa_channels
+    head = own.extra_msa_head_channels if extra else own.msa_head_channels
+    rows = own.max_extra_msa if extra else own.max_msa_clusters + own.max_templates
+    Z, H, C = own.pair_channels, own.msa_heads, own.outer_channels
+    total = Ledger()
+    total.norm(rows * L, M)
+    total.norm(L * L, Z)
+    total.linear(L * L, Z, H, bias=False)
+    total.add(_attention(rows, L, L, (M, M), head, H))
+    total.norm(rows * L, M)
+    if extra:
+        total.linear(L, M, head * H, bias=False)
+        for _ in range(2):
+            total.linear(rows * L, M, head, bias=False)
+        total.product(L, H, head, rows)
+        total.product(L, H, rows, head)
+        total.linear(rows * L, M, head * H)
+        total.linear(rows * L, head * H, M)
+    else:
+        total.add(_attention(L, rows, rows, (M, M), head, H))
+    total.add(_transition(rows * L, M, own.transition_factor))
+    total.norm(rows * L, M)
+    for _ in range(2):
+        total.linear(rows * L, M, C)
+    total.product(1, L * C, rows, L * C)
+    total.product(1, L, rows, L)
+    total.linear(L * L, C * C, Z)
+    total.add(_pair_block(L, Z, Z, own.pair_head_channels, own.pair_heads, own.transition_factor))
+    return total
+
+
+def _templates(own: OpenFoldConfig, L: int) -> Ledger:
+    C, T, M = own.template_channels, own.max_templates, own.msa_channels
+    total = Ledger()
+    total.linear(T * L, TEMPLATE_ANGLE_FEATURES, M)
+    total.linear(T * L, M, M)
+    one = _pair_block(L, C, C, own.template_head_channels, own.pair_heads, own.template_transition_factor)
+    per_template = Ledger()
+    per_template.add(one, own.template_blocks)
+    per_template.linear(L * L, TEMPLATE_PAIR_FEATURES, C)
+    per_template.norm(L * L, C)
+    total.add(per_template, T, shared=True)
+    channels = (own.pair_channels, C)
+    total.add(_attention(L * L, 1, T, channels, own.template_head_channels, own.pair_heads, gated=False))
+    return total
+
+
+def _structure(own: OpenFoldConfig, L: int) -> Ledger:
+    S, Z, H, C = own.single_channels, own.pair_channels, own.ipa_heads, own.ipa_channels
+    Q, V, A = own.ipa_query_points, own.ipa_value_points, own.angle_channels
+    once = Ledger()
+    once.linear(L, S, H * C)
+    once.linear(L, S, 2 * H * C)
+    once.linear(L, S, 3 * H * Q)
+    once.linear(L, S, 3 * H * (Q + V))
+    once.linear(L * L, Z, H)
+    once.parameters += H
+    once.product(H, L, C, L)
+    once.product(H, L, L, C + 3 * V)
+    once.product(L, H, L, Z)
+    once.multiply_adds += L * 9 * H * (2 * Q + 2 * V)  # points into the frames and back
+    once.linear(L, H * (Z + C + 4 * V), S)
+    for _ in range(2):
+        once.norm(L, S)
+    for _ in range(3):
+        once.linear(L, S, S)
+    once.linear(L, S, 6)
+    for inputs, outputs in ((S, A), (S, A), (A, A), (A, A), (A, A), (A, A), (A, 14)):
+        once.linear(L, inputs, outputs)
+    total = Ledger()
+    total.norm(L, S)
+    total.norm(L * L, Z)
+    total.linear(L, S, S)
+    total.add(once, own.structure_iterations, shared=True)
+    return total
