@@ -325,7 +325,9 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
         for value, note in zip(minutes, rows["score_note"], strict=True)
     ]
     if rows["published"].any():
-        columns["official tool prints [min]"] = list((rows["score_tool_s"] / 60.0).where(rows["published"]))
+        columns["official tool prints [min]"] = list(
+            (rows["score_tool_s"] / 60.0).where(rows["published"] & (rows["round"] != "v0.7"))  # no tool for that round
+        )
         stated = stated_minutes()
         columns["submitter stated [min]"] = [stated[group][0] if group in stated else None for group in rows["group"]]
     if (rows["staging_before_run_s.mean"] > 0).any():

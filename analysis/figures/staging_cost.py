@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.drawing import ORANGE, bars, beside, clip
-from analysis.study import NotAnswerableError, Study
+from analysis.study import NotAnswerableError, Study, heading
 
 TITLE = "Staging in epochs"
 CAPTION = (
@@ -62,7 +62,7 @@ def draw(study: Study) -> Figure:
             beside(axis, value, place, f"{value:.2g} ({spent:.3g} s)")
         axis.set_xlim(0, values.max() * 1.22)
         axis.set_yticks(places, [clip(label) for label in rows["label"]])
-        axis.set_title(clip(f"{key[0]} · size {key[1]}", 60))
+        axis.set_title(clip(heading(*key), 60))
         axis.set_xlabel("staging [epochs]")
         axis.grid(visible=False, axis="y")
     return figure

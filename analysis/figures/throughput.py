@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from analysis.drawing import BLUE, VERMILION, bars, clip, listed
 from analysis.study import NotAnswerableError, Study
@@ -46,10 +47,10 @@ def table(study: Study) -> pd.DataFrame:
 def answer(study: Study) -> str:
     """The most samples per second of each class."""
     rows = table(study).sort_values("train [samples/s], harmonic mean", ascending=False)
-    first = rows.groupby(["benchmark", "size", "mode"], sort=True).head(1)
+    first = rows.groupby(["benchmark", "size"], sort=True).head(1)
     return listed(
         [
-            f"{r['benchmark']} {r['size']}: {r['train [samples/s], harmonic mean']:.3g} samples/s ({r['label']})"
+            f"{r['benchmark']} {r['size']}: {r['train [samples/s], harmonic mean']:,.0f} samples/s ({r['label']})"
             for r in first.to_dict("records")
         ]
     )
@@ -81,6 +82,8 @@ def draw(study: Study) -> Figure:
         for axis, values in ((left, rows["train_rate.mean"]), (right, rows["train_rate_per_unit"].dropna())):
             if len(values) and values.max() > 10 * values.min():
                 axis.set_xscale("log")
+                axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                axis.xaxis.set_minor_formatter(NullFormatter())
             else:
                 axis.set_xlim(left=0)
     return figure

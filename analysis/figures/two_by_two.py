@@ -48,7 +48,7 @@ def answer(study: Study) -> str:
             f"{benchmark} {size}: from {small['units']:g} to {large['units']:g} units batch "
             f"{small['global_batch_size']:g} to {large['global_batch_size']:g}, epochs "
             f"{small['epochs_to_target.mean']:.3g} to {large['epochs_to_target.mean']:.3g}, samples/s "
-            f"{small['train_rate.mean']:.3g} to {large['train_rate.mean']:.3g}"
+            f"{small['train_rate.mean']:,.0f} to {large['train_rate.mean']:,.0f}"
         )
     return listed(said)
 

@@ -24,7 +24,7 @@ CAPTION = (
 ORDER = 32
 SHOWN = 6  # panels per class
 PARTS = ("units", "system", "algorithmic", "staging", "other")
-NAMES = ("units", "speed\nper unit", "epochs", "staging", "other", "total")
+NAMES = ("units", "speed/unit", "epochs", "staging", "other", "total")
 
 
 def table(study: Study) -> pd.DataFrame:
@@ -44,7 +44,7 @@ def answer(study: Study) -> str:
     """The first pair in words."""
     row = table(study).query("shown").iloc[0]
     return (
-        f"{row['from']} to {row['to']}: {row['speed-up']:.3g}× = {row['units']:.3g} (units) × {row['speed per unit']:.3g} "
+        f"{row['from']} to {row['to']}: {row['speed-up']:.3g}× = {row['units']:.3g} (units) × {row['speed/unit']:.3g} "
         f"(speed per unit) × {row['epochs']:.3g} (epochs) × {row['staging'] * row['other']:.3g} (staging and other)"
     )
 
@@ -54,7 +54,7 @@ def draw(study: Study) -> Figure:
     table(study)
     pairs = [pair for pair in _pairs(study) if pair[4]]
     columns = min(3, len(pairs))
-    figure, axes = panels(len(pairs), columns, 2.9)
+    figure, axes = panels(len(pairs), columns, 3.0)
     for (title, a, b, found, _), axis in zip(pairs, axes, strict=True):
         at = 1.0
         for place, part in enumerate(PARTS):
@@ -75,9 +75,9 @@ def draw(study: Study) -> Figure:
         reached = [1.0, at, *_levels(found)]
         axis.set_ylim(min(reached) / 1.25, max(reached) * 1.5)
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_xticks(range(len(NAMES)), NAMES)
+        axis.set_xticks(range(len(NAMES)), NAMES, rotation=35, ha="right", rotation_mode="anchor")
         axis.set_title(
-            f"{clip(a['label'], 34)}\n→ {clip(b['label'], 34)} · {clip(title.split(' ·')[0], 14)}", fontsize=11
+            f"{clip(title.split(' ·')[0], 14)}: {clip(a['label'], 26)}\n→ {clip(b['label'], 32)}", fontsize=11
         )
         axis.grid(visible=False, axis="x")
     return figure
