@@ -259,20 +259,24 @@ class _Spans:
 
 def _intervals(run: Sequence[Event], stem: str, zero_ms: float, end_ms: float | None) -> Iterator[_Span]:
     """Start/stop pairs in order of start. A stop closes the oldest open start of its epoch number, else the oldest."""
-    opened: deque[tuple[int, float | None, float]] = deque()
+    begins, ends = f"{stem}_start", f"{stem}_stop"
+    opened: dict[int, tuple[float | None, float]] = {}  # number and start by index, oldest first
+    numbered: dict[float | None, deque[int]] = {}
     spans: dict[int, _Span] = {}
     for index, event in enumerate(run):
-        seconds = (event.time_ms - zero_ms) / 1e3
-        if event.key == f"{stem}_start":
-            opened.append((index, finite(event.metadata.get("epoch_num")), seconds))
-        elif event.key == f"{stem}_stop" and opened:
+        if event.key == begins:
             number = finite(event.metadata.get("epoch_num"))
-            begin = next((item for item in opened if item[1] == number), opened[0])
-            opened.remove(begin)
-            spans[begin[0]] = _Span(begin[1], begin[2], seconds, True)
+            opened[index] = number, (event.time_ms - zero_ms) / 1e3
+            numbered.setdefault(number, deque()).append(index)
+        elif event.key == ends and opened:
+            alike = numbered.get(finite(event.metadata.get("epoch_num")))
+            begin = alike[0] if alike else next(iter(opened))
+            number, start_s = opened.pop(begin)
+            numbered[number].popleft()
+            spans[begin] = _Span(number, start_s, (event.time_ms - zero_ms) / 1e3, True)
     if end_ms is not None:
-        for index, number, seconds in opened:
-            spans[index] = _Span(number, seconds, (end_ms - zero_ms) / 1e3, False)
+        for index, (number, start_s) in opened.items():
+            spans[index] = _Span(number, start_s, (end_ms - zero_ms) / 1e3, False)
     yield from (spans[index] for index in sorted(spans))
 
 
