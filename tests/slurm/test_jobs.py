@@ -149,11 +149,13 @@ def test_a_time_limit_leaves_a_checkpoint_from_which_the_job_continues(
 ) -> None:
     run = tmp_path / "run"
     script = SCRIPTS / "cosmoflow-mini.sbatch"
-    # Slurm looks at time limits every 30 s: this signal comes 25 to 55 s after the start
-    options = ("--time=1", "--signal=TERM@5")
+    # Slurm looks at time limits every 30 s: this signal comes 40 to 70 s after the start
+    options = ("--time=2", "--signal=TERM@50")
     exports = settings(smoke_data, run, MLHPC_RUNS="1", MLHPC_SEED="1", MLHPC_SET=NEVER_CONVERGES)
     job = cluster.sbatch(script, *options, exports=exports, cwd=tmp_path)
+    wait_for_text(run / "result_0.txt", "epoch_start")  # a signal before that leaves nothing to resume
     cluster.wait(job)
+    wait_for_text(run / "exit" / job, "\n")  # the script's trap may end a moment after Slurm calls the job ended
     assert (run / "exit" / job).read_text() == "3\n", explain(tmp_path)
     assert (run / "checkpoint" / "trial_0.pt").exists()
     stopped = record(run / "result_0.txt")
