@@ -127,6 +127,7 @@ def write_package(
     benchmark: str = "cosmoflow",
     runs: int = 10,
     division: str = "closed",
+    nodes: int = 2,
     **options: Any,
 ) -> Path:
     """A package <root>/<submitter> with that many runs; run i takes i seconds longer an epoch and has its own seed."""
@@ -139,7 +140,7 @@ def write_package(
         "submitter": submitter,
         "division": division,
         "system_name": system,
-        "number_of_nodes": "2",
+        "number_of_nodes": str(nodes),
         "accelerators_per_node": "2",
         "host_processors_per_node": "1",
         "accelerator_model_name": "A1",

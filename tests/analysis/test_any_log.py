@@ -34,7 +34,7 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.long) for n in range(3, 40))])
 def test_odd_values_in_any_place(
     tmp_path: Path, seed: int, run_folder: Callable[..., Path], cards: dict[str, Card]
 ) -> None:
