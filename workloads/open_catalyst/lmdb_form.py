@@ -66,7 +66,7 @@ class LmdbFile:
                 fixed=values["fixed"] != 0,
                 force=values["force"].astype(np.float64),
                 energy=float(values["y"]),
-                trajectory=int(fields.get("sid", index)),
+                trajectory=_system(fields.get("sid"), index),
                 frame=int(fields.get("fid", 0)),
             )
         except (TypeError, ValueError) as error:
@@ -146,8 +146,16 @@ class _RestrictedUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which data do not need: refused")
 
 
+def _system(value: Any, index: int) -> int:
+    """Number of a system, which some files write as ``random123``; the structure's own index if there is none."""
+    return index if value is None else int(str(value).removeprefix("random"))
+
+
 def _plain(value: Any) -> Any:
+    """An array, a number or text. None for all else: numpy would follow ``__array_interface__``, a pointer, on a record."""
     if isinstance(value, torch.Tensor):
         array: NDArray[Any] = value.detach().numpy()
         return array
-    return value
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return None
+    return value if isinstance(value, np.ndarray | np.generic | int | float | str) else None

@@ -166,6 +166,16 @@ def test_records_have_no_behaviour(geometric: None) -> None:
     assert type(record).__module__.startswith("workloads.")
 
 
+def test_a_record_cannot_pose_as_an_array(geometric: None, tmp_path: Path) -> None:
+    """numpy reads memory at the address that ``__array_interface__`` of an instance gives."""
+    data = public_data(random_structure(0), new=False)
+    data.pos = type(data)()
+    data.pos.__dict__["__array_interface__"] = {"data": (8, False), "shape": (7, 3), "typestr": "<f8", "version": 3}
+    path = write_lmdb(tmp_path / "a.lmdb", [pickle.dumps(data, -1)])
+    with pytest.raises(ValueError, match=f"^{path}: structure 0: no field 'pos'"):
+        list(LmdbFile(path).structures(0, 1))
+
+
 def test_lmdb_damage_is_one_line_with_file_and_index(geometric: None, tmp_path: Path) -> None:
     good = public_data(random_structure(0), new=False)
     path = write_lmdb(tmp_path / "a.lmdb", [pickle.dumps(good, -1), pickle.dumps(good, -1)[:-30]])

@@ -266,3 +266,16 @@ def test_silu_has_torchs_first_and_second_derivatives() -> None:
         found.append((first, *torch.autograd.grad(first, (at, by), h)))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_graph_without_triplets_still_has_forces_that_are_opposite(exact: bool) -> None:
+    pair = random_structure(0, atoms=2)
+    apart = Structure(**(vars(pair) | {"position": np.array([[0.0, 0, 0], [1.4, 0.3, 0]]), "cell": 15 * np.eye(3)}))
+    graph = batch(apart)
+    assert len(graph["into"]) == 0
+    model = a_model(exact_angles=exact).train()
+    energy, force = model(graph)
+    (energy.sum() + force.square().sum()).backward()
+    torch.testing.assert_close(force[0], -force[1])
+    assert force.abs().max() > 0
