@@ -120,10 +120,14 @@ class _Loop(torch.autograd.Function):
         gate_NH = torch.empty_like(up_NH) if weights.gate_EHD is not None else None
         out_ND = torch.empty_like(rows)
         for e, here in _slices(counts):
-            _product(rows[here], weights.up_EHD[e].t(), weights.up_bias_EH, e, out=up_NH[here])
+            up = up_NH[here]
+            _product(rows[here], weights.up_EHD[e].t(), weights.up_bias_EH, e, out=up)
+            gate = None
             if gate_NH is not None and weights.gate_EHD is not None:
-                torch.mm(rows[here], weights.gate_EHD[e].t(), out=gate_NH[here])
-            hidden = _hidden(up_NH[here], None if gate_NH is None else gate_NH[here], activation)
+                gate = torch.mm(rows[here], weights.gate_EHD[e].t(), out=gate_NH[here])
+            hidden = (
+                up.relu_() if activation == "relu" else activate(up, gate, activation)
+            )  # relu: keep its value instead
             _product(hidden, weights.down_EHD[e], weights.down_bias_ED, e, out=out_ND[here])
         ctx.save_for_backward(rows, up_NH, gate_NH, *tensors)
         ctx.counts, ctx.activation = counts, activation
@@ -132,26 +136,28 @@ class _Loop(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         rows, up_NH, gate_NH, *tensors = ctx.saved_tensors
-        weights = Weights(*tensors)
+        weights, activation = Weights(*tensors), ctx.activation
         d_out = d_out.contiguous()
         d_rows, d_weights = torch.empty_like(rows), weights.map(torch.empty_like)
+        scratch = up_NH.new_empty(max(ctx.counts), up_NH.shape[1])
         for e, here in _slices(ctx.counts):
             up, gate = up_NH[here], None if gate_NH is None else gate_NH[here]
-            hidden = _hidden(up, gate, ctx.activation)
+            hidden = up if activation == "relu" else activate(up, gate, activation)
             torch.mm(hidden.t(), d_out[here], out=d_weights.down_EHD[e])
-            d_hidden = torch.mm(d_out[here], weights.down_EHD[e].t())
+            d_up = torch.mm(
+                d_out[here], weights.down_EHD[e].t(), out=scratch[: len(up)]
+            )  # until the next line: d_hidden
             if gate is None:
-                d_up = _ACTIVATION_GRADIENTS[ctx.activation](d_hidden, up)
+                _ACTIVATION_GRADIENTS[activation](d_up, up, grad_input=d_up)
             else:
-                d_up = d_hidden * F.silu(gate)
-                d_gate = torch.ops.aten.silu_backward(d_hidden * up, gate)
-            torch.mm(d_up.t(), rows[here], out=d_weights.up_EHD[e])
-            torch.mm(d_up, weights.up_EHD[e], out=d_rows[here])
-            if gate is not None:
                 assert weights.gate_EHD is not None
                 assert d_weights.gate_EHD is not None
+                d_gate = torch.ops.aten.silu_backward(d_up * up, gate)
+                d_up *= F.silu(gate)
                 torch.mm(d_gate.t(), rows[here], out=d_weights.gate_EHD[e])
-                d_rows[here].addmm_(d_gate, weights.gate_EHD[e])
+                torch.mm(d_gate, weights.gate_EHD[e], out=d_rows[here])
+            torch.mm(d_up.t(), rows[here], out=d_weights.up_EHD[e])
+            torch.addmm(d_rows[here], d_up, weights.up_EHD[e], beta=0 if gate is None else 1, out=d_rows[here])
             for bias, gradient in ((d_weights.up_bias_EH, d_up), (d_weights.down_bias_ED, d_out[here])):
                 if bias is not None:
                     torch.sum(gradient, 0, out=bias[e])
@@ -168,11 +174,6 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, e: int, *, out: Ten
         torch.mm(x, weight, out=out)
     else:
         torch.addmm(bias[e], x, weight, out=out)
-
-
-def _hidden(up: Tensor, gate: Tensor | None, activation: Activation) -> Tensor:
-    """The activation; relu in place, for its gradient can be had from its value."""
-    return up.relu_() if activation == "relu" else activate(up, gate, activation)
 
 
 def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
@@ -241,10 +242,12 @@ class _ContiguousGradient(torch.autograd.Function):
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
-_ACTIVATION_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "relu": lambda gradient, value: torch.ops.aten.threshold_backward(gradient, value, 0),
-    "gelu": lambda gradient, value: torch.ops.aten.gelu_backward(gradient, value),
-    "silu": lambda gradient, value: torch.ops.aten.silu_backward(gradient, value),
+_ACTIVATION_GRADIENTS: dict[str, Callable[..., Tensor]] = {
+    "relu": lambda gradient, value, grad_input: torch.ops.aten.threshold_backward(
+        gradient, value, 0, grad_input=grad_input
+    ),
+    "gelu": torch.ops.aten.gelu_backward,
+    "silu": torch.ops.aten.silu_backward,
 }
 _BACKENDS: dict[str, Callable[[Tensor, Tensor, Weights, Activation], Tensor]] = {
     "loop": _loop,
