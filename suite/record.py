@@ -7,10 +7,11 @@ count, and whatever stands after run_stop is ignored. Every field is optional wh
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -235,8 +236,9 @@ class _Spans:
     def of(run: Sequence[Event], zero_ms: float, end_ms: float | None) -> _Spans:
         epochs = list(_intervals(run, mllog.EPOCH, zero_ms, end_ms))
         evals = [span for span in _intervals(run, mllog.EVAL, zero_ms, end_ms) if span.complete]
-        asynchronous = _overlapping(epochs) or any(_crosses(span, epochs) for span in evals)
-        inside = [_nested_s(epoch, evals) for epoch in epochs]
+        by_start, evals_by_start = _ByStart.of(epochs), _ByStart.of(evals)
+        asynchronous = _overlapping(epochs) or any(_crosses(span, by_start) for span in evals)
+        inside = [_nested_s(epoch, evals_by_start) for epoch in epochs]
         union_s = _length(epochs)
         return _Spans(
             epochs=tuple(
@@ -287,20 +289,42 @@ def _overlapping(epochs: Sequence[_Span]) -> bool:
     return any(later.start_s < earlier.stop_s - _TOLERANCE_S for earlier, later in pairwise(epochs))
 
 
-def _crosses(span: _Span, epochs: Sequence[_Span]) -> bool:
+@dataclass(frozen=True, slots=True)
+class _ByStart:
+    """Spans in order of start, and how far all up to each reach, so that what overlaps a time is found at once."""
+
+    spans: list[_Span]
+    starts: list[float]
+    reach: list[float]
+
+    @staticmethod
+    def of(spans: Iterable[_Span]) -> _ByStart:
+        ordered = sorted(spans, key=lambda span: span.start_s)
+        reach = list(accumulate((span.stop_s for span in ordered), max))
+        return _ByStart(ordered, [span.start_s for span in ordered], reach)
+
+    def overlapping(self, start_s: float, stop_s: float) -> Iterator[_Span]:
+        """Spans that begin before ``stop_s`` and end after ``start_s``, the latest first."""
+        index = bisect_left(self.starts, stop_s) - 1
+        while index >= 0 and self.reach[index] > start_s:
+            if self.spans[index].stop_s > start_s:
+                yield self.spans[index]
+            index -= 1
+
+
+def _crosses(span: _Span, epochs: _ByStart) -> bool:
     """True if an evaluation runs beside training: inside a later epoch than the one it evaluates, or across two."""
-    touched = [epoch for epoch in epochs if epoch.start_s - _TOLERANCE_S <= span.start_s < epoch.stop_s]
-    if not touched:
+    epoch = next(epochs.overlapping(span.start_s, math.nextafter(span.start_s + _TOLERANCE_S, math.inf)), None)
+    if epoch is None:
         return False
-    number = touched[-1].number
-    if number is not None and span.number is not None and span.number < number:
+    if epoch.number is not None and span.number is not None and span.number < epoch.number:
         return True
-    begin, end = touched[-1].stop_s, span.stop_s - _TOLERANCE_S
-    return begin < end and any(begin <= other.start_s < end for other in epochs)
+    after = bisect_left(epochs.starts, epoch.stop_s)
+    return after < len(epochs.starts) and epochs.starts[after] < span.stop_s - _TOLERANCE_S
 
 
-def _nested_s(epoch: _Span, evals: Sequence[_Span]) -> float:
-    inside = [span for span in evals if span.start_s < epoch.stop_s and span.stop_s > epoch.start_s]
+def _nested_s(epoch: _Span, evals: _ByStart) -> float:
+    inside = evals.overlapping(epoch.start_s, epoch.stop_s)
     return sum(min(epoch.stop_s, span.stop_s) - max(epoch.start_s, span.start_s) for span in inside)
 
 

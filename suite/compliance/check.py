@@ -117,6 +117,9 @@ def made_for(record: RunRecord, group: Group) -> str:
     return stated if stated in ruleset_names() and not own else guess_ruleset(record)
 
 
+_HEAD_BYTES = 2**18  # what names a ruleset, and the start of the run, stand at the beginning of a log
+
+
 def _newest(groups: list[Group]) -> str:
     """The newest ruleset that the first log of any group was made for."""
     known = ruleset_names()
@@ -124,7 +127,7 @@ def _newest(groups: list[Group]) -> str:
     for group in groups:
         if group.logs:
             try:
-                names.append(made_for(summarise(read_to_judge(group.logs[0])), group))
+                names.append(made_for(summarise(read_to_judge(group.logs[0], _HEAD_BYTES)), group))
             except OSError:
                 names.append(known[-1])
     return max(names, key=known.index)

@@ -179,6 +179,9 @@ def _reason(complaint: str, benchmark: Benchmark) -> str | None:
         return f"MLPerf's reference points are of its own configuration, not of {name}"
     if re.match(rf"Incorrect number of files .* found {benchmark.required_runs}, ", complaint):
         return f"{name} needs {benchmark.required_runs} runs where MLPerf needs {card.official.required_runs}"
+    instances = re.match(r"Expected at least \d+ runs, but detected (\d+) runs", complaint)
+    if instances and int(instances[1]) >= benchmark.required_runs:
+        return f"{name} needs {benchmark.required_runs} instances where MLPerf needs {card.official.required_runs}"
     return None
 
 

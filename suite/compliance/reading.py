@@ -16,9 +16,10 @@ from suite.mllog import Event, Log, Problem, parse_line
 STEP_KEYS = ("learning_rate", "train_accuracy", "train_loss")
 
 
-def read_to_judge(path: Path) -> Log:
-    """The events of a log without those of steps, and what could not be read. Raises OSError only."""
-    data = path.read_bytes()
+def read_to_judge(path: Path, first_bytes: int = -1) -> Log:
+    """The events of a log, or of its first bytes, without those of steps, and what is no event. Raises OSError only."""
+    with path.open("rb") as file:
+        data = file.read(first_bytes)
     events: list[Event] = []
     problems: list[Problem] = []
     at, number, skipped = 0, 1, 0

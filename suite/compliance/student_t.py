@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 
 def cdf(t: float, dof: float) -> float:
@@ -11,6 +12,7 @@ def cdf(t: float, dof: float) -> float:
     return 1.0 - tail if t > 0 else tail
 
 
+@lru_cache(maxsize=1024)
 def quantile(p: float, dof: float) -> float:
     """The t with ``cdf(t, dof) == p``, by bisection; p strictly between 0 and 1."""
     if not 0.0 < p < 1.0 or dof <= 0:

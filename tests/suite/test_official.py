@@ -164,6 +164,18 @@ def test_the_package_checker_may_complain_of_the_size_alone(tmp_path: Path) -> N
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+def test_fewer_instances_than_mlperf_needs_are_accepted_if_the_card_asks_for_no_more(tmp_path: Path) -> None:
+    benchmark = ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
+    assert benchmark is not None
+
+    def accepted(instances: int) -> bool:
+        text = f"ERROR - Expected at least 10 runs, but detected {instances} runs.\nFOUND ERRORS"
+        return official._package_run(tmp_path, text, [benchmark]).accepted
+
+    assert accepted(5)
+    assert not accepted(4)
+
+
 def test_any_other_complaint_of_the_package_checker_is_an_error(tmp_path: Path) -> None:
     folder = package(tmp_path)
     logs = folder / "results" / "bed" / "strong" / "cosmoflow"

@@ -1,0 +1,232 @@
+"""What our checker and MLCommons' say of damaged logs and packages of the suite's own runs, one row a mutation.
+
+    mlhpc run cosmoflow --config smoke --ranks 2 --runs 12 -o RUN
+    python -m benchmarks.checker_differences RUN [--write]
+
+RUN needs eleven logs that reached the target, one of them after four epochs. Each mutation is one of `tests/fixtures`. Logs
+are judged by `mlhpc check` and by mlperf_logging's compliance engine with the rules generated from mlhpc-1.0; packages by
+`mlhpc check` and by all that `mlhpc check --official` runs, whose complaints count unless they follow from the size. Their
+tools run in a child process each, so that a crash or a name that leaks into the next file harms no other row. ``--write``
+puts the table into docs/checker.md. Exit code 1 if we accept an invalid input or reject a legal one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import runpy
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mlperf_logging.compliance_checker import mlp_compliance
+
+from suite.compliance import official
+from suite.compliance.check import check, check_log
+from suite.compliance.official_rules import official_rules
+from suite.compliance.ruleset import ruleset
+from suite.mllog import read_events
+from suite.record import summarise
+from suite.scoring import failure
+from tests.fixtures.logs import Line, Lines, write
+from tests.fixtures.mutations import ours
+from tests.fixtures.package_mutations import lines_of, package_cases, package_of
+
+PAGE = Path(__file__).parents[1] / "docs" / "checker.md"
+BEGIN, END = "<!-- table of differences: begin -->", "<!-- table of differences: end -->"
+TIMEOUT_S = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    subject: str
+    mutation: str
+    legal: bool
+    ours: str
+    theirs: str
+
+    @property
+    def agrees(self) -> bool:
+        return (self.ours == "accepts") == (self.theirs == "accepts")
+
+    def line(self) -> str:
+        kind = "legal" if self.legal else "invalid"
+        return f"| {self.subject} | {self.mutation.replace('|', '/')} | {kind} | {self.ours} | {self.theirs} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    official._tool = forked_tool  # the same tools, started by fork instead of 2 s of imports each
+    for name in ("package_checker", "system_desc_checker", "compliance_checker"):
+        importlib.import_module(f"mlperf_logging.{name}")
+    logs = usable(args.run)
+    with tempfile.TemporaryDirectory(prefix="mlhpc-differences-") as folder:
+        rows = [*log_rows(logs, Path(folder)), *package_rows(logs, Path(folder))]
+    text = page(rows)
+    print(text)
+    if args.write:
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    wrong = [row for row in rows if row.legal != (row.ours == "accepts")]
+    for row in wrong:
+        print(f"WRONG: {row.line()}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def usable(run: Path) -> list[Lines]:
+    """The logs of a run that reached the target, one with four epochs first. ValueError if there are fewer than eleven."""
+    benchmark = ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
+    assert benchmark is not None
+    found = []
+    for path in sorted(run.glob("result_*.txt")):
+        record = summarise(read_events(path))
+        if failure(record, benchmark) is None:
+            found.append((len(record.evals) != 4, path))
+    if len(found) < 11 or min(found)[0]:
+        raise ValueError(
+            f"{run}: expected eleven logs of cosmoflow smoke that converged, one of them after four epochs"
+        )
+    return [lines_of(path) for _, path in sorted(found)]
+
+
+def with_staging(lines: Lines) -> Lines:
+    """The log with half a second of staging before train_samples, if it has none."""
+    if any(line.key == "staging_start" for line in lines):
+        return lines
+    at = next(index for index, line in enumerate(lines) if line.key == "train_samples")
+    later = [replace(line, time_ms=line.time_ms + 500) for line in lines[at:]]
+    return [
+        *lines[:at],
+        Line("staging_start", None, later[0].time_ms - 500),
+        Line("staging_stop", None, later[0].time_ms),
+        *later,
+    ]
+
+
+def log_rows(logs: Sequence[Lines], folder: Path) -> list[Row]:
+    rules = ruleset("mlhpc-1.0")
+    benchmark = rules.benchmark("cosmoflow", "smoke")
+    assert benchmark is not None
+    config = folder / "rules.yaml"
+    config.write_text(official_rules(benchmark), encoding="utf-8")
+    rows = []
+    for case in ours(with_staging(logs[0])):
+        path = write(folder / "result_0.txt", case.lines())
+        errors = [item.rule for item in check_log(path, rules).findings if item.severity == "error"]
+        rows.append(Row("log", case.name, case.rule is None, said(errors), their_verdict(path, config)))
+    return rows
+
+
+def their_verdict(path: Path, config: Path) -> str:
+    def judge() -> None:
+        checker = mlp_compliance.make_checker("hpc", "3.0.0", False, False)
+        sys.exit(0 if mlp_compliance.main(str(path), str(config), checker)[0] else 7)
+
+    _, _, code = isolated(judge, path.parent)
+    return {0: "accepts", 7: "rejects", None: "hangs"}.get(code, "crashes")
+
+
+def package_rows(logs: Sequence[Lines], folder: Path) -> list[Row]:
+    base = package_of(folder / "base", logs[:5], logs[5:11])
+    rows = []
+    for number, case in enumerate(package_cases()):
+        copy = folder / str(number) / base.name
+        shutil.copytree(base, copy)
+        case.apply(copy)
+        errors = [item.rule for item in check([copy]).findings if item.severity == "error"]
+        try:
+            verdict = official.run_official([copy])
+            theirs = "accepts" if verdict.accepted else "crashes" if "crashed" in verdict.text() else "rejects"
+            if not verdict.runs:
+                theirs = "sees nothing"
+        except (OSError, ValueError) as error:
+            theirs = f"fails: {type(error).__name__}"
+        rows.append(Row("package", case.name, case.rule is None, said(errors), theirs))
+        shutil.rmtree(folder / str(number))
+    return rows
+
+
+def said(errors: Sequence[str]) -> str:
+    names = list(dict.fromkeys(errors))
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") if names else "accepts"
+
+
+def page(rows: Sequence[Row]) -> str:
+    """A sentence of totals and the table, disagreements first."""
+    parts = []
+    for subject in ("log", "package"):
+        some = [row for row in rows if row.subject == subject]
+        invalid, legal = [row for row in some if not row.legal], [row for row in some if row.legal]
+        parts.append(
+            f"- {len(some)} mutations of a {subject}, {len(invalid)} of them invalid: ours accepts "
+            f"{accepted(invalid, 'ours')} of the invalid and rejects {len(legal) - accepted(legal, 'ours')} of the {len(legal)} "
+            f"legal ones; the official tools accept {accepted(invalid, 'theirs')}, reject {len(legal) - accepted(legal, 'theirs')} "
+            f"and crash or hang on {sum(row.theirs in ('crashes', 'hangs') for row in some)}."
+        )
+    ordered = [row for row in rows if not row.agrees] + [row for row in rows if row.agrees]
+    head = ["| of a | mutation | it is | ours | official |", "| --- | --- | --- | --- | --- |"]
+    return "\n".join([*parts, "", *head, *(row.line() for row in ordered)])
+
+
+def accepted(rows: Sequence[Row], side: str) -> int:
+    return sum(getattr(row, side) == "accepts" for row in rows)
+
+
+def forked_tool(folder: Path, name: str, *arguments: str) -> str:
+    """`suite.compliance.official._tool` without the start of an interpreter: same arguments, same text."""
+
+    def run() -> None:
+        logged = [] if name == "system_desc_checker" else ["--log_output", str(folder / "tool.log")]
+        sys.argv = [name, *arguments, *logged]
+        runpy.run_module(f"mlperf_logging.{name}", run_name="__main__", alter_sys=True)
+
+    out, err, code = isolated(run, folder)
+    if code is None:
+        return f"ERROR - no verdict within {TIMEOUT_S} s"
+    text = out + err
+    return text if code == 0 or "FAILED" in text else f"{text}\nERROR - exit code {code}"
+
+
+def isolated(work: Callable[[], None], folder: Path) -> tuple[str, str, int | None]:
+    """stdout, stderr and exit code of ``work`` in a child of its own in ``folder``; None: killed after the time limit."""
+    out, err = folder / ".out", folder / ".err"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.chdir(folder)
+            for number, path in ((1, out), (2, err)):
+                os.dup2(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), number)
+            work()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    limit = time.monotonic() + TIMEOUT_S
+    while (done := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() > limit:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "", "", None
+        time.sleep(0.002)
+    texts = [path.read_text(errors="replace") if path.exists() else "" for path in (out, err)]
+    return texts[0], texts[1], os.waitstatus_to_exitcode(done[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
