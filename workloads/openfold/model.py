@@ -225,10 +225,11 @@ def squashed(deletions: Tensor) -> Tensor:
 def template_features(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Pair features (N, T, L, L, 88), torsion features (N, T, L, 57) and which templates there are (N, T)."""
     aatype, atoms, atom_mask = batch["template_aatype"].long(), batch["template_atoms"], batch["template_atom_mask"]
-    flat = (aatype.flatten(0, 1), atoms.flatten(0, 1), atom_mask.flatten(0, 1))
+    kinds = aatype.clamp(max=residues.UNKNOWN)  # where a template has a gap, no atom is known
+    flat = (kinds.flatten(0, 1), atoms.flatten(0, 1), atom_mask.flatten(0, 1))
     N, T, L = aatype.shape
     beta, beta_mask = pseudo_beta(*flat)
-    type_one_hot = F.one_hot(flat[0], TARGET_FEATURES).to(atoms.dtype)
+    type_one_hot = F.one_hot(aatype.flatten(0, 1), TARGET_FEATURES).to(atoms.dtype)
     own = flat[2][..., : residues.OXYGEN].amin(-1)
     both, backbone = pair_mask(beta_mask)[..., None], pair_mask(own)[..., None]
     frame = backbone_frames(flat[1])

@@ -200,7 +200,7 @@ def _protein(drawn: Drawn, atoms: list[NDArray[np.float32]], seed: int, number: 
     mask = residues.ATOM_MASK[drawn.sequence].astype(np.int8)
     templates = NO_TEMPLATES
     if len(atoms) > 1:
-        rng = np.random.Generator(np.random.Philox(key=[seed, number])).spawn(1)[0]
+        rng = np.random.Generator(np.random.Philox(key=[seed, number]).jumped())
         kept = [_coverage(length, rng) for _ in atoms[1:]]
         kinds = np.stack([np.where(keep, drawn.sequence, residues.GAP) for keep in kept]).astype(np.int8)
         masks = np.stack([mask * keep[:, None] for keep in kept]).astype(np.int8)

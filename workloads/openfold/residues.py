@@ -63,6 +63,7 @@ _SIDE_CHAINS: Final = {
               OH CZ CE1 CD1 1.377 119.8 180""",
     "VAL": "CG1* CB CA N 1.527 110.7 0; CG2 CB CA N 1.527 110.4 122.8",
 }  # fmt: skip
+_CB_OF: Final = {"PRO": (1.531, 110.9, 115.3)}  # the ring pulls it
 _PI_PERIODIC: Final = {
     "ASP": 1,
     "GLU": 2,
@@ -156,7 +157,8 @@ def _residue(name: str) -> tuple[dict[str, Floats], dict[str, int], list[tuple[s
     chis: list[tuple[str, str, str, str]] = []
     if name in {"GLY", "UNK"}:
         return atoms, group, chis
-    atoms["CB"], group["CB"] = place(atoms["N"], atoms["C"], atoms["CA"], CA_CB, C_CA_CB, N_C_CA_CB), 0
+    to_cb = _CB_OF.get(name, (CA_CB, C_CA_CB, N_C_CA_CB))
+    atoms["CB"], group["CB"] = place(atoms["N"], atoms["C"], atoms["CA"], *to_cb), 0
     for line in filter(None, _SIDE_CHAINS.get(name, "").split(";")):
         label, third, second, first, *numbers = line.split()
         atom = label.rstrip("*")

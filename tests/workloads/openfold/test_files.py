@@ -1,0 +1,202 @@
+"""mmCIF, FASTA and A3M: what is read, and the one line that says what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from suite.distributed import World
+from suite.shards import ShardReader, verify
+from tests.workloads.openfold.conftest import SMALL_NET
+from workloads.openfold import residues
+from workloads.openfold.alignment_files import a3m_text, read_a3m, read_fasta
+from workloads.openfold.convert import convert, fetch, read_protein
+from workloads.openfold.data import OpenFoldData
+from workloads.openfold.mmcif import mmcif_text, read_chain
+from workloads.openfold.proteins import Families, families
+from workloads.openfold.shard_form import proteins_of
+
+# the form of the Protein Data Bank: quotes, a text field, two models, two places of one atom, a modified residue, water
+ARCHIVE = """data_1ABC
+#
+_entry.id   1ABC
+_struct.title 'A chain''s "title" # not a comment'
+_struct.note
+;text over
+loop_ of lines
+;
+loop_
+_entity_poly_seq.entity_id
+_entity_poly_seq.num
+_entity_poly_seq.mon_id
+_entity_poly_seq.hetero
+1 1 MSE n
+1 2 GLY n
+1 3 LEU n
+2 1 ALA n
+#
+loop_
+_atom_site.group_PDB
+_atom_site.id
+_atom_site.type_symbol
+_atom_site.label_atom_id
+_atom_site.label_alt_id
+_atom_site.label_comp_id
+_atom_site.label_asym_id
+_atom_site.label_entity_id
+_atom_site.label_seq_id
+_atom_site.Cartn_x
+_atom_site.Cartn_y
+_atom_site.Cartn_z
+_atom_site.occupancy
+_atom_site.auth_asym_id
+_atom_site.pdbx_PDB_model_num
+HETATM 1 SE SE  . MSE A 1 1 1.0 2.0 3.0 1.00 H 1
+HETATM 2 C  CA  . MSE A 1 1 1.5 2.5 3.5 1.00 H 1
+ATOM   3 C  CA  A LEU A 1 3 9.0 9.0 9.0 0.30 H 1
+ATOM   4 C  CA  B LEU A 1 3 4.0 5.0 6.0 0.70 H 1
+ATOM   5 O  "O5'" . LEU A 1 3 4.0 5.0 6.0 0.70 H 1
+ATOM   6 C  CA  . ALA B 2 1 7.0 8.0 9.0 1.00 L 1
+HETATM 7 O  O   . HOH C 3 . 0.0 0.0 0.0 1.00 H 1
+HETATM 8 C  CA  . MSE A 1 1 -1.5 -2.5 -3.5 1.00 H 2
+#
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_chain_of_the_archive_is_read(tmp_path: Path) -> None:
+    chain = read_chain(write(tmp_path / "1abc.cif", ARCHIVE))
+    assert chain.name == "H"
+    assert residues.decode(chain.aatype) == "MGL"
+    known = [tuple(np.array(residues.ATOM_NAMES[t])[m > 0]) for t, m in zip(chain.aatype, chain.atom_mask, strict=True)]
+    assert known == [("CA", "SD"), (), ("CA",)]  # a residue without atoms keeps its place
+    assert chain.atoms[2, residues.CA].tolist() == [4.0, 5.0, 6.0]  # the higher occupancy
+    assert chain.atoms[0, residues.CA].tolist() == [1.5, 2.5, 3.5]  # the first model
+    assert residues.decode(read_chain(tmp_path / "1abc.cif", "L").aatype) == "A"
+
+
+def test_written_structures_are_read_back(tmp_path: Path) -> None:
+    protein = families(Families(30, 30, 2), 0, range(1))[0]
+    text = mmcif_text("made", protein.aatype, protein.atoms, protein.atom_mask)
+    chain = read_chain(write(tmp_path / "made.cif", text))
+    np.testing.assert_array_equal(chain.aatype, protein.aatype)
+    np.testing.assert_array_equal(chain.atom_mask, protein.atom_mask)
+    np.testing.assert_allclose(chain.atoms, protein.atoms, atol=6e-4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("1.5 2.5 3.5 1.00 H 1", "1.5 oops 3.5 1.00 H 1", "line 36: Cartn_y is 'oops', expected a number"),
+        ("1.5 2.5 3.5 1.00 H 1", "1.5 nan 3.5 1.00 H 1", "line 36: Cartn_y is 'nan', expected a finite number"),
+        ("9.0 1.00 L 1", "9.0 1.00 L", "line 42: the _atom_site loop from line 19 has 119 values, not rows of 15"),
+        ("lines\n;\n", "lines\n", "line 6: text field without its closing semicolon"),
+        ("'A chain''s \"title\" # not a comment'", "'A chain", 'line 4: quote "\'A chain" does not end'),
+        ("LEU A 1 3 4.0", "LEU A 1 7 4.0", "line 38: residue 7 of a sequence of 3"),
+        ("_atom_site.Cartn_z\n", "_atom_site.elsewhere\n", "_atom_site has no Cartn_z"),
+    ],
+)
+def test_broken_mmcif_is_one_line_with_file_and_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in ARCHIVE
+    path = write(tmp_path / "broken.cif", ARCHIVE.replace(old, new))
+    with pytest.raises(ValueError, match="line") as raised:
+        read_chain(path)
+    assert str(raised.value).startswith(f"{path}: line ")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_files_that_are_no_structures_are_refused(tmp_path: Path) -> None:
+    for text in ("", "HEADER a PDB file", "data_x\n_entry.id x\n"):
+        with pytest.raises(ValueError, match="no _atom_site loop"):
+            read_chain(write(tmp_path / "no.cif", text))
+    with pytest.raises(ValueError, match="no chain 'Z' of amino acids"):
+        read_chain(write(tmp_path / "1abc.cif", ARCHIVE), "Z")
+    (tmp_path / "binary.cif").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_chain(tmp_path / "binary.cif")
+
+
+def test_an_alignment_is_read_with_its_insertions(tmp_path: Path) -> None:
+    msa, deletions = read_a3m(write(tmp_path / "a.a3m", "# hhblits\n>query one\nMK\nV\n>hit\nMabK-\n>last\n-XZc\n"))
+    assert [residues.decode(row) for row in msa] == ["MKV", "MK-", "-XX"]
+    assert deletions.tolist() == [[0, 0, 0], [0, 2, 0], [0, 0, 0]]
+
+
+def test_alignments_are_written_as_they_are_read(tmp_path: Path) -> None:
+    protein = families(Families(30, 30, 9), 1, range(1))[0]
+    msa, deletions = read_a3m(write(tmp_path / "a.a3m", a3m_text(protein.msa, protein.deletions, "chain")))
+    np.testing.assert_array_equal(msa, protein.msa)
+    np.testing.assert_array_equal(deletions, protein.deletions)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (">q\nMKV\n>hit\nMKVL\n", r"line 3: row 2 \(hit\) has 4 columns, row 1 \(q\) has 3"),
+        (">q\nMKV\n>hit\nM1V\n", "line 3: column 2: '1' is not an amino acid"),
+        ("MKV\n", "line 1: expected '>' and a name before 'MKV'"),
+        ("", "no row in it"),
+        (">q\nM-V\n", "cannot have gaps"),
+        (">q\n", "is empty"),
+    ],
+)
+def test_broken_alignments_are_one_line_with_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"a\.a3m: .*{message}"):
+        read_a3m(write(tmp_path / "a.a3m", text))
+
+
+def test_a_fasta_file_without_a_sequence_is_refused(tmp_path: Path) -> None:
+    assert read_fasta(write(tmp_path / "a.fasta", ">a b\nMK\nV\n>c\nG\n")) == [("a", "MKV"), ("c", "G")]
+    with pytest.raises(ValueError, match=r"a\.fasta: line 1: no sequence"):
+        read_fasta(write(tmp_path / "a.fasta", "\n"))
+
+
+def folder(root: Path, count: int = 4) -> Path:
+    root.mkdir()
+    for number, protein in enumerate(families(Families(12, 16, 5), 2, range(count))):
+        write(root / f"p{number}.cif", mmcif_text("p", protein.aatype, protein.atoms, protein.atom_mask))
+        write(root / f"p{number}.a3m", a3m_text(protein.msa, protein.deletions, "p"))
+    return root
+
+
+def test_a_folder_of_structures_becomes_a_data_set(tmp_path: Path, world: World) -> None:
+    source, root = folder(tmp_path / "source"), tmp_path / "data"
+    convert(source, root, world=world, size="mini")
+    assert verify(root, deep=True) == []
+    assert len(OpenFoldData(root, "train", SMALL_NET)) == 3
+    read = next(proteins_of(ShardReader(root, "validation").read([0])))
+    np.testing.assert_array_equal(read.msa, families(Families(12, 16, 5), 2, range(3, 4))[0].msa)
+    assert OpenFoldData(root, "train", SMALL_NET).load([0, 1], seed=0, epoch=1)["template_atom_mask"].sum() == 0
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path: Path, world: World) -> None:
+    source = folder(tmp_path / "source")
+    write(source / "p1.a3m", ">q\nMKV\n")
+    with pytest.raises(ValueError, match=r"p1\.a3m: line 1: 3 residues, but \d+ in p1\.cif"):
+        convert(source, tmp_path / "data", world=world)
+    (source / "p1.a3m").unlink()
+    sequence = residues.decode(read_protein(source / "p1.cif").aatype)
+    wrong = ("A" if sequence[4] != "A" else "W").join((sequence[:4], sequence[5:]))
+    write(source / "p1.fasta", f">q\n{wrong}\n")
+    with pytest.raises(ValueError, match=r"p1\.fasta: line 1: residue 5 is . but|p1\.fasta: line 1: residue 5 is"):
+        read_protein(source / "p1.cif")
+    with pytest.raises(ValueError, match="no \\*.cif file for the train split"):
+        convert(tmp_path, tmp_path / "data2", world=world)
+    with pytest.raises(ValueError, match="not downloaded here"):
+        fetch(tmp_path)
+
+
+def test_a_validation_chain_that_is_too_long_is_refused(tmp_path: Path, world: World) -> None:
+    root = tmp_path / "data"
+    convert(folder(tmp_path / "source"), root, world=world, size="mini")
+    short = SMALL_NET.model_copy(update={"val_max_sequence_length": 11})
+    with pytest.raises(ValueError, match="a validation chain has 1. residues, more than val_max_sequence_length 11"):
+        OpenFoldData(root, "validation", short)
+    OpenFoldData(root, "train", short)  # training crops

@@ -1,0 +1,201 @@
+"""FAPE, torsions and lDDT against slow references and under rigid motion; ideal geometry against chemistry."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.workloads.openfold.conftest import SMALL_NET
+from workloads.openfold import residues
+from workloads.openfold.data import OpenFoldData
+from workloads.openfold.geometry import (
+    Frame,
+    atoms_of,
+    backbone_frames,
+    dihedral,
+    group_frames,
+    known_groups,
+    table,
+    torsions_of,
+)
+from workloads.openfold.losses import (
+    EPS,
+    backbone_fape,
+    distogram_loss,
+    fape,
+    lddt_ca,
+    losses,
+    renamed,
+    sample_lddt_ca,
+    sidechain_fape,
+)
+from workloads.openfold.model import OpenFoldNet
+from workloads.openfold.structure import frame_update
+
+
+def chain(length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Residue types, atoms, mask and the torsions they were made of; frames lie anywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    aatype = torch.randint(0, 20, (1, length), generator=generator)
+    angle = torch.randn(1, length, 7, 2, generator=generator, dtype=torch.float64)
+    angle = angle / angle.norm(dim=-1, keepdim=True)
+    update = torch.randn(1, length, 6, generator=generator, dtype=torch.float64)
+    frame = frame_update(update * torch.tensor([1.0, 1, 1, 8, 8, 8]))
+    atoms = atoms_of(aatype, group_frames(aatype, frame, angle))
+    return aatype, atoms, table("ATOM_MASK", torch.device("cpu"))[aatype].double(), angle
+
+
+def moved(points: Tensor, seed: int = 4) -> Tensor:
+    turn = frame_update(torch.randn(6, generator=torch.Generator().manual_seed(seed)).to(points)).rotation
+    return points @ turn.T + torch.tensor([5.0, -7.0, 11.0]).to(points)
+
+
+def test_torsions_and_frames_are_found_again_in_the_atoms_they_made() -> None:
+    aatype, atoms, mask, angle = chain(200)
+    found = torsions_of(aatype, atoms, mask)
+    error = ((found.angle - angle) * found.mask[..., None])[..., 2:, :]
+    assert float(error.abs().max()) < 1e-6
+    assert found.mask[..., 3:].sum() == table("CHI_MASK", aatype.device)[aatype].sum()
+
+
+@pytest.mark.parametrize(
+    ("residue", "pair", "length"),
+    [("F", ("CE2", "CZ"), 1.38), ("W", ("CH2", "CZ3"), 1.40), ("H", ("CE1", "NE2"), 1.32)],
+)
+def test_rings_that_no_bond_length_was_given_for_close(residue: str, pair: tuple[str, str], length: float) -> None:
+    """0.05 angstrom is what mean values of different structures leave."""
+    aatype = torch.tensor([[residues.LETTERS.index(residue)]])
+    angle = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(1, 1, 7, 2).clone()
+    frame = Frame(torch.eye(3, dtype=torch.float64).expand(1, 1, 3, 3), torch.zeros(1, 1, 3, dtype=torch.float64))
+    atoms = atoms_of(aatype, group_frames(aatype, frame, angle))[0, 0]
+    names = residues.ATOM_NAMES[int(aatype)]
+    distance = float((atoms[names.index(pair[0])] - atoms[names.index(pair[1])]).norm())
+    assert distance == pytest.approx(length, abs=0.05)
+
+
+def test_amino_acids_are_left_handed() -> None:
+    aatype, atoms, _, _ = chain(60)
+    n, ca, c, cb = (atoms[:, :, k] for k in (residues.N, residues.CA, residues.C, residues.CB))
+    handed = (torch.linalg.cross(n - ca, c - ca) * (cb - ca)).sum(-1)
+    not_glycine = aatype != residues.LETTERS.index("G")
+    assert bool((handed[not_glycine] > 0).all())  # the CORN rule, seen from hydrogen
+
+
+def test_dihedral_has_the_sign_of_iupac() -> None:
+    points = [torch.tensor(p) for p in ([0.0, 1, 0], [0.0, 0, 0], [1.0, 0, 0], [1.0, 0, 1])]
+    torch.testing.assert_close(dihedral(*points), torch.tensor([1.0, 0.0]))  # clockwise, seen along the bond
+
+
+def test_fape_equals_the_definition_and_does_not_change_under_rigid_motion() -> None:
+    _, one, _, _ = chain(6, 1)
+    _, other, _, _ = chain(6, 2)
+    frames, true = backbone_frames(one), backbone_frames(other)
+    mask = torch.tensor([[1.0, 1, 0, 1, 1, 1]], dtype=torch.float64)
+    got = fape(frames, one[:, :, 1], true, other[:, :, 1], mask, mask)
+    for i in range(6):
+        for j in range(6):
+            seen = [f.rotation[0, i].T @ (x[0, j, 1] - f.translation[0, i]) for f, x in ((frames, one), (true, other))]
+            expected = math.sqrt(float((seen[0] - seen[1]).square().sum()) + EPS) * float(mask[0, i] * mask[0, j])
+            assert float(got[0, i, j]) == pytest.approx(expected)
+    motion = backbone_frames(moved(one))
+    again = fape(motion, moved(one)[:, :, 1], true, other[:, :, 1], mask, mask)
+    torch.testing.assert_close(again, got, atol=1e-6, rtol=1e-6)
+
+
+def test_fape_of_the_truth_is_nothing_and_of_the_mirror_image_is_not() -> None:
+    aatype, atoms, mask, _ = chain(12)
+    clamp = torch.ones(1, dtype=torch.float64)
+
+    def both(predicted: Tensor) -> tuple[float, float]:
+        frames = backbone_frames(predicted)
+        groups = known_groups(aatype, predicted, mask)[0]
+        stacked = Frame(frames.rotation[None], frames.translation[None])
+        return (
+            float(backbone_fape(stacked, atoms, mask, clamp)),
+            float(sidechain_fape(groups, predicted, aatype, atoms, mask)),
+        )
+
+    assert max(both(moved(atoms))) < 0.0011  # sqrt(1e-4) angstrom over 10
+    assert min(both(atoms * torch.tensor([1.0, 1, -1]))) > 0.05
+
+
+def test_backbone_fape_is_clamped_only_where_asked() -> None:
+    _, atoms, mask, _ = chain(8)
+    far = atoms.clone()
+    far[:, 4:] += 1000.0
+    frames = backbone_frames(far)
+    stacked = Frame(frames.rotation[None], frames.translation[None])
+    clamped, free = (float(backbone_fape(stacked, atoms, mask, torch.tensor([c]).double())) for c in (1.0, 0.0))
+    assert clamped < 1.0 < free
+
+
+def test_symmetric_side_chains_take_the_better_name() -> None:
+    aatype = torch.tensor([[residues.LETTERS.index(letter) for letter in "FDAYE"]])
+    _, atoms, _, _ = chain(5)
+    angle = torch.randn(1, 5, 7, 2, dtype=torch.float64)
+    frame = backbone_frames(atoms)
+    atoms = atoms_of(aatype, group_frames(aatype, frame, angle / angle.norm(dim=-1, keepdim=True)))
+    mask = table("ATOM_MASK", aatype.device)[aatype].double()
+    swapped = atoms.gather(2, table("SWAP", aatype.device)[aatype][..., None].expand_as(atoms))
+    assert float((swapped - atoms).abs().max()) > 1
+    torch.testing.assert_close(renamed(atoms, aatype, swapped, mask), atoms)
+    torch.testing.assert_close(renamed(swapped, aatype, swapped, mask), swapped)
+
+
+def slow_lddt(predicted: np.ndarray, true: np.ndarray, mask: np.ndarray) -> tuple[list[float], float]:
+    """Mariani et al. 2013, pair by pair: per residue, and over all pairs."""
+    per, kept, total = [], 0.0, 0
+    for i in range(len(true)):
+        own, pairs = 0.0, 0
+        for j in range(len(true)):
+            if i == j or not (mask[i] and mask[j]) or np.linalg.norm(true[i] - true[j]) >= 15:
+                continue
+            error = abs(np.linalg.norm(true[i] - true[j]) - np.linalg.norm(predicted[i] - predicted[j]))
+            own += sum(error < limit for limit in (0.5, 1, 2, 4)) / 4
+            pairs += 1
+        per.append(own / pairs if pairs else math.nan)
+        kept, total = kept + own, total + pairs
+    return per, kept / total
+
+
+def test_lddt_equals_the_definition_and_does_not_change_under_rigid_motion() -> None:
+    rng = np.random.default_rng(0)
+    true = np.cumsum(rng.normal(size=(30, 3)) * 3, axis=0)
+    predicted = true + rng.normal(size=(30, 3))
+    mask = (rng.random(30) > 0.2).astype(float)
+    tensors = [torch.from_numpy(each)[None] for each in (predicted, true, mask)]
+    per, whole = slow_lddt(predicted, true, mask)
+    known = mask > 0
+    np.testing.assert_allclose(lddt_ca(*tensors)[0].numpy()[known], np.array(per)[known], atol=1e-8)
+    assert float(sample_lddt_ca(*tensors)) == pytest.approx(whole)
+    assert float(sample_lddt_ca(moved(tensors[0]), tensors[1], tensors[2])) == pytest.approx(whole)
+    assert float(sample_lddt_ca(tensors[1], tensors[1], tensors[2])) == 1.0
+
+
+def test_distogram_loss_is_least_at_the_true_bins() -> None:
+    aatype, atoms, mask, _ = chain(10)
+    edges = torch.linspace(2.3125, 21.6875, 63)
+    cb = torch.where((aatype == 7)[..., None], atoms[:, :, 1], atoms[:, :, 4])
+    bins = (torch.cdist(cb, cb)[..., None] > edges).sum(-1)
+    sharp = 50 * torch.nn.functional.one_hot(bins, 64).float()
+    assert float(distogram_loss(sharp, aatype, atoms, mask)) < 1e-3
+    assert float(distogram_loss(torch.zeros_like(sharp), aatype, atoms, mask)) == pytest.approx(math.log(64), rel=1e-4)
+
+
+def test_the_total_has_the_weights_of_the_rules(train: OpenFoldData) -> None:
+    torch.manual_seed(0)
+    batch = train.load(range(3), seed=0, epoch=1)
+    terms = losses(SMALL_NET, OpenFoldNet(SMALL_NET)(batch), batch)
+    expected = (
+        0.5 * terms["fape_backbone"]
+        + 0.5 * terms["fape_sidechain"]
+        + terms["supervised_chi"]
+        + 0.3 * terms["distogram"]
+        + 2.0 * terms["masked_msa"]
+        + 0.01 * terms["plddt"]
+    )
+    torch.testing.assert_close(terms["total"], expected * batch["mask"].sum(-1).sqrt())

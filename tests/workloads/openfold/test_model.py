@@ -1,0 +1,190 @@
+"""The network is AlphaFold 2's, part by part; what must not matter (padding, batch mates, rigid motions) does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.workloads.openfold.conftest import SMALL_NET
+from workloads.openfold.config import OpenFoldConfig
+from workloads.openfold.data import OpenFoldData
+from workloads.openfold.evoformer import OuterProductMean, TriangleAttention, TriangleMultiplication, binned_distance
+from workloads.openfold.geometry import Frame
+from workloads.openfold.losses import losses
+from workloads.openfold.model import OpenFoldNet
+from workloads.openfold.structure import InvariantPointAttention, frame_update
+from workloads.openfold.work import forward, work
+
+# reference: mlcommons/hpc openfold; its log says model_parameters_count 93229082
+PARTS = {
+    "input_embedder": 33_024,
+    "recycling_embedder": 2_816,
+    "template_angle_embedder": 80_640,
+    "template_stack": 5_696 + 218_368 + 24_704,  # embedder, pair stack, pointwise attention
+    "extra_msa_embedder": 1_664,
+    "extra_msa_stack": 2_805_248,
+    "evoformer": 87_936_384,
+    "structure_module": 2_019_116,
+    "heads": 101_422,
+}
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def scrambled(module: nn.Module, seed: int = 0) -> nn.Module:
+    """With random weights everywhere: the final layers start at zero, which hides mistakes."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return module
+
+
+def rotation(seed: int) -> Tensor:
+    return frame_update(torch.randn(6, generator=torch.Generator().manual_seed(seed)).double()).rotation
+
+
+def positions(prediction) -> Tensor:
+    return prediction.structure.atoms
+
+
+def test_the_full_network_has_the_parameters_of_the_reference_part_by_part() -> None:
+    with torch.device("meta"):
+        net = OpenFoldNet(OpenFoldConfig())
+    assert {name: count(part) for name, part in net.named_children()} == PARTS
+    assert count(net) == 93_229_082
+
+
+def test_closed_forms_give_the_reference_s_operations_and_parameters() -> None:
+    full = forward(OpenFoldConfig(), residues=256)
+    assert full.parameters == 93_229_082
+    assert 2 * full.multiply_adds == pytest.approx(11.80e12, rel=1e-3)
+    checkpointed = work(OpenFoldConfig(checkpointing=True), global_batch_size=128, element_bytes=2)
+    assert checkpointed.executed_flops == pytest.approx(65e12, rel=0.01)
+
+
+@pytest.mark.parametrize("templates", [0, 2])
+def test_closed_forms_equal_torch_s_counter(train: OpenFoldData, templates: int) -> None:
+    own = SMALL_NET.model_copy(update={"max_templates": templates, "num_recycling_iters": 0, "crop_size": 12})
+    net = OpenFoldNet(own)
+    batch = dict(train.load([0], seed=0, epoch=1))
+    batch |= {name: batch[name][:, -1:] for name in ("msa", "deletions", "cluster_profile", "cluster_deletions")}
+    batch |= {name: batch[name][:, -1:] for name in ("msa_mask", "extra_msa", "extra_deletions", "extra_msa_mask")}
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        net(batch)
+    counted = forward(own, residues=SMALL_NET.crop_size)
+    assert counted.parameters == count(net)
+    assert counter.get_total_flops() == pytest.approx(2 * counted.multiply_adds, rel=0.03)  # and 3 x 3 frames
+
+
+def test_every_parameter_gets_a_gradient(train: OpenFoldData) -> None:
+    net = scrambled(OpenFoldNet(SMALL_NET))
+    batch = train.load([0, 1], seed=0, epoch=1)
+    losses(SMALL_NET, net(batch), batch)["total"].mean().backward()
+    assert [name for name, parameter in net.named_parameters() if parameter.grad is None] == []
+
+
+def test_checkpointing_gives_the_same_gradients(train: OpenFoldData) -> None:
+    gradients = []
+    batch = train.load([0, 1], seed=0, epoch=2)
+    for checkpointing in (False, True):
+        own = SMALL_NET.model_copy(update={"checkpointing": checkpointing, "msa_dropout": 0.2, "pair_dropout": 0.2})
+        net = scrambled(OpenFoldNet(own))
+        torch.manual_seed(5)
+        losses(own, net(batch), batch)["total"].mean().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in net.parameters()]))
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_prediction_does_not_depend_on_batch_mates_recycles_or_padding(train: OpenFoldData) -> None:
+    net = scrambled(OpenFoldNet(SMALL_NET)).eval()
+    together = train.load(range(6), seed=1, epoch=1)
+    assert len(set(together["recycles"].tolist())) > 1
+    with torch.no_grad():
+        joint = positions(net(together))
+        for index in range(6):
+            alone = train.load([index], seed=1, epoch=1)
+            assert alone["msa"].shape[1] == 1 + int(alone["recycles"])
+            torch.testing.assert_close(positions(net(alone))[0], joint[index], atol=2e-4, rtol=1e-4)
+
+
+def test_padded_residues_change_nothing(validation: OpenFoldData) -> None:
+    net = scrambled(OpenFoldNet(SMALL_NET)).eval()
+    batch = validation.load(range(4), seed=0, epoch=0)
+    lengths = batch["mask"].sum(1).int().tolist()
+    assert len(set(lengths)) > 1
+    with torch.no_grad():
+        joint = positions(net(batch))
+        for index, length in enumerate(lengths):
+            alone = positions(net(validation.load([index], seed=0, epoch=0)))[0]
+            assert len(alone) == length
+            torch.testing.assert_close(alone, joint[index, :length], atol=2e-4, rtol=1e-4)
+
+
+def test_initially_every_residue_stays_at_the_origin(train: OpenFoldData) -> None:
+    batch = train.load([0], seed=0, epoch=1)
+    structure = OpenFoldNet(SMALL_NET)(batch).structure
+    assert float(structure.frames.translation.detach().abs().max()) == 0.0
+
+
+def test_point_attention_is_invariant_under_rigid_motion() -> None:
+    torch.manual_seed(0)
+    layer = scrambled(InvariantPointAttention(SMALL_NET)).double()
+    s, z, mask = torch.randn(2, 7, 8).double(), torch.randn(2, 7, 7, 8).double(), torch.ones(2, 7).double()
+    frame = Frame(frame_update(torch.randn(2, 7, 6).double()).rotation, torch.randn(2, 7, 3).double())
+    turn, shift = rotation(1), torch.tensor([3.0, -1.0, 2.0]).double()
+    moved = Frame(turn @ frame.rotation, frame.translation @ turn.T + shift)
+    torch.testing.assert_close(layer(s, z, frame, mask), layer(s, z, moved, mask))
+
+
+def test_frame_updates_are_rotations() -> None:
+    turn = frame_update(torch.randn(50, 6)).rotation
+    torch.testing.assert_close(turn @ turn.mT, torch.eye(3).expand(50, 3, 3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.linalg.det(turn), torch.ones(50))
+
+
+@pytest.mark.parametrize("outgoing", [True, False])
+def test_triangle_multiplication_sums_over_third_residues(outgoing: bool) -> None:
+    torch.manual_seed(0)
+    layer = scrambled(TriangleMultiplication(4, 6, outgoing=outgoing))
+    z, mask = torch.randn(1, 5, 5, 4), (torch.rand(1, 5, 5) > 0.3).float()
+    n = layer.layer_norm_in(z)
+    a = layer.linear_a_p(n) * layer.linear_a_g(n).sigmoid() * mask[..., None]
+    b = layer.linear_b_p(n) * layer.linear_b_g(n).sigmoid() * mask[..., None]
+    slow = torch.zeros(1, 5, 5, 6)
+    for i in range(5):
+        for j in range(5):
+            for k in range(5):
+                slow[:, i, j] += a[:, i, k] * b[:, j, k] if outgoing else a[:, k, i] * b[:, k, j]
+    expected = layer.linear_z(layer.layer_norm_out(slow)) * layer.linear_g(n).sigmoid()
+    torch.testing.assert_close(layer(z, mask), expected)
+
+
+def test_attention_around_the_ending_node_is_that_of_the_transposed_map() -> None:
+    start = scrambled(TriangleAttention(4, 3, 2, starting=True))
+    end = TriangleAttention(4, 3, 2, starting=False)
+    end.load_state_dict(start.state_dict())
+    z, mask = torch.randn(1, 5, 5, 4), (torch.rand(1, 5, 5) > 0.3).float()
+    torch.testing.assert_close(end(z, mask), start(z.transpose(1, 2), mask.transpose(1, 2)).transpose(1, 2))
+
+
+def test_outer_product_mean_counts_known_rows_only() -> None:
+    layer = scrambled(OuterProductMean(4, 3, 2))
+    m, mask = torch.randn(1, 6, 5, 4), (torch.rand(1, 6, 5) > 0.4).float()
+    n = layer.layer_norm(m)
+    a, b = layer.linear_1(n) * mask[..., None], layer.linear_2(n) * mask[..., None]
+    outer = torch.einsum("nsic,nsjd->nijcd", a, b).flatten(-2)
+    known = torch.einsum("nsi,nsj->nij", mask, mask)
+    torch.testing.assert_close(layer(m, mask), layer.linear_out(outer) / (known[..., None] + 1e-3))
+
+
+def test_distances_fall_into_one_bin_or_none() -> None:
+    position = torch.tensor([[[0.0, 0, 0], [4.0, 0, 0], [1.0, 0, 0], [500.0, 0, 0]]])
+    bins = binned_distance(position, 3.25, 20.75, 15)
+    assert bins[0, 0].sum(-1).tolist() == [0, 1, 0, 1]
+    assert bins[0, 0, 3, 14] == 1
+    assert bins[0, 0, 1, 0] == 1

@@ -1,0 +1,133 @@
+"""OpenFold through the Workload protocol: metric, schedule, logged keys, learning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from suite.config import RunConfig, load_config
+from suite.distributed import World
+from tests.workloads.openfold.conftest import SMALL_NET
+from workloads.openfold import DESCRIPTOR
+from workloads.openfold.config import OpenFoldConfig, learning_rate
+from workloads.openfold.work import forward, work
+from workloads.openfold.workload import OpenFold
+
+RULES = Path(__file__).parents[3] / "suite" / "compliance" / "rulesets" / "3.0.0.yaml"
+
+
+def small(**changes: object) -> RunConfig:
+    config = load_config(DESCRIPTOR, "smoke")
+    return config.model_copy(update={"hyperparameters": SMALL_NET.model_copy(update=changes)})
+
+
+def totals(workload: OpenFold, model: torch.nn.Module, data, pieces: list[list[int]]) -> dict[str, float]:
+    out: dict[str, float] = {}
+    for piece in pieces:
+        with torch.no_grad():
+            for name, value in workload.eval_stats(model, data.load(piece, seed=0, epoch=0)).items():
+                out[name] = out.get(name, 0.0) + float(value)
+    return out
+
+
+def test_the_metric_does_not_depend_on_how_samples_are_batched(tiny_data: Path, world: World) -> None:
+    workload = OpenFold(small())
+    torch.manual_seed(0)
+    model = workload.build_model(world).eval()
+    data = workload.dataset("validation", tiny_data)
+    results = [
+        workload.metrics(totals(workload, model, data, pieces)) for pieces in ([[0, 1, 2, 3]], [[2], [0, 3], [1]])
+    ]
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+    assert 0 <= results[0]["eval_accuracy"] <= 1
+
+
+def test_the_loss_of_a_global_batch_is_the_mean_of_its_parts(tiny_data: Path, world: World) -> None:
+    workload = OpenFold(small())
+    torch.manual_seed(0)
+    model = workload.build_model(world)
+    data = workload.dataset("train", tiny_data)
+    with torch.no_grad():
+        whole = workload.loss(model, data.load([0, 1, 2, 3], seed=1, epoch=1))
+        halves = [workload.loss(model, data.load(part, seed=1, epoch=1)) for part in ([0, 2], [1, 3])]
+    assert float(whole) == pytest.approx(float(sum(halves)) / 2, rel=1e-4)
+
+
+def test_logged_keys_are_those_of_the_rules_and_full_has_their_values() -> None:
+    closed = yaml.safe_load(RULES.read_text())["benchmarks"]["openfold"]["closed"]
+    config = load_config(DESCRIPTOR, "full")
+    logged = OpenFold(config).hyperparameters()
+    from_harness = {"train_samples", "eval_samples"}
+    assert set(closed) - from_harness <= set(logged)
+    wrong = {key for key, rule in closed.items() if key in logged and rule.get("equals", logged[key]) != logged[key]}
+    assert wrong == {"init_checkpoint_sha256sum"}  # our own initialisation: open division
+    card = DESCRIPTOR.card().size("full")
+    assert (card.train_samples, card.eval_samples, card.eval_every_steps, card.required_runs) == (594_595, 180, 40, 10)
+
+
+@pytest.mark.parametrize("size", ["smoke", "mini", "small", "full"])
+def test_cards_say_what_the_closed_forms_say(size: str) -> None:
+    own, card = load_config(DESCRIPTOR, size).hyperparameters, DESCRIPTOR.card().size(size)
+    once = forward(own, residues=own.crop_size)
+    assert card.model_parameters == once.parameters
+    assert card.forward_flops_per_sample == 2 * once.multiply_adds
+    assert card.training_flops_per_sample == pytest.approx(
+        work(own, global_batch_size=1, element_bytes=4).model_flops, rel=1e-9
+    )
+    constraint = card.constraints["model_parameters_count"]
+    assert constraint.equals == once.parameters
+
+
+def test_the_schedule_warms_up_and_decays_by_steps() -> None:
+    own = OpenFoldConfig(learning_rate=1.0, warmup_init=0.0, warmup_steps=10, decay_steps=(20, 30), decay_factor=0.5)
+    assert [learning_rate(own, step) for step in (0, 5, 10, 19, 20, 30)] == [0.0, 0.5, 1.0, 1.0, 0.5, 0.25]
+    with pytest.raises(ValueError, match="decay_steps must increase"):
+        OpenFoldConfig(decay_steps=(3, 2))
+
+
+def test_clipping_and_averaging_are_asked_of_the_harness(world: World) -> None:
+    workload = OpenFold(small())
+    optimization = workload.build_optimizer(workload.build_model(world), 10)
+    assert (optimization.clip_norm, optimization.ema_decay) == (0.1, 0.9)
+    group = optimization.optimizer.param_groups[0]
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.999), 1e-6, 0)
+
+
+def test_an_official_checkpoint_cannot_be_claimed() -> None:
+    with pytest.raises(ValueError, match="official checkpoint is not supported"):
+        OpenFold(small(init_checkpoint_sha256sum="b518"))
+
+
+def test_bfloat16_autocast_gives_nearly_the_same_loss(tiny_data: Path, world: World) -> None:
+    workload = OpenFold(small())
+    torch.manual_seed(0)
+    model = workload.build_model(world)
+    batch = workload.dataset("train", tiny_data).load([0, 1], seed=0, epoch=1)
+    exact = float(workload.loss(model, batch).detach())
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = workload.loss(model, batch)
+        loss.backward()
+    assert float(loss.detach()) == pytest.approx(exact, rel=0.02)
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
+
+
+def test_two_proteins_can_be_learned_by_heart(tiny_data: Path, world: World) -> None:
+    workload = OpenFold(small(max_templates=0, num_recycling_iters=0, structure_iterations=3))
+    torch.manual_seed(0)
+    model = workload.build_model(world)
+    batch = workload.dataset("train", tiny_data).load([0, 1], seed=0, epoch=1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-6)
+    first = last = 0.0
+    for step in range(60):
+        optimizer.zero_grad()
+        loss = workload.loss(model, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        last = float(loss.detach())
+        first = first or last
+        assert step < 60
+    assert last < 0.6 * first
