@@ -30,7 +30,7 @@ METRES_PER_DEGREE = 111.2e3
 CORIOLIS = 1.454e-4  # 2 * rotation rate of the Earth, 1/s
 LONGEST_WAVE = 35.0  # degrees: random fields are flat above
 NOISE = {  # standard deviation of what no scale resolves, per channel
-    **{"TMQ": 0.8, "U850": 0.8, "V850": 0.8, "UBOT": 0.8, "VBOT": 0.8, "QREFHT": 3e-4, "PS": 40.0, "PSL": 40.0},
+    **{"TMQ": 0.5, "U850": 0.6, "V850": 0.6, "UBOT": 0.6, "VBOT": 0.6, "QREFHT": 3e-4, "PS": 25.0, "PSL": 25.0},
     **{"T200": 0.3, "T500": 0.3, "PRECT": 1e-8, "TS": 0.4, "TREFHT": 0.4, "Z1000": 4.0, "Z200": 8.0, "ZBOT": 0.3},
 }
 
@@ -134,7 +134,7 @@ def _grid(domain: Domain) -> _Grid:
 def _background(domain: Domain, grid: _Grid, random: np.random.Generator) -> _Weather:
     """Zonal climate, jet and trades, and six random fields; winds and pressure of the streamfunction are in balance."""
     flow, warmth, humidity, cloud, deep, meander = (
-        _random_field(grid, domain.height, domain.width, slope, random) for slope in (4.5, 3.5, 3.0, 2.5, 3.5, 4.0)
+        _random_field(grid, domain.height, domain.width, slope, random) for slope in (5.0, 3.5, 3.8, 2.5, 3.5, 4.0)
     )
     latitude, away = grid.latitude, np.abs(grid.latitude)
     warm = np.cos(np.radians(latitude)) ** 2
@@ -143,7 +143,7 @@ def _background(domain: Domain, grid: _Grid, random: np.random.Generator) -> _We
     step_east = grid.degrees_east / domain.width * METRES_PER_DEGREE
     dy, dx = np.gradient(flow)
     u, v = -dy / np.float32(step_north), dx / np.float32(step_east)
-    to_wind = np.float32(7) / u.std()  # m/s
+    to_wind = np.float32(6) / u.std()  # m/s
     jet = 13 * np.exp(-(((away - 41 - 4 * meander) / 8) ** 2)) - 7 * np.exp(-(((away - 13) / 9) ** 2))
     zonal_pressure = 700 * np.exp(-(((away - 31) / 12) ** 2)) - 900 * np.exp(-(((away - 62) / 12) ** 2))
     balanced = AIR_DENSITY * grid.coriolis * flow * to_wind
@@ -152,7 +152,7 @@ def _background(domain: Domain, grid: _Grid, random: np.random.Generator) -> _We
         pressure=(101_150 + zonal_pressure + balanced).astype(np.float32),
         u=(u * to_wind + jet).astype(np.float32),
         v=(v * to_wind).astype(np.float32),
-        moisture=(saturation * (0.2 + 0.75 * expit(1.5 * humidity))).astype(np.float32),
+        moisture=(saturation * (0.2 + 0.75 * expit(1.2 * humidity))).astype(np.float32),
         rain=(4e-8 * np.exp(1.2 * cloud - 0.5 + 0.5 * humidity)).astype(np.float32),
         surface=surface.astype(np.float32),
         upper_500=(238 + 29 * warm + 2.6 * (0.6 * warmth + 0.8 * deep)).astype(np.float32),
@@ -199,7 +199,7 @@ def _tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *
     """A tropical cyclone, or a low that never becomes one: as warm and wet, no gale. Its wind within `CYCLONE_RADIUS`, else 0."""
     latitude, longitude = grid.place(random, 8, 30)
     drop = random.uniform(200, 430) if weak else random.uniform(1_500, 6_500)
-    radius = random.uniform(1.0, 1.8) if weak else random.uniform(0.5, 1.1)
+    radius = random.uniform(1.0, 1.8) if weak else random.uniform(0.6, 1.1)
     shape, warm_core = random.uniform(1.1, 1.6), random.uniform(0.4, 1.2)
     east, north = grid.offsets(latitude, longitude)
     rows, columns = _near(east, north, 12.0)
@@ -259,7 +259,7 @@ def _filament(weather: _Weather, grid: _Grid, random: np.random.Generator, *, dr
     poleward = np.sign(latitude)
     angle, length = random.uniform(0.25, 1.1) * poleward, random.uniform(18, 32)
     width, bend = random.uniform(0.8, 1.4), random.uniform(-0.015, 0.015)
-    amount, speed = random.uniform(16, 27), random.uniform(11, 21)
+    amount, speed = random.uniform(18, 29), random.uniform(11, 21)
     along, across = _turned(*grid.offsets(latitude, longitude), angle)
     slope = np.float32(2 * bend) * along
     distance = (across - np.float32(bend) * along**2) / np.sqrt(1 + slope**2)
