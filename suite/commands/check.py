@@ -16,7 +16,9 @@ from suite.compliance.ruleset import ruleset, ruleset_names
 
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
-@click.option("--ruleset", "ruleset_name", help="Judge by this ruleset; default: found from the content, and printed.")
+@click.option(
+    "--ruleset", "ruleset_name", help="0.7.0, 1.0.0, 2.0.0, 3.0.0 or mlhpc-1.0. [found from the content, and printed]"
+)
 @click.option("--format", "style", type=click.Choice(list(FORMATS)), default="table", show_default=True)
 @click.option("--official", is_flag=True, help="Also run mlperf_logging 4.1.68 on a copy and show its verdict.")
 @click.option("--explain", metavar="RULE", help="Print what a rule asks, why, and how each ruleset weighs it.")

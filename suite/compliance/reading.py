@@ -59,7 +59,7 @@ def _parse(data: bytes, number: int, events: list[Event], problems: list[Problem
                 (events if isinstance(item, Event) else problems).append(item)  # type: ignore[arg-type]
 
 
-_SCAN = json.JSONDecoder().scan_once
+_DECODER = json.JSONDecoder()
 _FIELDS = frozenset({"key", "value", "time_ms", "event_type", "metadata"})
 _LARGEST_MS = 2**53  # integers up to here are floats exactly
 
@@ -68,8 +68,8 @@ def _plain_event(raw: bytes, line: int) -> Event | None:
     """The event of a line that is nothing else, as nearly all are; None: `parse_line` must look at it."""
     try:
         text = raw.decode()
-        record, end = _SCAN(text, 9)
-    except (ValueError, StopIteration, RecursionError):
+        record, end = _DECODER.raw_decode(text, 9)
+    except (ValueError, RecursionError):
         return None
     if end != len(text) or not record.keys() >= _FIELDS:
         return None
