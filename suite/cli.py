@@ -90,6 +90,7 @@ Examples:
   mlhpc run cosmoflow --config mini --ranks 2 --runs 5
   mlhpc submit cosmoflow --system mysite --config small --nodes 1,2,4 --runs 10 --dry-run
   mlhpc package runs/R --system mysite --submitter ACME -o submissions/ACME && mlhpc check submissions/ACME
+  mlhpc compare runs/before runs/after            exit code 1 if after is slower
   mlhpc report submissions/ACME -o report
 
 Shell completion:  eval "$(_MLHPC_COMPLETE=bash_source mlhpc)"

@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from xml.sax.saxutils import escape, quoteattr
+from html import escape
 
 from suite.compliance.check import Verdict
 from suite.compliance.rules import Finding
@@ -164,8 +164,8 @@ def _printable(text: str) -> str:
 
 
 def _attribute(text: str) -> str:
-    return quoteattr(_printable(text))
+    return f'"{escape(_printable(text))}"'
 
 
 def _text(text: str) -> str:
-    return escape(_printable(text))
+    return escape(_printable(text), quote=False)
