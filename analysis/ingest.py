@@ -7,13 +7,9 @@ so, and what is doubtful is a column. Scores are not computed here (see decompos
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,7 @@ from analysis.layout import LogFile, find_logs
 from analysis.reading import Reading, read, text
 from analysis.targets import Target
 from analysis.timeline import number
+from analysis.workers import mapped
 from suite.card import Card
 from suite.record import RunRecord
 from suite.system import describe, read_nodes, system_description
@@ -74,15 +71,13 @@ def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
 
 def _read_all(places: Sequence[LogFile], cards: Mapping[str, Card]) -> list[Reading]:
     """Every log, by as many processes as this one may use where that is faster."""
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    one = partial(read, cards=cards)
-    if workers < 2 or len(places) < POOL_FROM_LOGS:
-        return [one(place) for place in places]
-    with warnings.catch_warnings():
-        # The children only parse; no thread of the parent matters to them.
-        warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
-        with multiprocessing.get_context("fork").Pool(min(workers, 16)) as pool:
-            return pool.map(one, places, chunksize=8)
+    if len(places) < POOL_FROM_LOGS:
+        return [read(place, cards) for place in places]
+    return mapped(_read_one, cards, places, chunk=8)
+
+
+def _read_one(cards: Mapping[str, Card], place: LogFile) -> Reading:
+    return read(place, cards)
 
 
 EPOCH_COLUMNS = ["run", "epoch", "epoch_num", "start_s", "stop_s", "duration_s", "after_run_stop", "samples_per_s"]

@@ -1,0 +1,70 @@
+"""Work spread over forked processes that read what the parent holds. Nothing is shared but by reading; order is kept."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+Shared = TypeVar("Shared")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_held: list[Any] = []  # in a child: the work and what it reads
+
+
+def mapped(
+    work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item], chunk: int = 1
+) -> list[Result]:
+    """``work(shared, item)`` for every item, by as many processes as this one may use; only items and results travel."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    if count < 2 or multiprocessing.current_process().daemon:
+        return [work(shared, item) for item in items]
+    with warnings.catch_warnings():
+        # The children only read and compute; no thread of the parent matters to them.
+        warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
+        context = multiprocessing.get_context("fork")
+        with context.Pool(min(count, 16, len(items)), initializer=_hold, initargs=(work, shared)) as pool:
+            return pool.map(_call, items, chunksize=chunk)
+
+
+def _hold(work: Any, shared: Any) -> None:
+    _held[:] = [work, shared]
+
+
+def _call(item: Any) -> Any:
+    work, shared = _held
+    return work(shared, item)
+
+
+def started(work: Callable[[Item], Result], item: Item) -> Callable[[], Result]:
+    """Begin ``work(item)`` in a process of its own; call what comes back for the result or the exception it raised."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
+        process = context.Process(target=_send, args=(sender, work, item), daemon=True)
+        process.start()
+    sender.close()
+
+    def result() -> Result:
+        try:
+            done, value = receiver.recv()
+        except EOFError:
+            raise RuntimeError(f"the process beside this one ended with {process.exitcode} and no result") from None
+        process.join()
+        if not done:
+            raise value
+        return value  # type: ignore[no-any-return]
+
+    return result
+
+
+def _send(sender: Any, work: Callable[[Any], Any], item: Any) -> None:
+    try:
+        answer = (True, work(item))
+    except Exception as error:
+        answer = (False, error)
+    sender.send(answer)
