@@ -217,3 +217,27 @@ def test_documented_columns_are_the_columns(tmp_path: Path, run_folder: Build, c
         documented = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
         missing = [column for column in table.columns if f"`{column}`" not in documented]
         assert not missing, f"docs/tables.md, {name}: {missing}"
+
+
+def test_many_logs_are_read_by_several_processes_in_the_same_order(
+    tmp_path: Path, log: Build, cards: Cards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for trial in range(6):
+        log(seed=trial, start_s=1000.0 * trial).write(tmp_path / "logs" / f"result_{trial}.txt")
+    alone = ingest([tmp_path], cards)
+    monkeypatch.setattr("analysis.ingest.POOL_FROM_LOGS", 2)
+    together = ingest([tmp_path], cards)
+    for name, table in alone.named().items():
+        pd.testing.assert_frame_equal(table, together.named()[name])
+    assert alone.records == together.records
+
+
+def test_per_step_events_are_counted_and_not_kept(tmp_path: Path, log: Build, cards: Cards) -> None:
+    plain = one(tmp_path, log(), cards)
+    text = log()
+    lines = text.lines
+    steps = [line.replace('"epoch_start"', '"train_loss"') for line in lines if "epoch_start" in line] * 50
+    text.lines = [*lines[:20], *steps, *lines[20:]]
+    noisy = one(tmp_path / "noisy", text, cards)
+    assert noisy["event_count"] == plain["event_count"] + len(steps)
+    assert (noisy["train_s"], noisy["epochs_to_target"]) == (plain["train_s"], plain["epochs_to_target"])
