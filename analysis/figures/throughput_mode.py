@@ -13,7 +13,7 @@ from analysis.study import NotAnswerableError, Study
 TITLE = "Throughput mode"
 CAPTION = (
     "Left: models that reached the target per minute, between the first run_start and the last run_stop. Right: every "
-    "instance from start to stop, sorted by start; the pale ones did not reach the target. Pruned instances are left out."
+    "instance from start to stop, sorted by start; the orange ones did not reach the target. Pruned instances are left out."
 )
 ORDER = 36
 
