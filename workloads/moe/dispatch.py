@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from workloads.moe.config import DEFAULT_CAPACITY_FACTOR, DispatchMode
-from workloads.moe.router import Routing
+from workloads.moe.router import Routing, tally
 
 LARGE_ALIGNMENT, LARGE_STEP = 256, 128  # Tutel: an alignment above 256 becomes a multiple of 128
 
@@ -187,7 +187,7 @@ def _queue(routing: Routing, experts: int) -> _Queue:
     tokens_R, slot_R = order_R.remainder(max(tokens, 1)), order_R.div(max(tokens, 1), rounding_mode="floor")
     if order_T is not None:
         tokens_R = order_T.index_select(0, tokens_R)
-    assigned_E = torch.bincount(flat_R, minlength=experts)
+    assigned_E = tally(flat_R, experts)
     begins_E = assigned_E.cumsum(0) - assigned_E
     locations_R = torch.arange(len(flat_R), device=flat_R.device) - begins_E.index_select(0, experts_R)
     return _Queue(tokens_R, tokens_R * top_k + slot_R, experts_R, locations_R, assigned_E)

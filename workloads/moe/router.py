@@ -99,10 +99,15 @@ class Router(nn.Module):
         self.bias_E += step_E - step_E.mean()
 
 
+def tally(ids: Tensor, experts: int) -> Tensor:
+    """How often each expert occurs. Not bincount, which makes the host wait for a GPU."""
+    return ids.new_zeros(experts).scatter_add(0, ids, torch.ones_like(ids))
+
+
 def gshard_loss(scores_TE: Tensor, first_T: Tensor) -> Tensor:
     """E * sum over experts of (mean score) * (share of first choices): 1 if balanced. arXiv:2006.16668."""
     tokens, experts = scores_TE.shape
-    share_E = torch.bincount(first_T, minlength=experts).to(scores_TE.dtype) / tokens
+    share_E = tally(first_T, experts).to(scores_TE.dtype) / tokens
     return experts * (scores_TE.mean(dim=0) * share_E).sum()
 
 
