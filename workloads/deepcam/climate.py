@@ -199,7 +199,7 @@ def _tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *
     """A tropical cyclone, or a low that never becomes one: as warm and wet, no gale. Its wind within `CYCLONE_RADIUS`, else 0."""
     latitude, longitude = grid.place(random, 8, 30)
     drop = random.uniform(200, 430) if weak else random.uniform(1_500, 6_500)
-    radius = random.uniform(1.0, 1.8) if weak else random.uniform(0.6, 1.1)
+    radius = random.uniform(1.0, 1.8) if weak else random.uniform(0.8, 1.3)
     shape, warm_core = random.uniform(1.1, 1.6), random.uniform(0.4, 1.2)
     east, north = grid.offsets(latitude, longitude)
     rows, columns = _near(east, north, 12.0)
@@ -258,7 +258,7 @@ def _filament(weather: _Weather, grid: _Grid, random: np.random.Generator, *, dr
     latitude, longitude = grid.place(random, 26, 46)
     poleward = np.sign(latitude)
     angle, length = random.uniform(0.25, 1.1) * poleward, random.uniform(18, 32)
-    width, bend = random.uniform(0.8, 1.4), random.uniform(-0.015, 0.015)
+    width, bend = random.uniform(0.95, 1.6), random.uniform(-0.015, 0.015)
     amount, speed = random.uniform(18, 29), random.uniform(11, 21)
     along, across = _turned(*grid.offsets(latitude, longitude), angle)
     slope = np.float32(2 * bend) * along
