@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import tarfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,12 @@ WHERE_THE_DATA_ARE = (
     "openfold: the public data are not downloaded here, because compute nodes have no internet: structures are at "
     "https://files.rcsb.org (mmCIF), alignments in OpenProteinSet (s3://openfold, A3M). Lay them out as "
     "FOLDER/train and FOLDER/validation with <entry>_<chain>.cif and <entry>_<chain>.a3m (or .fasta) beside it, then: "
-    "mlhpc data convert openfold FOLDER"
+    "mlhpc data convert openfold FOLDER. For thirteen real structures to try: pip download --no-deps --no-binary :all: "
+    "biopython==1.88, then mlhpc data fetch openfold --from biopython-1.88.tar.gz -o FOLDER"
 )
+SAMPLE_ARCHIVE = "biopython-1.88"
+SAMPLE_SHA256 = "9aaa31c0bda4d059f7b2ee00bfdb5cbb73ade3057aa4b737a7cc0187091d071a"
+SAMPLES = tuple("1A7G 1A8O 1GBT 1LCD 2BEG 2OFG 2XHE 3JQH 4CUP 4ZHL 6WG6 6WQA 7CFN".split())  # noqa: SIM905  names
 
 
 def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
@@ -57,8 +63,27 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
-    """Nothing is fetched: ValueError says where the data are."""
-    raise ValueError(WHERE_THE_DATA_ARE)
+    """Real structures to try the reader on: some mmCIF files out of Biopython's source archive, which is known by its sha256.
+
+    ``source`` is that archive, already on this machine. ValueError without it, or for a URL: it says where the data are.
+    """
+    if source is None or "://" in source:
+        raise ValueError(WHERE_THE_DATA_ARE)
+    archive = Path(source)
+    try:
+        found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ValueError(f"{archive}: cannot be read: {error.strerror}") from None
+    if found != SAMPLE_SHA256:
+        raise ValueError(f"{archive}: sha256 is {found}, expected {SAMPLE_SHA256} of {SAMPLE_ARCHIVE}.tar.gz")
+    destination.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive) as tar:
+        for name in SAMPLES:
+            member = tar.extractfile(f"{SAMPLE_ARCHIVE}/Tests/PDB/{name}.cif")
+            assert member is not None
+            part = destination / f"{name}.cif.part"
+            part.write_bytes(member.read())
+            part.replace(destination / f"{name}.cif")
 
 
 def read_protein(path: Path) -> Protein:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from suite.config import RunConfig
 from suite.distributed import World
 from suite.workload import Optimization, Work
-from workloads.openfold import residues
+from workloads.openfold import DESCRIPTOR, residues
 from workloads.openfold.baselines import baselines
 from workloads.openfold.config import OpenFoldConfig, learning_rate
 from workloads.openfold.data import OpenFoldData
@@ -80,7 +80,7 @@ class OpenFold:
 
     def hyperparameters(self) -> dict[str, Any]:
         """Keys of the reference. What the card says of a size (target, samples, evaluation interval) comes from the card."""
-        own, card = self._own, self._card()
+        own, card = self._own, DESCRIPTOR.card().size(self.config.size)
         return {
             "global_batch_size": self.config.global_batch_size,
             "target_avg_lddt_ca_value": card.threshold,
@@ -130,8 +130,3 @@ class OpenFold:
     def baselines(self, root: Path) -> dict[str, float]:
         """lDDT-CA of chains that are all helix, all strand, and of secondary structure read from the alignment."""
         return baselines(root)
-
-    def _card(self) -> Any:
-        from workloads.openfold import DESCRIPTOR
-
-        return DESCRIPTOR.card().size(self.config.size)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from suite.distributed import World
 from suite.shards import ShardReader, verify
 from tests.workloads.openfold.conftest import SMALL_NET
+from workloads.openfold import convert as converter
 from workloads.openfold import residues
 from workloads.openfold.alignment_files import a3m_text, read_a3m, read_fasta
 from workloads.openfold.convert import convert, fetch, read_protein
@@ -189,8 +193,6 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path, world: World) 
         read_protein(source / "p1.cif")
     with pytest.raises(ValueError, match="no \\*.cif file for the train split"):
         convert(tmp_path, tmp_path / "data2", world=world)
-    with pytest.raises(ValueError, match="not downloaded here"):
-        fetch(tmp_path)
 
 
 def test_a_validation_chain_that_is_too_long_is_refused(tmp_path: Path, world: World) -> None:
@@ -200,3 +202,22 @@ def test_a_validation_chain_that_is_too_long_is_refused(tmp_path: Path, world: W
     with pytest.raises(ValueError, match="a validation chain has 1. residues, more than val_max_sequence_length 11"):
         OpenFoldData(root, "validation", short)
     OpenFoldData(root, "train", short)  # training crops
+
+
+def test_the_sample_set_is_taken_from_the_archive_of_its_sha256_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="not downloaded here"):
+        fetch(tmp_path)
+    archive = tmp_path / "archive.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for name in converter.SAMPLES:
+            member = tarfile.TarInfo(f"{converter.SAMPLE_ARCHIVE}/Tests/PDB/{name}.cif")
+            member.size = len(ARCHIVE)
+            tar.addfile(member, io.BytesIO(ARCHIVE.encode()))
+    with pytest.raises(ValueError, match=r"archive\.tar\.gz: sha256 is .*, expected 9aaa"):
+        fetch(tmp_path / "out", source=str(archive))
+    monkeypatch.setattr(converter, "SAMPLE_SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
+    fetch(tmp_path / "out", source=str(archive))
+    assert len(list((tmp_path / "out").glob("*.cif"))) == 13
+    assert residues.decode(read_chain(tmp_path / "out" / "1A8O.cif").aatype) == "MGL"
