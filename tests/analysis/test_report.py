@@ -160,7 +160,7 @@ def test_drawing_twice_gives_the_same_svg(tmp_path: Path, run_folder: Build, car
 
 def test_our_results_say_that_nobody_verified_them(rich: Report, tmp_path: Path, package: Build, cards: Cards) -> None:
     assert NOT_VERIFIED in rich.html
-    published = package(tmp_path / "again" / "hpc_results_v3.0", system="other")
+    published = package(tmp_path / "again" / "hpc_results_v3.0", system="other", runs=1)
     assert NOT_VERIFIED not in made([published], cards).html
 
 
@@ -210,8 +210,8 @@ def test_a_log_that_says_nothing_gives_a_report_that_says_so(tmp_path: Path, car
 def test_two_sizes_and_two_divisions_have_their_own_tables(
     tmp_path: Path, package: Build, run_folder: Build, cards: Cards
 ) -> None:
-    paths = [run_folder(tmp_path, "a"), run_folder(tmp_path, "b", size="other")]
-    paths += [package(tmp_path / division, division=division) for division in ("open", "closed")]
+    paths = [run_folder(tmp_path, "a", runs=1), run_folder(tmp_path, "b", size="other", runs=1)]
+    paths += [package(tmp_path / division, division=division, runs=1) for division in ("open", "closed")]
     headings = re.findall(r"<h3>(cosmoflow · [^<]*)</h3>", made(paths, cards).html)
     assert len(headings) == len(set(headings)) == 4
 
@@ -245,7 +245,7 @@ def test_parts_of_the_time_split_sum_to_the_run(rich: Report) -> None:
 
 def test_an_existing_report_is_kept_unless_forced(tmp_path: Path, run_folder: Build) -> None:
     output = tmp_path / "made" / "report"
-    arguments = [str(run_folder(tmp_path)), "-o", str(output)]
+    arguments = [str(run_folder(tmp_path, runs=1)), "-o", str(output)]
     assert CliRunner().invoke(command, arguments).exit_code == 0
     first = (output / "report.html").read_bytes()
     refused = CliRunner().invoke(command, arguments)
