@@ -39,7 +39,7 @@ def package(
     count_failed: bool,
     verify: bool,
 ) -> None:
-    """Build {systems,benchmarks,results} of a submitter's package from run folders.
+    """Build the results package of a submitter from run folders.
 
     Logs are copied byte for byte; nothing is overwritten. Results of another size or shape get their own system folder.
 
