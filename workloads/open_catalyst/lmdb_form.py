@@ -148,7 +148,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
 
 def _system(value: Any, index: int) -> int:
     """Number of a system, which some files write as ``random123``; the structure's own index if there is none."""
-    return index if value is None else int(str(value).removeprefix("random"))
+    return index if value is None else int(str(np.asarray(value).item()).removeprefix("random"))
 
 
 def _plain(value: Any) -> Any:
