@@ -17,7 +17,7 @@ import mmap
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -222,9 +222,10 @@ class ShardReader:
         """Number of samples of the split."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def read(self, indices: ArrayLike) -> dict[str, NDArray[Any]]:
+    def read(self, indices: ArrayLike, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
         """The samples of ``indices`` in their order, copied. ValueError names a shard that is missing or damaged.
 
+        ``names`` are the datasets wanted, by default all.
         Ragged ones come one after the other, with offsets that say where each begins in this answer.
         """
         wanted = np.asarray(indices, dtype=np.int64)
@@ -235,6 +236,8 @@ class ShardReader:
         shards = [self._shards[number] or self._open(number) for number in numbers.tolist()]
         batch = {}
         for name, like in shards[0].items():
+            if names is not None and name not in names:
+                continue
             columns = [shard[name] for shard in shards]
             places = list(zip(columns, from_end.tolist(), strict=True))
             for column, place in places:

@@ -277,6 +277,14 @@ def test_ragged_samples_come_back_in_any_order_with_their_own_offsets(
         assert batch["energy"][place] == written[index]["energy"]
 
 
+def test_only_the_datasets_asked_for_are_read(ragged: tuple[Path, list[dict[str, np.ndarray]]]) -> None:
+    reader = ShardReader(ragged[0], "train")
+    chosen, everything = reader.read([3, 1], names={"energy", "atom.number"}), reader.read([3, 1])
+    assert set(chosen) == {"energy", "atom.number"}
+    for name, values in chosen.items():
+        np.testing.assert_array_equal(values, everything[name])
+
+
 def test_a_ragged_shard_counts_samples_not_rows_and_is_found_again(tmp_path: Path) -> None:
     path = shard_path(tmp_path, "train", 0)
     entry = write_shard(path, ragged_arrays(1, 9))
