@@ -42,7 +42,10 @@ OWN_DRIFT = 0.1  # of the chain's own residues: any amino acid, which says nothi
 GAP_RATE, DELETION_RATE = 0.02, 0.02
 PEPTIDE_BENDS = (residues.CA_C_N, residues.C_N_CA, residues.N_CA_C)
 
-_CLASSES = [np.array([residues.LETTERS.index(letter) for letter in letters], np.int8) for letters in LETTERS_OF]
+_CLASS_SIZES = np.array([len(letters) for letters in LETTERS_OF])
+_CLASSES = np.array(
+    [[residues.LETTERS.index(x) for x in letters.ljust(7, letters[0])] for letters in LETTERS_OF], np.int8
+)
 CLASS_OF = np.array(
     [next(k for k, letters in enumerate(LETTERS_OF) if letter in letters) for letter in residues.LETTERS]
 )
@@ -101,7 +104,7 @@ def draw(settings: Families, seed: int, number: int) -> Drawn:
     rng = np.random.Generator(np.random.Philox(key=[seed, number]))
     length = int(rng.integers(settings.shortest, settings.longest + 1))
     elements = _elements(length, rng)
-    ancestor = _emit(elements, rng)
+    ancestor = _emit(elements, rng.random(length))
     mean = _mean_torsions(elements, ancestor)
     copies = 1 + settings.templates
     noise = np.full(copies, TEMPLATE_NOISE)
@@ -125,10 +128,10 @@ def _elements(length: int, rng: np.random.Generator) -> NDArray[np.int8]:
     return np.concatenate(parts)[:length]
 
 
-def _emit(elements: NDArray[np.int8], rng: np.random.Generator) -> NDArray[np.int8]:
-    """An amino acid of each element's class."""
-    pick = rng.random(len(elements))
-    return np.array([_CLASSES[k][int(p * len(_CLASSES[k]))] for k, p in zip(elements, pick, strict=True)], np.int8)
+def _emit(elements: NDArray[np.int8], pick: Floats) -> NDArray[np.int8]:
+    """An amino acid of each element's class; ``pick`` (..., L) from 0 to 1 says which."""
+    number = (pick * _CLASS_SIZES[elements]).astype(np.int64)
+    return _CLASSES[elements, number]
 
 
 def _mean_torsions(elements: NDArray[np.int8], ancestor: NDArray[np.int8]) -> Floats:
@@ -146,7 +149,7 @@ def _relatives(
 ) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
     shape = (rows, len(ancestor))
     choice = rng.random(shape)
-    same_class = np.stack([_emit(elements, rng) for _ in range(rows)])
+    same_class = _emit(elements, rng.random(shape))
     anything = rng.integers(20, size=shape).astype(np.int8)
     # loops code by letter: they keep it unless they drift
     reemitted = np.where((choice < DRIFT + REEMIT) & (elements != LOOP), same_class, np.broadcast_to(ancestor, shape))
