@@ -95,6 +95,12 @@ def default_folder(workload: str, size: str, now: datetime) -> Path:
     return Path("runs") / f"{workload}-{size}-{now:%Y%m%dT%H%M%SZ}"
 
 
+def refuse_existing(root: Path) -> None:
+    """ValueError if there is anything at the place of a new run folder."""
+    if root.exists():
+        raise ValueError(f"{root}: exists already; a run never writes into an earlier one (choose another -o)")
+
+
 def create(
     root: Path, config: RunConfig, *, mode: str, runs: int, ranks: int | None, same_allocation: bool = True
 ) -> RunFolder:

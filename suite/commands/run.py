@@ -13,7 +13,7 @@ from pathlib import Path  # noqa: E402
 import click  # noqa: E402
 
 from suite.config import RunConfig, default_data_root, load_config  # noqa: E402
-from suite.run_folder import RunFolder, create, default_folder, describe  # noqa: E402
+from suite.run_folder import RunFolder, create, default_folder, describe, refuse_existing  # noqa: E402
 from suite.workload import Descriptor, descriptor  # noqa: E402
 
 
@@ -106,6 +106,8 @@ def _launch_local(
     from suite.launch.trials import run_trials
     from suite.sampling import check_batch
 
+    if trial is None and output is not None:
+        refuse_existing(output)
     check_batch(config.global_batch_size, ranks)
     find_data(config.data or default_data_root(config.workload, config.size), config.workload, config.size)
     if trial is None:
