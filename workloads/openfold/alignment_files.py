@@ -26,7 +26,8 @@ def read_a3m(path: Path) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
 
     Lower-case letters are insertions. ValueError if rows have different numbers of columns.
     """
-    rows, deletions = [], []
+    rows: list[NDArray[np.int8]] = []
+    deletions: list[NDArray[np.uint8]] = []
     width, first = 0, ""
     for name, text, line in _records(path):
         columns = "".join(letter for letter in text if not letter.islower())

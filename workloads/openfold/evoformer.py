@@ -160,7 +160,7 @@ class PairBlock(nn.Module):
         for layer, shared in order:
             update = layer(z_NIJZ, mask_NIJ)
             z_NIJZ = z_NIJZ + shared_dropout(update, self.dropout, shared, training=self.training)
-        return z_NIJZ + self.pair_transition(z_NIJZ)
+        return z_NIJZ + self.pair_transition(z_NIJZ)  # type: ignore[no-any-return]
 
 
 class EvoformerBlock(nn.Module):

@@ -152,7 +152,7 @@ def _templates(
         chosen = rng.permutation(there)[: min(int(rng.integers(there + 1)), own.max_templates)]
     else:
         chosen = np.arange(min(there, own.max_templates))
-    arrays = {
+    arrays: Arrays = {
         "template_aatype": protein.template_aatype[chosen][:, crop],
         "template_atoms": protein.template_atoms[chosen][:, crop],
         "template_atom_mask": protein.template_mask[chosen][:, crop].astype(np.float32),

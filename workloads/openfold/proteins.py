@@ -131,7 +131,8 @@ def _elements(length: int, rng: np.random.Generator) -> NDArray[np.int8]:
 def _emit(elements: NDArray[np.int8], pick: Floats) -> NDArray[np.int8]:
     """An amino acid of each element's class; ``pick`` (..., L) from 0 to 1 says which."""
     number = (pick * _CLASS_SIZES[elements]).astype(np.int64)
-    return _CLASSES[elements, number]
+    chosen: NDArray[np.int8] = _CLASSES[elements, number]
+    return chosen
 
 
 def _mean_torsions(elements: NDArray[np.int8], ancestor: NDArray[np.int8]) -> Floats:

@@ -106,7 +106,7 @@ class _Table:
     """The arrays of this module, filled one residue type after the other."""
 
     def __init__(self) -> None:
-        self.atom_names = [("",) * ATOMS for _ in range(RESIDUE_CLASSES)]
+        self.atom_names: list[tuple[str, ...]] = [("",) * ATOMS for _ in range(RESIDUE_CLASSES)]
         self.atom_mask = np.zeros((RESIDUE_CLASSES, ATOMS), np.float32)
         self.atom_group = np.zeros((RESIDUE_CLASSES, ATOMS), np.int64)
         self.atom_position = np.zeros((RESIDUE_CLASSES, ATOMS, 3), np.float32)
@@ -122,7 +122,7 @@ class _Table:
         atoms, group, chis = _residue(name)
         names = list(atoms)
         self.atom_names[residue] = tuple(names + [""] * (ATOMS - len(names)))
-        frames = [np.eye(4)] * GROUPS
+        frames: list[Floats] = [np.eye(4)] * GROUPS
         frames[2] = _frame(atoms["N"] - atoms["CA"], np.array([1.0, 0, 0]), atoms["N"])
         frames[3] = _frame(atoms["C"] - atoms["CA"], atoms["CA"] - atoms["N"], atoms["C"])
         for number, (first, second, third, _) in enumerate(chis):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +96,8 @@ class AngleResnet(nn.Module):
     def forward(self, s: Tensor, s_initial: Tensor) -> tuple[Tensor, Tensor]:
         """Unnormalised and unit (sine, cosine), (N, L, 7, 2)."""
         x = self.linear_in(F.relu(s)) + self.linear_initial(F.relu(s_initial))
-        for first, second in self.layers:  # type: ignore[misc]
+        for layer in self.layers:
+            first, second = cast(nn.ModuleList, layer)
             x = x + second(F.relu(first(F.relu(x))))
         raw = self.linear_out(F.relu(x)).unflatten(-1, (7, 2))
         return raw, raw / (raw.square().sum(-1, keepdim=True) + 1e-12).sqrt()

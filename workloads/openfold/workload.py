@@ -28,6 +28,8 @@ class OpenFold:
     """Implements suite.workload.Workload."""
 
     def __init__(self, config: RunConfig) -> None:
+        if config.channels_last:
+            raise ValueError("openfold: channels_last: there are no images here to lay out; leave it false")
         self.config = config
         self._own = cast(OpenFoldConfig, config.hyperparameters)
         if self._own.init_checkpoint_sha256sum:

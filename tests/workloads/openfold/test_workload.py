@@ -96,9 +96,11 @@ def test_clipping_and_averaging_are_asked_of_the_harness(world: World) -> None:
     assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.999), 1e-6, 0)
 
 
-def test_an_official_checkpoint_cannot_be_claimed() -> None:
+def test_what_is_not_supported_cannot_be_claimed() -> None:
     with pytest.raises(ValueError, match="official checkpoint is not supported"):
         OpenFold(small(init_checkpoint_sha256sum="b518"))
+    with pytest.raises(ValueError, match="no images here"):
+        OpenFold(small().model_copy(update={"channels_last": True}))
 
 
 def test_bfloat16_autocast_gives_nearly_the_same_loss(tiny_data: Path, world: World) -> None:
