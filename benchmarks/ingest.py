@@ -32,7 +32,9 @@ def main() -> None:
     plain = best(lambda: decode(files), given.repeats)
     print(f"{len(files)} logs, {megabytes:.0f} MB, {len(os.sched_getaffinity(0))} cores")
     for name, (wall, cpu) in (("ingest", tables), ("json.loads", plain)):
-        print(f"{name:10s} {wall:6.2f} s wall  {cpu:6.2f} s CPU  {len(files) / wall:6.0f} log/s  {megabytes / wall:6.1f} MB/s")
+        print(
+            f"{name:10s} {wall:6.2f} s wall  {cpu:6.2f} s CPU  {len(files) / wall:6.0f} log/s  {megabytes / wall:6.1f} MB/s"
+        )
     print(f"ingest is {plain[0] / tables[0]:.1f}x as fast by wall, {plain[1] / tables[1]:.1f}x by CPU")
 
 

@@ -18,14 +18,17 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 MPIEXEC = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2"]
+BELOW_EDGE = ["--set", "hyperparameters.base_learning_rate=0.002", "--set", "hyperparameters.scaling=none"]
 DATA = ["--data", "data/cosmoflow-mini"]
 COMMANDS: dict[str, list[list[str]]] = {
     "harness_overhead": [
-        [sys.executable, "benchmarks/harness_overhead.py", "--size", "mini", *DATA],
+        [sys.executable, "benchmarks/harness_overhead.py", "--size", "mini", "--blocks", "40", *DATA],
         [*MPIEXEC, sys.executable, "benchmarks/harness_overhead.py", "--size", "mini", *DATA],
     ],
     "rank_invariance": [
-        [sys.executable, "benchmarks/rank_invariance.py", "--size", "mini", "--seed", seed, *DATA] for seed in "1234"
+        [sys.executable, "benchmarks/rank_invariance.py", "--size", "mini", "--seed", seed, *more, *DATA]
+        for seed in "1234"
+        for more in ([], ["--float64"], BELOW_EDGE)
     ],
     "staging": [[sys.executable, "benchmarks/staging.py"], [sys.executable, "benchmarks/staging.py", "--cold"]],
     "generator": [[sys.executable, "benchmarks/generator.py"]],

@@ -1,6 +1,6 @@
 """CPU seconds from start to end of the commands a person types on a login node; median and range of several runs.
 
-    python benchmarks/startup.py [--runs 7]
+python benchmarks/startup.py [--runs 7]
 """
 
 from __future__ import annotations
@@ -14,7 +14,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 0.3
-DRY_RUN = ["submit", "cosmoflow", "--system", "slurm-two-node", "--config", "mini", "--nodes", "2", "--runs", "2", "--dry-run"]
+DRY_RUN = [
+    "submit",
+    "cosmoflow",
+    "--system",
+    "slurm-two-node",
+    "--config",
+    "mini",
+    "--nodes",
+    "2",
+    "--runs",
+    "2",
+    "--dry-run",
+]
 COMMANDS = (["--help"], ["list"], ["check", "--help"], ["score", "--help"], ["status", "--help"], DRY_RUN)
 
 

@@ -74,7 +74,10 @@ def run_rank(rank: int, ranks: int, store: Path) -> None:
         assert stats["phases"]["experts"] > 0
         assert 0 < stats["efficiency"]["useful_tflops"] == stats["efficiency"]["executed_tflops"]
         moves_tokens = bool(form) and "parallel_r=0" not in form
-        assert (stats["phases"]["a2a_dispatch"] > 0) == (stats["phases"]["a2a_combine_backward"] > 0) == moves_tokens
+        if "autotune=true" not in form:  # which may choose r = 0, where no token moves
+            assert (
+                (stats["phases"]["a2a_dispatch"] > 0) == (stats["phases"]["a2a_combine_backward"] > 0) == moves_tokens
+            )
         assert ("autotuned" in stats) == ("autotune=true" in form)
         if rank == 0:
             print(f"same losses: {' '.join(form) or 'data parallel'}", flush=True)
