@@ -103,7 +103,7 @@ def test_the_workers_exit_code_is_the_trials(tmp_path: Path, code: int) -> None:
 
 
 def test_output_of_every_rank_goes_to_the_log(tmp_path: Path) -> None:
-    run(tmp_path, "print('from', rank)")
+    run(tmp_path, "os.write(1, f'from {rank}\\n'.encode())")
     assert sorted((tmp_path / "output" / "trial_0.log").read_text().splitlines()) == ["from 0", "from 1"]
 
 
