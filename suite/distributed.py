@@ -6,6 +6,7 @@ torch.distributed (`World.init_torch`); everything here is control traffic, sums
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import socket
@@ -333,6 +334,14 @@ def _init(cuda: bool, address: str, rank: int, size: int) -> None:
 
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=TIMEOUT)
+    atexit.register(_leave)  # threads of gloo that outlive the interpreter end it with an abort now and then
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def first_node(nodelist: str) -> str:
