@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from suite.build import Arrays, DataSetPlan, Piece, build
 from suite.distributed import World
 from suite.shards import ShardReader, read_manifest
-from workloads.deepcam.build import Arrays, Piece, Plan, build
 from workloads.deepcam.fields import (
     STATISTICS_NAME,
     Statistics,
@@ -62,7 +62,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
         "shape": survey.shape,
     }
     attributes = partial(_attributes, survey.statistics)
-    build(root, Plan("deepcam", name, 0, recipe, _pieces(survey), summarise, attributes), world)
+    build(root, DataSetPlan("deepcam", name, 0, recipe, _pieces(survey), summarise, attributes), world)
 
 
 def export_hdf5(root: Path, destination: Path, *, progress: Callable[[int, int], None] | None = None) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from suite.build import Arrays, DataSetPlan, Piece, build
 from suite.distributed import World
-from workloads.deepcam.build import Arrays, Piece, Plan, build
 from workloads.deepcam.climate import Domain, snapshot
 from workloads.deepcam.config import CHANNELS, CLASSES
 from workloads.deepcam.convert import SPLITS, convert, export_hdf5, fetch
@@ -79,7 +79,7 @@ def generate(
         Piece(split, shard, partial(_shard, numbers, settings.domain, seed, count_one))
         for split, shard, numbers in plan
     ]
-    build(root, Plan("deepcam", size, seed, recipe, pieces, summarise, _attributes), world)
+    build(root, DataSetPlan("deepcam", size, seed, recipe, pieces, summarise, _attributes), world)
 
 
 def _plan(settings: DataSize) -> list[tuple[str, int, range]]:
