@@ -1,0 +1,322 @@
+"""Rooflines as arithmetic: what a step asks of each resource, what the resource gives, and what follows. Reads no file.
+
+Everything is of one rank and one training step. The extended roofline is T_r = Q_r / C_r for each resource r; a step can
+take no less than the largest T_r (everything overlaps) and, if the machine gave its ceilings, no more than their sum
+(nothing overlaps). Classic, hierarchical and time-based rooflines: Williams et al., CACM 2009; Yang et al., arXiv
+2009.05257; Wang et al., arXiv 2009.04598. docs/roofline.md has the definitions in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Resource = Literal["compute", "memory", "host_link", "storage", "all_reduce", "all_to_all"]
+Basis = Literal["counted", "logged", "algorithmic", "modelled"]
+Origin = Literal["measured", "literature", "vendor"]
+
+RESOURCES: tuple[Resource, ...] = ("compute", "memory", "host_link", "storage", "all_reduce", "all_to_all")
+NAMES: Mapping[str, str] = {
+    "compute": "compute", "memory": "memory", "host_link": "host link", "storage": "storage",
+    "all_reduce": "all-reduce", "all_to_all": "all-to-all",
+}  # fmt: skip
+UNITS: Mapping[str, str] = {name: "FLOP" if name == "compute" else "B" for name in RESOURCES}
+TOLERANCE = 0.05  # a roof and a step are both measured: only beyond this is a point above its roof
+MOST_RANKS = 2**24
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one rank asks of a resource in one step: FLOPs or bytes. ``basis`` is how it is known, ``note`` from what."""
+
+    amount: float
+    basis: Basis
+    note: str
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What one rank gets of a resource, FLOP/s or bytes/s, in the regime that ``name`` states.
+
+    ``spread`` is relative; ``source`` says where the number is from: a measurement with its n, or a citation.
+    """
+
+    per_s: float
+    name: str
+    origin: Origin
+    source: str
+    spread: float = 0.0
+
+
+@dataclass(frozen=True)
+class Term:
+    """One resource of a step."""
+
+    resource: Resource
+    demand: Demand
+    roof: Roof
+
+    @property
+    def seconds(self) -> float:
+        """T_r = Q_r / C_r."""
+        return self.demand.amount / self.roof.per_s
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A term that says more than the roof allows, and why it is not believed."""
+
+    term: Term
+    reason: str
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The extended roofline of one step that took ``step_s``.
+
+    ``terms`` are believed, ``refused`` contradict the measured step, ``unknown`` lack the quantity or the ceiling: resource to
+    what is missing.
+    """
+
+    step_s: float
+    terms: tuple[Term, ...]
+    refused: tuple[Refusal, ...]
+    unknown: Mapping[str, str]
+
+    @property
+    def lower_s(self) -> float:
+        """The largest T_r: perfect overlap."""
+        return max((term.seconds for term in self.terms), default=math.nan)
+
+    @property
+    def upper_s(self) -> float:
+        """The sum of all T_r: no overlap."""
+        return sum(term.seconds for term in self.terms) if self.terms else math.nan
+
+    @property
+    def binding(self) -> Term | None:
+        """The resource with the largest T_r."""
+        return max(self.terms, key=lambda term: term.seconds, default=None)
+
+    @property
+    def distance(self) -> float:
+        """How many times as long as the largest T_r the step takes; 1 is at the roof."""
+        return self.step_s / self.lower_s
+
+    @property
+    def verdict(self) -> str:
+        """Where the step lies: inside the band, or above it, which no resource with a known roof explains."""
+        if not self.terms:
+            return "no resource has both a quantity and a ceiling"
+        if self.step_s > self.upper_s * (1 + TOLERANCE):
+            return "above the band: not explained by these roofs"
+        return "within the band"
+
+
+def bounds(step_s: float, demands: Mapping[Resource, Demand], roofs: Mapping[Resource, Roof | str]) -> Bounds:
+    """The extended roofline. A roof that is text says why there is none. A demand of zero is no term.
+
+    A term longer than the measured step is an input error (a wrong unit, number format or memory level) and is refused.
+    """
+    terms, refused, unknown = [], [], {}
+    for resource in RESOURCES:
+        demand, roof = demands.get(resource), roofs.get(resource, "no ceiling")
+        if demand is None:
+            unknown[resource] = "quantity not logged"
+        elif demand.amount == 0.0:
+            continue
+        elif isinstance(roof, str):
+            unknown[resource] = roof
+        else:
+            term = Term(resource, demand, roof)
+            reason = contradiction(term, step_s)
+            if reason is None:
+                terms.append(term)
+            else:
+                refused.append(Refusal(term, reason))
+    return Bounds(step_s, tuple(terms), tuple(refused), unknown)
+
+
+_LIKELY = {
+    "counted": "counters of another run or level",
+    "logged": "a wrong unit, or a ceiling measured in another regime (message size, cache state, concurrency)",
+    "algorithmic": "algorithmic bytes are what operators read and write, and caches serve part of it: "
+    "this needs counters of the memory level",
+    "modelled": "the model's assumptions (number format, data in memory) do not hold for this run",
+}
+
+
+def contradiction(term: Term, step_s: float) -> str | None:
+    """Why a term cannot be: it would take longer than the step that contained it. None if it can."""
+    if term.seconds <= step_s * (1 + max(TOLERANCE, term.roof.spread)):
+        return None
+    unit = UNITS[term.resource]
+    return (
+        f"{NAMES[term.resource]}: {si(term.demand.amount)}{unit} ({term.demand.basis}) in {si(step_s)}s is "
+        f"{si(term.demand.amount / step_s)}{unit}/s, above the roof of {si(term.roof.per_s)}{unit}/s ({term.roof.name}); "
+        f"{_LIKELY[term.demand.basis]}"
+    )
+
+
+@dataclass(frozen=True)
+class Point:
+    """A phase or kernel for the classic roofline: work, traffic and time of all its launches in a step.
+
+    ``count`` is how many kernels it is; 0 if unknown.
+    """
+
+    name: str
+    flops: float
+    bytes: float
+    seconds: float
+    basis: Basis
+    level: str = "dram"
+    count: float = 0.0
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte."""
+        return self.flops / self.bytes
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s."""
+        return self.flops / self.seconds
+
+
+def attainable(peak: float, bandwidth: float, intensity: float) -> float:
+    """y = min(P, B * I), FLOP/s."""
+    return min(peak, bandwidth * intensity)
+
+
+def above_roof(point: Point, peak: Roof, bandwidth: Roof) -> str | None:
+    """Why a point cannot be believed; None if it lies under its roof."""
+    allowed = attainable(peak.per_s, bandwidth.per_s, point.intensity)
+    if point.rate <= allowed * (1 + max(TOLERANCE, peak.spread, bandwidth.spread)):
+        return None
+    roof = peak if peak.per_s <= bandwidth.per_s * point.intensity else bandwidth
+    cause = "the number format or the FLOP count is wrong" if roof is peak else _LIKELY[point.basis]
+    return f"{point.name}: {si(point.rate)}FLOP/s is above the {si(allowed)}FLOP/s that {roof.name} allows; {cause}"
+
+
+@dataclass(frozen=True)
+class Complexity:
+    """A point of the time-based roofline: the seconds its FLOPs, its bytes and its launches take at the ceilings."""
+
+    name: str
+    compute_s: float
+    memory_s: float
+    launch_s: float
+    seconds: float
+
+    @property
+    def bound(self) -> str:
+        """What decides: compute, memory or launch."""
+        parts = {"compute": self.compute_s, "memory": self.memory_s, "launch": self.launch_s}
+        return max(parts, key=lambda name: parts[name])
+
+    @property
+    def roof_s(self) -> float:
+        """t = max(F / P, Q / B, n * t_launch)."""
+        return max(self.compute_s, self.memory_s, self.launch_s)
+
+
+def complexity(point: Point, peak: Roof, bandwidth: Roof, launch_s: float) -> Complexity:
+    """Where a point lies in the time-based roofline."""
+    return Complexity(
+        point.name,
+        point.flops / peak.per_s,
+        point.bytes / bandwidth.per_s,
+        point.count * launch_s,
+        point.seconds,
+    )
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A collective of n ranks as latency and bandwidth: ``latency_s`` per message, ``per_s`` bytes/s that one rank moves.
+
+    All-reduce moves 2 (1 - 1/n) S in 2 (n - 1) messages; all-to-all (1 - 1/n) S in n - 1.
+    """
+
+    passes: int
+    latency_s: float
+    per_s: float
+
+    def seconds(self, ranks: float, size_bytes: float) -> float:
+        """Time of one collective of S bytes per rank; 0 on one rank."""
+        messages, moved = moved_by(self.passes, ranks, size_bytes)
+        return messages * self.latency_s + moved / self.per_s
+
+
+ALL_REDUCE, ALL_TO_ALL = 2, 1  # passes over the ring
+
+
+def moved_by(passes: int, ranks: float, size_bytes: float) -> tuple[float, float]:
+    """Messages and bytes of one rank in one collective."""
+    return passes * (ranks - 1), passes * (1 - 1 / ranks) * size_bytes
+
+
+def fit_ring(passes: int, measured: Iterable[tuple[float, float, float]]) -> Ring | None:
+    """Latency and bandwidth from (ranks, bytes, seconds), by least relative squares; None without a usable pair.
+
+    Neither can be negative: without evidence for a latency it is 0.
+    """
+    rows = [
+        (messages / seconds, moved / seconds)
+        for ranks, size, seconds in measured
+        if ranks > 1 and size > 0 and seconds > 0
+        for messages, moved in [moved_by(passes, ranks, size)]
+    ]
+    if not rows:
+        return None
+    aa, ab, bb = (sum(x * y for x, y in pairs) for pairs in _products(rows))
+    a, b = sum(row[0] for row in rows), sum(row[1] for row in rows)
+    determinant = aa * bb - ab * ab
+    latency, per_byte = -1.0, -1.0
+    if determinant > 1e-12 * aa * bb:
+        latency, per_byte = (a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant
+    if latency < 0.0 or per_byte <= 0.0:
+        latency, per_byte = 0.0, b / bb
+    return Ring(passes, latency, 1.0 / per_byte)
+
+
+def _products(rows: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    return [[(x, x) for x, _ in rows], list(rows), [(y, y) for _, y in rows]]
+
+
+def network_scale(compute_s: Callable[[float], float], network_s: Callable[[float], float]) -> int | None:
+    """n*: the fewest ranks at which the network takes as long as the computation; None below 2^24 ranks.
+
+    ``compute_s(n)`` falls and ``network_s(n)`` rises with n.
+    """
+
+    def reached(ranks: int) -> bool:
+        return network_s(ranks) >= compute_s(ranks)
+
+    high = 2
+    while not reached(high):
+        high *= 2
+        if high > MOST_RANKS:
+            return None
+    low = high // 2  # not reached there, or it is 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high
+
+
+def si(value: float) -> str:
+    """Three digits and a decimal prefix: 1.23 G, 45 m. A unit follows."""
+    if not math.isfinite(value):
+        return "– "
+    if value == 0.0:
+        return "0 "
+    exponent = min(max(math.floor(math.log10(abs(value)) / 3), -4), 6)
+    scaled = value / 1000.0**exponent
+    if abs(scaled) >= 999.5 and exponent < 6:
+        exponent, scaled = exponent + 1, scaled / 1000.0
+    digits = f"{scaled:.3g}" if abs(scaled) < 999.5 else f"{scaled:,.0f}"
+    return f"{digits} {'pnµm kMGTPE'[exponent + 4].strip()}"

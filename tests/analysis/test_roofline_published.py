@@ -1,0 +1,69 @@
+"""Ceilings and work of published systems: every number has a source, the work is the workloads' own."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis.published import published
+from analysis.roofline_published import modelled, modelled_results, numbers, table
+from analysis.study import FAMILY, MACHINES
+
+
+def test_every_number_has_a_source_that_is_written_out() -> None:
+    found = table()
+    for what, resource, number in numbers(found):
+        assert len(found.sources[number.source]) > 20, (what, resource)
+    assert {number.source for _, _, number in numbers(found)} == set(found.sources)
+
+
+def test_devices_and_machines_are_those_of_the_published_results() -> None:
+    rows, found = published(), table()
+    assert set(rows["device"]) <= set(found.devices)
+    assert {machine.machine for machine in found.machines} <= set(MACHINES.values())
+    assert all(FAMILY.search(device) or device in set(rows["device"]) for device in found.devices)
+
+
+def test_the_v100_is_the_one_of_the_first_rounds_authors() -> None:
+    memory = table().devices["V100"].memory
+    assert (memory.per_s, memory.origin) == (828.758e9, "literature")
+
+
+def test_no_published_step_is_faster_than_its_modelled_roofs() -> None:
+    results = modelled_results()
+    assert len(results) > 40
+    for row, found in results:
+        assert found.refused == (), row
+        assert found.distance > 1
+        assert all(term.demand.basis == "modelled" for term in found.terms)
+        assert all(term.roof.origin != "measured" and term.roof.source for term in found.terms)
+
+
+def test_cosmoflow_of_the_first_round_had_smaller_kernels() -> None:
+    row = published().query("round == 'v0.7' and system == 'abci_512xV100_tensorflow_closed'").iloc[0].to_dict()
+    found = modelled(row)
+    assert found is not None
+    compute = next(term for term in found.terms if term.resource == "compute")
+    assert compute.demand.amount == pytest.approx(192090785280 * 8 / 27, rel=0.01)
+
+
+def test_an_unknown_device_has_no_model() -> None:
+    row = published().iloc[0].to_dict() | {"device": "Abacus"}
+    assert modelled(row) is None
+
+
+@pytest.mark.parametrize("name", ["cosmoflow", "deepcam", "open_catalyst", "openfold"])
+def test_the_work_is_the_workloads_own(name: str) -> None:
+    pytest.importorskip("torch")
+    from suite.config import load_config
+    from suite.workload import descriptors
+
+    descriptor = descriptors()[name]
+    card = descriptor.card()
+    sample = table().work[card.mlperf_name]
+    config = load_config(descriptor, "full", [])
+    for element_bytes, precision in ((2, "bfloat16"), (4, "float32")):
+        work = descriptor.load()(config.model_copy(update={"precision": precision})).work()
+        assert sample.flops == pytest.approx(min(work.model_flops, work.executed_flops), rel=1e-6)
+        assert sample.bytes[element_bytes] == pytest.approx(work.algorithmic_bytes, rel=1e-3)
+    size = card.size("full")
+    assert (sample.parameters, sample.sample_bytes) == (size.model_parameters, size.sample_bytes)
