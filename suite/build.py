@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -29,7 +30,13 @@ from suite.shards import (
 
 UNFINISHED_NAME = "generation.json"  # what an incomplete folder is going to be; the manifest takes its place
 
+SPLITS = ("train", "validation")
+VALIDATION_INDEX = 2**32  # validation items are numbered from here: a larger training split never meets them
+
 Arrays = dict[str, NDArray[Any]]
+Count = Callable[[int], None]  # told how many more items are made
+Progress = Callable[[int, int], None]  # told how many of how many items of this rank are made
+Settings = TypeVar("Settings")
 Summary = TypeVar("Summary")
 
 
@@ -59,6 +66,44 @@ class DataSetPlan(Generic[Summary]):
     summarise: Callable[[Arrays], Summary]
     attributes: Callable[[Mapping[str, Sequence[Summary]]], dict[str, Any]]
     compression: Compression = "none"
+
+
+def size_settings(workload: str, sizes: Mapping[str, Settings], size: str, seed: int) -> Settings:
+    """What a generator makes for a size. ValueError for a size it does not know or a seed that is not 0 to 2^63 - 1."""
+    if size not in sizes:
+        raise ValueError(f"{workload}: unknown size {size!r}; sizes: {', '.join(sizes)}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed {seed}: expected 0 <= seed < 2^63")
+    return sizes[size]
+
+
+def numbered_pieces(
+    train: int,
+    validation: int,
+    per_shard: int,
+    make: Callable[[range, Count], Arrays],
+    world: World,
+    progress: Progress | None,
+) -> list[Piece]:
+    """Shards of generated items, each known by its number: training from 0, validation from `VALIDATION_INDEX`.
+
+    ``make(numbers, count)`` gives a shard's arrays and counts what it makes; ``progress`` hears of this rank's items.
+    """
+    numbers = (range(train), range(VALIDATION_INDEX, VALIDATION_INDEX + validation))
+    plan = [
+        (split, shard, items[begin : begin + per_shard])
+        for split, items in zip(SPLITS, numbers, strict=True)
+        for shard, begin in enumerate(range(0, len(items), per_shard))
+    ]
+    total, done = sum(len(items) for _, _, items in plan[world.rank :: world.size]), 0
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None:
+            progress(done, total)
+
+    return [Piece(split, shard, partial(make, items, count)) for split, shard, items in plan]
 
 
 def build(root: Path, plan: DataSetPlan[Summary], world: World) -> None:

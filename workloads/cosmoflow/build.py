@@ -10,13 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.build import Arrays, DataSetPlan, Piece, build
+from suite.build import SPLITS, Arrays, DataSetPlan, Piece, build
 from suite.distributed import World
 from suite.shards import Compression
-
-SPLITS = ("train", "validation")
-
-__all__ = ["SPLITS", "Arrays", "Piece", "build_universes", "histogram", "input_statistics"]
 
 
 def build_universes(

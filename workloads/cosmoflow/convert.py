@@ -16,9 +16,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.build import SPLITS, Arrays, Piece
 from suite.distributed import World
 from suite.shards import Compression, ShardReader, read_manifest
-from workloads.cosmoflow.build import SPLITS, Arrays, Piece, build_universes
+from workloads.cosmoflow.build import build_universes
 from workloads.cosmoflow.tfrecord import Sample, read_tfrecord, write_tfrecord
 from workloads.cosmoflow.universes import read_universe
 

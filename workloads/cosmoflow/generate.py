@@ -5,16 +5,16 @@ This is the module the workload's descriptor names: ``generate``, ``convert``, `
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from suite.build import Arrays, Count, Progress, numbered_pieces, size_settings
 from suite.distributed import World
 from suite.shards import Compression
-from workloads.cosmoflow.build import SPLITS, Arrays, Piece, build_universes
+from workloads.cosmoflow.build import build_universes
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 from workloads.cosmoflow.convert import convert, export_tfrecord, fetch, split_cubes
 from workloads.cosmoflow.cosmology import Simulation, universe
@@ -22,7 +22,6 @@ from workloads.cosmoflow.cosmology import Simulation, universe
 __all__ = ["SIZES", "DataSize", "convert", "export_tfrecord", "fetch", "generate"]
 
 GENERATOR_VERSION = 1
-VALIDATION_INDEX = 2**32  # validation universes are numbered from here: a larger training split never meets them
 
 
 @dataclass(frozen=True)
@@ -46,18 +45,12 @@ SIZES: dict[str, DataSize] = {
 }
 
 
-def generate(
-    root: Path, size: str, *, seed: int, world: World, progress: Callable[[int, int], None] | None = None
-) -> None:
+def generate(root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
     """Generate a data set; a complete one is left as it is, an interrupted one is continued.
 
     ``progress(done, total)`` counts this rank's universes. ValueError if the folder holds, or is to hold, other data.
     """
-    if size not in SIZES:
-        raise ValueError(f"cosmoflow: unknown size {size!r}; sizes: {', '.join(SIZES)}")
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed {seed}: expected 0 <= seed < 2^63")
-    settings = SIZES[size]
+    settings = size_settings("cosmoflow", SIZES, size, seed)
     recipe = {
         "name": "synthetic",
         "version": GENERATOR_VERSION,
@@ -66,37 +59,18 @@ def generate(
         "targets": TARGETS,
         **asdict(settings),
     }
-    plan = _plan(settings)
-    total = sum(len(universes) for _, _, universes in plan[world.rank :: world.size])
-    done = 0
-
-    def count_one() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, total)
-
-    pieces = [
-        Piece(split, shard, partial(_shard, universes, settings, seed, count_one)) for split, shard, universes in plan
-    ]
+    pieces = numbered_pieces(
+        settings.train_universes,
+        settings.validation_universes,
+        settings.universes_per_shard,
+        partial(_shard, settings, seed),
+        world,
+        progress,
+    )
     build_universes(root, recipe, pieces, size=size, seed=seed, compression=settings.compression, world=world)
 
 
-def _plan(settings: DataSize) -> list[tuple[str, int, range]]:
-    """(split, shard, universe numbers) of every shard."""
-    step = settings.universes_per_shard
-    numbers = (
-        range(settings.train_universes),
-        range(VALIDATION_INDEX, VALIDATION_INDEX + settings.validation_universes),
-    )
-    return [
-        (split, shard, universes[begin : begin + step])
-        for split, universes in zip(SPLITS, numbers, strict=True)
-        for shard, begin in enumerate(range(0, len(universes), step))
-    ]
-
-
-def _shard(universes: range, settings: DataSize, seed: int, count_one: Callable[[], None]) -> Arrays:
+def _shard(settings: DataSize, seed: int, universes: range, count: Count) -> Arrays:
     cubes = (settings.simulation.mesh // settings.cube) ** 3
     x = np.empty((len(universes) * cubes, *(settings.cube,) * 3, len(REDSHIFTS)), dtype=np.int16)
     y = np.empty((len(x), len(TARGETS)), dtype=np.float32)
@@ -104,5 +78,5 @@ def _shard(universes: range, settings: DataSize, seed: int, count_one: Callable[
         here = slice(position * cubes, (position + 1) * cubes)
         counts, y[here] = universe(settings.simulation, seed, number)
         x[here] = split_cubes(counts, settings.cube)
-        count_one()
+        count(1)
     return {"x": x, "y": y, "universe": np.repeat(np.array(universes, dtype=np.int64), cubes)}

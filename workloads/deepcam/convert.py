@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from suite.build import Arrays, DataSetPlan, Piece, build
+from suite.build import SPLITS, Arrays, DataSetPlan, Piece, build
 from suite.distributed import World
 from suite.shards import ShardReader, read_manifest
 from workloads.deepcam.fields import (
@@ -24,7 +24,6 @@ from workloads.deepcam.fields import (
 )
 from workloads.deepcam.summary import Summary, merge, summarise
 
-SPLITS = ("train", "validation")
 CONVERTER_VERSION = 1
 VALIDATION_EVERY = 9  # of the files of a folder without splits: 8 : 1, as the MLPerf data set
 MAX_SHARD_BYTES = 512 << 20

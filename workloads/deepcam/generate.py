@@ -5,7 +5,7 @@ This is the module the workload's descriptor names: ``generate``, ``convert``, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,18 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from suite.build import Arrays, DataSetPlan, Piece, build
+from suite.build import SPLITS, Arrays, Count, DataSetPlan, Progress, build, numbered_pieces, size_settings
 from suite.distributed import World
 from workloads.deepcam.climate import Domain, snapshot
 from workloads.deepcam.config import CHANNELS, CLASSES
-from workloads.deepcam.convert import SPLITS, convert, export_hdf5, fetch
+from workloads.deepcam.convert import convert, export_hdf5, fetch
 from workloads.deepcam.fields import checked_fields
 from workloads.deepcam.summary import Summary, merge, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "export_hdf5", "fetch", "generate"]
 
 GENERATOR_VERSION = 1
-VALIDATION_INDEX = 2**32  # validation snapshots are numbered from here: a larger training split never meets them
 
 
 @dataclass(frozen=True)
@@ -45,18 +44,12 @@ SIZES: dict[str, DataSize] = {
 }
 
 
-def generate(
-    root: Path, size: str, *, seed: int, world: World, progress: Callable[[int, int], None] | None = None
-) -> None:
+def generate(root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
     """Generate a data set; a complete one is left as it is, an interrupted one is continued.
 
     ``progress(done, total)`` counts this rank's snapshots. ValueError if the folder holds, or is to hold, other data.
     """
-    if size not in SIZES:
-        raise ValueError(f"deepcam: unknown size {size!r}; sizes: {', '.join(SIZES)}")
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed {seed}: expected 0 <= seed < 2^63")
-    settings = SIZES[size]
+    settings = size_settings("deepcam", SIZES, size, seed)
     recipe = {
         "name": "synthetic",
         "version": GENERATOR_VERSION,
@@ -65,44 +58,24 @@ def generate(
         "classes": CLASSES,
         **asdict(settings),
     }
-    plan = _plan(settings)
-    total = sum(len(numbers) for _, _, numbers in plan[world.rank :: world.size])
-    done = 0
-
-    def count_one() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, total)
-
-    pieces = [
-        Piece(split, shard, partial(_shard, numbers, settings.domain, seed, count_one))
-        for split, shard, numbers in plan
-    ]
+    pieces = numbered_pieces(
+        settings.train_samples,
+        settings.validation_samples,
+        settings.samples_per_shard,
+        partial(_shard, settings.domain, seed),
+        world,
+        progress,
+    )
     build(root, DataSetPlan("deepcam", size, seed, recipe, pieces, summarise, _attributes), world)
 
 
-def _plan(settings: DataSize) -> list[tuple[str, int, range]]:
-    """(split, shard, snapshot numbers) of every shard."""
-    step = settings.samples_per_shard
-    numbers = (
-        range(settings.train_samples),
-        range(VALIDATION_INDEX, VALIDATION_INDEX + settings.validation_samples),
-    )
-    return [
-        (split, shard, snapshots[begin : begin + step])
-        for split, snapshots in zip(SPLITS, numbers, strict=True)
-        for shard, begin in enumerate(range(0, len(snapshots), step))
-    ]
-
-
-def _shard(numbers: range, domain: Domain, seed: int, count_one: Callable[[], None]) -> Arrays:
+def _shard(domain: Domain, seed: int, numbers: range, count: Count) -> Arrays:
     x = np.empty((len(numbers), domain.height, domain.width, len(CHANNELS)), dtype=np.float32)
     y = np.empty(x.shape[:3], dtype=np.uint8)
     for position, number in enumerate(numbers):
         fields, y[position] = snapshot(domain, seed, number)
         x[position] = checked_fields(fields, Path(f"snapshot {number}"))
-        count_one()
+        count(1)
     return {"x": x, "y": y}
 
 

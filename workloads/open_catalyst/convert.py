@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from suite.build import SPLITS, Arrays, Piece
 from suite.distributed import World
-from workloads.open_catalyst.build import SPLITS, Piece, build
+from workloads.open_catalyst.build import build_structures
 from workloads.open_catalyst.extxyz import SUFFIXES, read_extxyz
 from workloads.open_catalyst.lmdb_form import LmdbFile
-from workloads.open_catalyst.structures import Arrays, Neighbourhood, Structure, shard_arrays
+from workloads.open_catalyst.structures import Neighbourhood, Structure, shard_arrays
 
 CONVERTER_VERSION = 1
 REFERENCE = Neighbourhood(6.0, 50)
@@ -56,7 +57,7 @@ def convert(
         "cutoff_angstrom": REFERENCE.cutoff_angstrom,
         "max_neighbours": REFERENCE.max_neighbours,
     }
-    build(root, recipe, pieces, size=size or "full", seed=0, neighbourhood=REFERENCE, world=world)
+    build_structures(root, recipe, pieces, size=size or "full", seed=0, neighbourhood=REFERENCE, world=world)
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:

@@ -5,22 +5,21 @@ This is the module the workload's descriptor names: ``generate``, ``convert`` an
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from suite.build import Arrays, Count, Progress, numbered_pieces, size_settings
 from suite.distributed import World
 from suite.shards import MANIFEST_NAME
-from workloads.open_catalyst.build import SPLITS, Piece, build
+from workloads.open_catalyst.build import build_structures
 from workloads.open_catalyst.convert import convert, fetch
 from workloads.open_catalyst.slabs import ALL_ADSORBATES, ALL_METALS, Surfaces, require_ase, trajectory
-from workloads.open_catalyst.structures import Arrays, Neighbourhood, shard_arrays
+from workloads.open_catalyst.structures import Neighbourhood, shard_arrays
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
 GENERATOR_VERSION = 1
-VALIDATION_INDEX = 2**32  # validation trajectories are numbered from here: a larger training split never meets them
 
 
 @dataclass(frozen=True)
@@ -48,56 +47,31 @@ SIZES: dict[str, DataSize] = {
 }
 
 
-def generate(
-    root: Path, size: str, *, seed: int, world: World, progress: Callable[[int, int], None] | None = None
-) -> None:
+def generate(root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
     """Generate a data set; a complete one is left as it is, an interrupted one is continued.
 
     ``progress(done, total)`` counts this rank's trajectories. ValueError if the folder holds, or is to hold, other data,
     or if ASE is missing.
     """
-    if size not in SIZES:
-        raise ValueError(f"open_catalyst: unknown size {size!r}; sizes: {', '.join(SIZES)}")
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed {seed}: expected 0 <= seed < 2^63")
+    settings = size_settings("open_catalyst", SIZES, size, seed)
     if not (root / MANIFEST_NAME).exists():
         require_ase()
-    settings = SIZES[size]
     recipe = {"name": "synthetic", "version": GENERATOR_VERSION, "seed": seed, **asdict(settings)}
-    plan = _plan(settings)
-    total = sum(len(numbers) for _, _, numbers in plan[world.rank :: world.size])
-    done = 0
-
-    def count_one() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, total)
-
-    pieces = [
-        Piece(split, shard, partial(_shard, numbers, settings, seed, count_one)) for split, shard, numbers in plan
-    ]
-    build(root, recipe, pieces, size=size, seed=seed, neighbourhood=settings.neighbourhood, world=world)
-
-
-def _plan(settings: DataSize) -> list[tuple[str, int, range]]:
-    """(split, shard, trajectory numbers) of every shard."""
-    step = settings.trajectories_per_shard
-    numbers = (
-        range(settings.train_trajectories),
-        range(VALIDATION_INDEX, VALIDATION_INDEX + settings.validation_trajectories),
+    pieces = numbered_pieces(
+        settings.train_trajectories,
+        settings.validation_trajectories,
+        settings.trajectories_per_shard,
+        partial(_shard, settings, seed),
+        world,
+        progress,
     )
-    return [
-        (split, shard, trajectories[begin : begin + step])
-        for split, trajectories in zip(SPLITS, numbers, strict=True)
-        for shard, begin in enumerate(range(0, len(trajectories), step))
-    ]
+    build_structures(root, recipe, pieces, size=size, seed=seed, neighbourhood=settings.neighbourhood, world=world)
 
 
-def _shard(numbers: range, settings: DataSize, seed: int, count_one: Callable[[], None]) -> Arrays:
+def _shard(settings: DataSize, seed: int, numbers: range, count: Count) -> Arrays:
     structures = []
     for number in numbers:
         structures += trajectory(settings.surfaces, seed, number)
-        count_one()
+        count(1)
     where = [f"seed {seed}, trajectory {each.trajectory}, frame {each.frame}" for each in structures]
     return shard_arrays(structures, settings.neighbourhood, where)

@@ -9,12 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from suite.build import Arrays, DataSetPlan, Piece, build
+from suite.build import SPLITS, Arrays, DataSetPlan, Piece, build
 from suite.distributed import World
-
-SPLITS = ("train", "validation")
-
-__all__ = ["SPLITS", "Arrays", "Piece", "build_proteins"]
 
 
 def build_proteins(

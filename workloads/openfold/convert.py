@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from suite.build import SPLITS, Arrays, Piece
 from suite.distributed import World
 from workloads.openfold import residues
 from workloads.openfold.alignment_files import read_a3m, read_fasta
-from workloads.openfold.build import SPLITS, Arrays, Piece, build_proteins
+from workloads.openfold.build import build_proteins
 from workloads.openfold.features import Protein
 from workloads.openfold.mmcif import read_chain
 from workloads.openfold.shard_form import NO_TEMPLATES, shard_arrays

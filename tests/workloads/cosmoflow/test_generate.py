@@ -1,9 +1,7 @@
-"""A data set depends on its recipe alone: not on ranks, order or interruptions; targets never leak between splits."""
+"""What only universes have: input statistics, cubes that stay together, sizes that contain each other."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,29 +11,6 @@ from suite.distributed import World
 from suite.shards import ShardReader, read_manifest, verify
 from workloads.cosmoflow import generate as generator
 from workloads.cosmoflow.cosmology import Simulation, universe
-
-MPIEXEC = Path(sys.executable).parent / "mpiexec"
-
-TWO_RANKS = """
-import sys
-from pathlib import Path
-from suite.distributed import World
-from workloads.cosmoflow import generate as generator
-from workloads.cosmoflow.cosmology import Simulation
-generator.SIZES["smoke"] = generator.DataSize(Simulation(16, 8, 128.0, "2lpt"), 8, 12, 5, 4)
-generator.generate(Path(sys.argv[1]), "smoke", seed=3, world=World.create())
-"""
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
-
-
-@pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside python: pip install mpich")
-def test_two_ranks_write_the_bytes_of_one(tiny_data: Path, tmp_path: Path) -> None:
-    other = tmp_path / "two"
-    subprocess.run([MPIEXEC, "-n", "2", sys.executable, "-c", TWO_RANKS, other], check=True, timeout=120)
-    assert contents(other) == contents(tiny_data)
 
 
 def test_the_result_is_complete_and_described(tiny_data: Path) -> None:
@@ -70,44 +45,6 @@ def test_cubes_of_a_universe_stay_in_one_split(monkeypatch: pytest.MonkeyPatch, 
     np.testing.assert_array_equal(first["x"][1], whole[:8, :8, 8:])
     np.testing.assert_array_equal(first["x"][4], whole[8:, :8, :8])
     assert not set(train.read(range(24))["universe"].tolist()) & set(validation.read(range(16))["universe"].tolist())
-
-
-def test_a_killed_generation_is_continued_to_the_same_bytes(
-    tiny_data: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "killed"
-
-    def until_the_sixth(done: int, total: int) -> None:
-        if done == 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        generator.generate(root, "smoke", seed=3, world=world, progress=until_the_sixth)
-    assert not (root / "manifest.json").exists()
-    finished = root / "train" / "shard_00000.h5"
-    before = finished.stat().st_ino
-    made = []
-    generator.generate(root, "smoke", seed=3, world=world, progress=lambda done, total: made.append(done))
-    assert len(made) == 17 - 4  # the finished shard of four universes is kept
-    assert finished.stat().st_ino == before
-    assert contents(root) == contents(tiny_data)
-
-
-def test_a_complete_data_set_is_left_alone(tiny_data: Path, world: World) -> None:
-    before = contents(tiny_data)
-    generator.generate(tiny_data, "smoke", seed=3, world=world, progress=lambda done, total: pytest.fail("made again"))
-    assert contents(tiny_data) == before
-
-
-def test_a_folder_with_other_content_is_refused(tiny_data: Path, tmp_path: Path, world: World) -> None:
-    with pytest.raises(ValueError, match="holds other data: seed is 3, not 4"):
-        generator.generate(tiny_data, "smoke", seed=4, world=world)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("text")
-    with pytest.raises(ValueError, match="not empty"):
-        generator.generate(tmp_path / "mine", "smoke", seed=3, world=world)
-    with pytest.raises(ValueError, match="unknown size 'huge'; sizes: smoke, mini"):
-        generator.generate(tmp_path / "new", "huge", seed=3, world=world)
 
 
 def test_larger_sizes_contain_the_universes_of_smaller_ones() -> None:

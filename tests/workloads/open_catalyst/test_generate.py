@@ -1,8 +1,7 @@
-"""A data set depends on its recipe alone: not on ranks, order or interruptions; frames never leak between splits."""
+"""Trajectories are relaxations under a potential; frames never leak between splits; stored counts are those of the graphs."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,30 +17,7 @@ from workloads.open_catalyst.config import OpenCatalystConfig
 from workloads.open_catalyst.graph import triplets
 from workloads.open_catalyst.slabs import LARGEST_FORCE, trajectory
 
-MPIEXEC = Path(sys.executable).parent / "mpiexec"
-
 pytest.importorskip("ase")
-
-TWO_RANKS = """
-import sys
-from pathlib import Path
-from suite.distributed import World
-from tests.workloads.open_catalyst.conftest import TINY
-from workloads.open_catalyst import generate as generator
-generator.SIZES["smoke"] = TINY
-generator.generate(Path(sys.argv[1]), "smoke", seed=3, world=World.create())
-"""
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
-
-
-@pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside python: pip install mpich")
-def test_two_ranks_write_the_bytes_of_one(tiny_data: Path, tmp_path: Path) -> None:
-    other = tmp_path / "two"
-    subprocess.run([MPIEXEC, "-n", "2", sys.executable, "-c", TWO_RANKS, other], check=True, timeout=120)
-    assert contents(other) == contents(tiny_data)
 
 
 def test_the_result_is_complete_and_described(tiny_data: Path) -> None:
@@ -98,42 +74,6 @@ def test_stored_forces_are_the_gradient_of_stored_energies(tiny: generator.DataS
         atoms.positions[-1, 2] += step
         energies.append(atoms.get_potential_energy())
     assert frame.force[-1, 2] == pytest.approx(-(energies[0] - energies[1]) / 2e-4, abs=1e-4)
-
-
-def test_a_killed_generation_is_continued_to_the_same_bytes(
-    tiny: generator.DataSize, tiny_data: Path, tmp_path: Path, world: World
-) -> None:
-    root = tmp_path / "killed"
-
-    def until_the_third(done: int, total: int) -> None:
-        if done == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        generator.generate(root, "smoke", seed=3, world=world, progress=until_the_third)
-    assert not (root / "manifest.json").exists()
-    before = (root / "train" / "shard_00000.h5").stat().st_ino
-    made = []
-    generator.generate(root, "smoke", seed=3, world=world, progress=lambda done, total: made.append(done))
-    assert len(made) == 6 - 2  # the finished shard of two trajectories is kept
-    assert (root / "train" / "shard_00000.h5").stat().st_ino == before
-    assert contents(root) == contents(tiny_data)
-
-
-def test_a_complete_data_set_is_left_alone_and_another_is_refused(
-    tiny: generator.DataSize, tiny_data: Path, tmp_path: Path, world: World
-) -> None:
-    before = contents(tiny_data)
-    generator.generate(tiny_data, "smoke", seed=3, world=world, progress=lambda done, total: pytest.fail("made again"))
-    assert contents(tiny_data) == before
-    with pytest.raises(ValueError, match="holds other data: seed is 3, not 4"):
-        generator.generate(tiny_data, "smoke", seed=4, world=world)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("text")
-    with pytest.raises(ValueError, match="not empty"):
-        generator.generate(tmp_path / "mine", "smoke", seed=3, world=world)
-    with pytest.raises(ValueError, match="unknown size 'huge'; sizes: smoke, mini"):
-        generator.generate(tmp_path / "new", "huge", seed=3, world=world)
 
 
 def test_without_ase_generating_is_refused_in_one_line(

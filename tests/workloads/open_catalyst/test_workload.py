@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from suite.config import RunConfig, load_config
 from suite.distributed import World
 from suite.shards import ShardReader, read_manifest, shard_path, write_manifest, write_shard
-from tests.workloads.open_catalyst.conftest import TINY
+from tests.workloads.tiny import TINY
 from workloads.open_catalyst import DESCRIPTOR
 from workloads.open_catalyst.baselines import baselines
 from workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
@@ -290,7 +290,7 @@ def test_a_pair_potential_finds_forces_that_are_one(tiny_data: Path, tmp_path: P
         for place in range(samples):
             here = slice(offsets[place], offsets[place + 1])
             position = arrays["atom.position"][here].astype(float)
-            edges = TINY.neighbourhood.edges(position, arrays["cell"][place].astype(float))
+            edges = TINY["open_catalyst"].settings.neighbourhood.edges(position, arrays["cell"][place].astype(float))
             vector = position[edges.source] + edges.shift - position[edges.target]
             distance = np.linalg.norm(vector, axis=1, keepdims=True)
             np.add.at(force[here], edges.target, -vector / distance * np.exp(-((distance / 2.0) ** 2)))

@@ -1,18 +1,14 @@
-"""An OpenFold data set that takes a fraction of a second to make, and a network to go with it."""
+"""A network for the tiny data set."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from suite.distributed import World
-from workloads.openfold import generate as generator
 from workloads.openfold.config import OpenFoldConfig
 from workloads.openfold.data import OpenFoldData
-from workloads.openfold.proteins import Families
-
-TINY = generator.DataSize(Families(8, 12, 6, 2), 6, 4, 2)
 
 SMALL_NET = OpenFoldConfig(
     crop_size=10,
@@ -48,32 +44,10 @@ SMALL_NET = OpenFoldConfig(
 
 
 @pytest.fixture(scope="session")
-def world() -> World:
-    return World.create(None)
-
-
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> generator.DataSize:
-    """The size ``smoke`` means 6 + 4 families of 8 to 12 residues, with templates."""
-    monkeypatch.setitem(generator.SIZES, "smoke", TINY)
-    return TINY
+def train(made_once: Callable[[str], Path]) -> OpenFoldData:
+    return OpenFoldData(made_once("openfold"), "train", SMALL_NET)
 
 
 @pytest.fixture(scope="session")
-def tiny_data(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
-    """Read only."""
-    root = tmp_path_factory.mktemp("tiny") / "data"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(generator.SIZES, "smoke", TINY)
-        generator.generate(root, "smoke", seed=3, world=world)
-    return root
-
-
-@pytest.fixture(scope="session")
-def train(tiny_data: Path) -> OpenFoldData:
-    return OpenFoldData(tiny_data, "train", SMALL_NET)
-
-
-@pytest.fixture(scope="session")
-def validation(tiny_data: Path) -> OpenFoldData:
-    return OpenFoldData(tiny_data, "validation", SMALL_NET)
+def validation(made_once: Callable[[str], Path]) -> OpenFoldData:
+    return OpenFoldData(made_once("openfold"), "validation", SMALL_NET)

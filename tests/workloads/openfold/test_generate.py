@@ -1,15 +1,14 @@
-"""Families depend on seed and number alone: not on ranks, shards or interruptions. They are proteins and can be learned."""
+"""Families depend on seed and number alone. They are proteins and can be learned."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from suite.build import VALIDATION_INDEX
 from suite.distributed import World
 from suite.shards import ShardReader, read_manifest, verify
 from tests.workloads.openfold.conftest import SMALL_NET
@@ -21,29 +20,7 @@ from workloads.openfold.losses import sample_lddt_ca
 from workloads.openfold.proteins import HELIX, Families, build_atoms, build_backbone, draw, families
 from workloads.openfold.shard_form import proteins_of
 
-MPIEXEC = Path(sys.executable).parent / "mpiexec"
 FOLDS = Families(20, 24, 16)
-
-TWO_RANKS = """
-import sys
-from pathlib import Path
-from suite.distributed import World
-from workloads.openfold import generate as generator
-from workloads.openfold.proteins import Families
-generator.SIZES["smoke"] = generator.DataSize(Families(8, 12, 6, 2), 6, 4, 2)
-generator.generate(Path(sys.argv[1]), "smoke", seed=3, world=World.create())
-"""
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
-
-
-@pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside python: pip install mpich")
-def test_two_ranks_write_the_bytes_of_one(tiny_data: Path, tmp_path: Path) -> None:
-    other = tmp_path / "two"
-    subprocess.run([MPIEXEC, "-n", "2", sys.executable, "-c", TWO_RANKS, other], check=True, timeout=120)
-    assert contents(other) == contents(tiny_data)
 
 
 def test_the_result_is_complete_and_described(tiny_data: Path) -> None:
@@ -52,24 +29,6 @@ def test_the_result_is_complete_and_described(tiny_data: Path) -> None:
     assert {split: manifest.samples(split) for split in manifest.splits} == {"train": 6, "validation": 4}
     assert manifest.attributes["train_mean_rows"] == 6
     assert manifest.attributes["train_templates"] is True
-
-
-def test_a_killed_generation_is_continued_to_the_same_bytes(
-    tiny: generator.DataSize, tiny_data: Path, tmp_path: Path, world: World
-) -> None:
-    root = tmp_path / "killed"
-
-    def until_the_fourth(done: int, total: int) -> None:
-        if done == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        generator.generate(root, "smoke", seed=3, world=world, progress=until_the_fourth)
-    assert not (root / "manifest.json").exists()
-    made: list[int] = []
-    generator.generate(root, "smoke", seed=3, world=world, progress=lambda done, total: made.append(done))
-    assert made[-1] == 8  # of ten: the first shard of two was kept
-    assert contents(root) == contents(tiny_data)
 
 
 def test_a_family_does_not_depend_on_its_shard() -> None:
@@ -116,7 +75,7 @@ def test_the_oracle_is_far_above_every_baseline(tmp_path: Path, world: World, mo
     monkeypatch.setitem(generator.SIZES, "mini", generator.DataSize(FOLDS, 8, 64, 64))
     generator.generate(tmp_path / "d", "mini", seed=0, world=world)
     values = baselines(tmp_path / "d")
-    drawn = [draw(FOLDS, 0, generator.VALIDATION_INDEX + number) for number in range(64)]
+    drawn = [draw(FOLDS, 0, VALIDATION_INDEX + number) for number in range(64)]
     sequences, chi = [each.sequence for each in drawn], [each.chi[0] for each in drawn]
     truth = list(proteins_of(ShardReader(tmp_path / "d", "validation").read(range(64))))
 

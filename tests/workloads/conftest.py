@@ -1,0 +1,47 @@
+"""Data sets for the tests of workloads: made once, lent as copies."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.distributed import World
+from tests.workloads.tiny import TINY, generator, make
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    return World.create(None)
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory, world: World) -> Callable[[str], Path]:
+    """The tiny data set of a workload by its name; read only."""
+    made: dict[str, Path] = {}
+
+    def lend(workload: str) -> Path:
+        if workload not in made:
+            made[workload] = make(workload, tmp_path_factory.mktemp(workload) / "data", world)
+        return made[workload]
+
+    return lend
+
+
+@pytest.fixture
+def tiny(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The size ``smoke`` of the folder's workload means its tiny data set, whose settings these are."""
+    name = request.path.parent.name
+    monkeypatch.setitem(generator(name).SIZES, "smoke", TINY[name].settings)
+    return TINY[name].settings
+
+
+@pytest.fixture
+def tiny_data(request: pytest.FixtureRequest, made_once: Callable[[str], Path], tmp_path: Path) -> Path:
+    """The tiny data set of the folder's workload; a copy, so a test may damage it."""
+    root = tmp_path / "tiny"
+    shutil.copytree(made_once(request.path.parent.name), root)
+    return root

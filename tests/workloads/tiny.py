@@ -1,0 +1,77 @@
+"""The smallest data set of each workload whose generator numbers its items: a fraction of a second to make."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.distributed import World
+from workloads.cosmoflow import generate as cosmoflow
+from workloads.cosmoflow.cosmology import Simulation
+from workloads.deepcam import generate as deepcam
+from workloads.deepcam.climate import Domain
+from workloads.open_catalyst import generate as open_catalyst
+from workloads.open_catalyst.slabs import Surfaces
+from workloads.open_catalyst.structures import Neighbourhood
+from workloads.openfold import generate as openfold
+from workloads.openfold.proteins import Families
+
+SEED = 3
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """What the size ``smoke`` is made to mean: ``items`` of a split, of which each gives ``samples_each``."""
+
+    settings: Any
+    items: dict[str, int]
+    per_shard: int
+    samples_each: int = 1
+    needs: str | None = None
+
+
+TINY = {
+    "cosmoflow": Tiny(
+        cosmoflow.DataSize(Simulation(16, 8, 128.0, "2lpt"), 8, 12, 5, 4), {"train": 12, "validation": 5}, 4
+    ),
+    "deepcam": Tiny(
+        deepcam.DataSize(Domain(32, 48, 4, 52, 72, 1.2, 1.5, 1.5, 1.2, 1.5, 1.2), 12, 5, 4),
+        {"train": 12, "validation": 5},
+        4,
+    ),
+    "open_catalyst": Tiny(
+        open_catalyst.DataSize(
+            Surfaces(("Cu", "Pt"), ("H", "CO"), ((2, 2, 2),), 1, steps=4), Neighbourhood(4.5, 20), 4, 2, 2
+        ),
+        {"train": 4, "validation": 2},
+        2,
+        samples_each=4,
+        needs="ase",
+    ),
+    "openfold": Tiny(openfold.DataSize(Families(8, 12, 6, 2), 6, 4, 2), {"train": 6, "validation": 4}, 2),
+}
+
+
+def generator(workload: str) -> Any:
+    """The workload's module with ``generate`` and ``SIZES``. Skips the test if what it needs is not installed."""
+    needs = TINY[workload].needs
+    if needs is not None:
+        pytest.importorskip(needs)
+    return importlib.import_module(f"workloads.{workload}.generate")
+
+
+def make(
+    workload: str, root: Path, world: World, *, seed: int = SEED, progress: Callable[[int, int], None] | None = None
+) -> Path:
+    """Generate the tiny data set of a workload, as its size ``smoke``."""
+    with pytest.MonkeyPatch.context() as patch:
+        module = generator(workload)
+        patch.setitem(module.SIZES, "smoke", TINY[workload].settings)
+        module.generate(root, "smoke", seed=seed, world=world, progress=progress)
+    return root
