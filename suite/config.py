@@ -41,6 +41,7 @@ class RunConfig(_Section):
     size: str
     global_batch_size: int = Field(ge=1)
     max_epochs: int = Field(ge=1)
+    gradient_accumulation_steps: int = Field(1, ge=1, description="parts a rank computes its share of a batch in")
     data: Path | None = Field(None, description="data root; default: data/<workload>-<size>")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: autocast of the model")

@@ -22,6 +22,7 @@ from suite.errors import one_line
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 TIMEOUT = timedelta(minutes=30)  # of a collective: longer than any staging or evaluation another rank may still be in
 
@@ -298,6 +299,19 @@ class World:
             return
         address = self.broadcast(f"tcp://{_address()}:{_free_port()}" if self.is_first else None)
         _init(device.type == "cuda", address, self.rank, self.size)
+
+
+def average_buffers(model: nn.Module, world: World) -> None:
+    """Floating-point buffers (running statistics of batch normalisation) become their means over all ranks, in float64."""
+    import torch
+
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    if world.size == 1 or not buffers:
+        return
+    flat = torch.cat([buffer.detach().reshape(-1).double() for buffer in buffers]).cpu().numpy()
+    mean = torch.from_numpy(world.transport.sum(flat) / world.size)
+    for buffer, values in zip(buffers, torch.split(mean, [buffer.numel() for buffer in buffers]), strict=True):
+        buffer.copy_(values.view_as(buffer))
 
 
 def _connect(launch: Launch) -> Transport:

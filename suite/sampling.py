@@ -24,12 +24,14 @@ def steps_per_epoch(n: int, global_batch_size: int) -> int:
     return n // global_batch_size
 
 
-def check_batch(global_batch_size: int, size: int) -> None:
-    """ValueError unless every rank gets the same number of samples of each batch."""
-    if global_batch_size % size:
-        choices = [b for b in range(size, 2 * global_batch_size + size, size) if abs(b - global_batch_size) < size]
+def check_batch(global_batch_size: int, ranks: int, accumulation: int = 1) -> None:
+    """ValueError unless every rank gets the same number of samples in each of the parts it computes a batch in."""
+    parts = ranks * accumulation
+    if global_batch_size % parts:
+        choices = [b for b in range(parts, 2 * global_batch_size + parts, parts) if abs(b - global_batch_size) < parts]
+        steps = f" in {accumulation} accumulation steps" if accumulation > 1 else ""
         raise ValueError(
-            f"global_batch_size {global_batch_size} cannot be split evenly over {size} ranks; "
+            f"global_batch_size {global_batch_size} cannot be split evenly over {ranks} ranks{steps}; "
             f"nearest that can: {', '.join(map(str, choices))}"
         )
 

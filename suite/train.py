@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from itertools import islice
@@ -27,7 +27,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from suite import mllog
 from suite.card import SizeCard
-from suite.checkpoint import Position
+from suite.checkpoint import Position, TrainingState
 from suite.config import RunConfig
 from suite.distributed import World
 from suite.mllog import EventLog
@@ -64,12 +64,17 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class PlannedStep:
-    """One training step before its data are loaded: 0-based global step, 1-based epoch, this rank's samples."""
+class PlannedBatch:
+    """A part of a training step before its data are loaded: 0-based global step, 1-based epoch, this rank's samples.
+
+    A step has as many parts as gradients are accumulated over; ``begins`` and ``ends`` say whether this is its first, its last.
+    """
 
     step: int
     epoch: int
     indices: NDArray[np.int64]
+    begins: bool
+    ends: bool
 
 
 @dataclass
@@ -77,8 +82,7 @@ class Trainer:
     """Everything one trial trains with. ``stop_signal`` gives the name of a signal that asked this rank to stop.
 
     Training goes in blocks, each followed by an evaluation: epochs, or the card's ``eval_every_steps``. ``train_data`` is
-    asked once per block, so that staging may exchange the data; ``save`` writes a checkpoint at a position. ``averaged``
-    is the moving average of the weights that is evaluated in their place, if the workload asks for one.
+    asked once per block, so that staging may exchange the data; ``save`` writes a checkpoint at a position.
     """
 
     workload: Workload
@@ -86,8 +90,7 @@ class Trainer:
     size_card: SizeCard
     world: World
     device: torch.device
-    model: nn.Module
-    averaged: AveragedModel | None
+    state: TrainingState
     optimization: Optimization
     train_data: Callable[[int], Dataset]
     eval_data: Callable[[int], Dataset]
@@ -99,14 +102,16 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._throughput = 0.0
+        self._steps_per_block = 0
         self.timer = PhaseTimer(device_clock(self.device))
-        self.wrapped = wrap(self.model, self.world, self.device, self.timer)
+        self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device, self.timer)
 
     def run(self, start: Position) -> Outcome:
         """Train from a position until the target is met, the epochs are used up or a signal says stop."""
         watch = StopWatch(self.world, self.stop_signal)
         steps = steps_per_epoch(len(self.train_data(start.block)), self.config.global_batch_size)
-        blocks = max(1, self.config.max_epochs * steps // (self.size_card.eval_every_steps or steps))
+        self._steps_per_block = self.size_card.eval_every_steps or steps
+        blocks = max(1, self.config.max_epochs * steps // self._steps_per_block)
         for block in range(start.block, blocks + 1):
             label = self.epoch_num(block)
             self.log.start(mllog.EPOCH, metadata={"epoch_num": label})
@@ -136,7 +141,7 @@ class Trainer:
         data = self.train_data(block)
         label = self.epoch_num(block)
         per_epoch = steps_per_epoch(len(data), self.config.global_batch_size)
-        steps = self.size_card.eval_every_steps or per_epoch
+        steps = self._steps_per_block
         plan = self._plan(len(data), per_epoch, (block - 1) * steps + first_step, block * steps)
         totals: dict[str, float] = {}
         window = Window(label, first_step)
@@ -148,8 +153,12 @@ class Trainer:
             plan,
             threads=self.config.loader_threads,
         )
-        for step, (item, batch) in enumerate(batches, start=first_step):
-            window.add(self._step(self._to_device(batch), item))
+        step = first_step - 1
+        for item, batch in batches:
+            self._part(self._to_device(batch), item, window)
+            if not item.ends:
+                continue
+            step += 1
             if window.steps == self.config.window_steps or step == steps - 1:
                 loss = self._close_window(window, totals)
                 watch.diverged = watch.diverged or not math.isfinite(loss)
@@ -166,9 +175,9 @@ class Trainer:
         self.log.event(mllog.RANK_PHASES, mean, metadata={"epoch_num": label, "steps": steps - first_step})
         return None
 
-    def _plan(self, samples: int, per_epoch: int, begin: int, end: int) -> Iterator[PlannedStep]:
+    def _plan(self, samples: int, per_epoch: int, begin: int, end: int) -> Iterator[PlannedBatch]:
         """This rank's samples for the global steps from ``begin`` to before ``end``, across epochs."""
-        step = begin
+        step, parts = begin, self.config.gradient_accumulation_steps
         while step < end:
             epoch, within = divmod(step, per_epoch)
             indices = train_batches(
@@ -181,36 +190,48 @@ class Trainer:
                 first_step=within,
             )
             for chosen in islice(indices, end - step):
-                yield PlannedStep(step, epoch + 1, chosen)
+                for part in range(parts):  # as if each part were of another rank
+                    yield PlannedBatch(step, epoch + 1, chosen[part::parts], begins=part == 0, ends=part == parts - 1)
                 step += 1
 
-    def _step(self, batch: Batch, item: PlannedStep) -> Tensor:
+    def _part(self, batch: Batch, item: PlannedBatch, window: Window) -> None:
+        """Forward and backward pass of a part of a step; after its last part, the optimizer."""
         self.timer.mark(DATA_WAIT)
         optimizer = self.optimization.optimizer
+        if item.begins:
+            optimizer.zero_grad(set_to_none=True)
+        parallel = isinstance(self.wrapped, DistributedDataParallel)
+        with self.wrapped.no_sync() if parallel and not item.ends else nullcontext():  # type: ignore[operator]
+            with autocast(self.config, self.device):
+                loss = self.workload.loss(self.wrapped, batch) / self.config.gradient_accumulation_steps
+            loss.backward()  # type: ignore[no-untyped-call]
+        self.timer.mark(EXPOSED_COMMUNICATION if parallel and item.ends else FORWARD_BACKWARD)
+        window.add(loss.detach(), ends_step=item.ends)
+        if not item.ends:
+            return
         for group in optimizer.param_groups:
             group["lr"] = self.optimization.learning_rate(item.step, item.epoch)
-        optimizer.zero_grad(set_to_none=True)
-        with autocast(self.config, self.device):
-            loss = self.workload.loss(self.wrapped, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.timer.mark(EXPOSED_COMMUNICATION if self.wrapped is not self.model else FORWARD_BACKWARD)
         if self.optimization.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.optimization.clip_norm)
+            clip_gradients(self.state.model, self.state.sharded, self.optimization.clip_norm)
         optimizer.step()
-        if self.averaged is not None:
-            self.averaged.update_parameters(self.model)
+        if self.state.averaged is not None:
+            self.state.averaged.update_parameters(self.state.model)
         self.timer.mark(OPTIMIZER)
-        return loss.detach()
 
     def _close_window(self, window: Window, totals: dict[str, float]) -> float:
-        loss = window.mean_loss()
+        """Log the window; its loss, the mean over steps and ranks."""
+        mine = window.mean_loss()
+        loss = self.world.sum({"loss": mine})["loss"] / self.world.size
+        where = {"epoch_num": window.epoch, "first_step": window.first_step, "steps": window.steps}
+        stats = self.workload.window_stats(self.world)
         self.timer.mark(OTHER)
         phases = self.timer.flush()
         for name, value in phases.items():
             totals[name] = totals.get(name, 0.0) + value
-        totals["loss_sum"] = totals.get("loss_sum", 0.0) + loss * window.steps
-        where = {"epoch_num": window.epoch, "first_step": window.first_step, "steps": window.steps, "loss": loss}
-        self.log.event(mllog.STEP_PHASES, phases, metadata=where)
+        totals["loss_sum"] = totals.get("loss_sum", 0.0) + mine * window.steps
+        self.log.event(mllog.STEP_PHASES, phases, metadata=where | {"loss": loss})
+        if stats:
+            self.log.event(mllog.WINDOW_STATS, stats, metadata=where)
         return loss
 
     def _cut_short(self, reason: str, block: int, next_step: int) -> Outcome:
@@ -224,12 +245,14 @@ class Trainer:
     def evaluate_block(self, block: int) -> float:
         """Evaluate and log; the card's metric."""
         label = self.epoch_num(block)
-        self.log.start(mllog.EVAL, metadata={"epoch_num": label})
+        where = {"epoch_num": label, "samples_count": block * self._steps_per_block * self.config.global_batch_size}
+        self.log.start(mllog.EVAL, metadata=where)
         begin = time.perf_counter()
-        synchronise_buffers(self.model, self.world)
+        model = self.state.model if self.state.averaged is None else self.state.averaged.module
+        self.workload.before_evaluation(model, self.world)
         metrics = evaluate(
             self.workload,
-            self.model if self.averaged is None else self.averaged.module,
+            model,
             self.eval_data(block),
             self.config,
             self.world,
@@ -239,8 +262,8 @@ class Trainer:
         seconds = time.perf_counter() - begin
         value = metrics[self.size_card.metric]
         if math.isfinite(value):  # MLCommons' engine cannot compare text or null with the target
-            self.log.event(self.size_card.metric, value, metadata={"epoch_num": label, "metrics": metrics})
-        self.log.stop(mllog.EVAL, metadata={"epoch_num": label, "duration_s": seconds})
+            self.log.event(self.size_card.metric, value, metadata=where | {"metrics": metrics})
+        self.log.stop(mllog.EVAL, metadata=where | {"duration_s": seconds})
         self.say(
             f"epoch {label}: {self.size_card.metric_name} {value:.4f} (target {self.size_card.threshold:g}), "
             f"{self._throughput:,.0f} samples/s"
@@ -260,9 +283,9 @@ class Window:
         self.epoch, self.first_step, self.steps = epoch, first_step, 0
         self._loss: Tensor | None = None
 
-    def add(self, loss: Tensor) -> None:
-        """Count one step."""
-        self.steps += 1
+    def add(self, loss: Tensor, *, ends_step: bool) -> None:
+        """Count a part of a step; the losses of a step's parts sum to its own."""
+        self.steps += ends_step
         self._loss = loss if self._loss is None else self._loss + loss
 
     def mean_loss(self) -> float:
@@ -348,16 +371,16 @@ def average(model: nn.Module, optimization: Optimization) -> AveragedModel | Non
     return AveragedModel(model, multi_avg_fn=update, use_buffers=False)
 
 
-def synchronise_buffers(model: nn.Module, world: World) -> None:
-    """Mean over ranks of floating-point buffers (the running statistics of batch normalisation) before an evaluation."""
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    if world.size == 1 or not buffers:
-        return
-    flat = torch.cat([buffer.reshape(-1).float() for buffer in buffers])
-    dist.all_reduce(flat)
-    flat /= world.size
-    for buffer, mean in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
-        buffer.copy_(mean.view_as(buffer))
+def clip_gradients(model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm: float) -> None:
+    """Scale the gradients down to this L2 norm over the whole model. A collective if there are sharded parameters."""
+    shares = {id(parameter) for parameter in sharded}
+    gradients = [parameter.grad for parameter in model.parameters() if id(parameter) not in shares]
+    norm = nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
+    if sharded:
+        square = nn.utils.get_total_norm([share.grad for share in sharded if share.grad is not None]).square()
+        dist.all_reduce(square)
+        norm = (norm.square() + square).sqrt()
+    nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm)
 
 
 # Buffers are each rank's own while training and averaged before an evaluation; torch renamed the switch in 2.13
@@ -367,10 +390,22 @@ _NO_BUFFER_BROADCAST: dict[str, Any] = {
 }  # fmt: skip
 
 
-def wrap(model: nn.Module, world: World, device: torch.device, timer: PhaseTimer) -> nn.Module:
-    """Data parallel over all ranks, its communication noted in ``timer``; the model itself on one rank."""
+def wrap(
+    model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device: torch.device, timer: PhaseTimer
+) -> nn.Module:
+    """Data parallel over all ranks, its communication noted in ``timer``; the model itself on one rank.
+
+    After a backward pass all gradients are means over ranks: of ``sharded`` parameters they come as sums and are only
+    divided. Parameters and buffers become those of rank 0, but for the sharded ones: load a checkpoint afterwards.
+    """
     if world.size == 1:
         return model
+    shares = {id(parameter) for parameter in sharded}
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in shares]
+    # torch has no public way to say so (pytorch#43690)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
+    for parameter in sharded:
+        parameter.register_hook(lambda gradient: gradient / world.size)  # type: ignore[no-untyped-call]
     parallel = DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,

@@ -17,11 +17,12 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 
 from suite import RULESET, VERSION, mllog
 from suite.baselines import read_baselines
 from suite.build import find_data
-from suite.checkpoint import Position, load_checkpoint, save_checkpoint
+from suite.checkpoint import Position, TrainingState, load_checkpoint, remove_checkpoint, save_checkpoint
 from suite.config import RunConfig, default_data_root
 from suite.distributed import World
 from suite.facts import write_facts
@@ -36,7 +37,10 @@ from suite.workload import Dataset, Descriptor, Workload
 REACHED, MISSED, STOPPED = 0, 1, 3  # exit codes of a worker (2: usage)
 SEED_BITS = 31
 COLD_BY_SIZE_FACTOR = 5  # data over memory from which no cache can hold it (rule of MLPerf Storage)
-SHAPING = {"workload", "size", "global_batch_size", "precision", "channels_last", "compile", "hyperparameters"}
+SHAPING = {
+    *("workload", "size", "global_batch_size", "gradient_accumulation_steps"),
+    *("precision", "channels_last", "compile", "hyperparameters"),
+}
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
@@ -85,7 +89,7 @@ def run_trial(
     began = time.perf_counter()
     torch.set_num_threads(threads_per_rank(world))
     device = pick_device(config, world)
-    check_batch(config.global_batch_size, world.size)
+    check_batch(config.global_batch_size, world.size, config.gradient_accumulation_steps)
     source, manifest = open_data(config, world)
     path = folder.next_resumed(trial) if resume else folder.result(trial)
     _collect_facts(folder, world)
@@ -133,7 +137,7 @@ class _Trial:
         if outcome.interrupted:
             return STOPPED
         if self.world.is_first:  # a trial that came to its end is not resumed
-            self.folder.checkpoint(self.trial).unlink(missing_ok=True)
+            remove_checkpoint(self.folder.checkpoint(self.trial))
         return REACHED if outcome.reached else MISSED
 
     def _train(
@@ -156,7 +160,7 @@ class _Trial:
         workload = self.descriptor.load()(config)
         model = workload.build_model(world).to(self.device)
         torch.manual_seed(seed + (world.rank << SEED_BITS))  # dropout differs between ranks, initial weights do not
-        parameters = sum(p.numel() for p in model.parameters())
+        parameters = count_parameters(model, workload, world)
         if parameters != size_card.model_parameters:
             raise ValueError(
                 f"{config.size}: model has {parameters} parameters; the card says {size_card.model_parameters}"
@@ -166,52 +170,36 @@ class _Trial:
         if config.compile:
             model = torch.compile(model)  # type: ignore[assignment]
         averaged = average(model, optimization)
-        position = Position(1, 0)
-        identity = self._identity()
-        if resume:
-            resumed = load_checkpoint(
-                self.folder.checkpoint(self.trial),
-                world,
-                model=model,
-                averaged=averaged,
-                optimizer=optimization.optimizer,
-                identity=identity,
-            )
-            position, seed = resumed.position, resumed.seed
-        self._log_facts(workload, seed, parameters)
-        if resume:
-            log.event(mllog.RUN_RESUMED, metadata={"block": position.block, "next_step": position.step})
+        state = TrainingState(model, averaged, optimization.optimizer, workload.sharded_parameters(model))
+        path, identity = self.folder.checkpoint(self.trial), self._identity()
         data = _Data(workload, self.source, config, world, log, self.trial)
-        data.open_or_stage()
-        log.event(mllog.TRAIN_SAMPLES, self.manifest.samples("train"))
-        log.event(mllog.EVAL_SAMPLES, self.manifest.samples("validation"))
-        self._log_startup(startup, time.perf_counter() - began - data.staged_s)
         trainer = Trainer(
             workload,
             config,
             size_card,
             world,
             self.device,
-            model,
-            averaged,
+            state,
             optimization,
             data.train,
             data.validation,
             log,
             seed,
             lambda: signals.name,
-            lambda at: save_checkpoint(
-                self.folder.checkpoint(self.trial),
-                world,
-                model=model,
-                averaged=averaged,
-                optimizer=optimization.optimizer,
-                position=at,
-                seed=seed,
-                identity=identity,
-            ),
+            lambda at: save_checkpoint(path, world, state, position=at, seed=trainer.seed, identity=identity),
             lambda text: print(text, flush=True) if world.is_first else None,
         )
+        position = Position(1, 0)
+        if resume:
+            resumed = load_checkpoint(path, world, state, identity=identity)
+            position, trainer.seed = resumed.position, resumed.seed
+        self._log_facts(workload, trainer.seed, parameters)
+        if resume:
+            log.event(mllog.RUN_RESUMED, metadata={"block": position.block, "next_step": position.step})
+        data.open_or_stage()
+        log.event(mllog.TRAIN_SAMPLES, self.manifest.samples("train"))
+        log.event(mllog.EVAL_SAMPLES, self.manifest.samples("validation"))
+        self._log_startup(startup, time.perf_counter() - began - data.staged_s)
         log.stop(mllog.INIT)
         world.barrier()
         log.start(mllog.RUN)
@@ -251,6 +239,7 @@ class _Trial:
             config.model_dump(mode="json"),
             metadata={"device": self.device.type, "threads_per_rank": threads},
         )
+        log.event(mllog.GRADIENT_ACCUMULATION_STEPS, config.gradient_accumulation_steps)
         for key, value in workload.hyperparameters().items():
             log.event(key, value)
         log.event(mllog.MODEL_PARAMETERS, parameters)
@@ -382,6 +371,14 @@ def pick_device(config: RunConfig, world: World) -> torch.device:
     device = torch.device("cuda", world.local_rank if available > 1 else 0)  # srun --gpus-per-task shows each rank one
     torch.cuda.set_device(device)
     return device
+
+
+def count_parameters(model: nn.Module, workload: Workload, world: World) -> int:
+    """Parameters of the whole model, of which every rank may hold only a share. A collective."""
+    shares = workload.sharded_parameters(model)
+    mine = {id(parameter) for parameter in shares}
+    replicated = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in mine)
+    return replicated + sum(map(int, world.allgather(sum(share.numel() for share in shares))))
 
 
 def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:

@@ -78,7 +78,10 @@ class Dataset(Protocol):
 
 
 class Workload(Protocol):
-    """One benchmark at one size. Constructed by the harness as ``cls(config)`` with the resolved RunConfig."""
+    """One benchmark at one size. Constructed by the harness as ``cls(config)`` with the resolved RunConfig.
+
+    Implementations inherit from it: the methods at the end have a default that fits a data-parallel model.
+    """
 
     config: RunConfig
 
@@ -117,6 +120,27 @@ class Workload(Protocol):
     def baselines(self, root: Path) -> dict[str, float]:
         """The card's metric as trivial and analytic predictors reach it on the validation split: name to value."""
         ...
+
+    def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
+        """Parameters of which each rank holds its own share; the shares of all ranks together are the whole. None here.
+
+        The backward pass must leave in their gradients the sum over the losses of all ranks. The harness makes it the mean
+        that all other gradients are, reduces them no further, and saves a share with its rank.
+        """
+        return ()
+
+    def before_evaluation(self, model: nn.Module, world: World) -> None:
+        """Agree on what differed between ranks while training; every rank calls. Here: buffers become means over ranks."""
+        from suite.distributed import average_buffers
+
+        average_buffers(model, world)
+
+    def window_stats(self, world: World) -> dict[str, Any]:
+        """What is logged as ``window_stats`` of the steps since the last call; every rank calls, with every step_phases.
+
+        Plain numbers, lists and mappings, the same on every rank or only right on rank 0. Nothing here.
+        """
+        return {}
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def _launch_local(
 
     if trial is None and output is not None:
         refuse_existing(output)
-    check_batch(config.global_batch_size, ranks)
+    check_batch(config.global_batch_size, ranks, config.gradient_accumulation_steps)
     find_data(config.data or default_data_root(config.workload, config.size), config.workload, config.size)
     if trial is None:
         root = output or default_folder(config.workload, config.size, datetime.now(UTC))

@@ -112,11 +112,12 @@ def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
     """The job of one node count. ValueError if its ranks cannot share the batch or its folder exists."""
     output = folder / "output" / ("job_%A_%a.log" if template.array else "job_%j.log")
     job = replace(template, nodes=nodes, run=str(folder), config=str(RunFolder(folder).config_path), output=str(output))
-    if config.global_batch_size % job.ranks:
+    accumulation = config.gradient_accumulation_steps
+    if config.global_batch_size % (job.ranks * accumulation):
         from suite.sampling import check_batch  # its message; numpy is loaded only here
 
         try:
-            check_batch(config.global_batch_size, job.ranks)
+            check_batch(config.global_batch_size, job.ranks, accumulation)
         except ValueError as error:
             raise ValueError(f"--nodes {nodes} x {job.ranks_per_node} ranks per node: {error}") from None
     if folder.exists():

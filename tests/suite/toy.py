@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from suite.card import Card, OfficialRules, SizeCard
 from suite.config import RunConfig
 from suite.shards import Manifest, ShardReader, shard_path, write_manifest, write_shard
-from suite.workload import Descriptor, Hyperparameters, Optimization, Work
+from suite.workload import Descriptor, Hyperparameters, Optimization, Work, Workload
 
 TRAIN, VALIDATION, WIDTH = 128, 37, 6
 
@@ -73,7 +73,7 @@ class ToyData:
         return {name: torch.from_numpy(array) for name, array in self._reader.read(indices).items()}
 
 
-class Toy:
+class Toy(Workload):
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from suite.config import RunConfig
 from suite.distributed import World
-from suite.workload import Optimization, Work
+from suite.workload import Optimization, Work, Workload
 from workloads.cosmoflow.baselines import baselines
 from workloads.cosmoflow.config import TARGETS, CosmoFlowConfig, learning_rate
 from workloads.cosmoflow.data import CosmoFlowData
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from suite.workload import Batch
 
 
-class CosmoFlow:
-    """Implements suite.workload.Workload."""
+class CosmoFlow(Workload):
+    """CosmoFlow for the harness."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config

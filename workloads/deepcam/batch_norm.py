@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -56,26 +55,6 @@ def join_groups(model: nn.Module, world: World, size: int) -> None:
     for module in model.modules():
         if isinstance(module, GroupBatchNorm2d):
             module.group = groups[world.rank // size]
-
-
-def average_statistics(model: nn.Module, world: World) -> None:
-    """Running means and variances become their averages over all ranks, as the reference has it. Every rank calls."""
-    if world.size == 1:
-        return
-    names = ("running_mean", "running_var")
-    buffers = [
-        getattr(module, name) for module in model.modules() if isinstance(module, nn.BatchNorm2d) for name in names
-    ]
-    flat = torch.cat(buffers).double().cpu().numpy()
-    averaged = torch.from_numpy(np.asarray(world.transport.sum(flat)) / world.size)
-    for buffer, value in zip(buffers, torch.split(averaged, [len(buffer) for buffer in buffers]), strict=True):
-        buffer.copy_(value)
-
-
-def statistics_names(model: nn.Module) -> list[str]:
-    """Names of the buffers that differ between ranks while training: DDP must not overwrite them with rank 0's."""
-    names = [name for name, _ in model.named_buffers()]
-    return [*names, *(f"_orig_mod.{name}" for name in names)]  # the second as torch.compile's wrapper calls them
 
 
 class _GroupNormalise(torch.autograd.Function):

@@ -6,9 +6,8 @@ initialisation are those of mlcommons/hpc deepcam/src/deepCam/architecture/deepl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +17,11 @@ from workloads.deepcam.config import CHANNELS, CLASSES, DeepCamConfig
 
 
 class DeepLabV3Plus(nn.Module):
-    """Logits (N, classes, H, W) of fields (N, H, W, C); any H and W that are multiples of 16.
-
-    ``before_evaluation`` is called when the model leaves training mode: the place to agree on running statistics.
-    """
+    """Logits (N, classes, H, W) of fields (N, H, W, C); any H and W that are multiples of 16."""
 
     def __init__(self, config: DeepCamConfig, *, channels_last: bool) -> None:
         super().__init__()
         self.channels_last = channels_last
-        self.before_evaluation: Callable[[], None] | None = None
         low_level, deep, width = (config.channels(c) for c in (128, 2048, 256))
         squeezed = config.channels(48)
         self.encoder = Xception(config)
@@ -44,12 +39,6 @@ class DeepLabV3Plus(nn.Module):
         deep, low_level = self.encoder(x_NCHW)
         logits: Tensor = self.decoder(self.bottleneck(deep), self.low_level(low_level))
         return logits
-
-    def train(self, mode: bool = True) -> Self:
-        """Change the mode. On several ranks every rank calls this: leaving training mode is a collective."""
-        if self.training and not mode and self.before_evaluation is not None:
-            self.before_evaluation()
-        return super().train(mode)
 
 
 class Xception(nn.Module):

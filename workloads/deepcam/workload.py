@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from suite.config import RunConfig
 from suite.distributed import World
-from suite.workload import Optimization, Work
+from suite.workload import Optimization, Work, Workload
 from workloads.deepcam import metric
 from workloads.deepcam.baselines import baselines
-from workloads.deepcam.batch_norm import average_statistics, join_groups, statistics_names
+from workloads.deepcam.batch_norm import join_groups
 from workloads.deepcam.config import LOSS_WEIGHTS, MAX_GRAD_NORM, DeepCamConfig, learning_rate
 from workloads.deepcam.data import DeepCamData
 from workloads.deepcam.model import DeepLabV3Plus
@@ -28,8 +26,8 @@ if TYPE_CHECKING:
     from suite.workload import Batch
 
 
-class DeepCam:
-    """Implements suite.workload.Workload."""
+class DeepCam(Workload):
+    """DeepCam for the harness."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -43,15 +41,11 @@ class DeepCam:
     def build_model(self, world: World) -> nn.Module:
         """The network, from torch's current seed; its normalisation spans groups of ranks.
 
-        Running statistics are each rank's own while training and averaged over all ranks before every evaluation.
+        Running statistics are each group's own while training; the harness averages them before an evaluation, as the
+        reference does.
         """
         model = DeepLabV3Plus(self._own, channels_last=self.config.channels_last)
         join_groups(model, world, self._own.batchnorm_group_size)
-        if world.size > 1:
-            model.before_evaluation = partial(average_statistics, model, world)
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
-                model, statistics_names(model)
-            )
         return model
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
@@ -81,7 +75,7 @@ class DeepCam:
         logged: dict[str, Any] = {
             "global_batch_size": self.config.global_batch_size,
             "batchnorm_group_size": own.batchnorm_group_size,
-            "gradient_accumulation_frequency": 1,
+            "gradient_accumulation_frequency": self.config.gradient_accumulation_steps,
             "opt_name": own.optimizer,
             "opt_lr": own.learning_rate,
             "opt_betas": list(own.betas),

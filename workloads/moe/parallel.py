@@ -1,4 +1,4 @@
-"""What a workload with MoE layers needs of the harness's world: the mesh, gradients kept out of DDP, tuning, window statistics."""
+"""What a workload with MoE layers needs of the harness's world: the mesh, the spread parameters, tuning, window statistics."""
 
 from __future__ import annotations
 
@@ -25,15 +25,10 @@ def expert_mesh(config: MoEConfig, world: World, *, cuda: bool) -> ExpertMesh:
     return ExpertMesh.create("cuda" if cuda else "cpu", ranks_per_node=per_node, block_sizes=sorted(sizes))
 
 
-def isolate_experts(model: nn.Module, ranks: int) -> None:
-    """Keep DDP off the expert parameters, which differ between ranks, and make their summed gradients the mean DDP makes."""
-    names = []
-    for layer_name, layer in model.named_modules():
-        if isinstance(layer, MoELayer):
-            for name, parameter in layer.experts.named_parameters():
-                names.append(f"{layer_name}.experts.{name}")
-                parameter.register_hook(lambda gradient: gradient / ranks)
-    model._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]  # torch's own name for it
+def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of experts that are spread over a mesh: each rank has its own share of them."""
+    layers = [module for module in model.modules() if isinstance(module, MoELayer) and module.mesh is not None]
+    return [parameter for layer in layers for parameter in layer.experts.parameters()]
 
 
 def tune(model: nn.Module, *, tokens: int) -> Autotuner:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from suite.config import RunConfig
 from suite.distributed import World
 from suite.timing import CudaClock, HostClock
-from suite.workload import Optimization, Work
+from suite.workload import Optimization, Work, Workload
 from workloads.moe.autotune import Autotuner
 from workloads.moe.config import ranks_per_expert
-from workloads.moe.parallel import MoEMonitor, expert_mesh, isolate_experts, tune
+from workloads.moe.parallel import MoEMonitor, expert_mesh, expert_parameters, tune
 from workloads.moe_lm.baselines import baselines
-from workloads.moe_lm.config import MoELMConfig, learning_rate, parameter_count, work
+from workloads.moe_lm.config import MoELMConfig, learning_rate, work
 from workloads.moe_lm.data import TextData
 from workloads.moe_lm.model import MoELanguageModel
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from suite.workload import Batch
 
 
-class MoELM:
-    """Implements suite.workload.Workload, and the two methods docs/moe.md asks the harness for."""
+class MoELM(Workload):
+    """MoELM for the harness."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -50,8 +50,6 @@ class MoELM:
             mesh = expert_mesh(moe, world, cuda=cuda)
             self._ranks = world.size
         model = MoELanguageModel(self._own, mesh)
-        if mesh is not None:
-            isolate_experts(model, world.size)
         self._monitor = MoEMonitor(model.moe_layers(), CudaClock() if cuda else HostClock())
         return model
 
@@ -124,9 +122,9 @@ class MoELM:
         """Bits per byte of counts after the last 0, 2 and 4 bytes."""
         return baselines(root)
 
-    def parameter_count(self) -> int:
-        """Of the whole model, whatever share of the experts this rank has."""
-        return parameter_count(self._own)
+    def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
+        """The experts, if they are spread over the ranks."""
+        return expert_parameters(model)
 
     def window_stats(self, world: World) -> dict[str, Any]:
         """Phases, load and efficiency of the MoE layers since the last call; every rank calls, at the end of every window."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from suite.config import RunConfig
 from suite.distributed import World
-from suite.workload import Optimization, Work
+from suite.workload import Optimization, Work, Workload
 from workloads.open_catalyst.baselines import baselines
 from workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
 from workloads.open_catalyst.data import OpenCatalystData
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from suite.workload import Batch
 
 
-class OpenCatalyst:
-    """Implements suite.workload.Workload."""
+class OpenCatalyst(Workload):
+    """OpenCatalyst for the harness."""
 
     def __init__(self, config: RunConfig) -> None:
         if config.compile:
@@ -81,8 +81,7 @@ class OpenCatalyst:
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """``eval_error``: mean absolute error of the force components on free atoms; beside it the root mean square.
 
-        An energy error is reported only if energies are trained. On several ranks ``train_imbalance`` is the mean over
-        all training steps so far of the largest share of triplets over the mean share: 1 is a perfect balance.
+        An energy error is reported only if energies are trained.
         """
         components = totals["components"]
         metrics = {
@@ -91,8 +90,6 @@ class OpenCatalyst:
         }
         if "samples" in totals:
             metrics["energy_mae"] = totals["energy"] / totals["samples"]
-        if self._imbalance is not None:
-            metrics["train_imbalance"] = float(self._imbalance) / self._steps
         return metrics
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -124,6 +121,14 @@ class OpenCatalyst:
     def baselines(self, root: Path) -> dict[str, float]:
         """Force error of no force, the mean force and a fitted pair potential."""
         return baselines(root, self._own)
+
+    def window_stats(self, world: World) -> dict[str, Any]:
+        """On several ranks the mean over steps of the largest share of triplets over the mean share: 1 is a perfect balance."""
+        if self._imbalance is None:
+            return {}
+        mean = float(self._imbalance) / self._steps
+        self._imbalance, self._steps = None, 0
+        return {"imbalance": mean}
 
     def _counts(self, own_2: Tensor) -> Tensor:
         """(ranks, 2): free atoms and triplets of every rank's part of the global batch. A collective on several ranks."""

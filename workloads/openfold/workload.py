@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from suite.config import RunConfig
 from suite.distributed import World
-from suite.workload import Optimization, Work
+from suite.workload import Optimization, Work, Workload
 from workloads.openfold import DESCRIPTOR, residues
 from workloads.openfold.baselines import baselines
 from workloads.openfold.config import OpenFoldConfig, learning_rate
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from suite.workload import Batch
 
 
-class OpenFold:
-    """Implements suite.workload.Workload."""
+class OpenFold(Workload):
+    """OpenFold for the harness."""
 
     def __init__(self, config: RunConfig) -> None:
         if config.channels_last:

@@ -146,14 +146,6 @@ def test_the_decoder_sees_rectified_low_level_features() -> None:
     assert low_level.min() == 0
 
 
-def test_a_model_leaves_training_mode_once_per_evaluation() -> None:
-    model, calls = tiny_model(), []
-    model.before_evaluation = lambda: calls.append(1)
-    for mode in (True, False, False, True, False):
-        model.train(mode)
-    assert len(calls) == 2
-
-
 def test_every_normalisation_can_span_ranks() -> None:
     model = tiny_model()
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]

@@ -38,7 +38,7 @@ def train(world: World, overrides: tuple[str, ...]) -> tuple[list[float], float,
     model = workload.build_model(world)
     optimization = workload.build_optimizer(model, STEPS)
     device = torch.device("cpu")
-    wrapped = wrap(model, world, device, PhaseTimer(HostClock()))
+    wrapped = wrap(model, workload.sharded_parameters(model), world, device, PhaseTimer(HostClock()))
     text = torch.randint(0, 256, (STEPS + 1, BATCH, 65), generator=torch.Generator().manual_seed(1)).byte()
     losses = []
     for step in range(STEPS):

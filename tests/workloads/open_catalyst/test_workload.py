@@ -237,10 +237,9 @@ for balanced in (False, True):
             losses.append(world.sum({"loss": loss.item() / world.size})["loss"])
             triplets.append(world.allgather(len(batch["into"])))
             samples.append(world.sum({"n": float(len(batch["energy"]))})["n"])
-    totals = {"absolute": 1.0, "squared": 1.0, "components": 3.0}
     result[str(balanced)] = {
         "losses": losses, "triplets": triplets, "samples": samples,
-        "imbalance": workload.metrics(totals).get("train_imbalance"),
+        "imbalance": workload.window_stats(world).get("imbalance"),
     }
 if world.is_first:
     Path(sys.argv[2]).write_text(json.dumps(result))
