@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from workloads.moe.config import Algorithm
 
@@ -45,19 +45,31 @@ class ExpertMesh:
         """All ranks."""
         return self.nodes * self.devices
 
+    @property
+    def has_me(self) -> bool:
+        """False on a rank of torch.distributed that the mesh left out."""
+        return self.rank < self.size
+
     @staticmethod
-    def create(device_type: str, *, ranks_per_node: int, block_sizes: Sequence[int] = ()) -> ExpertMesh:
-        """Of all ranks of torch.distributed; every rank calls. ValueError if the nodes are not equally large."""
-        size, rank = dist.get_world_size(), dist.get_rank()
+    def create(
+        device_type: str, *, ranks_per_node: int, block_sizes: Sequence[int] = (), ranks: int | None = None
+    ) -> ExpertMesh:
+        """Of the first ``ranks`` ranks of torch.distributed, or all; every rank calls, and `has_me` says who is in it.
+
+        ValueError if the nodes are not equally large.
+        """
+        size, rank = dist.get_world_size() if ranks is None else ranks, dist.get_rank()
         if size % ranks_per_node:
             raise ValueError(f"{size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
         shape = (size // ranks_per_node, ranks_per_node)
-        mesh = init_device_mesh(device_type, shape, mesh_dim_names=("node", "device"))
-        world = dist.group.WORLD
-        assert world is not None
+        mesh = DeviceMesh(device_type, torch.arange(size).view(shape), mesh_dim_names=("node", "device"))
+        world = dist.new_group(range(size)) if size < dist.get_world_size() else dist.group.WORLD
         blocks = {1: world, size: world}  # a block of one rank never communicates
         for block_size in sorted(set(block_sizes) - {1, size}):
-            blocks[block_size] = dist.new_subgroups(block_size)[0]
+            groups = [dist.new_group(range(first, first + block_size)) for first in range(0, size, block_size)]
+            blocks[block_size] = groups[rank // block_size % len(groups)]
+        if rank >= size:
+            return ExpertMesh(rank, *shape, world, world, world, blocks)
         return ExpertMesh(rank, *shape, world, mesh.get_group("device"), mesh.get_group("node"), blocks)
 
 

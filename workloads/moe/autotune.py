@@ -133,18 +133,22 @@ def measure_network(mesh: ExpertMesh, device: torch.device, repeats: int = REPEA
         slope = max(large - small, 1e-9) / ((LARGE_BYTES - SMALL_BYTES) * (size - 1) / size)
         levels.append((latency, 1 / slope))
     intra, inter = (level or levels[1 - i] or (1e-6, 1e9) for i, level in enumerate(levels))
-    source = torch.zeros(LARGE_BYTES // 4, device=device)
-    copy_s = _slowest(_median_s(source.clone, source, repeats), mesh, device)
     return Network(
         ranks_per_node=mesh.devices,
         inter_latency_s=inter[0],
         inter_bandwidth=inter[1],
         intra_latency_s=intra[0],
         intra_bandwidth=intra[1],
-        memory_bandwidth=2 * LARGE_BYTES / copy_s,
+        memory_bandwidth=measure_memory(mesh, device, repeats),
         launch_s=intra[0],
         two_level_latency_s=inter[0],
     )
+
+
+def measure_memory(mesh: ExpertMesh, device: torch.device, repeats: int = REPEATS) -> float:
+    """Bytes/s read and written by a copy on this rank while all ranks copy, the slowest rank's."""
+    source = torch.zeros(LARGE_BYTES // 4, device=device)
+    return 2 * LARGE_BYTES / _slowest(_median_s(source.clone, source, repeats), mesh, device)
 
 
 def measure_flops(layer: MoELayer, rows: int, repeats: int = REPEATS) -> float:

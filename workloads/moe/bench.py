@@ -1,32 +1,45 @@
-"""Measures one MoE layer against a dense FFN of equal FLOPs in the same run, and all-to-alls of a network. Prints nothing.
+"""Measures one MoE layer against a dense FFN of equal FLOPs in the same run, and sweeps a network. Prints nothing.
 
 Layer and dense FFN alternate, so that what disturbs the machine disturbs both; a time is the slowest rank's.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from suite import VERSION
+from suite.cost_model import ALGORITHMS
 from suite.distributed import World
 from suite.timing import CudaClock, HostClock
+from workloads.moe import phases
 from workloads.moe.all_to_all import ExpertMesh, Journey, plan_routes
-from workloads.moe.config import MoEConfig
+from workloads.moe.autotune import measure_flops, measure_memory
+from workloads.moe.config import MoEConfig, valid_r
 from workloads.moe.experts import activate
-from workloads.moe.layer import MoELayer
+from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.parallel import expert_mesh
 from workloads.moe.phases import LayerTimer, NoMarker
 from workloads.moe.router import Router
 
-BENCH_VERSION = 1
+BENCH_VERSION = 2
+SWEEP_VERSION = 2  # read by analysis/network.py
+SWEEP_KIND = "mlhpc all-to-all sweep"
 SWEEP_FROM_BYTES = 1 << 10
+SWEEP_DEGREES = (1, 2, 4)
+OUTSIDE = (
+    phases.GATE, phases.PERMUTE, phases.COUNTS, phases.UNPERMUTE,
+    *(f"{name}_backward" for name in (phases.GATE, phases.PERMUTE, phases.UNPERMUTE)),
+)  # fmt: skip
 HOT_SHARE = 0.66  # of the tokens choose expert 0 first in skewed routing: with 64 experts and k = 2 max / mean is 21
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -48,6 +61,7 @@ class Shape:
 class Result:
     """Median seconds of forward and backward. ``ratio`` is the median over pairs of dense time / layer time.
 
+    ``pairs_s`` are the seconds of layer and dense FFN, pair by pair; ``ratio_low`` and ``ratio_high`` the extreme ratios.
     ``useful_tflops`` counts rows that hold a token, ``executed_tflops`` all that were computed; per rank.
     """
 
@@ -59,6 +73,9 @@ class Result:
     layer_s: float
     dense_s: float
     ratio: float
+    ratio_low: float
+    ratio_high: float
+    pairs_s: list[tuple[float, float]]
     useful_tflops: float
     executed_tflops: float
     phases_s: dict[str, float]
@@ -107,12 +124,13 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
     layer.marker = timer = LayerTimer(CudaClock() if device.type == "cuda" else HostClock())
     layer.load = type(layer.load).empty(shape.moe.experts, device)
     call()
-    phases = world.sum(timer.flush())
+    seconds = world.sum(timer.flush())
     layer.marker = NoMarker()
     load = layer.load
     matrices = 3 if shape.moe.activation == "swiglu" else 2
     flops_per_row = 6.0 * matrices * shape.width * shape.moe.hidden
     layer_s = statistics.median(pair[0] for pair in pairs)
+    ratios = [dense_s / own_s for own_s, dense_s in pairs]
     return Result(
         BENCH_VERSION,
         {**vars(shape), "moe": shape.moe.model_dump()},
@@ -121,10 +139,13 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
         torch.get_num_threads(),
         layer_s,
         statistics.median(pair[1] for pair in pairs),
-        statistics.median(b / a for a, b in pairs),
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+        pairs,
         flops_per_row * float(load.kept) / layer_s / 1e12,
         flops_per_row * float(load.rows) / layer_s / 1e12,
-        {name: value / world.size for name, value in phases.items()},
+        {name: value / world.size for name, value in seconds.items()},
         load.report(),
     )
 
@@ -173,48 +194,125 @@ def timed_pairs(
     first: Callable[[], None], second: Callable[[], None], world: World, device: torch.device, repeats: int
 ) -> list[tuple[float, float]]:
     """Seconds of both, alternating, after a warm-up of each."""
-    pairs = [(timed(first, world, device), timed(second, world, device)) for _ in range(1 + repeats)]
-    return pairs[1:]
+    group = dist.group.WORLD if world.size > 1 else None
+    times = timed([first, second] * (1 + repeats), group, device)[2:]
+    return list(zip(times[::2], times[1::2], strict=True))
 
 
-def timed(call: Callable[[], None], world: World, device: torch.device) -> float:
-    """The slowest rank's seconds."""
-    _synchronise(device)
-    world.barrier()
-    begin = time.perf_counter()
-    call()
-    _synchronise(device)
-    return max(world.allgather(time.perf_counter() - begin))
+def timed(calls: Sequence[Callable[[], None]], group: dist.ProcessGroup | None, device: torch.device) -> list[float]:
+    """The slowest rank's seconds of each call. Ranks begin each together and compare only in the end.
+
+    They wait through torch.distributed: an MPI rank that waits keeps its core busy, which others may need.
+    """
+    seconds = torch.zeros(len(calls), dtype=torch.float64)
+    for index, call in enumerate(calls):
+        _synchronise(device)
+        if group is not None:
+            dist.barrier(group)
+        begin = time.perf_counter()
+        call()
+        _synchronise(device)
+        seconds[index] = time.perf_counter() - begin
+    if group is not None:
+        seconds = seconds.to(device)
+        dist.all_reduce(seconds, dist.ReduceOp.MAX, group=group)
+    return [float(value) for value in seconds]
 
 
 def sweep_network(
-    world: World, device: torch.device, ranks_per_node: int, up_to_bytes: int, repeats: int
+    world: World, device: torch.device, shape: Shape, ranks_per_node: int, up_to_bytes: int, repeats: int
 ) -> dict[str, Any]:
-    """Seconds of linear and two-level all-to-alls over message sizes, for a fit: ``bytes`` is what one rank sends in all."""
-    mesh = ExpertMesh.create(device.type, ranks_per_node=ranks_per_node)
-    rows = []
+    """What analysis/network.py fits a machine to: all-to-alls over message sizes and an MoE layer, on grids of more and more ranks.
+
+    Grids are the first 2, 4, … ranks of one node, then 2, 4, … nodes, and all. Every rank calls.
+    """
+    return {
+        "kind": SWEEP_KIND,
+        "version": SWEEP_VERSION,
+        "suite_version": VERSION,
+        "ranks": world.size,
+        "ranks_per_node": ranks_per_node,
+        "nodes": world.nodes,
+        "cores_per_node": len(os.sched_getaffinity(0)),
+        "backend": dist.get_backend(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "grids": [
+            _sweep_grid(device, shape, ranks, min(ranks, ranks_per_node), up_to_bytes, repeats)
+            for ranks in grid_sizes(world.size, ranks_per_node)
+        ],
+    }
+
+
+def grid_sizes(ranks: int, ranks_per_node: int) -> list[int]:
+    """Powers of two inside a node, then powers of two of whole nodes; the largest is all ranks."""
+    inside = [2**i for i in range(1, ranks_per_node.bit_length()) if 2**i < ranks_per_node]
+    nodes = ranks // ranks_per_node
+    across = [ranks_per_node * 2**i for i in range(nodes.bit_length()) if 2**i <= nodes]
+    return sorted({size for size in (*inside, *across, ranks) if size > 1})
+
+
+def _sweep_grid(
+    device: torch.device, shape: Shape, ranks: int, ranks_per_node: int, up_to_bytes: int, repeats: int
+) -> dict[str, Any]:
+    """One grid; ranks outside it wait."""
+    sharers = {size for size in range(1, ranks + 1) if ranks % size == 0}
+    mesh = ExpertMesh.create(device.type, ranks=ranks, ranks_per_node=ranks_per_node, block_sizes=sorted(sharers))
+    grid: dict[str, Any] = {"ranks": ranks, "ranks_per_node": ranks_per_node}
+    if mesh.has_me:
+        grid["all_to_all"] = list(_sweep_sizes(mesh, device, up_to_bytes, repeats))
+        grid["copy_bytes_per_s"] = measure_memory(mesh, device)
+        grid["layer"] = _sweep_layer(mesh, device, shape, repeats)
+    dist.barrier()
+    return grid
+
+
+def _sweep_sizes(mesh: ExpertMesh, device: torch.device, up_to_bytes: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """``bytes`` is what one rank sends in one all-to-all, its own part included."""
     size = SWEEP_FROM_BYTES
     while size <= up_to_bytes:
         each = max(1, size // mesh.size // 4)
         counts_JWL = torch.full((1, mesh.size, 1), each, device=device)
         payload = torch.zeros(each * mesh.size, 1, device=device)
-        for algorithm in ("linear", "2dh"):
-            (route,) = plan_routes(mesh, counts_JWL, algorithm, device)  # type: ignore[arg-type]
+        for algorithm in ALGORITHMS if mesh.nodes > 1 else ALGORITHMS[:1]:
+            (route,) = plan_routes(mesh, counts_JWL, algorithm, device)
 
             def call(hops: Any = route.hops, payload: Tensor = payload) -> None:
                 Journey(payload, hops).end()
 
-            seconds = [timed(call, world, device) for _ in range(1 + repeats)][1:]
-            rows.append({"algorithm": algorithm, "bytes": each * mesh.size * 4, "seconds": seconds})
-        size *= 4
+            seconds = timed([call] * (1 + repeats), mesh.world, device)[1:]
+            yield {"algorithm": algorithm, "bytes": each * mesh.size * 4, "seconds": seconds}
+        size *= 2
+
+
+def _sweep_layer(mesh: ExpertMesh, device: torch.device, shape: Shape, repeats: int) -> dict[str, Any]:
+    """Forward and backward seconds of a layer by r, degree and algorithm, and what of it is neither experts nor network.
+
+    ``outside_s`` is gate, permutation and counts exchange of one pass; ``flops_per_s`` of one rank while all compute.
+    """
+    torch.manual_seed(0)
+    layer, x_TD = make_layer(shape, mesh, mesh.rank, device)
+    call = training_pass(layer, x_TD)
+    runs = []
+    for r in valid_r(shape.moe.experts, mesh.size):
+        degrees = SWEEP_DEGREES if r else (1,)
+        for degree, algorithm in product(degrees, ALGORITHMS if r and mesh.nodes > 1 else ALGORITHMS[:1]):
+            layer.use(Execution(r, degree, algorithm))
+            seconds = timed([call] * (1 + repeats), mesh.world, device)[1:]
+            runs.append({"r": r, "degree": degree, "algorithm": algorithm, "seconds": seconds})
+    layer.use(Execution())
+    layer.marker = timer = LayerTimer(CudaClock() if device.type == "cuda" else HostClock())
+    outside = []
+    for _ in range(repeats):
+        call()
+        seconds_by_phase = timer.flush()
+        outside.append(sum(seconds_by_phase[name] for name in OUTSIDE))
+    rows = shape.tokens * shape.moe.top_k * mesh.size // max(shape.moe.experts, mesh.size)
     return {
-        "version": BENCH_VERSION,
-        "ranks": mesh.size,
-        "ranks_per_node": ranks_per_node,
-        "nodes": world.nodes,
-        "backend": dist.get_backend(),
-        "device": device.type,
-        "all_to_all": rows,
+        "shape": {**vars(shape), "moe": shape.moe.model_dump()},
+        "element_bytes": x_TD.element_size(),
+        "flops_per_s": measure_flops(layer, rows),
+        "outside_s": statistics.median(outside),
+        "runs": runs,
     }
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from workloads.moe.bench import Shape, given_experts
+from workloads.moe.bench import Shape, given_experts, grid_sizes
 from workloads.moe.command import moe_bench
 from workloads.moe.config import MoEConfig
 
@@ -18,7 +20,7 @@ SMALL = ["--tokens", "64", "--width", "16", "--hidden", "32", "--experts", "4", 
 
 def test_layer_benchmark(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    done = CliRunner().invoke(moe_bench, [*SMALL, "--mode", "capacity", "--capacity", "1", "--json", str(path)])
+    done = CliRunner().invoke(moe_bench, [*SMALL, "--mode", "capacity", "--capacity", "1", "-o", str(path)])
     assert done.exit_code == 0, done.output
     assert "ratio" in done.output
     result = json.loads(path.read_text())
@@ -27,11 +29,44 @@ def test_layer_benchmark(tmp_path: Path) -> None:
     assert result["load"]["drop_rate"] == pytest.approx(1 - kept)  # capacity 1: as many places as assignments
     assert result["phases_s"]["experts"] > 0
     assert result["phases_s"]["a2a_dispatch"] == 0
+    ratios = [dense_s / layer_s for layer_s, dense_s in result["pairs_s"]]
+    assert (len(ratios), result["ratio_low"], result["ratio_high"]) == (2, min(ratios), max(ratios))
 
 
 def test_a_sweep_needs_ranks() -> None:
     done = CliRunner().invoke(moe_bench, ["--sweep-network"])
-    assert "start several ranks" in str(done.exception)
+    assert "needs several ranks" in str(done.exception)
+
+
+def test_it_starts_its_own_ranks_and_sweeps_ever_larger_grids(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.json"
+    options = ["--experts", "2", "--sweep-network", "--ranks-per-node", "2", "--up-to-mib", "0.002", "-o", str(path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "suite", "moe-bench", "--ranks", "4", *SMALL, *options],
+        cwd=Path(__file__).resolve().parents[3],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "layer on 4 ranks: fastest r" in done.stdout
+    result = json.loads(path.read_text())
+    assert [(grid["ranks"], grid["ranks_per_node"]) for grid in result["grids"]] == [(2, 2), (4, 2)]
+    inside, across = result["grids"]
+    assert {row["algorithm"] for row in inside["all_to_all"]} == {"linear"}  # one node has no second level
+    assert {row["bytes"] for row in across["all_to_all"]} == {1024, 2048}
+    assert {(run["r"], run["degree"], run["algorithm"]) for run in across["layer"]["runs"]} == {
+        (0, 1, "linear"),
+        *((r, degree, algorithm) for r in (1, 2) for degree in (1, 2, 4) for algorithm in ("linear", "2dh")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_node", "sizes"),
+    [(4, 4, [2, 4]), (6, 2, [2, 4, 6]), (16, 4, [2, 4, 8, 16]), (12, 3, [2, 3, 6, 12]), (2, 1, [2])],
+)
+def test_grids(ranks: int, per_node: int, sizes: list[int]) -> None:
+    assert grid_sizes(ranks, per_node) == sizes
 
 
 def test_given_loads() -> None:
