@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.layout import LogFile, find_logs
-from analysis.reading import Reading, read, text
+from analysis.reading import EPOCH_COLUMNS, EVAL_COLUMNS, PHASE_COLUMNS, Reading, read, text
 from analysis.targets import Target
 from analysis.timeline import number
 from analysis.workers import mapped
@@ -78,14 +78,6 @@ def _read_all(places: Sequence[LogFile], cards: Mapping[str, Card]) -> list[Read
 
 def _read_one(cards: Mapping[str, Card], place: LogFile) -> Reading:
     return read(place, cards)
-
-
-EPOCH_COLUMNS = ["run", "epoch", "epoch_num", "start_s", "stop_s", "duration_s", "after_run_stop", "samples_per_s"]
-EVAL_COLUMNS = [
-    "run", "evaluation", "epoch_num", "step_num", "epochs", "start_s", "stop_s", "duration_s", "reported_s",
-    "value", "reached", "after_run_stop", "overlaps_training",
-]  # fmt: skip
-PHASE_COLUMNS = ["run", "source", "epoch_num", "first_step", "steps", "phase", "seconds", "loss"]
 
 
 def parsed(text: object) -> dict[str, Any]:

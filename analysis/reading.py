@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,11 +13,11 @@ from typing import Any
 
 from analysis.layout import LogFile
 from analysis.targets import FULL, Target, find_target
-from analysis.timeline import EpochSpan, Evaluation, Timeline, number, shares, timeline
+from analysis.timeline import Evaluation, Timeline, number, shares, timeline
 from suite import mllog
 from suite.card import Card
-from suite.mllog import Event, Log, read_events
-from suite.record import RunRecord, summarise
+from suite.log_reader import Log, events_of
+from suite.record import Interval, RunRecord, summarise
 
 STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
 BESIDE_STEP = ("overlapped_communication",)
@@ -31,39 +32,41 @@ COUNTS = (
     "eval_samples",
     "model_parameters",
 )
+EPOCH_COLUMNS = ["run", "epoch", "epoch_num", "start_s", "stop_s", "duration_s", "after_run_stop", "samples_per_s"]
+EVAL_COLUMNS = [
+    "run", "evaluation", "epoch_num", "step_num", "epochs", "start_s", "stop_s", "duration_s", "reported_s",
+    "value", "reached", "after_run_stop", "overlaps_training",
+]  # fmt: skip
+PHASE_COLUMNS = ["run", "source", "epoch_num", "first_step", "steps", "phase", "seconds", "loss"]
 UNKNOWN = "unknown"
-PER_STEP = frozenset(
-    {"train_loss", "train_accuracy", "learning_rate"}
-)  # DeepCAM logs them each step; no table has them
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Reading:
     """What the tables take from one log."""
 
-    run: Row
-    epochs: list[Row]
-    evals: list[Row]
-    phases: list[Row]
+    run: dict[str, Any]
+    epochs: list[tuple[Any, ...]]
+    evals: list[tuple[Any, ...]]
+    phases: list[tuple[Any, ...]]
     record: RunRecord
     target: Target | None
 
 
 def read(place: LogFile, cards: Mapping[str, Card]) -> Reading:
     """Read one log. The content of a log never raises."""
-    log = read_events(place.path, PER_STEP)
+    data = place.path.read_bytes()
+    log = events_of(data, place.path, steps=False)
     record = summarise(log)
     benchmark = place.benchmark or record.benchmark or UNKNOWN
     target = find_target(benchmark, record.size or FULL, cards)
-    line = timeline(log.events, target.metric if target else record.metric_key or mllog.EVAL_ERROR)
-    row = _run_row(place, benchmark, log, record, target, line)
+    line = timeline(log, target.metric if target else record.metric_key or mllog.EVAL_ERROR)
+    row = _run_row(place, hashlib.sha256(data).hexdigest(), benchmark, log, record, target, line)
     return Reading(
         run=row,
-        epochs=_epoch_rows(row["run"], line, log.events),
+        epochs=_epoch_rows(row["run"], line, log),
         evals=_eval_rows(row, line, target),
-        phases=_phase_rows(row["run"], log.events, line),
+        phases=_phase_rows(row["run"], log),
         record=_plain(record),
         target=target,
     )
@@ -89,9 +92,9 @@ def _plain(record: RunRecord) -> RunRecord:
 
 
 def _run_row(
-    place: LogFile, benchmark: str, log: Log, record: RunRecord, target: Target | None, line: Timeline
+    place: LogFile, sha256: str, benchmark: str, log: Log, record: RunRecord, target: Target | None, line: Timeline
 ) -> dict[str, Any]:
-    run_config = _first_mapping(log.events, mllog.RUN_CONFIG)
+    run_config = _first_mapping(log, mllog.RUN_CONFIG)
     submitter = place.submitter or record.org or UNKNOWN
     mode = place.mode or ("weak" if record.mode == "weak" else "strong")
     round_ = place.round or record.ruleset or UNKNOWN
@@ -110,7 +113,7 @@ def _run_row(
         "size": size,
         "trial": place.trial,
         "file": str(place.path),
-        "sha256": hashlib.sha256(place.path.read_bytes()).hexdigest(),
+        "sha256": sha256,
         "scaling_factor": _scaling_factor(place.path.parent),
         "suite_version": record.suite_version,
         "published": record.suite_version is None and place.round is not None,
@@ -217,7 +220,7 @@ def _epochs(evaluation: Evaluation | None, line: Timeline, unit: float | None) -
 
 
 def _epochs_run(
-    epochs: Sequence[EpochSpan], evals: Sequence[Evaluation], line: Timeline, unit: float | None
+    epochs: Sequence[Interval], evals: Sequence[Evaluation], line: Timeline, unit: float | None
 ) -> float | None:
     """Epochs that the run's training time was spent on: those of the last evaluation, or all begun beside it."""
     if unit is None and any(e.overlaps_training for e in line.evals):
@@ -259,7 +262,7 @@ def _doubts(row: Mapping[str, Any], log: Log, record: RunRecord, line: Timeline)
         "epoch_num_zero_based": line.zero_based,
         "epoch_num_counts_samples": _samples_per_epoch_number(row, line) is not None,
         "events_after_run_stop_s": None if line.run_s is None else max(0.0, line.end_s - line.run_s),
-        "logged_by_all_ranks": sum(event.key == "init_start" for event in log.events) > 1,
+        "logged_by_all_ranks": len(log.places.get("init_start", ())) > 1,
         "benchmark_logged": record.benchmark,
         "org_logged": record.org,
         "event_count": len(log.events) + log.skipped,
@@ -268,60 +271,65 @@ def _doubts(row: Mapping[str, Any], log: Log, record: RunRecord, line: Timeline)
     }
 
 
-def _epoch_rows(run: str, line: Timeline, events: Sequence[Event]) -> list[dict[str, Any]]:
+def _epoch_rows(run: str, line: Timeline, log: Log) -> list[tuple[Any, ...]]:
+    """Rows of `EPOCH_COLUMNS`."""
     rates = {
         number(event.metadata.get("epoch_num")): number(event.value.get("throughput"))
-        for event in events
-        if event.key == mllog.TRACKED_STATS and isinstance(event.value, dict) and "epoch_num" in event.metadata
+        for event in log.every(mllog.TRACKED_STATS)
+        if isinstance(event.value, dict) and "epoch_num" in event.metadata
     }
+    end_s = math.inf if line.run_s is None else line.run_s
     return [
-        {
-            "run": run,
-            "epoch": index,
-            "epoch_num": epoch.number,
-            "start_s": epoch.start_s,
-            "stop_s": epoch.stop_s,
-            "duration_s": None if epoch.stop_s is None else epoch.stop_s - epoch.start_s,
-            "after_run_stop": line.run_s is not None and epoch.start_s >= line.run_s,
-            "samples_per_s": rates.get(epoch.number),
-        }
-        for index, epoch in enumerate(line.epochs, start=1)
+        (
+            run,
+            index,
+            label,
+            start_s,
+            stop_s,
+            None if stop_s is None else stop_s - start_s,
+            start_s >= end_s,
+            rates.get(label),
+        )
+        for index, (label, start_s, stop_s) in enumerate(line.epochs, start=1)
     ]
 
 
-def _eval_rows(row: Mapping[str, Any], line: Timeline, target: Target | None) -> list[dict[str, Any]]:
+def _eval_rows(row: Mapping[str, Any], line: Timeline, target: Target | None) -> list[tuple[Any, ...]]:
+    """Rows of `EVAL_COLUMNS`."""
     unit = _samples_per_epoch_number(row, line)
     return [
-        {
-            "run": row["run"],
-            "evaluation": index,
-            "epoch_num": e.number,
-            "step_num": e.step,
-            "epochs": _epochs(e, line, unit),
-            "start_s": e.start_s,
-            "stop_s": e.stop_s,
-            "duration_s": None if e.start_s is None or e.stop_s is None else e.stop_s - e.start_s,
-            "reported_s": e.reported_s,
-            "value": e.value,
-            "reached": bool(target and e.value is not None and target.reached(e.value)),
-            "after_run_stop": line.run_s is not None and (e.reported_s or e.stop_s or 0.0) > line.run_s,
-            "overlaps_training": e.overlaps_training,
-        }
+        (
+            row["run"],
+            index,
+            e.number,
+            e.step,
+            _epochs(e, line, unit),
+            e.start_s,
+            e.stop_s,
+            None if e.start_s is None or e.stop_s is None else e.stop_s - e.start_s,
+            e.reported_s,
+            e.value,
+            bool(target and e.value is not None and target.reached(e.value)),
+            line.run_s is not None and (e.reported_s or e.stop_s or 0.0) > line.run_s,
+            e.overlaps_training,
+        )
         for index, e in enumerate(line.evals, start=1)
     ]
 
 
-def _phase_rows(run: str, events: Sequence[Event], line: Timeline) -> list[dict[str, Any]]:
+def _phase_rows(run: str, log: Log) -> list[tuple[Any, ...]]:
+    """Rows of `PHASE_COLUMNS`."""
     rows = []
-    for event in events:
-        if event.key not in (mllog.STEP_PHASES, mllog.RANK_PHASES) or not isinstance(event.value, dict):
+    for event in log.every(mllog.STEP_PHASES, mllog.RANK_PHASES):
+        if not isinstance(event.value, dict):
             continue
-        where = {name: number(event.metadata.get(name)) for name in ("epoch_num", "first_step", "steps", "loss")}
+        where = [number(event.metadata.get(name)) for name in ("epoch_num", "first_step", "steps")]
+        loss = number(event.metadata.get("loss"))
         source = "rank 0, window" if event.key == mllog.STEP_PHASES else "mean over ranks, epoch"
         for phase in (*STEP_PARTS, *BESIDE_STEP):
             seconds = number(event.value.get(phase))
             if seconds is not None:
-                rows.append({"run": run, "source": source, "phase": phase, "seconds": seconds} | where)
+                rows.append((run, source, *where, phase, seconds, loss))
     return rows
 
 
@@ -333,5 +341,5 @@ def _scaling_factor(folder: Path) -> float | None:
         return None
 
 
-def _first_mapping(events: Iterable[Event], key: str) -> dict[str, Any]:
-    return next((event.value for event in events if event.key == key and isinstance(event.value, dict)), {})
+def _first_mapping(log: Log, key: str) -> dict[str, Any]:
+    return next((event.value for event in log.every(key) if isinstance(event.value, dict)), {})

@@ -7,22 +7,15 @@ logged, and times need not be monotonic. Says nothing about targets or scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from suite.mllog import Event
+from suite.log_reader import Log
+from suite.record import ByStart, Interval, Span, intervals
 
-Span = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class EpochSpan:
-    """An epoch or block. ``stop_s`` is None if the log never closes it; ``number`` is epoch_num as logged."""
-
-    number: float | None
-    start_s: float
-    stop_s: float | None
+Stretch = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -46,8 +39,8 @@ class Timeline:
     run_s: float | None
     end_s: float
     init_s: float | None
-    staging: tuple[Span, ...]
-    epochs: tuple[EpochSpan, ...]
+    staging: tuple[Stretch, ...]
+    epochs: tuple[Interval, ...]
     evals: tuple[Evaluation, ...]
     zero_based: bool
 
@@ -70,33 +63,25 @@ class TimeShares:
     other_s: float
 
 
-def timeline(events: Sequence[Event], metric: str) -> Timeline:
+def timeline(log: Log, metric: str) -> Timeline:
     """Build the timeline of a log; ``metric`` is the key that carries the benchmark's metric (some log both).
 
     A log without run_start is put on the clock of its first event.
     """
-    start = _first(events, "run_start")
-    stop = _first(events, "run_stop")
-    zero_ms = start.time_ms if start else (events[0].time_ms if events else 0.0)
-
-    def seconds(event: Event) -> float:
-        return (event.time_ms - zero_ms) / 1000.0
-
-    init_start, init_stop = _first(events, "init_start"), _first(events, "init_stop")
-    epoch_events = [e for e in events if e.key in {"epoch_start", "block_start", "epoch_stop", "block_stop"}]
-    epochs = tuple(
-        EpochSpan(number, begin, end)
-        for number, begin, end in _pairs(epoch_events, ("epoch_start", "block_start"), seconds)
-    )
+    start, stop = log.first("run_start"), log.first("run_stop")
+    init_start, init_stop = log.first("init_start"), log.first("init_stop")
+    zero_ms = start.time_ms if start else (log.events[0].time_ms if log.events else 0.0)
+    epochs = tuple(intervals(log, ("epoch", "block"), zero_ms))
+    staging = intervals(log, ("staging",), zero_ms)
     numbers = [epoch.number for epoch in epochs if epoch.number is not None]
     return Timeline(
         start_ms=start.time_ms if start else None,
-        run_s=seconds(stop) if start and stop else None,
-        end_s=max((seconds(event) for event in events), default=0.0),
-        init_s=(init_stop.time_ms - init_start.time_ms) / 1000.0 if init_start and init_stop else None,
-        staging=_staging(events, seconds),
+        run_s=(stop.time_ms - zero_ms) / 1e3 if start and stop else None,
+        end_s=(max((event.time_ms for event in log.events), default=zero_ms) - zero_ms) / 1e3,
+        init_s=(init_stop.time_ms - init_start.time_ms) / 1e3 if init_start and init_stop else None,
+        staging=tuple((span.start_s, span.stop_s) for span in staging if span.stop_s is not None),
         epochs=epochs,
-        evals=_evaluations(events, metric, epochs, seconds),
+        evals=_evaluations(log, metric, epochs, zero_ms),
         zero_based=bool(numbers) and numbers[0] == 0,
     )
 
@@ -143,43 +128,6 @@ def number(value: Any) -> float | None:
     return result if math.isfinite(result) else None
 
 
-def _first(events: Iterable[Event], key: str) -> Event | None:
-    return next((event for event in events if event.key == key), None)
-
-
-def _staging(events: Sequence[Event], seconds: Callable[[Event], float]) -> tuple[Span, ...]:
-    spans: list[Span] = []
-    begin: float | None = None
-    for event in events:
-        if event.key == "staging_start" and begin is None:
-            begin = seconds(event)
-        elif event.key == "staging_stop" and begin is not None:
-            spans.append((begin, max(begin, seconds(event))))
-            begin = None
-    return tuple(spans)
-
-
-def _pairs(
-    events: Iterable[Event], starts: tuple[str, ...], seconds: Callable[[Event], float]
-) -> list[tuple[float | None, float, float | None]]:
-    """(number, start, stop) of intervals that share epoch_num; a repeated start (other ranks) is the same interval."""
-    found: list[tuple[float | None, float, float | None]] = []
-    open_at: dict[float | None, int] = {}
-    for event in events:
-        label = number(event.metadata.get("epoch_num", event.metadata.get("first_epoch_num")))
-        if event.key in starts:
-            if label not in open_at:
-                open_at[label] = len(found)
-                found.append((label, seconds(event), None))
-        else:
-            at = open_at.pop(label, None)
-            if at is None and label is None and open_at:
-                at = open_at.pop(next(iter(open_at)))
-            if at is not None:
-                found[at] = (found[at][0], found[at][1], max(found[at][1], seconds(event)))
-    return found
-
-
 @dataclass(slots=True)
 class _Draft:
     """An `Evaluation` whose events are still coming."""
@@ -192,61 +140,56 @@ class _Draft:
     value: float | None = None
 
 
-def _evaluations(
-    events: Sequence[Event], metric: str, epochs: Sequence[EpochSpan], seconds: Callable[[Event], float]
-) -> tuple[Evaluation, ...]:
+def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: float) -> tuple[Evaluation, ...]:
     found: list[_Draft] = []
     open_at: dict[float | None, _Draft] = {}
-    unreported: dict[float | None, list[_Draft]] = {}
-    for event in events:
-        if event.key not in ("eval_start", "eval_stop", metric):  # logs with a million other events exist
-            continue
+    unreported: dict[float | None, deque[_Draft]] = {}
+    for event in log.every("eval_start", "eval_stop", metric):
+        at_s = (event.time_ms - zero_ms) / 1e3
         label = number(event.metadata.get("epoch_num"))
+        if event.key == "eval_stop":
+            opened = open_at.pop(label, None)
+            if opened is not None:
+                opened.stop_s = max(opened.start_s or 0.0, at_s)
+            continue
         step = number(event.metadata.get("step_num", event.metadata.get("step")))
         if event.key == "eval_start":
             if label not in open_at:
-                open_at[label] = draft = _Draft(label, step, seconds(event))
-                unreported.setdefault(label, []).append(draft)
+                open_at[label] = draft = _Draft(label, step, at_s)
+                unreported.setdefault(label, deque()).append(draft)
                 found.append(draft)
-        elif event.key == "eval_stop":
-            opened = open_at.pop(label, None)
-            if opened is not None:
-                opened.stop_s = max(opened.start_s or 0.0, seconds(event))
-        else:
-            waiting = unreported.get(label) or unreported.get(None)
-            value = number(event.value)
-            if waiting:
-                draft = waiting.pop(0)
-                draft.number, draft.value, draft.reported_s = label, value, seconds(event)
-                draft.step = draft.step or step
-            elif not any(e.number == label and e.value == value and e.step in (None, step) for e in found[-3:]):
-                found.append(_Draft(label, step, reported_s=seconds(event), value=value))
-    return tuple(_finished(draft, epochs) for draft in found)
+            continue
+        waiting = unreported.get(label) or unreported.get(None)
+        value = number(event.value)
+        if waiting:
+            draft = waiting.popleft()
+            draft.number, draft.value, draft.reported_s = label, value, at_s
+            draft.step = draft.step or step
+        elif not any(e.number == label and e.value == value and e.step in (None, step) for e in found[-3:]):
+            found.append(_Draft(label, step, reported_s=at_s, value=value))
+    by_start = ByStart.of([Span(e.number, e.start_s, math.inf if e.stop_s is None else e.stop_s) for e in epochs])
+    return tuple(
+        Evaluation(e.number, e.step, e.start_s, e.stop_s, e.reported_s, e.value, _overlaps_later_epoch(e, by_start))
+        for e in found
+    )
 
 
-def _finished(draft: _Draft, epochs: Sequence[EpochSpan]) -> Evaluation:
-    evaluation = Evaluation(draft.number, draft.step, draft.start_s, draft.stop_s, draft.reported_s, draft.value)
-    beside = _overlaps_later_epoch(evaluation, epochs)
-    return replace(evaluation, overlaps_training=True) if beside else evaluation
-
-
-def _overlaps_later_epoch(evaluation: Evaluation, epochs: Sequence[EpochSpan]) -> bool:
-    """True if an epoch with another number began before the evaluation ended and after its own epoch began."""
-    number, start = evaluation.number, evaluation.start_s
-    if number is None or start is None:
+def _overlaps_later_epoch(evaluation: _Draft, epochs: ByStart) -> bool:
+    """True if an epoch with a higher number was training while the evaluation went on."""
+    if evaluation.number is None or evaluation.start_s is None:
         return False
-    stop = evaluation.stop_s if evaluation.stop_s is not None else math.inf
-    meanwhile = [e for e in epochs if e.start_s < stop and (e.stop_s is None or e.stop_s > start)]
-    return any(epoch.number is not None and epoch.number > number for epoch in meanwhile)
+    stop_s = math.inf if evaluation.stop_s is None else evaluation.stop_s
+    meanwhile = epochs.overlapping(evaluation.start_s, stop_s)
+    return any(epoch.number is not None and epoch.number > evaluation.number for epoch in meanwhile)
 
 
-def _clip(spans: Iterable[Span], window: Span) -> list[Span]:
+def _clip(spans: Iterable[Stretch], window: Stretch) -> list[Stretch]:
     low, high = window
     return _merge([(max(a, low), min(b, high)) for a, b in spans if min(b, high) > max(a, low)])
 
 
-def _merge(spans: Iterable[Span]) -> list[Span]:
-    merged: list[Span] = []
+def _merge(spans: Iterable[Stretch]) -> list[Stretch]:
+    merged: list[Stretch] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
@@ -255,9 +198,9 @@ def _merge(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
-def _minus(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
+def _minus(spans: Sequence[Stretch], holes: Sequence[Stretch]) -> list[Stretch]:
     """What of the merged spans no hole covers."""
-    left: list[Span] = []
+    left: list[Stretch] = []
     for begin, end in spans:
         at = begin
         for low, high in holes:
@@ -271,5 +214,5 @@ def _minus(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
     return left
 
 
-def _length(spans: Iterable[Span]) -> float:
+def _length(spans: Iterable[Stretch]) -> float:
     return math.fsum(end - begin for begin, end in spans)

@@ -32,7 +32,7 @@ from suite.compliance import official
 from suite.compliance.check import check, check_log
 from suite.compliance.official_rules import official_rules
 from suite.compliance.ruleset import ruleset
-from suite.mllog import read_events
+from suite.log_reader import read_events
 from suite.record import summarise
 from suite.scoring import failure
 from tests.fixtures.logs import Line, Lines, write

@@ -57,7 +57,7 @@ def main() -> int:
 
 def collect(out: Path, ranks: int) -> tuple[list[float], float]:
     """Mean over ranks of each step's loss; every rank kept a log of its own."""
-    from suite.mllog import read_events
+    from suite.log_reader import read_events
 
     logs = [read_events(out / f"rank_{rank}.txt").events for rank in range(ranks)]
     losses = [[event.metadata["loss"] for event in log if event.key == "step_phases"] for log in logs]

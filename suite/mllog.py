@@ -1,4 +1,4 @@
-"""The MLPerf log: events, the writer that cannot break a line, the reader that cannot fail. No rules, no scoring.
+"""The MLPerf log: the names of its events and the writer that cannot break a line (the reader: suite.log_reader).
 
 One event is one line, ``:::MLLOG {json}``, with the keys namespace, time_ms, event_type, key, value, metadata
 (format: mlcommons/logging, mllog). Key names follow the MLPerf HPC 3.0 rules; names that MLPerf does not have are
@@ -10,12 +10,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -67,36 +65,6 @@ STEP_PHASES = "step_phases"  # seconds per phase of one logging window on rank 0
 CHECKPOINT = "checkpoint_saved"
 RUN_RESUMED = "run_resumed"  # present only in a resumed run, which is therefore not scored
 RANK_PHASES = "rank_phases"  # per-epoch phase seconds: mean over ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One log event. ``time_ms`` is Unix time in milliseconds; ``line`` is the file's own line number (0: not read from a file)."""
-
-    key: str
-    value: Any
-    time_ms: float
-    event_type: str = POINT_IN_TIME
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    line: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A line with the MLLOG token that is not a valid event."""
-
-    line: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """Everything `read_events` found: the events in file order, and what could not be read."""
-
-    path: Path
-    events: tuple[Event, ...]
-    problems: tuple[Problem, ...]
-    skipped: int = 0
 
 
 class EventLog:
@@ -175,104 +143,6 @@ def jsonable(value: Any) -> Any:
         plain = convert()
         return jsonable(plain) if not hasattr(plain, "tolist") else str(plain)
     return str(value)
-
-
-def read_events(path: Path, skip: frozenset[str] = frozenset()) -> Log:
-    """Read a log. Never raises on content: what is not an event becomes a Problem with its line number. Raises OSError only.
-
-    Lines that are one whole event of a key in ``skip``, as mlcommons/logging writes it, are counted and not decoded:
-    per-step events of published logs are most of their bytes.
-    """
-    events: list[Event] = []
-    problems: list[Problem] = []
-    data = path.read_bytes()
-    skipped = at = 0
-    number = 1
-    for block in _blocks_of(skip).finditer(data) if skip else ():
-        begin, end = block.span()
-        lines = data.count(b"\n", begin, end)
-        if data.count(b":::MLLOG", begin, end) != lines or (begin > 0 and data[begin - 1] != 10):
-            continue
-        _parse(data[at:begin], number, events, problems)
-        number += data.count(b"\n", at, begin) + lines
-        skipped += lines
-        at = end
-    _parse(data[at:], number, events, problems)
-    return Log(path, tuple(events), tuple(problems), skipped)
-
-
-def _blocks_of(keys: frozenset[str]) -> re.Pattern[bytes]:
-    """Consecutive lines that each are one event of these keys; one match for thousands of them."""
-    names = b"|".join(re.escape(key.encode()) for key in sorted(keys))
-    record = rb':::MLLOG \{"namespace": "", "time_ms": \d++, "event_type": "[A-Z_]++", "key": "(?:%b)", [^\n]*\}\}\n'
-    return re.compile(rb"(?:" + record % names + rb")++")
-
-
-def _parse(data: bytes, number: int, events: list[Event], problems: list[Problem]) -> None:
-    """Append what stands in these lines; ``number`` is that of the first."""
-    for line, raw in enumerate(data.split(b"\n"), start=number):
-        if b":::MLLOG" in raw:
-            for item in parse_line(raw, line):
-                (events if isinstance(item, Event) else problems).append(item)  # type: ignore[arg-type]
-
-
-_DECODER = json.JSONDecoder()
-_PLAIN = frozenset({"key", "value", "time_ms", "event_type", "metadata"})
-_LARGEST_MS = 2**53  # integers up to here are floats exactly
-
-
-def parse_line(raw: bytes, number: int) -> Iterator[Event | Problem]:
-    """Every record on a line: a launcher's rank prefix may stand before it, and two ranks may have shared the line."""
-    text = raw.decode("utf-8", "replace")
-    position = text.find(":::MLLOG")
-    while position >= 0:
-        begin = position + len(":::MLLOG")
-        while begin < len(text) and text[begin] == " ":
-            begin += 1
-        try:
-            record, end = _DECODER.raw_decode(text, begin)
-        except (ValueError, RecursionError) as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else "too deep or too long a number"
-            yield Problem(number, f"not JSON after :::MLLOG: {reason}")
-            end = begin
-        else:
-            yield _event(record, number)
-        position = text.find(":::MLLOG", end)
-
-
-def _event(record: object, number: int) -> Event | Problem:
-    if type(record) is dict and record.keys() >= _PLAIN:  # nearly every event of every log
-        key, at, metadata = record["key"], record["time_ms"], record["metadata"]
-        if type(key) is str and key and type(at) is int and 0 <= at < _LARGEST_MS and type(metadata) is dict:
-            return Event(key, record["value"], float(at), str(record["event_type"]), metadata, number)
-    if not isinstance(record, dict):
-        return Problem(number, f"expected a JSON object after :::MLLOG, found {type(record).__name__}")
-    missing = [name for name in ("key", "value", "time_ms", "metadata") if name not in record]
-    if missing:
-        return Problem(number, f"event without {', '.join(missing)}")
-    key, time_ms, metadata = record["key"], record["time_ms"], record["metadata"]
-    if not isinstance(key, str) or not key:
-        return Problem(number, f"key must be a non-empty string, found {_brief(key)}")
-    try:
-        finite = isinstance(time_ms, int | float) and not isinstance(time_ms, bool) and math.isfinite(time_ms)
-    except OverflowError:
-        finite = False
-    if not finite:
-        return Problem(number, f"time_ms of {key!r} must be a finite number, found {_brief(time_ms)}")
-    if metadata is None:
-        metadata = {}
-    if not isinstance(metadata, dict):
-        return Problem(number, f"metadata of {key!r} must be an object, found {_brief(metadata)}")
-    event_type = record.get("event_type")
-    return Event(key, record["value"], float(time_ms), str(event_type), metadata, number)
-
-
-def _brief(value: object) -> str:
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        return type(value).__name__
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _short(filename: str) -> str:

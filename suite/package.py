@@ -19,7 +19,7 @@ from suite.compliance.group_rules import blank_fields, digest
 from suite.compliance.layout import MANIFEST, PRUNED
 from suite.compliance.ruleset import Benchmark, card_benchmark
 from suite.facts import Facts
-from suite.mllog import read_events
+from suite.log_reader import read_events
 from suite.record import RunRecord, summarise
 from suite.run_folder import RunFolder, RunInfo
 from suite.scoring import failure, time_to_train

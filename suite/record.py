@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from suite import mllog
-from suite.mllog import Event, Log
+from suite.log_reader import Log
 
 
 class Target(Protocol):
@@ -38,8 +37,7 @@ class Target(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """One logged value of the metric. ``time_s`` counts from run_start; ``epoch`` is the log's own number."""
 
     epoch: float | None
@@ -48,8 +46,7 @@ class Evaluation:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
-class Epoch:
+class Epoch(NamedTuple):
     """One epoch, seconds from run_start. An epoch still open at run_stop ends there and is not ``complete``."""
 
     number: float | None
@@ -131,44 +128,46 @@ class RunRecord:
         return self.nodes * max(self.accelerators_per_node or 0, 1)
 
 
-def summarise(log: Log | Iterable[Event], path: Path | None = None) -> RunRecord:
+def summarise(log: Log) -> RunRecord:
     """The record of a log. Total: any events give a record, with None where they say nothing usable."""
-    events = log.events if isinstance(log, Log) else tuple(log)
-    path = log.path if isinstance(log, Log) else path
-    start = _index(events, "run_start")
-    stop = _index(events, "run_stop")
-    run = events[: stop + 1] if stop is not None else events
-    first = _first_values(run)
-    zero_ms = events[start].time_ms if start is not None else events[0].time_ms if events else 0.0
-    end_ms = events[stop].time_ms if stop is not None else None
+    start, stop = log.first("run_start"), log.first("run_stop")
+    run = log.until("run_stop")
+    zero_ms = start.time_ms if start is not None else run.events[0].time_ms if run.events else 0.0
+    end_ms = stop.time_ms if stop is not None else None
     duration_s = (end_ms - zero_ms) / 1e3 if start is not None and end_ms is not None else None
     spans = _Spans.of(run, zero_ms, end_ms)
     metric_key, evals = _evals(run, zero_ms)
-    staging_s, outside_s, in_run = _staging(run, start, zero_ms)
-    mode = next((event for event in run if event.key == mllog.RUN_MODE), None)
-    train_samples = _whole(first.get(mllog.TRAIN_SAMPLES))
+    staging = _closed(intervals(run, (mllog.STAGING,), zero_ms), None)
+    staging_s, outside_s, in_run = _staging(staging, started=start is not None)
+    mode = run.first(mllog.RUN_MODE)
+
+    def first(key: str) -> Any:
+        event = run.first(key)
+        return None if event is None else event.value
+
+    train_samples = _whole(first(mllog.TRAIN_SAMPLES))
     return RunRecord(
-        path=path,
-        benchmark=_text(first.get(mllog.SUBMISSION_BENCHMARK)),
-        size=_text(first.get(mllog.BENCHMARK_SIZE)),
-        ruleset=_text(first.get(mllog.RULESET)),
-        suite_version=_text(first.get(mllog.SUITE_VERSION)),
-        seed=_whole(first.get(mllog.SEED)),
-        org=_text(first.get(mllog.SUBMISSION_ORG)),
-        division=_text(first.get(mllog.SUBMISSION_DIVISION)),
-        submission_status=_text(first.get(mllog.SUBMISSION_STATUS)),
-        platform=_text(first.get(mllog.SUBMISSION_PLATFORM)),
+        path=log.path,
+        benchmark=_text(first(mllog.SUBMISSION_BENCHMARK)),
+        size=_text(first(mllog.BENCHMARK_SIZE)),
+        ruleset=_text(first(mllog.RULESET)),
+        suite_version=_text(first(mllog.SUITE_VERSION)),
+        seed=_whole(first(mllog.SEED)),
+        org=_text(first(mllog.SUBMISSION_ORG)),
+        division=_text(first(mllog.SUBMISSION_DIVISION)),
+        submission_status=_text(first(mllog.SUBMISSION_STATUS)),
+        platform=_text(first(mllog.SUBMISSION_PLATFORM)),
         mode=_text(mode.value) if mode else None,
         trial=_whole(mode.metadata.get("trial")) if mode else None,
         instance=_whole(mode.metadata.get("instance")) if mode else None,
-        nodes=_whole(first.get(mllog.NUMBER_OF_NODES)),
-        ranks=_whole(first.get(mllog.NUMBER_OF_RANKS)),
-        accelerators_per_node=_whole(first.get(mllog.ACCELERATORS_PER_NODE)),
-        global_batch_size=_whole(first.get(mllog.GLOBAL_BATCH_SIZE)),
+        nodes=_whole(first(mllog.NUMBER_OF_NODES)),
+        ranks=_whole(first(mllog.NUMBER_OF_RANKS)),
+        accelerators_per_node=_whole(first(mllog.ACCELERATORS_PER_NODE)),
+        global_batch_size=_whole(first(mllog.GLOBAL_BATCH_SIZE)),
         train_samples=train_samples,
-        eval_samples=_whole(first.get(mllog.EVAL_SAMPLES)),
-        model_parameters=_whole(first.get(mllog.MODEL_PARAMETERS)),
-        hyperparameters=_hyperparameters(run, start),
+        eval_samples=_whole(first(mllog.EVAL_SAMPLES)),
+        model_parameters=_whole(first(mllog.MODEL_PARAMETERS)),
+        hyperparameters=_hyperparameters(run),
         run_start_s=zero_ms / 1e3 if start is not None else None,
         run_stop_s=end_ms / 1e3 if end_ms is not None else None,
         init_s=_between(run, "init_start", "init_stop"),
@@ -176,23 +175,23 @@ def summarise(log: Log | Iterable[Event], path: Path | None = None) -> RunRecord
         staging_in_run=in_run,
         time_to_train_s=duration_s,
         time_with_staging_s=duration_s + outside_s if duration_s is not None else None,
-        status=_text(events[stop].metadata.get("status")) if stop is not None else None,
-        resumed=any(event.key == mllog.RUN_RESUMED for event in run),
+        status=_text(stop.metadata.get("status")) if stop is not None else None,
+        resumed=run.first(mllog.RUN_RESUMED) is not None,
         metric_key=metric_key,
         evals=evals,
         epochs=spans.epochs,
         asynchronous_eval=spans.asynchronous,
         train_s=spans.train_s if spans.epochs else None,
         eval_s=spans.eval_s if spans.evals else None,
-        other_s=_other(spans, run, zero_ms, duration_s),
+        other_s=_other(spans, staging, duration_s),
         samples_per_s=_throughput(spans, train_samples),
         phases=_phases(run, mllog.STEP_PHASES),
         rank_mean_phases=_phases(run, mllog.RANK_PHASES),
-        cache_state=_text(first.get(mllog.CACHE_STATE)),
-        startup=_mapping(first.get(mllog.STARTUP)),
-        staging_stats=_mapping(first.get(mllog.STAGING_STATS)),
-        work_per_sample=_numbers(first.get(mllog.WORK_PER_SAMPLE)),
-        baselines=_numbers(first.get(mllog.BASELINE)),
+        cache_state=_text(first(mllog.CACHE_STATE)),
+        startup=_mapping(first(mllog.STARTUP)),
+        staging_stats=_mapping(first(mllog.STAGING_STATS)),
+        work_per_sample=_numbers(first(mllog.WORK_PER_SAMPLE)),
+        baselines=_numbers(first(mllog.BASELINE)),
     )
 
 
@@ -214,12 +213,59 @@ def finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
+class Interval(NamedTuple):
+    """An interval in seconds from a zero; ``number`` is its epoch_num. ``stop_s`` None: the log never closes it."""
+
+    number: float | None
+    start_s: float
+    stop_s: float | None
+
+
+_EXACT = 2**53  # integers below are floats exactly
+
+
+def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
+    """Start and stop events of some stems as intervals, in order of their starts; no stop lies before its start.
+
+    A stop closes the interval of its epoch number, else the oldest open one. A start whose number is open already is the
+    same interval, logged by another rank.
+    """
+    found: list[Interval] = []
+    opened: dict[float | None, int] = {}
+    begins = {f"{stem}_start" for stem in stems}
+    for key, _, time_ms, _, metadata, _ in log.every(*begins, *(f"{stem}_stop" for stem in stems)):
+        number = metadata.get("epoch_num", metadata.get("first_epoch_num"))
+        number = float(number) if type(number) is int and -_EXACT < number < _EXACT else finite(number)
+        at_s = (time_ms - zero_ms) / 1e3
+        if key in begins:
+            if number not in opened:
+                opened[number] = len(found)
+                found.append(Interval(number, at_s, None))
+        elif opened:
+            place = opened.pop(number if number in opened else next(iter(opened)))
+            span = found[place]
+            found[place] = Interval(span.number, span.start_s, max(span.start_s, at_s))
+    return found
+
+
+class Span(NamedTuple):
+    """An `Interval` with an end."""
+
     number: float | None
     start_s: float
     stop_s: float
-    complete: bool
+    complete: bool = True
+
+
+def _closed(spans: Iterable[Interval], end_s: float | None) -> list[Span]:
+    """Intervals with an end; open ones end at ``end_s`` and are not complete, or are left out without it."""
+    ended = []
+    for number, start_s, stop_s in spans:
+        if stop_s is not None:
+            ended.append(Span(number, start_s, stop_s))
+        elif end_s is not None:
+            ended.append(Span(number, start_s, end_s, complete=False))
+    return ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,16 +273,16 @@ class _Spans:
     """Epoch and evaluation intervals of a run, and what they add up to."""
 
     epochs: tuple[Epoch, ...]
-    evals: tuple[_Span, ...]
+    evals: tuple[Span, ...]
     asynchronous: bool
     train_s: float
     eval_s: float
 
     @staticmethod
-    def of(run: Sequence[Event], zero_ms: float, end_ms: float | None) -> _Spans:
-        epochs = list(_intervals(run, mllog.EPOCH, zero_ms, end_ms))
-        evals = [span for span in _intervals(run, mllog.EVAL, zero_ms, end_ms) if span.complete]
-        by_start, evals_by_start = _ByStart.of(epochs), _ByStart.of(evals)
+    def of(run: Log, zero_ms: float, end_ms: float | None) -> _Spans:
+        epochs = _closed(intervals(run, (mllog.EPOCH,), zero_ms), None if end_ms is None else (end_ms - zero_ms) / 1e3)
+        evals = _closed(intervals(run, (mllog.EVAL,), zero_ms), None)
+        by_start, evals_by_start = ByStart.of(epochs), ByStart.of(evals)
         asynchronous = _overlapping(epochs) or any(_crosses(span, by_start) for span in evals)
         inside = [_nested_s(epoch, evals_by_start) for epoch in epochs]
         union_s = _length(epochs)
@@ -259,51 +305,29 @@ class _Spans:
         )
 
 
-def _intervals(run: Sequence[Event], stem: str, zero_ms: float, end_ms: float | None) -> Iterator[_Span]:
-    """Start/stop pairs in order of start. A stop closes the oldest open start of its epoch number, else the oldest."""
-    begins, ends = f"{stem}_start", f"{stem}_stop"
-    opened: dict[int, tuple[float | None, float]] = {}  # number and start by index, oldest first
-    numbered: dict[float | None, deque[int]] = {}
-    spans: dict[int, _Span] = {}
-    for index, event in enumerate(run):
-        if event.key == begins:
-            number = finite(event.metadata.get("epoch_num"))
-            opened[index] = number, (event.time_ms - zero_ms) / 1e3
-            numbered.setdefault(number, deque()).append(index)
-        elif event.key == ends and opened:
-            alike = numbered.get(finite(event.metadata.get("epoch_num")))
-            begin = alike[0] if alike else next(iter(opened))
-            number, start_s = opened.pop(begin)
-            numbered[number].popleft()
-            spans[begin] = _Span(number, start_s, (event.time_ms - zero_ms) / 1e3, True)
-    if end_ms is not None:
-        for index, (number, start_s) in opened.items():
-            spans[index] = _Span(number, start_s, (end_ms - zero_ms) / 1e3, False)
-    yield from (spans[index] for index in sorted(spans))
-
-
 _TOLERANCE_S = 2e-3  # intervals are stamped in whole milliseconds, one after the other
 
 
-def _overlapping(epochs: Sequence[_Span]) -> bool:
+def _overlapping(epochs: Sequence[Span]) -> bool:
     return any(later.start_s < earlier.stop_s - _TOLERANCE_S for earlier, later in pairwise(epochs))
 
 
 @dataclass(frozen=True, slots=True)
-class _ByStart:
+class ByStart:
     """Spans in order of start, and how far all up to each reach, so that what overlaps a time is found at once."""
 
-    spans: list[_Span]
+    spans: list[Span]
     starts: list[float]
     reach: list[float]
 
     @staticmethod
-    def of(spans: Iterable[_Span]) -> _ByStart:
+    def of(spans: Iterable[Span]) -> ByStart:
+        """The same spans, ordered."""
         ordered = sorted(spans, key=lambda span: span.start_s)
         reach = list(accumulate((span.stop_s for span in ordered), max))
-        return _ByStart(ordered, [span.start_s for span in ordered], reach)
+        return ByStart(ordered, [span.start_s for span in ordered], reach)
 
-    def overlapping(self, start_s: float, stop_s: float) -> Iterator[_Span]:
+    def overlapping(self, start_s: float, stop_s: float) -> Iterator[Span]:
         """Spans that begin before ``stop_s`` and end after ``start_s``, the latest first."""
         index = bisect_left(self.starts, stop_s) - 1
         while index >= 0 and self.reach[index] > start_s:
@@ -312,7 +336,7 @@ class _ByStart:
             index -= 1
 
 
-def _crosses(span: _Span, epochs: _ByStart) -> bool:
+def _crosses(span: Span, epochs: ByStart) -> bool:
     """True if an evaluation runs beside training: inside a later epoch than the one it evaluates, or across two."""
     epoch = next(epochs.overlapping(span.start_s, math.nextafter(span.start_s + _TOLERANCE_S, math.inf)), None)
     if epoch is None:
@@ -323,12 +347,12 @@ def _crosses(span: _Span, epochs: _ByStart) -> bool:
     return after < len(epochs.starts) and epochs.starts[after] < span.stop_s - _TOLERANCE_S
 
 
-def _nested_s(epoch: _Span, evals: _ByStart) -> float:
+def _nested_s(epoch: Span, evals: ByStart) -> float:
     inside = evals.overlapping(epoch.start_s, epoch.stop_s)
     return sum(min(epoch.stop_s, span.stop_s) - max(epoch.start_s, span.start_s) for span in inside)
 
 
-def _length(spans: Sequence[_Span | Epoch]) -> float:
+def _length(spans: Sequence[Span | Epoch]) -> float:
     """Length of the union of intervals."""
     total, reach = 0.0, -math.inf
     for span in sorted(spans, key=lambda item: item.start_s):
@@ -337,15 +361,12 @@ def _length(spans: Sequence[_Span | Epoch]) -> float:
     return total
 
 
-def _other(spans: _Spans, run: Sequence[Event], zero_ms: float, duration_s: float | None) -> float | None:
+def _other(spans: _Spans, staging: Sequence[Span], duration_s: float | None) -> float | None:
     """Run time in no epoch, no evaluation and no staging."""
     if duration_s is None or not spans.epochs:
         return None
-    staging = [
-        _Span(None, max(span.start_s, 0.0), min(span.stop_s, duration_s), True)
-        for span in _intervals(run, mllog.STAGING, zero_ms, None)
-    ]
-    covered: list[_Span | Epoch] = [*spans.epochs, *spans.evals, *staging]
+    inside = [Span(None, max(span.start_s, 0.0), min(span.stop_s, duration_s)) for span in staging]
+    covered: list[Span | Epoch] = [*spans.epochs, *spans.evals, *inside]
     return duration_s - _length([span for span in covered if span.stop_s > span.start_s])
 
 
@@ -360,35 +381,34 @@ def _throughput(spans: _Spans, train_samples: int | None) -> float | None:
     return len({epoch.number for epoch in complete}) * train_samples / seconds
 
 
-def _evals(run: Sequence[Event], zero_ms: float) -> tuple[str | None, tuple[Evaluation, ...]]:
+def _evals(run: Log, zero_ms: float) -> tuple[str | None, tuple[Evaluation, ...]]:
     """The values of the first metric key that occurs; values that are not numbers are left out."""
-    key = next((event.key for event in run if event.key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)), None)
+    key = next((key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)), None)
     found = []
-    for event in run:
-        if event.key == key and (value := finite(event.value)) is not None:
+    for event in run.every(key) if key is not None else ():
+        if (value := finite(event.value)) is not None:
             epoch = finite(event.metadata.get("epoch_num"))
             found.append(Evaluation(epoch, value, (event.time_ms - zero_ms) / 1e3, event.line))
     return key, tuple(found)
 
 
-def _staging(run: Sequence[Event], start: int | None, zero_ms: float) -> tuple[float | None, float, bool | None]:
+def _staging(spans: Sequence[Span], *, started: bool) -> tuple[float | None, float, bool | None]:
     """Seconds of staging, those before run_start, and whether most was inside the run; None: no pair of events."""
-    spans = list(_intervals(run, mllog.STAGING, zero_ms, None))
     if not spans:
         return None, 0.0, None
     total = _length(spans)
-    if start is None:
+    if not started:
         return total, 0.0, None
-    before = _length([_Span(None, span.start_s, min(span.stop_s, 0.0), True) for span in spans if span.start_s < 0.0])
+    before = _length([Span(None, span.start_s, min(span.stop_s, 0.0)) for span in spans if span.start_s < 0.0])
     return total, before, before < total / 2
 
 
-def _phases(run: Sequence[Event], key: str) -> Phases | None:
+def _phases(run: Log, key: str) -> Phases | None:
     names = [name.removesuffix("_s") for name in Phases.__slots__]
     totals = dict.fromkeys(names, 0.0)
     found = False
-    for event in run:
-        if event.key == key and isinstance(event.value, Mapping):
+    for event in run.every(key):
+        if isinstance(event.value, Mapping):
             found = True
             for name in names:
                 totals[name] += finite(event.value.get(name)) or 0.0
@@ -407,32 +427,20 @@ _NOT_HYPERPARAMETERS = frozenset(
 ) - {mllog.GLOBAL_BATCH_SIZE}
 
 
-def _hyperparameters(run: Sequence[Event], start: int | None) -> Mapping[str, Any]:
+def _hyperparameters(run: Log) -> Mapping[str, Any]:
     """First value of every key that is not the harness's own: all before run_start, and opt_* and dropout anywhere."""
     found: dict[str, Any] = {}
-    for index, event in enumerate(run):
-        before = start is None or index < start
-        named = event.key.startswith(("opt_", "scheduler_")) or event.key in ("dropout", mllog.GLOBAL_BATCH_SIZE)
-        if (before or named) and event.key not in _NOT_HYPERPARAMETERS:
-            found.setdefault(event.key, event.value)
+    start = run.places["run_start"][0] if "run_start" in run.places else len(run.events)
+    for key, places in run.places.items():
+        named = key.startswith(("opt_", "scheduler_")) or key in ("dropout", mllog.GLOBAL_BATCH_SIZE)
+        if (named or places[0] < start) and key not in _NOT_HYPERPARAMETERS:
+            found[key] = run.events[places[0]].value
     return MappingProxyType(found)
 
 
-def _first_values(run: Sequence[Event]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for event in run:
-        values.setdefault(event.key, event.value)
-    return values
-
-
-def _between(run: Sequence[Event], start: str, stop: str) -> float | None:
-    begin = next((event.time_ms for event in run if event.key == start), None)
-    end = next((event.time_ms for event in run if event.key == stop), None)
-    return (end - begin) / 1e3 if begin is not None and end is not None else None
-
-
-def _index(events: Sequence[Event], key: str) -> int | None:
-    return next((index for index, event in enumerate(events) if event.key == key), None)
+def _between(run: Log, start: str, stop: str) -> float | None:
+    begin, end = run.first(start), run.first(stop)
+    return (end.time_ms - begin.time_ms) / 1e3 if begin is not None and end is not None else None
 
 
 def _text(value: object) -> str | None:

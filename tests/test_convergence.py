@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from suite.card import read_reference_points
-from suite.mllog import read_events
+from suite.log_reader import read_events
 from suite.record import first_reaching, summarise
 from suite.workload import descriptor
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.mllog import read_events
+from suite.log_reader import read_events
 from suite.record import summarise
 
 ROOT = Path(__file__).resolve().parent.parent

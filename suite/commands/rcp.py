@@ -14,7 +14,7 @@ from suite.compliance import convergence
 from suite.compliance.layout import find
 from suite.compliance.ruleset import Benchmark, card_benchmark
 from suite.facts import read_facts
-from suite.mllog import read_events
+from suite.log_reader import read_events
 from suite.record import RunRecord, first_reaching, summarise
 from suite.scoring import failure
 from suite.workload import Descriptor, descriptors

@@ -12,8 +12,8 @@ import click
 
 from suite.compliance.check import made_for
 from suite.compliance.layout import Group, SystemFile, find, read_system
-from suite.compliance.reading import read_to_judge
 from suite.compliance.ruleset import Benchmark, ruleset
+from suite.log_reader import read_events
 from suite.record import RunRecord, finite, summarise
 from suite.scoring import MINUTE_S, JudgedRun, Throughput, TimeToTrain, throughput, time_to_train
 
@@ -150,7 +150,7 @@ class ScoredGroup:
 
 def score_group(group: Group, ruleset_name: str | None = None) -> ScoredGroup:
     """The score of one folder of logs."""
-    records = tuple(summarise(read_to_judge(path)) for path in group.logs)
+    records = tuple(summarise(read_events(path, steps=False)) for path in group.logs)
     rules = ruleset(ruleset_name or made_for(records[0], group))
     benchmark = next((found for run in records if (found := rules.benchmark(run.benchmark, run.size))), None)
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None

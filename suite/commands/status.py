@@ -16,7 +16,7 @@ import yaml
 from suite.card import SizeCard, read_reference_points
 from suite.launch import jobs
 from suite.launch.cost import Epochs, duration, expected_epochs
-from suite.mllog import read_events
+from suite.log_reader import read_events
 from suite.record import RunRecord, summarise
 from suite.run_folder import RunFolder, RunInfo
 from suite.workload import descriptor

@@ -16,7 +16,7 @@ from suite.card import SizeCard, read_reference_points
 from suite.config import RunConfig, default_data_root, load_config
 from suite.launch import cost, jobs
 from suite.launch.slurm import Job, SystemFile, find_system, read_system, sbatch_script, time_limit_s
-from suite.mllog import read_events
+from suite.log_reader import read_events
 from suite.record import RunRecord, summarise
 from suite.run_folder import RunFolder, create, default_folder
 from suite.workload import Descriptor, descriptor

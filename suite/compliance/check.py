@@ -12,10 +12,9 @@ from pathlib import Path
 
 from suite.compliance.group_rules import GroupContext, SeenRuns, is_weak, judge_group, judge_package, judge_system
 from suite.compliance.layout import Group, SystemFile, Tree, find, read_system
-from suite.compliance.reading import read_to_judge
 from suite.compliance.rules import Finding, LogContext, judge
 from suite.compliance.ruleset import Benchmark, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
-from suite.mllog import Log
+from suite.log_reader import Log, read_events
 from suite.record import RunRecord, summarise
 from suite.scoring import failure
 
@@ -90,7 +89,7 @@ def check_log(path: Path, rules: Ruleset) -> CheckedLog:
     """Judge one log by itself."""
     shown = str(path)
     try:
-        log = read_to_judge(path)
+        log = read_events(path, steps=False)
     except OSError as error:
         unread = Finding("log-empty", "error", shown, None, f"cannot be read: {error.strerror}")
         return CheckedLog(RunRecord(path=path), None, (unread,))
@@ -127,7 +126,7 @@ def _newest(groups: list[Group]) -> str:
     for group in groups:
         if group.logs:
             try:
-                names.append(made_for(summarise(read_to_judge(group.logs[0], _HEAD_BYTES)), group))
+                names.append(made_for(summarise(read_events(group.logs[0], steps=False, first_bytes=_HEAD_BYTES)), group))
             except OSError:
                 names.append(known[-1])
     return max(names, key=known.index)

@@ -147,8 +147,7 @@ def run_repeated(context: GroupContext) -> Iterator[Found]:
 def hyperparameter_drift(context: GroupContext) -> Iterator[Found]:
     if context.benchmark is None or not context.runs:
         return
-    conditional = {key for condition in context.benchmark.when for key in condition.closed}
-    keys = {*context.benchmark.closed, *conditional, "global_batch_size", "dropout", "opt_weight_decay"} - {"seed"}
+    keys = {*context.benchmark.closed, "global_batch_size", "dropout", "opt_weight_decay"} - {"seed"}
     for key in sorted(keys):
         values = [(run, run.hyperparameters[key]) for run in context.runs if key in run.hyperparameters]
         other = next(((run, value) for run, value in values if value != values[0][1]), None)

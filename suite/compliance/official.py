@@ -19,7 +19,7 @@ from pathlib import Path
 from suite.compliance.layout import Group, find
 from suite.compliance.official_rules import official_rules
 from suite.compliance.ruleset import Benchmark, Ruleset, guess_ruleset, ruleset
-from suite.mllog import Log, read_events
+from suite.log_reader import Log, read_events
 from suite.record import RunRecord, summarise
 from suite.scoring import failure
 

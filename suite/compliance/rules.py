@@ -13,7 +13,7 @@ from itertools import islice
 
 from suite import mllog
 from suite.compliance.ruleset import Benchmark, KeyRule, Ruleset, Severity, same
-from suite.mllog import Event, Log
+from suite.log_reader import Event, Log
 from suite.record import RunRecord, finite, first_reaching
 
 HPC = "hpc_training_rules.adoc"
@@ -514,13 +514,9 @@ def config_agrees(context: LogContext) -> Iterator[Found]:
 def _key_rules(context: LogContext) -> dict[str, KeyRule]:
     if not context.log.events:
         return {}
+    first = {key: events[0].value for key, events in context.by_key.items()}
     keys = context.ruleset.keys(context.benchmark, context.division)
-    if context.benchmark is not None and context.division != "open":
-        for condition in context.benchmark.when:
-            event = context.first(condition.key)
-            if event is not None and same(event.value, condition.equals):
-                keys |= condition.closed
-    return keys
+    return {key: rule for key, rule in keys.items() if rule.applies(first.get)}
 
 
 _OF_TRAINING = ("epoch_start", "epoch_stop", "eval_start", "eval_stop", mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -39,7 +39,11 @@ class KeyRule(Constraint):
     @cached_property
     def asks(self) -> bool:
         """True if not every value will do."""
-        return self.model_dump(exclude={"count"}) != KeyRule().model_dump(exclude={"count"})
+        return self.model_dump(exclude={"count", "when"}) != KeyRule().model_dump(exclude={"count", "when"})
+
+    def applies(self, logged: Callable[[str], Any]) -> bool:
+        """True if the log has the values the rule is for; ``logged`` gives a key's value."""
+        return all(same(logged(key), value) for key, value in (self.when or {}).items())
 
     def problem(self, value: Any) -> str | None:
         """What is wrong with a value, as the end of a sentence; None if nothing is."""
@@ -85,13 +89,6 @@ class KeyRule(Constraint):
         return None
 
 
-class _When(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    key: str
-    equals: Any
-    closed: dict[str, KeyRule]
-
-
 class _BenchmarkData(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     metric: Literal["eval_error", "eval_accuracy"]
@@ -100,7 +97,6 @@ class _BenchmarkData(BaseModel):
     required_runs: int
     epoch_counts_samples: bool = False
     closed: dict[str, KeyRule] = {}
-    when: tuple[_When, ...] = ()
     reference_points: dict[int, tuple[float, ...]] = {}
 
 
@@ -135,7 +131,6 @@ class Benchmark:
     workload: str | None = None
     epoch_counts_samples: bool = False
     closed: Mapping[str, KeyRule] = field(default_factory=dict)
-    when: tuple[_When, ...] = ()
     reference_points: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     card: SizeCard | None = None
 
@@ -187,7 +182,6 @@ class Ruleset:
             entry.required_runs,
             epoch_counts_samples=entry.epoch_counts_samples,
             closed=entry.closed,
-            when=entry.when,
             reference_points=entry.reference_points,
         )
 
@@ -310,6 +304,7 @@ def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
         entry.required_runs,
         size=size,
         workload=card.workload,
+        epoch_counts_samples=entry.eval_every_steps is not None,
         closed=keys,
         reference_points={point.global_batch_size: point.epochs for point in points.points} if points else {},
         card=entry,

@@ -12,7 +12,7 @@ from typing import Protocol
 import pytest
 
 from suite.commands.status import folder_status
-from suite.mllog import read_events
+from suite.log_reader import read_events
 from suite.record import RunRecord, summarise
 from suite.run_folder import RunFolder
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import check, judge_log
-from suite.compliance.reading import read_to_judge
 from suite.compliance.ruleset import ruleset, ruleset_names
-from suite.mllog import read_events
+from suite.log_reader import read_events
 from suite.record import summarise
 from suite.scoring import throughput, time_to_train
 from tests.fixtures.logs import hpc_run, our_run
@@ -71,7 +70,7 @@ def test_no_damage_crashes_the_checker(tmp_path: Path, inputs: int) -> None:
         path = folder / f"result_{number % 5}.txt"
         path.write_bytes(damage(chance.choice(BASES), chance))
         try:
-            judge_log(read_to_judge(path), ruleset(chance.choice(ruleset_names())), str(path))
+            judge_log(read_events(path, steps=False), ruleset(chance.choice(ruleset_names())), str(path))
             if number % 10 == 9:
                 check([folder], chance.choice([None, *ruleset_names()]))
                 records = [summarise(read_events(item)) for item in folder.iterdir()]
@@ -99,12 +98,12 @@ def test_steps_are_left_out_without_a_change_of_the_verdict(tmp_path: Path) -> N
     """Whatever happens to the lines of steps, what is found is what is found if all events are kept."""
     path = tmp_path / "result_0.txt"
     path.write_bytes(with_steps(20))
-    assert read_to_judge(path).skipped == 3 * (60 - 2)
+    assert read_events(path, steps=False).skipped == 3 * (60 - 2)
     whole, chance = with_steps(4), random.Random(1)
     for _ in range(300):
         path.write_bytes(damage(whole, chance))
         everything, judged = (
             [(item.rule, item.line, item.message) for item in judge_log(log, ruleset("3.0.0"), "x").findings]
-            for log in (read_events(path), read_to_judge(path))
+            for log in (read_events(path), read_events(path, steps=False))
         )
         assert judged == everything

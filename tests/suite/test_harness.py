@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from suite.mllog import Log, read_events
+from suite.log_reader import Log, read_events
 from suite.timing import PHASES
 
 HERE = Path(__file__).parent

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suite.mllog import EventLog, jsonable, read_events
+from suite.log_reader import read_events
+from suite.mllog import EventLog, jsonable
 
 
 def line(record: object) -> bytes:
@@ -123,6 +124,17 @@ def test_a_bad_record_is_a_problem_with_its_line(tmp_path: Path, raw: bytes, mes
     (problem,) = read.problems
     assert problem.line == 2
     assert message in problem.message
+
+
+def test_lines_that_are_events_only_together_are_problems(tmp_path: Path) -> None:
+    """Neighbouring lines are decoded together; a record that goes on in the next line must not pass for one."""
+    path = tmp_path / "log.txt"
+    whole = json.dumps(event())
+    halves = whole[:-1] + ', "more": [{"a": 1}', '{"b": 2}], "x": 0}, ' + whole
+    path.write_bytes("".join(f":::MLLOG {text}\n" for text in (whole, *halves, whole)).encode())
+    read = read_events(path)
+    assert [item.line for item in read.events] == [1, 4]
+    assert [item.line for item in read.problems] == [2, 3]
 
 
 @settings(max_examples=300, deadline=None)

@@ -12,7 +12,7 @@ import pytest
 from suite.card import ReferencePoints
 from suite.commands.rcp import reference_point
 from suite.compliance.ruleset import ruleset
-from suite.mllog import read_events
+from suite.log_reader import read_events
 from suite.record import RunRecord, summarise
 from tests.fixtures.logs import our_run, our_runs, write
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.mllog import read_events
+from suite.log_reader import read_events
 from suite.record import RunRecord, first_reaching, summarise
 from suite.workload import descriptor
 from tests.fixtures.logs import Line, Lines, append, at, chain, drop, edit, hpc_run, our_run, raw, write

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from suite.compliance import student_t
 from suite.compliance.ruleset import Benchmark, ruleset
-from suite.mllog import read_events
+from suite.log_reader import read_events
 from suite.record import Evaluation, RunRecord, summarise
 from suite.scoring import concurrent, failure, log_interval, throughput, time_to_train
 from tests.fixtures.logs import edit, our_run, our_runs, write
