@@ -21,6 +21,7 @@ PARTS = ("report.html", "report.json", "tables")
 Examples:
   mlhpc report runs/first -o report
   mlhpc report packages/ACME published/hpc_results_v3.0 -o comparison
+  mlhpc report runs/first ceilings.json --what-if other-machine.json
 """
 )
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -33,12 +34,20 @@ Examples:
     type=click.Choice(["csv", "parquet"]),
     help="Form of the tables.",
 )
+@click.option(
+    "--what-if",
+    "what_if",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Ceilings of a machine to predict the runs' time for; may be repeated.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing report.")
-def report(paths: tuple[Path, ...], output: Path, form: str, force: bool) -> None:
+def report(paths: tuple[Path, ...], output: Path, form: str, what_if: tuple[Path, ...], force: bool) -> None:
     """Compare results: one self-contained HTML page from run folders and results packages.
 
-    PATHS are run folders, packages (<submitter>/results/...) or whole rounds. OUTPUT gets report.html, report.json and
-    tables/ with the same numbers; docs/tables.md says what the columns mean.
+    PATHS are run folders, packages (<submitter>/results/...) or whole rounds, and ceilings files (`mlhpc ceilings`) of
+    their systems. OUTPUT gets report.html, report.json and tables/ with the same numbers; docs/tables.md says what the
+    columns mean.
     """
     existing = [path for name in PARTS if (path := output / name).exists()]
     if existing and not force:
@@ -49,12 +58,17 @@ def report(paths: tuple[Path, ...], output: Path, form: str, force: bool) -> Non
         raise click.UsageError("--tables parquet needs pyarrow: pip install pyarrow")
 
     from analysis.report import build
+    from analysis.roofline_inputs import read_inputs, split
     from analysis.study import study
     from analysis.targets import installed_cards
     from analysis.workers import started
 
-    checked = started(verdicts, paths)  # the check reads the same logs by its own rules, meanwhile
-    made = build(study(paths, installed_cards()), checked())
+    logs, files = split(paths)
+    if not logs:
+        raise click.UsageError(f"{files[0]}: ceilings alone are no report; give run folders or packages as well")
+    inputs = read_inputs(files, what_if)
+    checked = started(verdicts, logs)  # the check reads the same logs by its own rules, meanwhile
+    made = build(study(logs, installed_cards(), inputs), checked())
     _write(made, output, form)
     size = (output / "report.html").stat().st_size / 1e6
     click.echo(

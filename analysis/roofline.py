@@ -83,7 +83,7 @@ class Bounds:
     step_s: float
     terms: tuple[Term, ...]
     refused: tuple[Refusal, ...]
-    unknown: Mapping[str, str]
+    unknown: Mapping[Resource, str]
 
     @property
     def lower_s(self) -> float:
@@ -120,7 +120,9 @@ def bounds(step_s: float, demands: Mapping[Resource, Demand], roofs: Mapping[Res
 
     A term longer than the measured step is an input error (a wrong unit, number format or memory level) and is refused.
     """
-    terms, refused, unknown = [], [], {}
+    terms: list[Term] = []
+    refused: list[Refusal] = []
+    unknown: dict[Resource, str] = {}
     for resource in RESOURCES:
         demand, roof = demands.get(resource), roofs.get(resource, "no ceiling")
         if demand is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
 from analysis.decompose import choose, per_run, results
 from analysis.ingest import Tables, ingest
+from analysis.roofline_inputs import Inputs
 from analysis.selection import Selection
 from suite.card import Card
 
@@ -41,12 +42,16 @@ class NotAnswerableError(ValueError):
 
 @dataclass(frozen=True)
 class Study:
-    """``runs`` is `decompose.per_run` of every log, ``results`` one row per group, both with a ``label`` to show."""
+    """``runs`` is `decompose.per_run` of every log, ``results`` one row per group, both with a ``label`` to show.
+
+    ``inputs`` are the ceilings files that were given beside the logs.
+    """
 
     tables: Tables
     runs: pd.DataFrame
     results: pd.DataFrame
     selections: Mapping[str, Selection]
+    inputs: Inputs = field(default_factory=Inputs)
 
     def classes(self) -> list[tuple[str, pd.DataFrame]]:
         """Results by benchmark, size and mode, each with a heading: what may stand beside each other in a figure."""
@@ -57,7 +62,7 @@ class Study:
         return self.runs[self.runs["group"] == group]
 
 
-def study(paths: Sequence[Path], cards: Mapping[str, Card]) -> Study:
+def study(paths: Sequence[Path], cards: Mapping[str, Card], inputs: Inputs | None = None) -> Study:
     """Read paths and decompose. ValueError as of `ingest`."""
     tables = ingest(paths, cards)
     runs = per_run(tables.runs)
@@ -67,7 +72,7 @@ def study(paths: Sequence[Path], cards: Mapping[str, Card]) -> Study:
     rows["device"], rows["machine"] = _described(rows, tables)
     rows["name"], rows["label"] = _names(rows)
     runs["label"] = runs["group"].map(rows.set_index("group")["label"])
-    return Study(tables, runs, rows, selections)
+    return Study(tables, runs, rows, selections, inputs or Inputs())
 
 
 def heading(benchmark: str, size: str, mode: str) -> str:

@@ -1,0 +1,194 @@
+"""Ceilings files beside logs: read, checked, and matched to the systems of a report. Formats: docs/ceilings.md.
+
+A file is never guessed for a system: its system id is one of the system's names, or it is the only system that the files
+name, and then the report says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+VERSION = 1
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class MeasuredRoof(_Lenient):
+    """One roof of a file: per rank with all ranks active, FLOP/s or bytes/s."""
+
+    resource: str
+    name: str
+    mode: str | None = None
+    dtype: str | None = None
+    value: float = Field(gt=0, allow_inf_nan=False)
+    unit: Literal["FLOP/s", "B/s", "s"]
+    n: int = Field(ge=1)
+    spread: float | None = Field(None, ge=0)
+    size_bytes: float | None = None
+    shape: tuple[int, ...] | None = None
+    capacity_bytes: float | None = None
+    ranks: int | None = None
+    nodes: int | None = None
+    library: str | None = None
+
+    @property
+    def source(self) -> str:
+        """How it was measured: the number of repetitions and their spread, and what did it."""
+        spread = "" if self.spread is None else f", IQR {100 * self.spread:.2g} %"
+        by = f", {self.library}" if self.library else ""
+        return f"measured, n={self.n}{spread}{by}"
+
+
+class CurvePoint(_Lenient):
+    """One size; ``seconds`` of one call."""
+
+    x: float
+    value: float
+    seconds: float | None = None
+
+
+class Curve(_Lenient):
+    """Values over sizes, ascending."""
+
+    resource: str
+    name: str
+    mode: str | None = None
+    dtype: str | None = None
+    ranks: int | None = None
+    nodes: int | None = None
+    points: tuple[CurvePoint, ...]
+
+
+class Device(_Lenient):
+    """The device of one rank."""
+
+    type: str
+    name: str
+    threads: int | None = None
+    memory_bytes: float | None = None
+
+
+class NotMeasured(_Lenient):
+    """A resource without a roof, and why."""
+
+    resource: str
+    reason: str
+
+
+class Ceilings(_Lenient):
+    """A ceilings file."""
+
+    version: Literal[1]
+    kind: Literal["ceilings"]
+    system: str
+    date: str
+    ranks: int = Field(ge=1)
+    nodes: int = Field(ge=1)
+    quick: bool = False
+    device: Device
+    versions: Mapping[str, Any] = {}
+    roofs: tuple[MeasuredRoof, ...]
+    curves: tuple[Curve, ...] = ()
+    not_measured: tuple[NotMeasured, ...] = ()
+
+    @property
+    def ranks_per_node(self) -> float:
+        """Ranks that share a node."""
+        return self.ranks / self.nodes
+
+    @property
+    def title(self) -> str:
+        """System, date, ranks, device, versions: what a caption needs."""
+        torch = self.versions.get("torch")
+        counted = f"{self.ranks} rank{'s' * (self.ranks > 1)} on {self.nodes} node{'s' * (self.nodes > 1)}"
+        return f"{self.system}, {self.date[:10]}, {counted}, {self.device.name}" + (f", torch {torch}" if torch else "")
+
+    def of(self, resource: str) -> list[MeasuredRoof]:
+        """Its roofs of one resource."""
+        return [roof for roof in self.roofs if roof.resource == resource]
+
+    def why_not(self, resource: str) -> str:
+        """Why there is no roof of a resource."""
+        return next((n.reason for n in self.not_measured if n.resource == resource), "no ceiling measured")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a report was given beside logs. ``what_if`` are ceilings of machines to predict for."""
+
+    ceilings: tuple[Ceilings, ...] = ()
+    what_if: tuple[Ceilings, ...] = ()
+
+    def of_system(self, names: Iterable[str], ranks: float, nodes: float) -> tuple[Ceilings, str] | str:
+        """The file for a system by its names, and a remark; text says why there is none.
+
+        Of several files of a system the one with as many ranks on a node, else the nearest number.
+        """
+        known = {name.casefold() for name in names if name}
+        systems = sorted({file.system for file in self.ceilings})
+        matching = [system for system in systems if system.casefold() in known]
+        if len(matching) > 1:
+            return f"ceilings of several systems go by this system's names: {', '.join(matching)}"
+        remark = ""
+        if not matching:
+            if len(systems) != 1:
+                return f"no ceilings of this system; there are those of {', '.join(systems)}" if systems else NONE_GIVEN
+            remark = f"ceilings of {systems[0]!r} are taken for this system, the only ones given"
+            matching = systems
+        files = [file for file in self.ceilings if file.system == matching[0]]
+        per_node = ranks / nodes
+        best = min(files, key=lambda f: (abs(math.log(f.ranks_per_node / per_node)), abs(f.ranks - ranks), f.date))
+        return best, remark
+
+
+NONE_GIVEN = (
+    "no ceilings given: `mlhpc ceilings -o ceilings.json` measures them, and the file goes among the report's paths"
+)
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def split(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Logs and folders of logs; JSON files given by name, which are inputs beside them."""
+    files = [path for path in paths if path.is_file() and path.suffix == ".json"]
+    return [path for path in paths if path not in files], files
+
+
+def read_inputs(files: Sequence[Path], what_if: Sequence[Path] = ()) -> Inputs:
+    """Read ceilings files. ValueError is one line that names the file and what is wrong with it."""
+    return Inputs(
+        ceilings=tuple(read_ceilings(path) for path in files), what_if=tuple(read_ceilings(path) for path in what_if)
+    )
+
+
+def read_ceilings(path: Path) -> Ceilings:
+    """One ceilings file. ValueError says file and what is wrong."""
+    return validated(path, "ceilings", Ceilings)
+
+
+def validated(path: Path, kind: str, model: type[Model]) -> Model:
+    """A JSON file of a kind. ValueError says file, what was wanted and what was found."""
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not a JSON file: {str(error).splitlines()[0]}") from None
+    found = document.get("kind") if isinstance(document, dict) else None
+    if found != kind:
+        raise ValueError(f"{path}: expected a file of kind {kind!r}, found {found!r}")
+    if document.get("version") != VERSION:
+        raise ValueError(f"{path}: {kind} version {document.get('version')!r}; this suite reads {VERSION}")
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{path}: {place}: {first['msg']}") from None
