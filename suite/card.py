@@ -24,8 +24,12 @@ class _Frozen(BaseModel):
 
 
 class Constraint(_Frozen):
-    """What the closed division asks of one MLLOG key. An absent bound is no bound; bounds apply to numbers only."""
+    """What the closed division asks of one MLLOG key. An absent bound is no bound; bounds apply to numbers only.
 
+    ``when`` maps other keys to values: nothing is asked of this key in a log where one of those has another value.
+    """
+
+    when: dict[str, Any] | None = None
     count: Literal["exactly_one", "at_least_one", "optional"] = "exactly_one"
     at_least: float | None = None
     greater_than: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from suite import RULESET
@@ -27,11 +27,15 @@ def official_rules(benchmark: Benchmark, division: str = "closed") -> str:
     frame = _FRAME.format(
         init_ms=round(rules.data.init_minutes["open" if division == "open" else "closed"] * 60_000),
         metric=benchmark.metric,
+        epoch_follows="> s['epoch']" if benchmark.epoch_counts_samples else "== s['epoch'] + 1",
         reached=reached.format("v['value']"),
         last_reached=reached.format("s['last']"),
     )
     header = _HEADER.format(workload=benchmark.workload, size=benchmark.size, division=division)
-    return "\n".join([header, frame, *(_key(name, rule) for name, rule in keys.items())])
+    conditional = {name: rule for name, rule in keys.items() if rule.when}
+    remembered = {*conditional, *(key for rule in conditional.values() for key in rule.when or {})}
+    parts = [_key(name, rule, remembered=name in remembered) for name, rule in keys.items()]
+    return "\n".join([header, frame, *parts, *([_end(conditional)] if conditional else [])])
 
 
 def write_rules(folder: Path) -> list[Path]:
@@ -55,7 +59,7 @@ _HEADER = """\
 # v, and s as the state of the log.
 _FRAME = """
 - BEGIN:
-    CODE: "s.update({{'init': None, 'ready': False, 'start': None, 'stopped': False, 'epoch': 0, 'last': None}})"
+    CODE: "s.update({{'init': None, 'ready': False, 'start': None, 'stopped': False, 'epoch': 0, 'last': None, 'values': {{}}}})"
 
 - KEY:
     NAME: cache_clear
@@ -97,7 +101,7 @@ _FRAME = """
     REQ: AT_LEAST_ONE
     CHECK:
         - "s['start'] is not None and not s['stopped']"
-        - "v['metadata']['epoch_num'] == s['epoch'] + 1"
+        - "v['metadata']['epoch_num'] {epoch_follows}"
     POST: "s['epoch'] = v['metadata']['epoch_num']"
 
 - KEY:
@@ -132,15 +136,36 @@ _COUNTS = {"exactly_one": "EXACTLY_ONE", "at_least_one": "AT_LEAST_ONE", "option
 _NUMBER = "isinstance({0}, (int, float)) and not isinstance({0}, bool)"
 
 
-def _key(name: str, rule: KeyRule) -> str:
-    lines = ["- KEY:", f"    NAME: {name}", f"    REQ: {_COUNTS[rule.count]}"]
-    checks = list(_checks(rule, "v['value']"))
-    if rule.each is not None:
-        inner = " and ".join(_checks(rule.each, "x")) or "True"
-        checks.append(f"all({inner} for x in (v['value'] if isinstance(v['value'], list) else [v['value']]))")
+def _key(name: str, rule: KeyRule, *, remembered: bool) -> str:
+    count = "OPTIONAL" if rule.when else _COUNTS[rule.count]
+    lines = ["- KEY:", f"    NAME: {name}", f"    REQ: {count}"]
+    checks = [] if rule.when else _conditions(rule, "v['value']")
     if checks:
         lines += ["    CHECK:", *(f"        - {json.dumps(check)}" for check in checks)]
+    if remembered:
+        lines.append(f"    POST: \"s['values'].setdefault({name!r}, v['value'])\"")
     return "\n".join(lines) + "\n"
+
+
+def _end(conditional: Mapping[str, KeyRule]) -> str:
+    """What depends on other keys' values, which are known at the end of the log."""
+    checks = []
+    for name, rule in conditional.items():
+        value = f"s['values'][{name!r}]"
+        idle = [f"s['values'].get({key!r}) != {wanted!r}" for key, wanted in (rule.when or {}).items()]
+        idle += [f"{name!r} not in s['values']"] if rule.count == "optional" else []
+        asked = " and ".join([f"{name!r} in s['values']", *(f"({text})" for text in _conditions(rule, value))])
+        checks.append(" or ".join([*idle, f"({asked})"]))
+    return "\n".join(["- END:", "    CHECK:", *(f"        - {json.dumps(check)}" for check in checks)]) + "\n"
+
+
+def _conditions(rule: KeyRule, value: str) -> list[str]:
+    """All that is asked of a key's value, each as an expression."""
+    checks = list(_checks(rule, value))
+    if rule.each is not None:
+        inner = " and ".join(_checks(rule.each, "x")) or "True"
+        checks.append(f"all({inner} for x in ({value} if isinstance({value}, list) else [{value}]))")
+    return checks
 
 
 def _checks(rule: KeyRule, value: str) -> Iterator[str]:

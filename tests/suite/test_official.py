@@ -66,6 +66,7 @@ def toy() -> Benchmark:
         "dropout": Constraint(at_least=0, less_than=1, count="optional"),
         "train_samples": Constraint(equals=100),
         "shuffle": Constraint(equals=True),
+        "opt_max_grad_norm": Constraint(when={"opt_name": "LAMB"}, equals=1.0),
     }
     closed = {key: KeyRule.model_validate(rule.model_dump()) for key, rule in keys.items()}
     return Benchmark("deepcam", "eval_accuracy", 0.8, "max", 5, size="mini", workload="toy", closed=closed, card=card)
