@@ -6,7 +6,7 @@ How bad a finding is stands in the ruleset (rulesets/*.yaml), and so does everyt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -42,20 +42,24 @@ class LogContext:
     benchmark: Benchmark | None
 
     @cached_property
-    def by_key(self) -> dict[str, list[Event]]:
+    def by_key(self) -> Mapping[str, list[Event]]:
         """Events by key, in file order."""
-        groups: dict[str, list[Event]] = {}
-        for event in self.log.events:
-            groups.setdefault(event.key, []).append(event)
-        return groups
+        events = self.log.events
+        return {key: [events[index] for index in places] for key, places in self.log.places.items()}
 
     @cached_property
-    def position(self) -> dict[str, int]:
+    def position(self) -> Mapping[str, int]:
         """Index of the first event of each key."""
-        first: dict[str, int] = {}
-        for index, event in enumerate(self.log.events):
-            first.setdefault(event.key, index)
-        return first
+        return {key: places[0] for key, places in self.log.places.items()}
+
+    @cached_property
+    def key_rules(self) -> Mapping[str, KeyRule]:
+        """What the ruleset asks of the keys of this log."""
+        if not self.log.events:
+            return {}
+        first = {key: events[0].value for key, events in self.by_key.items()}
+        keys = self.ruleset.keys(self.benchmark, self.division)
+        return {key: rule for key, rule in keys.items() if rule.applies(first.get)}
 
     def first(self, key: str) -> Event | None:
         """The first event of a key."""
@@ -183,7 +187,7 @@ def key_conflict(context: LogContext) -> Iterator[Found]:
 
 @log_rule("key-value", "every value is one that the ruleset or the card allows", f"{HPC} 4 and the workload's card")
 def key_value(context: LogContext) -> Iterator[Found]:
-    for key, rule in _key_rules(context).items():
+    for key, rule in context.key_rules.items():
         for event in context.by_key.get(key, ()) if rule.asks else ():
             problem = None if event.value is None and key == mllog.SEED else rule.problem(event.value)
             if problem:
@@ -193,7 +197,7 @@ def key_value(context: LogContext) -> Iterator[Found]:
 
 @log_rule("key-near", "a sample count is exactly that of the benchmark", f"{HPC} 3")
 def key_near(context: LogContext) -> Iterator[Found]:
-    for key, rule in _key_rules(context).items():
+    for key, rule in context.key_rules.items():
         event = context.first(key)
         if event is not None and rule.about is not None and not rule.problem(event.value) and event.value != rule.about:
             yield event.line, f"{key} = {brief(event.value)}: expected {rule.about:g}"
@@ -481,7 +485,7 @@ def phases_sum(context: LogContext) -> Iterator[Found]:
 
 @log_rule("throughput-true", "the logged throughput is that of the epoch's samples and times, within 10 %", OURS)
 def throughput_true(context: LogContext) -> Iterator[Found]:
-    samples = context.record.train_samples
+    samples = _samples_per_epoch(context)
     epochs = {epoch.number: epoch for epoch in context.record.epochs if epoch.complete}
     for event in context.by_key.get(mllog.TRACKED_STATS, ()):
         value = finite(event.value.get("throughput")) if isinstance(event.value, dict) else None
@@ -511,29 +515,31 @@ def config_agrees(context: LogContext) -> Iterator[Found]:
             yield event.line, f"run_config has {name} = {brief(config[name])}, the events say {brief(expected)}"
 
 
-def _key_rules(context: LogContext) -> dict[str, KeyRule]:
-    if not context.log.events:
-        return {}
-    first = {key: events[0].value for key, events in context.by_key.items()}
-    keys = context.ruleset.keys(context.benchmark, context.division)
-    return {key: rule for key, rule in keys.items() if rule.applies(first.get)}
-
-
 _OF_TRAINING = ("epoch_start", "epoch_stop", "eval_start", "eval_stop", mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)
 
 
 def _missing(context: LogContext) -> Iterator[str]:
     """Required keys that do not occur; run_stop has a rule of its own."""
-    for key, rule in _key_rules(context).items():
+    for key, rule in context.key_rules.items():
         if rule.count != "optional" and key not in context.by_key and key != "run_stop":
             yield key
 
 
 def _repeated(context: LogContext) -> Iterator[tuple[str, list[Event]]]:
-    for key, rule in _key_rules(context).items():
+    for key, rule in context.key_rules.items():
         events = context.by_key.get(key, [])
         if rule.count == "exactly_one" and len(events) > 1:
             yield key, events
+
+
+def _samples_per_epoch(context: LogContext) -> float | None:
+    """Samples between two evaluations: an epoch, or the steps that the card has between them."""
+    card = context.benchmark.card if context.benchmark else None
+    if card is None or card.eval_every_steps is None:
+        return context.record.train_samples
+    batch = context.first(mllog.GLOBAL_BATCH_SIZE)
+    size = finite(batch.value) if batch else None
+    return None if size is None else size * card.eval_every_steps
 
 
 def _backwards(context: LogContext) -> Iterator[tuple[int, float, str]]:
