@@ -17,8 +17,9 @@ from suite.compliance import official
 from suite.compliance.check import check_log
 from suite.compliance.official_rules import official_rules, write_rules
 from suite.compliance.ruleset import Benchmark, KeyRule, ruleset
-from suite.workload import descriptors
-from tests.fixtures.logs import edit, hpc_run, our_run, our_runs, results, write
+from suite.config import load_config
+from suite.workload import descriptor, descriptors
+from tests.fixtures.logs import Line, edit, hpc_run, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
 
 GOLDEN = Path(__file__).parent.parent / "fixtures" / "official_rules_toy_mini_closed.yaml"
@@ -103,6 +104,40 @@ def test_their_engine_with_our_rules_agrees_with_us(tmp_path: Path, rules_file: 
         assert accepts(path, rules_file)
     elif case.rule not in BEYOND_THEIR_LANGUAGE:
         assert not accepts(path, rules_file)
+
+
+def run_of(workload: str, **changes: object) -> list[Line]:
+    """A log of a workload's own smoke config that reaches the target in its third epoch."""
+    chosen = descriptor(workload)
+    logged = chosen.load()(load_config(chosen, "smoke")).hyperparameters() | changes
+    missed = 0.01 if chosen.card().size("smoke").direction == "max" else 100.0
+    values = (missed, missed * 1.5, chosen.card().size("smoke").threshold)
+    return our_run(workload=workload, values=values, hyperparameters=logged)
+
+
+def verdicts(tmp_path: Path, workload: str, lines: list[Line]) -> tuple[list[str], bool]:
+    """Errors of ours, and whether their engine accepts the log by the rules that were generated for it."""
+    benchmark = ruleset("mlhpc-1.0").benchmark(descriptor(workload).card().mlperf_name, "smoke")
+    assert benchmark is not None
+    rules, log = tmp_path / "rules.yaml", write(tmp_path / "result_0.txt", lines)
+    rules.write_text(official_rules(benchmark), encoding="utf-8")
+    found = check_log(log, ruleset("mlhpc-1.0")).findings
+    return [item.message for item in found if item.severity == "error"], accepts(log, str(rules))
+
+
+@pytest.mark.parametrize("workload", sorted(descriptors()))
+def test_the_log_of_every_workload_passes_ours_and_theirs(tmp_path: Path, workload: str) -> None:
+    assert verdicts(tmp_path, workload, run_of(workload)) == ([], True)
+
+
+def test_flags_of_an_optimizer_are_asked_of_runs_with_that_optimizer(tmp_path: Path) -> None:
+    flags = {"opt_bias_correction": True, "opt_grad_averaging": True, "opt_max_grad_norm": 1.0}
+    assert verdicts(tmp_path / "all", "deepcam", run_of("deepcam", opt_name="LAMB", **flags)) == ([], True)
+    for flag in flags:
+        rest = {name: value for name, value in flags.items() if name != flag}
+        ours, theirs = verdicts(tmp_path / flag, "deepcam", run_of("deepcam", opt_name="LAMB", **rest))
+        assert ours == [f"required key {flag!r} is not logged"]
+        assert not theirs
 
 
 @pytest.mark.parametrize("case", [case for case in hpc() if "traversal" not in case.name], ids=lambda case: case.name)

@@ -90,6 +90,7 @@ class MoELM(Workload):
         """MLPerf Training's names where they exist; ours begin with ``moe_``."""
         own, moe = self._own, self._own.moe
         auxiliary = moe.balance in ("gshard", "importance_load") and not own.dense
+        computed = {"float32": "fp32", "bfloat16": "bfloat16"}[self.config.precision]
         return {
             "global_batch_size": self.config.global_batch_size,
             "max_sequence_length": own.context,
@@ -101,6 +102,9 @@ class MoELM(Workload):
             "opt_adamw_beta_1": own.adam_betas[0],
             "opt_adamw_beta_2": own.adam_betas[1],
             "opt_adamw_weight_decay": own.weight_decay,
+            "lowest_numerical_precision_in_linear": computed,
+            "lowest_numerical_precision_in_attn": computed,
+            "lowest_numerical_precision_in_comm": computed if self._ranks > 1 else "fp32",  # rows as computed; gradients
             "expert_parallelism": self._ranks,
             "moe_aux_loss_coeff": moe.balance_coefficient if auxiliary else 0.0,
             "moe_balance": "none" if own.dense else moe.balance,
