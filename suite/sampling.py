@@ -17,6 +17,18 @@ def epoch_order(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(n)
 
 
+def draws(seed: int, epoch: int, indices: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """One random 64-bit number per sample from (seed, epoch, index): SplitMix64 (doi:10.1145/2660193.2660195)."""
+    value = np.zeros(len(indices), dtype=np.uint64)
+    for part in (seed, epoch, indices):
+        value = value ^ np.asarray(part).astype(np.uint64)
+        value = value + np.uint64(0x9E3779B97F4A7C15)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        value = value ^ (value >> np.uint64(31))
+    return value
+
+
 def steps_per_epoch(n: int, global_batch_size: int) -> int:
     """Full global batches in an epoch; the samples left over are met in another epoch's order. ValueError if there is none."""
     if n < global_batch_size:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.sampling import check_batch, epoch_order, eval_batches, steps_per_epoch, train_batches
+from suite.sampling import check_batch, draws, epoch_order, eval_batches, steps_per_epoch, train_batches
 
 
 @given(n=st.integers(8, 200), per_rank=st.integers(1, 4), size=st.sampled_from([1, 2, 4]), epoch=st.integers(1, 50))
@@ -49,3 +49,10 @@ def test_batches_that_cannot_be_split_are_refused_with_those_that_can() -> None:
         check_batch(4, 8)
     with pytest.raises(ValueError, match="larger than the 5 training samples"):
         steps_per_epoch(5, 8)
+
+
+def test_draws_are_uniform_and_differ_between_samples_epochs_and_seeds() -> None:
+    values = draws(0, 1, np.arange(48 * 500))
+    assert np.bincount((values % np.uint64(48)).astype(int), minlength=48).min() > 400
+    assert len(np.unique(np.concatenate([draws(s, e, np.arange(500)) for s in range(5) for e in range(5)]))) == 12_500
+    assert draws(3, 4, np.array([17]))[0] == draws(3, 4, np.arange(20))[17]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from suite.sampling import draws
 from suite.shards import ShardReader
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
 
@@ -63,18 +64,6 @@ def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None
                 f"{root}: log1p(x) has mean {np.round(attributes['log1p_mean'], 3).tolist()} per channel, "
                 f"hyperparameters.input_mean says {list(config.input_mean)}: other data than the config is for"
             )
-
-
-def draws(seed: int, epoch: int, indices: NDArray[np.integer]) -> NDArray[np.uint64]:
-    """One random 64-bit number per sample from (seed, epoch, index): SplitMix64 (doi:10.1145/2660193.2660195)."""
-    value = np.zeros(len(indices), dtype=np.uint64)
-    for part in (seed, epoch, indices):
-        value = value ^ np.asarray(part).astype(np.uint64)
-        value = value + np.uint64(0x9E3779B97F4A7C15)
-        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        value = value ^ (value >> np.uint64(31))
-    return value
 
 
 def augment(x_NDHWC: NDArray[np.int16], draws_N: NDArray[np.uint64]) -> NDArray[np.int16]:

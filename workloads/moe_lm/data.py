@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from suite.sampling import draws
 from suite.shards import ShardReader
 from workloads.moe_lm.config import MoELMConfig
 
@@ -36,17 +37,7 @@ class TextData:
     def load(self, indices: Sequence[int] | NDArray[np.integer], *, seed: int, epoch: int) -> Batch:
         """Pieces of context + 1 bytes; where a training piece begins is a function of (seed, epoch, index)."""
         rows = self._reader.read(indices)["text"]
-        begins = piece_begins(seed, epoch, np.asarray(indices), rows.shape[1] - self._length + 1)
+        choices = np.uint64(rows.shape[1] - self._length + 1)
+        begins = (draws(seed, epoch, np.asarray(indices)) % choices).astype(np.int64)
         columns = begins[:, None] + np.arange(self._length)
         return {"bytes": torch.from_numpy(np.take_along_axis(rows, columns, axis=1))}
-
-
-def piece_begins(seed: int, epoch: int, indices: NDArray[np.integer], choices: int) -> NDArray[np.int64]:
-    """One number of 0..choices - 1 per index, from SplitMix64 of (seed, epoch, index) (doi:10.1145/2660193.2660195)."""
-    value = np.zeros(len(indices), dtype=np.uint64)
-    for part in (seed, epoch, indices):
-        value = (value ^ np.asarray(part).astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
-        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        value = value ^ (value >> np.uint64(31))
-    return (value % np.uint64(choices)).astype(np.int64)

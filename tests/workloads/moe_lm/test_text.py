@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from suite.config import load_config
 from suite.distributed import World
 from suite.shards import ShardReader, read_manifest
 from workloads.moe_lm import DESCRIPTOR
 from workloads.moe_lm import generate as generator
 from workloads.moe_lm.baselines import baselines
-from workloads.moe_lm.data import piece_begins
+from workloads.moe_lm.data import TextData
 from workloads.moe_lm.generate import SIZES, DataSize, convert, fetch, generate, training_rows, validation_rows
 from workloads.moe_lm.text import Language, in_validation, read_text
 
@@ -75,12 +77,15 @@ def test_training_rows_are_the_text() -> None:
     assert training_rows(bytes(range(20)), DataSize(4, 8, None, 1)).tolist() == [list(range(8)), list(range(8, 16))]
 
 
-def test_pieces_are_spread_evenly_and_depend_on_seed_epoch_and_index() -> None:
-    index = np.arange(5000)
-    begins = piece_begins(1, 2, index, 10)
-    assert np.bincount(begins, minlength=10).min() > 400
-    assert not np.array_equal(begins, piece_begins(1, 3, index, 10))
-    assert np.array_equal(begins[7:9], piece_begins(1, 2, index[7:9], 10))
+def test_a_piece_depends_on_seed_epoch_and_index_alone(smoke: Path) -> None:
+    data = TextData(smoke, "train", load_config(DESCRIPTOR, "smoke").hyperparameters)  # type: ignore[arg-type]
+    pieces = data.load(range(600), seed=1, epoch=2)["bytes"]
+    assert torch.equal(data.load([7, 300], seed=1, epoch=2)["bytes"], pieces[[7, 300]])
+    assert (pieces != data.load(range(600), seed=1, epoch=3)["bytes"]).any(dim=1).float().mean() > 0.9
+    rows = ShardReader(smoke, "train").read(range(600))["text"]
+    begins = [row.tobytes().find(piece.numpy().tobytes()) for row, piece in zip(rows, pieces, strict=True)]
+    assert min(begins) >= 0
+    assert np.histogram(begins, bins=8, range=(0, rows.shape[1] - pieces.shape[1] + 1))[0].min() > 40
 
 
 def test_a_folder_of_text_is_split_by_path(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
