@@ -1,0 +1,191 @@
+"""Figure: the extended roofline, for every resource the time its work would take at its ceiling, beside the measured step."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from analysis.drawing import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, bars, clip, listed
+from analysis.roofline import NAMES, RESOURCES, UNITS, si
+from analysis.roofline_cases import Case, by_class, measured_cases, published_cases
+from analysis.study import NotAnswerableError, Study
+
+TITLE = "Which resource bounds a step"
+CAPTION = (
+    "Extended roofline: T = Q / C of one rank and training step for each resource, Q what the step asked for, C the ceiling "
+    "in its regime. The grey band runs from the largest T (everything overlaps) to their sum (nothing overlaps); the bar is "
+    "the measured step. Filled signs: quantities logged or counted. Hollow signs: algorithmic bytes, or modelled ones. Small "
+    "thin signs: ceilings of vendors or literature, of which no percentage is taken. A T longer than the measured step is an "
+    "input error: it is not drawn, and the table says why. Sources of all ceilings are in the table."
+)
+ORDER = 41
+SHOWN = 14  # published results of a class
+LOOKS = dict(
+    zip(
+        RESOURCES,
+        ((BLUE, "o"), (GREEN, "s"), (ORANGE, "^"), (PURPLE, "D"), (VERMILION, "v"), (SKY, "P")),
+        strict=True,
+    )
+)
+
+
+def table(study: Study) -> pd.DataFrame:
+    """A row per result and resource."""
+    return pd.DataFrame([line for case in _cases(study) for line in _lines(case)])
+
+
+def answer(study: Study) -> str:
+    """Which resource binds each result, and how far it is from it."""
+    cases = _cases(study)
+    own = [case for case in cases if not case.modelled]
+    said = [sentence(case) for case in own]
+    if not own:
+        missing = _why_no_own(study)
+        best = {case.benchmark: case for case in sorted(cases, key=lambda c: -c.bounds.distance)}
+        said = [f"modelled, {sentence(case)}" for case in best.values()]
+        said += [f"own results: {missing}"] if missing else []
+    return listed(said)
+
+
+def sentence(case: Case) -> str:
+    """One result in one sentence."""
+    found = case.bounds
+    if found.binding is None:
+        refused = "; ".join(refusal.reason for refusal in found.refused)
+        return f"{case.label}: {found.verdict}" + (f" ({refused})" if refused else "")
+    place = f"{case.label} ({case.benchmark} {case.size})"
+    text = (
+        f"{place}: {NAMES[found.binding.resource]} binds, the step of {si(found.step_s)}s takes {found.distance:.3g} times the "
+        f"{si(found.lower_s)}s at that roof; {found.verdict}"
+    )
+    if case.scale is not None:
+        text += f"; the network roof is hit at {case.scale:,} ranks"
+    for refusal in found.refused:
+        text += f"; refused: {refusal.reason}"
+    return text + (f"; {case.remark}" if case.remark else "")
+
+
+def draw(study: Study) -> Figure:
+    """A panel per benchmark, size and kind of ceiling; a row per result."""
+    classes = [(title, cases[:SHOWN]) for title, cases in by_class(_cases(study))]
+    figure, axes = bars([len(cases) for _, cases in classes], 1, legend=True)
+    seen: set[str] = set()
+    for (title, cases), [axis] in zip(classes, axes, strict=True):
+        ordered = list(reversed(cases))
+        for place, case in enumerate(ordered):
+            seen |= _row(axis, place, case)
+        axis.set_yticks(range(len(ordered)), [_name(case) for case in ordered])
+        _scale(axis, ordered)
+        axis.set_title(clip(title, 80))
+        axis.set_xlabel("seconds of one training step")
+    last = axes[-1][0]
+    for resource in RESOURCES:
+        if resource in seen:
+            colour, marker = LOOKS[resource]
+            last.plot([], [], marker, color=colour, markersize=8, label=NAMES[resource])
+    last.plot([], [], "-", color=GREY, linewidth=9, alpha=0.4, label="largest to sum")
+    last.plot([], [], "|", color=INK, markersize=14, markeredgewidth=3, label="measured step")
+    figure.legend(*last.get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
+def _row(axis: Axes, place: int, case: Case) -> set[str]:
+    found = case.bounds
+    if found.terms:
+        axis.barh([place], [found.upper_s - found.lower_s], left=found.lower_s, height=0.5, color=GREY, alpha=0.4)
+    for term in found.terms:
+        colour, marker = LOOKS[term.resource]
+        known = term.demand.basis in {"counted", "logged"}
+        thin = term.roof.origin != "measured"
+        axis.plot(
+            [term.seconds], [place], marker, color=colour, markerfacecolor=colour if known else "none",
+            markersize=6 if thin else 9, markeredgewidth=0.9 if thin else 1.8,
+        )  # fmt: skip
+    axis.plot([found.step_s], [place], "|", color=INK, markersize=17, markeredgewidth=3)
+    text = "no roof known"
+    if found.binding is not None:
+        text = f"{si(found.step_s)}s = {found.distance:.3g} × {NAMES[found.binding.resource]}"
+    if found.refused:
+        text += f"; refused: {', '.join(NAMES[refusal.term.resource] for refusal in found.refused)}"
+    axis.annotate(text, (found.step_s, place), xytext=(9, 0), textcoords="offset points", va="center", ha="left")
+    return {term.resource for term in found.terms}
+
+
+def _scale(axis: Axes, cases: list[Case]) -> None:
+    seconds = [t.seconds for c in cases for t in c.bounds.terms] + [c.bounds.step_s for c in cases]
+    low, high = max(min(seconds), max(seconds) * 1e-6), max(seconds)
+    axis.set_xscale("log")
+    axis.set_xlim(low / 2, high * (high / low) ** 0.55 * 1.5)  # room for what is written right of the step
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{si(value)}s"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.grid(visible=False, axis="y")
+
+
+def _name(case: Case) -> str:
+    scale = "" if case.modelled else f", {case.ranks:g} rank{'s' * (case.ranks > 1)}"
+    return clip(case.label, 34) + scale + f", batch {case.batch:g}"
+
+
+def _lines(case: Case) -> list[dict[str, object]]:
+    found = case.bounds
+    head: dict[str, object] = {
+        "benchmark": case.benchmark,
+        "size": case.size,
+        "label": case.label,
+        "kind": "modelled" if case.modelled else "measured",
+        "ranks": case.ranks,
+        "global batch": case.batch,
+        "n": case.n,
+        "step [s]": found.step_s,
+        "band from [s]": found.lower_s,
+        "band to [s]": found.upper_s,
+        "verdict": found.verdict,
+        "network roof at [ranks]": case.scale,
+    }
+    measured = [(term, "") for term in found.terms] + [(r.term, f"refused: {r.reason}") for r in found.refused]
+    lines = []
+    for term, state in sorted(measured, key=lambda item: RESOURCES.index(item[0].resource)):
+        own = term.roof.origin == "measured"
+        binds = "binds" if term is found.binding else "in the band"
+        lines.append(
+            head
+            | {
+                "resource": NAMES[term.resource],
+                "Q per step and rank": term.demand.amount,
+                "unit": UNITS[term.resource],
+                "Q is": f"{term.demand.basis}: {term.demand.note}",
+                "C per second": term.roof.per_s,
+                "C is": term.roof.name,
+                "source of C": f"{term.roof.origin}: {term.roof.source}" if not own else term.roof.source,
+                "T = Q / C [s]": term.seconds,
+                "T / step": term.seconds / found.step_s if own and not state else math.nan,
+                "state": state or binds,
+            }
+        )
+    lines += [head | {"resource": NAMES[name], "state": f"unknown: {why}"} for name, why in found.unknown.items()]
+    return [line | {"ceilings of": case.ceilings.title if case.ceilings else ""} for line in lines]
+
+
+def _cases(study: Study) -> list[Case]:
+    """Own and published cases. NotAnswerableError where there are neither."""
+    theirs = published_cases(study)
+    try:
+        return measured_cases(study) + theirs
+    except NotAnswerableError:
+        if not theirs:
+            raise
+        return theirs
+
+
+def _why_no_own(study: Study) -> str:
+    if study.results["published"].all():
+        return ""
+    try:
+        measured_cases(study)
+    except NotAnswerableError as missing:
+        return str(missing)
+    return ""

@@ -1,0 +1,368 @@
+"""Results as cases for the rooflines: what one rank asked of each resource in a step, what it could get, and the step.
+
+Own results take measured ceilings (analysis.roofline_inputs), published ones the table of analysis.roofline_published.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.published import published
+from analysis.reading import LARGEST_PLAUSIBLE, STEP_PARTS
+from analysis.roofline import (
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    Bounds,
+    Demand,
+    Resource,
+    Ring,
+    Roof,
+    bounds,
+    fit_ring,
+    moved_by,
+    network_scale,
+    si,
+)
+from analysis.roofline_inputs import Ceilings, Curve, MeasuredRoof
+from analysis.roofline_published import modelled
+from analysis.study import NotAnswerableError, Study
+
+BUCKET_BYTES = 25 * 2**20  # of a DDP bucket of gradients, torch's default
+GRADIENT_BYTES = 4
+TF32 = ("tf32", "float32")  # what torch computes float32 convolutions in, on a GPU that has it
+COLLECTIVES: Mapping[Resource, int] = {"all_reduce": ALL_REDUCE, "all_to_all": ALL_TO_ALL}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A training step of one rank: ranks, samples, what is asked of each resource, seconds per phase."""
+
+    ranks: float
+    nodes: float
+    samples: float
+    precision: str
+    demands: Mapping[Resource, Demand]
+    phases: Mapping[str, float]
+    gradient_bytes: float
+    compute_note: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One result, or a published one (``ceilings`` None): its step and the bounds on it.
+
+    ``remark`` says what a reader must know of the ceilings, ``why_not`` why there are none.
+    """
+
+    label: str
+    benchmark: str
+    size: str
+    precision: str
+    ranks: float
+    batch: float
+    n: int
+    bounds: Bounds
+    work: Work | None
+    ceilings: Ceilings | None
+    remark: str = ""
+    scale: int | None = None
+
+    @property
+    def modelled(self) -> bool:
+        """True where no ceiling was measured."""
+        return self.ceilings is None
+
+
+def measured_cases(study: Study) -> list[Case]:
+    """Own results with ceilings. NotAnswerableError says what is missing."""
+    found, why = [], []
+    for row in study.results[~study.results["published"]].to_dict("records"):
+        work = work_of(study, row)
+        if isinstance(work, str):
+            why.append(f"{row['label']}: {work}")
+            continue
+        given = ceilings_of(study, row, work)
+        if isinstance(given, str):
+            why.append(given)
+            continue
+        file, remark = given
+        found.append(_case(row, work, file, remark))
+    if not found:
+        raise NotAnswerableError("; ".join(dict.fromkeys(why)) or "own results with phases and work per sample")
+    return found
+
+
+def published_cases(study: Study) -> list[Case]:
+    """Published results against modelled roofs: those of the study, else the shipped ones of its benchmarks, a machine's best."""
+    own = study.results[study.results["published"] & (study.results["mode"] == "strong")]
+    if len(own):
+        rows = own.assign(train_rate=own["train_rate.mean"])
+    else:
+        shipped = published()
+        rows = shipped[(shipped["mode"] == "strong") & shipped["benchmark"].isin(study.results["benchmark"])]
+        rows = rows.assign(label=rows["machine"] + " " + rows["units"].map("{:g}".format) + " · " + rows["round"])
+        rows = rows.sort_values("score_s").drop_duplicates(["benchmark", "machine"])
+    rows = rows[rows["carried_over_from"].isna()]
+    found = [(row, modelled({str(k): v for k, v in row.items()})) for row in rows.to_dict("records")]
+    return [
+        Case(
+            label=row["label"],
+            benchmark=row["benchmark"],
+            size=row["size"],
+            precision="",
+            ranks=float(row["units"]),
+            batch=float(row["global_batch_size"]),
+            n=int(row["n_averaged"]),
+            bounds=bounded,
+            work=None,
+            ceilings=None,
+        )
+        for row, bounded in found
+        if bounded is not None
+    ]
+
+
+def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
+    """What a step of a result asked for, mean over its averaged runs; text says what is missing."""
+    runs = study.runs[study.runs["run"].isin(study.selections[row["group"]].averaged)]
+    if runs.empty:
+        runs = study.runs_of(row["group"])
+    steps = steps_of(study)
+    runs = runs[runs["run"].isin(steps.index) & runs["step_forward_backward_s"].notna()]
+    if runs.empty:
+        return "step_phases events, which only this suite logs"
+    flops = _mean(runs, "executed_flops_per_sample")
+    ranks, batch = row["ranks"], row["global_batch_size"]
+    if not flops or not ranks or not batch:
+        return "work_per_sample, ranks and batch size, which this suite logs"
+    count = runs["run"].map(steps).to_numpy(float)
+    phases = {
+        part: float(np.mean(pd.to_numeric(runs[f"step_{part}_s"]).to_numpy(float) / count)) for part in STEP_PARTS
+    }
+    samples = batch / ranks
+    demands: dict[Resource, Demand] = {"compute": Demand(flops * samples, "logged", "executed FLOPs, closed form")}
+    if traffic := _mean(runs, "algorithmic_bytes_per_sample"):
+        demands["memory"] = Demand(traffic * samples, "algorithmic", "operands and results of every operator")
+    gradient = (_mean(runs, "model_parameters") or 0.0) * GRADIENT_BYTES
+    demands |= _communication(runs, ranks, gradient)
+    return Work(
+        ranks=float(ranks),
+        nodes=float(row["nodes"] or 1.0),
+        samples=samples,
+        precision=str(row["precision"] or "float32"),
+        demands=demands,
+        phases=phases,
+        gradient_bytes=gradient,
+    )
+
+
+def steps_of(study: Study) -> pd.Series:
+    """Training steps that each run's phases were measured over."""
+    windows = study.tables.phases.drop_duplicates(["run", "source", "epoch_num", "first_step"])
+    counts = windows[windows["source"] == "rank 0, window"].groupby("run")["steps"].sum()
+    return counts[counts.between(1, LARGEST_PLAUSIBLE)]
+
+
+def ceilings_of(study: Study, row: Mapping[str, Any], work: Work) -> tuple[Ceilings, str] | str:
+    """The ceilings file of a result's system and a remark; text says why there is none."""
+    systems = study.tables.systems.set_index("system_key")
+    names = {str(row["system"]), str(systems.loc[row["system_key"], "name"]), str(row["machine"])}
+    return study.inputs.of_system(names, work.ranks, work.nodes)
+
+
+def _communication(runs: pd.DataFrame, ranks: float, gradient_bytes: float) -> dict[Resource, Demand]:
+    _, moved = moved_by(ALL_REDUCE, ranks, gradient_bytes)
+    return {
+        "all_reduce": Demand(moved, "algorithmic", "float32 gradients once over a ring"),
+        "all_to_all": Demand(0.0, "algorithmic", "none"),
+    }
+
+
+def _case(row: Mapping[str, Any], work: Work, file: Ceilings, remark: str) -> Case:
+    step_s = sum(work.phases.values())
+    roofs = roofs_of(file, work)
+    return Case(
+        label=row["label"],
+        benchmark=row["benchmark"],
+        size=row["size"],
+        precision=work.precision,
+        ranks=work.ranks,
+        batch=work.samples * work.ranks,
+        n=int(row["n_averaged"]),
+        bounds=bounds(step_s, work.demands, roofs),
+        work=work,
+        ceilings=file,
+        remark=remark,
+        scale=scale_of(file, work, roofs),
+    )
+
+
+def scale_of(file: Ceilings, work: Work, roofs: Mapping[Resource, Roof | str]) -> int | None:
+    """n*: ranks at which the gradients' all-reduce takes as long as the computation at its roof, the global batch kept."""
+    ring, peak = ring_of(file, "all_reduce"), roofs["compute"]
+    if ring is None or isinstance(peak, str) or not work.gradient_bytes:
+        return None
+    total = work.demands["compute"].amount * work.ranks
+    return network_scale(
+        lambda ranks: total / ranks / peak.per_s, lambda ranks: ring.seconds(ranks, work.gradient_bytes)
+    )
+
+
+def roofs_of(file: Ceilings, work: Work) -> dict[Resource, Roof | str]:
+    """What one rank gets of each resource in the regime of this step; text says why there is no roof."""
+    share, shared = _share(file, work)
+    found: dict[Resource, Roof | str] = {}
+    for resource, choose in (
+        ("compute", _compute), ("memory", _memory), ("host_link", _host_link), ("storage", _storage),
+    ):  # fmt: skip
+        roof = choose(file, work)
+        found[resource] = roof if isinstance(roof, str) else replace(  # type: ignore[index]
+            roof, per_s=roof.per_s * share, name=roof.name + shared
+        )  # fmt: skip
+    for resource in COLLECTIVES:
+        found[resource] = _collective(file, resource, work)
+    return found
+
+
+def compute_roofs(file: Ceilings, precision: str) -> list[MeasuredRoof]:
+    """GEMM roofs that fit a number format, the sustained one first."""
+    wanted = TF32 if precision == "float32" and file.device.type == "cuda" else (precision,)
+    fitting = [roof for roof in file.of("compute") if roof.dtype in wanted and roof.unit == "FLOP/s"]
+    return sorted(fitting, key=lambda roof: (wanted.index(str(roof.dtype)), roof.mode != "sustained", -roof.value))
+
+
+def memory_levels(file: Ceilings) -> list[MeasuredRoof]:
+    """The fastest kernel's roof of each memory level, the smallest level first."""
+    best: dict[str, MeasuredRoof] = {}
+    for roof in file.of("memory"):
+        if roof.name not in best or roof.value > best[roof.name].value:
+            best[roof.name] = roof
+    return sorted(best.values(), key=lambda roof: roof.capacity_bytes or math.inf)
+
+
+def ring_of(file: Ceilings, resource: Resource) -> Ring | None:
+    """Latency and bandwidth of a collective from all sizes and rank counts that were measured."""
+    return fit_ring(
+        COLLECTIVES[resource],
+        [
+            (float(curve.ranks or file.ranks), point.x, point.seconds)
+            for curve in file.curves
+            if curve.resource == resource
+            for point in curve.points
+            if point.seconds
+        ],
+    )
+
+
+def _share(file: Ceilings, work: Work) -> tuple[float, str]:
+    """Factor from a rank of the file to a rank of the run where both share a host's cores otherwise; and how to say it."""
+    per_node = work.ranks / work.nodes
+    if file.device.type != "cpu" or math.isclose(file.ranks_per_node, per_node):
+        return 1.0, ""
+    return (
+        file.ranks_per_node / per_node,
+        f", measured with {file.ranks_per_node:g} ranks a node, shared by {per_node:g}",
+    )
+
+
+def _compute(file: Ceilings, work: Work) -> Roof | str:
+    fitting = compute_roofs(file, work.precision)
+    if not fitting:
+        measured = sorted({str(roof.dtype) for roof in file.of("compute")})
+        return f"no GEMM measured in {work.precision}, only in {', '.join(measured) or 'none'}"
+    return _roof(fitting[0], f"GEMM {fitting[0].dtype}, {fitting[0].mode}")
+
+
+def _memory(file: Ceilings, work: Work) -> Roof | str:
+    """The level that holds everything a step touches; counted bytes are those of the last level."""
+    levels = memory_levels(file)
+    if not levels:
+        return file.why_not("memory")
+    demand = work.demands.get("memory")
+    footprint = demand.amount / (file.device.threads or 1) if demand else math.inf
+    level = next((roof for roof in levels if footprint <= (roof.capacity_bytes or math.inf)), levels[-1])
+    return _roof(level, f"{level.name}, {level.mode}")
+
+
+def _host_link(file: Ceilings, work: Work) -> Roof | str:
+    links = [roof for roof in file.of("host_link") if roof.name == "host_to_device"]
+    if not links:
+        return file.why_not("host_link")
+    best = max(links, key=lambda roof: roof.value)
+    return _roof(best, f"host to device, {best.mode}")
+
+
+def _storage(file: Ceilings, work: Work) -> Roof | str:
+    """Warm reading, the most a loader can get: which of its bytes came from the disk the demand says, not the roof."""
+    reads = file.of("storage_read")
+    if not reads:
+        return file.why_not("storage_read")
+    best = max(reads, key=lambda roof: (roof.mode == "warm", roof.value))
+    return _roof(best, f"reading {best.name}, {best.mode}")
+
+
+def _collective(file: Ceilings, resource: Resource, work: Work) -> Roof | str:
+    """Bytes a rank must send over the time of the messages that carry them: buckets for gradients."""
+    demand = work.demands.get(resource)
+    if work.ranks == 1:
+        return "one rank communicates with nobody"
+    if demand is None or demand.amount == 0.0:
+        return file.why_not(resource)
+    whole = work.gradient_bytes if resource == "all_reduce" else demand.amount / (1 - 1 / work.ranks)
+    message = min(whole, float(BUCKET_BYTES))
+    curve = _nearest(file, resource, work.ranks)
+    if curve is not None:
+        seconds = _interpolated(curve, message)
+        _, moved = moved_by(COLLECTIVES[resource], curve.ranks or file.ranks, message)
+        points = f"{len(curve.points)} message sizes"
+        name = f"{curve.name}, {si(message)}B messages, {curve.ranks or file.ranks} ranks"
+        return Roof(moved / seconds, name, "measured", f"measured, {points}", 0.1)
+    roofs = file.of(resource)
+    if not roofs:
+        return file.why_not(resource)
+    best = min(roofs, key=lambda roof: abs(math.log((roof.ranks or file.ranks) / work.ranks)))
+    return _roof(best, f"{best.name}, {best.ranks or file.ranks} ranks")
+
+
+def _nearest(file: Ceilings, resource: Resource, ranks: float) -> Curve | None:
+    curves = [
+        curve for curve in file.curves if curve.resource == resource and sum(bool(p.seconds) for p in curve.points) > 1
+    ]
+    return min(curves, key=lambda curve: abs(math.log((curve.ranks or file.ranks) / ranks)), default=None)
+
+
+def _interpolated(curve: Curve, size: float) -> float:
+    """Seconds of one call, log-log between the measured sizes; beyond them at the bandwidth of the last, or its latency."""
+    points = [(point.x, point.seconds) for point in curve.points if point.seconds]
+    sizes, times = (np.log([float(p[k] or 0.0) for p in points]) for k in (0, 1))
+    if size > points[-1][0]:
+        return float(points[-1][1] or 0.0) * size / points[-1][0]
+    return float(np.exp(np.interp(math.log(size), sizes, times)))
+
+
+def _roof(roof: MeasuredRoof, name: str) -> Roof:
+    return Roof(roof.value, name, "measured", roof.source, roof.spread or 0.0)
+
+
+def _mean(runs: pd.DataFrame, column: str) -> float | None:
+    if column not in runs:
+        return None
+    values = pd.to_numeric(runs[column]).dropna()
+    return float(values.mean()) if len(values) else None
+
+
+def by_class(cases: list[Case]) -> Iterator[tuple[str, list[Case]]]:
+    """Cases by benchmark and size, own before published, each with a heading."""
+    keys = sorted(
+        {(case.benchmark, case.size, case.modelled) for case in cases}, key=lambda key: (key[0], key[2], key[1])
+    )
+    for benchmark, size, is_modelled in keys:
+        members = [c for c in cases if (c.benchmark, c.size, c.modelled) == (benchmark, size, is_modelled)]
+        title = f"{benchmark} · size {size}" + (" · published systems, modelled roofs" if is_modelled else "")
+        yield title, sorted(members, key=lambda case: case.bounds.step_s)
