@@ -1,0 +1,103 @@
+"""Images as batches: augmentation is a symmetry of the torus, baselines are what they say, wrong data are refused."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from suite.config import load_config
+from suite.distributed import World
+from suite.sampling import draws
+from suite.shards import ShardReader, read_manifest, verify
+from workloads.swinv2_moe import DESCRIPTOR
+from workloads.swinv2_moe import generate as generator
+from workloads.swinv2_moe.baselines import best_ridge, spectrum_linear
+from workloads.swinv2_moe.config import CLASSES, SwinV2MoEConfig
+from workloads.swinv2_moe.data import ImageData, augment
+
+
+def own(*overrides: str) -> SwinV2MoEConfig:
+    settings = ("hyperparameters.pixels=16", "hyperparameters.window=2", *overrides)
+    return load_config(DESCRIPTOR, "smoke", settings).hyperparameters  # type: ignore[return-value]
+
+
+def test_the_data_set_is_described(tiny_data: Path) -> None:
+    manifest = read_manifest(tiny_data)
+    assert verify(tiny_data, deep=True) == []
+    assert manifest.attributes["classes"] == list(CLASSES)
+    assert manifest.attributes["train_per_class"] == [4] * 10
+    assert manifest.attributes["validation_per_class"] == [2] * 10
+    assert [entry.samples for entry in manifest.splits["train"]] == [15, 15, 10]
+
+
+def test_no_image_is_in_both_splits(tiny_data: Path) -> None:
+    images = [image.tobytes() for split in ("train", "validation") for image in ImageData(tiny_data, split, own()).load(
+        range(20), seed=0, epoch=0
+    )["image"].numpy()]  # fmt: skip
+    assert len(set(images)) == 40
+
+
+@pytest.mark.parametrize("size", ["smoke", "mini", "small", "full"])
+def test_the_card_counts_the_samples(size: str) -> None:
+    card, settings = DESCRIPTOR.card().size(size), generator.SIZES[size]
+    assert (settings.train_samples, settings.validation_samples) == (card.train_samples, card.eval_samples)
+    assert settings.pixels**2 + 1 == card.sample_bytes
+    assert load_config(DESCRIPTOR, size).hyperparameters.pixels == settings.pixels  # type: ignore[attr-defined]
+    assert settings.train_samples % len(CLASSES) == settings.validation_samples % len(CLASSES) == 0
+
+
+def test_augmentation_is_one_of_all_symmetries_of_the_torus() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (4, 4), dtype=np.uint8)
+    moved = augment(np.tile(image, (4000, 1, 1)), draws(1, 2, np.arange(4000)))
+    expected = set()
+    for turns, mirrored, y, x in product(range(4), (False, True), range(4), range(4)):
+        turned = np.rot90(image.T if mirrored else image, turns)
+        expected.add(np.roll(turned, (y, x), (0, 1)).tobytes())
+    found, counts = np.unique(moved.reshape(4000, -1), axis=0, return_counts=True)
+    assert len(expected) == 128
+    assert {each.tobytes() for each in found} == expected
+    assert counts.min() > 10
+
+
+def test_augmentation_depends_on_seed_epoch_and_index_alone(tiny_data: Path) -> None:
+    data = ImageData(tiny_data, "train", own())
+    one = data.load([3], seed=1, epoch=2)["image"][0]
+    assert torch.equal(one, data.load([7, 3, 0], seed=1, epoch=2)["image"][1])
+    assert not torch.equal(one, data.load([3], seed=1, epoch=3)["image"][0])
+    plain = ImageData(tiny_data, "train", own("hyperparameters.augmentation=false")).load([3], seed=1, epoch=2)
+    assert torch.equal(plain["image"][0], torch.from_numpy(ShardReader(tiny_data, "train").read([3])["image"][0]))
+    assert plain["label"].tolist() == [3]
+    validation = ImageData(tiny_data, "validation", own())
+    assert torch.equal(validation.load([1], seed=0, epoch=0)["image"], validation.load([1], seed=5, epoch=3)["image"])
+
+
+def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path, tmp_path: Path, world: World) -> None:
+    with pytest.raises(ValueError, match="the config wants"):
+        ImageData(tiny_data, "train", own("hyperparameters.pixels=32"))
+    with pytest.raises(ValueError, match="the data have 10 classes, the config 12"):
+        ImageData(tiny_data, "train", own("hyperparameters.classes=12"))
+    with pytest.raises(ValueError, match="holds other data: seed"):
+        generator.generate(tiny_data, "smoke", seed=4, world=world)
+    with pytest.raises(ValueError, match="no public data"):
+        generator.convert(tmp_path, tmp_path / "new", world=world)
+    with pytest.raises(ValueError, match="no public data"):
+        generator.fetch(tmp_path)
+
+
+def test_the_ridge_classifier_finds_what_is_linear_and_nothing_else() -> None:
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((900, 6)), np.repeat([0, 1, 2], 300)
+    x[np.arange(900), y] += 4
+    assert best_ridge(x[::2], y[::2], x[1::2], y[1::2]) > 0.95
+    assert best_ridge(x[::2], random.permutation(y[::2]), x[1::2], y[1::2]) < 0.5
+
+
+def test_the_spectrum_is_of_the_image() -> None:
+    row = (127.5 + 100 * np.cos(2 * np.pi * 3 * np.arange(16) / 16)).astype(np.uint8)
+    features = spectrum_linear(np.tile(row, (16, 1))[None])
+    assert features.shape == (1, 16 * 9)
+    assert features[0].argmax() == 3

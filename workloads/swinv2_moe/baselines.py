@@ -1,0 +1,93 @@
+"""What needs no network: the commonest class, and linear classifiers on pixels and on power spectra."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+
+from suite.shards import ShardReader
+
+MAX_TRAIN_PIXELS = 1 << 25  # bounds the time of the classifiers: seconds
+MAX_FEATURES = 4096  # a classifier on more would need more samples than it is given
+RIDGES = (
+    1e-2,
+    1e-1,
+    1.0,
+    10.0,
+)  # of standardised features, per sample; the best on the validation split is what counts
+
+Floats = NDArray[np.floating[Any]]
+
+
+def baselines(root: Path) -> dict[str, float]:
+    """Accuracy on the validation split of ``commonest`` and of ridge classifiers on one-hot classes.
+
+    ``pixels_linear``: the image; ``spectrum_linear``: the logarithm of its two-dimensional power spectrum;
+    ``spectrum_quadratic``: that averaged over directions, with its variation over them, and all products of two of these.
+    Each sees at most `MAX_TRAIN_PIXELS` of the training split and has its penalty chosen on the validation split itself.
+    """
+    train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
+    pixels = int(np.prod(train.read([0])["image"].shape[1:]))
+    chosen = np.linspace(0, len(train) - 1, min(len(train), MAX_TRAIN_PIXELS // pixels)).astype(np.int64)
+    seen, wanted = train.read(chosen), validation.read(np.arange(len(validation)))
+    counts = np.bincount(seen["label"])
+    results = {"commonest": float((wanted["label"] == counts.argmax()).mean())}
+    for name, features in FEATURES.items():
+        x = features(seen["image"])
+        if x.shape[1] <= MAX_FEATURES:
+            results[name] = best_ridge(x, seen["label"], features(wanted["image"]), wanted["label"])
+    return results
+
+
+def best_ridge(x: Floats, y: NDArray[np.integer], x_wanted: Floats, y_wanted: NDArray[np.integer]) -> float:
+    """Accuracy of the linear classifier with the best penalty."""
+    mean, std = x.mean(axis=0), x.std(axis=0) + 1e-6
+    design, wanted = (x - mean) / std, (x_wanted - mean) / std
+    target = np.eye(int(y.max()) + 1)[y] - 1 / (int(y.max()) + 1)
+    values, vectors = np.linalg.eigh(design.T @ design)
+    projected, wanted = vectors.T @ (design.T @ target), wanted @ vectors
+    scores = (wanted @ (projected / (values + ridge * len(x))[:, None]) for ridge in RIDGES)
+    return max(float((score.argmax(axis=1) == y_wanted).mean()) for score in scores)
+
+
+def pixels_linear(images: NDArray[np.uint8]) -> Floats:
+    """The image."""
+    return images.reshape(len(images), -1).astype(np.float64)
+
+
+def spectrum_linear(images: NDArray[np.uint8]) -> Floats:
+    """Log power of every mode of the half plane."""
+    return np.log(_power(images)).reshape(len(images), -1)
+
+
+def spectrum_quadratic(images: NDArray[np.uint8]) -> Floats:
+    """Log of the mean power and of its relative variation per shell of wave numbers; these and their products."""
+    power = _power(images).reshape(len(images), -1)
+    n = images.shape[1]
+    k = np.hypot(np.fft.fftfreq(n)[:, None] * n, np.arange(n // 2 + 1)).ravel()
+    shell = np.minimum(np.rint(k).astype(int), n // 2)
+    bins = np.zeros((len(k), n // 2 + 1))
+    bins[np.arange(len(k)), shell] = 1
+    bins = bins[:, 1:] / bins[:, 1:].sum(axis=0)
+    mean = power @ bins
+    variation = np.log(1e-3 + (power**2 @ bins) / mean**2)
+    first = np.concatenate([np.log(mean), variation], axis=1)
+    first = (first - first.mean(axis=0)) / (first.std(axis=0) + 1e-6)
+    i, j = np.triu_indices(first.shape[1])
+    return np.concatenate([first, first[:, i] * first[:, j]], axis=1)
+
+
+FEATURES: dict[str, Callable[[NDArray[np.uint8]], Floats]] = {
+    "pixels_linear": pixels_linear,
+    "spectrum_linear": spectrum_linear,
+    "spectrum_quadratic": spectrum_quadratic,
+}
+
+
+def _power(images: NDArray[np.uint8]) -> Floats:
+    return np.abs(fft.rfft2(images.astype(np.float64) - 127.5)) ** 2 + 1.0

@@ -1,0 +1,222 @@
+"""What may be chosen about SwinV2-MoE and its training, and what follows: parameters, FLOPs, bytes. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from suite.workload import Hyperparameters, Work
+from workloads.moe.config import MoEConfig
+
+CLASSES = (  # the generating processes, in the order of the labels
+    "scale_free",
+    "anisotropic",
+    "banded",
+    "ising",
+    "allen_cahn",
+    "spinodal",
+    "droplets",
+    "spots",
+    "stripes",
+    "turbulence",
+)
+BIAS_HIDDEN = 512  # hidden width of the position bias's network, arXiv:2111.09883
+COSINE_WIDTH = 256  # of the cosine router, workloads/moe/router.py (which needs torch)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Shape of one transformer block. ``resolution`` and ``window`` are tokens along a side; ``experts`` None: dense FFN."""
+
+    stage: int
+    index: int
+    width: int
+    heads: int
+    resolution: int
+    window: int
+    shift: int
+    hidden: int
+    experts: MoEConfig | None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per sample."""
+        return self.resolution**2
+
+
+class SwinV2MoEConfig(Hyperparameters):
+    """SwinV2 (arXiv:2111.09883) with experts in the FFN of every second block of ``moe_stages``, as Tutel's SwinV2-MoE.
+
+    ``moe.hidden`` is for the first of ``moe_stages`` and doubles with the width in later ones. ``dense: true`` is the
+    dense model. A window never exceeds its stage's resolution; where it is equal, windows do not shift.
+    """
+
+    pixels: int = Field(ge=8)
+    patch: int = Field(4, ge=1)
+    window: int = Field(ge=2)
+    embed: int = Field(ge=8)
+    depths: tuple[int, ...] = Field(min_length=1)
+    heads: tuple[int, ...] = Field(min_length=1)
+    mlp_ratio: int = Field(4, ge=1)
+    channels: int = Field(1, ge=1)
+    classes: int = Field(len(CLASSES), ge=2)
+    moe_stages: tuple[int, ...] = Field(
+        (3, 4), description="1-based stages whose second, fourth, ... block has experts"
+    )
+    dense: bool = False
+    moe: MoEConfig
+    drop_path: float = Field(0.0, ge=0, lt=1, description="of the last block; grows linearly from 0 at the first")
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    augmentation: bool = Field(True, description="a symmetry of the square and a periodic shift per sample and epoch")
+    learning_rate: float = Field(gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    schedule_steps: int = Field(ge=1, description="cosine from the peak to final_fraction of it, then constant")
+    final_fraction: float = Field(0.01, ge=0, le=1)
+    weight_decay: float = Field(0.05, ge=0, description="of matrices; not of biases, norms, scales and position biases")
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    clip_norm: float = Field(5.0, gt=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        stages = len(self.depths)
+        if len(self.heads) != stages:
+            raise ValueError(f"heads has {len(self.heads)} entries for {stages} stages of depths")
+        if self.pixels % (self.patch << (stages - 1)):
+            raise ValueError(f"{self.pixels} pixels are not patches of {self.patch}, halved {stages - 1} times")
+        for stage in range(stages):
+            resolution, window = self.resolution(stage), min(self.window, self.resolution(stage))
+            if resolution % window:
+                raise ValueError(
+                    f"stage {stage + 1}: windows of {window} do not tile {resolution} x {resolution} tokens"
+                )
+            if (self.embed << stage) % self.heads[stage]:
+                raise ValueError(f"stage {stage + 1}: width {self.embed << stage} is not {self.heads[stage]} heads")
+        if not self.dense and not any(block.experts for block in self.blocks()):
+            raise ValueError(f"moe_stages {list(self.moe_stages)} gives no block experts; dense: true asks for that")
+        return self
+
+    def resolution(self, stage: int) -> int:
+        """Tokens along a side of a 0-based stage."""
+        return self.pixels // self.patch >> stage
+
+    def blocks(self) -> Iterator[Block]:
+        """All blocks in order."""
+        first = min(self.moe_stages, default=1)
+        for stage, depth in enumerate(self.depths):
+            width, resolution = self.embed << stage, self.resolution(stage)
+            window = min(self.window, resolution)
+            for index in range(depth):
+                experts = None
+                if not self.dense and stage + 1 in self.moe_stages and index % 2:
+                    experts = self.moe.model_copy(update={"hidden": self.moe.hidden << (stage + 1 - first)})
+                shift = window // 2 if index % 2 and window < resolution else 0
+                hidden = self.mlp_ratio * width
+                yield Block(stage, index, width, self.heads[stage], resolution, window, shift, hidden, experts)
+
+    @property
+    def final_width(self) -> int:
+        """Width of the last stage."""
+        return self.embed << (len(self.depths) - 1)
+
+
+def learning_rate(config: SwinV2MoEConfig, step: int) -> float:
+    """The rate of a 0-based step: linear warm-up, cosine, constant."""
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    span = max(1, config.schedule_steps - config.warmup_steps)
+    progress = min(1.0, (step - config.warmup_steps) / span)
+    low = config.final_fraction
+    return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def parameter_count(config: SwinV2MoEConfig, *, active: bool = False) -> int:
+    """Trainable parameters of the whole model; ``active``: those that a token passes."""
+    total = config.patch**2 * config.channels * config.embed + 3 * config.embed
+    for stage in range(len(config.depths) - 1):
+        width = config.embed << stage
+        total += 8 * width**2 + 4 * width
+    for block in config.blocks():
+        width = block.width
+        attention = 4 * width**2 + 3 * width + block.heads + BIAS_HIDDEN * (3 + block.heads)
+        total += attention + 4 * width + _ffn_parameters(block, active=active)
+    return total + config.final_width * (2 + config.classes) + config.classes
+
+
+def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int) -> Work:
+    """FLOPs and compulsory bytes of training on one sample (docs/swinv2_moe.md says what is counted).
+
+    Beside what the algorithm asks, the code computes the position biases once per batch, and with a capacity factor its
+    experts compute C rows, empty or not.
+    """
+    traffic = (
+        config.resolution(0) ** 2 * (config.patch**2 * config.channels + 3 * config.embed) + 2 * config.final_width
+    )
+    for stage in range(1, len(config.depths)):
+        traffic += 6 * config.resolution(stage) ** 2 * (config.embed << stage)
+    extra = 0.0
+    for block in config.blocks():
+        entries = (2 * block.window - 1) ** 2 / global_batch_size
+        extra += entries * BIAS_HIDDEN * (2 * 4.0 + 3 * 2.0 * block.heads)  # offsets need no gradient
+        traffic += block.tokens * _traffic(block)
+        own = block.experts
+        if own is not None and own.dispatch != "dropless" and (own.capacity_factor is None or own.capacity_factor > 0):
+            factor = 1.0 if own.capacity_factor is None else own.capacity_factor
+            extra += 3 * (factor - 1.0) * block.tokens * 2.0 * own.top_k * _expert(block)
+    model = 3 * forward_flops(config) - _patch_flops(config)  # images need no gradient
+    optimizer = parameter_count(config) * 4.0 * 9 / global_batch_size  # read w twice, g, m, v; write g, w, m, v
+    return Work(model, model + extra, 3.0 * element_bytes * traffic + optimizer)
+
+
+def forward_flops(config: SwinV2MoEConfig) -> float:
+    """FLOPs of inference on one sample, 2 per multiply-add."""
+    flops = _patch_flops(config) + 2.0 * config.final_width * config.classes
+    for stage in range(1, len(config.depths)):
+        flops += 4.0 * config.resolution(stage) ** 2 * (config.embed << stage) ** 2
+    return flops + sum(
+        block.tokens * (_matrix_flops(block) + 4.0 * block.window**2 * block.width) for block in config.blocks()
+    )
+
+
+def _patch_flops(config: SwinV2MoEConfig) -> float:
+    return 2.0 * config.resolution(0) ** 2 * config.patch**2 * config.channels * config.embed
+
+
+def _expert(block: Block) -> int:
+    """Weights of one expert's matrices."""
+    assert block.experts is not None
+    return (3 if block.experts.activation == "swiglu" else 2) * block.width * block.experts.hidden
+
+
+def _ffn_parameters(block: Block, *, active: bool) -> int:
+    own, width = block.experts, block.width
+    if own is None:
+        return 2 * width * block.hidden + block.hidden + width
+    biases = own.hidden + width if own.bias else 0
+    return (own.top_k if active else own.experts) * (_expert(block) + biases) + _router(block)
+
+
+def _router(block: Block) -> int:
+    assert block.experts is not None
+    if block.experts.router == "cosine":
+        return COSINE_WIDTH * (block.width + block.experts.experts) + 1
+    return block.width * block.experts.experts
+
+
+def _matrix_flops(block: Block) -> float:
+    """Per token: projections, FFN and router."""
+    own, width = block.experts, block.width
+    ffn = 2 * width * block.hidden if own is None else own.top_k * _expert(block) + _router(block)
+    return 2.0 * (4 * width**2 + ffn)
+
+
+def _traffic(block: Block) -> float:
+    """Elements per token: every operator reads its inputs and writes its outputs once; scores stay on the chip."""
+    own, width = block.experts, block.width
+    attention = 15 * width
+    if own is None:
+        return attention + 7 * width + 4 * block.hidden
+    return attention + own.experts + width * (7 + 5 * own.top_k) + 4 * own.top_k * own.hidden

@@ -1,0 +1,61 @@
+"""Images as batches: shards through the memory map, each under a symmetry of the square and a periodic shift."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from suite.sampling import draws
+from suite.shards import ShardReader
+from workloads.swinv2_moe.config import SwinV2MoEConfig
+
+if TYPE_CHECKING:
+    from suite.workload import Batch
+
+
+class ImageData:
+    """One split. Batches hold ``image``: uint8 (N, P, P) and ``label``: uint8 (N,)."""
+
+    def __init__(self, root: Path, split: str, config: SwinV2MoEConfig) -> None:
+        self._reader = ShardReader(root, split)
+        self._augment = config.augmentation and split == "train"
+        found = {name: (array.shape[1:], str(array.dtype)) for name, array in self._reader.read([0]).items()}
+        for name, wanted in {"image": ((config.pixels,) * 2, "uint8"), "label": ((), "uint8")}.items():
+            if found.get(name) != wanted:
+                raise ValueError(f"{root}: dataset {name!r} is {found.get(name)}, the config wants {wanted}")
+        classes = self._reader.manifest.attributes.get("classes", ())
+        if len(classes) != config.classes:
+            raise ValueError(f"{root}: the data have {len(classes)} classes, the config {config.classes}")
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def load(self, indices: Sequence[int] | NDArray[np.integer], *, seed: int, epoch: int) -> Batch:
+        """The samples of ``indices``; those of the training split augmented by a function of (seed, epoch, index)."""
+        arrays = self._reader.read(indices)
+        image = arrays["image"]
+        if self._augment:
+            image = augment(image, draws(seed, epoch, np.asarray(indices)))
+        return {"image": torch.from_numpy(image), "label": torch.from_numpy(arrays["label"])}
+
+
+def augment(image_NPP: NDArray[np.uint8], draws_N: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    """Each image, which is periodic, under one of the 8 symmetries of the square and a shift, chosen by its random number."""
+    n_images, n = image_NPP.shape[:2]
+    rest, symmetry = np.divmod(draws_N, np.uint64(8))
+    walk = np.arange(n)
+    along = []
+    for axis in range(2):
+        rest, shift = np.divmod(rest, np.uint64(n))
+        backwards = (symmetry >> np.uint64(axis)) & np.uint64(1)
+        along.append((np.where(backwards[:, None], n - 1 - walk, walk) + shift[:, None].astype(np.int64)) % n)
+    swapped = (symmetry >= 4)[:, None, None]
+    row, column = along[0][:, :, None], along[1][:, None, :]
+    source = np.where(swapped, row + n * column, n * row + column)
+    flat = np.ascontiguousarray(image_NPP).reshape(n_images, -1)
+    return np.take_along_axis(flat, source.reshape(n_images, -1), axis=1).reshape(image_NPP.shape)

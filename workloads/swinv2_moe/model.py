@@ -1,0 +1,250 @@
+"""SwinV2 with dense or MoE FFNs (arXiv:2111.09883, arXiv:2206.03382). Knows no parallelism beyond its layers' own.
+
+N samples, R tokens along a side, W windows per sample, L tokens per window, C width, A heads, X width of a head, T = N * R * R.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workloads.moe.all_to_all import ExpertMesh
+from workloads.moe.layer import MoELayer
+from workloads.moe.router import Router
+from workloads.swinv2_moe.config import BIAS_HIDDEN, Block, SwinV2MoEConfig
+
+INIT_STD = 0.02
+FIRST_SCALE = 10.0  # of the cosine attention, and its bound: 1 / tau with tau >= 0.01
+MAX_SCALE = 100.0
+MAX_BIAS = 16.0  # 16 sigmoid(.) keeps the position bias in the range of the scores
+LOG_RANGE = 8.0  # offsets are scaled to 8 at the window's edge before the logarithm
+
+
+class SwinV2MoE(nn.Module):
+    """Images (N, P, P) of bytes, one channel, or (N, channels, P, P), to logits (N, classes) and the routers' auxiliary loss."""
+
+    def __init__(self, config: SwinV2MoEConfig, mesh: ExpertMesh | None = None) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(config.channels, config.embed, config.patch, stride=config.patch)
+        self.patch_norm = nn.LayerNorm(config.embed)
+        blocks = list(config.blocks())
+        rates = [config.drop_path * number / max(1, len(blocks) - 1) for number in range(len(blocks))]
+        self.stages = nn.ModuleList(
+            nn.ModuleList(
+                SwinBlock(block, rate, mesh) for block, rate in zip(blocks, rates, strict=True) if block.stage == stage
+            )
+            for stage in range(len(config.depths))
+        )
+        self.merges = nn.ModuleList(PatchMerging(config.embed << stage) for stage in range(len(config.depths) - 1))
+        self.norm = nn.LayerNorm(config.final_width)
+        self.head = nn.Linear(config.final_width, config.classes)
+        for module in self.modules():
+            _initialise(module)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and auxiliary loss."""
+        x_NRRC = self.patches(scale_images(images, self.patches.weight.dtype)).permute(0, 2, 3, 1)
+        x_NRRC = self.patch_norm(x_NRRC)
+        auxiliary = torch.zeros((), device=x_NRRC.device)
+        for number, stage in enumerate(self.stages):
+            if number:
+                x_NRRC = self.merges[number - 1](x_NRRC)
+            for block in stage:
+                x_NRRC, loss = block(x_NRRC)
+                auxiliary = auxiliary + loss
+        return self.head(self.norm(x_NRRC).mean(dim=(1, 2))), auxiliary
+
+    def moe_layers(self) -> dict[str, MoELayer]:
+        """The MoE layers by name."""
+        return {name: module for name, module in self.named_modules() if isinstance(module, MoELayer)}
+
+
+class SwinBlock(nn.Module):
+    """Window attention and FFN, each normalised *after* it and then added to the stream (residual post-norm)."""
+
+    def __init__(self, shape: Block, drop_path: float, mesh: ExpertMesh | None) -> None:
+        super().__init__()
+        self.attention = WindowAttention(shape.width, shape.heads, shape.resolution, shape.window, shape.shift)
+        self.attention_norm, self.ffn_norm = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
+        self.ffn: DenseFFN | MoELayer
+        if shape.experts is None:
+            self.ffn = DenseFFN(shape.width, shape.hidden)
+        else:
+            self.ffn = MoELayer(shape.width, shape.experts, mesh)
+        self.drop_path = drop_path
+
+    def forward(self, x_NRRC: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream, and the auxiliary loss (0 without experts)."""
+        x_NRRC = x_NRRC + self._dropped(self.attention_norm(self.attention(x_NRRC)))
+        if isinstance(self.ffn, MoELayer):
+            out = self.ffn(x_NRRC.flatten(0, 2))
+            y_NRRC, loss = out.y_TD.view_as(x_NRRC), out.auxiliary_loss
+        else:
+            y_NRRC, loss = self.ffn(x_NRRC), x_NRRC.new_zeros(())
+        return x_NRRC + self._dropped(self.ffn_norm(y_NRRC)), loss
+
+    def _dropped(self, x_NRRC: Tensor) -> Tensor:
+        """Stochastic depth, arXiv:1603.09382: the branch of a whole sample is left out, the others make up for it."""
+        if not self.training or not self.drop_path:
+            return x_NRRC
+        kept = torch.rand(len(x_NRRC), 1, 1, 1, device=x_NRRC.device) >= self.drop_path
+        return x_NRRC * (kept.to(x_NRRC.dtype) / (1 - self.drop_path))
+
+
+class WindowAttention(nn.Module):
+    """Self-attention inside windows of a (shifted) grid: (N, R, R, C) to (N, R, R, C).
+
+    Scores are cosines times a learned scale per head, plus a position bias, and none across the seam of the shift.
+    """
+
+    mask_WLL: Tensor | None
+
+    def __init__(self, width: int, heads: int, resolution: int, window: int, shift: int) -> None:
+        super().__init__()
+        self.heads, self.window, self.shift = heads, window, shift
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.q_bias, self.v_bias = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.zeros(width))
+        self.log_scale_A11 = nn.Parameter(torch.full((heads, 1, 1), math.log(FIRST_SCALE)))
+        self.position_bias = PositionBias(heads, window)
+        self.out = nn.Linear(width, width)
+        self.register_buffer("mask_WLL", shift_mask(resolution, window, shift) if shift else None, persistent=False)
+
+    def forward(self, x_NRRC: Tensor) -> Tensor:
+        """Attend."""
+        n, resolution, _, width = x_NRRC.shape
+        windows = (resolution // self.window) ** 2
+        x_NWLC = to_windows(x_NRRC.roll((-self.shift, -self.shift), (1, 2)) if self.shift else x_NRRC, self.window)
+        bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
+        qkv = F.linear(x_NWLC, self.qkv.weight, bias).view(n, windows, -1, 3, self.heads, width // self.heads)
+        # windows and heads are one dimension, so that the bias of a window and head is not repeated for every sample
+        q, k, v = qkv.permute(3, 0, 1, 4, 2, 5).flatten(2, 3).unbind(0)
+        scale_A11 = self.log_scale_A11.clamp(max=math.log(MAX_SCALE)).exp()
+        q = F.normalize(q, dim=-1) * scale_A11.repeat(windows, 1, 1)
+        bias_BLL = self._bias(windows).to(v.dtype)
+        y = F.scaled_dot_product_attention(q.to(v.dtype), F.normalize(k, dim=-1).to(v.dtype), v, bias_BLL, scale=1.0)
+        y_NWLC = y.view(n, windows, self.heads, -1, width // self.heads).transpose(2, 3).flatten(3)
+        y_NRRC = from_windows(self.out(y_NWLC), resolution)
+        return y_NRRC.roll((self.shift, self.shift), (1, 2)) if self.shift else y_NRRC
+
+    def _bias(self, windows: int) -> Tensor:
+        """What is added to the scores of every window and head: (W * A, L, L)."""
+        bias_ALL = self.position_bias()
+        if self.mask_WLL is None:
+            return bias_ALL.repeat(windows, 1, 1)
+        return (self.mask_WLL[:, None] + bias_ALL).flatten(0, 1)
+
+
+class PositionBias(nn.Module):
+    """The log-spaced continuous position bias: a small network of the offset between two tokens of a window, (A, L, L).
+
+    ``trained_window`` is the window whose offsets the network has learned: given that, weights go over to another window.
+    """
+
+    offsets_O2: Tensor
+    index_LL: Tensor
+
+    def __init__(self, heads: int, window: int, trained_window: int | None = None) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(2, BIAS_HIDDEN)
+        self.out = nn.Linear(BIAS_HIDDEN, heads, bias=False)
+        self.register_buffer("offsets_O2", log_offsets(window, trained_window or window).float(), persistent=False)
+        self.register_buffer("index_LL", offset_index(window), persistent=False)
+
+    def forward(self) -> Tensor:
+        """The bias of every pair of tokens."""
+        table_OA = MAX_BIAS * self.out(F.relu(self.hidden(self.offsets_O2))).sigmoid()
+        return table_OA[self.index_LL].permute(2, 0, 1)
+
+
+class PatchMerging(nn.Module):
+    """Squares of 2 x 2 tokens become one of twice the width; normalised after the reduction."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
+        self.norm = nn.LayerNorm(2 * width)
+
+    def forward(self, x_NRRC: Tensor) -> Tensor:
+        """(N, R, R, C) to (N, R/2, R/2, 2C)."""
+        n, resolution, _, width = x_NRRC.shape
+        half = resolution // 2
+        square = x_NRRC.view(n, half, 2, half, 2, width).permute(0, 1, 3, 4, 2, 5)
+        return self.norm(self.reduction(square.flatten(3)))
+
+
+class DenseFFN(nn.Module):
+    """The FFN of blocks without experts."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) to (..., C)."""
+        return self.down(F.gelu(self.up(x)))
+
+
+def scale_images(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes to mean 0 and variance 1 (their histogram is uniform), with a channel dimension."""
+    if images.ndim == 3:
+        images = images[:, None]
+    return (images.to(dtype) - 127.5) * (math.sqrt(12) / 256)
+
+
+def to_windows(x_NRRC: Tensor, window: int) -> Tensor:
+    """(N, R, R, C) to (N, W, L, C), windows and their tokens row by row."""
+    n, resolution, _, width = x_NRRC.shape
+    side = resolution // window
+    x = x_NRRC.view(n, side, window, side, window, width).transpose(2, 3)
+    return x.reshape(n, side * side, window * window, width)
+
+
+def from_windows(x_NWLC: Tensor, resolution: int) -> Tensor:
+    """The inverse of `to_windows`."""
+    n, windows, tokens, width = x_NWLC.shape
+    side, window = math.isqrt(windows), math.isqrt(tokens)
+    x = x_NWLC.view(n, side, side, window, window, width).transpose(2, 3)
+    return x.reshape(n, resolution, resolution, width)
+
+
+def shift_mask(resolution: int, window: int, shift: int) -> Tensor:
+    """(W, L, L): 0 where two tokens of a window of the shifted grid were neighbours before the shift, else -inf.
+
+    Along an axis the last window holds two regions: what was there, and what came around from the other edge.
+    """
+    side = torch.arange(resolution)
+    region = (side >= resolution - window).long() + (side >= resolution - shift).long()
+    both = (3 * region[:, None] + region)[None, :, :, None]
+    region_WL = to_windows(both, window)[0, :, :, 0]
+    different = region_WL[:, :, None] != region_WL[:, None, :]
+    return torch.zeros(different.shape).masked_fill(different, -math.inf)
+
+
+def log_offsets(window: int, trained_window: int) -> Tensor:
+    """((2 window - 1)^2, 2): offsets along both axes, sign(d) log2(1 + |8 d / (trained_window - 1)|) / 3."""
+    side = torch.arange(1 - window, window, dtype=torch.float64) * (LOG_RANGE / max(1, trained_window - 1))
+    logs = side.sign() * (1 + side.abs()).log2() / math.log2(LOG_RANGE)
+    return torch.stack(torch.meshgrid(logs, logs, indexing="ij"), dim=-1).view(-1, 2)
+
+
+def offset_index(window: int) -> Tensor:
+    """(L, L): the row of `log_offsets` that belongs to a pair of tokens."""
+    place = torch.arange(window)
+    apart = place[:, None] - place[None, :] + window - 1
+    rows = apart[:, None, :, None] * (2 * window - 1) + apart[None, :, None, :]
+    return rows.reshape(window * window, window * window)
+
+
+def _initialise(module: nn.Module) -> None:
+    """Normal weights and zero biases; a block begins as the identity (arXiv:2111.09883). MoE layers keep their own."""
+    for child in module.children():
+        if isinstance(child, nn.Linear | nn.Conv2d) and not isinstance(module, Router):
+            nn.init.trunc_normal_(child.weight, std=INIT_STD)
+            if child.bias is not None:
+                nn.init.zeros_(child.bias)
+    if isinstance(module, SwinBlock):
+        nn.init.zeros_(module.attention_norm.weight)
+        nn.init.zeros_(module.ffn_norm.weight)
