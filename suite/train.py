@@ -378,7 +378,8 @@ def clip_gradients(model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm:
     norm = nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
     if sharded:
         square = nn.utils.get_total_norm([share.grad for share in sharded if share.grad is not None]).square()
-        dist.all_reduce(square)
+        if dist.is_initialized():
+            dist.all_reduce(square)
         norm = (norm.square() + square).sqrt()
     nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm)
 

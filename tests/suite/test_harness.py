@@ -143,6 +143,47 @@ def test_averaged_weights_are_what_is_evaluated_and_clipping_is_applied(data: Pa
     assert windows(still) == windows(plain)
 
 
+def test_a_batch_in_parts_has_the_losses_of_a_whole_one(data: Path, tmp_path: Path) -> None:
+    whole = run(data, tmp_path / "whole", "window_steps=1", "max_epochs=1", code=1)
+    for ranks in (1, 2):
+        parts = ("gradient_accumulation_steps=4", "window_steps=1", "max_epochs=1")
+        log = run(data, tmp_path / f"parts{ranks}", *parts, ranks=ranks, code=1)
+        assert windows(log) == pytest.approx(windows(whole), rel=1e-5)
+        assert values(log, "gradient_accumulation_steps") == [4]
+        for phases in values(log, "step_phases"):
+            assert sum(phases[name] for name in PHASES) == pytest.approx(phases["step"], rel=1e-9)
+    done = subprocess.run(
+        command(data, tmp_path / "run", 0, "gradient_accumulation_steps=3", ranks=2),
+        env=ENV,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "global_batch_size 8 cannot be split evenly over 2 ranks in 3 accumulation steps" in done.stderr
+
+
+def test_sharded_parameters_train_and_clip_as_whole_ones(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENV, "TOY_SHARDED", "1")
+    changes = ("hyperparameters.sharded=true", "hyperparameters.clip_norm=0.1", "window_steps=1", "max_epochs=1")
+    one, two, parts = (
+        run(data, tmp_path / f"run{i}", *changes, *more, ranks=ranks, code=1)
+        for i, (ranks, more) in enumerate([(1, ()), (2, ()), (2, ("gradient_accumulation_steps=2",))])
+    )
+    free = run(data, tmp_path / "free", *changes, "hyperparameters.clip_norm=null", code=1)
+    assert windows(two) == pytest.approx(windows(one), rel=1e-5)
+    assert windows(parts) == pytest.approx(windows(one), rel=1e-5)
+    assert values(two, "eval_error") == pytest.approx(values(one, "eval_error"), rel=1e-5)
+    assert windows(free) != pytest.approx(windows(one), rel=1e-2)
+
+
+def test_every_window_has_the_workloads_own_statistics(data: Path, tmp_path: Path) -> None:
+    log = run(data, tmp_path / "run", "max_epochs=1", ranks=2, code=1)
+    assert values(log, "window_stats") == [{"ranks": 2.0}] * len(values(log, "step_phases"))
+
+
 def start_endless(data: Path, folder: Path, ranks: int, *rest: str) -> subprocess.Popen[str]:
     """A run that cannot end by itself, and is well into training."""
     process = subprocess.Popen(
@@ -172,24 +213,25 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
     )
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("ranks", "own"),
+    [(1, ()), (2, ()), (2, ("hyperparameters.sharded=true", "hyperparameters.normalised=true"))],
+    ids=["alone", "two", "two-sharded"],
+)
 def test_sigterm_leaves_a_checkpoint_and_the_resumed_run_has_the_same_losses(
-    data: Path, tmp_path: Path, ranks: int
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, own: tuple[str, ...]
 ) -> None:
-    folder, changes = (
-        tmp_path / "run",
-        (
-            "hyperparameters.dropout=0.3",
-            "window_steps=1",
-            "hyperparameters.ema_decay=0.9",
-        ),
-    )
+    if own:
+        monkeypatch.setitem(ENV, "TOY_SHARDED", "1")
+    folder = tmp_path / "run"
+    changes = ("hyperparameters.dropout=0.3", "window_steps=1", "hyperparameters.ema_decay=0.9", *own)
     process = start_endless(data, folder, ranks, *changes)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 3
     log = read_events(folder / "result_0.txt")
     assert stop(log)["status"] == "aborted"
+    assert len(list((folder / "checkpoint").iterdir())) == (1 + ranks if own else 1)
     assert (folder / "checkpoint" / "trial_0.pt").exists()
     assert "stopped by SIGTERM" in stop(log)["reason"]
     last_epoch, last_step = max(windows(log))
@@ -203,7 +245,7 @@ def test_sigterm_leaves_a_checkpoint_and_the_resumed_run_has_the_same_losses(
         timeout=60,
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    assert not (folder / "checkpoint" / "trial_0.pt").exists()
+    assert not list((folder / "checkpoint").iterdir())
     resumed = read_events(folder / "resumed_0_1.txt")
     assert len(values(resumed, "run_resumed")) == 1
     whole = run(data, tmp_path / "whole", *same, more, ranks=ranks, code=1)

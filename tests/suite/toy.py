@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor, nn
 
 from suite.card import Card, OfficialRules, SizeCard
 from suite.config import RunConfig
+from suite.distributed import World
 from suite.shards import Manifest, ShardReader, shard_path, write_manifest, write_shard
 from suite.workload import Descriptor, Hyperparameters, Optimization, Work, Workload
 
@@ -26,6 +28,8 @@ class ToyConfig(Hyperparameters):
     dropout: float = 0.0
     clip_norm: float | None = None
     ema_decay: float | None = None
+    sharded: bool = False  # each rank holds some rows of the matrix
+    normalised: bool = False  # with batch normalisation: buffers that are each rank's own
 
 
 class ToyDescriptor(Descriptor):
@@ -44,7 +48,7 @@ def toy_card(threshold: float = 0.02) -> Card:
         eval_every_steps=int(os.environ["TOY_EVAL_EVERY_STEPS"]) if "TOY_EVAL_EVERY_STEPS" in os.environ else None,
         train_samples=TRAIN,
         eval_samples=VALIDATION,
-        model_parameters=WIDTH * WIDTH,
+        model_parameters=WIDTH * WIDTH + ("TOY_SHARDED" in os.environ),
         forward_flops_per_sample=2.0 * WIDTH**2,
         training_flops_per_sample=6.0 * WIDTH**2,
         sample_bytes=8 * WIDTH,
@@ -73,6 +77,52 @@ class ToyData:
         return {name: torch.from_numpy(array) for name, array in self._reader.read(indices).items()}
 
 
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor) -> Tensor:
+        rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, mine)
+        return torch.cat(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+class ShardedMatrix(nn.Module):
+    """y = W x where each rank holds some rows of W; in evaluation it has all of them."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        whole = nn.Linear(WIDTH, WIDTH, bias=False).weight.data
+        self.mine = nn.Parameter(whole.chunk(world.size)[world.rank].clone())
+        self.whole: Tensor | None = None
+
+    def train(self, mode: bool = True) -> ShardedMatrix:
+        with torch.no_grad():
+            self.whole = None if mode else self._gathered()
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self._gathered() if self.whole is None else self.whole).t()
+
+    def _gathered(self) -> Tensor:
+        return _Gather.apply(self.mine) if dist.is_initialized() else self.mine
+
+
+class Scale(nn.Module):
+    """y = (1 + s) x: one parameter that every rank has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.s = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (1 + self.s) * x
+
+
 class Toy(Workload):
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -80,9 +130,19 @@ class Toy(Workload):
     def dataset(self, split: str, root: Path) -> ToyData:
         return ToyData(root, split)
 
-    def build_model(self, world: object) -> nn.Module:
-        dropout = self.config.hyperparameters.dropout
-        return nn.Sequential(nn.Dropout(dropout), nn.Linear(WIDTH, WIDTH, bias=False))
+    def build_model(self, world: World) -> nn.Module:
+        own = self.config.hyperparameters
+        norm = nn.BatchNorm1d(WIDTH, affine=False) if own.normalised else nn.Identity()
+        matrix = nn.Linear(WIDTH, WIDTH, bias=False)
+        return nn.Sequential(
+            nn.Dropout(own.dropout), norm, *([ShardedMatrix(world), Scale()] if own.sharded else [matrix])
+        )
+
+    def sharded_parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        return [module.mine for module in model.modules() if isinstance(module, ShardedMatrix)]
+
+    def window_stats(self, world: World) -> dict[str, Any]:
+        return {"ranks": world.sum({"one": 1.0})["one"]}
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         rate = self.config.hyperparameters.base_learning_rate
