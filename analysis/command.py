@@ -45,9 +45,9 @@ Examples:
 def report(paths: tuple[Path, ...], output: Path, form: str, what_if: tuple[Path, ...], force: bool) -> None:
     """Compare results: one self-contained HTML page from run folders and results packages.
 
-    PATHS are run folders, packages (<submitter>/results/...) or whole rounds, and ceilings files (`mlhpc ceilings`) of
-    their systems. OUTPUT gets report.html, report.json and tables/ with the same numbers; docs/tables.md says what the
-    columns mean.
+    PATHS are run folders, packages (<submitter>/results/...) or whole rounds, and files about their systems: ceilings
+    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe-bench --sweep-network`). OUTPUT gets report.html, report.json and
+    tables/ with the same numbers; docs/tables.md says what the columns mean.
     """
     existing = [path for name in PARTS if (path := output / name).exists()]
     if existing and not force:
@@ -57,18 +57,20 @@ def report(paths: tuple[Path, ...], output: Path, form: str, what_if: tuple[Path
     if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise click.UsageError("--tables parquet needs pyarrow: pip install pyarrow")
 
+    from analysis.network import fit_sweep, is_sweep, read_sweep
     from analysis.report import build
     from analysis.roofline_inputs import read_inputs, split
     from analysis.study import study
     from analysis.targets import installed_cards
     from analysis.workers import started
 
-    logs, files = split(paths)
+    networks = [fit_sweep(read_sweep(path)) for path in paths if is_sweep(path)]
+    logs, files = split([path for path in paths if not is_sweep(path)])
     if not logs:
-        raise click.UsageError(f"{files[0]}: ceilings alone are no report; give run folders or packages as well")
+        raise click.UsageError(f"{paths[0]}: no report without logs; give run folders or packages as well")
     inputs = read_inputs(files, what_if)
     checked = started(verdicts, logs)  # the check reads the same logs by its own rules, meanwhile
-    made = build(study(logs, installed_cards(), inputs), checked())
+    made = build(study(logs, installed_cards(), inputs, networks), checked())
     _write(made, output, form)
     size = (output / "report.html").stat().st_size / 1e6
     click.echo(

@@ -11,6 +11,7 @@ import pandas as pd
 
 from analysis.decompose import choose, per_run, results
 from analysis.ingest import Tables, ingest
+from analysis.network import Fit
 from analysis.roofline_inputs import Inputs
 from analysis.selection import Selection
 from suite.card import Card
@@ -44,7 +45,7 @@ class NotAnswerableError(ValueError):
 class Study:
     """``runs`` is `decompose.per_run` of every log, ``results`` one row per group, both with a ``label`` to show.
 
-    ``inputs`` are the ceilings files that were given beside the logs.
+    ``inputs`` are the ceilings files that were given beside the logs, ``networks`` the fitted all-to-all sweeps.
     """
 
     tables: Tables
@@ -52,6 +53,7 @@ class Study:
     results: pd.DataFrame
     selections: Mapping[str, Selection]
     inputs: Inputs = field(default_factory=Inputs)
+    networks: tuple[Fit, ...] = ()
 
     def classes(self) -> list[tuple[str, pd.DataFrame]]:
         """Results by benchmark, size and mode, each with a heading: what may stand beside each other in a figure."""
@@ -62,7 +64,9 @@ class Study:
         return self.runs[self.runs["group"] == group]
 
 
-def study(paths: Sequence[Path], cards: Mapping[str, Card], inputs: Inputs | None = None) -> Study:
+def study(
+    paths: Sequence[Path], cards: Mapping[str, Card], inputs: Inputs | None = None, networks: Sequence[Fit] = ()
+) -> Study:
     """Read paths and decompose. ValueError as of `ingest`."""
     tables = ingest(paths, cards)
     runs = per_run(tables.runs)
@@ -72,7 +76,7 @@ def study(paths: Sequence[Path], cards: Mapping[str, Card], inputs: Inputs | Non
     rows["device"], rows["machine"] = _described(rows, tables)
     rows["name"], rows["label"] = _names(rows)
     runs["label"] = runs["group"].map(rows.set_index("group")["label"])
-    return Study(tables, runs, rows, selections, inputs or Inputs())
+    return Study(tables, runs, rows, selections, inputs or Inputs(), tuple(networks))
 
 
 def heading(benchmark: str, size: str, mode: str) -> str:

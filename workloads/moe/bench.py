@@ -9,7 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
@@ -224,8 +224,11 @@ def sweep_network(
 ) -> dict[str, Any]:
     """What analysis/network.py fits a machine to: all-to-alls over message sizes and an MoE layer, on grids of more and more ranks.
 
-    Grids are the first 2, 4, … ranks of one node, then 2, 4, … nodes, and all. Every rank calls.
+    Grids are the first 2, 4, … ranks of one node, then 2, 4, … nodes, and all. Experts grow with the ranks: ``shape``
+    has those of the largest grid. Every rank calls. ValueError if the smallest grid has fewer experts than top_k.
     """
+    sizes = grid_sizes(world.size, ranks_per_node)
+    shapes = [_with_experts(shape, shape.moe.experts * ranks // world.size) for ranks in sizes]
     return {
         "kind": SWEEP_KIND,
         "version": SWEEP_VERSION,
@@ -238,9 +241,18 @@ def sweep_network(
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "grids": [
             _sweep_grid(device, shape, ranks, min(ranks, ranks_per_node), up_to_bytes, repeats)
-            for ranks in grid_sizes(world.size, ranks_per_node)
+            for ranks, shape in zip(sizes, shapes, strict=True)
         ],
     }
+
+
+def _with_experts(shape: Shape, experts: int) -> Shape:
+    if experts < shape.moe.top_k:
+        raise ValueError(
+            f"experts grow with the ranks, and the smallest grid would have {experts} for top-k {shape.moe.top_k}: "
+            "more --experts or --top-k 1"
+        )
+    return replace(shape, moe=shape.moe.model_copy(update={"experts": experts}))
 
 
 def grid_sizes(ranks: int, ranks_per_node: int) -> list[int]:
