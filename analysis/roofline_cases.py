@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -216,18 +216,23 @@ def scale_of(file: Ceilings, work: Work, roofs: Mapping[Resource, Roof | str]) -
 
 def roofs_of(file: Ceilings, work: Work) -> dict[Resource, Roof | str]:
     """What one rank gets of each resource in the regime of this step; text says why there is no roof."""
-    share, shared = _share(file, work)
-    found: dict[Resource, Roof | str] = {}
-    for resource, choose in (
-        ("compute", _compute), ("memory", _memory), ("host_link", _host_link), ("storage", _storage),
-    ):  # fmt: skip
-        roof = choose(file, work)
-        found[resource] = roof if isinstance(roof, str) else replace(  # type: ignore[index]
-            roof, per_s=roof.per_s * share, name=roof.name + shared
-        )  # fmt: skip
-    for resource in COLLECTIVES:
-        found[resource] = _collective(file, resource, work)
-    return found
+    return {
+        "compute": _compute(file, work),
+        "memory": _memory(file, work),
+        "host_link": _host_link(file, work),
+        "storage": _storage(file, work),
+        "all_reduce": _collective(file, "all_reduce", work),
+        "all_to_all": _collective(file, "all_to_all", work),
+    }
+
+
+def scaled(file: Ceilings, work: Work, roof: MeasuredRoof, name: str) -> Roof:
+    """A roof as one rank of the run gets it: where another number of ranks shares the host, by that number."""
+    per_node = work.ranks / work.nodes
+    if file.device.type == "cpu" and not math.isclose(file.ranks_per_node, per_node):
+        source = f"{roof.source}; by {file.ranks_per_node:g} ranks a node, here shared by {per_node:g}"
+        return Roof(roof.value * file.ranks_per_node / per_node, name, "measured", source, roof.spread or 0.0)
+    return Roof(roof.value, name, "measured", roof.source, roof.spread or 0.0)
 
 
 def compute_roofs(file: Ceilings, precision: str) -> list[MeasuredRoof]:
@@ -260,23 +265,12 @@ def ring_of(file: Ceilings, resource: Resource) -> Ring | None:
     )
 
 
-def _share(file: Ceilings, work: Work) -> tuple[float, str]:
-    """Factor from a rank of the file to a rank of the run where both share a host's cores otherwise; and how to say it."""
-    per_node = work.ranks / work.nodes
-    if file.device.type != "cpu" or math.isclose(file.ranks_per_node, per_node):
-        return 1.0, ""
-    return (
-        file.ranks_per_node / per_node,
-        f", measured with {file.ranks_per_node:g} ranks a node, shared by {per_node:g}",
-    )
-
-
 def _compute(file: Ceilings, work: Work) -> Roof | str:
     fitting = compute_roofs(file, work.precision)
     if not fitting:
         measured = sorted({str(roof.dtype) for roof in file.of("compute")})
         return f"no GEMM measured in {work.precision}, only in {', '.join(measured) or 'none'}"
-    return _roof(fitting[0], f"GEMM {fitting[0].dtype}, {fitting[0].mode}")
+    return scaled(file, work, fitting[0], f"GEMM {fitting[0].dtype}, {fitting[0].mode}")
 
 
 def _memory(file: Ceilings, work: Work) -> Roof | str:
@@ -287,7 +281,7 @@ def _memory(file: Ceilings, work: Work) -> Roof | str:
     demand = work.demands.get("memory")
     footprint = demand.amount / (file.device.threads or 1) if demand else math.inf
     level = next((roof for roof in levels if footprint <= (roof.capacity_bytes or math.inf)), levels[-1])
-    return _roof(level, f"{level.name}, {level.mode}")
+    return scaled(file, work, level, f"{level.name}, {level.mode}")
 
 
 def _host_link(file: Ceilings, work: Work) -> Roof | str:
@@ -295,7 +289,7 @@ def _host_link(file: Ceilings, work: Work) -> Roof | str:
     if not links:
         return file.why_not("host_link")
     best = max(links, key=lambda roof: roof.value)
-    return _roof(best, f"host to device, {best.mode}")
+    return scaled(file, work, best, f"host to device, {best.mode}")
 
 
 def _storage(file: Ceilings, work: Work) -> Roof | str:
@@ -304,7 +298,7 @@ def _storage(file: Ceilings, work: Work) -> Roof | str:
     if not reads:
         return file.why_not("storage_read")
     best = max(reads, key=lambda roof: (roof.mode == "warm", roof.value))
-    return _roof(best, f"reading {best.name}, {best.mode}")
+    return scaled(file, work, best, f"reading {best.name}, {best.mode}")
 
 
 def _collective(file: Ceilings, resource: Resource, work: Work) -> Roof | str:
@@ -327,7 +321,9 @@ def _collective(file: Ceilings, resource: Resource, work: Work) -> Roof | str:
     if not roofs:
         return file.why_not(resource)
     best = min(roofs, key=lambda roof: abs(math.log((roof.ranks or file.ranks) / work.ranks)))
-    return _roof(best, f"{best.name}, {best.ranks or file.ranks} ranks")
+    return Roof(
+        best.value, f"{best.name}, {best.ranks or file.ranks} ranks", "measured", best.source, best.spread or 0.0
+    )
 
 
 def _nearest(file: Ceilings, resource: Resource, ranks: float) -> Curve | None:
@@ -344,10 +340,6 @@ def _interpolated(curve: Curve, size: float) -> float:
     if size > points[-1][0]:
         return float(points[-1][1] or 0.0) * size / points[-1][0]
     return float(np.exp(np.interp(math.log(size), sizes, times)))
-
-
-def _roof(roof: MeasuredRoof, name: str) -> Roof:
-    return Roof(roof.value, name, "measured", roof.source, roof.spread or 0.0)
 
 
 def _mean(runs: pd.DataFrame, column: str) -> float | None:

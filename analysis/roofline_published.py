@@ -158,3 +158,9 @@ def _roofs(found: Published, device: Device, machine: str, round_: str) -> dict[
 def _number(value: Any) -> float:
     """A number, 0 for none."""
     return float(value) if isinstance(value, int | float) and not pd.isna(value) else 0.0
+
+
+def vendor_roofs(device: str) -> list[Roof]:
+    """Vendors' peaks of a device's products, for thin lines; none for a device that is not in the file."""
+    found = table()
+    return [found.roof(entry.compute) for name, entry in found.devices.items() if name.casefold() in device.casefold()]

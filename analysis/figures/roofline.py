@@ -1,0 +1,177 @@
+"""Figure: the classic roofline, FLOP/s over FLOPs per byte, under ceilings that were measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from analysis.drawing import GREY, INK, clip, legend_of, listed, looks, name_points, panels
+from analysis.roofline import Roof, si
+from analysis.roofline_points import Machine, Placed, machines
+from analysis.roofline_published import vendor_roofs
+from analysis.study import NotAnswerableError, Study
+
+TITLE = "Roofline"
+CAPTION = (
+    "FLOP/s of one rank over FLOPs per byte, under the measured roofs of the machine: the products in the run's number format and "
+    "the memory levels. The area of a sign is its share of the step. Hollow: the bytes are algorithmic, what operators read and "
+    "write, not memory traffic; filled: counted by hardware. Peaks of vendors are thin dots, named, and no percentage is taken of "
+    "them. A point above its roof is an input error: it is not drawn, and the table says why."
+)
+ORDER = 42
+WIDE, HIGH = 9.0, 5.2
+LEAST_DECADES = 2.6
+POINT_AREA = 200.0  # of a whole step, in square points
+
+
+def table(study: Study) -> pd.DataFrame:
+    """A row per point."""
+    lines = [
+        {
+            "benchmark": placed.case.benchmark,
+            "size": placed.case.size,
+            "label": placed.case.label,
+            "ranks": placed.case.ranks,
+            "point": placed.point.name,
+            "FLOP": placed.point.flops,
+            "bytes": placed.point.bytes,
+            "bytes are": placed.point.basis,
+            "seconds per step": placed.point.seconds,
+            "FLOP/B": placed.point.intensity,
+            "FLOP/s": placed.point.rate,
+            "roof at this intensity [FLOP/s]": placed.allowed,
+            "share of the roof": math.nan if placed.refused else placed.point.rate / placed.allowed,
+            "roof": placed.binds,
+            "compute roof": f"{placed.peak.name}: {si(placed.peak.per_s)}FLOP/s, {placed.peak.source}",
+            "memory roof": f"{placed.bandwidth.name}: {si(placed.bandwidth.per_s)}B/s, {placed.bandwidth.source}",
+            "state": f"refused: {placed.refused}" if placed.refused else "drawn",
+            "ceilings of": machine.file.title,
+        }
+        for machine in machines(study)
+        for placed in machine.placed
+    ]
+    if not lines:
+        raise NotAnswerableError("ceilings of products in the run's number format and of memory")
+    return pd.DataFrame(lines)
+
+
+def answer(study: Study) -> str:
+    """Which roof is above each result, and how far."""
+    table(study)
+    said = []
+    for placed in (
+        p for machine in machines(study) for p in machine.placed if p.point.name == machine.placed[0].point.name
+    ):
+        place = f"{placed.case.label} ({placed.case.benchmark} {placed.case.size})"
+        if placed.refused:
+            said.append(f"{place}: refused, {placed.refused}")
+            continue
+        said.append(
+            f"{place}: {placed.binds} binds, the {placed.point.name} reaches {si(placed.point.rate)}FLOP/s, "
+            f"{100 * placed.point.rate / placed.allowed:.2g} % of the {si(placed.allowed)}FLOP/s at its "
+            f"{placed.point.intensity:.3g} FLOP/B ({placed.point.basis} bytes)"
+        )
+    return listed(said)
+
+
+def draw(study: Study) -> Figure:
+    """A panel per machine."""
+    table(study)
+    found = [machine for machine in machines(study) if machine.placed]
+    labels = {placed.case.label for machine in found for placed in machine.placed}
+    signs = looks(labels)
+    figure, axes = panels(len(found), 1, 6.2, extra_in=0.5)
+    named = [_panel(axis, machine, signs) for machine, axis in zip(found, axes, strict=True)]
+    legend_of(figure, axes[0], signs)
+    for axis, points in zip(axes, named, strict=True):
+        name_points(figure, axis, points)
+    return figure
+
+
+def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> Sequence[tuple[float, float, str, bool]]:
+    shown = [placed for placed in machine.placed if not placed.refused]
+    peaks = list({placed.peak.name: placed.peak for placed in machine.placed}.values())
+    left, right, low, high = _limits(machine, shown, peaks)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlim(left, right)
+    axis.set_ylim(low, high)
+    axis.set_aspect("equal")
+    best = max(peak.per_s for peak in peaks)
+    for level in machine.levels:
+        _slope(axis, level, best, solid=level is machine.levels[-1])
+    for peak in peaks:
+        start = max(left, peak.per_s / machine.levels[0].per_s)
+        axis.plot([start, right], [peak.per_s] * 2, color=INK, linewidth=1.8)
+        ridge = peak.per_s / machine.levels[-1].per_s
+        axis.plot([ridge], [peak.per_s], ".", color=INK, markersize=9)
+        text = f"{peak.name}: {si(peak.per_s)}FLOP/s, ridge at {ridge:.3g} FLOP/B"
+        axis.annotate(text, (right, peak.per_s), xytext=(-4, 4), textcoords="offset points", ha="right")
+    for roof in vendor_roofs(machine.file.device.name):
+        if roof.per_s < high:
+            axis.axhline(roof.per_s, color=GREY, linewidth=0.9, linestyle=":")
+            axis.annotate(f"vendor: {roof.name}", (left, roof.per_s), xytext=(4, 2), textcoords="offset points")
+    for placed in shown:
+        colour, marker = signs[placed.case.label]
+        area = POINT_AREA * min(1.0, placed.point.seconds / placed.case.bounds.step_s)
+        axis.plot(
+            [placed.point.intensity], [placed.point.rate], marker, color=colour, markersize=math.sqrt(area),
+            markeredgewidth=2, markerfacecolor=colour if placed.point.basis == "counted" else "none",
+        )  # fmt: skip
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{si(value)}FLOP/s"))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    for scale in (axis.xaxis, axis.yaxis):
+        scale.set_minor_formatter(NullFormatter())
+    axis.set_xlabel("arithmetic intensity [FLOP/B]")
+    axis.set_title(clip(machine.title, 96))
+    lines = [(x, min(best, machine.levels[-1].per_s * x), "", False) for x in np.geomspace(left, right, 160)]
+    texts = [
+        (p.point.intensity, p.point.rate, f"{p.point.name}: {100 * p.point.rate / p.allowed:.2g} %", False)
+        for p in shown
+    ]
+    return texts + lines  # a place on a line without text keeps the names of points off the line
+
+
+def _limits(machine: Machine, shown: Sequence[Placed], peaks: Sequence[Roof]) -> tuple[float, float, float, float]:
+    """Around points and ridges, with decades as long on both axes in a panel of WIDE to HIGH."""
+    ridge = max(peak.per_s for peak in peaks) / machine.levels[-1].per_s
+    intensities = [placed.point.intensity for placed in shown] + [ridge]
+    rates = [placed.point.rate for placed in shown] + [peak.per_s for peak in peaks]
+    x = [math.log10(min(intensities)) - 0.7, math.log10(max(intensities)) + 0.9]
+    y = [math.log10(min(rates)) - 0.5, math.log10(max(rates)) + 0.4]
+    y[0] = min(y[0], y[1] - LEAST_DECADES)
+    missing = (y[1] - y[0]) * WIDE / HIGH - (x[1] - x[0])
+    if missing > 0:
+        x = [x[0] - 0.6 * missing, x[1] + 0.4 * missing]
+    else:
+        y[0] += missing * HIGH / WIDE
+    return 10 ** x[0], 10 ** x[1], 10 ** y[0], 10 ** y[1]
+
+
+def _slope(axis: Axes, level: Roof, peak: float, *, solid: bool) -> None:
+    """A memory roof up to the highest peak, named along its visible lower end where that is long enough."""
+    left, low = axis.get_xlim()[0], axis.get_ylim()[0]
+    start, end = max(left, low / level.per_s), peak / level.per_s
+    if start >= end:
+        return
+    axis.plot(
+        [start, end], [start * level.per_s, peak], color=INK if solid else GREY, linewidth=1.8 if solid else 1.2,
+        linestyle="-" if solid else "--",
+    )  # fmt: skip
+    if end / start > 10:
+        at = start * 1.2
+        text = f"{level.name}: {si(level.per_s)}B/s"
+        axis.annotate(
+            text,
+            (at, at * level.per_s),
+            xytext=(-3, 5),
+            textcoords="offset points",
+            rotation=45,
+            rotation_mode="anchor",
+        )

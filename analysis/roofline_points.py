@@ -1,0 +1,111 @@
+"""Phases and kernels of own results as points under the measured roofs of their machine. Draws nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from analysis.roofline import Complexity, Point, Roof, above_roof, attainable, complexity
+from analysis.roofline_cases import Case, compute_roofs, measured_cases, memory_levels, scaled
+from analysis.roofline_inputs import Ceilings
+from analysis.study import Study
+
+STEP, PASSES = "training step", "forward + backward"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A point of a case under its roofs; ``refused`` says why it is not believed, empty if it is."""
+
+    case: Case
+    point: Point
+    peak: Roof
+    bandwidth: Roof
+    refused: str
+
+    @property
+    def allowed(self) -> float:
+        """What the roofs allow at this intensity, FLOP/s."""
+        return attainable(self.peak.per_s, self.bandwidth.per_s, self.point.intensity)
+
+    @property
+    def binds(self) -> str:
+        """The roof above the point: compute, or the memory level."""
+        compute = self.peak.per_s <= self.bandwidth.per_s * self.point.intensity
+        return "compute" if compute else f"memory ({self.bandwidth.name.split(',')[0]})"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A ceilings file, the results on it, and their points. ``levels`` are its memory roofs, the smallest level first."""
+
+    file: Ceilings
+    cases: tuple[Case, ...]
+    levels: tuple[Roof, ...]
+    placed: tuple[Placed, ...]
+
+    @property
+    def title(self) -> str:
+        """The file's, and how its host is shared where that is not as it was measured."""
+        work = self.cases[0].work
+        assert work is not None
+        per_node = work.ranks / work.nodes
+        shared = "" if per_node == self.file.ranks_per_node else f"; {per_node:g} in the run"
+        return self.file.title + shared
+
+    @property
+    def launch_s(self) -> float:
+        """Seconds of the smallest product that was measured: what issuing one operator costs; 0 if unknown."""
+        times = [p.seconds for c in self.file.curves if c.resource == "compute" for p in c.points if p.seconds]
+        return min(times, default=0.0)
+
+    def complexities(self) -> list[tuple[Placed, Complexity]]:
+        """The believed points in the time-based roofline."""
+        return [
+            (placed, complexity(placed.point, placed.peak, placed.bandwidth, self.launch_s))
+            for placed in self.placed
+            if not placed.refused
+        ]
+
+
+def machines(study: Study) -> list[Machine]:
+    """Ceilings files with the points of the results on them, apart by how many ranks share a node.
+
+    NotAnswerableError as of `measured_cases`.
+    """
+    groups: dict[tuple[str, float], list[Case]] = {}
+    for case in measured_cases(study):
+        assert case.ceilings is not None
+        assert case.work is not None
+        groups.setdefault((case.ceilings.title, case.work.ranks / case.work.nodes), []).append(case)
+    return [_machine(cases) for _, cases in sorted(groups.items())]
+
+
+def _machine(cases: Sequence[Case]) -> Machine:
+    file, work = cases[0].ceilings, cases[0].work
+    assert file is not None
+    assert work is not None
+    levels = tuple(scaled(file, work, level, f"{level.name}, {level.mode}") for level in memory_levels(file))
+    return Machine(file, tuple(cases), levels, tuple(placed for case in cases for placed in _placed(file, case)))
+
+
+def _placed(file: Ceilings, case: Case) -> Iterator[Placed]:
+    assert case.work is not None
+    peaks, levels = compute_roofs(file, case.precision), memory_levels(file)
+    if not peaks or not levels:
+        return
+    peak = scaled(file, case.work, peaks[0], f"GEMM {peaks[0].dtype}, {peaks[0].mode}")
+    bandwidth = scaled(file, case.work, levels[-1], f"{levels[-1].name}, {levels[-1].mode}")
+    for point in _points(case):
+        yield Placed(case, point, peak, bandwidth, above_roof(point, peak, bandwidth) or "")
+
+
+def _points(case: Case) -> Iterator[Point]:
+    assert case.work is not None
+    flops, traffic = case.work.demands.get("compute"), case.work.demands.get("memory")
+    if flops is None or traffic is None or not traffic.amount:
+        return
+    passes_s = case.work.phases.get("forward_backward", 0.0)
+    yield Point(STEP, flops.amount, traffic.amount, case.bounds.step_s, traffic.basis)
+    if 0.0 < passes_s < case.bounds.step_s:
+        yield Point(PASSES, flops.amount, traffic.amount, passes_s, traffic.basis)
