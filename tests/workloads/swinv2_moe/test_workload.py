@@ -1,0 +1,164 @@
+"""SwinV2-MoE in the harness: card, metric, optimizer, the same losses on any ranks, and from data to a checked package."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from suite.config import RunConfig, load_config
+from suite.distributed import World
+from suite.log_reader import read_events
+from workloads.swinv2_moe import DESCRIPTOR
+from workloads.swinv2_moe.config import CLASSES, SwinV2MoEConfig, forward_flops, learning_rate, parameter_count, work
+from workloads.swinv2_moe.model import SwinV2MoE
+from workloads.swinv2_moe.workload import SwinV2MoEWorkload
+
+ROOT = Path(__file__).resolve().parents[3]
+SIZES = ("smoke", "mini", "small", "full")
+
+
+def config(*overrides: str) -> RunConfig:
+    return load_config(DESCRIPTOR, "smoke", overrides)
+
+
+def own(name: str) -> SwinV2MoEConfig:
+    return load_config(DESCRIPTOR, name).hyperparameters  # type: ignore[return-value]
+
+
+def batch(images: int) -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    return {
+        "image": torch.randint(0, 256, (images, 32, 32), generator=random).byte(),
+        "label": torch.arange(images).remainder(10).byte(),
+    }
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_card_has_the_parameters_and_the_work(size: str) -> None:
+    card, settings = DESCRIPTOR.card().size(size), own(size)
+    assert parameter_count(settings) == card.model_parameters
+    assert forward_flops(settings) == card.forward_flops_per_sample
+    assert work(settings, global_batch_size=1, element_bytes=4).model_flops == card.training_flops_per_sample
+
+
+def test_accuracy_does_not_depend_on_how_batches_are_cut() -> None:
+    workload = SwinV2MoEWorkload(config())
+    model = SwinV2MoE(own("smoke")).eval()
+    images = batch(20)
+    totals: dict[str, float] = {}
+    with torch.no_grad():
+        chosen = model(images["image"])[0].argmax(dim=1)
+        for part in (slice(1), slice(1, 7), slice(7, 20)):
+            for name, value in workload.eval_stats(model, {key: value[part] for key, value in images.items()}).items():
+                totals[name] = totals.get(name, 0.0) + float(value)
+    metrics = workload.metrics(totals)
+    right = chosen == images["label"]
+    assert metrics["eval_accuracy"] == pytest.approx(right.double().mean().item(), abs=1e-12)
+    for number, name in enumerate(CLASSES):
+        assert metrics[f"accuracy_{name}"] == right[images["label"] == number].double().mean().item()
+    assert totals["images"] == 20
+
+
+@torch.no_grad()
+def test_uniform_logits_cost_log_ten() -> None:
+    workload = SwinV2MoEWorkload(config())
+    model = SwinV2MoE(own("smoke")).eval()
+    torch.nn.init.zeros_(model.head.weight)
+    stats = {name: float(value) for name, value in workload.eval_stats(model, batch(10)).items()}
+    assert workload.metrics(stats)["cross_entropy"] == pytest.approx(2.302585, abs=1e-5)
+
+
+def test_only_matrices_decay() -> None:
+    workload = SwinV2MoEWorkload(config())
+    model = workload.build_model(World.create(None))
+    optimization = workload.build_optimizer(model, 10)
+    assert optimization.clip_norm == 5.0
+    decayed = {id(p) for group in optimization.optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in decayed}
+    assert sum(len(group["params"]) for group in optimization.optimizer.param_groups) == len(list(model.parameters()))
+    assert not [name for name in names if "bias" in name or "norm" in name or "scale" in name]
+    assert {
+        "patches.weight",
+        "head.weight",
+        "stages.1.1.ffn.experts.up_EHD",
+        "stages.1.1.ffn.router.gate.weight",
+    } < names
+
+
+def test_the_schedule_warms_up_falls_and_stays() -> None:
+    settings = own("mini")
+    rates = [learning_rate(settings, step) for step in range(settings.schedule_steps + 100)]
+    assert rates[settings.warmup_steps] == settings.learning_rate
+    assert all(a >= b for a, b in pairwise(rates[settings.warmup_steps :]))
+    assert rates[-1] == pytest.approx(settings.final_fraction * settings.learning_rate)
+
+
+def test_a_few_steps_learn() -> None:
+    workload = SwinV2MoEWorkload(config())
+    torch.manual_seed(0)
+    model = workload.build_model(World.create(None))
+    optimizer = workload.build_optimizer(model, 30).optimizer
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = workload.loss(model, batch(20))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_channels_last_is_refused() -> None:
+    with pytest.raises(ValueError, match="channels_last"):
+        SwinV2MoEWorkload(config("channels_last=true"))
+
+
+def test_losses_and_metric_do_not_depend_on_how_experts_lie_on_ranks() -> None:
+    """One rank, data parallel and expert parallel in every form: parallel_worker.py compares them."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(Path(__file__).with_name("parallel_worker.py")), "2"],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("same losses") == 5
+
+
+def test_smoke_goes_from_data_to_a_package_without_findings(tmp_path: Path) -> None:
+    def mlhpc(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "suite", *arguments],
+            cwd=tmp_path,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "MLHPC_DATA": str(tmp_path / "data"), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    said = mlhpc("data", "generate", "swinv2_moe", "--size", "smoke", "--ranks", "2")
+    assert "spectrum_linear" in said
+    mlhpc("run", "swinv2_moe", "--config", "smoke", "--runs", "5", "--set", "submission.org=ACME", "-o", "runs/first")
+    mlhpc("package", "runs/first", "--system", "laptop", "--submitter", "ACME", "-o", "packages/ACME")
+    mlhpc("check", "packages/ACME")
+    events = read_events(tmp_path / "runs/first/result_0.txt").events
+    stats = [event.value for event in events if event.key == "window_stats"]
+    assert set(stats[0]) == {"phases", "load", "efficiency"}
+    (load,) = stats[0]["load"].values()
+    assert sum(load["tokens_per_expert"]) == 60 * 10 * 16
+    assert 1 <= load["imbalance"] < 4
+    logged = {event.key: event.value for event in events if event.key.startswith(("moe_", "expert_"))}
+    assert logged["expert_parallelism"] == 1
+    assert (logged["moe_num_experts"], logged["moe_capacity_factor"]) == (4, 1.25)
+    assert json.loads((tmp_path / "data/swinv2_moe-smoke/manifest.json").read_text())["splits"]["train"][0]["sha256"]
