@@ -1,0 +1,115 @@
+"""Figure: the time-based roofline, seconds at the compute roof over seconds at the memory roof, launches included."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from analysis.drawing import GREY, INK, ORANGE, clip, legend_of, listed, looks, name_points, panels
+from analysis.roofline import si
+from analysis.roofline_points import Machine, machines
+from analysis.study import NotAnswerableError, Study
+
+TITLE = "Time-based roofline"
+CAPTION = (
+    "Seconds that a phase's or kernel's bytes take at the memory roof (across) and its FLOPs at the compute roof (up); above the "
+    "diagonal compute binds, below it memory. The dashed corner through the measured time of each point shows how far it is: at "
+    "its roof a point would touch its corner. The orange square is what issuing the operators costs, their number times the smallest "
+    "product that was measured: a point inside waits for launches, which a plot of intensity hides. Without a count of operators "
+    "there is no square."
+)
+ORDER = 43
+
+
+def table(study: Study) -> pd.DataFrame:
+    """A row per point."""
+    lines = [
+        {
+            "benchmark": placed.case.benchmark,
+            "size": placed.case.size,
+            "label": placed.case.label,
+            "ranks": placed.case.ranks,
+            "point": found.name,
+            "at the compute roof [s]": found.compute_s,
+            "at the memory roof [s]": found.memory_s,
+            "operators": placed.point.count or math.nan,
+            "issuing them [s]": found.launch_s if placed.point.count else math.nan,
+            "measured [s]": found.seconds,
+            "bound by": found.bound,
+            "measured / roof": found.seconds / found.roof_s,
+            "bytes are": placed.point.basis,
+            "one launch [s]": machine.launch_s or math.nan,
+            "ceilings of": machine.title,
+        }
+        for machine in machines(study)
+        for placed, found in machine.complexities()
+    ]
+    if not lines:
+        raise NotAnswerableError("points below the ceilings of products in the run's number format and of memory")
+    return pd.DataFrame(lines)
+
+
+def answer(study: Study) -> str:
+    """What each result's longest point is bound by, and how far it is from that."""
+    rows = table(study).sort_values("measured [s]", ascending=False).drop_duplicates(["benchmark", "size", "label"])
+    return listed(
+        [
+            f"{r['label']} ({r['benchmark']} {r['size']}): {r['bound by']} binds the {r['point']}, {si(r['measured [s]'])}s are "
+            f"{r['measured / roof']:.3g} times the roof's"
+            for r in rows.to_dict("records")
+        ]
+    )
+
+
+def draw(study: Study) -> Figure:
+    """A panel per machine."""
+    table(study)
+    found = [machine for machine in machines(study) if machine.complexities()]
+    signs = looks(placed.case.label for machine in found for placed, _ in machine.complexities())
+    columns = min(2, len(found))
+    figure, axes = panels(len(found), columns, 5.4, extra_in=0.5)
+    named = [_panel(axis, machine, signs, 90 // columns) for machine, axis in zip(found, axes, strict=True)]
+    legend_of(figure, axes[0], signs)
+    for axis, points in zip(axes, named, strict=True):
+        name_points(figure, axis, points)
+    return figure
+
+
+def _panel(
+    axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]], width: int
+) -> list[tuple[float, float, str, bool]]:
+    points = machine.complexities()
+    times = [t for _, c in points for t in (c.compute_s, c.memory_s, c.seconds, c.launch_s) if t > 0]
+    low, high = min(times) / 10, max(times) * 10
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlim(low, high)
+    axis.set_ylim(low, high)
+    axis.set_aspect("equal")
+    axis.plot([low, high], [low, high], color=GREY, linewidth=1.0)
+    launch = max((c.launch_s for _, c in points), default=0.0)
+    if launch > low:
+        square = Rectangle((low, low), launch - low, launch - low, facecolor=ORANGE, edgecolor=ORANGE, alpha=0.25)
+        axis.add_patch(square)
+    for placed, found in points:
+        colour, marker = signs[placed.case.label]
+        t = found.seconds
+        axis.plot([low, t, t], [t, t, low], linestyle="--", color=colour, linewidth=1.2)
+        axis.plot(
+            [found.memory_s], [found.compute_s], marker, color=colour, markersize=11, markeredgewidth=2,
+            markerfacecolor=colour if placed.point.basis == "counted" else "none",
+        )  # fmt: skip
+    for scale in (axis.xaxis, axis.yaxis):
+        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{si(value)}s"))
+        scale.set_minor_formatter(NullFormatter())
+    axis.set_xlabel("bytes at the memory roof")
+    axis.set_ylabel("FLOPs at the compute roof")
+    axis.set_title(clip(machine.title, width), fontsize=11)
+    axis.annotate("compute binds", (low, high), xytext=(6, -14), textcoords="offset points", color=INK)
+    axis.annotate("memory binds", (high, low), xytext=(-6, 6), textcoords="offset points", ha="right", color=INK)
+    return [(c.memory_s, c.compute_s, f"{c.name}: {c.seconds / c.roof_s:.3g} × its roof", False) for _, c in points]
