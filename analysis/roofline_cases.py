@@ -32,6 +32,7 @@ from analysis.roofline import (
 from analysis.roofline_inputs import Ceilings, Curve, MeasuredRoof
 from analysis.roofline_published import modelled
 from analysis.study import NotAnswerableError, Study
+from analysis.whatif import UPDATE, seconds_at
 
 BUCKET_BYTES = 25 * 2**20  # of a DDP bucket of gradients, torch's default
 GRADIENT_BYTES = 4
@@ -224,6 +225,16 @@ def roofs_of(file: Ceilings, work: Work) -> dict[Resource, Roof | str]:
         "all_reduce": _collective(file, "all_reduce", work),
         "all_to_all": _collective(file, "all_to_all", work),
     }
+
+
+def terms_there(file: Ceilings, work: Work) -> dict[str, float]:
+    """Seconds Q / C of each resource that a file has a roof for, and of the optimizer's update of as many parameters."""
+    roofs = roofs_of(file, work)
+    found = seconds_at({name: demand.amount for name, demand in work.demands.items()}, roofs)
+    last = memory_levels(file)
+    if last and work.gradient_bytes:
+        found[UPDATE] = work.gradient_bytes / scaled(file, work, last[-1], "").per_s
+    return found
 
 
 def scaled(file: Ceilings, work: Work, roof: MeasuredRoof, name: str) -> Roof:

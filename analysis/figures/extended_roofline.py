@@ -7,11 +7,11 @@ import math
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from analysis.drawing import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, bars, clip, listed
 from analysis.roofline import NAMES, RESOURCES, UNITS, si
 from analysis.roofline_cases import Case, by_class, measured_cases, published_cases
+from analysis.roofline_drawing import si_scale
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Which resource bounds a step"
@@ -120,8 +120,7 @@ def _scale(axis: Axes, cases: list[Case]) -> None:
     low, high = max(min(seconds), max(seconds) * 1e-6), max(seconds)
     axis.set_xscale("log")
     axis.set_xlim(low / 2, high * (high / low) ** 0.55 * 1.5)  # room for what is written right of the step
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{si(value)}s"))
-    axis.xaxis.set_minor_formatter(NullFormatter())
+    si_scale(axis.xaxis, "s")
     axis.grid(visible=False, axis="y")
 
 

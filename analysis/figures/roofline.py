@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter
 
 from analysis.drawing import GREY, INK, clip, legend_of, listed, looks, name_points, panels
 from analysis.roofline import Roof, si
+from analysis.roofline_drawing import si_scale
 from analysis.roofline_points import Machine, Placed, machines
 from analysis.roofline_published import vendor_roofs
 from analysis.study import NotAnswerableError, Study
@@ -124,10 +125,8 @@ def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> S
             [placed.point.intensity], [placed.point.rate], marker, color=colour, markersize=math.sqrt(area),
             markeredgewidth=2, markerfacecolor=colour if placed.point.basis == "counted" else "none",
         )  # fmt: skip
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{si(value)}FLOP/s"))
+    si_scale(axis.yaxis, "FLOP/s")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    for scale in (axis.xaxis, axis.yaxis):
-        scale.set_minor_formatter(NullFormatter())
     axis.set_xlabel("arithmetic intensity [FLOP/B]")
     axis.set_title(clip(machine.title, 96))
     lines = [(x, min(best, machine.levels[-1].per_s * x), "", False) for x in np.geomspace(left, right, 160)]

@@ -8,20 +8,20 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from analysis.drawing import GREY, INK, ORANGE, clip, legend_of, listed, looks, name_points, panels
 from analysis.roofline import si
+from analysis.roofline_drawing import si_scale
 from analysis.roofline_points import Machine, machines
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time-based roofline"
 CAPTION = (
-    "Seconds that a phase's or kernel's bytes take at the memory roof (across) and its FLOPs at the compute roof (up); above the "
-    "diagonal compute binds, below it memory. The dashed corner through the measured time of each point shows how far it is: at "
-    "its roof a point would touch its corner. The orange square is what issuing the operators costs, their number times the smallest "
-    "product that was measured: a point inside waits for launches, which a plot of intensity hides. Without a count of operators "
-    "there is no square."
+    "Seconds that a phase's or kernel's bytes take at the memory roof (across) and its FLOPs at the compute roof (up); above "
+    "the diagonal compute binds, below it memory. The dashed corner through the measured time of each point shows how far it "
+    "is: at its roof a point would touch its corner. The orange square is what issuing the operators costs, their number "
+    "times the smallest product that was measured: a point inside waits for launches, which a plot of intensity hides. "
+    "Without a count of operators there is no square."
 )
 ORDER = 43
 
@@ -105,8 +105,7 @@ def _panel(
             markerfacecolor=colour if placed.point.basis == "counted" else "none",
         )  # fmt: skip
     for scale in (axis.xaxis, axis.yaxis):
-        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{si(value)}s"))
-        scale.set_minor_formatter(NullFormatter())
+        si_scale(scale, "s")
     axis.set_xlabel("bytes at the memory roof")
     axis.set_ylabel("FLOPs at the compute roof")
     axis.set_title(clip(machine.title, width), fontsize=11)

@@ -1,0 +1,70 @@
+"""Predictions: what stays, what scales, and bands that hold the prediction."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.whatif import PHASES, Prediction, exactly, predict, scaled_work, solution, total
+
+STEP = {"data_wait": 0.1, "forward_backward": 6.0, "exposed_communication": 1.0, "optimizer": 0.5, "other": 0.4}
+HERE = {"compute": 2.0, "memory": 1.0, "all_reduce": 0.5, "update": 0.1}
+
+
+def test_the_same_ceilings_predict_the_same_step() -> None:
+    made = total(predict(STEP, HERE, HERE))
+    assert made == Prediction(*[pytest.approx(sum(STEP.values()))] * 3)  # type: ignore[arg-type]
+
+
+def test_a_machine_twice_as_fast_in_everything_halves_what_its_roofs_bound_and_keeps_the_rest() -> None:
+    made = predict(STEP, HERE, {name: value / 2 for name, value in HERE.items()})
+    seconds = {phase.name: phase.predicted.seconds for phase in made}
+    assert seconds == pytest.approx(
+        {"data_wait": 0.1, "forward_backward": 3.0, "exposed_communication": 0.5, "optimizer": 0.25, "other": 0.4}
+    )
+    assert {phase.name for phase in made if phase.because == "kept"} == {"data_wait", "other"}
+    passes = made[1].predicted
+    assert passes.low_s == pytest.approx(3.0)
+    assert passes.high_s == pytest.approx(4.5)  # 3 s that no roof explains stay
+
+
+def test_only_compute_faster_is_a_band_from_compute_to_memory_bound() -> None:
+    passes = predict(STEP, HERE, HERE | {"compute": 1.0})[1].predicted
+    assert passes.low_s == pytest.approx(3.0)
+    assert passes.high_s == pytest.approx(6.0)
+    assert passes.seconds == pytest.approx(4.0)
+
+
+def test_communication_that_is_new_is_hidden_at_best() -> None:
+    one = {"forward_backward": 6.0, "exposed_communication": 0.0}
+    made = predict(one, {"compute": 3.0}, {"compute": 3.0, "all_reduce": 1.0})
+    assert made[1].predicted == Prediction(1.0, 0.0, 2.0)
+    assert predict(one | {"exposed_communication": 0.3}, {"compute": 3.0}, {"compute": 3.0})[1].because == "kept"
+    gone = predict(STEP, HERE, {name: value for name, value in HERE.items() if name != "all_reduce"})
+    assert gone[2].predicted == exactly(0.0)
+
+
+times = st.floats(1e-3, 1e3)
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(PHASES)), times),
+    st.dictionaries(st.sampled_from(["compute", "memory", "all_reduce", "update", "storage"]), times),
+    st.dictionaries(st.sampled_from(["compute", "memory", "all_reduce", "update", "storage"]), times),
+)
+def test_a_band_holds_its_prediction(phases: dict[str, float], here: dict[str, float], there: dict[str, float]) -> None:
+    for phase in predict(phases, here, there):
+        made = phase.predicted
+        assert 0 <= made.low_s <= made.seconds * (1 + 1e-9)
+        assert made.seconds <= made.high_s * (1 + 1e-9)
+
+
+def test_a_solution_is_steps_and_evaluations_and_what_does_not_change() -> None:
+    step = Prediction(1.0, 0.5, 2.0)
+    made = solution(step, 10, evaluation=exactly(3.0), staging_s=2.0, other_s=1.0)
+    assert made == Prediction(16.0, 11.0, 26.0)
+    assert made.holds(20.0)
+    assert made.error(20.0) == pytest.approx(-0.2)
+    assert scaled_work(predict(STEP, HERE, HERE), "forward_backward").seconds == pytest.approx(1.0)
+    assert scaled_work([], "forward_backward") == exactly(1.0)
