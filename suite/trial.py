@@ -88,7 +88,7 @@ def run_trial(
     signals = StopSignals()
     began = time.perf_counter()
     torch.set_num_threads(threads_per_rank(world))
-    device = pick_device(config, world)
+    device = pick_device(config.device, world)
     check_batch(config.global_batch_size, world.size, config.gradient_accumulation_steps)
     source, manifest = open_data(config, world)
     path = folder.next_resumed(trial) if resume else folder.result(trial)
@@ -361,10 +361,10 @@ def threads_per_rank(world: World) -> int:
     )
 
 
-def pick_device(config: RunConfig, world: World) -> torch.device:
-    """This rank's device. ValueError if CUDA is asked for and there is none for this rank."""
+def pick_device(wanted: str, world: World) -> torch.device:
+    """This rank's device: ``auto``, ``cpu`` or ``cuda``. ValueError if CUDA is asked for and there is none for this rank."""
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if config.device == "cpu" or (config.device == "auto" and available == 0):
+    if wanted == "cpu" or (wanted == "auto" and available == 0):
         return torch.device("cpu")
     if world.local_rank >= available and available != 1:
         raise ValueError(f"device cuda: local rank {world.local_rank} has no GPU; this node shows {available}")
