@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,16 +78,24 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
 @click.option("--size", help="Size it is to count as. Default: the one with samples of this shape.")
 @_RANKS
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder of the new data set.")
-def convert(workload: str, source: Path, size: str | None, ranks: int, output: Path) -> None:
+@click.option(
+    "--trust-pickles", is_flag=True, help="Unpickle what is refused as unsafe: the source may then run any code."
+)
+def convert(workload: str, source: Path, size: str | None, ranks: int, output: Path, trust_pickles: bool) -> None:
     """Convert the field's own form of the data (public files) to the suite's sharded form."""
     chosen = descriptor(workload)
     if not source.exists():
         raise ValueError(f"{source}: does not exist; expected the folder of the {workload} files to convert")
     if size is not None:
         chosen.card().size(size)
-    _start_ranks(ranks, ["convert", workload, str(source), *(["--size", size] if size else []), "-o", str(output)])
+    words = [*(["--size", size] if size else []), *(["--trust-pickles"] if trust_pickles else [])]
+    _start_ranks(ranks, ["convert", workload, str(source), *words, "-o", str(output)])
     with _world() as world:
-        _ability(chosen.load_generator(), workload, "convert")(source, output, world=world, size=size)
+        function = _ability(chosen.load_generator(), workload, "convert")
+        if trust_pickles and "trust_pickles" not in signature(function).parameters:
+            raise ValueError(f"{workload}: --trust-pickles: its files hold no pickles")
+        trust = {"trust_pickles": True} if trust_pickles else {}
+        function(source, output, world=world, size=size, **trust)
         _show(output, world)
 
 

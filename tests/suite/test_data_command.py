@@ -104,6 +104,20 @@ def test_what_a_workload_cannot_do_is_said(generator: SimpleNamespace, tmp_path:
         assert str(invoke(*words).exception).startswith(message)
 
 
+def test_trust_in_pickles_reaches_the_workload_and_only_one_that_has_them(
+    generator: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(module, "_show", lambda root, world: None)
+    generator.convert = lambda source, root, *, world, size, trust_pickles=False: calls.append({"trust": trust_pickles})
+    for words in ((), ("--trust-pickles",)):
+        assert invoke("convert", "toy", tmp_path, "-o", tmp_path / "new", *words).exit_code == 0
+    assert calls == [{"trust": False}, {"trust": True}]
+    generator.convert = lambda source, root, *, world, size: None
+    refused = invoke("convert", "toy", tmp_path, "-o", tmp_path / "new", "--trust-pickles")
+    assert str(refused.exception) == "toy: --trust-pickles: its files hold no pickles"
+
+
 def test_export_writes_the_only_form_there_is_and_never_into_a_full_folder(
     generator: SimpleNamespace, tmp_path: Path
 ) -> None:

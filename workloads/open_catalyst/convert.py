@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ CONVERTER_VERSION = 1
 REFERENCE = Neighbourhood(6.0, 50)
 STRUCTURES_PER_SHARD = 10_000
 FOLDERS = {"train": ("train",), "validation": ("validation", "val_id", "val")}
-TRUST_NAME = "MLHPC_TRUST_PICKLES"
 WHERE_THE_DATA_ARE = (
     "open_catalyst: the public data are not downloaded here, because compute nodes have no internet: on a login or transfer "
     "node get s2ef_train_2M.tar (3.4 GB, 17 GB unpacked) and s2ef_val_id.tar from "
@@ -28,16 +25,13 @@ WHERE_THE_DATA_ARE = (
 )
 
 
-def convert(
-    source: Path, root: Path, *, world: World, size: str | None = None, trust_pickles: bool | None = None
-) -> None:
+def convert(source: Path, root: Path, *, world: World, size: str | None = None, trust_pickles: bool = False) -> None:
     """Write the sharded form of a folder with ``train`` and ``validation`` (or ``val_id``) of LMDB or extxyz files.
 
     Only structures are kept; edges in the source are ignored, because they are found anew when training. LMDB values are
-    pickles: data need none of what makes these dangerous, and any such pickle is refused. ``trust_pickles`` (default: the
-    environment has MLHPC_TRUST_PICKLES=1) loads them all the same, and so runs whatever program they contain.
+    pickles: data need none of what makes these dangerous, and any such pickle is refused. ``trust_pickles`` loads them all
+    the same, and so runs whatever program they contain.
     """
-    trusted = trust_from(os.environ) if trust_pickles is None else trust_pickles
     pieces: list[Piece] = []
     files: dict[str, int] = {}
     problem = None
@@ -45,7 +39,7 @@ def convert(
         for split in SPLITS:
             found = _files(source, split)
             files[split] = len(found)
-            pieces += _pieces(split, found, trusted)
+            pieces += _pieces(split, found, trust_pickles)
     except (OSError, ValueError) as error:
         problem = error
     world.check_together(problem)
@@ -63,14 +57,6 @@ def convert(
 def fetch(destination: Path, *, source: str | None = None) -> None:
     """Nothing is fetched: ValueError says where the data are."""
     raise ValueError(WHERE_THE_DATA_ARE)
-
-
-def trust_from(environ: Mapping[str, str]) -> bool:
-    """Whether a person said in the environment that pickles may run code. ValueError for anything but 0 and 1."""
-    value = environ.get(TRUST_NAME, "0")
-    if value not in ("0", "1"):
-        raise ValueError(f"{TRUST_NAME}={value!r}: expected 0 or 1")
-    return value == "1"
 
 
 def _files(source: Path, split: str) -> list[Path]:

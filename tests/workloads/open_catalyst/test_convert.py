@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+from suite.commands.data import data
 from suite.distributed import World
 from suite.shards import ShardReader, read_manifest, verify
 from tests.workloads.open_catalyst.conftest import random_structure
-from workloads.open_catalyst.convert import convert, fetch, trust_from
+from workloads.open_catalyst.convert import convert, fetch
 from workloads.open_catalyst.extxyz import SYMBOLS, read_extxyz
 from workloads.open_catalyst.lmdb_form import LmdbFile, load_restricted, record_fields
 from workloads.open_catalyst.structures import Structure
@@ -154,10 +156,19 @@ def test_only_an_explicit_word_of_trust_lets_pickles_run(pwned: Path, tmp_path: 
     with pytest.raises(ValueError, match="no field 'pos'"):
         list(LmdbFile(path, trust_pickles=True).structures(0, 1))
     assert pwned.exists()
-    assert trust_from({}) is False
-    assert trust_from({"MLHPC_TRUST_PICKLES": "1"}) is True
-    with pytest.raises(ValueError, match="expected 0 or 1"):
-        trust_from({"MLHPC_TRUST_PICKLES": "yes"})
+
+
+def test_the_command_line_has_the_word_of_trust(pwned: Path, tmp_path: Path) -> None:
+    for split in ("train", "val_id"):
+        (tmp_path / "source" / split).mkdir(parents=True)
+        write_lmdb(tmp_path / "source" / split / "evil.lmdb", [pickle.dumps(Malicious())])
+    words = ["convert", "open_catalyst", str(tmp_path / "source"), "-o", str(tmp_path / "data")]
+    refused = CliRunner().invoke(data, words)
+    assert "refused" in str(refused.exception)
+    assert not pwned.exists()
+    trusted = CliRunner().invoke(data, [*words, "--trust-pickles"])
+    assert "no field 'pos'" in str(trusted.exception)
+    assert pwned.exists()
 
 
 def test_records_have_no_behaviour(geometric: None) -> None:
