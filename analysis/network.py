@@ -40,11 +40,12 @@ from suite.cost_model import (
 SWEEP_KIND = "mlhpc all-to-all sweep"
 SWEEP_VERSION = 2
 HELD_OUT_EVERY = 3  # of the sizes of a grid: one of three is left out of the fit
-EXTRAPOLATED_RANKS = (2048, 4096)
+EXTRAPOLATED_RANKS = (64, 512, 2048, 4096)
 PRIOR = (
     1e-2  # pulls a parameter that the data say nothing about to its start: weight of a factor e against one measurement
 )
-MIB = 2.0**20
+KIB, MIB = 2.0**10, 2.0**20
+IDEAS = ("masks (GShard)", "sorted rows", "and 2DH", "and best r", "and pipelining")  # each keeps those before it
 
 Floats = NDArray[np.float64]
 Kind = Literal["FIT", "PRED", "MISMATCH", "OPEN"]
@@ -148,6 +149,10 @@ class Fit:
         """Of one rank on the largest grid."""
         return self.sweep.layers[-1].flops_per_s
 
+    def grid_network(self, ranks: int) -> Network:
+        """The network of the first ranks: fewer than a node has are one node."""
+        return replace(self.network, ranks_per_node=min(self.network.ranks_per_node, ranks))
+
     def layer_shape(self, ranks: int) -> LayerShape:
         """The measured layer with as many experts per rank as on the largest grid."""
         last = self.sweep.layers[-1]
@@ -220,6 +225,37 @@ def predicted_layer_s(layer: Layer, network: Network, r: int, degree: int, algor
 def best_choice(fit: Fit, shape: LayerShape, ranks: int) -> Choice:
     """The fastest predicted way to execute a layer on the fitted machine."""
     return ranked(shape, fit.network, ranks, fit.flops_per_s)[0]
+
+
+def ideas_s(fit: Fit, ranks: int) -> dict[str, float]:
+    """Predicted seconds of the layer's forward and backward with one idea of Tutel after the other, on as many ranks.
+
+    The layer is `Fit.layer_shape`; gate and permutation are taken from the largest grid.
+    """
+    shape, rate, outside_s = fit.layer_shape(ranks), fit.flops_per_s, fit.sweep.layers[-1].outside_s
+    ways = ranked(shape, fit.network, ranks, rate)
+    plain = layer_s(shape, fit.network, ranks, rate, r=1, degree=1, algorithm="linear")
+    masks = einsum_flops(shape.tokens, shape.width, shape.top_k, shape.capacity_factor) / rate
+    chain = {
+        IDEAS[0]: masks + plain,
+        IDEAS[1]: plain,
+        IDEAS[2]: min(way.seconds for way in ways if way.r == 1 and way.degree == 1),
+        IDEAS[3]: min(way.seconds for way in ways if way.degree == 1),
+        IDEAS[4]: ways[0].seconds,
+    }
+    return {idea: outside_s + seconds for idea, seconds in chain.items()}
+
+
+def measured_ideas_s(layer: Layer) -> dict[str, LayerRun]:
+    """What of `ideas_s` was measured on one grid: the fastest run that each idea allows."""
+    plain = [run for run in layer.runs if (run.r, run.degree, run.algorithm) == (1, 1, "linear")]
+    allowed = {
+        IDEAS[1]: plain,
+        IDEAS[2]: [run for run in layer.runs if run.r == 1 and run.degree == 1],
+        IDEAS[3]: [run for run in layer.runs if run.degree == 1],
+        IDEAS[4]: list(layer.runs),
+    }
+    return {idea: min(runs, key=lambda run: run.seconds) for idea, runs in allowed.items() if runs}
 
 
 # --- simulation -------------------------------------------------------------------------------------------------------
@@ -659,7 +695,7 @@ def fit_lines(fit: Fit) -> list[str]:
 
 
 def _layer_lines(layer: Layer, fit: Fit) -> list[str]:
-    network = replace(fit.network, ranks_per_node=min(fit.network.ranks_per_node, layer.ranks))
+    network = fit.grid_network(layer.ranks)
     pairs = [
         (run, predicted_layer_s(layer, network, run.r, run.degree, run.algorithm)) for run in layer.runs if run.seconds
     ]

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.command import report
 from analysis.network import (
     SWEEP_KIND,
     SWEEP_VERSION,
@@ -26,6 +27,7 @@ from analysis.network import (
     simulated_all_to_all,
     simulated_layer_s,
 )
+from analysis.questions import goals
 from suite.cost_model import AZURE_NDV4, LayerShape, Network, all_to_all, layer_s, valid_r
 
 MACHINE = Network(
@@ -228,3 +230,36 @@ def test_the_papers_rows() -> None:
     assert [gains[f"Fig. 12, Large: r at k f = {load}"] for load in (16, 4, 1)] == [1, 2, 4]
     assert {row.kind for row in rows} == {"FIT", "PRED", "MISMATCH", "OPEN"}
     assert crossover_bytes(AZURE_NDV4, 2048) > 2**28
+
+
+def test_a_report_takes_a_sweep_beside_its_logs(tmp_path: Path, run_folder: Any) -> None:
+    runs, path = run_folder(tmp_path / "runs"), written(tmp_path, sweep(noise=0.05))
+    output = tmp_path / "report"
+    done = CliRunner().invoke(report, [str(runs), str(path), "-o", str(output)])
+    assert done.exit_code == 0, done.output
+    figures = {f["name"]: f for f in json.loads((output / "report.json").read_text())["figures"]}
+    names = ("moe_network_fit", "moe_layer_time", "moe_choice", "moe_crossover")
+    assert all(figures[name]["answer"] for name in names)
+    for question in (question for goal in goals() for question in goal.questions if question.figure in names):
+        assert set(question.metrics) <= set(figures[question.figure]["table"][0])
+    rows = figures["moe_layer_time"]["table"]
+    assert all((row["measured [s]"] is None) == (row["ranks"] > 16 or row["idea"].startswith("masks")) for row in rows)
+    assert {row["extrapolated"] for row in rows if row["ranks"] >= 2048} == {True}
+    best = min(row["model [s]"] for row in rows if row["ranks"] == 4096)
+    assert best == next(row["model [s]"] for row in rows if row["ranks"] == 4096 and row["idea"] == "and pipelining")
+    html = (output / "report.html").read_text()
+    assert "extrapolat" in html
+
+
+def test_a_report_without_a_sweep_says_what_is_missing(tmp_path: Path, run_folder: Any) -> None:
+    output = tmp_path / "report"
+    done = CliRunner().invoke(report, [str(run_folder(tmp_path / "runs")), "-o", str(output)])
+    assert done.exit_code == 0, done.output
+    figures = {f["name"]: f for f in json.loads((output / "report.json").read_text())["figures"]}
+    assert "moe-bench --sweep-network" in figures["moe_crossover"]["not_answerable"]
+
+
+def test_a_sweep_alone_is_no_report(tmp_path: Path) -> None:
+    done = CliRunner().invoke(report, [str(written(tmp_path, sweep())), "-o", str(tmp_path / "report")])
+    assert done.exit_code == 2
+    assert "no report without logs" in done.output

@@ -1,0 +1,94 @@
+"""Figure: an MoE layer's time against ranks, one idea of Tutel after the other."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.drawing import CYCLE, GREY, INK, MARKERS, clip, loglog, panels
+from analysis.figures.moe_network_fit import NEEDED
+from analysis.network import EXTRAPOLATED_RANKS, IDEAS, Fit, ideas_s, measured_ideas_s
+from analysis.study import NotAnswerableError, Study
+
+TITLE = "MoE layer: time by idea"
+CAPTION = (
+    "Forward and backward of the measured layer, tokens and experts growing with the ranks: one-hot masks; rows sorted by "
+    "expert; 2DH where it is faster; the best r; the best overlap degree. Each line keeps what came before. Lines are the "
+    "fitted model's, signs are measured. Right of the dotted line is extrapolation: no such machine was measured."
+)
+ORDER = 81
+
+
+def table(study: Study) -> pd.DataFrame:
+    """Predicted and measured seconds by ranks and idea."""
+    if not study.networks:
+        raise NotAnswerableError(NEEDED)
+    return pd.DataFrame([row for fit in study.networks for row in _rows(fit)])
+
+
+def answer(study: Study) -> str:
+    """What the ideas are worth where it was measured, and what the model says of the largest machine."""
+    table(study)
+    said = []
+    for fit in study.networks:
+        layer = fit.sweep.layers[-1]
+        measured = measured_ideas_s(layer)
+        gain = measured[IDEAS[1]].seconds / measured[IDEAS[-1]].seconds
+        far = ideas_s(fit, EXTRAPOLATED_RANKS[-1])
+        said.append(
+            f"{clip(fit.sweep.name)}: {gain:.2f}x over linear with r 1 on {layer.ranks} ranks (measured), "
+            f"{far[IDEAS[1]] / far[IDEAS[-1]]:.3g}x on {EXTRAPOLATED_RANKS[-1]:,} (extrapolated)"
+        )
+    return "; ".join(said)
+
+
+def draw(study: Study) -> Figure:
+    """A panel per sweep."""
+    frame = table(study)
+    figure, axes = panels(len(study.networks), min(2, len(study.networks)), 4.2)
+    for fit, axis in zip(study.networks, axes, strict=True):
+        rows = frame[frame["sweep"] == fit.sweep.name]
+        shown = pd.concat([rows["model [s]"], rows["measured [s]"]]).dropna()
+        loglog(axis, rows["ranks"].tolist(), (1e3 * shown).tolist())
+        for idea, colour, marker in zip(IDEAS, CYCLE, MARKERS, strict=False):
+            own = rows[rows["idea"] == idea]
+            axis.plot(own["ranks"], 1e3 * own["model [s]"], color=colour, linewidth=1.4, label=idea)
+            axis.plot(own["ranks"], 1e3 * own["measured [s]"], marker, color=colour, linestyle="none", markersize=7)
+        edge = fit.sweep.ranks * 1.2
+        axis.axvline(edge, color=GREY, linestyle=":")
+        axis.annotate(
+            "extrapolated",
+            (edge, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(5, -14),
+            textcoords="offset points",
+            color=INK,
+        )
+        axis.set_title(clip(fit.sweep.name, 50))
+        axis.set_xlabel("ranks")
+        axis.set_ylabel("layer, forward and backward [ms]")
+        axis.legend()
+    return figure
+
+
+def _rows(fit: Fit) -> list[dict[str, object]]:
+    measured = {layer.ranks: measured_ideas_s(layer) for layer in fit.sweep.layers}
+    largest = max(EXTRAPOLATED_RANKS)
+    powers = {2**i for i in range(1, largest.bit_length()) if fit.sweep.ranks < 2**i <= largest}
+    rows: list[dict[str, object]] = []
+    for ranks in sorted(powers | set(measured)):
+        for idea, seconds in ideas_s(fit, ranks).items():
+            run = measured.get(ranks, {}).get(idea)
+            rows.append(
+                {
+                    "sweep": fit.sweep.name,
+                    "ranks": ranks,
+                    "extrapolated": ranks > fit.sweep.ranks,
+                    "idea": idea,
+                    "model [s]": seconds,
+                    "measured [s]": run.seconds if run else None,
+                    "n": run.repeats if run else 0,
+                    "error [%]": 100 * (seconds / run.seconds - 1) if run else None,
+                }
+            )
+    return rows

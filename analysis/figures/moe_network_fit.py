@@ -1,0 +1,103 @@
+"""Figure: measured all-to-alls beside the two-level model fitted to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.drawing import CYCLE, clip, loglog, panels
+from analysis.network import KIB, Compared, Fit, typical_error
+from analysis.study import NotAnswerableError, Study
+from suite.cost_model import ALGORITHMS, all_to_all
+
+TITLE = "All-to-all: measured and fitted"
+CAPTION = (
+    "Median seconds of the slowest rank by the bytes each rank sends. Full signs went into the fit, hollow ones were left "
+    "out of it; solid lines are the model's linear all-to-all, dashed ones its 2DH. Latency and bandwidth inside and across "
+    "nodes are fitted in log seconds; the bandwidth of copies is measured."
+)
+ORDER = 80
+NEEDED = "an all-to-all sweep (mlhpc moe-bench --sweep-network -o FILE) among the report's paths"
+
+
+def table(study: Study) -> pd.DataFrame:
+    """Measured, predicted, and whether the fit saw it."""
+    if not study.networks:
+        raise NotAnswerableError(NEEDED)
+    return pd.DataFrame(
+        [
+            {
+                "sweep": fit.sweep.name,
+                "ranks": item.measurement.ranks,
+                "ranks per node": item.measurement.ranks_per_node,
+                "algorithm": item.measurement.algorithm,
+                "bytes per rank": item.measurement.size_bytes,
+                "n": item.measurement.repeats,
+                "measured [s]": item.measurement.seconds,
+                "fastest [s]": item.measurement.fastest_s,
+                "slowest [s]": item.measurement.slowest_s,
+                "model [s]": item.model_s,
+                "error [%]": 100 * item.error,
+                "in the fit": fitted,
+            }
+            for fit in study.networks
+            for items, fitted in ((fit.fitted, True), (fit.held_out, False))
+            for item in items
+        ]
+    )
+
+
+def answer(study: Study) -> str:
+    """The error where the fit did not look."""
+    table(study)
+    said = []
+    for fit in study.networks:
+        middle, worst = typical_error(fit.held_out)
+        further = typical_error(fit.next_grid)[0]
+        said.append(
+            f"{clip(fit.sweep.describe(), 90)}: sizes left out of the fit are missed by {100 * middle:.0f} % (median; largest "
+            f"{100 * worst:.0f} %)"
+            + (f", the largest grid by {100 * further:.0f} % when fitted to smaller ones" if fit.next_grid else "")
+        )
+    return "; ".join(said)
+
+
+def draw(study: Study) -> Figure:
+    """A panel per sweep."""
+    table(study)
+    figure, axes = panels(len(study.networks), min(2, len(study.networks)), 4.2)
+    for fit, axis in zip(study.networks, axes, strict=True):
+        everything = (*fit.fitted, *fit.held_out)
+        sizes = [item.measurement.size_bytes / KIB for item in everything]
+        loglog(axis, sizes, [1e3 * item.measurement.seconds for item in everything])
+        colours = dict(zip(_grids(fit), CYCLE * 3, strict=False))
+        for (ranks, per_node), colour in colours.items():
+            for items, filled in ((fit.fitted, True), (fit.held_out, False)):
+                for algorithm, marker in zip(ALGORITHMS, ("o", "s"), strict=True):
+                    shown = _of(items, ranks, algorithm)
+                    axis.plot(
+                        [item.measurement.size_bytes / KIB for item in shown],
+                        [1e3 * item.measurement.seconds for item in shown],
+                        marker, color=colour, mfc=colour if filled else "none", linestyle="none", markersize=6,
+                    )  # fmt: skip
+            reach = np.geomspace(min(sizes), max(sizes), 80)
+            for algorithm, line in zip(ALGORITHMS, ("-", "--"), strict=True):
+                if algorithm == "2dh" and ranks <= per_node:
+                    continue
+                model = [1e3 * all_to_all(fit.grid_network(ranks), ranks, x * KIB, algorithm).total_s for x in reach]
+                label = f"{ranks} ranks" + (", 2DH" if algorithm == "2dh" else "")
+                axis.plot(reach, model, line, color=colour, linewidth=1.2, label=label)
+        axis.set_title(clip(fit.sweep.name, 50))
+        axis.set_xlabel("sent by each rank [KiB]")
+        axis.set_ylabel("all-to-all [ms]")
+        axis.legend()
+    return figure
+
+
+def _grids(fit: Fit) -> list[tuple[int, int]]:
+    return sorted({(item.measurement.ranks, item.measurement.ranks_per_node) for item in fit.fitted})
+
+
+def _of(items: tuple[Compared, ...], ranks: int, algorithm: str) -> list[Compared]:
+    return [i for i in items if i.measurement.ranks == ranks and i.measurement.algorithm == algorithm]
