@@ -22,6 +22,7 @@ Examples:
   mlhpc report runs/first -o report
   mlhpc report packages/ACME published/hpc_results_v3.0 -o comparison
   mlhpc report runs/first ceilings.json --what-if other-machine.json
+  mlhpc report hpc_results_v1.0 --between "Fugaku 512" "Selene 1024"
 """
 )
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -41,8 +42,22 @@ Examples:
     type=click.Path(path_type=Path),
     help="Ceilings of a machine to predict the runs' time for; may be repeated.",
 )
+@click.option(
+    "--between",
+    multiple=True,
+    nargs=2,
+    metavar="FROM TO",
+    help="Two results, by their label or a part of it, whose speed-up is split into its factors; may be repeated.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing report.")
-def report(paths: tuple[Path, ...], output: Path, form: str, what_if: tuple[Path, ...], force: bool) -> None:
+def report(
+    paths: tuple[Path, ...],
+    output: Path,
+    form: str,
+    what_if: tuple[Path, ...],
+    between: tuple[tuple[str, str], ...],
+    force: bool,
+) -> None:
     """Compare results: one self-contained HTML page from run folders and results packages.
 
     PATHS are run folders, packages (<submitter>/results/...) or whole rounds, and files about their systems: ceilings
@@ -55,7 +70,7 @@ def report(paths: tuple[Path, ...], output: Path, form: str, what_if: tuple[Path
     if output.is_file():
         raise click.UsageError(f"-o {output}: is a file; the report is a folder")
     if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise click.UsageError("--tables parquet needs pyarrow: pip install pyarrow")
+        raise click.UsageError("--tables parquet needs pyarrow: pip install 'mlhpc[parquet]'")
 
     from analysis.network import fit_sweep, is_sweep, read_sweep
     from analysis.report import build
@@ -70,7 +85,7 @@ def report(paths: tuple[Path, ...], output: Path, form: str, what_if: tuple[Path
         raise click.UsageError(f"{paths[0]}: no report without logs; give run folders or packages as well")
     inputs = read_inputs(files, what_if)
     checked = started(verdicts, logs)  # the check reads the same logs by its own rules, meanwhile
-    made = build(study(logs, installed_cards(), inputs, networks), checked())
+    made = build(study(logs, installed_cards(), inputs, networks, between), checked())
     _write(made, output, form)
     size = (output / "report.html").stat().st_size / 1e6
     click.echo(

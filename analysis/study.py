@@ -45,7 +45,8 @@ class NotAnswerableError(ValueError):
 class Study:
     """``runs`` is `decompose.per_run` of every log, ``results`` one row per group, both with a ``label`` to show.
 
-    ``inputs`` are the ceilings files that were given beside the logs, ``networks`` the fitted all-to-all sweeps.
+    ``inputs`` are the ceilings files that were given beside the logs, ``networks`` the fitted all-to-all sweeps,
+    ``between`` the pairs of results (groups of one class, from and to) that were asked for by name.
     """
 
     tables: Tables
@@ -54,6 +55,7 @@ class Study:
     selections: Mapping[str, Selection]
     inputs: Inputs = field(default_factory=Inputs)
     networks: tuple[Fit, ...] = ()
+    between: tuple[tuple[str, str], ...] = ()
 
     def classes(self) -> list[tuple[str, pd.DataFrame]]:
         """Results by benchmark, size and mode, each with a heading: what may stand beside each other in a figure."""
@@ -65,9 +67,13 @@ class Study:
 
 
 def study(
-    paths: Sequence[Path], cards: Mapping[str, Card], inputs: Inputs | None = None, networks: Sequence[Fit] = ()
+    paths: Sequence[Path],
+    cards: Mapping[str, Card],
+    inputs: Inputs | None = None,
+    networks: Sequence[Fit] = (),
+    between: Sequence[tuple[str, str]] = (),
 ) -> Study:
-    """Read paths and decompose. ValueError as of `ingest`."""
+    """Read paths and decompose. ValueError as of `ingest`, and for names in ``between`` that fit no or several results."""
     tables = ingest(paths, cards)
     runs = per_run(tables.runs)
     selections = choose(tables)
@@ -76,7 +82,32 @@ def study(
     rows["device"], rows["machine"] = _described(rows, tables)
     rows["name"], rows["label"] = _names(rows)
     runs["label"] = runs["group"].map(rows.set_index("group")["label"])
-    return Study(tables, runs, rows, selections, inputs or Inputs(), tuple(networks))
+    pairs = tuple(pair for names in between for pair in _named_pairs(rows, *names))
+    return Study(tables, runs, rows, selections, inputs or Inputs(), tuple(networks), pairs)
+
+
+def _named_pairs(rows: pd.DataFrame, *names: str) -> list[tuple[str, str]]:
+    """The groups that two names stand for, in every class that has both: the whole label, else a part of one label."""
+    pairs, seen = [], set()
+    for key, group in rows[rows["mode"] == "strong"].groupby(CLASS, sort=True):
+        found = []
+        for name in names:
+            labels = group["label"].str.lower()
+            fits = group[labels == name.lower()]
+            fits = fits if len(fits) else group[labels.str.contains(name.lower(), regex=False)]
+            if len(fits) > 1:
+                several = ", ".join(fits["label"])
+                raise ValueError(f"{name!r} is the name of {len(fits)} results of {heading(*key)}: {several}")
+            seen |= {name} if len(fits) else set()
+            found += list(fits["group"])
+        if len(found) == 2 and found[0] != found[1]:
+            pairs.append((found[0], found[1]))
+    if not pairs:
+        unknown = [name for name in names if name not in seen]
+        labels = ", ".join(sorted(set(rows.loc[rows["mode"] == "strong", "label"]))[:20])
+        problem = f"no result is called {unknown[0]!r}" if unknown else f"no class has both {names[0]!r} and {names[1]!r}"
+        raise ValueError(f"{problem}; results: {labels}")
+    return pairs
 
 
 def heading(benchmark: str, size: str, mode: str) -> str:

@@ -19,7 +19,8 @@ CAPTION = (
     "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to the total. Units: "
     "how much larger the machine is. Speed per unit: epochs per second and unit, below 1 where scaling is not perfect. Epochs: "
     "below 1 where the second needs more, usually for its larger batch. Staging and other: time outside epochs. Shown are "
-    "consecutive sizes of one machine and the way to the fastest; the table has every result against the fastest of its class."
+    "the pairs asked for (--between), consecutive sizes of one machine and the way to the fastest; the table has every result "
+    "against the fastest of its class."
 )
 ORDER = 32
 SHOWN = 6  # panels per class
@@ -91,7 +92,7 @@ def _levels(found: Factors) -> Iterator[float]:
 
 
 def _pairs(study: Study) -> list[tuple[str, pd.Series, pd.Series, Factors, bool]]:
-    """Pairs by class: consecutive sizes of a machine first, then every result against the fastest."""
+    """Pairs by class: those asked for by name, consecutive sizes of a machine, then every result against the fastest."""
     found = []
     for title, rows in study.classes():
         known = rows[(rows["mode"] == "strong") & rows["units"].notna() & (rows["epoch_time_s.mean"] > 0)]
@@ -102,6 +103,10 @@ def _pairs(study: Study) -> list[tuple[str, pd.Series, pd.Series, Factors, bool]
         for _, series in known.groupby(["round", "machine", "device"], sort=True):
             ordered = [row for _, row in series.sort_values(["units", "run_s.mean"]).iterrows()]
             pairs += [(a, b) for a, b in itertools.pairwise(ordered) if a["units"] < b["units"]]
+        asked = [(known[known["group"] == a], known[known["group"] == b]) for a, b in study.between]
+        named = [(a.iloc[0], b.iloc[0]) for a, b in asked if len(a) and len(b)]
+        names = {(a.name, b.name) for a, b in named}
+        pairs = named + [(a, b) for a, b in pairs if (a.name, b.name) not in names]
         own_first = known.drop(best.name).sort_values(["published", "run_s.mean"])
         pairs += [
             (row, best)

@@ -25,6 +25,7 @@ from analysis.drawing import style, svg
 from analysis.figures import figures
 from analysis.questions import goals
 from analysis.report import NOT_VERIFIED, Report, build
+from analysis.roofline_inputs import Inputs, read_inputs
 from analysis.study import NotAnswerableError, study
 from suite.card import Card
 
@@ -72,8 +73,8 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def made(paths: list[Path], cards: Cards) -> Report:
-    return build(study(paths, cards), [verdict(path) for path in paths])
+def made(paths: list[Path], cards: Cards, inputs: Inputs | None = None) -> Report:
+    return build(study(paths, cards, inputs), [verdict(path) for path in paths])
 
 
 # figures of ceilings files and all-to-all sweeps: test_roofline*.py and test_network.py
@@ -81,8 +82,10 @@ NEED_A_FILE = {name for name in figures() if name.startswith("moe_") or name == 
 
 
 @pytest.fixture(scope="module")
-def rich(tmp_path_factory: pytest.TempPathFactory, run_folder: Build, package: Build, cards: Cards) -> Report:
-    """Two sizes of ours, a public round, and all figures."""
+def rich(
+    tmp_path_factory: pytest.TempPathFactory, run_folder: Build, package: Build, cards: Cards, ceilings: Build
+) -> Report:
+    """Two sizes of ours with ceilings here and elsewhere, a public round, and all figures."""
     tmp_path = tmp_path_factory.mktemp("rich")
     paths = [
         run_folder(tmp_path, "one"),
@@ -91,7 +94,8 @@ def rich(tmp_path_factory: pytest.TempPathFactory, run_folder: Build, package: B
         package(tmp_path / "hpc_results_v9.9", system="daint_b", nodes=4, train_s=6.0),
         package(tmp_path / "hpc_results_v9.8", system="older", staging=(-9.0, -2.0)),
     ]
-    return made(paths, cards)
+    here, there = ceilings(tmp_path / "here.json"), ceilings(tmp_path / "there.json", "other", faster=3.0)
+    return made(paths, cards, read_inputs([here], [there]))
 
 
 def test_the_page_is_well_formed_with_unique_ids_and_nothing_external(rich: Report) -> None:
