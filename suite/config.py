@@ -52,6 +52,7 @@ class RunConfig(_Section):
         64, ge=1, description="samples per rank and evaluation step; does not change the metric"
     )
     window_steps: int = Field(50, ge=1, description="training steps per step_phases event")
+    instrumentation: bool = Field(True, description="time the phases of steps; count bytes, memory and energy")
     checkpoint_every_epochs: int = Field(0, ge=0, description="0: only when the run is told to stop")
     cache_drop_command: str | None = Field(
         None, description="run on every node before init_start; its exit code is logged"

@@ -20,9 +20,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from workloads.moe.config import Algorithm
 
-# torch 2.13 renamed them and warns of the old names, torch 2.11 has only those
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+# torch 2.13 renamed them and warns of the old names, torch 2.11 has only those. Names, not functions: the harness counts
+# calls of torch.distributed by putting its own in their place
+_ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+_REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 
 
 @dataclass(frozen=True)
@@ -340,11 +341,11 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, local: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
         ctx.group, ctx.size = group, size
         out = local.new_empty(size * local.shape[0], *local.shape[1:])
-        _all_gather(out, local.contiguous(), group=group)
+        getattr(dist, _ALL_GATHER)(out, local.contiguous(), group=group)
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         out = gradient.new_empty(gradient.shape[0] // ctx.size, *gradient.shape[1:])
-        _reduce_scatter(out, gradient.contiguous(), group=ctx.group)
+        getattr(dist, _REDUCE_SCATTER)(out, gradient.contiguous(), group=ctx.group)
         return out, None, None

@@ -50,7 +50,8 @@ class MoELM(Workload):
             mesh = expert_mesh(moe, world, cuda=cuda)
             self._ranks = world.size
         model = MoELanguageModel(self._own, mesh)
-        self._monitor = MoEMonitor(model.moe_layers(), CudaClock() if cuda else HostClock())
+        if self.config.instrumentation:
+            self._monitor = MoEMonitor(model.moe_layers(), CudaClock() if cuda else HostClock())
         return model
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:

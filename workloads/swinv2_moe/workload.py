@@ -51,7 +51,8 @@ class SwinV2MoEWorkload(Workload):
             mesh = expert_mesh(moe, world, cuda=cuda)
             self._ranks = world.size
         model = SwinV2MoE(self._own, mesh)
-        self._monitor = MoEMonitor(model.moe_layers(), CudaClock() if cuda else HostClock())
+        if self.config.instrumentation:
+            self._monitor = MoEMonitor(model.moe_layers(), CudaClock() if cuda else HostClock())
         return model
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
