@@ -107,7 +107,10 @@ def published_cases(study: Study) -> list[Case]:
     else:
         shipped = published()
         rows = shipped[(shipped["mode"] == "strong") & shipped["benchmark"].isin(study.results["benchmark"])]
-        rows = rows.assign(label=rows["machine"] + " " + rows["units"].map("{:g}".format) + " · " + rows["round"])
+        labels = [
+            f"{machine} {units:g} · {round_}" for machine, units, round_ in rows[["machine", "units", "round"]].values
+        ]
+        rows = rows.assign(label=labels)
         rows = rows.sort_values("score_s").drop_duplicates(["benchmark", "machine"])
     rows = rows[rows["carried_over_from"].isna()]
     found = [(row, modelled({str(k): v for k, v in row.items()})) for row in rows.to_dict("records")]

@@ -111,4 +111,4 @@ def _panel(
     axis.set_title(clip(machine.title, width), fontsize=11)
     axis.annotate("compute binds", (low, high), xytext=(6, -14), textcoords="offset points", color=INK)
     axis.annotate("memory binds", (high, low), xytext=(-6, 6), textcoords="offset points", ha="right", color=INK)
-    return [(c.memory_s, c.compute_s, f"{c.name}: {c.seconds / c.roof_s:.3g} × its roof", False) for _, c in points]
+    return [(c.memory_s, c.compute_s, f"{c.name}: {c.seconds / c.roof_s:.3g} ×", False) for _, c in points]

@@ -81,6 +81,9 @@ def log_text(
         log.event(start_s - 29, "benchmark_size", size)
     if ours:
         log.event(start_s - 29, "suite_version", "1.0.0")
+        log.event(start_s - 29, "model_parameters", 1_000_000)
+        work = {"model_flops": 2e9, "executed_flops": 2e9, "algorithmic_bytes": 0.5e9}
+        log.event(start_s - 29, "work_per_sample", work)
         log.event(start_s - 29, "ruleset", "mlhpc-1.0")
         log.event(start_s - 29, "cache_state", "unverified")
         log.event(start_s - 29, "baseline", {"mean": 0.9})
@@ -179,6 +182,60 @@ def small_card() -> Card:
     )
 
 
+def write_ceilings(path: Path, system: str = "testbed", *, ranks: int = 4, faster: float = 1.0, **changes: Any) -> Path:
+    """A ceilings file of a CPU host with three cache levels; per rank 100 GFLOP/s, 10 GB/s of memory, all-reduce at 1 GB/s."""
+
+    def roof(resource: str, name: str, value: float, **more: Any) -> dict[str, Any]:
+        unit = "FLOP/s" if resource == "compute" else "B/s"
+        fixed = {"mode": None, "dtype": None, "n": 7, "spread": 0.02, "capacity_bytes": None, "library": "mkl"}
+        return {
+            "resource": resource,
+            "name": name,
+            "value": value * faster,
+            "unit": unit,
+            **fixed,
+            "ranks": ranks,
+        } | more
+
+    sizes = (1e3, 1e5, 1e7)
+    points = [{"x": x, "value": x / (1e-4 + x / 1e9), "n": 5, "seconds": (1e-4 + x / 1e9) / faster} for x in sizes]
+    products = [{"x": x, "value": 1e9, "n": 5, "seconds": x * 1e-7} for x in (16, 1024)]
+    document = {
+        "version": 1,
+        "kind": "ceilings",
+        "system": system,
+        "date": "2026-11-20T12:00:00Z",
+        "ranks": ranks,
+        "nodes": 2,
+        "device": {"type": "cpu", "name": "Test CPU", "threads": 1},
+        "versions": {"torch": "2.13.0"},
+        "roofs": [
+            roof("compute", "gemm", 100e9, mode="sustained", dtype="float32", shape=[1024, 1024, 1024]),
+            roof("compute", "gemm", 110e9, mode="burst", dtype="float32"),
+            roof("memory", "L1", 200e9, mode="read", capacity_bytes=32768),
+            roof("memory", "L2", 60e9, mode="read", capacity_bytes=1 << 20),
+            roof("memory", "dram", 9e9, mode="triad"),
+            roof("memory", "dram", 10e9, mode="read"),
+            roof("storage_read", "/scratch", 0.5e9, mode="cold"),
+            roof("storage_read", "/scratch", 2e9, mode="warm"),
+        ],
+        "curves": [
+            {"resource": "compute", "name": "gemm", "points": products},
+            {
+                "resource": "all_reduce",
+                "name": "gloo",
+                "dtype": "float32",
+                "ranks": ranks,
+                "nodes": 2,
+                "points": points,
+            },
+        ],
+        "not_measured": [{"resource": "host_link", "reason": "the device is the host"}],
+    }
+    path.write_text(json.dumps(document | changes))
+    return path
+
+
 def write_run_folder(root: Path, name: str = "run1", runs: int = 3, **options: Any) -> Path:
     """A run folder of ours below ``root``: run.json and logs with everything our runs log."""
     folder = root / "runs" / name
@@ -203,6 +260,11 @@ def package() -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def run_folder() -> Callable[..., Path]:
     return write_run_folder
+
+
+@pytest.fixture(scope="session")
+def ceilings() -> Callable[..., Path]:
+    return write_ceilings
 
 
 @pytest.fixture(scope="session")
