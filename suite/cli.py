@@ -40,6 +40,7 @@ class LazyGroup(click.Group):
             "compare",
             "report",
             "published",
+            "ceilings",
             "rcp",
         ]
         names = self._points()

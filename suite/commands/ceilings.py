@@ -1,0 +1,130 @@
+"""`mlhpc ceilings`: measures the roofs of this machine, in the world it is started in or under an mpiexec of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from suite.ceilings.document import refuse_existing, write
+
+if TYPE_CHECKING:
+    from suite.distributed import Launch
+
+THIS_MACHINE = "this-machine"
+FAILED, USAGE = 1, 2
+BUSY = 0.5  # load per core at the start above which a person is warned
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mlhpc ceilings -o ceilings.json                        one process, all its cores or its GPU
+  mlhpc ceilings --ranks 2 --quick -o ceilings.json      with all-reduce and all-to-all; under a minute
+  srun --nodes=2 --ntasks-per-node=4 mlhpc ceilings --system mysite --directory "$TMPDIR" -o ceilings.json
+
+\b
+Exit codes: 0 written, 1 measuring failed, 2 usage.
+"""
+)
+@click.option("--system", default=THIS_MACHINE, show_default=True, help="System id the file belongs to.")
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks on this machine.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path),
+    help="Where storage is measured: where data are staged to. [$TMPDIR, else the output's folder]",
+)
+@click.option("--quick", is_flag=True, help="Fewer repetitions and smaller sizes: at most 45 s on a small machine.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New JSON file.")
+def ceilings(system: str, ranks: int, device: str, directory: Path | None, quick: bool, output: Path) -> None:
+    """Measure the roofs of this machine: GEMM, memory levels, host link, storage, all-reduce, all-to-all."""
+    from suite.distributed import detect
+
+    launch = detect()
+    if launch is not None and ranks != 1:
+        raise click.UsageError(f"inside {launch.launcher} the ranks are already there: leave --ranks out")
+    if launch is None or launch.rank == 0:
+        refuse_existing(output)
+    if launch is None and ranks > 1:
+        sys.exit(_under_mpiexec(system, ranks, device, directory, quick, output))
+    sys.exit(_measure(launch, system, device, directory, quick, output))
+
+
+def _measure(launch: Launch | None, system: str, device: str, directory: Path | None, quick: bool, output: Path) -> int:
+    """Be one rank: measure, and on rank 0 write. An error of one rank ends all of them with its line."""
+    from suite.distributed import World
+    from suite.errors import one_line
+
+    world = World.create(launch)
+
+    def say(text: str) -> None:
+        if world.is_first:
+            click.echo(text, err=True)
+
+    try:
+        import torch
+
+        from suite.ceilings.measure import measure
+        from suite.trial import pick_device, threads_per_rank
+
+        torch.set_num_threads(threads_per_rank(world))
+        text = measure(
+            world,
+            system=system,
+            quick=quick,
+            device=pick_device(device, world),
+            directory=directory or Path(os.environ.get("TMPDIR") or output.parent),
+            say=say,
+        )
+        if world.is_first:
+            write(output, text)
+            _show(output, text)
+        world.barrier()
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        click.echo(f"mlhpc: ceilings: {one_line(error)}", err=True)
+        code = USAGE if isinstance(error, ValueError) else FAILED
+        if world.size > 1:
+            world.transport.abort(code)
+        return code
+    return 0
+
+
+def _under_mpiexec(system: str, ranks: int, device: str, directory: Path | None, quick: bool, output: Path) -> int:
+    """Start the ranks on this machine and show what they say."""
+    from suite.launch.local import run_local
+
+    command = [sys.executable, "-m", "suite", "ceilings", "--system", system, "--device", device, "-o", str(output)]
+    command += ["--directory", str(directory)] if directory else []
+    command += ["--quick"] if quick else []
+    with tempfile.TemporaryDirectory(prefix="mlhpc-ceilings-") as folder:
+        log = Path(folder) / "ranks.log"
+        return run_local(
+            command, ranks=ranks, log=log, say=lambda text: click.echo(f"mlhpc: {text}", err=True), echo=click.echo
+        )
+
+
+def _show(output: Path, text: str) -> None:
+    """The roofs as a table."""
+    document = json.loads(text)
+    device = document["device"]
+    click.echo(
+        f"{output}: {device['name']}, {document['ranks']} ranks of {device['threads']} threads, {document['nodes']} nodes"
+    )
+    for roof in document["roofs"]:
+        what = " ".join(str(roof[key]) for key in ("resource", "name", "dtype", "mode") if roof[key])
+        scale, unit = (1e9, "GFLOP/s") if roof["unit"] == "FLOP/s" else (1e9, "GB/s")
+        capacity = f", up to {roof['capacity_bytes'] >> 10} KiB per thread" if roof["capacity_bytes"] else ""
+        ranks = f", {roof['ranks']} ranks" if roof["resource"].startswith("all_") else ""
+        click.echo(
+            f"  {what:<36} {roof['value'] / scale:10.2f} {unit} per rank (n={roof['n']}, IQR {roof['spread']:.0%}{ranks}{capacity})"
+        )
+    for missing in document["not_measured"]:
+        click.echo(f"  not measured: {missing['resource']} {missing['name'] or ''}: {missing['reason']}")
+    if device["load_at_start"] > BUSY * device["cores_allowed"]:
+        click.echo(f"  the machine was busy (load {device['load_at_start']:.1f}): these roofs are too low")

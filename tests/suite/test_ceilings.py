@@ -1,0 +1,199 @@
+"""Ceilings: memory levels found in sweeps, bytes of collectives, storage that is really cold, a file never overwritten."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from suite.ceilings import storage
+from suite.ceilings.collectives import bus_share, group_sizes
+from suite.ceilings.document import Findings, NotMeasured, Roof, refuse_existing, to_json, write
+from suite.ceilings.memory import cpu_caches
+from suite.ceilings.plateaus import Cache, names, plateaus, sweep
+from suite.ceilings.samples import QUICK, Samples, repeat
+from suite.commands.ceilings import ceilings
+from suite.distributed import World
+
+KIB = 1024
+ROOT = Path(__file__).resolve().parents[2]
+
+# GB/s of the read kernel on one core of an EPYC (Zen 5; 48 KiB L1d, 1 MiB L2, 32 MiB L3), best of 11, in KiB
+ZEN5 = {
+    **{8: 217, 12: 222, 16: 229, 24: 231, 32: 234, 40: 233, 48: 229, 52: 187, 56: 186, 64: 179, 80: 184, 96: 185},
+    **{128: 185, 192: 189, 256: 190, 384: 189, 512: 228, 768: 169, 1024: 138, 1536: 115, 2048: 106, 4096: 97},
+    **{8192: 93, 16384: 113, 32768: 58, 65536: 43, 131072: 41},
+}
+ZEN5_CACHES = [Cache("L1", 48 * KIB), Cache("L2", 1024 * KIB), Cache("L3", 32768 * KIB)]
+
+
+def test_the_levels_of_a_measured_sweep_are_the_caches_of_the_machine() -> None:
+    sizes = [kib * KIB for kib in ZEN5]
+    found = plateaus(sizes, list(ZEN5.values()))
+    assert names(found, sizes[-1], ZEN5_CACHES) == ["L1", "L2", "L3", "dram"]
+    for plateau, cache in zip(found, ZEN5_CACHES, strict=False):
+        assert plateau.capacity is not None
+        assert 0.5 <= plateau.capacity / cache.share_bytes <= 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_levels_are_found_through_noise(seed: int) -> None:
+    import random
+
+    draw = random.Random(seed)
+    sizes = sweep(8 * KIB, 64 << 20, 3, 4096)
+    truth = [(48 * KIB, 240.0), (1 << 20, 150.0), (16 << 20, 80.0), (1 << 40, 20.0)]
+    rates = [next(rate for limit, rate in truth if size <= limit) * draw.uniform(0.97, 1.0) for size in sizes]
+    found = plateaus(sizes, rates)
+    assert len(found) == 4
+    for plateau, (limit, _) in zip(found, truth[:-1], strict=False):
+        assert plateau.capacity is not None
+        assert 0.7 <= plateau.capacity / limit <= 1.0
+
+
+def test_a_flat_sweep_has_one_level_and_slow_starts_are_no_level() -> None:
+    sizes = sweep(8 * KIB, 1 << 20, 3, 4096)
+    assert [p.capacity for p in plateaus(sizes, [100.0] * len(sizes))] == [None]
+    ramp = [100 * size / (size + 8 * KIB) for size in sizes]  # a fixed cost per pass
+    assert len(plateaus(sizes, ramp)) == 1
+
+
+def test_the_last_plateau_is_main_memory_only_well_past_every_cache() -> None:
+    sizes = sweep(8 * KIB, 1 << 20, 3, 4096)
+    found = plateaus(sizes, [100.0] * len(sizes))
+    assert names(found, sizes[-1], [Cache("L1", 48 * KIB)]) == ["dram"]
+    assert names(found, sizes[-1], [Cache("L2", 512 * KIB)]) == ["level_1"]
+
+
+def test_plateaus_refuse_what_is_no_sweep() -> None:
+    with pytest.raises(ValueError, match="positive rate"):
+        plateaus([1, 2], [1.0, 0.0])
+
+
+def test_bytes_of_collectives_are_those_a_rank_must_send() -> None:
+    assert bus_share("all_reduce", 2) == 1.0
+    assert bus_share("all_to_all", 4) == 0.75
+    assert (group_sizes(2), group_sizes(6), group_sizes(8)) == ([2], [2, 4, 6], [2, 4, 8])
+
+
+def test_statistics_of_ranks_name_the_slowest_and_ignore_ranks_that_took_no_part() -> None:
+    samples = Samples(((1.0, 2.0, 3.0), (4.0, 4.0, 4.0), (6.0, 8.0, 9.0)))
+    assert (samples.value, samples.slowest, samples.best, samples.n) == (4.0, 2.0, 4.0, 3)
+    assert math.isclose(samples.spread, 0.5)
+
+
+def test_storage_is_read_cold_or_said_not_to_be(tmp_path: Path) -> None:
+    effort = SimpleNamespace(storage_bytes=8 << 20)
+    found = storage.measure(World.create(), effort, tmp_path)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir()), "the file is removed"
+    modes = {(roof.resource, roof.mode) for roof in found.roofs}
+    assert {("storage_write", "fsync"), ("storage_read", "warm")} <= modes
+    assert (("storage_read", "cold") in modes) != any(gap.name == "cold" for gap in found.not_measured)
+    assert all(roof.value > 0 and roof.size_bytes == 8 << 20 for roof in found.roofs)
+
+
+def test_the_page_cache_is_looked_into(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    assert storage.resident_share(path) == 1.0
+
+
+def test_a_directory_that_is_not_there_is_not_measured(tmp_path: Path) -> None:
+    found = storage.measure(World.create(), QUICK, tmp_path / "none")
+    assert not found.roofs
+    assert {gap.resource for gap in found.not_measured} == {"storage_read", "storage_write"}
+    assert "is not a directory" in found.not_measured[0].reason
+
+
+def test_caches_are_read_as_linux_lists_them(tmp_path: Path) -> None:
+    for index, (kind, level, size, shared) in enumerate(
+        [
+            ("Data", 1, "48K", "0,64"),
+            ("Instruction", 1, "32K", "0,64"),
+            ("Unified", 2, "1024K", "0,64"),
+            ("Unified", 3, "32768K", "0-7"),
+        ]
+    ):
+        folder = tmp_path / f"index{index}"
+        folder.mkdir()
+        for name, text in (("type", kind), ("level", level), ("size", size), ("shared_cpu_list", shared)):
+            (folder / name).write_text(f"{text}\n")
+    assert [(c.level, c.size_bytes >> 10, c.shared_by_cores) for c in cpu_caches(tmp_path)] == [
+        (1, 48, 2),
+        (2, 1024, 2),
+        (3, 32768, 8),
+    ]
+    assert cpu_caches(tmp_path / "none") == []
+
+
+ROOF = Roof(
+    "compute",
+    "gemm",
+    "burst",
+    2e11,
+    "FLOP/s",
+    1.9e11,
+    2.1e11,
+    7,
+    0.02,
+    2,
+    1,
+    "numpy openblas",
+    "float32",
+    shape=(8, 8, 8),
+)
+
+
+def test_the_file_has_every_key_and_no_number_that_is_not_json() -> None:
+    document = json.loads(to_json({"system": "here"}, Findings([ROOF], [], [NotMeasured("host_link", "cpu")])))
+    assert (document["version"], document["kind"], document["system"]) == (1, "ceilings", "here")
+    assert document["roofs"][0]["capacity_bytes"] is None
+    assert document["roofs"][0]["shape"] == [8, 8, 8]
+    with pytest.raises(ValueError, match="JSON"):
+        to_json({"value": math.nan}, Findings())
+
+
+def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    write(path, "one")
+    with pytest.raises(ValueError, match="never overwritten"):
+        refuse_existing(path)
+    with pytest.raises(ValueError, match="never overwritten"):
+        write(path, "two")
+    assert [p.name for p in tmp_path.iterdir()] == ["c.json"]
+    assert path.read_text() == "one"
+
+
+def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text("")
+    for output, words in ((tmp_path / "c.json", "never overwritten"), (tmp_path / "no" / "c.json", "does not exist")):
+        result = CliRunner().invoke(ceilings, ["-o", str(output)])
+        assert isinstance(result.exception, ValueError)
+        assert words in str(result.exception)
+
+
+def test_repetitions_are_gathered() -> None:
+    rates = iter([1.0, 2.0])
+    assert repeat(World.create(), lambda: next(rates), 2).by_rank == ((1.0, 2.0),)
+
+
+@pytest.mark.long
+def test_two_ranks_measure_this_machine_in_time(tmp_path: Path) -> None:
+    """Memory levels within a factor of two of what the system says, collectives of two ranks, everything said or excused."""
+    path = tmp_path / "c.json"
+    command = [sys.executable, "-m", "suite", "ceilings", "--quick", "--ranks", "2", "-o", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(path.read_text())
+    resources = {roof["resource"] for roof in document["roofs"]} | {gap["resource"] for gap in document["not_measured"]}
+    assert resources == {"compute", "memory", "host_link", "storage_read", "storage_write", "all_reduce", "all_to_all"}
+    assert document["ranks"] == 2
+    for roof in document["roofs"]:
+        if roof["name"] in {"L1", "L2"}:
+            assert 0.5 <= roof["capacity_bytes"] / roof["system_capacity_bytes"] <= 2
