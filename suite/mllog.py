@@ -65,6 +65,8 @@ STEP_PHASES = "step_phases"  # seconds per phase of one logging window on rank 0
 CHECKPOINT = "checkpoint_saved"
 RUN_RESUMED = "run_resumed"  # present only in a resumed run, which is therefore not scored
 RANK_PHASES = "rank_phases"  # per-epoch phase seconds: mean over ranks
+RANK_STATS = "rank_stats"  # per epoch: phases, bytes read and communicated, memory peaks: their distribution over ranks
+ENERGY = "energy"  # joules since the last such event or run_start, by counter, summed over nodes and GPUs
 
 
 class EventLog:

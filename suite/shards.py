@@ -250,6 +250,7 @@ class ShardReader:
             for position, (column, place) in enumerate(places):
                 out[position] = column.sample(place)
             batch[name] = np.concatenate([[0], np.cumsum(out)]) if name.endswith(OFFSETS) else out
+        _READ.add(sum(array.nbytes for array in batch.values()))
         return batch
 
     def _open(self, number: int) -> dict[str, _Column]:
@@ -271,6 +272,24 @@ class ShardReader:
         if kinds[0] != kinds[1] or any(column.samples != entry.samples for column in columns.values()):
             raise ValueError(f"{path}: datasets differ from the manifest and the other shards of the split")
         return columns
+
+
+def bytes_read() -> int:
+    """Bytes of samples that this process has read out of shards, on any thread, since it began."""
+    return _READ.total
+
+
+class _Tally:
+    def __init__(self) -> None:
+        self.total = 0
+        self._lock = threading.Lock()
+
+    def add(self, number: int) -> None:
+        with self._lock:
+            self.total += number
+
+
+_READ = _Tally()  # of the process, as the kernel's own count in /proc/self/io is
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,20 @@ class PhaseTimer:
         return seconds | {"step": sum(seconds.values()), OVERLAPPED_COMMUNICATION: hidden}
 
 
+class NoTimer:
+    """Measures nothing."""
+
+    def restart(self) -> None:
+        """Ignored."""
+
+    def mark(self, phase: str) -> None:
+        """Ignored."""
+
+    def flush(self) -> dict[str, float]:
+        """Nothing."""
+        return {}
+
+
 def _covered(intervals: list[tuple[float, float]], begin: float, end: float) -> float:
     """Length of the part of [begin, end] that lies in at least one interval."""
     total, reached = 0.0, begin

@@ -30,6 +30,7 @@ from suite.card import SizeCard
 from suite.checkpoint import Position, TrainingState
 from suite.config import RunConfig
 from suite.distributed import World
+from suite.instrument import Instruments, by_rank
 from suite.mllog import EventLog
 from suite.sampling import eval_batches, steps_per_epoch, train_batches
 from suite.timing import (
@@ -41,6 +42,7 @@ from suite.timing import (
     Clock,
     CudaClock,
     HostClock,
+    NoTimer,
     PhaseTimer,
 )
 from suite.workload import Dataset, Optimization, Workload
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from suite.workload import Batch
 
 STOP_CHECK_INTERVAL_S = 1.0
+LOSS_SUM = "loss_sum"
 
 Item = TypeVar("Item")
 Loaded = TypeVar("Loaded")
@@ -103,22 +106,34 @@ class Trainer:
     def __post_init__(self) -> None:
         self._throughput = 0.0
         self._steps_per_block = 0
-        self.timer = PhaseTimer(device_clock(self.device))
+        self.timer: PhaseTimer | NoTimer = NoTimer()
+        self.instruments: Instruments | None = None
+        if self.config.instrumentation:
+            self.instruments = Instruments(self.world, self.device, device_clock(self.device))
+            self.world, self.timer = self.instruments.world, self.instruments.timer
         self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device, self.timer)
 
     def run(self, start: Position) -> Outcome:
         """Train from a position until the target is met, the epochs are used up or a signal says stop."""
+        if self.instruments is None:
+            return self._run(start)
+        self.instruments.energy.restart()
+        with self.instruments.counting():
+            return self._run(start)
+
+    def _run(self, start: Position) -> Outcome:
         watch = StopWatch(self.world, self.stop_signal)
         steps = steps_per_epoch(len(self.train_data(start.block)), self.config.global_batch_size)
-        self._steps_per_block = self.size_card.eval_every_steps or steps
-        blocks = max(1, self.config.max_epochs * steps // self._steps_per_block)
+        blocks = max(1, self.config.max_epochs * steps // (self.size_card.eval_every_steps or steps))
         for block in range(start.block, blocks + 1):
             label = self.epoch_num(block)
             self.log.start(mllog.EPOCH, metadata={"epoch_num": label})
             stopped = self.train_block(block, start.step if block == start.block else 0, watch)
             if stopped is not None:
+                self._log_energy(label)
                 return stopped
             value = self.evaluate_block(block)
+            self._log_energy(label)
             self.log.stop(mllog.EPOCH, metadata={"epoch_num": label})
             if not math.isfinite(value):
                 return Outcome(False, f"diverged: {self.size_card.metric_name} is {value} after epoch {label}")
@@ -141,13 +156,15 @@ class Trainer:
         data = self.train_data(block)
         label = self.epoch_num(block)
         per_epoch = steps_per_epoch(len(data), self.config.global_batch_size)
-        steps = self._steps_per_block
+        steps = self._steps_per_block = self.size_card.eval_every_steps or per_epoch
         plan = self._plan(len(data), per_epoch, (block - 1) * steps + first_step, block * steps)
         totals: dict[str, float] = {}
         window = Window(label, first_step)
         begin = time.perf_counter()
         self.wrapped.train()
         self.timer.restart()
+        if self.instruments is not None:
+            self.instruments.meters.restart()
         batches = prefetch(
             lambda item: (item, data.load(item.indices, seed=self.seed, epoch=item.epoch)),
             plan,
@@ -173,7 +190,22 @@ class Trainer:
         self.log.event(mllog.TRACKED_STATS, {"throughput": self._throughput}, metadata={"epoch_num": label})
         mean = {name: value / self.world.size for name, value in self.world.sum(totals).items()}
         self.log.event(mllog.RANK_PHASES, mean, metadata={"epoch_num": label, "steps": steps - first_step})
+        self._log_ranks(totals, {"epoch_num": label, "steps": steps - first_step})
         return None
+
+    def _log_ranks(self, totals: dict[str, float], where: dict[str, Any]) -> None:
+        """What each rank measured in a block: the distribution over ranks."""
+        if self.instruments is None:
+            return
+        meters = self.instruments.meters
+        phases = {f"{name}_s": value for name, value in totals.items() if name != LOSS_SUM}
+        rows = self.world.allgather(phases | meters.read())
+        self.log.event(mllog.RANK_STATS, by_rank(rows), metadata=where | {"absent": meters.absent})
+
+    def _log_energy(self, label: int) -> None:
+        if self.instruments is not None:
+            joules, about = self.instruments.energy.take()
+            self.log.event(mllog.ENERGY, joules, metadata={"epoch_num": label} | about)
 
     def _plan(self, samples: int, per_epoch: int, begin: int, end: int) -> Iterator[PlannedBatch]:
         """This rank's samples for the global steps from ``begin`` to before ``end``, across epochs."""
@@ -228,8 +260,10 @@ class Trainer:
         phases = self.timer.flush()
         for name, value in phases.items():
             totals[name] = totals.get(name, 0.0) + value
-        totals["loss_sum"] = totals.get("loss_sum", 0.0) + mine * window.steps
-        self.log.event(mllog.STEP_PHASES, phases, metadata=where | {"loss": loss})
+        totals[LOSS_SUM] = totals.get(LOSS_SUM, 0.0) + mine * window.steps
+        if self.instruments is not None:
+            self.instruments.energy.meter.sample()
+            self.log.event(mllog.STEP_PHASES, phases, metadata=where | {"loss": loss})
         if stats:
             self.log.event(mllog.WINDOW_STATS, stats, metadata=where)
         return loss
@@ -392,7 +426,7 @@ _NO_BUFFER_BROADCAST: dict[str, Any] = {
 
 
 def wrap(
-    model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device: torch.device, timer: PhaseTimer
+    model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device: torch.device, timer: PhaseTimer | NoTimer
 ) -> nn.Module:
     """Data parallel over all ranks, its communication noted in ``timer``; the model itself on one rank.
 
@@ -413,7 +447,8 @@ def wrap(
         gradient_as_bucket_view=True,
         **_NO_BUFFER_BROADCAST,
     )
-    parallel.register_comm_hook(timer, _timed_all_reduce)
+    if isinstance(timer, PhaseTimer):
+        parallel.register_comm_hook(timer, _timed_all_reduce)
     return parallel
 
 

@@ -483,6 +483,48 @@ def phases_sum(context: LogContext) -> Iterator[Found]:
         yield None, f"step_phases sum to {total:.3f} s, all epochs take {training:.3f} s"
 
 
+@log_rule("rank-stats", "what ranks measured is a distribution of numbers over the ranks and fits into the epoch", OURS)
+def rank_stats(context: LogContext) -> Iterator[Found]:
+    ranks = context.record.ranks or 1
+    epochs = {epoch.number: epoch for epoch in context.record.epochs if epoch.complete}
+    for event in context.by_key.get(mllog.RANK_STATS, ()):
+        for name, entry in event.value.items() if isinstance(event.value, dict) else ():
+            numbers = (
+                [finite(entry.get(part)) for part in ("min", "median", "max")] if isinstance(entry, dict) else [None]
+            )
+            ends = [entry.get(part) for part in ("min_rank", "max_rank")] if isinstance(entry, dict) else []
+            known = [number for number in numbers if number is not None and number >= 0.0]
+            if len(known) < len(numbers) or known != sorted(known) or not all(rank in range(ranks) for rank in ends):
+                yield (
+                    event.line,
+                    f"{name} = {brief(entry)}: expected min <= median <= max and whose they are, of {ranks} ranks",
+                )
+                return
+            epoch = epochs.get(finite(event.metadata.get("epoch_num")))
+            if name == "step_s" and epoch is not None and known[-1] > 1.01 * epoch.train_s + 0.1:
+                yield (
+                    event.line,
+                    f"the steps of a rank take {known[-1]:.3f} s, training the epoch {epoch.train_s:.3f} s",
+                )
+                return
+
+
+@log_rule("energy-plausible", "a counter of energy says between 0 and 100 kW", OURS)
+def energy_plausible(context: LogContext) -> Iterator[Found]:
+    for event in context.by_key.get(mllog.ENERGY, ()):
+        seconds = finite(event.metadata.get("seconds"))
+        for name, entry in event.value.items() if isinstance(event.value, dict) else ():
+            joules, counters = (
+                finite(entry.get(part)) if isinstance(entry, dict) else None for part in ("joules", "counters")
+            )
+            if not seconds or not counters or joules is None or not 0.0 <= joules <= 1e5 * seconds * counters:
+                yield (
+                    event.line,
+                    f"{name} = {brief(entry)} in {brief(seconds)} s: expected 0 to 100 kW for each counter",
+                )
+                return
+
+
 @log_rule("throughput-true", "the logged throughput is that of the epoch's samples and times, within 10 %", OURS)
 def throughput_true(context: LogContext) -> Iterator[Found]:
     samples = _samples_per_epoch(context)

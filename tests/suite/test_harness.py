@@ -184,6 +184,30 @@ def test_every_window_has_the_workloads_own_statistics(data: Path, tmp_path: Pat
     assert values(log, "window_stats") == [{"ranks": 2.0}] * len(values(log, "step_phases"))
 
 
+def test_the_run_measures_itself_on_every_rank(data: Path, tmp_path: Path) -> None:
+    log = run(data, tmp_path / "run", "max_epochs=2", ranks=2, code=1)
+    steps, samples, bytes_each = 16, 64, 8 * 6
+    for stats, throughput in zip(values(log, "rank_stats"), values(log, "tracked_stats"), strict=True):
+        assert stats["loader_bytes"]["values"] == [samples * bytes_each] * 2
+        assert stats["all_reduce_calls"]["min"] == stats["all_reduce_calls"]["max"] == steps
+        assert stats["all_reduce_bytes"]["mean"] == steps * 6 * 6 * 4
+        assert stats["peak_resident_bytes"]["min"] > 50e6
+        parts = sum(stats[f"{name}_s"]["mean"] for name in PHASES)
+        assert parts == pytest.approx(stats["step_s"]["mean"], rel=1e-9)
+        assert parts == pytest.approx(2 * samples / throughput["throughput"], rel=0.02, abs=2e-3)
+        waits = stats["exposed_communication_s"]
+        assert waits["values"][waits["min_rank"]] == waits["min"]
+    assert len(values(log, "energy")) == 2
+    assert all(event.metadata["seconds"] > 0 for event in log.events if event.key == "energy")
+
+
+def test_without_instrumentation_nothing_is_measured_and_the_run_is_the_same(data: Path, tmp_path: Path) -> None:
+    plain = run(data, tmp_path / "plain", "max_epochs=2", "instrumentation=false", ranks=2, code=1)
+    measured = run(data, tmp_path / "measured", "max_epochs=2", ranks=2, code=1)
+    assert values(plain, "eval_error") == values(measured, "eval_error")
+    assert not {"step_phases", "rank_stats", "energy"} & {event.key for event in plain.events}
+
+
 def start_endless(data: Path, folder: Path, ranks: int, *rest: str) -> subprocess.Popen[str]:
     """A run that cannot end by itself, and is well into training."""
     process = subprocess.Popen(

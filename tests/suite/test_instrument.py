@@ -1,0 +1,98 @@
+"""What a rank counts of itself: collectives by kind and bytes, reads, and their distribution over ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from suite.distributed import Alone, World
+from suite.instrument import COLLECTIVES, VALUES_UP_TO, CountedTransport, Ledger, Meters, by_rank, counted_collectives
+from suite.shards import Manifest, ShardReader, shard_path, write_manifest, write_shard
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> object:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_collectives_are_counted_by_kind_with_the_bytes_given() -> None:
+    ledger, x = Ledger(), torch.zeros(4, 2)
+    before = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
+    with counted_collectives(ledger):
+        dist.all_reduce(x)
+        dist.all_reduce(tensor=x.double())
+        dist.all_to_all_single(torch.empty(4, 2), x)
+        dist.all_gather([torch.empty(4, 2)], x)
+        dist.reduce_scatter(torch.empty(4, 2), [x])
+    dist.all_reduce(x)
+    assert {name: getattr(dist, name) for name in before} == before
+    assert ledger.take() == {
+        **{"all_reduce_calls": 2, "all_reduce_bytes": 32 + 64},
+        **{"all_to_all_calls": 1, "all_to_all_bytes": 32},
+        **{"all_gather_calls": 1, "all_gather_bytes": 32},
+        **{"reduce_scatter_calls": 1, "reduce_scatter_bytes": 32},
+    }
+    assert ledger.take() == {}
+
+
+@pytest.mark.usefixtures("group")
+def test_control_traffic_is_counted_once_whatever_carries_it() -> None:
+    class ByTorch(Alone):
+        def sum(self, values: np.ndarray) -> np.ndarray:
+            dist.all_reduce(torch.from_numpy(values))
+            return values
+
+    ledger = Ledger()
+    with counted_collectives(ledger):
+        CountedTransport(ByTorch(), ledger).sum(np.zeros(3))
+    assert ledger.take() == {"control_calls": 1, "control_bytes": 24}
+
+
+def test_reads_are_counted_by_the_loader_and_by_the_kernel(tmp_path: Path) -> None:
+    entry = write_shard(shard_path(tmp_path, "train", 0), {"x": np.zeros((8, 100), np.float32)})
+    write_manifest(tmp_path, Manifest(workload="t", size="s", seed=0, generator={}, splits={"train": (entry,)}))
+    reader, meters = ShardReader(tmp_path, "train"), Meters(torch.device("cpu"), Ledger())
+    reader.read([0])
+    meters.restart()
+    reader.read([1, 2, 3])
+    Path(tmp_path / "manifest.json").read_bytes()
+    counts = meters.read()
+    assert counts["loader_bytes"] == 3 * 400
+    assert counts["read_call_bytes"] >= (tmp_path / "manifest.json").stat().st_size
+    assert counts["peak_resident_bytes"] > 50e6
+    assert meters.absent == {}
+
+
+def test_a_kernel_that_does_not_tell_is_absent_and_not_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suite.instrument.PROC_IO", tmp_path / "io")
+    meters = Meters(torch.device("cpu"), Ledger())
+    assert "storage_bytes" not in meters.read()
+    assert meters.absent == {"kernel_bytes": f"{tmp_path}/io: No such file or directory"}
+
+
+def test_the_slow_rank_is_the_one_that_waits_least() -> None:
+    rows = [{"wait_s": wait, "a2a_bytes": 8.0} if wait else {"wait_s": wait} for wait in (3.0, 0.0, 1.0, 2.0)]
+    summary = by_rank(rows)
+    assert summary["wait_s"] == {
+        **{"min": 0.0, "median": 1.5, "mean": 1.5, "max": 3.0, "min_rank": 1, "max_rank": 0},
+        "values": [3.0, 0.0, 1.0, 2.0],
+    }
+    assert summary["a2a_bytes"]["values"] == [8.0, 0.0, 8.0, 8.0]
+    assert "values" not in by_rank([{"x": 1.0}] * (VALUES_UP_TO + 1))["x"]
+
+
+def test_a_world_whose_traffic_is_counted_is_the_same_world() -> None:
+    world, ledger = World.create(None), Ledger()
+    counted = CountedTransport(world.transport, ledger)
+    assert (counted.rank, counted.size) == (0, 1)
+    assert counted.allgather({"a": 1}) == [{"a": 1}]
+    assert counted.broadcast("x", 0) == "x"
+    counted.barrier()
+    assert ledger.take()["control_calls"] == 3
