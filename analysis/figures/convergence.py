@@ -109,7 +109,8 @@ def draw(study: Study) -> Figure:
 
 def _reference(row: Mapping[Hashable, Any]) -> Limit | None:
     """The reference's epochs at the batch size of a result."""
-    return reference_limit(row["benchmark"], row["size"], row["round"], row["global_batch_size"], row["required_runs"])
+    names = ("benchmark", "size", "round", "train_samples", "global_batch_size", "required_runs")
+    return reference_limit(*(row[name] for name in names))
 
 
 def _limits(part: pd.DataFrame) -> tuple[float, float, float]:

@@ -22,10 +22,8 @@ ORDER = 22
 def table(study: Study) -> pd.DataFrame:
     """Batch, epochs and reference by result."""
     frame = _shown(study)
-    bounds = [
-        reference_limit(row.benchmark, row.size, row.round, row.global_batch_size, row.required_runs)
-        for row in frame[["benchmark", "size", "round", "global_batch_size", "required_runs"]].itertuples()
-    ]
+    names = ["benchmark", "size", "round", "train_samples", "global_batch_size", "required_runs"]
+    bounds = [reference_limit(*row) for row in frame[names].itertuples(index=False)]
     return pd.DataFrame(
         {
             "benchmark": frame["benchmark"],
@@ -64,7 +62,7 @@ def draw(study: Study) -> Figure:
     figure, axes = panels(len(classes), min(2, len(classes)), 3.4)
     for (key, rows), axis in zip(classes, axes, strict=True):
         batches, means = rows["global_batch_size"].tolist(), rows["epochs_to_target.mean"].tolist()
-        reference = _reference(axis, str(key[0]), str(key[1]), max(rows["round"]), float(rows["required_runs"].iloc[0]))
+        reference = _reference(axis, rows.sort_values("round").iloc[-1])
         for row in rows.to_dict("records"):
             is_open = row["division"] == "open"
             colour = VERMILION if is_open else BLUE
@@ -80,9 +78,10 @@ def draw(study: Study) -> Figure:
     return figure
 
 
-def _reference(axis: Axes, benchmark: str, size: str, round_: str, required: float) -> list[tuple[float, float]]:
-    """Draw line and band of the reference; its points."""
-    bounds = [reference_limit(benchmark, size, round_, b, required) for b in reference_points(benchmark, size, round_)]
+def _reference(axis: Axes, newest: pd.Series) -> list[tuple[float, float]]:
+    """Draw line and band of the reference in the round of a result; its points."""
+    where = newest["benchmark"], newest["size"], newest["round"], newest["train_samples"]
+    bounds = [reference_limit(*where, batch, newest["required_runs"]) for batch in reference_points(*where)]
     known = {bound.global_batch_size: bound for bound in bounds if bound is not None}
     if not known:
         return []

@@ -188,8 +188,8 @@ def rcp_speed(context: GroupContext) -> Iterator[Found]:
         yield (
             None,
             (
-                f"converges in {mean:.4g} epochs (mean without best and worst); the reference at batch {bound.global_batch_size} "
-                f"({bound.kind}) needs {bound.mean:.4g}, at least {bound.minimum:.4g} are credible"
+                f"converges in {_seen(mean, context)} (mean without best and worst); the reference at batch {bound.global_batch_size} "
+                f"({bound.kind}) needs {_seen(bound.mean, context)}, at least {_seen(bound.minimum, context)} are credible"
             ),
         )
 
@@ -202,7 +202,10 @@ def rcp_speed(context: GroupContext) -> Iterator[Found]:
 def rcp_slower(context: GroupContext) -> Iterator[Found]:
     mean, bound = _convergence(context)
     if mean is not None and bound is not None and bound.minimum <= mean < bound.mean:
-        yield None, f"converges in {mean:.4g} epochs, the reference in {bound.mean:.4g}: factor {bound.mean / mean:.4f}"
+        yield (
+            None,
+            f"converges in {_seen(mean, context)}, the reference in {_seen(bound.mean, context)}: factor {bound.mean / mean:.4f}",
+        )
 
 
 @group_rule("rcp-missing", "there is a reference point for the batch size", "mlperf_logging rcp_checker")
@@ -485,6 +488,12 @@ def changed_files(package: Path) -> Iterator[tuple[str, Path, str]]:
 def _entries(folder: Path) -> Iterator[Path]:
     """Everything in a folder that is no folder; links are listed, not followed."""
     return (item for item in sorted(folder.rglob("*")) if item.is_symlink() or not item.is_dir())
+
+
+def _seen(amount: float, context: GroupContext) -> str:
+    """A convergence in the benchmark's own unit."""
+    samples = context.benchmark is not None and context.benchmark.epoch_counts_samples
+    return f"{amount:,.0f} samples" if samples else f"{amount:.4g} epochs"
 
 
 def _convergence(context: GroupContext) -> tuple[float | None, convergence.Limit | None]:
