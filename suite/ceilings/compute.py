@@ -19,7 +19,8 @@ CPU_ORDERS = (256, 512, 1024, 2048)
 GPU_ORDERS = (1024, 2048, 4096, 8192, 16384)
 CPU_TYPES = ("float32", "float64", "bfloat16")
 GPU_TYPES = ("float32", "tf32", "float64", "bfloat16", "float16")
-SLOWEST = 1.0  # seconds: an order whose one product takes longer is not tried
+SLOWEST_S = 1.0  # an order whose one product takes longer is not tried
+ORDER_S = 1.0  # repetitions of one order take about this long, and are at least three
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,15 @@ def _of_type(world: World, effort: Effort, device: torch.device, dtype: str) -> 
     for order in GPU_ORDERS if device.type == "cuda" else CPU_ORDERS:
         for product in products(device, dtype, order):
             once = agree(world, [_warm(product, device)])[0]
-            if once > SLOWEST:
+            if once > SLOWEST_S:
                 continue
             calls = calls_for(effort.sample_s, once)
 
             def rate(product: Product = product, calls: int = calls, order: int = order) -> float:
                 return flops(order) * calls / seconds(product.multiply, calls, device)
 
-            sampled.setdefault(product.library, {})[order] = repeat(world, rate, effort.repetitions)
+            repetitions = min(effort.repetitions, max(3, calls_for(ORDER_S, once * calls)))
+            sampled.setdefault(product.library, {})[order] = repeat(world, rate, repetitions)
     value, library, order = max((s.value, lib, o) for lib, by_order in sampled.items() for o, s in by_order.items())
     best = sampled[library][order]
     found = Findings(curves=[_curve(world, dtype, lib, by_order) for lib, by_order in sampled.items()])

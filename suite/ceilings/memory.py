@@ -23,7 +23,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from suite.ceilings.document import Curve, Findings, NotMeasured, Point, Roof
-from suite.ceilings.plateaus import Cache, Plateau, names, plateaus, sweep
+from suite.ceilings.plateaus import Cache, Plateau, names, plateaus, sweep, with_one_memory
 from suite.ceilings.samples import Effort, Samples, agree, calls_for, repeat
 from suite.distributed import World
 
@@ -115,7 +115,7 @@ def measure_gpu(world: World, effort: Effort, device: torch.device) -> Findings:
 def _findings(world: World, sampled: dict[Kernel, dict[int, Samples]], shares: Sequence[Cache]) -> Findings:
     detector = next(iter(sampled.values()))
     sizes = list(detector)
-    found = plateaus(sizes, [samples.best for samples in detector.values()])
+    found = with_one_memory(plateaus(sizes, [samples.best for samples in detector.values()]), shares)
     results = Findings(curves=[_curve(world, kernel, rates) for kernel, rates in sampled.items()])
     named = names(found, sizes[-1], shares)
     for plateau, name in zip(found, named, strict=True):

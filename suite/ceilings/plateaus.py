@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from statistics import median
 
 RAMP = 0.90  # sizes before the first rate this near the best are dominated by the cost of starting a pass
-FALL = 0.87  # a rate that falls below this in one octave leaves a level (L1 to L2 of a Zen 5 core: 0.81)
+FALL = 0.90  # a rate that falls below this in one octave leaves a level (L1 to L2 of a Zen 5 core: 0.81)
 SAME_CACHE = 4.0  # a plateau is a cache the system names if its capacity is within this factor, and nearer than others
 
 
@@ -36,13 +35,13 @@ class Cache:
 def plateaus(sizes: Sequence[int], rates: Sequence[float]) -> list[Plateau]:
     """The plateaus of a sweep by growing size.
 
-    Rates are smoothed by a median of three neighbours; after the ramp they count only as far as no smaller size was slower.
+    Rates are smoothed by a median of three neighbours and, after the ramp, by isotonic regression: no rate rises with size.
     """
     if len(sizes) != len(rates) or len(sizes) < 2 or min(rates) <= 0:
         raise ValueError(f"expected a positive rate for each of at least two sizes, got {len(sizes)} and {len(rates)}")
     smooth = [median(rates[max(0, i - 1) : i + 2]) if 0 < i < len(rates) - 1 else rate for i, rate in enumerate(rates)]
     start = next(i for i, rate in enumerate(smooth) if rate >= RAMP * max(smooth))
-    logs = [math.log(rate) for rate in accumulate(smooth[start:], min)]
+    logs = _falling([math.log(rate) for rate in smooth[start:]])
     edges = _falls(sizes[start:], logs)
     begins = [0, *(end for _, end in edges)]
     ends = [*(begin for begin, _ in edges), len(logs) - 1]
@@ -55,6 +54,15 @@ def plateaus(sizes: Sequence[int], rates: Sequence[float]) -> list[Plateau]:
             capacity = sizes[start + max(i for i in range(begin, len(logs)) if logs[i] >= middle)]
         found.append(Plateau(start + begin, start + end, capacity))
     return found
+
+
+def with_one_memory(found: Sequence[Plateau], caches: Sequence[Cache]) -> list[Plateau]:
+    """All plateaus that follow one of at least half the largest cache are main memory: noise may have split them."""
+    for position, plateau in enumerate(found):
+        if plateau.capacity and caches and plateau.capacity >= max(cache.share_bytes for cache in caches) / 2:
+            rest = found[position + 1 :]
+            return [*found[: position + 1], Plateau(rest[0].first, rest[-1].last, None)]
+    return list(found)
 
 
 def names(found: Sequence[Plateau], largest_size: int, caches: Sequence[Cache]) -> list[str]:
@@ -80,6 +88,18 @@ def sweep(smallest: int, largest: int, per_octave: int, multiple: int) -> list[i
     count = math.ceil(math.log2(largest / smallest) * per_octave)
     raw = [smallest * 2 ** (i / per_octave) for i in range(count + 1)]
     return sorted({round(size / multiple) * multiple for size in raw})
+
+
+def _falling(values: Sequence[float]) -> list[float]:
+    """The non-increasing sequence nearest in least squares: neighbours that rise are pooled to their mean."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] < mean:
+            before, more = pools.pop()
+            mean, count = (before * more + mean * count) / (more + count), more + count
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
 
 
 def _falls(sizes: Sequence[int], logs: Sequence[float]) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from suite.ceilings import storage
 from suite.ceilings.collectives import bus_share, group_sizes
 from suite.ceilings.document import Findings, NotMeasured, Roof, refuse_existing, to_json, write
 from suite.ceilings.memory import cpu_caches
-from suite.ceilings.plateaus import Cache, names, plateaus, sweep
+from suite.ceilings.plateaus import Cache, names, plateaus, sweep, with_one_memory
 from suite.ceilings.samples import QUICK, Samples, repeat
 from suite.commands.ceilings import ceilings
 from suite.distributed import World
@@ -69,6 +69,16 @@ def test_the_last_plateau_is_main_memory_only_well_past_every_cache() -> None:
     found = plateaus(sizes, [100.0] * len(sizes))
     assert names(found, sizes[-1], [Cache("L1", 48 * KIB)]) == ["dram"]
     assert names(found, sizes[-1], [Cache("L2", 512 * KIB)]) == ["level_1"]
+
+
+def test_main_memory_is_one_level_however_uneven() -> None:
+    sizes = sweep(8 * KIB, 64 << 20, 3, 4096)
+    rates = [100.0 if size <= 1 << 20 else 20.0 if size < 16 << 20 else 14.0 for size in sizes]
+    found = plateaus(sizes, rates)
+    assert len(found) == 3
+    merged = with_one_memory(found, [Cache("L2", 1 << 20)])
+    assert names(merged, sizes[-1], [Cache("L2", 1 << 20)]) == ["L2", "dram"]
+    assert merged[-1].last == len(sizes) - 1
 
 
 def test_plateaus_refuse_what_is_no_sweep() -> None:
