@@ -1,4 +1,4 @@
-"""Result logs to tidy tables: runs, epochs, evals, phases, systems. Columns and units: docs/tables.md.
+"""Result logs to tidy tables: runs, epochs, evals, phases, ranks, systems. Columns and units: docs/tables.md.
 
 Nothing is repaired silently and nothing is dropped: a log that ended early, was resumed or pruned is a row that says
 so, and what is doubtful is a column. Scores are not computed here (see decompose).
@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.layout import LogFile, find_logs
-from analysis.reading import EPOCH_COLUMNS, EVAL_COLUMNS, PHASE_COLUMNS, Reading, read, text
+from analysis.reading import EPOCH_COLUMNS, EVAL_COLUMNS, PHASE_COLUMNS, RANK_COLUMNS, Reading, read, text
 from analysis.targets import Target
 from analysis.timeline import number
 from analysis.workers import mapped
@@ -38,13 +38,14 @@ class Tables:
     epochs: pd.DataFrame
     evals: pd.DataFrame
     phases: pd.DataFrame
+    ranks: pd.DataFrame
     systems: pd.DataFrame
     records: Mapping[str, RunRecord]
     targets: Mapping[str, Target | None]
 
     def named(self) -> dict[str, pd.DataFrame]:
         """Every table by name."""
-        return {name: getattr(self, name) for name in ("runs", "epochs", "evals", "phases", "systems")}
+        return {name: getattr(self, name) for name in ("runs", "epochs", "evals", "phases", "ranks", "systems")}
 
 
 def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
@@ -63,6 +64,7 @@ def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
         epochs=pd.DataFrame([row for reading in readings for row in reading.epochs], columns=EPOCH_COLUMNS),
         evals=pd.DataFrame([row for reading in readings for row in reading.evals], columns=EVAL_COLUMNS),
         phases=pd.DataFrame([row for reading in readings for row in reading.phases], columns=PHASE_COLUMNS),
+        ranks=pd.DataFrame([row for reading in readings for row in reading.ranks], columns=RANK_COLUMNS),
         systems=pd.DataFrame(list(systems.values())),
         records={reading.run["run"]: reading.record for reading in readings},
         targets={reading.run["group"]: reading.target for reading in readings},

@@ -1,4 +1,4 @@
-"""One log to the rows of the tables: run, epochs, evals, phases. No data frames, so that a pool of processes starts fast."""
+"""One log to the rows of the tables: run, epochs, evals, phases, ranks. No data frames, so that a pool of processes starts fast."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ EVAL_COLUMNS = [
     "value", "reached", "after_run_stop", "overlaps_training",
 ]  # fmt: skip
 PHASE_COLUMNS = ["run", "source", "epoch_num", "first_step", "steps", "phase", "seconds", "loss"]
+RANK_COLUMNS = [
+    "run", "epoch_num", "steps", "quantity", "min", "median", "mean", "max", "min_rank", "max_rank", "values",
+]  # fmt: skip
 UNKNOWN = "unknown"
 
 
@@ -49,6 +52,7 @@ class Reading:
     epochs: list[tuple[Any, ...]]
     evals: list[tuple[Any, ...]]
     phases: list[tuple[Any, ...]]
+    ranks: list[tuple[Any, ...]]
     record: RunRecord
     target: Target | None
 
@@ -67,6 +71,7 @@ def read(place: LogFile, cards: Mapping[str, Card]) -> Reading:
         epochs=_epoch_rows(row["run"], line, log),
         evals=_eval_rows(row, line, target),
         phases=_phase_rows(row["run"], log),
+        ranks=_rank_rows(row["run"], log),
         record=_plain(record),
         target=target,
     )
@@ -95,6 +100,7 @@ def _run_row(
     place: LogFile, sha256: str, benchmark: str, log: Log, record: RunRecord, target: Target | None, line: Timeline
 ) -> dict[str, Any]:
     run_config = _first_mapping(log, mllog.RUN_CONFIG)
+    about = next((event.metadata for event in log.every(mllog.RUN_CONFIG)), {})
     submitter = place.submitter or record.org or UNKNOWN
     mode = place.mode or ("weak" if record.mode == "weak" else "strong")
     round_ = place.round or record.ruleset or UNKNOWN
@@ -149,6 +155,8 @@ def _run_row(
         "seed": None if record.seed is None else str(record.seed),
         "precision": text(record.hyperparameters.get("precision") or run_config.get("precision")),
         "cache_state": record.cache_state,
+        "device_type": text(about.get("device")),
+        "threads_per_rank": number(about.get("threads_per_rank")),
         "model_parameters": record.model_parameters or number(record.hyperparameters.get("model_parameters_count")),
         "config": json.dumps(run_config, sort_keys=True) if run_config else None,
         "hyperparameters": json.dumps(dict(record.hyperparameters), sort_keys=True),
@@ -330,6 +338,18 @@ def _phase_rows(run: str, log: Log) -> list[tuple[Any, ...]]:
             seconds = number(event.value.get(phase))
             if seconds is not None:
                 rows.append((run, source, *where, phase, seconds, loss))
+    return rows
+
+
+def _rank_rows(run: str, log: Log) -> list[tuple[Any, ...]]:
+    """Rows of `RANK_COLUMNS`; ``values`` is JSON, in rank order, where the log has every rank's."""
+    rows: list[tuple[Any, ...]] = []
+    for event in log.every(mllog.RANK_STATS):
+        where = [number(event.metadata.get(name)) for name in ("epoch_num", "steps")]
+        for quantity, spread in event.value.items() if isinstance(event.value, dict) else ():
+            if isinstance(spread, dict):
+                numbers = [number(spread.get(name)) for name in RANK_COLUMNS[4:10]]
+                rows.append((run, *where, quantity, *numbers, text(spread.get("values"))))
     return rows
 
 

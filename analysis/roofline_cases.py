@@ -34,6 +34,9 @@ from analysis.roofline_published import modelled
 from analysis.study import NotAnswerableError, Study
 from analysis.whatif import UPDATE, seconds_at
 
+COLD, WARM = "read from the device, as the kernel counts", "samples read, from the page cache"
+COLD_SHARE = 0.1  # of what the loader read; below it the device had no part in a step
+LARGEST_SPREAD = 0.5  # by which a noisy roof is still a roof
 BUCKET_BYTES = 25 * 2**20  # of a DDP bucket of gradients, torch's default
 GRADIENT_BYTES = 4
 TF32 = ("tf32", "float32")  # what torch computes float32 convolutions in, on a GPU that has it
@@ -42,16 +45,25 @@ COLLECTIVES: Mapping[Resource, int] = {"all_reduce": ALL_REDUCE, "all_to_all": A
 
 @dataclass(frozen=True)
 class Work:
-    """A training step of one rank: ranks, samples, what is asked of each resource, seconds per phase."""
+    """A training step of one rank: what is asked of each resource, seconds per phase. ``threads`` None: not logged.
+
+    ``message_bytes`` is the size of one message of a collective.
+    """
 
     ranks: float
     nodes: float
+    threads: float | None
     samples: float
     precision: str
     demands: Mapping[Resource, Demand]
     phases: Mapping[str, float]
     gradient_bytes: float
-    compute_note: str = ""
+    message_bytes: Mapping[Resource, float]
+
+    @property
+    def ranks_per_node(self) -> float:
+        """Ranks that share a node."""
+        return self.ranks / self.nodes
 
 
 @dataclass(frozen=True)
@@ -150,20 +162,65 @@ def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
         part: float(np.mean(pd.to_numeric(runs[f"step_{part}_s"]).to_numpy(float) / count)) for part in STEP_PARTS
     }
     samples = batch / ranks
+    asked = _logged(study, runs)
     demands: dict[Resource, Demand] = {"compute": Demand(flops * samples, "logged", "executed FLOPs, closed form")}
     if traffic := _mean(runs, "algorithmic_bytes_per_sample"):
         demands["memory"] = Demand(traffic * samples, "algorithmic", "operands and results of every operator")
-    gradient = (_mean(runs, "model_parameters") or 0.0) * GRADIENT_BYTES
-    demands |= _communication(runs, ranks, gradient)
+    demands |= _reading(asked, on_gpu=(runs["device_type"] == "cuda").any())
+    gradient = asked.get("all_reduce_bytes") or (_mean(runs, "model_parameters") or 0.0) * GRADIENT_BYTES
+    demands |= _communication(asked, float(ranks), gradient)
     return Work(
         ranks=float(ranks),
         nodes=float(row["nodes"] or 1.0),
+        threads=_mean(runs, "threads_per_rank"),
         samples=samples,
         precision=str(row["precision"] or "float32"),
         demands=demands,
         phases=phases,
         gradient_bytes=gradient,
+        message_bytes=_messages(asked, gradient),
     )
+
+
+def _logged(study: Study, runs: pd.DataFrame) -> dict[str, float]:
+    """What the ranks counted of themselves, per step, mean over ranks, blocks and runs."""
+    ranks = study.tables.ranks
+    ranks = ranks[ranks["run"].isin(runs["run"]) & ranks["mean"].between(0, LARGEST_PLAUSIBLE * 1e6)]
+    totals = ranks.groupby("quantity")[["mean", "steps"]].sum()
+    return {str(name): row["mean"] / row["steps"] for name, row in totals.iterrows() if row["steps"] > 0}
+
+
+def _reading(asked: Mapping[str, float], *, on_gpu: bool) -> dict[Resource, Demand]:
+    """Samples read, from the device or from the page cache, and carried to a GPU."""
+    found: dict[Resource, Demand] = {}
+    if (loaded := asked.get("loader_bytes")) is None:
+        return found if on_gpu else {"host_link": Demand(0.0, "logged", "the device is the host")}
+    found["host_link"] = Demand(loaded if on_gpu else 0.0, "logged", "samples as read")
+    fetched = asked.get("storage_bytes", 0.0)
+    cold = fetched > COLD_SHARE * loaded
+    found["storage"] = Demand(fetched, "logged", COLD) if cold else Demand(loaded, "logged", WARM)
+    return found
+
+
+def _communication(asked: Mapping[str, float], ranks: float, gradient_bytes: float) -> dict[Resource, Demand]:
+    """Bytes a rank must send in a step (docs/ceilings.md: bus bytes)."""
+    found: dict[Resource, Demand] = {}
+    for resource, passes in COLLECTIVES.items():
+        given = asked.get(f"{resource}_bytes")
+        if given is None and resource == "all_reduce":
+            found[resource] = Demand(moved_by(passes, ranks, gradient_bytes)[1], "algorithmic", "float32 gradients")
+        else:
+            found[resource] = Demand(moved_by(passes, ranks, given or 0.0)[1], "logged", "every collective counted")
+    return found
+
+
+def _messages(asked: Mapping[str, float], gradient_bytes: float) -> dict[Resource, float]:
+    """Mean size of a message; gradients go in buckets where nothing was counted."""
+    found: dict[Resource, float] = {"all_reduce": min(gradient_bytes, float(BUCKET_BYTES))}
+    for resource in COLLECTIVES:
+        if calls := asked.get(f"{resource}_calls"):
+            found[resource] = asked[f"{resource}_bytes"] / calls
+    return found
 
 
 def steps_of(study: Study) -> pd.Series:
@@ -178,14 +235,6 @@ def ceilings_of(study: Study, row: Mapping[str, Any], work: Work) -> tuple[Ceili
     systems = study.tables.systems.set_index("system_key")
     names = {str(row["system"]), str(systems.loc[row["system_key"], "name"]), str(row["machine"])}
     return study.inputs.of_system(names, work.ranks, work.nodes)
-
-
-def _communication(runs: pd.DataFrame, ranks: float, gradient_bytes: float) -> dict[Resource, Demand]:
-    _, moved = moved_by(ALL_REDUCE, ranks, gradient_bytes)
-    return {
-        "all_reduce": Demand(moved, "algorithmic", "float32 gradients once over a ring"),
-        "all_to_all": Demand(0.0, "algorithmic", "none"),
-    }
 
 
 def _case(row: Mapping[str, Any], work: Work, file: Ceilings, remark: str) -> Case:
@@ -236,17 +285,24 @@ def terms_there(file: Ceilings, work: Work) -> dict[str, float]:
     found = seconds_at({name: demand.amount for name, demand in work.demands.items()}, roofs)
     last = memory_levels(file)
     if last and work.gradient_bytes:
-        found[UPDATE] = work.gradient_bytes / scaled(file, work, last[-1], "").per_s
+        found[UPDATE] = work.gradient_bytes / scaled(file, work, last[-1], "", shared=True).per_s
     return found
 
 
-def scaled(file: Ceilings, work: Work, roof: MeasuredRoof, name: str) -> Roof:
-    """A roof as one rank of the run gets it: where another number of ranks shares the host, by that number."""
-    per_node = work.ranks / work.nodes
-    if file.device.type == "cpu" and not math.isclose(file.ranks_per_node, per_node):
-        source = f"{roof.source}; by {file.ranks_per_node:g} ranks a node, here shared by {per_node:g}"
-        return Roof(roof.value * file.ranks_per_node / per_node, name, "measured", source, roof.spread or 0.0)
-    return Roof(roof.value, name, "measured", roof.source, roof.spread or 0.0)
+def scaled(file: Ceilings, work: Work, roof: MeasuredRoof, name: str, *, shared: bool = False) -> Roof:
+    """A roof as one rank of the run gets it at most, where the file's ranks used the host's cores otherwise.
+
+    By threads; what all ranks of a node share (``shared``) is also no more than the file's ranks had together.
+    """
+    per_s, source, mine = roof.value, roof.source, file.device.threads or 1
+    if file.device.type == "cpu":
+        threads = work.threads or mine * file.ranks_per_node / work.ranks_per_node
+        fewer_cores = work.ranks_per_node * threads <= file.ranks_per_node * mine
+        per_s *= file.ranks_per_node / work.ranks_per_node if shared and fewer_cores else threads / mine
+        if (file.ranks_per_node, mine) != (work.ranks_per_node, threads):
+            used = f"{file.ranks_per_node:g} ranks × {mine:g} threads a node"
+            source += f"; with {used}, here {work.ranks_per_node:g} × {threads:g}"
+    return Roof(per_s, name, "measured", source, min(roof.spread or 0.0, LARGEST_SPREAD))
 
 
 def compute_roofs(file: Ceilings, precision: str) -> list[MeasuredRoof]:
@@ -288,14 +344,14 @@ def _compute(file: Ceilings, work: Work) -> Roof | str:
 
 
 def _memory(file: Ceilings, work: Work) -> Roof | str:
-    """The level that holds everything a step touches; counted bytes are those of the last level."""
+    """The level that holds everything a step touches, by the most that could be: its bytes, each touched once."""
     levels = memory_levels(file)
     if not levels:
         return file.why_not("memory")
     demand = work.demands.get("memory")
-    footprint = demand.amount / (file.device.threads or 1) if demand else math.inf
+    footprint = demand.amount / (work.threads or file.device.threads or 1) if demand else math.inf
     level = next((roof for roof in levels if footprint <= (roof.capacity_bytes or math.inf)), levels[-1])
-    return scaled(file, work, level, f"{level.name}, {level.mode}")
+    return scaled(file, work, level, f"{level.name}, {level.mode}", shared=level is levels[-1])
 
 
 def _host_link(file: Ceilings, work: Work) -> Roof | str:
@@ -303,41 +359,38 @@ def _host_link(file: Ceilings, work: Work) -> Roof | str:
     if not links:
         return file.why_not("host_link")
     best = max(links, key=lambda roof: roof.value)
-    return scaled(file, work, best, f"host to device, {best.mode}")
+    return scaled(file, work, best, f"host to device, {best.mode}", shared=True)
 
 
 def _storage(file: Ceilings, work: Work) -> Roof | str:
-    """Warm reading, the most a loader can get: which of its bytes came from the disk the demand says, not the roof."""
+    """Cold where the step read from the device, warm where the page cache served it."""
+    demand = work.demands.get("storage")
+    mode = "cold" if demand is not None and demand.note == COLD else "warm"
     reads = file.of("storage_read")
     if not reads:
         return file.why_not("storage_read")
-    best = max(reads, key=lambda roof: (roof.mode == "warm", roof.value))
-    return scaled(file, work, best, f"reading {best.name}, {best.mode}")
+    best = max(reads, key=lambda roof: (roof.mode == mode, roof.value))
+    return scaled(file, work, best, f"reading {best.name}, {best.mode}", shared=True)
 
 
 def _collective(file: Ceilings, resource: Resource, work: Work) -> Roof | str:
-    """Bytes a rank must send over the time of the messages that carry them: buckets for gradients."""
-    demand = work.demands.get(resource)
+    """Bytes a rank must send over the time of one message of that size, at as many ranks or the nearest number measured."""
     if work.ranks == 1:
         return "one rank communicates with nobody"
-    if demand is None or demand.amount == 0.0:
-        return file.why_not(resource)
-    whole = work.gradient_bytes if resource == "all_reduce" else demand.amount / (1 - 1 / work.ranks)
-    message = min(whole, float(BUCKET_BYTES))
+    message = work.message_bytes.get(resource, 0.0)
     curve = _nearest(file, resource, work.ranks)
-    if curve is not None:
+    if curve is not None and message:
+        ranks = curve.ranks or file.ranks
         seconds = _interpolated(curve, message)
-        _, moved = moved_by(COLLECTIVES[resource], curve.ranks or file.ranks, message)
-        points = f"{len(curve.points)} message sizes"
-        name = f"{curve.name}, {si(message)}B messages, {curve.ranks or file.ranks} ranks"
-        return Roof(moved / seconds, name, "measured", f"measured, {points}", 0.1)
+        name = f"{curve.name}, {si(message)}B messages, {ranks} ranks"
+        _, moved = moved_by(COLLECTIVES[resource], ranks, message)
+        return Roof(moved / seconds, name, "measured", f"measured, {len(curve.points)} message sizes", 0.1)
     roofs = file.of(resource)
     if not roofs:
         return file.why_not(resource)
     best = min(roofs, key=lambda roof: abs(math.log((roof.ranks or file.ranks) / work.ranks)))
-    return Roof(
-        best.value, f"{best.name}, {best.ranks or file.ranks} ranks", "measured", best.source, best.spread or 0.0
-    )
+    spread = min(best.spread or 0.0, LARGEST_SPREAD)
+    return Roof(best.value, f"{best.name}, {best.ranks or file.ranks} ranks", "measured", best.source, spread)
 
 
 def _nearest(file: Ceilings, resource: Resource, ranks: float) -> Curve | None:

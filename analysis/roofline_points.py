@@ -10,6 +10,7 @@ from analysis.roofline_cases import Case, compute_roofs, measured_cases, memory_
 from analysis.roofline_inputs import Ceilings
 from analysis.study import Study
 
+TINY_ORDER = 64  # of a product whose time is what issuing it costs
 STEP, PASSES = "training step", "forward + backward"
 
 
@@ -46,17 +47,19 @@ class Machine:
 
     @property
     def title(self) -> str:
-        """The file's, and how its host is shared where that is not as it was measured."""
+        """The file's, and how its host is used where that is not as it was measured."""
         work = self.cases[0].work
         assert work is not None
-        per_node = work.ranks / work.nodes
-        shared = "" if per_node == self.file.ranks_per_node else f"; {per_node:g} in the run"
-        return self.file.title + shared
+        mine, theirs = self.file.device.threads or 1, work.threads or self.file.device.threads or 1
+        if (work.ranks_per_node, theirs) == (self.file.ranks_per_node, mine):
+            return self.file.title
+        return f"{self.file.title}; the run: {work.ranks_per_node:g} × {theirs:g} threads a node"
 
     @property
     def launch_s(self) -> float:
         """Seconds of the smallest product that was measured: what issuing one operator costs; 0 if unknown."""
-        times = [p.seconds for c in self.file.curves if c.resource == "compute" for p in c.points if p.seconds]
+        products = [curve for curve in self.file.curves if curve.resource == "compute"]
+        times = [p.seconds for curve in products for p in curve.points if p.seconds and p.x <= TINY_ORDER]
         return min(times, default=0.0)
 
     def complexities(self) -> list[tuple[Placed, Complexity]]:
@@ -73,11 +76,11 @@ def machines(study: Study) -> list[Machine]:
 
     NotAnswerableError as of `measured_cases`.
     """
-    groups: dict[tuple[str, float], list[Case]] = {}
+    groups: dict[tuple[str, float, float], list[Case]] = {}
     for case in measured_cases(study):
         assert case.ceilings is not None
         assert case.work is not None
-        groups.setdefault((case.ceilings.title, case.work.ranks / case.work.nodes), []).append(case)
+        groups.setdefault((case.ceilings.title, case.work.ranks_per_node, case.work.threads or 0.0), []).append(case)
     return [_machine(cases) for _, cases in sorted(groups.items())]
 
 
@@ -85,7 +88,8 @@ def _machine(cases: Sequence[Case]) -> Machine:
     file, work = cases[0].ceilings, cases[0].work
     assert file is not None
     assert work is not None
-    levels = tuple(scaled(file, work, level, f"{level.name}, {level.mode}") for level in memory_levels(file))
+    found = memory_levels(file)
+    levels = tuple(scaled(file, work, m, f"{m.name}, {m.mode}", shared=m is found[-1]) for m in found)
     return Machine(file, tuple(cases), levels, tuple(placed for case in cases for placed in _placed(file, case)))
 
 
@@ -95,7 +99,7 @@ def _placed(file: Ceilings, case: Case) -> Iterator[Placed]:
     if not peaks or not levels:
         return
     peak = scaled(file, case.work, peaks[0], f"GEMM {peaks[0].dtype}, {peaks[0].mode}")
-    bandwidth = scaled(file, case.work, levels[-1], f"{levels[-1].name}, {levels[-1].mode}")
+    bandwidth = scaled(file, case.work, levels[-1], f"{levels[-1].name}, {levels[-1].mode}", shared=True)
     for point in _points(case):
         yield Placed(case, point, peak, bandwidth, above_roof(point, peak, bandwidth) or "")
 
