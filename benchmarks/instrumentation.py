@@ -1,0 +1,98 @@
+"""Step time of a run that measures itself over one with `instrumentation: false`: two trainers of one workload, interleaved blocks.
+
+    python benchmarks/instrumentation.py [--workload cosmoflow --size mini] [--blocks 40]       one rank
+    mpiexec -n 2 python benchmarks/instrumentation.py --workload moe_lm --size smoke --set hyperparameters.moe.expert_parallel=true
+
+A block is 50 steps with everything a run does for them, what ranks tell each other at its end included. Prints the geometric
+mean of the pairs' ratios with its 95 % interval (t on log ratios), by the wall clock and by the CPU time of rank 0, which other
+processes disturb less. "inconclusive" when the interval holds the limit: it is printed, not passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from block import Head, data_root, open_workload, trainer
+
+from suite.compliance.student_t import quantile
+from suite.distributed import World
+from suite.mllog import EventLog
+from suite.train import StopWatch, Trainer
+
+LIMIT = 1.01
+STEPS = 50
+CLOCKS = {"wall": time.perf_counter, "CPU of rank 0": time.process_time}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", default="cosmoflow")
+    parser.add_argument("--size", default="mini")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--blocks", type=int, default=40, help="pairs of blocks; at least 20")
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    args = parser.parse_args()
+    world = World.create()
+    kinds = {"measured": "true", "not measured": "false"}
+    trainers = {kind: build(args, world, [*args.overrides, f"instrumentation={on}"]) for kind, on in kinds.items()}
+    watch = StopWatch(world, lambda: None)
+
+    def run(kind: str, block: int) -> list[float]:
+        chosen = trainers[kind]
+        world.barrier()
+        with chosen.instruments.counting() if chosen.instruments else nullcontext():
+            begin = [clock() for clock in CLOCKS.values()]
+            chosen.train_block(block, 0, watch)
+            return [clock() - then for clock, then in zip(CLOCKS.values(), begin, strict=True)]
+
+    pairs = []
+    for block in range(1, args.blocks + 3):
+        order = sorted(kinds, reverse=block % 2 == 0)
+        times = {kind: run(kind, block) for kind in order}
+        if block > 2:  # the first two warm up
+            pairs.append([times[kind] for kind in kinds])
+    if world.is_first:
+        report(pairs, list(kinds), world.size, args)
+    return 0
+
+
+def build(args: argparse.Namespace, world: World, overrides: list[str]) -> Trainer:
+    """A trainer whose blocks, its epochs, are 50 steps."""
+    workload, config = open_workload(args.workload, args.size, overrides, world)
+    data = workload.dataset("train", data_root(args.workload, args.size, args.data))
+    log = EventLog(Path(tempfile.mkdtemp()) / "log.txt" if world.is_first else None)
+    made = trainer(workload, config, world, log, Head(data, STEPS * config.global_batch_size), data, seed=1)
+    made.size_card = made.size_card.model_copy(update={"eval_every_steps": STEPS})
+    return made
+
+
+def report(pairs: list[list[list[float]]], names: list[str], ranks: int, args: argparse.Namespace) -> None:
+    more = f", {' '.join(args.overrides)}" if args.overrides else ""
+    print(
+        f"instrumentation, {args.workload} {args.size}{more}, {ranks} rank(s), {torch.get_num_threads()} thread(s) each, "
+        f"{len(pairs)} interleaved pairs of {STEPS} steps"
+    )
+    for index, clock in enumerate(CLOCKS):
+        for column, name in enumerate(names):
+            step_ms = sorted(1e3 * pair[column][index] / STEPS for pair in pairs)
+            print(
+                f"  {clock}: {name} step {statistics.median(step_ms):.3f} ms median, {step_ms[0]:.3f} to {step_ms[-1]:.3f}"
+            )
+        logs = [math.log(pair[0][index] / pair[1][index]) for pair in pairs]
+        mean = statistics.fmean(logs)
+        half = quantile(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+        low, ratio, high = (math.exp(x) for x in (mean - half, mean, mean + half))
+        verdict = "within the limit" if high <= LIMIT else "above the limit" if low > LIMIT else "inconclusive"
+        print(f"  {clock}: ratio {ratio:.4f} [{low:.4f}, {high:.4f}] (95 %); limit {LIMIT}: {verdict}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
