@@ -1,83 +1,88 @@
-"""Which rank is slow, from per-rank compute and wait times, and what it costs beyond what jitter alone would. Pure.
+"""Which rank is slow, from per-rank times of blocks of steps, and what it costs beyond what jitter alone would. Pure.
 
 In synchronous training every rank logs the same step time. The slow rank is the one that waits least at the gradient
-exchange, because all others wait for it. Healthy ranks wait too: with jitter s of a step's computation, the last of R ranks
-is e_R s behind the mean, e_R the expected maximum of R standard normals; only what exceeds that has a culprit.
+exchange, because all others wait for it. Its gap is its mean own time over the median rank's; how large a gap equal ranks
+would show by luck is found by dealing the ranks' times anew within each block. K blocks, R ranks.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 LEAST_RANKS = 2
-SIGNIFICANT = 0.01  # of the step: a smaller excess is not worth a name
-
-
-@dataclass(frozen=True)
-class RankTimes:
-    """Mean seconds per training step of one rank. ``jitter_s`` is the standard deviation of ``compute_s`` over steps."""
-
-    rank: int
-    host: str
-    compute_s: float
-    wait_s: float
-    jitter_s: float
-    steps: int
+DEALINGS = 2000
+SIGNIFICANT = 0.05
+WORTH_A_NAME = 0.01  # of the step: a smaller excess is nobody's business
 
 
 @dataclass(frozen=True)
 class Straggling:
-    """All ranks of one run. Shares are of ``step_s``; ``gap_s`` is the slowest rank's mean computation over the median's."""
+    """Seconds per step. ``own_s`` and ``wait_s`` are means over blocks by rank; ``p`` is that luck gives such a gap."""
 
-    ranks: tuple[RankTimes, ...]
+    own_s: NDArray[np.float64]
+    wait_s: NDArray[np.float64]
     step_s: float
-    slow: RankTimes
+    blocks: int
     gap_s: float
-    expected_gap_s: float
-    jitter_tax_s: float
+    luck_s: float
+    p: float
+
+    @property
+    def slow(self) -> int:
+        """The rank that waits least."""
+        return int(self.wait_s.argmin())
 
     @property
     def excess_s(self) -> float:
-        """The slow rank's gap beyond what unequal luck of equal ranks would give, seconds per step; not negative."""
-        return max(0.0, self.gap_s - self.expected_gap_s)
+        """The gap beyond what luck gives equal ranks; not negative."""
+        return max(0.0, self.gap_s - self.luck_s)
+
+    @property
+    def waiting_s(self) -> float:
+        """What the median rank waits longer than the slow one: bytes that both exchange are not in it."""
+        return float(np.median(self.wait_s) - self.wait_s.min())
 
     @property
     def is_slow(self) -> bool:
-        """True if the excess is worth a name: 1 % of the step, and the rank that waits least also computes longest."""
-        longest = max(self.ranks, key=lambda times: times.compute_s)
-        return self.excess_s > SIGNIFICANT * self.step_s and longest.rank == self.slow.rank
+        """True if the slow rank is no accident: it also computes longest, and its excess is significant and worth a name."""
+        return (
+            self.excess_s > WORTH_A_NAME * self.step_s
+            and self.p < SIGNIFICANT
+            and int(self.own_s.argmax()) == self.slow
+        )
+
+    @property
+    def least_p(self) -> float:
+        """The smallest p that so many blocks can give: each has R! orders, of which the statistic sees who is where."""
+        return float(len(self.own_s) ** (1.0 - self.blocks))
 
 
-def straggling(ranks: Sequence[RankTimes], step_s: float) -> Straggling | None:
-    """What the ranks of one run say; None for fewer than two."""
-    if len(ranks) < LEAST_RANKS:
+def straggling(
+    own_KR: NDArray[np.float64], wait_KR: NDArray[np.float64], steps_K: NDArray[np.float64]
+) -> Straggling | None:
+    """What the ranks of one result say, from seconds of whole blocks; None for fewer than two ranks."""
+    blocks, ranks = own_KR.shape
+    if ranks < LEAST_RANKS or not blocks:
         return None
-    computing = [times.compute_s for times in ranks]
-    jitter = math.sqrt(statistics.fmean(times.jitter_s**2 for times in ranks))
-    steps = statistics.fmean(times.steps for times in ranks)
-    behind = largest_of(len(ranks)) * jitter
+    own = own_KR / steps_K[:, None]
+    wait = wait_KR / steps_K[:, None]
+    dealt = np.random.default_rng(0).permuted(np.broadcast_to(own, (DEALINGS, blocks, ranks)), axis=2)
+    by_luck = _gap(dealt.mean(axis=1))
+    gap = float(_gap(own.mean(axis=0)))
     return Straggling(
-        ranks=tuple(ranks),
-        step_s=step_s,
-        slow=min(ranks, key=lambda times: times.wait_s),
-        gap_s=max(computing) - statistics.median(computing),
-        expected_gap_s=behind / math.sqrt(max(1.0, steps)),
-        jitter_tax_s=behind,
+        own_s=own.mean(axis=0),
+        wait_s=wait.mean(axis=0),
+        step_s=float((own + wait).max(axis=1).mean()),
+        blocks=blocks,
+        gap_s=gap,
+        luck_s=float(by_luck.mean()),
+        p=float((1 + (by_luck >= gap * (1 - 1e-9)).sum()) / (1 + DEALINGS)),
     )
 
 
-@cache
-def largest_of(count: int) -> float:
-    """Expected maximum of ``count`` standard normal numbers: 0.564 of 2, 1.77 of 16."""
-    width, half = 0.01, 900
-    points = [width * step for step in range(-half, half + 1)]
-    below = [0.5 * (1 + math.erf(x / math.sqrt(2))) for x in points]
-    # E[max] = integral of (1 - F^n) over x > 0 minus that of F^n over x < 0
-    return width * sum(
-        (1 - f**count) if x > 0 else -(f**count) if x < 0 else 0.5 - f**count
-        for x, f in zip(points, below, strict=True)
-    )
+def _gap(mean: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Slowest rank over the median one, ranks along the last axis."""
+    return np.asarray(mean.max(axis=-1) - np.median(mean, axis=-1))

@@ -112,6 +112,10 @@ def log_text(
             value = parts | {"step": sum(parts.values()), "overlapped_communication": 1.5}
             log.event(now + train_s, "step_phases", value, epoch_num=epoch, first_step=0, steps=10, loss=error)
             log.event(now + train_s, "rank_phases", value, epoch_num=epoch)
+            counts = {"loader_bytes": 1e6, "storage_bytes": 0.0, "all_reduce_bytes": 4e7, "all_reduce_calls": 20.0}
+            own = [8.0 + 0.4 * (rank == 1) for rank in range(ranks)]
+            times = {"step_s": [10.0] * ranks, "exposed_communication_s": [10.0 - seconds for seconds in own]}
+            log.event(now + train_s, "rank_stats", rank_stats(counts, times, ranks), epoch_num=epoch, steps=10)
         log.event(now + train_s, "eval_start", epoch_num=epoch)
         log.event(now + train_s + eval_s, "eval_error", error, epoch_num=epoch)
         log.event(now + train_s + eval_s, "eval_stop", epoch_num=epoch)
@@ -120,6 +124,22 @@ def log_text(
     if stop:
         log.event(now, "run_stop", status=status)
     return log
+
+
+def rank_stats(counts: dict[str, float], times: dict[str, list[float]], ranks: int) -> dict[str, dict[str, Any]]:
+    """The value of a rank_stats event: every rank has the same counts."""
+    return {
+        name: {
+            "min": min(values),
+            "median": sorted(values)[len(values) // 2],
+            "mean": sum(values) / len(values),
+            "max": max(values),
+            "min_rank": values.index(min(values)),
+            "max_rank": values.index(max(values)),
+            "values": values,
+        }
+        for name, values in ({name: [count] * ranks for name, count in counts.items()} | times).items()
+    }
 
 
 def write_package(

@@ -1,0 +1,148 @@
+"""Figure: each rank's own time and its wait at the gradient exchange; the slow rank waits least."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.drawing import BLUE, ORANGE, VERMILION, clip, listed, panels
+from analysis.roofline import si
+from analysis.stragglers import SIGNIFICANT, Straggling, straggling
+from analysis.study import NotAnswerableError, Study
+
+TITLE = "Ranks: who computes, who waits"
+CAPTION = (
+    "Milliseconds per training step of each rank, mean over epochs and scored runs: its own time (loading, computing, "
+    "updating) and its wait at the gradient exchange. All ranks share one step time, so the slow rank is the one that waits "
+    "least. Its gap is its own time over the median rank's; dealing the ranks' times anew within each epoch says how large a "
+    "gap luck gives equal ranks, and only the excess over that has a culprit. A rank is named (hatched) if the excess is "
+    "above 1 % of the step and p < 0.05."
+)
+ORDER = 45
+WAIT = "exposed_communication_s"
+STEP = "step_s"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of one result."""
+
+    label: str
+    benchmark: str
+    size: str
+    found: Straggling
+
+
+def table(study: Study) -> pd.DataFrame:
+    """A row per result and rank."""
+    return pd.DataFrame(
+        [
+            {
+                "benchmark": item.benchmark,
+                "size": item.size,
+                "label": item.label,
+                "rank": rank,
+                "own [s/step]": own,
+                "wait [s/step]": wait,
+                "epochs": item.found.blocks,
+                "slow rank": item.found.slow,
+                "gap [s/step]": item.found.gap_s,
+                "gap by luck [s/step]": item.found.luck_s,
+                "excess [s/step]": item.found.excess_s,
+                "excess / step": item.found.excess_s / item.found.step_s,
+                "p": item.found.p,
+                "named": "yes" if item.found.is_slow and rank == item.found.slow else "no",
+            }
+            for item in _items(study)
+            for rank, (own, wait) in enumerate(zip(item.found.own_s, item.found.wait_s, strict=True))
+        ]
+    )
+
+
+def answer(study: Study) -> str:
+    """The slow rank of each result, or that luck explains the differences."""
+    return listed([_said(item) for item in _items(study)])
+
+
+def draw(study: Study) -> Figure:
+    """A panel per result."""
+    items = _items(study)
+    figure, axes = panels(len(items), min(3, len(items)), 2.8, extra_in=0.5)
+    for item, axis in zip(items, axes, strict=True):
+        _panel(axis, item)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return figure
+
+
+def _panel(axis: Axes, item: Ranks) -> None:
+    found = item.found
+    ranks = np.arange(len(found.own_s))
+    own, wait = 1e3 * found.own_s, 1e3 * found.wait_s
+    bars = axis.bar(ranks, own, color=BLUE, width=0.8, label="own")
+    axis.bar(ranks, wait, bottom=own, color=ORANGE, width=0.8, label="wait")
+    axis.plot([], [], "v", color=VERMILION, label="waits least")
+    axis.plot([found.slow], [own[found.slow] + wait[found.slow]], "v", color=VERMILION, markersize=9, clip_on=False)
+    if found.is_slow:
+        bars[found.slow].set_hatch("//")
+    axis.set_ylim(0, 1.12 * (own + wait).max())
+    step = max(1, len(ranks) // 16)
+    axis.set_xticks(ranks[::step], [str(rank) for rank in ranks[::step]])
+    axis.set_xlabel("rank")
+    axis.set_ylabel("ms per step")
+    axis.set_title(clip(f"{item.label}: {item.benchmark} {item.size}", 34), fontsize=11)
+    axis.grid(visible=False, axis="x")
+
+
+def _said(item: Ranks) -> str:
+    found = item.found
+    place = f"{item.label} ({item.benchmark} {item.size})"
+    share = f"{100 * found.excess_s / found.step_s:.2g} % of the step"
+    if found.is_slow:
+        return f"{place}: rank {found.slow} is slow, {share} beyond luck (p = {found.p:.2g}); the others wait for it"
+    if found.least_p >= SIGNIFICANT:
+        return (
+            f"{place}: rank {found.slow} waits least, {si(found.waiting_s)}s a step less than the median; {found.blocks} "
+            f"epoch{'s' * (found.blocks > 1)} on {len(found.own_s)} ranks are too few to tell a slow rank from luck"
+        )
+    if found.p < SIGNIFICANT:
+        return f"{place}: no rank costs 1 % of the step; rank {found.slow} waits least, its excess is {share} (p = {found.p:.2g})"
+    return f"{place}: no rank stands out, luck explains a gap of {si(found.gap_s)}s a step (p = {found.p:.2g})"
+
+
+def _items(study: Study) -> list[Ranks]:
+    items = []
+    for row in study.results[~study.results["published"]].to_dict("records"):
+        runs = set(study.selections[row["group"]].averaged) or set(study.runs_of(row["group"])["run"])
+        found = _straggling(study.tables.ranks[study.tables.ranks["run"].isin(runs)])
+        if found is not None:
+            items.append(Ranks(row["label"], row["benchmark"], row["size"], found))
+    if not items:
+        raise NotAnswerableError("rank_stats events of a run on 2 to 64 ranks; only this suite logs them")
+    return items
+
+
+def _straggling(ranks: pd.DataFrame) -> Straggling | None:
+    """All blocks of a result whose log has every rank's values."""
+    own, wait, steps = [], [], []
+    known = ranks[ranks["values"].notna() & (ranks["steps"] > 0)]
+    for _, block in known.groupby(["run", "epoch_num"], sort=True):
+        values = {q: _values(v) for q, v in zip(block["quantity"], block["values"], strict=True) if q in {WAIT, STEP}}
+        if set(values) == {WAIT, STEP} and len(values[WAIT]) == len(values[STEP]):
+            own.append(values[STEP] - values[WAIT])
+            wait.append(values[WAIT])
+            steps.append(block["steps"].iloc[0])
+    if not own or len({len(row) for row in own}) != 1:
+        return None
+    return straggling(np.array(own), np.array(wait), np.array(steps, dtype=float))
+
+
+def _values(text: str) -> np.ndarray:
+    """The JSON list of a table's cell; empty if a log says something else."""
+    found = json.loads(text)
+    usable = isinstance(found, list) and all(isinstance(v, int | float) and abs(v) < 1e12 for v in found)
+    return np.array(found if usable else [], dtype=float)
