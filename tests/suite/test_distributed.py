@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
-from suite.distributed import Launch, World, detect, first_node
+from suite.distributed import Alone, Launch, World, average_buffers, detect, first_node
 
 
 @pytest.mark.parametrize(
@@ -50,3 +53,22 @@ def test_one_process_is_a_world_of_its_own() -> None:
     assert world.summary(3.0) == {"min": 3.0, "median": 3.0, "max": 3.0}
     with pytest.raises(ValueError, match="broken"):
         world.check_together(ValueError("broken"))
+
+
+def test_running_statistics_become_means_over_ranks_and_counters_stay() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Two(Alone):
+        """The other rank has 3 wherever this one has 1."""
+
+        size = 2
+
+        def sum(self, values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+            return values + 3.0
+
+    model = torch.nn.BatchNorm1d(4)
+    model.running_mean.fill_(1.0)
+    model.num_batches_tracked.fill_(7)
+    average_buffers(model, World("test", 0, 2, 0, 1, 0, 2, ("here",), Two(), Alone()))
+    assert model.running_mean.tolist() == model.running_var.tolist() == [2.0] * 4
+    assert model.num_batches_tracked == 7
