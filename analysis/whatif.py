@@ -2,7 +2,8 @@
 
 A measured phase keeps its efficiency: it becomes longer or shorter by the factor by which its resources' times Q / C change.
 The band is what else the same measurement allows: that only the slowest-changing or the fastest-changing resource mattered,
-that what the roofs do not explain stays as it is, that new communication is hidden entirely or as inefficient as the rest.
+that what the roofs do not explain stays as it is, that new communication is hidden entirely or as inefficient as the rest;
+and MODEL_ERROR on top for what no roof knows (slower ranks, other libraries).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ PHASES: Mapping[str, tuple[str, ...]] = {  # what a phase can be bound by
 }
 UPDATE = "update"  # the optimizer's memory traffic: the same whatever the batch
 COMMUNICATION = ("all_reduce", "all_to_all")
+MODEL_ERROR = 0.10  # median error of predicted steps on published pairs of one machine: docs/roofline.md
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ def exactly(seconds: float) -> Prediction:
 def predict(phases: Mapping[str, float], here: Mapping[str, float], there: Mapping[str, float]) -> list[Phase]:
     """A step's phases elsewhere. ``here`` and ``there``: seconds Q / C per resource in both places, those that are known.
 
-    Whatever is known in one place only cannot carry a phase over; the phase is then kept, and says so.
+    Whatever is known in one place only cannot carry a phase over; the phase is then kept, and says so. Without a phase of
+    exposed communication, all of it may be hidden here and exposed there, or the other way round.
     """
     explained = sum(here.get(name, 0.0) for name in PHASES["forward_backward"])
     efficiency = min(1.0, explained / phases["forward_backward"]) if phases.get("forward_backward") else 1.0
@@ -77,6 +80,9 @@ def predict(phases: Mapping[str, float], here: Mapping[str, float], there: Mappi
             found.append(_communication(name, seconds, here, there, efficiency or 1.0))
         else:
             found.append(_scaled(name, seconds, resources, here, there))
+    if "exposed_communication" not in phases:
+        before, after = (sum(place.get(name, 0.0) for name in COMMUNICATION) for place in (here, there))
+        found.append(Phase("overlap of communication", 0.0, Prediction(0.0, -before, after), "unknown: all or nothing"))
     return found
 
 
@@ -114,8 +120,8 @@ def _scaled(
     candidates = [seconds * ratio for ratio in ratios]
     if before < seconds:
         candidates.append(seconds - before + after)  # what the roofs do not explain stays
-    predicted = Prediction(seconds * after / before, min(candidates), max(candidates))
-    return Phase(name, seconds, predicted, " and ".join(known))
+    low, high = min(candidates) * (1 - MODEL_ERROR), max(candidates) * (1 + MODEL_ERROR)
+    return Phase(name, seconds, Prediction(seconds * after / before, low, high), " and ".join(known))
 
 
 def _communication(

@@ -1,0 +1,154 @@
+"""How wrong predictions are where both sides were measured: own pairs of runs, and published pairs under modelled roofs.
+
+    python benchmarks/whatif.py [--pair RUN CEILINGS RUN CEILINGS]...
+
+Each --pair is a run folder with the ceilings file of its system, twice: predicted is the second from the first. Published
+pairs need no logs: they are one machine at two sizes, and two machines with as many units, from the tables that ship. Epochs of
+another batch are the source's times the ratio of the reference's convergence points. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from analysis.published import published
+from analysis.reference import reference_limit
+from analysis.roofline import Bounds
+from analysis.roofline_cases import Case, measured_cases, terms_there
+from analysis.roofline_inputs import read_inputs
+from analysis.roofline_published import modelled
+from analysis.study import study
+from analysis.targets import installed_cards
+from analysis.whatif import Prediction, predict, scaled_work, solution, total
+
+HEAD = "| from | to | step seen [ms] | predicted | band | error | in band | solution seen [s] | predicted | error | in band |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Errors of what-if predictions.")
+    parser.add_argument("--pair", nargs=4, action="append", default=[], type=Path, metavar=("RUN", "CEILINGS") * 2)
+    given = parser.parse_args()
+    print(HEAD)
+    print("| --- " * HEAD.count(" | ") + "| --- |")
+    for paths in given.pair:
+        show(*own(*paths))
+    errors: dict[str, list[tuple[float, bool]]] = {}
+    for kind, here, there in pairs():
+        title, step, seen, whole, seen_s = public(kind, here, there)
+        show(title, step, seen, whole, seen_s)
+        errors.setdefault(kind, []).append((abs(step.error(seen)), step.holds(seen)))
+    for kind, found in errors.items():
+        median = 100 * statistics.median(error for error, _ in found)
+        print(
+            f"\n{kind}: n={len(found)}, median |error| of the step {median:.0f} %, {sum(h for _, h in found)} in the band"
+        )
+
+
+def show(title: tuple[str, str], step: Prediction, seen: float, whole: Prediction | None, seen_s: float) -> None:
+    cells = [
+        *title,
+        f"{1e3 * seen:.3g}",
+        f"{1e3 * step.seconds:.3g}",
+        f"{1e3 * step.low_s:.3g} – {1e3 * step.high_s:.3g}",
+    ]
+    cells += [f"{100 * step.error(seen):+.0f} %", "yes" if step.holds(seen) else "no"]
+    if whole is None:
+        cells += ["–"] * 4
+    else:
+        cells += [f"{seen_s:,.0f}", f"{whole.seconds:,.0f} [{whole.low_s:,.0f}, {whole.high_s:,.0f}]"]
+        cells += [f"{100 * whole.error(seen_s):+.0f} %", "yes" if whole.holds(seen_s) else "no"]
+    print("| " + " | ".join(cells) + " |")
+
+
+def own(
+    run: Path, ceilings: Path, other: Path, others: Path
+) -> tuple[tuple[str, str], Prediction, float, Prediction | None, float]:
+    here, there = case(run, ceilings), case(other, others)
+    assert here.work is not None
+    assert here.ceilings is not None
+    assert there.work is not None
+    assert there.ceilings is not None
+    phases = predict(here.work.phases, terms_there(here.ceilings, here.work), terms_there(there.ceilings, there.work))
+    return (name(here), name(there)), total(phases), there.bounds.step_s, None, 0.0
+
+
+def case(run: Path, ceilings: Path) -> Case:
+    return measured_cases(study([run], installed_cards(), read_inputs([ceilings])))[0]
+
+
+def name(found: Case) -> str:
+    ranks = f"{found.ranks:g} rank{'s' * (found.ranks > 1)}"
+    return f"{found.benchmark} {found.size}, {ranks}, batch {found.batch:g}"
+
+
+def pairs() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Kind, source, target of published time-to-train results; first publications whose step can be modelled."""
+    rows = published()
+    rows = rows[(rows["mode"] == "strong") & rows["carried_over_from"].isna() & rows["run_s"].notna()]
+    known = [{str(k): v for k, v in row.items()} for row in rows.to_dict("records")]
+    known = [row for row in known if modelled(row) is not None]
+    by_machine = sorted(known, key=lambda r: (r["benchmark"], r["machine"], r["round"], r["units"], r["group"]))
+    for a, b in itertools.pairwise(by_machine):
+        same = all(a[key] == b[key] for key in ("benchmark", "machine", "round", "train_samples", "device"))
+        if same and a["units"] < b["units"]:
+            yield "one machine, more units", a, b
+    by_units = sorted(known, key=lambda r: (r["benchmark"], r["train_samples"], r["units"], -r["run_s"]))
+    for a, b in itertools.pairwise(by_units):
+        same = all(a[key] == b[key] for key in ("benchmark", "train_samples", "units"))
+        if same and a["device"] != b["device"]:
+            yield "another device, as many units", a, b
+
+
+def public(
+    kind: str, here: dict[str, Any], there: dict[str, Any]
+) -> tuple[tuple[str, str], Prediction, float, Prediction, float]:
+    """A published step has no phases: it counts as passes forward and backward, the overlap of communication unknown."""
+    before, after = modelled(here), modelled(there)
+    assert before is not None
+    assert after is not None
+    phases = predict({"forward_backward": before.step_s}, terms(before), terms(after))
+    step = total(phases)
+    steps = epochs(here, there) * there["train_samples"] / there["global_batch_size"]
+    per_unit = here["units"] / there["units"]
+    samples = after_samples(here, there)
+    evaluation = scaled_work(phases, "forward_backward").times(
+        (here["eval_s"] or 0.0) * epochs(here, there) / here["epochs"]
+    )
+    whole = solution(step, steps, evaluation=evaluation.times(per_unit / samples), other_s=here["other_s"] or 0.0)
+    staged = here["staging_s"] or 0.0
+    whole += Prediction(
+        staged, staged * min(1.0, per_unit), staged * max(1.0, per_unit)
+    )  # a node's share is staged in parallel
+    label = [
+        f"{r['machine']} {r['units']:g} {r['benchmark']} {r['round']}, batch {r['global_batch_size']:g}"
+        for r in (here, there)
+    ]
+    return (label[0], label[1]), step, after.step_s, whole, there["run_s"]
+
+
+def after_samples(here: dict[str, Any], there: dict[str, Any]) -> float:
+    """Samples of one unit in a step there over here: scaled work has that factor already, evaluation has not."""
+    return float(there["global_batch_size"] / there["units"]) / float(here["global_batch_size"] / here["units"])
+
+
+def epochs(here: dict[str, Any], there: dict[str, Any]) -> float:
+    """The source's epochs, at another batch times what the reference needs more there."""
+    found = [
+        reference_limit(r["benchmark"], "full", r["round"], r["train_samples"], r["global_batch_size"], 10)
+        for r in (here, there)
+    ]
+    ratio = found[1].mean / found[0].mean if found[0] and found[1] else 1.0
+    return float(here["epochs"]) * ratio
+
+
+def terms(found: Bounds) -> dict[str, float]:
+    return {str(term.resource): term.seconds for term in found.terms}
+
+
+if __name__ == "__main__":
+    main()
