@@ -112,7 +112,7 @@ def trained(group_size, ranks, mine, steps=20):
     torch.manual_seed(0)
     model = workload.build_model(ranks).double()
     optimization = workload.build_optimizer(model, 1)
-    wrapped = wrap(model, ranks, cpu, PhaseTimer(device_clock(cpu)))
+    wrapped = wrap(model, (), ranks, cpu, PhaseTimer(device_clock(cpu)))
     losses = []
     for step in range(steps):
         for group in optimization.optimizer.param_groups:
@@ -133,6 +133,7 @@ mine = slice(world.rank, None, 2)
 losses, model = trained(2, world, mine)
 expected, one = trained(1, alone, slice(None))
 assert max(abs(a - b) / b for a, b in zip(losses, expected)) < 1e-6, (losses, expected)
+DeepCam(tiny_config()).before_evaluation(model, world)
 model.eval(), one.eval()
 for (name, a), (_, b) in zip(model.named_buffers(), one.named_buffers()):
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
@@ -143,7 +144,7 @@ statistic = model.encoder.stem[0][1].running_mean
 before = world.allgather(statistic.tolist())
 assert before[0] != before[1]
 assert max(abs(a - b) / b for a, b in zip(apart, expected)) > 1e-6
-model.eval()
+DeepCam(tiny_config()).before_evaluation(model, world)
 after = world.allgather(statistic.tolist())
 assert after[0] == after[1]
 torch.testing.assert_close(torch.tensor(after[0]), torch.tensor(before).mean(dim=0))
