@@ -26,6 +26,7 @@ SUITE_RUN_SIDE = {  # may load torch, mpi4py, h5py, numpy
         "checkpoint",
         "instrument",
         "ceilings",
+        "flops",
     ),
 }
 ANALYSIS_FROM_SUITE = {"card", "mllog", "record", "scoring", "system", "cost_model", "compliance", "workload"}
