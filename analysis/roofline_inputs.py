@@ -121,12 +121,36 @@ class Ceilings(_Lenient):
         return next((n.reason for n in self.not_measured if n.resource == resource), "no ceiling measured")
 
 
+class Kernel(_Lenient):
+    """All launches of one kernel in the steps that were counted; ``bytes`` by memory level, as the ceilings file names them."""
+
+    name: str
+    count: float = Field(ge=0)
+    seconds: float = Field(gt=0, allow_inf_nan=False)
+    flops: float = Field(ge=0, allow_inf_nan=False)
+    bytes: Mapping[str, float]
+
+
+class Counters(_Lenient):
+    """A counters file: what hardware counted on one rank over ``steps`` training steps of a workload."""
+
+    version: Literal[1]
+    kind: Literal["counters"]
+    system: str
+    benchmark: str
+    size: str
+    tool: str
+    steps: float = Field(gt=0)
+    kernels: tuple[Kernel, ...]
+
+
 @dataclass(frozen=True)
 class Inputs:
     """What a report was given beside logs. ``what_if`` are ceilings of machines to predict for."""
 
     ceilings: tuple[Ceilings, ...] = ()
     what_if: tuple[Ceilings, ...] = ()
+    counters: tuple[Counters, ...] = ()
 
     def of_system(self, names: Iterable[str], ranks: float, nodes: float) -> tuple[Ceilings, str] | str:
         """The file for a system by its names, and a remark; text says why there is none.
@@ -164,10 +188,19 @@ def split(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def read_inputs(files: Sequence[Path], what_if: Sequence[Path] = ()) -> Inputs:
-    """Read ceilings files. ValueError is one line that names the file and what is wrong with it."""
+    """Read ceilings and counters files. ValueError is one line that names the file and what is wrong with it."""
+    kinds = {path: kind_of(path) for path in files}
     return Inputs(
-        ceilings=tuple(read_ceilings(path) for path in files), what_if=tuple(read_ceilings(path) for path in what_if)
+        ceilings=tuple(read_ceilings(path) for path, kind in kinds.items() if kind != "counters"),
+        what_if=tuple(read_ceilings(path) for path in what_if),
+        counters=tuple(validated(path, "counters", Counters) for path, kind in kinds.items() if kind == "counters"),
     )
+
+
+def kind_of(path: Path) -> object:
+    """What a JSON file says it is; None if it says nothing. ValueError if it is no JSON."""
+    document = _document(path)
+    return document.get("kind") if isinstance(document, dict) else None
 
 
 def read_ceilings(path: Path) -> Ceilings:
@@ -177,11 +210,7 @@ def read_ceilings(path: Path) -> Ceilings:
 
 def validated(path: Path, kind: str, model: type[Model]) -> Model:
     """A JSON file of a kind. ValueError says file, what was wanted and what was found."""
-    try:
-        document = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a JSON file: {str(error).splitlines()[0]}") from None
-    found = document.get("kind") if isinstance(document, dict) else None
+    document, found = _document(path), kind_of(path)
     if found != kind:
         raise ValueError(f"{path}: expected a file of kind {kind!r}, found {found!r}")
     if document.get("version") != VERSION:
@@ -192,3 +221,10 @@ def validated(path: Path, kind: str, model: type[Model]) -> Model:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{path}: {place}: {first['msg']}") from None
+
+
+def _document(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not a JSON file: {str(error).splitlines()[0]}") from None

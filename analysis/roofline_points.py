@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from analysis.roofline import Complexity, Point, Roof, above_roof, attainable, complexity
 from analysis.roofline_cases import Case, compute_roofs, measured_cases, memory_levels, scaled
-from analysis.roofline_inputs import Ceilings
+from analysis.roofline_inputs import Ceilings, Counters, MeasuredRoof
 from analysis.study import Study
 
+TOP_KERNELS = 8
 TINY_ORDER = 64  # of a product whose time is what issuing it costs
 STEP, PASSES = "training step", "forward + backward"
 
@@ -81,27 +82,57 @@ def machines(study: Study) -> list[Machine]:
         assert case.ceilings is not None
         assert case.work is not None
         groups.setdefault((case.ceilings.title, case.work.ranks_per_node, case.work.threads or 0.0), []).append(case)
-    return [_machine(cases) for _, cases in sorted(groups.items())]
+    return [_machine(study, cases) for _, cases in sorted(groups.items())]
 
 
-def _machine(cases: Sequence[Case]) -> Machine:
+def _machine(study: Study, cases: Sequence[Case]) -> Machine:
     file, work = cases[0].ceilings, cases[0].work
     assert file is not None
     assert work is not None
     found = memory_levels(file)
     levels = tuple(scaled(file, work, m, f"{m.name}, {m.mode}", shared=m is found[-1]) for m in found)
-    return Machine(file, tuple(cases), levels, tuple(placed for case in cases for placed in _placed(file, case)))
+    return Machine(file, tuple(cases), levels, tuple(placed for case in cases for placed in _placed(study, file, case)))
 
 
-def _placed(file: Ceilings, case: Case) -> Iterator[Placed]:
+def _placed(study: Study, file: Ceilings, case: Case) -> Iterator[Placed]:
     assert case.work is not None
     peaks, levels = compute_roofs(file, case.precision), memory_levels(file)
     if not peaks or not levels:
         return
     peak = scaled(file, case.work, peaks[0], f"GEMM {peaks[0].dtype}, {peaks[0].mode}")
     bandwidth = scaled(file, case.work, levels[-1], f"{levels[-1].name}, {levels[-1].mode}", shared=True)
-    for point in _points(case):
+    points = [*_points(case), *kernels(counters_of(study, case), last_level(levels))]
+    for point in points:
         yield Placed(case, point, peak, bandwidth, above_roof(point, peak, bandwidth) or "")
+
+
+def last_level(levels: Sequence[MeasuredRoof]) -> str:
+    """The name of the memory behind all caches."""
+    return levels[-1].name
+
+
+def counters_of(study: Study, case: Case) -> Counters | None:
+    """What hardware counted of a case's workload on its system; None if nothing was given."""
+    assert case.ceilings is not None
+    wanted = (case.ceilings.system, case.benchmark, case.size)
+    found = [c for c in study.inputs.counters if (c.system, c.benchmark, c.size) == wanted]
+    return found[0] if found else None
+
+
+def kernels(counted: Counters | None, level: str) -> list[Point]:
+    """The longest kernels of a step and all others together, with their traffic at one memory level."""
+    if counted is None:
+        return []
+    known = sorted((k for k in counted.kernels if k.bytes.get(level)), key=lambda kernel: -kernel.seconds)
+    shown, rest = known[:TOP_KERNELS], known[TOP_KERNELS:]
+    points = [(k.name, k.flops, k.bytes[level], k.seconds, k.count) for k in shown]
+    if rest:
+        columns = [
+            sum(column) for column in zip(*((k.flops, k.bytes[level], k.seconds, k.count) for k in rest), strict=True)
+        ]
+        points.append((f"{len(rest)} other kernels", *columns))
+    steps = counted.steps
+    return [Point(n, f / steps, b / steps, t / steps, "counted", level, c / steps) for n, f, b, t, c in points]
 
 
 def _points(case: Case) -> Iterator[Point]:

@@ -18,7 +18,7 @@ from analysis.study import NotAnswerableError, Study
 TITLE = "Time-based roofline"
 CAPTION = (
     "Seconds that a phase's or kernel's bytes take at the memory roof (across) and its FLOPs at the compute roof (up); above "
-    "the diagonal compute binds, below it memory. The dashed corner through the measured time of each point shows how far it "
+    "the diagonal compute binds, below it memory. The dashed corner through the measured time of a phase shows how far it "
     "is: at its roof a point would touch its corner. The orange square is what issuing the operators costs, their number "
     "times the smallest product that was measured: a point inside waits for launches, which a plot of intensity hides. "
     "Without a count of operators there is no square."
@@ -99,10 +99,12 @@ def _panel(
     for placed, found in points:
         colour, marker = signs[placed.case.label]
         t = found.seconds
-        axis.plot([low, t, t], [t, t, low], linestyle="--", color=colour, linewidth=1.2)
+        counted = placed.point.basis == "counted"
+        if not counted or len(points) < 4:
+            axis.plot([low, t, t], [t, t, low], linestyle="--", color=colour, linewidth=1.2)
         axis.plot(
-            [found.memory_s], [found.compute_s], marker, color=colour, markersize=11, markeredgewidth=2,
-            markerfacecolor=colour if placed.point.basis == "counted" else "none",
+            [found.memory_s], [found.compute_s], marker, color=colour, markersize=7 if counted else 11,
+            markeredgewidth=2, markerfacecolor=colour if counted else "none",
         )  # fmt: skip
     for scale in (axis.xaxis, axis.yaxis):
         si_scale(scale, "s")

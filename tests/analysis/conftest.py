@@ -256,6 +256,35 @@ def write_ceilings(path: Path, system: str = "testbed", *, ranks: int = 4, faste
     return path
 
 
+def write_counters(path: Path, system: str = "testbed", size: str = "mini", **changes: Any) -> Path:
+    """A counters file of twelve kernels over ten steps: convolutions that reuse caches, an element-wise one that streams."""
+    kernels = [
+        {
+            "name": f"conv3d_{i}",
+            "count": 10,
+            "seconds": 0.5 / (i + 1),
+            "flops": 8e9 / (i + 1),
+            "bytes": {"L1": 4e9 / (i + 1), "L2": 1e9 / (i + 1), "dram": 0.3e9 / (i + 1)},
+        }
+        for i in range(11)
+    ]
+    kernels.append(
+        {"name": "relu", "count": 30, "seconds": 0.2, "flops": 1e8, "bytes": {"L1": 1e9, "L2": 1e9, "dram": 1e9}}
+    )
+    document = {
+        "version": 1,
+        "kind": "counters",
+        "system": system,
+        "benchmark": "cosmoflow",
+        "size": size,
+        "tool": "a test",
+        "steps": 10,
+        "kernels": kernels,
+    }
+    path.write_text(json.dumps(document | changes))
+    return path
+
+
 def write_run_folder(root: Path, name: str = "run1", runs: int = 3, **options: Any) -> Path:
     """A run folder of ours below ``root``: run.json and logs with everything our runs log."""
     folder = root / "runs" / name
@@ -285,6 +314,11 @@ def run_folder() -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def ceilings() -> Callable[..., Path]:
     return write_ceilings
+
+
+@pytest.fixture(scope="session")
+def counters() -> Callable[..., Path]:
+    return write_counters
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,12 @@ NEED_A_FILE = {name for name in figures() if name.startswith("moe_") or name == 
 
 @pytest.fixture(scope="module")
 def rich(
-    tmp_path_factory: pytest.TempPathFactory, run_folder: Build, package: Build, cards: Cards, ceilings: Build
+    tmp_path_factory: pytest.TempPathFactory,
+    run_folder: Build,
+    package: Build,
+    cards: Cards,
+    ceilings: Build,
+    counters: Build,
 ) -> Report:
     """Two sizes of ours with ceilings here and elsewhere, a public round, and all figures."""
     tmp_path = tmp_path_factory.mktemp("rich")
@@ -95,7 +100,7 @@ def rich(
         package(tmp_path / "hpc_results_v9.8", system="older", staging=(-9.0, -2.0)),
     ]
     here, there = ceilings(tmp_path / "here.json"), ceilings(tmp_path / "there.json", "other", faster=3.0)
-    return made(paths, cards, read_inputs([here], [there]))
+    return made(paths, cards, read_inputs([here, counters(tmp_path / "counters.json")], [there]))
 
 
 def test_the_page_is_well_formed_with_unique_ids_and_nothing_external(rich: Report) -> None:

@@ -1,0 +1,172 @@
+"""Figure: the hierarchical roofline, one kernel at every memory level, from what hardware counted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from analysis.drawing import CYCLE, INK, MARKERS, clip, listed, name_points, panels
+from analysis.roofline import Point, Roof, above_roof, si
+from analysis.roofline_cases import Case, compute_roofs, measured_cases, memory_levels, scaled
+from analysis.roofline_drawing import si_scale
+from analysis.roofline_points import counters_of, kernels
+from analysis.study import NotAnswerableError, Study
+
+TITLE = "Hierarchical roofline"
+CAPTION = (
+    "Each kernel that hardware counted, at every memory level: the same FLOP/s, the FLOPs per byte that crossed the level. Signs "
+    "and roofs of a level share colour and shape. A short line is streaming, a long one reuse in caches. Filled signs: all bytes "
+    "are counted. A sign above its roof is an input error: it is not drawn, and the table says why."
+)
+ORDER = 46
+LEAST_DECADES = 2.6
+
+
+@dataclass(frozen=True)
+class Level:
+    """One memory level of one case: its roof and the kernels' points there."""
+
+    case: Case
+    peak: Roof
+    roof: Roof
+    name: str
+    points: tuple[Point, ...]
+
+
+def table(study: Study) -> pd.DataFrame:
+    """A row per result, kernel and level."""
+    return pd.DataFrame(
+        [
+            {
+                "benchmark": level.case.benchmark,
+                "size": level.case.size,
+                "label": level.case.label,
+                "kernel": point.name,
+                "launches per step": point.count,
+                "seconds per step": point.seconds,
+                "FLOP": point.flops,
+                "level": level.name,
+                "bytes": point.bytes,
+                "FLOP/B": point.intensity,
+                "FLOP/s": point.rate,
+                "level's rate [B/s]": point.bytes / point.seconds,
+                "level's roof [B/s]": level.roof.per_s,
+                "share of the roof": point.bytes / point.seconds / level.roof.per_s,
+                "state": f"refused: {why}" if (why := above_roof(point, level.peak, level.roof)) else "drawn",
+                "ceilings of": level.case.ceilings.title if level.case.ceilings else "",
+            }
+            for levels in _cases(study)
+            for level in levels
+            for point in level.points
+        ]
+    )
+
+
+def answer(study: Study) -> str:
+    """The level whose roof is nearest for the longest kernel of each result."""
+    rows = table(study).query("state == 'drawn'")
+    if rows.empty:
+        return "every counted kernel lies above a roof: see the table"
+    longest = rows.sort_values(["seconds per step", "share of the roof"], ascending=False)
+    first = longest.drop_duplicates(["benchmark", "size", "label"])
+    return listed(
+        [
+            f"{r['label']} ({r['benchmark']} {r['size']}): {r['kernel']} is bound by {r['level']}, "
+            f"{100 * r['share of the roof']:.2g} % of its roof"
+            for r in first.to_dict("records")
+        ]
+    )
+
+
+def draw(study: Study) -> Figure:
+    """A panel per result."""
+    found = _cases(study)
+    figure, axes = panels(len(found), 1, 6.0, extra_in=0.4)
+    named = [_panel(axis, levels) for levels, axis in zip(found, axes, strict=True)]
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    for axis, points in zip(axes, named, strict=True):
+        name_points(figure, axis, points)
+    return figure
+
+
+def _panel(axis: Axes, levels: list[Level]) -> list[tuple[float, float, str, bool]]:
+    peak = levels[0].peak
+    drawn = [
+        (k, level, p) for k, level in enumerate(levels) for p in level.points if not above_roof(p, peak, level.roof)
+    ]
+    intensities = [p.intensity for _, _, p in drawn] + [peak.per_s / level.roof.per_s for level in levels]
+    rates = [p.rate for _, _, p in drawn if p.flops] + [peak.per_s]
+    left, right = min(i for i in intensities if i > 0) / 4, max(intensities) * 6
+    low = min(min(rates) / 3, peak.per_s / 10**LEAST_DECADES)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlim(left, right)
+    axis.set_ylim(low, peak.per_s * 3)
+    for k, level in enumerate(levels):
+        ridge = peak.per_s / level.roof.per_s
+        axis.plot([low / level.roof.per_s, ridge], [low, peak.per_s], color=CYCLE[k % len(CYCLE)], linewidth=1.6)
+        axis.plot(
+            [], [], MARKERS[k % len(MARKERS)], linestyle="-", color=CYCLE[k % len(CYCLE)], markersize=8,
+            label=f"{level.name}: {si(level.roof.per_s)}B/s",
+        )  # fmt: skip
+    axis.plot([peak.per_s / levels[0].roof.per_s, right], [peak.per_s] * 2, color=INK, linewidth=1.8)
+    axis.annotate(
+        f"{peak.name}: {si(peak.per_s)}FLOP/s",
+        (right, peak.per_s),
+        xytext=(-4, 4),
+        textcoords="offset points",
+        ha="right",
+    )
+    names = []
+    for kernel in dict.fromkeys(p.name for _, _, p in drawn):
+        places = [(p.intensity, p.rate) for _, _, p in drawn if p.name == kernel and p.flops]
+        if not places:
+            continue
+        xs, ys = zip(*places, strict=True)
+        axis.plot(xs, ys, "-", color=INK, linewidth=0.8, alpha=0.7)
+        names.append((max(xs), ys[0], clip(kernel, 30), False))
+    for k, _, point in drawn:
+        if point.flops:
+            axis.plot(
+                [point.intensity], [point.rate], MARKERS[k % len(MARKERS)], color=CYCLE[k % len(CYCLE)], markersize=9
+            )
+    si_scale(axis.yaxis, "FLOP/s")
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_xlabel("arithmetic intensity [FLOP/B]")
+    case = levels[0].case
+    axis.set_title(clip(f"{case.label}: {case.benchmark} {case.size}", 80))
+    lines = [(x, peak.per_s, "", False) for x in np.geomspace(left, right, 120)]
+    return names + [point for point in lines if math.isfinite(point[0])]
+
+
+def _cases(study: Study) -> list[list[Level]]:
+    if not study.inputs.counters:
+        raise NotAnswerableError(
+            "needs counters: a counters file of the workload on this system among the report's paths"
+        )
+    found = [levels for case in measured_cases(study) if (levels := _levels(study, case))]
+    if not found:
+        given = ", ".join(f"{c.benchmark} {c.size} on {c.system}" for c in study.inputs.counters)
+        raise NotAnswerableError(f"needs counters of a result shown here; those given are of {given}")
+    return found
+
+
+def _levels(study: Study, case: Case) -> list[Level]:
+    counted = counters_of(study, case)
+    assert case.ceilings is not None
+    assert case.work is not None
+    peaks, levels = compute_roofs(case.ceilings, case.precision), memory_levels(case.ceilings)
+    if counted is None or not peaks:
+        return []
+    peak = scaled(case.ceilings, case.work, peaks[0], f"GEMM {peaks[0].dtype}, {peaks[0].mode}")
+    return [
+        Level(case, peak, scaled(case.ceilings, case.work, m, m.name, shared=m is levels[-1]), m.name, tuple(points))
+        for m in levels
+        if (points := kernels(counted, m.name))
+    ]

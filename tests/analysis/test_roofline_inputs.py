@@ -1,0 +1,174 @@
+"""Ceilings and counters files: what is refused, and that a file is never guessed for a system."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from analysis.command import report
+from analysis.roofline_cases import Case, measured_cases, published_cases
+from analysis.roofline_inputs import Inputs, read_ceilings, read_inputs, split
+from analysis.roofline_points import machines
+from analysis.study import NotAnswerableError, Study, study
+from suite.card import Card
+
+Build = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "profile"}, "expected a file of kind 'ceilings', found 'profile'"),
+        ({"version": 2}, "ceilings version 2; this suite reads 1"),
+        ({"ranks": 0}, "ranks: Input should be greater than or equal to 1"),
+        ({"roofs": [{"resource": "compute"}]}, "roofs.0.name: Field required"),
+        ({"device": None}, "device: "),
+    ],
+)
+def test_a_file_that_is_not_one_says_what_and_where(
+    tmp_path: Path, ceilings: Build, change: dict[str, Any], message: str
+) -> None:
+    path = ceilings(tmp_path / "x.json", **change)
+    with pytest.raises(ValueError, match="x.json") as caught:
+        read_ceilings(path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_text_and_lists_are_not_ceilings(tmp_path: Path) -> None:
+    for content in ("{", "[1, 2]", '"ceilings"'):
+        path = tmp_path / "x.json"
+        path.write_text(content)
+        with pytest.raises(ValueError, match="x.json"):
+            read_inputs([path])
+
+
+def test_unknown_keys_are_accepted(tmp_path: Path, ceilings: Build) -> None:
+    assert read_ceilings(ceilings(tmp_path / "x.json", new_key=[1], duration_s=3.0)).system == "testbed"
+
+
+def test_files_are_told_from_folders(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.touch()
+    assert split([tmp_path, path, tmp_path / "missing.json"]) == ([tmp_path, tmp_path / "missing.json"], [path])
+
+
+def inputs(tmp_path: Path, ceilings: Build, *systems: tuple[str, int]) -> Inputs:
+    return read_inputs([ceilings(tmp_path / f"{n}.json", name, ranks=r) for n, (name, r) in enumerate(systems)])
+
+
+def test_a_file_is_matched_by_name_or_is_the_only_one_and_says_so(tmp_path: Path, ceilings: Build) -> None:
+    several = inputs(tmp_path, ceilings, ("a", 4), ("b", 4))
+    found = several.of_system({"B"}, 4, 2)
+    assert not isinstance(found, str)
+    assert (found[0].system, found[1]) == ("b", "")
+    assert several.of_system({"c"}, 4, 2) == "no ceilings of this system; there are those of a, b"
+    assert several.of_system({"a", "b"}, 4, 2) == "ceilings of several systems go by this system's names: a, b"
+    only = inputs(tmp_path, ceilings, ("a", 4)).of_system({"c"}, 4, 2)
+    assert not isinstance(only, str)
+    assert "the only ones given" in only[1]
+    assert str(Inputs().of_system({"a"}, 1, 1)).startswith("no ceilings given")
+
+
+def test_of_several_files_of_a_system_the_one_with_as_many_ranks_a_node_is_taken(
+    tmp_path: Path, ceilings: Build
+) -> None:
+    several = inputs(tmp_path, ceilings, ("a", 2), ("a", 4), ("a", 8))
+    for ranks, nodes, expected in ((4, 2, 4), (16, 8, 4), (64, 8, 8), (1, 1, 2)):
+        found = several.of_system({"a"}, ranks, nodes)
+        assert not isinstance(found, str)
+        assert found[0].ranks == expected
+
+
+@pytest.fixture
+def made(tmp_path: Path, run_folder: Build, ceilings: Build, counters: Build, cards: dict[str, Card]) -> Study:
+    files = [ceilings(tmp_path / "c.json"), counters(tmp_path / "k.json")]
+    return study([run_folder(tmp_path)], cards, read_inputs(files))
+
+
+def only_case(made: Study) -> Case:
+    [case] = measured_cases(made)
+    return case
+
+
+def test_a_run_on_its_ceilings_has_every_resource_that_was_logged(made: Study) -> None:
+    case = only_case(made)
+    seconds = {term.resource: term.seconds for term in case.bounds.terms}
+    assert case.bounds.step_s == pytest.approx(1.0)
+    assert seconds["compute"] == pytest.approx(2e9 * 2 / 100e9)  # two samples a rank
+    assert seconds["memory"] == pytest.approx(0.5e9 * 2 / 10e9)  # dram: a gigabyte fits no cache
+    assert seconds["storage"] == pytest.approx(1e5 / 2e9)  # 1e6 bytes in ten steps, from the page cache
+    assert seconds["all_reduce"] == pytest.approx(2e-4 * 11 + 2 * 2e6 / 1e9, rel=0.7)  # two messages of 2 MB
+    assert case.bounds.unknown == {}
+    basis = {term.resource: term.demand.basis for term in case.bounds.terms}
+    assert basis == {"compute": "logged", "memory": "algorithmic", "storage": "logged", "all_reduce": "logged"}
+    assert case.scale is not None
+    assert case.scale > 4
+
+
+def test_phases_are_hollow_and_kernels_filled(made: Study) -> None:
+    [machine] = machines(made)
+    by_basis = {
+        basis: [p.point.name for p in machine.placed if p.point.basis == basis] for basis in ("algorithmic", "counted")
+    }
+    assert by_basis["algorithmic"] == ["training step", "forward + backward"]
+    assert len(by_basis["counted"]) == 9  # eight, and all others together
+    assert by_basis["counted"][-1] == "4 other kernels"
+    assert machine.launch_s == pytest.approx(16e-7)
+
+
+def test_counters_of_another_size_are_not_used(
+    tmp_path: Path, run_folder: Build, ceilings: Build, counters: Build, cards: dict[str, Card]
+) -> None:
+    files = [ceilings(tmp_path / "c.json"), counters(tmp_path / "k.json", size="other")]
+    [machine] = machines(study([run_folder(tmp_path)], cards, read_inputs(files)))
+    assert all(placed.point.basis == "algorithmic" for placed in machine.placed)
+
+
+def test_without_ceilings_the_figures_say_what_is_missing(
+    tmp_path: Path, run_folder: Build, cards: dict[str, Card]
+) -> None:
+    made = study([run_folder(tmp_path)], cards)
+    with pytest.raises(NotAnswerableError, match="mlhpc ceilings"):
+        measured_cases(made)
+    assert {case.modelled for case in published_cases(made)} == {True}
+
+
+def test_a_format_without_a_roof_has_none(
+    tmp_path: Path, run_folder: Build, ceilings: Build, cards: dict[str, Card]
+) -> None:
+    folder = run_folder(tmp_path, extra=(("run_config", {"precision": "bfloat16"}),))
+    case = only_case(study([folder], cards, read_inputs([ceilings(tmp_path / "c.json")])))
+    assert case.bounds.unknown["compute"] == "no GEMM measured in bfloat16, only in float32"
+
+
+def test_a_ceiling_in_a_wrong_unit_is_refused_in_the_report(
+    tmp_path: Path, run_folder: Build, ceilings: Build, cards: dict[str, Card]
+) -> None:
+    path = ceilings(tmp_path / "c.json", faster=1e-3)
+    case = only_case(study([run_folder(tmp_path)], cards, read_inputs([path])))
+    assert {refusal.term.resource for refusal in case.bounds.refused} >= {"compute", "memory"}
+    assert "above the roof" in case.bounds.refused[0].reason
+
+
+def test_the_command_takes_ceilings_among_its_paths_and_refuses_them_alone(
+    tmp_path: Path, run_folder: Build, ceilings: Build
+) -> None:
+    folder, file = run_folder(tmp_path), ceilings(tmp_path / "c.json")
+    there = ceilings(tmp_path / "d.json", "elsewhere", faster=2.0)
+    alone = CliRunner().invoke(report, [str(file), "-o", str(tmp_path / "none")])
+    assert alone.exit_code == 2
+    assert "no report without logs" in alone.output
+    done = CliRunner().invoke(
+        report, [str(folder), str(file), "--what-if", str(there), "-o", str(tmp_path / "made")], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    figures = {f["name"]: f for f in json.loads((tmp_path / "made" / "report.json").read_text())["figures"]}
+    assert "memory binds" in figures["extended_roofline"]["answer"]
+    assert "on elsewhere" in figures["what_if"]["answer"]
+    assert figures["hierarchical_roofline"]["not_answerable"].startswith("needs counters")
