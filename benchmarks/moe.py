@@ -22,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SHAPE = {"tokens": 4096, "width": 256, "hidden": 1024, "experts": 64, "top_k": 2}
+SMALL = {"tokens": 64, "width": 32, "hidden": 64, "experts": 4, "top_k": 2}
 GPU_ROWS = (  # T, d, h, E, k, activation: docs/moe.md
     (32768, 4096, 1024, 128, 8, "swiglu"),
     (24576, 1536, 256, 128, 8, "swiglu"),
@@ -39,7 +40,7 @@ def keep_freed_memory() -> None:
     libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def parts(load: str, backend: str, mode: str, factor: float | None):
+def parts(load: str, backend: str, mode: str, factor: float | None, sizes: dict[str, int] = SHAPE):
     import torch
 
     from workloads.moe.bench import Shape, make_layer
@@ -47,16 +48,16 @@ def parts(load: str, backend: str, mode: str, factor: float | None):
 
     torch.set_num_threads(1)
     config = MoEConfig(
-        experts=SHAPE["experts"],
-        top_k=SHAPE["top_k"],
-        hidden=SHAPE["hidden"],
+        experts=sizes["experts"],
+        top_k=sizes["top_k"],
+        hidden=sizes["hidden"],
         activation="relu",
         balance="none",
         dispatch=mode,
         capacity_factor=factor,
         backend=backend,
     )
-    shape = Shape(SHAPE["tokens"], SHAPE["width"], config, load)
+    shape = Shape(sizes["tokens"], sizes["width"], config, load)
     return shape, *make_layer(shape, None, 0, torch.device("cpu"))
 
 
@@ -69,12 +70,10 @@ def pairs_with_dense(backend: str, pairs: int) -> dict:
     keep_freed_memory()
     shape, layer, x = parts("uniform", backend, "dropless", None)
     dense = DenseFFN(shape)
-    calls = training_pass(layer, x), training_pass(dense, torch.randn(SHAPE["tokens"] * SHAPE["top_k"], SHAPE["width"]))
-    products = training_pass(_ProductsAlone(layer), torch.randn(SHAPE["tokens"] * SHAPE["top_k"], SHAPE["width"]))
-    rows = []
-    for _ in range(2 + pairs):
-        rows.append([spent(call) for call in (*calls, products)])
-    rows = rows[2:]
+    rows_ND = torch.randn(SHAPE["tokens"] * SHAPE["top_k"], SHAPE["width"])
+    modules = dense, _ProductsAlone(layer), _OneExpert(dense)
+    calls = training_pass(layer, x), *(training_pass(module, rows_ND) for module in modules)
+    rows = [[spent(call) for call in calls] for _ in range(2 + pairs)][2:]
     wall = [[part[0] for part in row] for row in rows]
     cpu = [[part[1] for part in row] for row in rows]
     return {
@@ -83,7 +82,11 @@ def pairs_with_dense(backend: str, pairs: int) -> dict:
         "ratio": statistics.median(row[1] / row[0] for row in wall),
         "ratio_cpu": statistics.median(row[1] / row[0] for row in cpu),
         "ratio_cpu_of_least": min(row[1] for row in cpu) / min(row[0] for row in cpu),
+        "ratio_cpu_low": min(row[1] / row[0] for row in cpu),
+        "ratio_cpu_high": max(row[1] / row[0] for row in cpu),
         "experts_alone_ratio_cpu": statistics.median(row[1] / row[2] for row in cpu),
+        "ratio_cpu_to_dense_with_onednn": statistics.median(row[3] / row[0] for row in cpu),
+        "pairs": pairs,
     }
 
 
@@ -106,6 +109,25 @@ def _ProductsAlone(layer):
     return ProductsAlone()
 
 
+def _OneExpert(dense):
+    """The dense FFN with oneDNN's products: one expert that gets every row. torch's own use another library."""
+    import torch
+    from torch import nn
+
+    from workloads.moe.experts import Weights, run_experts
+
+    class OneExpert(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Parameter(dense.up.weight.detach()[None])
+            self.down = nn.Parameter(dense.down.weight.detach().t()[None].contiguous())
+
+        def forward(self, x):
+            return run_experts(x, torch.tensor([len(x)]), Weights(self.up, self.down), "relu", "onednn")
+
+    return OneExpert()
+
+
 def spent(call) -> tuple[float, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     call()
@@ -115,6 +137,9 @@ def spent(call) -> tuple[float, float]:
 def skewed(backend: str, mode: str, factor: float | None, repeats: int) -> dict:
     from workloads.moe.bench import training_pass
 
+    training_pass(
+        *parts("skewed", backend, mode, factor, SMALL)[1:]
+    )()  # code of the libraries is not the layer's memory
     _, layer, x = parts("skewed", backend, mode, factor)
     call = training_pass(layer, x)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -167,13 +192,14 @@ def main() -> None:
     if chosen.gpu:
         gpu()
         return
-    for backend in ("loop", "grouped_mm"):
+    for backend in ("onednn", "loop", "grouped_mm"):
         found = in_child(pairs_with_dense, backend, chosen.pairs)
-        print(f"balanced dropless, {backend}: " + ", ".join(f"{k} {v:.3f}" for k, v in found.items()), flush=True)
+        print(f"balanced dropless, {backend}: " + ", ".join(f"{k} {v:.4g}" for k, v in found.items()), flush=True)
     rows = {
         name: in_child(skewed, *arguments, chosen.repeats)
         for name, arguments in {
             "padded dropless": ("bmm", "capacity", 0.0),
+            "onednn": ("onednn", "dropless", None),
             "loop": ("loop", "dropless", None),
             "grouped_mm": ("grouped_mm", "dropless", None),
         }.items()

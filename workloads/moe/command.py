@@ -41,7 +41,12 @@ Examples:
 @click.option(
     "--capacity", type=float, help="Capacity factor: > 0, 0 (what is needed) or < 0; modes capacity and einsum."
 )
-@click.option("--backend", type=click.Choice(["auto", "loop", "bmm", "grouped_mm"]), default="auto", show_default=True)
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "loop", "onednn", "bmm", "grouped_mm"]),
+    default="auto",
+    show_default=True,
+)
 @click.option("--load", type=click.Choice(["router", "uniform", "skewed"]), default="router", show_default=True)
 @click.option(
     "--r", "parallel_r", default=1, show_default=True, help="0: gather weights; else token copies per expert."

@@ -12,7 +12,7 @@ DEFAULT_CAPACITY_FACTOR = 1.0
 
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
 Algorithm = Literal["linear", "2dh"]
-Backend = Literal["auto", "loop", "bmm", "grouped_mm"]
+Backend = Literal["auto", "loop", "onednn", "bmm", "grouped_mm"]
 DispatchMode = Literal["dropless", "capacity", "einsum"]
 
 

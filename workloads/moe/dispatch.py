@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -195,8 +195,23 @@ def _queue(routing: Routing, experts: int) -> _Queue:
 
 def _scale_and_add(rows_RD: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
     weights_R = weights_TK.reshape(-1).index_select(0, plan.choices_R).to(rows_RD.dtype)
-    out_TD = rows_RD.new_zeros(plan.tokens, rows_RD.shape[1])
-    return out_TD.index_add(0, plan.tokens_R, rows_RD * weights_R[:, None])
+    return _ScaleAndAdd.apply(rows_RD, weights_R, plan.tokens_R, plan.tokens)  # type: ignore[no-any-return]
+
+
+class _ScaleAndAdd(torch.autograd.Function):
+    """Tokens from their weighted rows. Autograd's own form keeps and makes two more buffers of all rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_RD: Tensor, weights_R: Tensor, tokens_R: Tensor, tokens: int) -> Tensor:
+        ctx.save_for_backward(rows_RD, weights_R, tokens_R)
+        return rows_RD.new_zeros(tokens, rows_RD.shape[1]).index_add_(0, tokens_R, rows_RD * weights_R[:, None])
+
+    @staticmethod
+    def backward(ctx: Any, d_out_TD: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        rows_RD, weights_R, tokens_R = ctx.saved_tensors
+        d_rows_RD = d_out_TD.index_select(0, tokens_R)
+        d_weights_R = torch.linalg.vecdot(d_rows_RD, rows_RD)
+        return d_rows_RD.mul_(weights_R[:, None]), d_weights_R, None, None
 
 
 def _mask(plan: Plan, values_R: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The experts: their weights in one layout for every way of running them, and three back ends for the products. Sends nothing.
+"""The experts: their weights in one layout for every way of running them, and the back ends for the products. Sends nothing.
 
 N rows sorted by expert, E experts here, H hidden width here, D model width. All weights are (E, H, D), so that a slice of
 the hidden width is a slice of dimension 1 of each of them.
@@ -7,9 +7,8 @@ the hidden width is a slice of dimension 1 of each of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,7 +18,10 @@ from torch import Tensor, nn
 from workloads.moe.config import Activation, Backend
 
 GROUPED_ALIGNMENT_BYTES = 16  # F.grouped_mm refuses other strides
+ONEDNN_ROWS = 8  # oneDNN compiles a kernel per shape, 0.4 ms each: rows come in multiples of this
 GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,11 @@ class Experts(nn.Module):
 
 
 def run_experts(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation, backend: Backend) -> Tensor:
-    """Each expert's FFN on its rows, in the order of the rows. ``auto`` takes grouped_mm on a GPU, else the loop."""
-    if backend == "auto":
-        backend = "grouped_mm" if rows_ND.is_cuda and grouped_problem(rows_ND, weights) is None else "loop"
+    """Each expert's FFN on its rows, in the order of the rows. ``auto``: grouped_mm on a GPU, onednn on a CPU, or the loop."""
+    if backend == "auto" and rows_ND.is_cuda:
+        backend = "grouped_mm" if grouped_problem(rows_ND, weights) is None else "loop"
+    elif backend == "auto":
+        backend = "onednn" if onednn_problem(rows_ND) is None else "loop"
     return _BACKENDS[backend](rows_ND, rows_E, weights, activation)
 
 
@@ -97,83 +101,146 @@ def grouped_problem(rows_ND: Tensor, weights: Weights) -> str | None:
     return None
 
 
+def onednn_problem(rows_ND: Tensor) -> str | None:
+    """Why oneDNN's product cannot take these, or None."""
+    if rows_ND.device.type != "cpu" or rows_ND.dtype != torch.float32:
+        return f"it is for float32 on a CPU, not {rows_ND.dtype} on {rows_ND.device.type}"
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return "this torch has no oneDNN product"
+    return None
+
+
 def _uniform(shape: tuple[int, ...], bound: float) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
 def _loop(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
     """Expert by expert on its slice of the rows, every product written where it belongs."""
-    return _Loop.apply(rows_ND, rows_E.tolist(), activation, *vars(weights).values())
+    return _Loop.apply(rows_ND, rows_E.tolist(), activation, _aten_product, 1, *vars(weights).values())
+
+
+def _onednn(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
+    """The loop with oneDNN's products, which torch takes for float32 convolutions but not for float32 matrices."""
+    problem = onednn_problem(rows_ND)
+    if problem is not None:
+        raise ValueError(f"backend onednn: {problem}; choose loop or bmm")
+    return _Loop.apply(rows_ND, rows_E.tolist(), activation, _onednn_product, ONEDNN_ROWS, *vars(weights).values())
+
+
+def _aten_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    return torch.mm(a, b.t(), out=out)
+
+
+def _onednn_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")  # type: ignore[no-any-return]
 
 
 class _Loop(torch.autograd.Function):
     """Autograd of the loop, written out: W[e] in a graph would write a whole zero gradient per expert, O(E^2), and `unbind`
     still stacks the gradients in a second copy. Keeps rows and what the activation was given; the hidden layer of one
     expert at a time is computed again in the backward pass (MegaBlocks' memory-optimised MLP) and stays in the cache.
+
+    ``product(a, b, out)`` is a times b transposed, in ``out`` or in a new tensor. It gets rows in multiples of ``step``: a
+    window onto the buffer that may begin or end in a neighbour's rows, whose results are not kept.
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, counts: list[int], activation: Activation, *tensors: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        counts: list[int],
+        activation: Activation,
+        product: Product,
+        step: int,
+        *tensors: Tensor | None,
+    ) -> Tensor:
         weights = Weights(*tensors)  # type: ignore[arg-type]
         rows = rows.contiguous()
         up_NH = rows.new_empty(len(rows), weights.up_EHD.shape[1])
         gate_NH = torch.empty_like(up_NH) if weights.gate_EHD is not None else None
         out_ND = torch.empty_like(rows)
-        for e, here in _slices(counts):
-            up = up_NH[here]
-            _product(rows[here], weights.up_EHD[e].t(), weights.up_bias_EH, e, out=up)
+        for e, here, window, mine in _windows(counts, step, len(rows)):
+            up = product(rows[window], weights.up_EHD[e], up_NH[window])
+            if weights.up_bias_EH is not None:
+                up += weights.up_bias_EH[e]
             gate = None
             if gate_NH is not None and weights.gate_EHD is not None:
-                gate = torch.mm(rows[here], weights.gate_EHD[e].t(), out=gate_NH[here])
+                gate = product(rows[window], weights.gate_EHD[e], gate_NH[window])
+                _put(gate_NH[here], gate[mine])
             hidden = (
                 up.relu_() if activation == "relu" else activate(up, gate, activation)
             )  # relu: keep its value instead
-            _product(hidden, weights.down_EHD[e], weights.down_bias_ED, e, out=out_ND[here])
+            _put(up_NH[here], up[mine])
+            out = product(hidden, weights.down_EHD[e].t(), out_ND[window])
+            if weights.down_bias_ED is not None:
+                out += weights.down_bias_ED[e]
+            _put(out_ND[here], out[mine])
         ctx.save_for_backward(rows, up_NH, gate_NH, *tensors)
-        ctx.counts, ctx.activation = counts, activation
+        ctx.counts, ctx.activation, ctx.product, ctx.step = counts, activation, product, step
         return out_ND
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_out_ND: Tensor) -> tuple[Tensor | None, ...]:
         rows, up_NH, gate_NH, *tensors = ctx.saved_tensors
-        weights, activation = Weights(*tensors), ctx.activation
-        d_out = d_out.contiguous()
+        weights, activation, product = Weights(*tensors), ctx.activation, ctx.product
+        d_out_ND = d_out_ND.contiguous()
         d_rows, d_weights = torch.empty_like(rows), weights.map(torch.empty_like)
         scratch = up_NH.new_empty(max(ctx.counts), up_NH.shape[1])
-        for e, here in _slices(ctx.counts):
-            up, gate = up_NH[here], None if gate_NH is None else gate_NH[here]
+        for gradient_E in vars(d_weights).values():
+            for e, count in enumerate(ctx.counts):
+                if gradient_E is not None and not count:
+                    gradient_E[e].zero_()
+        for e, here, window, mine in _windows(ctx.counts, ctx.step, len(rows)):
+            x, up, gate = rows[window], up_NH[window], None if gate_NH is None else gate_NH[window]
+            d_out = _alone(d_out_ND[window], mine)  # zero in a neighbour's rows, and so is all that follows from it
             hidden = up if activation == "relu" else activate(up, gate, activation)
-            torch.mm(hidden.t(), d_out[here], out=d_weights.down_EHD[e])
-            d_up = torch.mm(
-                d_out[here], weights.down_EHD[e].t(), out=scratch[: len(up)]
-            )  # until the next line: d_hidden
+            _put(d_weights.down_EHD[e], product(hidden.t(), d_out.t(), d_weights.down_EHD[e]))
+            d_up = product(d_out, weights.down_EHD[e], scratch[: len(x)])  # until the next lines: d_hidden
+            d_gate = None
             if gate is None:
                 _ACTIVATION_GRADIENTS[activation](d_up, up, grad_input=d_up)
             else:
-                assert weights.gate_EHD is not None
                 assert d_weights.gate_EHD is not None
                 d_gate = torch.ops.aten.silu_backward(d_up * up, gate)
                 d_up *= F.silu(gate)
-                torch.mm(d_gate.t(), rows[here], out=d_weights.gate_EHD[e])
-                torch.mm(d_gate, weights.gate_EHD[e], out=d_rows[here])
-            torch.mm(d_up.t(), rows[here], out=d_weights.up_EHD[e])
-            torch.addmm(d_rows[here], d_up, weights.up_EHD[e], beta=0 if gate is None else 1, out=d_rows[here])
-            for bias, gradient in ((d_weights.up_bias_EH, d_up), (d_weights.down_bias_ED, d_out[here])):
+                _put(d_weights.gate_EHD[e], product(d_gate.t(), x.t(), d_weights.gate_EHD[e]))
+            _put(d_weights.up_EHD[e], product(d_up.t(), x.t(), d_weights.up_EHD[e]))
+            d_x = product(d_up, weights.up_EHD[e].t(), d_rows[window])
+            if d_gate is not None and weights.gate_EHD is not None:
+                d_x += product(d_gate, weights.gate_EHD[e].t(), torch.empty_like(d_x))
+            _put(d_rows[here], d_x[mine])
+            for bias, gradient in ((d_weights.up_bias_EH, d_up), (d_weights.down_bias_ED, d_out)):
                 if bias is not None:
                     torch.sum(gradient, 0, out=bias[e])
-        return d_rows, None, None, *vars(d_weights).values()
+        return d_rows, None, None, None, None, *vars(d_weights).values()
 
 
-def _slices(counts: list[int]) -> list[tuple[int, slice]]:
-    ends = list(accumulate(counts))
-    return [(e, slice(end - count, end)) for e, (count, end) in enumerate(zip(counts, ends, strict=True))]
+def _windows(counts: list[int], step: int, rows: int) -> Iterator[tuple[int, slice, slice, slice]]:
+    """Experts that have rows: which rows, the window of a multiple of ``step`` around them, and where in it they are."""
+    end = 0
+    for e, count in enumerate(counts):
+        begin, end = end, end + count
+        length = -(-count // step) * step
+        if length > rows:  # few rows in all: exactly these
+            length = count
+        first = min(begin, rows - length)
+        if count:
+            yield e, slice(begin, end), slice(first, first + length), slice(begin - first, end - first)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, e: int, *, out: Tensor) -> None:
-    if bias is None:
-        torch.mm(x, weight, out=out)
-    else:
-        torch.addmm(bias[e], x, weight, out=out)
+def _alone(window: Tensor, mine: slice) -> Tensor:
+    """The window with zeros in place of the rows that are not mine."""
+    if mine == slice(0, len(window)):
+        return window
+    alone = torch.zeros_like(window)
+    alone[mine] = window[mine]
+    return alone
+
+
+def _put(place: Tensor, value: Tensor) -> None:
+    """Copy, unless it was written there."""
+    if place.data_ptr() != value.data_ptr():
+        place.copy_(value)
 
 
 def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
@@ -251,6 +318,7 @@ _ACTIVATION_GRADIENTS: dict[str, Callable[..., Tensor]] = {
 }
 _BACKENDS: dict[str, Callable[[Tensor, Tensor, Weights, Activation], Tensor]] = {
     "loop": _loop,
+    "onednn": _onednn,
     "bmm": _bmm,
     "grouped_mm": _grouped_mm,
 }

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -54,7 +55,7 @@ class Case:
 
 
 def cases(ranks: int, amount: str) -> Iterator[Case]:
-    """All of them, or a slice in which every value of every axis occurs; then what the matrix does not cross."""
+    """All of them, or a slice in which every value of every axis occurs; some in float32; then what the matrix does not cross."""
     matrix = [
         Case(mode, factor, experts, r, degree, algorithm, top_k, load)
         for experts in EXPERTS[ranks]
@@ -63,7 +64,10 @@ def cases(ranks: int, amount: str) -> Iterator[Case]:
         )
         if top_k <= experts
     ]
-    yield from matrix if amount == "long" else matrix[:: 1 + len(matrix) // 90]
+    yield from matrix if amount == "long" else thinned(matrix, 80)
+    yield from (
+        replace(case, dtype=torch.float32) for case in thinned(matrix, len(matrix) // 5 if amount == "long" else 30)
+    )
     for experts in EXPERTS[ranks]:
         for r in valid_r(experts, ranks):
             for activation, bias in (("swiglu", False), ("gelu", True), ("silu", True)):
@@ -72,9 +76,15 @@ def cases(ranks: int, amount: str) -> Iterator[Case]:
             for backend, load in itertools.product(("loop", "bmm") if amount == "long" else ("bmm",), LOADS):
                 for mode in ("dropless", "capacity"):
                     yield Case(mode, None, experts, r, 2, "linear", 1, load, backend=backend, bias=True)
-            for load in LOADS:
-                case = Case("dropless", None, experts, r, 2, "2dh", 1, load, backend="grouped_mm", activation="swiglu")
-                yield Case(**{**vars(case), "dtype": torch.float32})
+            for backend, load in itertools.product(("grouped_mm", "onednn"), LOADS):
+                case = Case("dropless", None, experts, r, 2, "2dh", 1, load, backend=backend, activation="swiglu")
+                yield replace(case, dtype=torch.float32)
+
+
+def thinned(matrix: list[Case], about: int) -> list[Case]:
+    """Equally spaced cases; the step has no factor in common with the length of an axis, so none of its values is missed."""
+    step = next(step for step in itertools.count(max(1, len(matrix) // about)) if math.gcd(step, 2 * 3 * 5) == 1)
+    return matrix[::step]
 
 
 def tokens_of(rank: int, ranks: int, case: Case) -> int:

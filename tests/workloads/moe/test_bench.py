@@ -40,7 +40,19 @@ def test_a_sweep_needs_ranks() -> None:
 
 def test_it_starts_its_own_ranks_and_sweeps_ever_larger_grids(tmp_path: Path) -> None:
     path = tmp_path / "sweep.json"
-    options = ["--experts", "2", "--top-k", "1", "--sweep-network", "--ranks-per-node", "2", "--up-to-mib", "0.002", "-o", str(path)]
+    options = [
+        "--experts",
+        "2",
+        "--top-k",
+        "1",
+        "--sweep-network",
+        "--ranks-per-node",
+        "2",
+        "--up-to-mib",
+        "0.002",
+        "-o",
+        str(path),
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "suite", "moe-bench", "--ranks", "4", *SMALL, *options],
         cwd=Path(__file__).resolve().parents[3],

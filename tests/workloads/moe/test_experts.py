@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from workloads.moe.config import MoEConfig
-from workloads.moe.experts import Experts, grouped_problem, run_experts
+from workloads.moe.experts import Experts, grouped_problem, onednn_problem, run_experts
 from workloads.moe.layer import MoELayer
 
 
@@ -15,9 +15,9 @@ def make(width: int = 8, hidden: int = 12, bias: bool = True, activation: str = 
     return Experts(3, width, hidden, activation, bias=bias)
 
 
-@pytest.mark.parametrize("counts", [[4, 4, 4], [0, 7, 2], [0, 0, 9]])
+@pytest.mark.parametrize("counts", [[4, 4, 4], [0, 7, 2], [0, 0, 9], [8, 0, 16], [3, 20, 14]])
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "swiglu"])
-@pytest.mark.parametrize("backend", ["bmm", "grouped_mm"])
+@pytest.mark.parametrize("backend", ["onednn", "bmm", "grouped_mm"])
 def test_back_ends_equal_the_loop(counts: list[int], activation: str, backend: str) -> None:
     experts = make(activation=activation)
     rows = torch.randn(sum(counts), 8)
@@ -33,7 +33,7 @@ def test_back_ends_equal_the_loop(counts: list[int], activation: str, backend: s
 
 def test_no_rows_at_all() -> None:
     experts = make()
-    for backend in ("loop", "bmm"):
+    for backend in ("loop", "onednn", "bmm"):
         x = torch.zeros(0, 8, requires_grad=True)
         y = run_experts(x, torch.zeros(3, dtype=torch.int64), experts.weights(), "gelu", backend)
         y.sum().backward()
@@ -46,6 +46,15 @@ def test_grouped_mm_says_why_it_cannot() -> None:
     assert "16 bytes" in str(grouped_problem(torch.zeros(1, 6), odd.weights()))
     with pytest.raises(ValueError, match="choose loop or bmm"):
         run_experts(torch.zeros(3, 6), torch.ones(3, dtype=torch.int64), odd.weights(), "gelu", "grouped_mm")
+
+
+def test_onednn_says_why_it_cannot_and_auto_takes_it_where_it_can() -> None:
+    rows, counts, experts = torch.randn(6, 8), torch.tensor([2, 2, 2]), make()
+    with pytest.raises(ValueError, match="float32 on a CPU, not torch.float64 on cpu"):
+        run_experts(rows.double(), counts, experts.double().weights(), "gelu", "onednn")
+    wanted = "loop" if onednn_problem(rows) else "onednn"
+    weights = make().weights()
+    assert run_experts(rows, counts, weights, "gelu", "auto").equal(run_experts(rows, counts, weights, "gelu", wanted))
 
 
 def test_a_slice_of_the_hidden_width_is_a_part_of_the_sum() -> None:

@@ -89,3 +89,13 @@ def test_the_float64_series_to_its_end() -> None:
 )
 def test_the_float32_series(experts: int, top_k: int, expected: list[float]) -> None:
     assert losses(3, experts=experts, top_k=top_k, batch=16, dtype=torch.float32) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(14_400)
+@pytest.mark.parametrize(
+    ("experts", "top_k", "last"), [(1, 1, 0.02104663), (2, 1, 0.10930978), (2, 2, 0.04852567)], ids=str
+)
+def test_the_float32_series_to_its_end(experts: int, top_k: int, last: float) -> None:
+    found = losses(100, experts=experts, top_k=top_k, batch=16, dtype=torch.float32)
+    assert found[99] == pytest.approx(last, abs=1e-4)
