@@ -31,6 +31,31 @@ def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for layer in layers for parameter in layer.experts.parameters()]
 
 
+def logged(moe: MoEConfig, *, dense: bool, precision: str, ranks: int) -> dict[str, Any]:
+    """The hyperparameter events of a workload with MoE layers: MLPerf Training's names where they exist, else ``moe_``.
+
+    ``ranks``: over which the experts are spread; 1 where every rank has all. Rows travel between them as they are computed,
+    gradients in float32.
+    """
+    auxiliary = moe.balance in ("gshard", "importance_load") and not dense
+    computed = {"float32": "fp32", "bfloat16": "bfloat16"}[precision]
+    return {
+        "lowest_numerical_precision_in_linear": computed,
+        "lowest_numerical_precision_in_attn": computed,
+        "lowest_numerical_precision_in_comm": computed if ranks > 1 else "fp32",
+        "expert_parallelism": ranks,
+        "moe_aux_loss_coeff": moe.balance_coefficient if auxiliary else 0.0,
+        "moe_balance": "none" if dense else moe.balance,
+        "moe_num_experts": 0 if dense else moe.experts,
+        "moe_top_k": 0 if dense else moe.top_k,
+        "moe_dispatch_mode": "none" if dense else moe.dispatch,
+        "moe_capacity_factor": None if dense else moe.capacity_factor,
+        "moe_a2a_algo": moe.all_to_all,
+        "moe_parallel_r": moe.parallel_r,
+        "moe_overlap_degree": moe.overlap_degree,
+    }
+
+
 def tune(model: nn.Module, *, tokens: int) -> Autotuner:
     """Tune every MoE layer on random tokens and use what was chosen; one set of trials for layers of one shape."""
     layers = [module for module in model.modules() if isinstance(module, MoELayer) and module.mesh is not None]

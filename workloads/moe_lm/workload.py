@@ -17,7 +17,7 @@ from suite.timing import CudaClock, HostClock
 from suite.workload import Optimization, Work, Workload
 from workloads.moe.autotune import Autotuner
 from workloads.moe.config import ranks_per_expert
-from workloads.moe.parallel import MoEMonitor, expert_mesh, expert_parameters, tune
+from workloads.moe.parallel import MoEMonitor, expert_mesh, expert_parameters, logged, tune
 from workloads.moe_lm.baselines import baselines
 from workloads.moe_lm.config import MoELMConfig, learning_rate, work
 from workloads.moe_lm.data import TextData
@@ -88,10 +88,8 @@ class MoELM(Workload):
         return {"eval_error": nats / math.log(2), "nats_per_byte": nats}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """MLPerf Training's names where they exist; ours begin with ``moe_``."""
-        own, moe = self._own, self._own.moe
-        auxiliary = moe.balance in ("gshard", "importance_load") and not own.dense
-        computed = {"float32": "fp32", "bfloat16": "bfloat16"}[self.config.precision]
+        """The keys of the MoE layers are `workloads.moe.parallel.logged`."""
+        own = self._own
         return {
             "global_batch_size": self.config.global_batch_size,
             "max_sequence_length": own.context,
@@ -103,19 +101,7 @@ class MoELM(Workload):
             "opt_adamw_beta_1": own.adam_betas[0],
             "opt_adamw_beta_2": own.adam_betas[1],
             "opt_adamw_weight_decay": own.weight_decay,
-            "lowest_numerical_precision_in_linear": computed,
-            "lowest_numerical_precision_in_attn": computed,
-            "lowest_numerical_precision_in_comm": computed if self._ranks > 1 else "fp32",  # rows as computed; gradients
-            "expert_parallelism": self._ranks,
-            "moe_aux_loss_coeff": moe.balance_coefficient if auxiliary else 0.0,
-            "moe_balance": "none" if own.dense else moe.balance,
-            "moe_num_experts": 0 if own.dense else moe.experts,
-            "moe_top_k": 0 if own.dense else moe.top_k,
-            "moe_dispatch_mode": "none" if own.dense else moe.dispatch,
-            "moe_capacity_factor": moe.capacity_factor,
-            "moe_a2a_algo": moe.all_to_all,
-            "moe_parallel_r": moe.parallel_r,
-            "moe_overlap_degree": moe.overlap_degree,
+            **logged(own.moe, dense=own.dense, precision=self.config.precision, ranks=self._ranks),
         }
 
     def work(self) -> Work:

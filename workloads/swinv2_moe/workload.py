@@ -15,7 +15,7 @@ from suite.distributed import World
 from suite.timing import CudaClock, HostClock
 from suite.workload import Optimization, Work, Workload
 from workloads.moe.autotune import Autotuner
-from workloads.moe.parallel import MoEMonitor, expert_mesh, expert_parameters, tune
+from workloads.moe.parallel import MoEMonitor, expert_mesh, expert_parameters, logged, tune
 from workloads.swinv2_moe.baselines import baselines
 from workloads.swinv2_moe.config import CLASSES, SwinV2MoEConfig, learning_rate, work
 from workloads.swinv2_moe.data import ImageData
@@ -105,9 +105,8 @@ class SwinV2MoEWorkload(Workload):
         return result
 
     def hyperparameters(self) -> dict[str, Any]:
-        """MLPerf Training's names where they exist; ours begin with ``moe_``."""
-        own, moe = self._own, self._own.moe
-        auxiliary = moe.balance in ("gshard", "importance_load") and not own.dense
+        """The keys of the MoE layers are `workloads.moe.parallel.logged`."""
+        own = self._own
         return {
             "global_batch_size": self.config.global_batch_size,
             "image_size": own.pixels,
@@ -123,16 +122,7 @@ class SwinV2MoEWorkload(Workload):
             "label_smoothing": own.label_smoothing,
             "drop_path": own.drop_path,
             "augmentation": own.augmentation,
-            "expert_parallelism": self._ranks,
-            "moe_aux_loss_coeff": moe.balance_coefficient if auxiliary else 0.0,
-            "moe_balance": "none" if own.dense else moe.balance,
-            "moe_num_experts": 0 if own.dense else moe.experts,
-            "moe_top_k": 0 if own.dense else moe.top_k,
-            "moe_dispatch_mode": "none" if own.dense else moe.dispatch,
-            "moe_capacity_factor": None if own.dense else moe.capacity_factor,
-            "moe_a2a_algo": moe.all_to_all,
-            "moe_parallel_r": moe.parallel_r,
-            "moe_overlap_degree": moe.overlap_degree,
+            **logged(own.moe, dense=own.dense, precision=self.config.precision, ranks=self._ranks),
         }
 
     def work(self) -> Work:
