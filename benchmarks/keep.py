@@ -20,10 +20,17 @@ HERE = Path(__file__).resolve().parent
 MPIEXEC = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2"]
 BELOW_EDGE = ["--set", "hyperparameters.base_learning_rate=0.002", "--set", "hyperparameters.scaling=none"]
 DATA = ["--data", "data/cosmoflow-mini"]
+MOE = ["--workload", "moe_lm", "--size", "smoke"]
 COMMANDS: dict[str, list[list[str]]] = {
     "harness_overhead": [
         [sys.executable, "benchmarks/harness_overhead.py", "--size", "mini", "--blocks", "40", *DATA],
         [*MPIEXEC, sys.executable, "benchmarks/harness_overhead.py", "--size", "mini", *DATA],
+    ],
+    "instrumentation": [
+        [sys.executable, "benchmarks/instrumentation.py", *DATA],
+        [*MPIEXEC, sys.executable, "benchmarks/instrumentation.py", *DATA],
+        [sys.executable, "benchmarks/instrumentation.py", *MOE],
+        [*MPIEXEC, sys.executable, "benchmarks/instrumentation.py", *MOE, "--set", "hyperparameters.moe.expert_parallel=true"],
     ],
     "rank_invariance": [
         [sys.executable, "benchmarks/rank_invariance.py", "--size", "mini", "--seed", seed, *more, *DATA]
