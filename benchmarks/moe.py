@@ -1,10 +1,11 @@
 """Ratios of the MoE layer inside one run, one thread: against the dense FFN of equal FLOPs, and against padding under skew.
 
-    python benchmarks/moe.py [--pairs 10] [--gpu]
+    python benchmarks/moe.py [--pairs 10]
+    python benchmarks/moe.py --tables cuda -o moe-tables.json
 
 Every variant runs in a forked child, so that its memory can be told: growth of the peak resident set over three passes.
 Freed memory is kept by the process (mallopt), for the layer and the dense FFN alike: otherwise the kernel clears
-128 MiB of fresh pages for the experts' gradients in every step. `--gpu` measures what needs one.
+128 MiB of fresh pages for the experts' gradients in every step. `--tables cuda` measures what needs a GPU.
 """
 
 from __future__ import annotations
@@ -168,29 +169,86 @@ def _send(pipe, function, arguments) -> None:
     pipe.send(function(*arguments))
 
 
-def gpu() -> None:
-    """The rows of the reference against the dense bf16 FFN, and the phases."""
+def tables(device_type: str, output: Path | None) -> None:
+    """Dense sweep, grouped_mm sweep, then the rows of the reference with their phases, all beside a dense FFN in the same run.
+
+    On a CPU: the same code on small shapes, to see that it runs.
+    """
     import torch
 
     from suite.distributed import World
     from workloads.moe.bench import Shape, measure
     from workloads.moe.config import MoEConfig
 
-    world, device = World.create(None), torch.device("cuda")
+    world, device = World.create(None), torch.device(device_type)
+    cuda = device.type == "cuda"
+    dtype, scale = ("bfloat16", 1) if cuda else ("float32", 64)
+    found: dict[str, list] = {"dense": [], "grouped_mm": [], "rows": []}
+
+    def keep(table: str, row: dict) -> None:
+        found[table].append(row)
+        print(table, json.dumps(row), flush=True)
+
+    for size in (1024, 2048, 4096, 8192):
+        n = size // scale
+        a, b = (torch.randn(n, n, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
+        seconds = _median_s(lambda a=a, b=b: a @ b, device)
+        keep("dense", {"m = n = k": n, "tflops": 2e-12 * n**3 / seconds})
+    for tokens in (64, 128, 256, 512, 1024, 2048, 4096, 8192):
+        experts, width = 16, 2048 // scale
+        config = MoEConfig(
+            experts=experts, top_k=1, hidden=width, activation="relu", backend="grouped_mm", balance="none"
+        )
+        shape = Shape(max(experts, tokens * experts // scale), width, config, "uniform", dtype)
+        result = measure(shape, world, device, 10)
+        keep("grouped_mm", {"tokens per expert": tokens // scale, "width": width, **_short(result)})
     for tokens, width, hidden, experts, top_k, activation in GPU_ROWS:
-        config = MoEConfig(experts=experts, top_k=top_k, hidden=hidden, activation=activation, backend="grouped_mm")
-        result = measure(Shape(tokens, width, config, "uniform", "bfloat16"), world, device, 10)
-        print(json.dumps(result.row()), flush=True)
+        config = MoEConfig(
+            experts=experts,
+            top_k=top_k,
+            hidden=hidden // scale,
+            activation=activation,
+            backend="grouped_mm",
+            balance="none",
+        )
+        shape = Shape(tokens // scale, width // scale, config, "uniform", dtype)
+        result = measure(shape, world, device, 10)
+        floor, goal = (0.30, 0.40) if hidden < 1024 else (0.55, 0.65)
+        judged = {"floor": floor, "goal": goal, "reached": result.ratio >= goal} if cuda and width >= 1536 else {}
+        sizes = {"T": shape.tokens, "d": shape.width, "h": config.hidden, "E": experts, "k": top_k}
+        keep("rows", {**sizes, "activation": activation, **_short(result), **judged, "phases_s": result.phases_s})
+    if output is not None:
+        name = torch.cuda.get_device_name(device) if cuda else "cpu"
+        output.write_text(json.dumps({"version": 1, "device": name, "dtype": dtype, **found}, indent=1) + "\n")
+
+
+def _short(result) -> dict:
+    return {
+        "layer_s": result.layer_s,
+        "dense_s": result.dense_s,
+        "ratio": result.ratio,
+        "ratio_low": result.ratio_low,
+        "ratio_high": result.ratio_high,
+        "n": len(result.pairs_s),
+        "useful_tflops": result.useful_tflops,
+    }
+
+
+def _median_s(call, device, repeats: int = 10) -> float:
+    from workloads.moe.bench import timed
+
+    return statistics.median(timed([call] * (2 + repeats), None, device)[2:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--tables", choices=["cuda", "cpu"])
+    parser.add_argument("-o", "--output", type=Path)
     chosen = parser.parse_args()
-    if chosen.gpu:
-        gpu()
+    if chosen.tables:
+        tables(chosen.tables, chosen.output)
         return
     for backend in ("onednn", "loop", "grouped_mm"):
         found = in_child(pairs_with_dense, backend, chosen.pairs)
