@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FAPE_CLAMP = 10.0  # angstrom
 FAPE_UNIT = 10.0
+GROUPS_WITH_ATOMS = (0, 3, 4, 5, 6, 7)  # those of omega and phi hold none
 EPS = 1e-4
 LDDT_CUTOFF = 15.0
 LDDT_THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
@@ -56,36 +57,47 @@ def losses(own: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict[st
     return terms | {"total": total * batch["mask"].sum(-1).sqrt() + unused}
 
 
-def fape(
-    frames: Frame, points: Tensor, true_frames: Frame, true_points: Tensor, frame_mask: Tensor, point_mask: Tensor
-) -> Tensor:
-    """Distances (..., F, P) of points seen from every frame, prediction to truth, in angstrom; 0 where masked.
+def fape(frames: Frame, points: Tensor, true_frames: Frame, true_points: Tensor) -> Tensor:
+    """Distances (..., F, P) of points (..., P, 3) seen from every frame (..., F), prediction to truth, in angstrom.
 
-    Frames (..., F), points (..., P, 3).
+    One product of matrices gives prediction minus truth: the inverse frames of both, side by side, times the points of both.
     """
-    local = _seen(frames, points) - _seen(true_frames, true_points)
-    distance = (local.square().sum(-1) + EPS).sqrt()
-    return distance * frame_mask[..., :, None] * point_mask[..., None, :]
+    inverse, true_inverse = frames.rotation.transpose(-1, -2), true_frames.rotation.transpose(-1, -2)
+    shift = true_inverse @ true_frames.translation[..., None] - inverse @ frames.translation[..., None]
+    left = torch.cat([inverse, -true_inverse, shift], -1)  # (..., F, 3, 7)
+    right = torch.cat([points, true_points, torch.ones_like(points[..., :1])], -1).transpose(-1, -2)
+    local = (left.flatten(-3, -2) @ right).unflatten(-2, (-1, 3))  # (..., F, 3, P)
+    return (local.square().sum(-2) + EPS).sqrt()
 
 
 def backbone_fape(frames_TNL: Frame, atoms: Tensor, mask14: Tensor, clamp_N: Tensor) -> Tensor:
     """Mean over iterations, frames and CA; clamped for samples with ``clamp_N`` 1."""
     true = backbone_frames(atoms)
+    iterations = len(frames_TNL.translation)
+    repeated = Frame(*(each.expand(iterations, *each.shape) for each in true))
     mask = mask14[..., : residues.OXYGEN].amin(-1)
-    distance = fape(frames_TNL, frames_TNL.translation, true, true.translation, mask, mask)
-    clamped = distance.clamp(max=FAPE_CLAMP)
-    chosen = torch.where(clamp_N[:, None, None] > 0, clamped, distance).sum((-1, -2)) / FAPE_UNIT
-    return (chosen / (mask.sum(-1).square() + EPS)).mean(0)
+    distance = fape(frames_TNL, frames_TNL.translation, repeated, repeated.translation)
+    chosen = torch.where(clamp_N[:, None, None] > 0, distance.clamp(max=FAPE_CLAMP), distance)
+    return _mean_over(chosen, mask, mask).mean(0) / FAPE_UNIT
 
 
 def sidechain_fape(groups: Frame, points: Tensor, aatype: Tensor, true_atoms: Tensor, mask14: Tensor) -> Tensor:
-    """All rigid groups (N, L, 8) against all atoms (N, L, 14, 3), clamped."""
+    """Rigid groups (N, L, 8), those that can hold atoms, against all atoms (N, L, 14, 3), clamped."""
     true, group_mask = known_groups(aatype, true_atoms, mask14)
-    flat, true_flat = (Frame(each.rotation.flatten(1, 2), each.translation.flatten(1, 2)) for each in (groups, true))
-    frame_mask, point_mask = group_mask.flatten(1), mask14.flatten(1)
-    distance = fape(flat, points.flatten(1, 2), true_flat, true_atoms.flatten(1, 2), frame_mask, point_mask)
-    total = distance.clamp(max=FAPE_CLAMP).sum((-1, -2)) / FAPE_UNIT
-    return total / (frame_mask.sum(-1) * point_mask.sum(-1) + EPS)
+    held = torch.tensor(GROUPS_WITH_ATOMS, device=aatype.device)
+    flat, true_flat = (
+        Frame(each.rotation.index_select(2, held).flatten(1, 2), each.translation.index_select(2, held).flatten(1, 2))
+        for each in (groups, true)
+    )
+    distance = fape(flat, points.flatten(1, 2), true_flat, true_atoms.flatten(1, 2))
+    frame_mask = group_mask.index_select(2, held).flatten(1)
+    return _mean_over(distance.clamp(max=FAPE_CLAMP), frame_mask, mask14.flatten(1)) / FAPE_UNIT
+
+
+def _mean_over(value: Tensor, row_mask: Tensor, column_mask: Tensor) -> Tensor:
+    """Mean (...) of a (..., R, C) over rows and columns with mask 1; 0 where there are none."""
+    total = (row_mask[..., None, :] @ value @ column_mask[..., None])[..., 0, 0]
+    return total / (row_mask.sum(-1) * column_mask.sum(-1) + EPS)
 
 
 def renamed(predicted: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) -> Tensor:
@@ -97,18 +109,18 @@ def renamed(predicted: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) ->
     ambiguous = swap != torch.arange(residues.ATOMS, device=atoms.device)
     other = atoms.gather(2, swap[..., None].expand_as(atoms))
     swappable = ambiguous.any(-1) & ((mask14 > 0) | ~ambiguous).all(-1)
-    L = aatype.shape[1]
-    reference = (mask14 * ~ambiguous).flatten(1)  # (N, P): atoms with one name only
-    expected = torch.cdist(predicted.flatten(1, 2), predicted.flatten(1, 2))
+    reference = (mask14 * ~ambiguous).flatten(1)[..., None]  # (N, P, 1): atoms with one name only
+    slots = slice(residues.SWAPPED[0], residues.SWAPPED[1])  # no other atom has a second name
     fixed = atoms.flatten(1, 2)
-    weight = ambiguous.to(atoms.dtype).flatten(1)[:, :, None] * reference[:, None, :]
+    expected = torch.cdist(predicted[:, :, slots].flatten(1, 2), predicted.flatten(1, 2))
     errors = [
-        ((torch.cdist(naming.flatten(1, 2), fixed) - expected).abs() * weight)
-        .unflatten(1, (L, residues.ATOMS))
-        .sum((2, 3))
+        ((torch.cdist(naming[:, :, slots].flatten(1, 2), fixed) - expected).abs() @ reference).reshape(
+            *aatype.shape, -1
+        )
+        * ambiguous[:, :, slots]
         for naming in (atoms, other)
     ]
-    better = (errors[1] < errors[0]) & swappable
+    better = (errors[1].sum(-1) < errors[0].sum(-1)) & swappable
     return torch.where(better[..., None, None], other, atoms)
 
 
@@ -186,11 +198,3 @@ def sample_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
 def _distances(position: Tensor) -> Tensor:
     """(N, L, L); no matrix product, whose rounding would show below an angstrom."""
     return (position[:, :, None] - position[:, None]).square().sum(-1).sqrt()
-
-
-def _seen(frames: Frame, points: Tensor) -> Tensor:
-    """Every point from every frame, (..., F, P, 3)."""
-    inverse = frames.rotation.transpose(-1, -2)
-    origin = (inverse @ frames.translation[..., None])[..., 0]
-    rotated = torch.einsum("...fij,...pj->...fpi", inverse, points)
-    return rotated - origin[..., None, :]

@@ -179,6 +179,8 @@ CHI_ATOMS = _table.chi_atoms  # (21, 4, 4)
 CHI_MASK = _table.chi_mask  # (21, 4)
 CHI_PERIODIC = _table.chi_periodic  # (21, 4)
 SWAP = _table.swap  # (21, 14) the other naming of the same atoms
+_AMBIGUOUS = np.flatnonzero((np.arange(ATOMS) != SWAP).any(0))
+SWAPPED = (int(_AMBIGUOUS[0]), int(_AMBIGUOUS[-1]) + 1)  # half-open: the places that atoms with two names have
 
 
 def encode(sequence: str) -> NDArray[np.int8]:

@@ -50,7 +50,11 @@ class OpenFold(Workload):
         """Adam without weight decay; the harness clips the gradient's norm and averages the weights. Schedule by steps."""
         own = self._own
         optimizer = torch.optim.Adam(
-            model.parameters(), lr=own.learning_rate, betas=(own.adam_beta_1, own.adam_beta_2), eps=own.adam_eps
+            model.parameters(),
+            lr=own.learning_rate,
+            betas=(own.adam_beta_1, own.adam_beta_2),
+            eps=own.adam_eps,
+            fused=True,
         )
         return Optimization(
             optimizer,
