@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from suite.config import RunConfig
 from suite.sampling import epoch_order
@@ -89,6 +90,8 @@ def batch_of(
     """The batch `OpenCatalystData` describes, from atoms one structure after the other and each structure's edges."""
     whole = concatenate(edges, lengths.tolist())
     into, out = triplets(whole, len(position))
+    out_begin = np.searchsorted(out, np.arange(len(whole) + 1))
+    by_into, into_begin = _transposed(into, out_begin)
     free = (fixed == 0).astype(np.float32)
     batch: dict[str, NDArray[Any]] = {
         "position": position,
@@ -102,9 +105,9 @@ def batch_of(
         "shift": whole.shift.astype(position.dtype),
         "into": into,
         "out": out,
-        "by_into": np.argsort(into * len(into) + np.arange(len(into))),  # unique keys: one order on every machine
-        "into_begin": _begins(into, len(whole)),
-        "out_begin": _begins(out, len(whole)),
+        "by_into": by_into,
+        "into_begin": into_begin,
+        "out_begin": out_begin,
         "counts": np.array([free.sum(), len(into)], dtype=np.float64),
     }
     return {name: torch.from_numpy(values) for name, values in batch.items()}
@@ -120,9 +123,12 @@ def check_data(reader: ShardReader, root: Path) -> None:
             raise ValueError(f"{root}: dataset {name!r} is {found.get(name)}, expected {expected}")
 
 
-def _begins(edge_T: NDArray[np.int64], edges: int) -> NDArray[np.int64]:
-    """Where each edge's triplets begin once they are sorted by it; (E + 1,)."""
-    return np.concatenate([[0], np.cumsum(np.bincount(edge_T, minlength=edges))])
+def _transposed(into: NDArray[np.int64], out_begin: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The order of the triplets by their first edge, stable, and where each edge's begin in it: a transposition, not a sort."""
+    edges = len(out_begin) - 1
+    by_out = csr_array((np.arange(len(into)), into, out_begin), shape=(edges, edges))
+    by_into = by_out.tocsc()
+    return by_into.data, by_into.indptr.astype(np.int64)
 
 
 def partition(costs: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
