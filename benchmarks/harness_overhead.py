@@ -18,32 +18,17 @@ import time
 from pathlib import Path
 
 import torch
+from block import Head, data_root, open_workload, trainer
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.config import load_config
 from suite.distributed import World
 from suite.mllog import EventLog
 from suite.sampling import train_batches
-from suite.train import StopWatch, Trainer
-from suite.trial import threads_per_rank
-from suite.workload import descriptor
+from suite.train import StopWatch
 
 LIMIT = 1.01
 T_95 = {20: 2.093, 24: 2.069, 30: 2.045, 40: 2.023}  # two-sided 95 % Student quantiles for n pairs (n - 1 degrees)
 STEPS = 50
-
-
-class Head:
-    """The first samples of a data set: one block of steps."""
-
-    def __init__(self, data, n):
-        self._data, self._n = data, n
-
-    def __len__(self):
-        return self._n
-
-    def load(self, indices, *, seed, epoch):
-        return self._data.load(indices, seed=seed, epoch=epoch)
 
 
 def main() -> int:
@@ -54,32 +39,19 @@ def main() -> int:
     parser.add_argument("--global-batch-size", type=int, default=16)
     args = parser.parse_args()
     world = World.create()
-    torch.set_num_threads(threads_per_rank(world))
-    device = torch.device("cpu")
-    world.init_torch(device)
-    chosen = descriptor("cosmoflow")
-    config = load_config(chosen, args.size, [f"global_batch_size={args.global_batch_size}"])
-    workload = chosen.load()(config)
-    data = Head(
-        workload.dataset("train", args.data or Path(f"data/cosmoflow-{args.size}")), STEPS * args.global_batch_size
-    )
+    workload, config = open_workload("cosmoflow", args.size, [f"global_batch_size={args.global_batch_size}"], world)
+    whole = workload.dataset("train", data_root("cosmoflow", args.size, args.data))
+    data = Head(whole, STEPS * args.global_batch_size)
     log = EventLog(Path(tempfile.mkdtemp()) / "log.txt" if world.is_first else None)
-
-    torch.manual_seed(1)
-    harness_model = workload.build_model(world)
+    through_harness = trainer(workload, config, world, log, data, data, seed=1)
     torch.manual_seed(1)
     bare_model = workload.build_model(world)
-    harness_optimization = workload.build_optimizer(harness_model, STEPS)
     bare_optimization = workload.build_optimizer(bare_model, STEPS)
     bare = DistributedDataParallel(bare_model, gradient_as_bucket_view=True) if world.size > 1 else bare_model
-    trainer = Trainer(
-        workload, config, chosen.card().size(args.size), world, device, harness_model, None, harness_optimization,
-        lambda epoch: data, lambda epoch: data, log, 1, lambda: None, lambda at: None, lambda text: None,
-    )  # fmt: skip
     watch = StopWatch(world, lambda: None)
 
     def harness_block(epoch: int) -> None:
-        trainer.train_block(epoch, 0, watch)
+        through_harness.train_block(epoch, 0, watch)
 
     def bare_block(epoch: int) -> None:
         bare.train()

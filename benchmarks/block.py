@@ -1,0 +1,67 @@
+"""Training steps of any workload through the harness without a run folder: what several benchmarks time or compare. No main."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from suite.checkpoint import TrainingState
+from suite.config import RunConfig, load_config
+from suite.distributed import World
+from suite.mllog import EventLog
+from suite.train import Trainer, average
+from suite.trial import pick_device, threads_per_rank
+from suite.workload import Workload, descriptor
+
+
+class Head:
+    """The first samples of a data set; ``dtype`` is what becomes of floating-point arrays."""
+
+    def __init__(self, data: Any, samples: int, dtype: torch.dtype | None = None) -> None:
+        self._data, self._samples, self._dtype = data, min(samples, len(data)), dtype
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def load(self, indices: Any, *, seed: int, epoch: int) -> Any:
+        """As the data set's."""
+        batch = self._data.load(indices, seed=seed, epoch=epoch)
+        if self._dtype is None:
+            return batch
+        return {name: value.to(self._dtype) if value.is_floating_point() else value for name, value in batch.items()}
+
+
+def open_workload(name: str, size: str, overrides: Sequence[str], world: World) -> tuple[Workload, RunConfig]:
+    """A workload at a size on this rank, threads and device set as in a run."""
+    torch.set_num_threads(threads_per_rank(world))
+    chosen = descriptor(name)
+    config = load_config(chosen, size, overrides)
+    world.init_torch(pick_device(config.device, world))
+    return chosen.load()(config), config
+
+
+def trainer(
+    workload: Workload, config: RunConfig, world: World, log: EventLog, data: Head, validation: Any, seed: int
+) -> Trainer:
+    """A Trainer with the initial weights of ``seed``; no target is ever reached."""
+    size_card = descriptor(config.workload).card().size(config.size)
+    out_of_reach = float("inf") if size_card.direction == "max" else float("-inf")
+    device = pick_device(config.device, world)
+    torch.manual_seed(seed)
+    model = workload.build_model(world).to(device)
+    optimization = workload.build_optimizer(model, len(data) // config.global_batch_size)
+    state = TrainingState(
+        model, average(model, optimization), optimization.optimizer, workload.sharded_parameters(model)
+    )
+    return Trainer(
+        workload, config, size_card.model_copy(update={"threshold": out_of_reach}), world, device, state, optimization,
+        lambda block: data, lambda block: validation, log, seed, lambda: None, lambda at: None, lambda text: None,
+    )  # fmt: skip
+
+
+def data_root(name: str, size: str, given: Path | None) -> Path:
+    """The folder of a data set: given, or the default."""
+    return given or Path(f"data/{name}-{size}")
