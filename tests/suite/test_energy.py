@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from suite.energy import EnergyCounter, EnergyMeter, node_counters
+from suite.energy import EnergyCounter, EnergyMeter, gpu_counter, node_counters
 
 
 def zone(root: Path, place: str, name: str, microjoules: int) -> Path:
@@ -86,3 +87,34 @@ def test_a_folder_without_counters_says_so(tmp_path: Path) -> None:
         "rapl": f"{tmp_path}: no counter of energy there",
         "pm_counters": f"{tmp_path}: no counter of energy there",
     }
+
+
+class Nvml:
+    """What the package pynvml is to us."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, millijoules: list[int]) -> None:
+        self._millijoules = iter(millijoules)
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != "GPU-aa":
+            raise self.NVMLError("Not Found")
+        return uuid
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        return next(self._millijoules)
+
+
+def test_a_gpu_is_found_by_its_uuid_and_counts_millijoules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml([0, 5_000, 12_000]))
+    counters, absent = gpu_counter("aa")
+    assert absent == {}
+    assert EnergyMeter(counters).take() == {"nvml/gpu": 7.0}
+    assert gpu_counter("bb") == ([], {"nvml": "Not Found"})
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpu_counter("aa") == ([], {"nvml": "the package nvidia-ml-py is not installed"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,17 @@ import torch
 import torch.distributed as dist
 
 from suite.distributed import Alone, World
-from suite.instrument import COLLECTIVES, VALUES_UP_TO, CountedTransport, Ledger, Meters, by_rank, counted_collectives
+from suite.energy import EnergyCounter
+from suite.instrument import (
+    COLLECTIVES,
+    VALUES_UP_TO,
+    CountedTransport,
+    EnergyReader,
+    Ledger,
+    Meters,
+    by_rank,
+    counted_collectives,
+)
 from suite.shards import Manifest, ShardReader, shard_path, write_manifest, write_shard
 
 
@@ -96,3 +107,27 @@ def test_a_world_whose_traffic_is_counted_is_the_same_world() -> None:
     assert counted.broadcast("x", 0) == "x"
     counted.barrier()
     assert ledger.take()["control_calls"] == 3
+
+
+def test_energy_is_summed_over_nodes_and_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two(Alone):
+        """A second node with the same counter, which fails there."""
+
+        size = 2
+
+        def allgather(self, value: Any) -> list[Any]:
+            return [value, (value[0], {"rapl/package-1": "gone"})] if isinstance(value[0], dict) else [value] * 2
+
+    readings = iter([0.0, 4.0, 10.0])
+    counter = EnergyCounter("rapl/package-0", lambda: next(readings))
+    monkeypatch.setattr("suite.instrument.node_counters", lambda: ([counter], {"pm_counters": "no such folder"}))
+    reader = EnergyReader(World("test", 0, 2, 0, 2, 0, 1, ("a", "b"), Two(), Alone()), torch.device("cpu"))
+    reader.restart()
+    value, about = reader.take()
+    assert value == {"rapl/package-0": {"joules": 12.0, "counters": 2}}
+    assert about["absent"] == {
+        "pm_counters": "no such folder",
+        "nvml": "the ranks use no GPU",
+        "rapl/package-1 of rank 1": "gone",
+    }
+    assert list(about["scopes"]) == ["rapl"]
