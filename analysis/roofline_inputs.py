@@ -166,7 +166,7 @@ class Inputs:
         if not matching:
             if len(systems) != 1:
                 return f"no ceilings of this system; there are those of {', '.join(systems)}" if systems else NONE_GIVEN
-            remark = f"ceilings of {systems[0]!r} are taken for this system, the only ones given"
+            remark = f"The ceilings are those of {systems[0]!r}, the only ones given: no system here has that name"
             matching = systems
         files = [file for file in self.ceilings if file.system == matching[0]]
         per_node = ranks / nodes

@@ -43,12 +43,13 @@ def answer(study: Study) -> str:
     cases = _cases(study)
     own = [case for case in cases if not case.modelled]
     said = [sentence(case) for case in own]
+    remarks = list(dict.fromkeys(case.remark for case in own if case.remark))
     if not own:
         missing = _why_no_own(study)
         best = {case.benchmark: case for case in sorted(cases, key=lambda c: -c.bounds.distance)}
         said = [f"modelled, {sentence(case)}" for case in best.values()]
         said += [f"own results: {missing}"] if missing else []
-    return listed(said)
+    return ". ".join([listed(said), *remarks])
 
 
 def sentence(case: Case) -> str:
@@ -66,7 +67,7 @@ def sentence(case: Case) -> str:
         text += f"; the network roof is hit at {case.scale:,} ranks"
     for refusal in found.refused:
         text += f"; refused: {refusal.reason}"
-    return text + (f"; {case.remark}" if case.remark else "")
+    return text
 
 
 def draw(study: Study) -> Figure:

@@ -71,7 +71,7 @@ def test_a_file_is_matched_by_name_or_is_the_only_one_and_says_so(tmp_path: Path
     assert several.of_system({"a", "b"}, 4, 2) == "ceilings of several systems go by this system's names: a, b"
     only = inputs(tmp_path, ceilings, ("a", 4)).of_system({"c"}, 4, 2)
     assert not isinstance(only, str)
-    assert "the only ones given" in only[1]
+    assert "the only ones given: no system here" in only[1]
     assert str(Inputs().of_system({"a"}, 1, 1)).startswith("no ceilings given")
 
 
