@@ -255,6 +255,10 @@ def _logged_extras(record: RunRecord) -> dict[str, Any]:
         "model_flops_per_sample": work.get("model_flops"),
         "executed_flops_per_sample": work.get("executed_flops"),
         "algorithmic_bytes_per_sample": work.get("algorithmic_bytes"),
+        "all_to_all_bytes_per_sample": work.get("all_to_all_bytes"),
+        "optimizer_flops_per_step": work.get("optimizer_flops_per_step"),
+        "optimizer_bytes_per_step": work.get("optimizer_bytes_per_step"),
+        "all_reduce_bytes_per_step": work.get("all_reduce_bytes_per_step"),
         "baselines": json.dumps(dict(record.baselines)) if record.baselines else None,
     }
 

@@ -59,6 +59,8 @@ class Work:
     phases: Mapping[str, float]
     gradient_bytes: float
     message_bytes: Mapping[Resource, float]
+    update_flops: float
+    update_bytes: float
 
     @property
     def ranks_per_node(self) -> float:
@@ -164,11 +166,15 @@ def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
     samples = batch / ranks
     asked = _logged(study, runs)
     demands: dict[Resource, Demand] = {"compute": Demand(flops * samples, "logged", "executed FLOPs, closed form")}
+    update = _mean(runs, "optimizer_bytes_per_step") or 0.0
     if traffic := _mean(runs, "algorithmic_bytes_per_sample"):
-        demands["memory"] = Demand(traffic * samples, "algorithmic", "operands and results of every operator")
+        moved = (traffic - update / batch) * samples + update  # every rank updates all parameters
+        demands["memory"] = Demand(moved, "algorithmic", "operands and results of every operator")
     demands |= _reading(asked, on_gpu=(runs["device_type"] == "cuda").any())
-    gradient = asked.get("all_reduce_bytes") or (_mean(runs, "model_parameters") or 0.0) * GRADIENT_BYTES
-    demands |= _communication(asked, float(ranks), gradient)
+    parameters = (_mean(runs, "model_parameters") or 0.0) * GRADIENT_BYTES
+    gradient = asked.get("all_reduce_bytes") or _mean(runs, "all_reduce_bytes_per_step") or parameters
+    exchanged = (_mean(runs, "all_to_all_bytes_per_sample") or 0.0) * samples
+    demands |= _communication(asked, float(ranks), {"all_reduce": gradient, "all_to_all": exchanged})
     return Work(
         ranks=float(ranks),
         nodes=float(row["nodes"] or 1.0),
@@ -179,6 +185,8 @@ def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
         phases=phases,
         gradient_bytes=gradient,
         message_bytes=_messages(asked, gradient),
+        update_flops=_mean(runs, "optimizer_flops_per_step") or 0.0,
+        update_bytes=update or parameters,
     )
 
 
@@ -202,15 +210,18 @@ def _reading(asked: Mapping[str, float], *, on_gpu: bool) -> dict[Resource, Dema
     return found
 
 
-def _communication(asked: Mapping[str, float], ranks: float, gradient_bytes: float) -> dict[Resource, Demand]:
-    """Bytes a rank must send in a step (docs/ceilings.md: bus bytes)."""
+def _communication(
+    asked: Mapping[str, float], ranks: float, closed_form: Mapping[Resource, float]
+) -> dict[Resource, Demand]:
+    """Bytes a rank must send in a step (docs/ceilings.md: bus bytes), as counted, else by closed form."""
     found: dict[Resource, Demand] = {}
     for resource, passes in COLLECTIVES.items():
-        given = asked.get(f"{resource}_bytes")
-        if given is None and resource == "all_reduce":
-            found[resource] = Demand(moved_by(passes, ranks, gradient_bytes)[1], "algorithmic", "float32 gradients")
+        given = asked.get(f"{resource}_bytes", 0.0 if asked else None)
+        if given is None:
+            _, moved = moved_by(passes, ranks, closed_form[resource])
+            found[resource] = Demand(moved, "algorithmic", "closed form")
         else:
-            found[resource] = Demand(moved_by(passes, ranks, given or 0.0)[1], "logged", "every collective counted")
+            found[resource] = Demand(moved_by(passes, ranks, given)[1], "logged", "every collective counted")
     return found
 
 
@@ -284,8 +295,8 @@ def terms_there(file: Ceilings, work: Work) -> dict[str, float]:
     roofs = roofs_of(file, work)
     found = seconds_at({name: demand.amount for name, demand in work.demands.items()}, roofs)
     last = memory_levels(file)
-    if last and work.gradient_bytes:
-        found[UPDATE] = work.gradient_bytes / scaled(file, work, last[-1], "", shared=True).per_s
+    if last and work.update_bytes:
+        found[UPDATE] = work.update_bytes / scaled(file, work, last[-1], "", shared=True).per_s
     return found
 
 

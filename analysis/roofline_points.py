@@ -12,7 +12,7 @@ from analysis.study import Study
 
 TOP_KERNELS = 8
 TINY_ORDER = 64  # of a product whose time is what issuing it costs
-STEP, PASSES = "training step", "forward + backward"
+STEP, PASSES, UPDATES = "training step", "forward + backward", "optimizer"
 
 
 @dataclass(frozen=True)
@@ -136,11 +136,17 @@ def kernels(counted: Counters | None, level: str) -> list[Point]:
 
 
 def _points(case: Case) -> Iterator[Point]:
-    assert case.work is not None
-    flops, traffic = case.work.demands.get("compute"), case.work.demands.get("memory")
+    """The step, and its phases whose work is known: the optimizer where the log has its bytes, the passes without them."""
+    work = case.work
+    assert work is not None
+    flops, traffic = work.demands.get("compute"), work.demands.get("memory")
     if flops is None or traffic is None or not traffic.amount:
         return
-    passes_s = case.work.phases.get("forward_backward", 0.0)
-    yield Point(STEP, flops.amount, traffic.amount, case.bounds.step_s, traffic.basis)
+    yield Point(STEP, flops.amount + work.update_flops, traffic.amount, case.bounds.step_s, traffic.basis)
+    passes_s, update_s = (work.phases.get(name, 0.0) for name in ("forward_backward", "optimizer"))
+    split = work.update_flops > 0 and 0 < work.update_bytes < traffic.amount
     if 0.0 < passes_s < case.bounds.step_s:
-        yield Point(PASSES, flops.amount, traffic.amount, passes_s, traffic.basis)
+        moved = traffic.amount - work.update_bytes if split else traffic.amount
+        yield Point(PASSES, flops.amount, moved, passes_s, traffic.basis)
+    if split and update_s > 0:
+        yield Point(UPDATES, work.update_flops, work.update_bytes, update_s, traffic.basis)

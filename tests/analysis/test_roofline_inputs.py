@@ -122,6 +122,21 @@ def test_phases_are_hollow_and_kernels_filled(made: Study) -> None:
     assert machine.launch_s == pytest.approx(16e-7)
 
 
+def test_the_optimizer_is_a_point_of_its_own_where_its_work_is_logged(
+    tmp_path: Path, run_folder: Build, ceilings: Build, cards: dict[str, Card]
+) -> None:
+    work = {"model_flops": 2e9, "executed_flops": 2e9, "algorithmic_bytes": 0.5e9}
+    update = {"optimizer_flops_per_step": 4e6, "optimizer_bytes_per_step": 28e6, "all_reduce_bytes_per_step": 4e6}
+    folder = run_folder(tmp_path, extra=(("work_per_sample", work | update),))
+    made = study([folder], cards, read_inputs([ceilings(tmp_path / "c.json")]))
+    points = {p.point.name: p.point for p in machines(made)[0].placed}
+    assert points["optimizer"].seconds == pytest.approx(0.06)
+    assert points["optimizer"].intensity == pytest.approx(4 / 28)
+    step = points["forward + backward"].bytes + points["optimizer"].bytes
+    assert points["training step"].bytes == pytest.approx(step)
+    assert step == pytest.approx((0.5e9 - 28e6 / 8) * 2 + 28e6)  # each rank updates all parameters
+
+
 def test_counters_of_another_size_are_not_used(
     tmp_path: Path, run_folder: Build, ceilings: Build, counters: Build, cards: dict[str, Card]
 ) -> None:
