@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,23 +27,35 @@ SEED = 3
 
 @dataclass(frozen=True)
 class Tiny:
-    """What the size ``smoke`` is made to mean: ``items`` of a split, of which each gives ``samples_each``."""
+    """What the size ``smoke`` is made to mean: ``items`` of a split, of which each gives ``samples_each``.
+
+    ``overrides`` fit the smoke config to it, given the attributes of its manifest.
+    """
 
     settings: Any
     items: dict[str, int]
     per_shard: int
     samples_each: int = 1
     needs: str | None = None
+    overrides: Callable[[Mapping[str, Any]], Sequence[str]] = lambda attributes: ()
 
 
 TINY = {
     "cosmoflow": Tiny(
-        cosmoflow.DataSize(Simulation(16, 8, 128.0, "2lpt"), 8, 12, 5, 4), {"train": 12, "validation": 5}, 4
+        cosmoflow.DataSize(Simulation(16, 8, 128.0, "2lpt"), 8, 12, 5, 4),
+        {"train": 12, "validation": 5},
+        4,
+        overrides=lambda found: [
+            "hyperparameters.input_size=8",
+            f"hyperparameters.input_mean={found['log1p_mean']}",
+            f"hyperparameters.input_std={found['log1p_std']}",
+        ],
     ),
     "deepcam": Tiny(
         deepcam.DataSize(Domain(32, 48, 4, 52, 72, 1.2, 1.5, 1.5, 1.2, 1.5, 1.2), 12, 5, 4),
         {"train": 12, "validation": 5},
         4,
+        overrides=lambda found: ["hyperparameters.height=32", "hyperparameters.width=48"],
     ),
     "open_catalyst": Tiny(
         open_catalyst.DataSize(

@@ -13,11 +13,13 @@ N_CLASSES = len(CLASSES)
 
 
 def confusion(predicted_NHW: Tensor, true_NHW: Tensor) -> Tensor:
-    """Pixels of each sample per true class (rows) and predicted class (columns): (N, classes, classes) int64."""
+    """Pixels of each sample per true class (rows) and predicted class (columns): (N, classes, classes) int64.
+
+    Not by bincount, which on a GPU waits for the largest value to learn the shape of its result.
+    """
     samples = len(true_NHW)
     pairs = (true_NHW.long() * N_CLASSES + predicted_NHW).view(samples, -1)
-    sample_N1 = torch.arange(samples, device=pairs.device)[:, None]
-    counts = torch.bincount((sample_N1 * N_CLASSES**2 + pairs).view(-1), minlength=samples * N_CLASSES**2)
+    counts = pairs.new_zeros(samples, N_CLASSES**2).scatter_add_(1, pairs, torch.ones_like(pairs))
     return counts.view(samples, N_CLASSES, N_CLASSES)
 
 

@@ -197,24 +197,29 @@ class OpenFoldNet(nn.Module):
 
 def target_features(aatype: Tensor) -> Tensor:
     """(N, L, 22): a flag for chain breaks, always 0, and the residue type."""
-    return F.pad(F.one_hot(aatype, residues.RESIDUE_CLASSES).float(), (1, 0))
+    return F.pad(one_hot(aatype, residues.RESIDUE_CLASSES), (1, 0))
 
 
 def msa_features(batch: Batch, slot: int) -> Tensor:
     """(N, S, L, 49): residue, deletions, and the profile and mean deletions of the cluster of each row."""
-    one_hot = F.one_hot(batch["msa"][:, slot].long(), residues.MSA_CLASSES).float()
+    letters = one_hot(batch["msa"][:, slot], residues.MSA_CLASSES)
     deletions = batch["deletions"][:, slot].float()[..., None]
     mean = squashed(batch["cluster_deletions"][:, slot])[..., None]
     return torch.cat(
-        [one_hot, (deletions > 0).float(), squashed(deletions), batch["cluster_profile"][:, slot].float(), mean], -1
+        [letters, (deletions > 0).float(), squashed(deletions), batch["cluster_profile"][:, slot].float(), mean], -1
     )
 
 
 def extra_msa_features(batch: Batch, slot: int) -> Tensor:
     """(N, E, L, 25): residue and deletions."""
-    one_hot = F.one_hot(batch["extra_msa"][:, slot].long(), residues.MSA_CLASSES).float()
+    letters = one_hot(batch["extra_msa"][:, slot], residues.MSA_CLASSES)
     deletions = batch["extra_deletions"][:, slot].float()[..., None]
-    return torch.cat([one_hot, (deletions > 0).float(), squashed(deletions)], -1)
+    return torch.cat([letters, (deletions > 0).float(), squashed(deletions)], -1)
+
+
+def one_hot(classes: Tensor, number: int) -> Tensor:
+    """Float32 (..., number); no value is looked at, as torch's does on a CPU, so nothing is waited for."""
+    return (classes[..., None] == torch.arange(number, device=classes.device, dtype=classes.dtype)).float()
 
 
 def squashed(deletions: Tensor) -> Tensor:
@@ -229,7 +234,7 @@ def template_features(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     flat = (kinds.flatten(0, 1), atoms.flatten(0, 1), atom_mask.flatten(0, 1))
     N, T, L = aatype.shape
     beta, beta_mask = pseudo_beta(*flat)
-    type_one_hot = F.one_hot(aatype.flatten(0, 1), TARGET_FEATURES).to(atoms.dtype)
+    type_one_hot = one_hot(aatype.flatten(0, 1), TARGET_FEATURES).to(atoms.dtype)
     own = flat[2][..., : residues.OXYGEN].amin(-1)
     both, backbone = pair_mask(beta_mask)[..., None], pair_mask(own)[..., None]
     frame = backbone_frames(flat[1])

@@ -94,24 +94,6 @@ def test_a_multistep_schedule_logs_its_own_keys() -> None:
     assert set(logged) == OFFICIAL | {"scheduler_milestones", "scheduler_decay_rate"}
 
 
-def test_the_metric_does_not_depend_on_how_samples_are_batched(
-    tiny_data: Path, world: World, tiny_config: Callable[..., RunConfig]
-) -> None:
-    workload = DeepCam(tiny_config())
-    torch.manual_seed(0)
-    model = workload.build_model(world).eval()
-    data = workload.dataset("validation", tiny_data)
-    results = []
-    for pieces in ([[0, 1, 2, 3, 4]], [[0, 1], [2, 3], [4]], [[4], [2], [0], [1, 3]]):
-        totals: dict[str, float] = {}
-        for piece in pieces:
-            with torch.no_grad():
-                stats = workload.eval_stats(model, data.load(piece, seed=0, epoch=0))
-            totals = {name: totals.get(name, 0.0) + value.item() for name, value in stats.items()}
-        results.append(workload.metrics(totals))
-    assert all(result == pytest.approx(results[0], rel=1e-6) for result in results)
-
-
 def test_bfloat16_autocast_gives_nearly_the_same_loss(
     tiny_data: Path, world: World, tiny_config: Callable[..., RunConfig]
 ) -> None:

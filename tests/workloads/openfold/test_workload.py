@@ -24,27 +24,6 @@ def small(**changes: object) -> RunConfig:
     return config.model_copy(update={"hyperparameters": SMALL_NET.model_copy(update=changes)})
 
 
-def totals(workload: OpenFold, model: torch.nn.Module, data, pieces: list[list[int]]) -> dict[str, float]:
-    out: dict[str, float] = {}
-    for piece in pieces:
-        with torch.no_grad():
-            for name, value in workload.eval_stats(model, data.load(piece, seed=0, epoch=0)).items():
-                out[name] = out.get(name, 0.0) + float(value)
-    return out
-
-
-def test_the_metric_does_not_depend_on_how_samples_are_batched(tiny_data: Path, world: World) -> None:
-    workload = OpenFold(small())
-    torch.manual_seed(0)
-    model = workload.build_model(world).eval()
-    data = workload.dataset("validation", tiny_data)
-    results = [
-        workload.metrics(totals(workload, model, data, pieces)) for pieces in ([[0, 1, 2, 3]], [[2], [0, 3], [1]])
-    ]
-    assert results[0] == pytest.approx(results[1], rel=1e-5)
-    assert 0 <= results[0]["eval_accuracy"] <= 1
-
-
 def test_the_loss_of_a_global_batch_is_the_mean_of_its_parts(tiny_data: Path, world: World) -> None:
     workload = OpenFold(small())
     torch.manual_seed(0)
