@@ -37,6 +37,8 @@ from analysis.whatif import UPDATE, seconds_at
 COLD, WARM = "read from the device, as the kernel counts", "samples read, from the page cache"
 COLD_SHARE = 0.1  # of what the loader read; below it the device had no part in a step
 LARGEST_SPREAD = 0.5  # by which a noisy roof is still a roof
+LARGEST_WORK = 1e24  # FLOPs or bytes of a sample or a step
+SHORTEST_STEP_S = 1e-9
 BUCKET_BYTES = 25 * 2**20  # of a DDP bucket of gradients, torch's default
 GRADIENT_BYTES = 4
 TF32 = ("tf32", "float32")  # what torch computes float32 convolutions in, on a GPU that has it
@@ -156,13 +158,15 @@ def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
     if runs.empty:
         return "step_phases events, which only this suite logs"
     flops = _mean(runs, "executed_flops_per_sample")
-    ranks, batch = row["ranks"], row["global_batch_size"]
+    ranks, batch = _plausible(row["ranks"]), _plausible(row["global_batch_size"])
     if not flops or not ranks or not batch:
-        return "work_per_sample, ranks and batch size, which this suite logs"
+        return "work_per_sample, ranks and batch size that can be, which this suite logs"
     count = runs["run"].map(steps).to_numpy(float)
     phases = {
         part: float(np.mean(pd.to_numeric(runs[f"step_{part}_s"]).to_numpy(float) / count)) for part in STEP_PARTS
     }
+    if not SHORTEST_STEP_S < sum(phases.values()) < LARGEST_PLAUSIBLE:
+        return "phases that can be"
     samples = batch / ranks
     asked = _logged(study, runs)
     demands: dict[Resource, Demand] = {"compute": Demand(flops * samples, "logged", "executed FLOPs, closed form")}
@@ -174,10 +178,10 @@ def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
     parameters = (_mean(runs, "model_parameters") or 0.0) * GRADIENT_BYTES
     gradient = asked.get("all_reduce_bytes") or _mean(runs, "all_reduce_bytes_per_step") or parameters
     exchanged = (_mean(runs, "all_to_all_bytes_per_sample") or 0.0) * samples
-    demands |= _communication(asked, float(ranks), {"all_reduce": gradient, "all_to_all": exchanged})
+    demands |= _communication(asked, ranks, {"all_reduce": gradient, "all_to_all": exchanged})
     return Work(
-        ranks=float(ranks),
-        nodes=float(row["nodes"] or 1.0),
+        ranks=ranks,
+        nodes=min(_plausible(row["nodes"]) or 1.0, ranks),
         threads=_mean(runs, "threads_per_rank"),
         samples=samples,
         precision=str(row["precision"] or "float32"),
@@ -193,7 +197,7 @@ def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
 def _logged(study: Study, runs: pd.DataFrame) -> dict[str, float]:
     """What the ranks counted of themselves, per step, mean over ranks, blocks and runs."""
     ranks = study.tables.ranks
-    ranks = ranks[ranks["run"].isin(runs["run"]) & ranks["mean"].between(0, LARGEST_PLAUSIBLE * 1e6)]
+    ranks = ranks[ranks["run"].isin(runs["run"]) & ranks["mean"].between(0, LARGEST_WORK)]
     totals = ranks.groupby("quantity")[["mean", "steps"]].sum()
     return {str(name): row["mean"] / row["steps"] for name, row in totals.iterrows() if row["steps"] > 0}
 
@@ -413,18 +417,24 @@ def _nearest(file: Ceilings, resource: Resource, ranks: float) -> Curve | None:
 
 def _interpolated(curve: Curve, size: float) -> float:
     """Seconds of one call, log-log between the measured sizes; beyond them at the bandwidth of the last, or its latency."""
-    points = [(point.x, point.seconds) for point in curve.points if point.seconds]
-    sizes, times = (np.log([float(p[k] or 0.0) for p in points]) for k in (0, 1))
+    points = sorted((point.x, point.seconds) for point in curve.points if point.seconds)
+    sizes, times = (np.log([point[k] for point in points]) for k in (0, 1))
     if size > points[-1][0]:
-        return float(points[-1][1] or 0.0) * size / points[-1][0]
+        return points[-1][1] * size / points[-1][0]
     return float(np.exp(np.interp(math.log(size), sizes, times)))
 
 
 def _mean(runs: pd.DataFrame, column: str) -> float | None:
-    if column not in runs:
-        return None
-    values = pd.to_numeric(runs[column]).dropna()
-    return float(values.mean()) if len(values) else None
+    """Mean of a column's values that can be: from 1 up."""
+    values = pd.to_numeric(runs[column], errors="coerce")
+    kept = values[values.between(1.0, LARGEST_WORK)]
+    return float(kept.mean()) if len(kept) else None
+
+
+def _plausible(value: Any) -> float:
+    """A count that can be, from 1 up; else 0."""
+    number = float(value) if isinstance(value, int | float) else 0.0
+    return number if 1.0 <= number <= LARGEST_PLAUSIBLE else 0.0
 
 
 def by_class(cases: list[Case]) -> Iterator[tuple[str, list[Case]]]:

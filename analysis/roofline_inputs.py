@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -51,9 +51,9 @@ class MeasuredRoof(_Lenient):
 class CurvePoint(_Lenient):
     """One size; ``seconds`` of one call."""
 
-    x: float
-    value: float
-    seconds: float | None = None
+    x: float = Field(gt=0, allow_inf_nan=False)
+    value: float = Field(gt=0, allow_inf_nan=False)
+    seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
 
 
 class Curve(_Lenient):
@@ -128,7 +128,7 @@ class Kernel(_Lenient):
     count: float = Field(ge=0)
     seconds: float = Field(gt=0, allow_inf_nan=False)
     flops: float = Field(ge=0, allow_inf_nan=False)
-    bytes: Mapping[str, float]
+    bytes: Mapping[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
 
 
 class Counters(_Lenient):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from analysis.command import report
+from analysis.drawing import style, svg
+from analysis.figures import figures
 from analysis.roofline_cases import Case, measured_cases, published_cases
 from analysis.roofline_inputs import Inputs, read_ceilings, read_inputs, split
 from analysis.roofline_points import machines
@@ -28,6 +31,10 @@ Build = Callable[..., Any]
         ({"ranks": 0}, "ranks: Input should be greater than or equal to 1"),
         ({"roofs": [{"resource": "compute"}]}, "roofs.0.name: Field required"),
         ({"device": None}, "device: "),
+        (
+            {"curves": [{"resource": "all_reduce", "name": "x", "points": [{"x": 8, "value": -1}]}]},
+            "curves.0.points.0.value",
+        ),
     ],
 )
 def test_a_file_that_is_not_one_says_what_and_where(
@@ -169,6 +176,37 @@ def test_a_ceiling_in_a_wrong_unit_is_refused_in_the_report(
     case = only_case(study([run_folder(tmp_path)], cards, read_inputs([path])))
     assert {refusal.term.resource for refusal in case.bounds.refused} >= {"compute", "memory"}
     assert "above the roof" in case.bounds.refused[0].reason
+
+
+ABSURD = [
+    ("number_of_ranks", 0), ("number_of_ranks", -3), ("number_of_ranks", 10**15), ("number_of_ranks", "many"),
+    ("number_of_nodes", 0), ("global_batch_size", 0), ("global_batch_size", 1e300), ("model_parameters", -1),
+    ("work_per_sample", {"executed_flops": -1.0, "algorithmic_bytes": 0.0}),
+    ("work_per_sample", {"executed_flops": 1e308, "algorithmic_bytes": 1e308, "optimizer_bytes_per_step": 1e308}),
+    ("work_per_sample", {"executed_flops": 1e-300, "algorithmic_bytes": 1e-300}),
+    ("work_per_sample", [1]), ("run_config", {"precision": ["float32"]}), ("run_config", {"precision": "<b>"}),
+    ("rank_stats", {"all_reduce_bytes": {"mean": 1e308, "values": "x"}, "step_s": 3}), ("rank_stats", "nothing"),
+    ("rank_stats", {"step_s": {"values": [1, None]}, "exposed_communication_s": {"values": [1, 2, 3]}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), ABSURD, ids=str)
+def test_no_log_can_stop_the_figures(
+    tmp_path: Path, run_folder: Build, ceilings: Build, counters: Build, cards: dict[str, Card], key: str, value: Any
+) -> None:
+    folder = run_folder(tmp_path)
+    for log in folder.glob("result_*.txt"):
+        record = {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": key, "value": value}
+        line = json.dumps(record | {"metadata": {"epoch_num": 1, "steps": 10}})
+        log.write_text(f":::MLLOG {line}\n{log.read_text()}")
+    given = [ceilings(tmp_path / "c.json"), counters(tmp_path / "k.json")]
+    made = study([folder], cards, read_inputs(given, [ceilings(tmp_path / "d.json", "other", faster=2.0)]))
+    for name, module in figures().items():
+        if name.endswith("roofline") or name in {"stragglers", "what_if"}:
+            with suppress(NotAnswerableError), style():
+                svg(module.draw(made), name, module.TITLE, module.CAPTION)
+                assert module.answer(made)
+                assert len(module.table(made))
 
 
 def test_the_command_takes_ceilings_among_its_paths_and_refuses_them_alone(
