@@ -33,15 +33,23 @@ COMMANDS: dict[str, list[list[str]]] = {
         [*MPIEXEC, sys.executable, "benchmarks/instrumentation.py", *MOE, "--set", "hyperparameters.moe.expert_parallel=true"],
     ],
     "rank_invariance": [
-        [sys.executable, "benchmarks/rank_invariance.py", "--size", "mini", "--seed", seed, *more, *DATA]
+        [sys.executable, "benchmarks/rank_invariance.py", "cosmoflow", "--size", "mini", "--seed", seed, *more, *DATA]
         for seed in "1234"
         for more in ([], ["--float64"], BELOW_EDGE)
     ],
+    "rank_invariance_science": [
+        [sys.executable, "benchmarks/rank_invariance.py", name, "--size", "mini", "--loss-limit", "1e-4", *more]
+        for name in ("deepcam", "open_catalyst", "openfold")
+        for more in ([], ["--float64"])
+    ],
+    "workload_steps": [[sys.executable, "benchmarks/workload_steps.py", "--ranks", ranks] for ranks in "12"],
+    "formulations": [[sys.executable, "benchmarks/formulations.py"]],
     "staging": [[sys.executable, "benchmarks/staging.py"], [sys.executable, "benchmarks/staging.py", "--cold"]],
     "generator": [[sys.executable, "benchmarks/generator.py"]],
     "cosmoflow_step": [[sys.executable, "benchmarks/cosmoflow_step.py"]],
     "startup": [[sys.executable, "benchmarks/startup.py"]],
     "ingest": [[sys.executable, "benchmarks/ingest.py"]],
+    "checker_fuzz": [[sys.executable, "-m", "pytest", "-q", "-m", "long", "tests/suite/test_check_fuzz.py"]],
     "moe": [[sys.executable, "benchmarks/moe.py"]],
 }
 
