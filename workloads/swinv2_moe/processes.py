@@ -137,7 +137,7 @@ def stripes(random: Random, n: int) -> Field:
 
 
 def turbulence(random: Random, n: int) -> Field:
-    """Vorticity of decaying two-dimensional turbulence: pseudo-spectral, 2/3 rule, exact hyperviscosity, midpoint steps."""
+    """Vorticity of decaying two-dimensional turbulence: pseudo-spectral, 2/3 rule, hyperviscosity."""
     kx, ky = _wave_vector(n)
     k = _wave_number(n)
     k2 = np.where(k == 0, 1.0, k**2)
@@ -164,7 +164,7 @@ def turbulence(random: Random, n: int) -> Field:
 
 PROCESSES: dict[str, Callable[[Random, int], Field]] = {
     process.__name__: process
-    for process in (*(anisotropic, ising, allen_cahn, spinodal, droplets, spots, stripes, turbulence),)
+    for process in (anisotropic, ising, allen_cahn, spinodal, droplets, spots, stripes, turbulence)
 }
 TWINS = {  # classes of surrogates, and the processes whose snapshots they are surrogates of
     "scale_free": (ising, allen_cahn, turbulence),
