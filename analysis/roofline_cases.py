@@ -358,14 +358,19 @@ def _compute(file: Ceilings, work: Work) -> Roof | str:
     return scaled(file, work, fitting[0], f"GEMM {fitting[0].dtype}, {fitting[0].mode}")
 
 
+def holding(file: Ceilings, work: Work, traffic: float) -> MeasuredRoof:
+    """The smallest memory level that holds all of a rank's bytes even if each was touched only once; else the last."""
+    levels = memory_levels(file)
+    footprint = traffic / (work.threads or file.device.threads or 1)
+    return next((roof for roof in levels if footprint <= (roof.capacity_bytes or math.inf)), levels[-1])
+
+
 def _memory(file: Ceilings, work: Work) -> Roof | str:
-    """The level that holds everything a step touches, by the most that could be: its bytes, each touched once."""
     levels = memory_levels(file)
     if not levels:
         return file.why_not("memory")
     demand = work.demands.get("memory")
-    footprint = demand.amount / (work.threads or file.device.threads or 1) if demand else math.inf
-    level = next((roof for roof in levels if footprint <= (roof.capacity_bytes or math.inf)), levels[-1])
+    level = holding(file, work, demand.amount if demand else math.inf)
     return scaled(file, work, level, f"{level.name}, {level.mode}", shared=level is levels[-1])
 
 

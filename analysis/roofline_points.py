@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from analysis.roofline import Complexity, Point, Roof, above_roof, attainable, complexity
-from analysis.roofline_cases import Case, compute_roofs, measured_cases, memory_levels, scaled
+from analysis.roofline_cases import Case, compute_roofs, holding, measured_cases, memory_levels, scaled
 from analysis.roofline_inputs import Ceilings, Counters, MeasuredRoof
 from analysis.study import Study
 
@@ -100,9 +100,10 @@ def _placed(study: Study, file: Ceilings, case: Case) -> Iterator[Placed]:
     if not peaks or not levels:
         return
     peak = scaled(file, case.work, peaks[0], f"GEMM {peaks[0].dtype}, {peaks[0].mode}")
-    bandwidth = scaled(file, case.work, levels[-1], f"{levels[-1].name}, {levels[-1].mode}", shared=True)
     points = [*_points(case), *kernels(counters_of(study, case), last_level(levels))]
     for point in points:
+        level = levels[-1] if point.basis == "counted" else holding(file, case.work, point.bytes)
+        bandwidth = scaled(file, case.work, level, f"{level.name}, {level.mode}", shared=level is levels[-1])
         yield Placed(case, point, peak, bandwidth, above_roof(point, peak, bandwidth) or "")
 
 

@@ -28,6 +28,7 @@ CAPTION = (
 ORDER = 42
 WIDE, HIGH = 9.0, 5.2
 LEAST_DECADES = 2.6
+CLOSE = 1.6  # ratio of two slopes that leave no room for a text between them
 POINT_AREA = 200.0  # of a whole step, in square points
 
 
@@ -107,6 +108,8 @@ def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> S
     best = max(peak.per_s for peak in peaks)
     for level in machine.levels:
         _slope(axis, level, best, solid=level is machine.levels[-1])
+    for names, per_s in _named(machine.levels):
+        _along(axis, names, per_s, best)
     for peak in peaks:
         start = max(left, peak.per_s / machine.levels[0].per_s)
         axis.plot([start, right], [peak.per_s] * 2, color=INK, linewidth=1.8)
@@ -134,6 +137,8 @@ def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> S
         (p.point.intensity, p.point.rate, f"{p.point.name}: {100 * p.point.rate / p.allowed:.2g} %", False)
         for p in shown
     ]
+    for peak in peaks:  # the peak's own name
+        lines += [(x, peak.per_s * 1.15, "", False) for x in np.geomspace(right / (right / left) ** 0.5, right, 80)]
     return texts + lines  # a place on a line without text keeps the names of points off the line
 
 
@@ -154,7 +159,7 @@ def _limits(machine: Machine, shown: Sequence[Placed], peaks: Sequence[Roof]) ->
 
 
 def _slope(axis: Axes, level: Roof, peak: float, *, solid: bool) -> None:
-    """A memory roof up to the highest peak, named along its visible lower end where that is long enough."""
+    """A memory roof up to the highest peak."""
     left, low = axis.get_xlim()[0], axis.get_ylim()[0]
     start, end = max(left, low / level.per_s), peak / level.per_s
     if start >= end:
@@ -163,14 +168,23 @@ def _slope(axis: Axes, level: Roof, peak: float, *, solid: bool) -> None:
         [start, end], [start * level.per_s, peak], color=INK if solid else GREY, linewidth=1.8 if solid else 1.2,
         linestyle="-" if solid else "--",
     )  # fmt: skip
-    if end / start > 10:
-        at = start * 1.2
+
+
+def _named(levels: Sequence[Roof]) -> list[tuple[str, float]]:
+    """What is written along which slope: levels whose lines are too close share one text."""
+    found: list[tuple[str, float]] = []
+    for level in sorted(levels, key=lambda roof: -roof.per_s):
         text = f"{level.name}: {si(level.per_s)}B/s"
-        axis.annotate(
-            text,
-            (at, at * level.per_s),
-            xytext=(-3, 5),
-            textcoords="offset points",
-            rotation=45,
-            rotation_mode="anchor",
-        )
+        if found and found[-1][1] < CLOSE * level.per_s:
+            found[-1] = (f"{found[-1][0]} · {text}", found[-1][1])
+        else:
+            found.append((text, level.per_s))
+    return found
+
+
+def _along(axis: Axes, text: str, per_s: float, peak: float) -> None:
+    """A text above the visible lower end of a slope, where that is long enough."""
+    start = max(axis.get_xlim()[0], axis.get_ylim()[0] / per_s)
+    if peak / per_s / start > 10:
+        at = (start * 1.2, start * 1.2 * per_s)
+        axis.annotate(text, at, xytext=(-3, 5), textcoords="offset points", rotation=45, rotation_mode="anchor")
