@@ -40,7 +40,8 @@ class Demand:
 class Roof:
     """What one rank gets of a resource, FLOP/s or bytes/s, in the regime that ``name`` states.
 
-    ``spread`` is relative; ``source`` says where the number is from: a measurement with its n, or a citation.
+    ``spread`` is relative; ``source`` says where the number is from: a measurement with its n, or a citation. ``burst_per_s``
+    is what was seen for a moment, where that is known to be more; only beyond it is a point above its roof.
     """
 
     per_s: float
@@ -48,6 +49,12 @@ class Roof:
     origin: Origin
     source: str
     spread: float = 0.0
+    burst_per_s: float = 0.0
+
+    @property
+    def most_per_s(self) -> float:
+        """The highest rate that can be believed."""
+        return max(self.per_s * (1 + max(TOLERANCE, self.spread)), self.burst_per_s * (1 + TOLERANCE))
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,8 @@ class Bounds:
             return "no resource has both a quantity and a ceiling"
         if self.step_s > self.upper_s * (1 + TOLERANCE):
             return "above the band: not explained by these roofs"
+        if self.step_s < self.lower_s * (1 - TOLERANCE):
+            return "below the band: faster than the sustained roof, within what was seen for a moment"
         return "within the band"
 
 
@@ -152,7 +161,7 @@ _LIKELY = {
 
 def contradiction(term: Term, step_s: float) -> str | None:
     """Why a term cannot be: it would take longer than the step that contained it. None if it can."""
-    if term.seconds <= step_s * (1 + max(TOLERANCE, term.roof.spread)):
+    if term.demand.amount <= step_s * term.roof.most_per_s:
         return None
     unit = UNITS[term.resource]
     return (
@@ -196,7 +205,7 @@ def attainable(peak: float, bandwidth: float, intensity: float) -> float:
 def above_roof(point: Point, peak: Roof, bandwidth: Roof) -> str | None:
     """Why a point cannot be believed; None if it lies under its roof."""
     allowed = attainable(peak.per_s, bandwidth.per_s, point.intensity)
-    if point.rate <= allowed * (1 + max(TOLERANCE, peak.spread, bandwidth.spread)):
+    if point.rate <= attainable(peak.most_per_s, bandwidth.most_per_s, point.intensity):
         return None
     roof = peak if peak.per_s <= bandwidth.per_s * point.intensity else bandwidth
     cause = "the number format or the FLOP count is wrong" if roof is peak else _LIKELY[point.basis]

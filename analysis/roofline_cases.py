@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -327,6 +327,13 @@ def compute_roofs(file: Ceilings, precision: str) -> list[MeasuredRoof]:
     return sorted(fitting, key=lambda roof: (wanted.index(str(roof.dtype)), roof.mode != "sustained", -roof.value))
 
 
+def peak_of(file: Ceilings, work: Work, fitting: list[MeasuredRoof]) -> Roof:
+    """The compute roof of a rank of the run from the roofs that fit its number format."""
+    roof = scaled(file, work, fitting[0], f"GEMM {fitting[0].dtype}, {fitting[0].mode}")
+    alike = [other.value for other in fitting if other.dtype == fitting[0].dtype]
+    return replace(roof, burst_per_s=max(alike) * roof.per_s / fitting[0].value)
+
+
 def memory_levels(file: Ceilings) -> list[MeasuredRoof]:
     """The fastest kernel's roof of each memory level, the smallest level first."""
     best: dict[str, MeasuredRoof] = {}
@@ -355,7 +362,7 @@ def _compute(file: Ceilings, work: Work) -> Roof | str:
     if not fitting:
         measured = sorted({str(roof.dtype) for roof in file.of("compute")})
         return f"no GEMM measured in {work.precision}, only in {', '.join(measured) or 'none'}"
-    return scaled(file, work, fitting[0], f"GEMM {fitting[0].dtype}, {fitting[0].mode}")
+    return peak_of(file, work, fitting)
 
 
 def holding(file: Ceilings, work: Work, traffic: float) -> MeasuredRoof:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from analysis.roofline import Complexity, Point, Roof, above_roof, attainable, complexity
-from analysis.roofline_cases import Case, compute_roofs, holding, measured_cases, memory_levels, scaled
+from analysis.roofline_cases import Case, compute_roofs, holding, measured_cases, memory_levels, peak_of, scaled
 from analysis.roofline_inputs import Ceilings, Counters, MeasuredRoof
 from analysis.study import Study
 
@@ -99,7 +99,7 @@ def _placed(study: Study, file: Ceilings, case: Case) -> Iterator[Placed]:
     peaks, levels = compute_roofs(file, case.precision), memory_levels(file)
     if not peaks or not levels:
         return
-    peak = scaled(file, case.work, peaks[0], f"GEMM {peaks[0].dtype}, {peaks[0].mode}")
+    peak = peak_of(file, case.work, peaks)
     points = [*_points(case), *kernels(counters_of(study, case), last_level(levels))]
     for point in points:
         level = levels[-1] if point.basis == "counted" else holding(file, case.work, point.bytes)
