@@ -45,6 +45,7 @@ NOT_COUNTED = frozenset(
     _amp_foreach_non_finite_check_and_unscale_ _fused_sdp_choice _sparse_compressed_tensor_unsafe
     _sparse_csr_tensor_unsafe _sparse_coo_tensor_unsafe _to_sparse _to_sparse_csr _coalesce crow_indices col_indices
     values _nnz _indices _values dim is_coalesced _validate_sparse_compressed_tensor_args _unsafe_view to_sparse_csr
+    aminmax linalg_cross as_strided_
     """.split()  # noqa: SIM905  a list of strings would fill two pages
 )
 
@@ -186,6 +187,11 @@ def linear_flops(x: Shape, weight: Shape, *_: object, **__: object) -> int:
     return 2 * prod(x) * weight[0]
 
 
+def distance_flops(left: Shape, right: Shape, *_: object, **__: object) -> int:
+    """Distances of all pairs as one product: coordinates, and both squared lengths as two more columns."""
+    return 2 * prod(left[:-1]) * right[-2] * (left[-1] + 2)
+
+
 product_flops._get_raw = True  # type: ignore[attr-defined]  # torch's mark for formulas that take tensors, not shapes
 
 FORMULAS: dict[Any, Callable[..., int]] = {
@@ -202,6 +208,7 @@ FORMULAS: dict[Any, Callable[..., int]] = {
     aten.addmm: product_flops,
     aten._embedding_bag: embedding_bag_flops,
     aten._embedding_bag_forward_only: embedding_bag_flops,
+    aten._euclidean_dist: distance_flops,
     aten._sparse_mm: product_flops,
     aten._sparse_addmm: product_flops,
 }

@@ -243,7 +243,8 @@ class _Trial:
         for key, value in workload.hyperparameters().items():
             log.event(key, value)
         log.event(mllog.MODEL_PARAMETERS, parameters)
-        log.event(mllog.WORK_PER_SAMPLE, asdict(workload.work()))
+        sample_bytes = self.descriptor.card().size(config.size).sample_bytes
+        log.event(mllog.WORK_PER_SAMPLE, asdict(workload.work()) | {"sample_bytes": sample_bytes})
         log.event(mllog.DATA_MANIFEST, self.manifest.sha256)
         log.event(mllog.BASELINE, read_baselines(self.source, self.manifest.sha256))
 

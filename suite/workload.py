@@ -36,15 +36,30 @@ class Hyperparameters(BaseModel):
 
 @dataclass(frozen=True)
 class Work:
-    """Work of training on one sample, from the workload's own closed forms.
+    """Work of training, from the workload's own closed forms; of one sample, or of a step where the name says so.
 
     ``model_flops`` is what the algorithm asks (2 per multiply-add; forward, backward), ``executed_flops`` what the code
-    does (recompute, padding), ``algorithmic_bytes`` the compulsory traffic of all operators, in bytes.
+    does (recompute, padding), ``algorithmic_bytes`` the compulsory traffic of all operators, in bytes. ``forward_*`` is the
+    forward pass's share of model FLOPs and of bytes; the optimizer's bytes are in ``algorithmic_bytes`` too, shared by
+    the samples of a batch, its (elementwise) FLOPs in none.
+    ``all_reduce_bytes_per_step`` is the message of the gradients of what every rank holds, ``all_to_all_bytes`` the rows that
+    one sample has sent to experts and back, those for its own rank included, if experts are spread over ranks.
     """
 
     model_flops: float
     executed_flops: float
     algorithmic_bytes: float
+    forward_flops: float
+    forward_bytes: float
+    optimizer_flops_per_step: float
+    optimizer_bytes_per_step: float
+    all_reduce_bytes_per_step: float
+    all_to_all_bytes: float = 0.0
+
+
+# Elementwise FLOPs per parameter of an update: moments, bias correction, decay; LAMB adds its norms and their ratio
+UPDATE_FLOPS = {"SGD": 4, "Adam": 12, "AdamW": 13, "LAMB": 20}
+GRADIENT_BYTES = 4  # gradients are reduced in float32
 
 
 @dataclass(frozen=True)

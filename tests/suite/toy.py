@@ -164,7 +164,8 @@ class Toy(Workload):
         return {"global_batch_size": self.config.global_batch_size, "opt_name": "sgd"}
 
     def work(self) -> Work:
-        return Work(6.0 * WIDTH**2, 6.0 * WIDTH**2, 24.0 * WIDTH)
+        flops, weights = 2.0 * WIDTH**2, float(WIDTH**2 + WIDTH)
+        return Work(3 * flops, 3 * flops, 24.0 * WIDTH, flops, 8.0 * WIDTH, 4 * weights, 16 * weights, 4 * weights)
 
     def baselines(self, root: Path) -> dict[str, float]:
         return {"zero": 1.0}

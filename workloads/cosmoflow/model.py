@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from suite.workload import Work
+from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
 
 KERNEL = 3
@@ -126,18 +126,28 @@ def work(config: CosmoFlowConfig, *, global_batch_size: int, element_bytes: int)
     forward = sum(flops for flops, _, _ in layers)
     training = 3 * forward - layers[0][0]  # backward by weights and by inputs, except by the first input
     counts_bytes = 2 * CHANNELS * config.input_size**3
-    activations = 0.0
+    activations = forward_values = 0.0
     for position, (_, values_in, values_out) in enumerate(layers):
         is_convolution = position < len(config.conv_channels)
         pooled = values_out / 8 if is_convolution else values_out
-        activations += values_in + values_out  # the layer, forward
-        activations += values_out + pooled  # pooling and activation, forward
+        forward_values += values_in + values_out  # the layer
+        forward_values += values_out + pooled  # pooling and activation
         activations += pooled + values_out + values_out  # their backward: read both, write one
         activations += values_out + values_in  # gradient by the weights
         activations += (values_out + values_in) if position else 0  # gradient by the input
     parameters = parameter_count(config)
-    optimizer = parameters * 4 * (2 + 3 + 2) / global_batch_size  # read weights twice; read g, v, w; write v, w
-    return Work(training, training, counts_bytes + element_bytes * activations + optimizer)
+    optimizer = parameters * 4 * (2 + 3 + 2)  # read weights twice; read g, v, w; write v, w
+    passes = element_bytes * (forward_values + activations)
+    return Work(
+        model_flops=training,
+        executed_flops=training,
+        algorithmic_bytes=counts_bytes + passes + optimizer / global_batch_size,
+        forward_flops=forward,
+        forward_bytes=counts_bytes + element_bytes * forward_values,
+        optimizer_flops_per_step=UPDATE_FLOPS["SGD"] * parameters,
+        optimizer_bytes_per_step=optimizer,
+        all_reduce_bytes_per_step=GRADIENT_BYTES * parameters,
+    )
 
 
 def forward_flops(config: CosmoFlowConfig) -> float:

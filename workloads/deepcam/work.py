@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from suite.workload import Work
+from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.deepcam.config import CHANNELS, DeepCamConfig
 from workloads.deepcam.model import DeepLabV3Plus
 
@@ -41,18 +41,29 @@ def work(config: DeepCamConfig, *, global_batch_size: int, element_bytes: int) -
     found = layers(config)
     forward = sum(layer.flops for layer in found)
     training = 3 * forward - found[0].flops
-    values = 0
+    values = forward_values = 0
     for position, layer in enumerate(found):
         once = layer.values_in + layer.values_out
+        forward_values += once
         if layer.flops:
-            values += once + once + (once if position else 0)  # forward, gradient by weights, gradient by inputs
+            values += once + (once if position else 0)  # gradient by weights, gradient by inputs
         else:
-            values += once + once + layer.values_in  # forward; backward reads gradient and input, writes gradient
+            values += once + layer.values_in  # backward reads gradient and input, writes gradient
     pixels = config.height * config.width
     inputs = 4 * len(CHANNELS) * pixels + pixels
     parameters = parameter_count(config)
-    optimizer = 4 * parameters * (2 + (2 + STATE_TENSORS) + (1 + STATE_TENSORS)) / global_batch_size
-    return Work(training, training, inputs + element_bytes * values + optimizer)
+    optimizer = 4 * parameters * (2 + (2 + STATE_TENSORS) + (1 + STATE_TENSORS))
+    passes = element_bytes * (forward_values + values)
+    return Work(
+        model_flops=training,
+        executed_flops=training,
+        algorithmic_bytes=inputs + passes + optimizer / global_batch_size,
+        forward_flops=forward,
+        forward_bytes=inputs + element_bytes * forward_values,
+        optimizer_flops_per_step=UPDATE_FLOPS[config.optimizer] * parameters,
+        optimizer_bytes_per_step=optimizer,
+        all_reduce_bytes_per_step=GRADIENT_BYTES * parameters,
+    )
 
 
 def forward_flops(config: DeepCamConfig) -> float:

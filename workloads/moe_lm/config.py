@@ -7,9 +7,12 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from suite.workload import Hyperparameters, Work
+from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Hyperparameters, Work
 from workloads.moe.config import MoEConfig
 
+ATTENTION_PASSES = (
+    3.5  # a pass is two products, scores and values; the backward pass does five: the scores again, four gradients
+)
 VOCABULARY = 256  # bytes: no tokenizer, and bits per byte compare with any other model
 
 
@@ -73,20 +76,32 @@ def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int) -> 
     """FLOPs and compulsory bytes of training on one sample (docs/moe.md says what is counted).
 
     The algorithm asks for causal attention over half the pairs; the code computes what the kernel does (all of them on
-    CPU), and with a capacity factor the experts compute C rows, empty or not.
+    CPU, and the scores once more for the gradient), and with a capacity factor the experts compute C rows, empty or not.
     """
     products = 2.0 * (config.width * VOCABULARY + sum(_block_matrices(config, active=True)))
     pairs = 4.0 * config.layers * config.context * config.width  # per position over a whole context: scores and values
     forward = config.context * (products + pairs / 2)
-    executed = config.context * (products + pairs)
-    factor = config.moe.capacity_factor
+    executed = config.context * (products + ATTENTION_PASSES / 3 * pairs)
+    factor, experts = config.moe.capacity_factor, sum(config.has_experts(layer) for layer in range(config.layers))
     if config.moe.dispatch != "dropless" and (factor is None or factor > 0):
         extra = (1.0 if factor is None else factor) - 1.0
-        experts = sum(config.has_experts(layer) for layer in range(config.layers))
         executed += config.context * extra * 2.0 * experts * config.moe.top_k * _expert(config)
     activations = config.context * config.layers * (14 * config.width + 3 * config.dense_hidden)
-    optimizer = parameter_count(config) * 4.0 * 9 / global_batch_size  # read w twice, g, m, v; write g, w, m, v
-    return Work(3 * forward, 3 * executed, 3.0 * element_bytes * activations + optimizer + config.context)
+    parameters = parameter_count(config)
+    spread = experts if config.moe.expert_parallel else 0
+    optimizer = parameters * 4.0 * 9  # read w twice, g, m, v; write g, w, m, v
+    rows = spread * config.context * config.moe.top_k * config.width
+    return Work(
+        model_flops=3 * forward,
+        executed_flops=3 * executed,
+        algorithmic_bytes=3.0 * element_bytes * activations + optimizer / global_batch_size + config.context,
+        forward_flops=forward,
+        forward_bytes=element_bytes * activations + config.context,
+        optimizer_flops_per_step=UPDATE_FLOPS["AdamW"] * parameters,
+        optimizer_bytes_per_step=optimizer,
+        all_reduce_bytes_per_step=GRADIENT_BYTES * (parameters - spread * config.moe.experts * _expert(config)),
+        all_to_all_bytes=4.0 * element_bytes * rows,  # to the experts and back, values and gradients
+    )
 
 
 def _block_matrices(config: MoELMConfig, *, active: bool) -> list[int]:

@@ -61,8 +61,7 @@ class SphericalRadialBasis(nn.Module):
         super().__init__()
         self.envelope = envelope
         self.angular = angular
-        zeros_LK = bessel_zeros(angular, radial)
-        terms = math.ceil(zeros_LK.max() * PERIOD / math.pi) + SPARE_TERMS
+        zeros_LK, terms = bessel_zeros(angular, radial), wave_count(angular, radial)
         wave_Q = np.arange(terms) * math.pi / PERIOD
         cosines, sines = np.zeros((2, terms, angular * radial))
         grid = np.linspace(0, 1, 40 * terms)
@@ -83,6 +82,11 @@ class SphericalRadialBasis(nn.Module):
         values = torch.cat([torch.cos(phase_EQ), torch.sin(phase_EQ)], dim=1) @ self.coefficients
         values_ELK: Tensor = (values * self.envelope(x_E)[:, None]).view(len(x_E), self.angular, -1)
         return values_ELK
+
+
+def wave_count(angular: int, radial: int) -> int:
+    """Cosines, and as many sines, that the spherical Bessel functions are sums of."""
+    return math.ceil(bessel_zeros(angular, radial).max() * PERIOD / math.pi) + SPARE_TERMS
 
 
 def angular_basis(cosine_T: Tensor, count: int) -> Tensor:

@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.workload import Work
-from workloads.open_catalyst.basis import Envelope, RadialBasis, SphericalRadialBasis, angular_basis
+from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
+from workloads.open_catalyst.basis import Envelope, RadialBasis, SphericalRadialBasis, angular_basis, wave_count
 from workloads.open_catalyst.config import ELEMENTS, OpenCatalystConfig
 
 SparseMatrix = tuple[Tensor, Tensor, Tensor]
 
+FORCES = 2  # the energy and its derivative: what a prediction needs
 DIFFERENTIATIONS = 6  # energy; forces: its backward; the loss's backward through both, by inputs and by weights
 
 
@@ -299,16 +300,44 @@ def work(config: OpenCatalystConfig, *, global_batch_size: int, element_bytes: i
     """
     c = config
     layers = [layer for layer in _layers(c) if layer[0] != c.mean_triplets]
-    by_edge = c.num_spherical * c.num_radial * c.triplet_channels
     by_triplet = c.num_spherical * c.triplet_channels
-    executed = sum(2 * rows * inputs * outputs for rows, inputs, outputs in layers)
-    executed += 2 * c.blocks * (c.mean_edges * by_edge + c.mean_triplets * by_triplet)
-    executed -= 4 * c.hidden_channels**2 * (c.mean_edges - c.mean_atoms)  # the embedding's dense layer, partly per atom
     activations = sum(rows * (inputs + outputs) for rows, inputs, outputs in layers)
     sums = c.blocks * (2 * c.mean_edges * by_triplet + c.mean_triplets * (c.num_spherical + 1))
-    optimizer = parameter_count(c) * 4 * (2 + 4 + 3) / global_batch_size  # read w, g, m, v, w; write w, m, v
+    parameters = parameter_count(c)
+    optimizer = parameters * 4 * (2 + 4 + 3)  # read w, g, m, v, w; write w, m, v
     traffic = DIFFERENTIATIONS * (element_bytes * activations + 4 * sums)
-    return Work(DIFFERENTIATIONS * forward_flops(c), DIFFERENTIATIONS * executed, traffic + optimizer)
+    return Work(
+        model_flops=DIFFERENTIATIONS * forward_flops(c),
+        executed_flops=executed_flops(c, structures_per_step=global_batch_size),
+        algorithmic_bytes=traffic + optimizer / global_batch_size,
+        forward_flops=FORCES * forward_flops(c),
+        forward_bytes=FORCES / DIFFERENTIATIONS * traffic,
+        optimizer_flops_per_step=UPDATE_FLOPS["AdamW"] * parameters,
+        optimizer_bytes_per_step=optimizer,
+        all_reduce_bytes_per_step=GRADIENT_BYTES * parameters,
+    )
+
+
+def executed_flops(config: OpenCatalystConfig, *, structures_per_step: float) -> float:
+    """FLOPs of a training step on one sample of mean size as our formulation does them, equal to those counted.
+
+    Not every product is done six times: constants (waves, angles) have no gradient of their own, what depends on no position
+    has no force, and an energy without loss only carries its force.
+    """
+    c = config
+    edges, spherical = c.mean_edges, c.num_spherical * c.num_radial
+    split = c.hidden_channels**2 * (2 * c.mean_atoms)  # the embedding's dense layer: element parts per atom
+    last = (c.blocks + 1) * c.mean_atoms * c.output_channels
+    products = DIFFERENTIATIONS * sum(
+        rows * inputs * outputs for rows, inputs, outputs in _layers(c) if rows != c.mean_triplets
+    )
+    products += 3 * split - DIFFERENTIATIONS * 2 * c.hidden_channels**2 * edges
+    products += ((5 if c.energy_coefficient else 3) - DIFFERENTIATIONS) * last
+    products += 4 * edges * 2 * wave_count(c.num_spherical, c.num_radial) * spherical
+    products += DIFFERENTIATIONS * c.blocks * edges * spherical * c.triplet_channels
+    products += 4 * c.blocks * c.mean_triplets * c.num_spherical * c.triplet_channels
+    products += 3 * c.blocks * spherical * c.basis_channels * c.triplet_channels / structures_per_step
+    return 2 * products
 
 
 def forward_flops(config: OpenCatalystConfig) -> float:

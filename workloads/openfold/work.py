@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from suite.workload import Work
+from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.openfold.config import OpenFoldConfig
 
 OPTIMIZER_ELEMENTS = (
     10  # of a weight: gradient, weight, two moments, average read; weight, moments, average and gradient written
 )
+RIGID_GROUPS, GROUPS_WITH_ATOMS, ATOMS, SWAPPED_ATOMS = 8, 6, 14, 4  # of a residue
 TEMPLATE_PAIR_FEATURES, TEMPLATE_ANGLE_FEATURES = 88, 57
 TARGET_FEATURES, MSA_FEATURES, EXTRA_MSA_FEATURES, RECYCLED_BINS = 22, 49, 25, 15
 PLDDT_BINS, DISTOGRAM_BINS, MSA_CLASSES, RESOLVED_ATOMS = 50, 64, 23, 37
@@ -78,17 +79,63 @@ def forward(own: OpenFoldConfig, *, residues: int) -> Ledger:
 def work(own: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) -> Work:
     """Training on one sample: on average half the recycles without gradients, then forward and twice that backward.
 
-    Checkpointing executes one more forward. The optimizer's traffic is shared by the batch.
+    Executed beside that: frames, the products of the losses, and with checkpointing the blocks' forward once more; not executed:
+    gradients of features. The optimizer's traffic is shared by the batch.
     """
     once = forward(own, residues=own.crop_size)
     flops = 2 * once.multiply_adds
     passes = own.num_recycling_iters / 2 + 3
-    optimizer_bytes = OPTIMIZER_ELEMENTS * 4 * once.parameters / global_batch_size
+    optimizer_bytes = OPTIMIZER_ELEMENTS * 4 * once.parameters
+    averaging = 2 * bool(own.swa_decay_rate)
     return Work(
         model_flops=passes * flops,
-        executed_flops=(passes + own.checkpointing) * flops,
-        algorithmic_bytes=passes * once.elements * element_bytes + optimizer_bytes,
+        executed_flops=passes * flops + 2 * (_beside(own) + own.checkpointing * _blocks(own)),
+        algorithmic_bytes=passes * once.elements * element_bytes + optimizer_bytes / global_batch_size,
+        forward_flops=(passes - 2) * flops,
+        forward_bytes=(passes - 2) * once.elements * element_bytes,
+        optimizer_flops_per_step=(UPDATE_FLOPS["Adam"] + averaging) * once.parameters,
+        optimizer_bytes_per_step=optimizer_bytes,
+        all_reduce_bytes_per_step=GRADIENT_BYTES * once.parameters,
     )
+
+
+def _blocks(own: OpenFoldConfig) -> float:
+    """Multiply-adds of the blocks that checkpointing computes again."""
+    total = Ledger()
+    total.add(_block(own, own.crop_size, extra=True), own.extra_msa_blocks)
+    total.add(_block(own, own.crop_size, extra=False), own.evoformer_blocks)
+    if own.max_templates:
+        total.add(_template_block(own, own.crop_size), own.template_blocks * own.max_templates, shared=True)
+    return total.multiply_adds
+
+
+def _beside(own: OpenFoldConfig) -> float:
+    """Multiply-adds of a training sample that three passes of the network do not have, less those that they have too many."""
+    L, T, frames = (
+        own.crop_size,
+        own.structure_iterations,
+        3 * (3 + 1),
+    )  # per frame: rotation times rotation, times vector
+    held, atoms = GROUPS_WITH_ATOMS * L, ATOMS * L
+    chain = 3 * L * frames * 3 + RIGID_GROUPS * L * (
+        2 * 27 + 9
+    )  # chi 2 to 4 follow chi 1; default frames, torsions, backbone
+    geometry = T * L * frames * 3 + chain + 9 * atoms
+    backward = 9 * 27 * L + 6 * 9 * L + RIGID_GROUPS * L * (3 * 27 + 2 * 9) + 9 * atoms
+    sides = 3 * held * 7 * atoms + T * 3 * L * 7 * L  # FAPE: atoms seen from side-chain groups, CA from backbones
+    means = held * atoms + T * L * L
+    names = SWAPPED_ATOMS * L * atoms * (3 * (3 + 2) + 2)  # distances of atoms with two names, and sums over them
+    losses = 3 * sides + 2 * means + names + chain + 2 * 9 * (held + T * L) * 2
+    features = 2 * L * TARGET_FEATURES * own.pair_channels + L * TARGET_FEATURES * own.msa_channels
+    features += own.max_msa_clusters * L * MSA_FEATURES * own.msa_channels + L * L * RECYCLED_BINS * own.pair_channels
+    features += own.max_extra_msa * L * EXTRA_MSA_FEATURES * own.extra_msa_channels
+    features += own.max_templates * L * TEMPLATE_ANGLE_FEATURES * own.msa_channels
+    features += own.max_templates * L * L * TEMPLATE_PAIR_FEATURES * own.template_channels
+    rows = own.extra_msa_blocks * own.max_extra_msa
+    rows += own.evoformer_blocks * (own.max_msa_clusters + own.max_templates)
+    masks = 2 * L * rows * L
+    points = T * L * 9 * own.ipa_heads * (2 * own.ipa_query_points + 2 * own.ipa_value_points)  # rotations are detached
+    return (own.num_recycling_iters / 2 + 1) * geometry + backward + losses - features - masks - points
 
 
 def _attention(
@@ -170,15 +217,19 @@ def _templates(own: OpenFoldConfig, L: int) -> Ledger:
     total = Ledger()
     total.linear(T * L, TEMPLATE_ANGLE_FEATURES, M)
     total.linear(T * L, M, M)
-    one = _pair_block(L, C, C, own.template_head_channels, own.pair_heads, own.template_transition_factor)
     per_template = Ledger()
-    per_template.add(one, own.template_blocks)
+    per_template.add(_template_block(own, L), own.template_blocks)
     per_template.linear(L * L, TEMPLATE_PAIR_FEATURES, C)
     per_template.norm(L * L, C)
     total.add(per_template, T, shared=True)
     channels = (own.pair_channels, C)
     total.add(_attention(L * L, 1, T, channels, own.template_head_channels, own.pair_heads, gated=False))
     return total
+
+
+def _template_block(own: OpenFoldConfig, L: int) -> Ledger:
+    C = own.template_channels
+    return _pair_block(L, C, C, own.template_head_channels, own.pair_heads, own.template_transition_factor)
 
 
 def _structure(own: OpenFoldConfig, L: int) -> Ledger:

@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from suite.workload import Hyperparameters, Work
+from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Hyperparameters, Work
 from workloads.moe.config import MoEConfig
 
 CLASSES = (  # the generating processes, in the order of the labels
@@ -167,8 +167,22 @@ def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int)
             factor = 1.0 if own.capacity_factor is None else own.capacity_factor
             extra += 3 * (factor - 1.0) * block.tokens * 2.0 * own.top_k * _expert(block)
     model = 3 * forward_flops(config) - _patch_flops(config)  # images need no gradient
-    optimizer = parameter_count(config) * 4.0 * 9 / global_batch_size  # read w twice, g, m, v; write g, w, m, v
-    return Work(model, model + extra, 3.0 * element_bytes * traffic + optimizer)
+    parameters = parameter_count(config)
+    optimizer = parameters * 4.0 * 9  # read w twice, g, m, v; write g, w, m, v
+    spread = [block for block in config.blocks() if block.experts is not None and block.experts.expert_parallel]
+    shares = sum(_ffn_parameters(block, active=False) - _router(block) for block in spread)
+    rows = sum(block.tokens * block.width * block.experts.top_k for block in spread if block.experts is not None)
+    return Work(
+        model_flops=model,
+        executed_flops=model + extra,
+        algorithmic_bytes=3.0 * element_bytes * traffic + optimizer / global_batch_size,
+        forward_flops=forward_flops(config),
+        forward_bytes=element_bytes * traffic,
+        optimizer_flops_per_step=UPDATE_FLOPS["AdamW"] * parameters,
+        optimizer_bytes_per_step=optimizer,
+        all_reduce_bytes_per_step=GRADIENT_BYTES * (parameters - shares),
+        all_to_all_bytes=4.0 * element_bytes * rows,  # to the experts and back, values and gradients
+    )
 
 
 def forward_flops(config: SwinV2MoEConfig) -> float:

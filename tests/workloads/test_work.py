@@ -1,0 +1,124 @@
+"""Every workload's closed forms against what is counted: executed FLOPs of a training step, bytes of its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from suite.config import RunConfig, load_config
+from suite.flops import count
+from suite.workload import Work, Workload, descriptor, descriptors
+from tests.workloads.open_catalyst.conftest import random_structure
+from tests.workloads.open_catalyst.test_model import batch as graph_of
+
+Batch = dict[str, torch.Tensor]
+LOOP = ("hyperparameters.moe.backend=loop",)  # plain products: other back ends round the rows of an expert up
+
+
+def cosmoflow(config: RunConfig) -> Batch:
+    side = config.hyperparameters.input_size
+    return {"x": torch.rand(2, side, side, side, 4), "y": torch.rand(2, 4)}
+
+
+def deepcam(config: RunConfig) -> Batch:
+    own = config.hyperparameters
+    labels = torch.zeros(2, own.height, own.width, dtype=torch.uint8)
+    return {"x": torch.rand(2, own.height, own.width, 16), "y": labels}
+
+
+def moe_lm(config: RunConfig) -> Batch:
+    return {"bytes": torch.randint(0, 256, (2, config.hyperparameters.context + 1), dtype=torch.uint8)}
+
+
+BATCHES: dict[str, tuple[Callable[[RunConfig], Batch], tuple[str, ...]]] = {
+    "cosmoflow": (cosmoflow, ()),
+    "deepcam": (deepcam, ()),
+    "moe_lm": (moe_lm, LOOP),
+}
+
+
+def step_of(name: str, size: str, *overrides: str) -> tuple[float, Work]:
+    """FLOPs of a training step on two samples, per sample, and what the closed form says."""
+    batch_of, always = BATCHES[name]
+    config = load_config(descriptor(name), size, ("global_batch_size=2", "instrumentation=false", *always, *overrides))
+    workload = descriptor(name).load()(config)
+    model, batch = workload.build_model(_Alone()), batch_of(config)  # type: ignore[arg-type]
+    counted = count(lambda: workload.loss(model, batch).backward())
+    assert counted.uncovered == {}
+    return counted.flops / 2, workload.work()
+
+
+class _Alone:
+    size, rank = 1, 0
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "overrides"),
+    [
+        ("cosmoflow", "smoke", ()),
+        ("cosmoflow", "mini32", ()),
+        ("deepcam", "smoke", ()),
+        ("moe_lm", "smoke", ()),
+        ("moe_lm", "mini", ()),
+        ("moe_lm", "smoke", ("hyperparameters.dense=true",)),
+    ],
+)
+def test_executed_flops_are_those_counted(name: str, size: str, overrides: tuple[str, ...]) -> None:
+    flops, work = step_of(name, size, *overrides)
+    assert work.executed_flops == pytest.approx(flops, rel=1e-3)
+    assert work.model_flops <= work.executed_flops
+
+
+def test_open_catalyst_executes_what_is_counted() -> None:
+    """On structures whose counts are the config's: edges and triplets differ from sample to sample."""
+    graph = {k: v.float() if v.is_floating_point() else v for k, v in graph_of(*map(random_structure, (0, 1))).items()}
+    means = {"mean_atoms": 7, "mean_edges": len(graph["source"]) / 2, "mean_triplets": len(graph["into"]) / 2}
+    sets = [f"hyperparameters.{name}={value}" for name, value in means.items()]
+    config = load_config(descriptor("open_catalyst"), "smoke", ("global_batch_size=2", *sets))
+    workload = descriptor("open_catalyst").load()(config)
+    model = workload.build_model(_Alone())  # type: ignore[arg-type]
+    counted = count(lambda: model(graph)[1].abs().sum().backward())
+    assert counted.uncovered == {}
+    assert workload.work().executed_flops == pytest.approx(counted.flops / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", sorted(descriptors()))
+def test_every_size_says_all_of_its_work_and_reduces_its_gradients(name: str) -> None:
+    for size in descriptor(name).card().sizes:
+        config = load_config(descriptor(name), size)
+        workload: Workload = descriptor(name).load()(config)
+        work = workload.work()
+        assert 0 < work.forward_flops < work.model_flops
+        assert 0 < work.forward_bytes < work.algorithmic_bytes
+        assert 0 < work.optimizer_bytes_per_step / config.global_batch_size < work.algorithmic_bytes
+        assert work.optimizer_flops_per_step > 0
+        with torch.device("meta"):
+            model = workload.build_model(_Alone())  # type: ignore[arg-type]
+        sharded = sum(parameter.numel() for parameter in _experts(model)) if work.all_to_all_bytes else 0
+        replicated = sum(parameter.numel() for parameter in model.parameters()) - sharded
+        assert work.all_reduce_bytes_per_step == 4 * replicated
+
+
+def _experts(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for name, parameter in model.named_parameters() if ".experts." in name]
+
+
+@pytest.mark.parametrize(("templates", "checkpointing"), [(0, False), (2, False), (0, True)])
+def test_openfold_executes_what_is_counted(
+    made_once: Callable[[str], Path], templates: int, checkpointing: bool
+) -> None:
+    """One iteration: the number of recycles is drawn per sample. Recomputed blocks leave out what nothing needs."""
+    sets = ("num_recycling_iters=0", f"max_templates={templates}", f"checkpointing={str(checkpointing).lower()}")
+    overrides = ["global_batch_size=2", *(f"hyperparameters.{text}" for text in sets)]
+    config = load_config(descriptor("openfold"), "smoke", overrides)
+    workload = descriptor("openfold").load()(config)
+    model = workload.build_model(_Alone())  # type: ignore[arg-type]
+    batch: Any = workload.dataset("train", made_once("openfold")).load([0, 1], seed=0, epoch=1)
+    counted = count(lambda: workload.loss(model, batch).backward())
+    assert counted.uncovered == {}
+    assert workload.work().executed_flops == pytest.approx(counted.flops / 2, rel=0.01 if checkpointing else 1e-3)
