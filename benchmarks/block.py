@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,12 +45,12 @@ def open_workload(name: str, size: str, overrides: Sequence[str], world: World) 
 def trainer(
     workload: Workload, config: RunConfig, world: World, log: EventLog, data: Head, validation: Any, seed: int
 ) -> Trainer:
-    """A Trainer with the initial weights of ``seed``; no target is ever reached."""
+    """A Trainer with the initial weights of ``seed``, in torch's default precision; no target is ever reached."""
     size_card = descriptor(config.workload).card().size(config.size)
     out_of_reach = float("inf") if size_card.direction == "max" else float("-inf")
     device = pick_device(config.device, world)
     torch.manual_seed(seed)
-    model = workload.build_model(world).to(device)
+    model = workload.build_model(world).to(device, torch.get_default_dtype())
     optimization = workload.build_optimizer(model, len(data) // config.global_batch_size)
     state = TrainingState(
         model, average(model, optimization), optimization.optimizer, workload.sharded_parameters(model)
@@ -60,8 +59,3 @@ def trainer(
         workload, config, size_card.model_copy(update={"threshold": out_of_reach}), world, device, state, optimization,
         lambda block: data, lambda block: validation, log, seed, lambda: None, lambda at: None, lambda text: None,
     )  # fmt: skip
-
-
-def data_root(name: str, size: str, given: Path | None) -> Path:
-    """The folder of a data set: given, or the default."""
-    return given or Path(f"data/{name}-{size}")

@@ -9,14 +9,13 @@ over blocks of (its time / time of the shipped config's formulation in the same 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from interleaved import compare, timed
 
 from suite.config import RunConfig, load_config
 from suite.distributed import World
@@ -49,18 +48,8 @@ def main() -> None:
             steps[name] = build(config, *choices)
         except Exception as error:  # a compiler that is missing or fails is a result, and the others still count
             print(f"{name}: not possible here: {str(error).splitlines()[0][:100]}")
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for block in range(arguments.blocks):
-        names = list(steps) if block % 2 == 0 else list(reversed(steps))
-        for name in names:
-            times[name].append(timed(steps[name], arguments.steps))
-    shipped = next(iter(steps))
-    print(f"{'formulation':38} {'CPU-ms/step':>12} {'ratio':>7}  quartiles")
-    for name, values in times.items():
-        ratios = [mine / base for mine, base in zip(values, times[shipped], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(f"{name:38} {1e3 * statistics.median(values):12.2f} {middle:7.3f}  {low:.3f} to {high:.3f}")
-    loading(config, statistics.median(times[shipped]))
+    compare("formulation", steps, blocks=arguments.blocks, repeats=arguments.steps)
+    loading(config, timed(next(iter(steps.values())), arguments.steps))
 
 
 def build(config: RunConfig, channels_last: bool, compiled: bool, bfloat16: bool) -> Callable[[], None]:
@@ -84,13 +73,6 @@ def build(config: RunConfig, channels_last: bool, compiled: bool, bfloat16: bool
     for _ in range(3):
         step()
     return step
-
-
-def timed(step: Callable[[], None], steps: int) -> float:
-    begin = time.process_time()
-    for _ in range(steps):
-        step()
-    return (time.process_time() - begin) / steps
 
 
 def loading(config: RunConfig, step_s: float) -> None:

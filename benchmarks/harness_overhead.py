@@ -18,9 +18,10 @@ import time
 from pathlib import Path
 
 import torch
-from block import Head, data_root, open_workload, trainer
+from block import Head, open_workload, trainer
 from torch.nn.parallel import DistributedDataParallel
 
+from suite.config import default_data_root
 from suite.distributed import World
 from suite.mllog import EventLog
 from suite.sampling import train_batches
@@ -40,7 +41,7 @@ def main() -> int:
     args = parser.parse_args()
     world = World.create()
     workload, config = open_workload("cosmoflow", args.size, [f"global_batch_size={args.global_batch_size}"], world)
-    whole = workload.dataset("train", data_root("cosmoflow", args.size, args.data))
+    whole = workload.dataset("train", args.data or default_data_root("cosmoflow", args.size))
     data = Head(whole, STEPS * args.global_batch_size)
     log = EventLog(Path(tempfile.mkdtemp()) / "log.txt" if world.is_first else None)
     through_harness = trainer(workload, config, world, log, data, data, seed=1)

@@ -71,9 +71,10 @@ def collect(out: Path) -> tuple[list[float], float]:
 
 def worker(args: argparse.Namespace) -> int:
     import torch
-    from block import Head, data_root, open_workload, trainer
+    from block import Head, open_workload, trainer
 
     from suite.checkpoint import Position
+    from suite.config import default_data_root
     from suite.distributed import World
     from suite.mllog import EventLog
     from suite.train import evaluate
@@ -86,7 +87,7 @@ def worker(args: argparse.Namespace) -> int:
     joined = [text.format(ranks=world.size) for text in JOINED.get(args.workload, [])]
     overrides = ["max_epochs=1", "window_steps=1", *joined, *args.overrides]
     workload, config = open_workload(args.workload, args.size, overrides, world)
-    root = data_root(args.workload, args.size, args.data)
+    root = args.data or default_data_root(args.workload, args.size)
     data = Head(workload.dataset("train", root), args.steps * config.global_batch_size, dtype)
     whole = workload.dataset("validation", root)
     validation = Head(whole, len(whole), dtype)
