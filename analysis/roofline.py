@@ -40,8 +40,7 @@ class Demand:
 class Roof:
     """What one rank gets of a resource, FLOP/s or bytes/s, in the regime that ``name`` states.
 
-    ``spread`` is relative; ``source`` says where the number is from: a measurement with its n, or a citation. ``burst_per_s``
-    is what was seen for a moment, where that is known to be more; only beyond it is a point above its roof.
+    ``spread`` is relative; ``source`` says where the number is from: a measurement with its n, or a citation.
     """
 
     per_s: float
@@ -49,12 +48,11 @@ class Roof:
     origin: Origin
     source: str
     spread: float = 0.0
-    burst_per_s: float = 0.0
 
     @property
     def most_per_s(self) -> float:
         """The highest rate that can be believed."""
-        return max(self.per_s * (1 + max(TOLERANCE, self.spread)), self.burst_per_s * (1 + TOLERANCE))
+        return self.per_s * (1 + max(TOLERANCE, self.spread))
 
 
 @dataclass(frozen=True)
@@ -119,8 +117,6 @@ class Bounds:
             return "no resource has both a quantity and a ceiling"
         if self.step_s > self.upper_s * (1 + TOLERANCE):
             return "above the band: not explained by these roofs"
-        if self.step_s < self.lower_s * (1 - TOLERANCE):
-            return "below the band: faster than the sustained roof, within what was seen for a moment"
         return "within the band"
 
 

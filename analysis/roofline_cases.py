@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -312,8 +312,10 @@ def scaled(file: Ceilings, work: Work, roof: MeasuredRoof, name: str, *, shared:
     per_s, source, mine = roof.value, roof.source, file.device.threads or 1
     if file.device.type == "cpu":
         threads = work.threads or mine * file.ranks_per_node / work.ranks_per_node
-        fewer_cores = work.ranks_per_node * threads <= file.ranks_per_node * mine
-        per_s *= file.ranks_per_node / work.ranks_per_node if shared and fewer_cores else threads / mine
+        theirs, ours = file.ranks_per_node * mine, work.ranks_per_node * threads
+        cores = file.device.cores_allowed or max(theirs, ours)
+        alone = threads / mine * min(1.0, cores / ours) / min(1.0, cores / theirs)  # more threads than cores take turns
+        per_s *= file.ranks_per_node / work.ranks_per_node if shared and ours <= theirs else alone
         if (file.ranks_per_node, mine) != (work.ranks_per_node, threads):
             used = f"{file.ranks_per_node:g} ranks × {mine:g} threads a node"
             source += f"; with {used}, here {work.ranks_per_node:g} × {threads:g}"
@@ -321,17 +323,17 @@ def scaled(file: Ceilings, work: Work, roof: MeasuredRoof, name: str, *, shared:
 
 
 def compute_roofs(file: Ceilings, precision: str) -> list[MeasuredRoof]:
-    """GEMM roofs that fit a number format, the sustained one first."""
+    """GEMM roofs that fit a number format, the highest first: a burst, unless a sustained run was faster."""
     wanted = TF32 if precision == "float32" and file.device.type == "cuda" else (precision,)
     fitting = [roof for roof in file.of("compute") if roof.dtype in wanted and roof.unit == "FLOP/s"]
-    return sorted(fitting, key=lambda roof: (wanted.index(str(roof.dtype)), roof.mode != "sustained", -roof.value))
+    return sorted(fitting, key=lambda roof: (wanted.index(str(roof.dtype)), -roof.value))
 
 
-def peak_of(file: Ceilings, work: Work, fitting: list[MeasuredRoof]) -> Roof:
-    """The compute roof of a rank of the run from the roofs that fit its number format."""
-    roof = scaled(file, work, fitting[0], f"GEMM {fitting[0].dtype}, {fitting[0].mode}")
-    alike = [other.value for other in fitting if other.dtype == fitting[0].dtype]
-    return replace(roof, burst_per_s=max(alike) * roof.per_s / fitting[0].value)
+def peaks_of(file: Ceilings, work: Work) -> list[Roof]:
+    """The compute roof of a rank of the run, and what is sustained of it where that is less."""
+    fitting = compute_roofs(file, work.precision)
+    alike = [roof for roof in fitting if roof.dtype == fitting[0].dtype]
+    return [scaled(file, work, roof, f"GEMM {roof.dtype}, {roof.mode}") for roof in alike]
 
 
 def memory_levels(file: Ceilings) -> list[MeasuredRoof]:
@@ -358,11 +360,11 @@ def ring_of(file: Ceilings, resource: Resource) -> Ring | None:
 
 
 def _compute(file: Ceilings, work: Work) -> Roof | str:
-    fitting = compute_roofs(file, work.precision)
-    if not fitting:
+    peaks = peaks_of(file, work)
+    if not peaks:
         measured = sorted({str(roof.dtype) for roof in file.of("compute")})
         return f"no GEMM measured in {work.precision}, only in {', '.join(measured) or 'none'}"
-    return peak_of(file, work, fitting)
+    return peaks[0]
 
 
 def holding(file: Ceilings, work: Work, traffic: float) -> MeasuredRoof:

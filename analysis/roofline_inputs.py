@@ -74,6 +74,7 @@ class Device(_Lenient):
     type: str
     name: str
     threads: int | None = None
+    cores_allowed: int | None = None
     memory_bytes: float | None = None
 
 

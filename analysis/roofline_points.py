@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from analysis.roofline import Complexity, Point, Roof, above_roof, attainable, complexity
-from analysis.roofline_cases import Case, compute_roofs, holding, measured_cases, memory_levels, peak_of, scaled
+from analysis.roofline_cases import Case, holding, measured_cases, memory_levels, peaks_of, scaled
 from analysis.roofline_inputs import Ceilings, Counters, MeasuredRoof
 from analysis.study import Study
 
@@ -57,6 +57,12 @@ class Machine:
         return f"{self.file.title}; the run: {work.ranks_per_node:g} × {theirs:g} threads a node"
 
     @property
+    def lesser_peaks(self) -> list[Roof]:
+        """What is sustained of the compute roofs, where that is less than they are in a burst."""
+        found = {roof.name: roof for case in self.cases if case.work for roof in peaks_of(self.file, case.work)[1:]}
+        return list(found.values())
+
+    @property
     def launch_s(self) -> float:
         """Seconds of the smallest product that was measured: what issuing one operator costs; 0 if unknown."""
         products = [curve for curve in self.file.curves if curve.resource == "compute"]
@@ -96,10 +102,10 @@ def _machine(study: Study, cases: Sequence[Case]) -> Machine:
 
 def _placed(study: Study, file: Ceilings, case: Case) -> Iterator[Placed]:
     assert case.work is not None
-    peaks, levels = compute_roofs(file, case.precision), memory_levels(file)
+    peaks, levels = peaks_of(file, case.work), memory_levels(file)
     if not peaks or not levels:
         return
-    peak = peak_of(file, case.work, peaks)
+    peak = peaks[0]
     points = [*_points(case), *kernels(counters_of(study, case), last_level(levels))]
     for point in points:
         level = levels[-1] if point.basis == "counted" else holding(file, case.work, point.bytes)

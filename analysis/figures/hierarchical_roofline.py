@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter
 
 from analysis.drawing import CYCLE, INK, MARKERS, clip, listed, name_points, panels
 from analysis.roofline import Point, Roof, above_roof, si
-from analysis.roofline_cases import Case, compute_roofs, measured_cases, memory_levels, peak_of, scaled
+from analysis.roofline_cases import Case, measured_cases, memory_levels, peaks_of, scaled
 from analysis.roofline_drawing import si_scale
 from analysis.roofline_points import counters_of, kernels
 from analysis.study import NotAnswerableError, Study
@@ -161,10 +161,10 @@ def _levels(study: Study, case: Case) -> list[Level]:
     counted = counters_of(study, case)
     assert case.ceilings is not None
     assert case.work is not None
-    peaks, levels = compute_roofs(case.ceilings, case.precision), memory_levels(case.ceilings)
+    peaks, levels = peaks_of(case.ceilings, case.work), memory_levels(case.ceilings)
     if counted is None or not peaks:
         return []
-    peak = peak_of(case.ceilings, case.work, peaks)
+    peak = peaks[0]
     return [
         Level(case, peak, scaled(case.ceilings, case.work, m, m.name, shared=m is levels[-1]), m.name, tuple(points))
         for m in levels

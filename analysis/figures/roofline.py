@@ -117,6 +117,11 @@ def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> S
         axis.plot([ridge], [peak.per_s], ".", color=INK, markersize=9)
         text = f"{peak.name}: {si(peak.per_s)}FLOP/s, ridge at {ridge:.3g} FLOP/B"
         axis.annotate(text, (right, peak.per_s), xytext=(-4, 4), textcoords="offset points", ha="right")
+    for roof in machine.lesser_peaks:
+        start = max(left, roof.per_s / machine.levels[0].per_s)
+        axis.plot([start, right], [roof.per_s] * 2, color=INK, linewidth=0.9, linestyle="--")
+        text = f"{roof.name}: {si(roof.per_s)}FLOP/s"
+        axis.annotate(text, (right, roof.per_s), xytext=(-4, -13), textcoords="offset points", ha="right")
     for roof in vendor_roofs(machine.file.device.name):
         if roof.per_s < high:
             axis.axhline(roof.per_s, color=GREY, linewidth=0.9, linestyle=":")
@@ -137,8 +142,9 @@ def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> S
         (p.point.intensity, p.point.rate, f"{p.point.name}: {100 * p.point.rate / p.allowed:.2g} %", False)
         for p in shown
     ]
-    for peak in peaks:  # the peak's own name
-        lines += [(x, peak.per_s * 1.15, "", False) for x in np.geomspace(right / (right / left) ** 0.5, right, 80)]
+    named = np.geomspace(right / (right / left) ** 0.5, right, 80)
+    lines += [(x, peak.per_s * 1.15, "", False) for peak in peaks for x in named]
+    lines += [(x, peak.per_s * side, "", False) for peak in machine.lesser_peaks for side in (1.0, 0.85) for x in named]
     return texts + lines  # a place on a line without text keeps the names of points off the line
 
 

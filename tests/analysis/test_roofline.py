@@ -76,15 +76,6 @@ def test_a_point_within_the_spread_of_its_roof_is_not_refused() -> None:
     assert not bounds(1.0, demand, {"compute": roof(100.0, spread=0.12)}).refused
 
 
-def test_between_the_sustained_roof_and_the_burst_a_point_is_believed_and_said_to_be_there() -> None:
-    throttled = Roof(100.0, "GEMM", "measured", "a test", burst_per_s=200.0)
-    found = bounds(1.0, {"compute": logged(150.0)}, {"compute": throttled})
-    assert found.verdict.startswith("below the band: faster than the sustained roof")
-    assert bounds(1.0, {"compute": logged(211.0)}, {"compute": throttled}).refused
-    assert above_roof(Point("conv", 150.0, 1.0, 1.0, "counted"), throttled, roof(1e9)) is None
-    assert above_roof(Point("conv", 211.0, 1.0, 1.0, "counted"), throttled, roof(1e9)) is not None
-
-
 def test_what_is_missing_has_a_name_and_nothing_asked_is_no_term() -> None:
     found = bounds(1.0, {"all_to_all": logged(0.0), "storage": logged(5.0)}, {"storage": "no storage ceiling"})
     assert found.terms == ()

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from analysis.command import report
 from analysis.drawing import style, svg
 from analysis.figures import figures
-from analysis.roofline_cases import Case, measured_cases, published_cases
-from analysis.roofline_inputs import Inputs, read_ceilings, read_inputs, split
+from analysis.roofline_cases import Case, Work, measured_cases, memory_levels, published_cases, scaled
+from analysis.roofline_inputs import Inputs, MeasuredRoof, read_ceilings, read_inputs, split
 from analysis.roofline_points import machines
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
@@ -107,7 +107,7 @@ def test_a_run_on_its_ceilings_has_every_resource_that_was_logged(made: Study) -
     case = only_case(made)
     seconds = {term.resource: term.seconds for term in case.bounds.terms}
     assert case.bounds.step_s == pytest.approx(1.0)
-    assert seconds["compute"] == pytest.approx(2e9 * 2 / 100e9)  # two samples a rank
+    assert seconds["compute"] == pytest.approx(2e9 * 2 / 110e9)  # two samples a rank, the burst's rate
     assert seconds["memory"] == pytest.approx(0.5e9 * 2 / 10e9)  # dram: a gigabyte fits no cache
     assert seconds["storage"] == pytest.approx(1e5 / 2e9)  # 1e6 bytes in ten steps, from the page cache
     assert seconds["all_reduce"] == pytest.approx(2e-4 * 11 + 2 * 2e6 / 1e9, rel=0.7)  # two messages of 2 MB
@@ -116,6 +116,24 @@ def test_a_run_on_its_ceilings_has_every_resource_that_was_logged(made: Study) -
     assert basis == {"compute": "logged", "memory": "algorithmic", "storage": "logged", "all_reduce": "logged"}
     assert case.scale is not None
     assert case.scale > 4
+
+
+def test_a_host_is_shared_by_threads_and_cores(tmp_path: Path, ceilings: Build) -> None:
+    cpu = {"type": "cpu", "name": "x", "threads": 2, "cores_allowed": 8}
+    file = read_ceilings(ceilings(tmp_path / "c.json", ranks=4, device=cpu))  # two ranks a node of two threads each
+    gemm, dram = file.of("compute")[0], memory_levels(file)[-1]
+
+    def got(roof: MeasuredRoof, ranks: float, threads: float, *, shared: bool) -> float:
+        work = Work(ranks, 1.0, threads, 1.0, "float32", {}, {}, 0.0, {}, 0.0, 0.0)
+        return scaled(file, work, roof, "", shared=shared).per_s / roof.value
+
+    assert got(gemm, 2, 2, shared=False) == pytest.approx(1)
+    assert got(gemm, 8, 1, shared=False) == pytest.approx(0.5)
+    assert got(gemm, 8, 4, shared=False) == pytest.approx(0.5)  # 32 threads take turns on 8 cores
+    assert got(dram, 2, 2, shared=True) == pytest.approx(1)
+    assert got(dram, 1, 4, shared=True) == pytest.approx(2)  # all that the two had together
+    assert got(dram, 1, 1, shared=True) == pytest.approx(2)  # no more is known than that
+    assert got(dram, 4, 2, shared=True) == pytest.approx(1)  # more cores than were measured
 
 
 def test_phases_are_hollow_and_kernels_filled(made: Study) -> None:
@@ -127,6 +145,7 @@ def test_phases_are_hollow_and_kernels_filled(made: Study) -> None:
     assert len(by_basis["counted"]) == 9  # eight, and all others together
     assert by_basis["counted"][-1] == "4 other kernels"
     assert machine.launch_s == pytest.approx(16e-7)
+    assert [(roof.name, roof.per_s) for roof in machine.lesser_peaks] == [("GEMM float32, sustained", 100e9)]
 
 
 def test_the_optimizer_is_a_point_of_its_own_where_its_work_is_logged(
