@@ -141,7 +141,8 @@ class _Loop(torch.autograd.Function):
     expert at a time is computed again in the backward pass (MegaBlocks' memory-optimised MLP) and stays in the cache.
 
     ``product(a, b, out)`` is a times b transposed, in ``out`` or in a new tensor. It gets rows in multiples of ``step``: a
-    window onto the buffer that may begin or end in a neighbour's rows, whose results are not kept.
+    window onto the buffer that may begin or end in a neighbour's rows, whose results are not kept. Buffers do not change
+    their size with the routing: a heap with ever new sizes grows by megabytes a step.
     """
 
     @staticmethod
@@ -158,7 +159,7 @@ class _Loop(torch.autograd.Function):
         rows = rows.contiguous()
         up_NH = rows.new_empty(len(rows), weights.up_EHD.shape[1])
         gate_NH = torch.empty_like(up_NH) if weights.gate_EHD is not None else None
-        out_ND = torch.empty_like(rows)
+        out_ND, scratch_NH = torch.empty_like(rows), torch.empty_like(up_NH)
         for e, here, window, mine in _windows(counts, step, len(rows)):
             up = product(rows[window], weights.up_EHD[e], up_NH[window])
             if weights.up_bias_EH is not None:
@@ -167,9 +168,7 @@ class _Loop(torch.autograd.Function):
             if gate_NH is not None and weights.gate_EHD is not None:
                 gate = product(rows[window], weights.gate_EHD[e], gate_NH[window])
                 _put(gate_NH[here], gate[mine])
-            hidden = (
-                up.relu_() if activation == "relu" else activate(up, gate, activation)
-            )  # relu: keep its value instead
+            hidden = _activated(up, gate, activation, scratch_NH)
             _put(up_NH[here], up[mine])
             out = product(hidden, weights.down_EHD[e].t(), out_ND[window])
             if weights.down_bias_ED is not None:
@@ -185,7 +184,7 @@ class _Loop(torch.autograd.Function):
         weights, activation, product = Weights(*tensors), ctx.activation, ctx.product
         d_out_ND = d_out_ND.contiguous()
         d_rows, d_weights = torch.empty_like(rows), weights.map(torch.empty_like)
-        scratch = up_NH.new_empty(max(ctx.counts), up_NH.shape[1])
+        hidden_NH, d_up_NH, d_gate_NH = (torch.empty_like(up_NH) for _ in range(3))  # touched as far as the most rows
         for gradient_E in vars(d_weights).values():
             for e, count in enumerate(ctx.counts):
                 if gradient_E is not None and not count:
@@ -193,16 +192,17 @@ class _Loop(torch.autograd.Function):
         for e, here, window, mine in _windows(ctx.counts, ctx.step, len(rows)):
             x, up, gate = rows[window], up_NH[window], None if gate_NH is None else gate_NH[window]
             d_out = _alone(d_out_ND[window], mine)  # zero in a neighbour's rows, and so is all that follows from it
-            hidden = up if activation == "relu" else activate(up, gate, activation)
+            hidden = up if activation == "relu" else _activated(up, gate, activation, hidden_NH)
             _put(d_weights.down_EHD[e], product(hidden.t(), d_out.t(), d_weights.down_EHD[e]))
-            d_up = product(d_out, weights.down_EHD[e], scratch[: len(x)])  # until the next lines: d_hidden
+            d_up = product(d_out, weights.down_EHD[e], d_up_NH[: len(x)])  # until the next lines: d_hidden
             d_gate = None
             if gate is None:
                 _ACTIVATION_GRADIENTS[activation](d_up, up, grad_input=d_up)
             else:
                 assert d_weights.gate_EHD is not None
-                d_gate = torch.ops.aten.silu_backward(d_up * up, gate)
-                d_up *= F.silu(gate)
+                d_gate = torch.mul(d_up, up, out=d_gate_NH[: len(x)])
+                torch.ops.aten.silu_backward(d_gate, gate, grad_input=d_gate)
+                d_up *= torch.ops.aten.silu(gate, out=hidden_NH[: len(x)])
                 _put(d_weights.gate_EHD[e], product(d_gate.t(), x.t(), d_weights.gate_EHD[e]))
             _put(d_weights.up_EHD[e], product(d_up.t(), x.t(), d_weights.up_EHD[e]))
             d_x = product(d_up, weights.up_EHD[e].t(), d_rows[window])
@@ -216,16 +216,31 @@ class _Loop(torch.autograd.Function):
 
 
 def _windows(counts: list[int], step: int, rows: int) -> Iterator[tuple[int, slice, slice, slice]]:
-    """Experts that have rows: which rows, the window of a multiple of ``step`` around them, and where in it they are."""
+    """Experts that have rows: which rows, the window around them, and where in it they are.
+
+    A window is a multiple of ``step``, and of a sixteenth to a thirty-second of itself, so that few lengths occur.
+    """
     end = 0
     for e, count in enumerate(counts):
         begin, end = end, end + count
-        length = -(-count // step) * step
+        unit = max(step, 1 << count.bit_length() >> 5) if step > 1 else 1
+        length = -(-count // unit) * unit
         if length > rows:  # few rows in all: exactly these
             length = count
         first = min(begin, rows - length)
         if count:
             yield e, slice(begin, end), slice(first, first + length), slice(begin - first, end - first)
+
+
+def _activated(up: Tensor, gate: Tensor | None, activation: Activation, scratch_NH: Tensor) -> Tensor:
+    """The hidden layer: relu's in place, for its value says as much as what it was given, the others in the scratch buffer."""
+    if activation == "relu":
+        return up.relu_()
+    out = scratch_NH[: len(up)]
+    if activation == "swiglu":
+        assert gate is not None
+        return torch.ops.aten.silu(gate, out=out).mul_(up)  # type: ignore[no-any-return]
+    return {"gelu": torch.ops.aten.gelu, "silu": torch.ops.aten.silu}[activation](up, out=out)  # type: ignore[no-any-return]
 
 
 def _alone(window: Tensor, mine: slice) -> Tensor:
