@@ -27,9 +27,22 @@ SUITE_RUN_SIDE = {  # may load torch, mpi4py, h5py, numpy
         "instrument",
         "ceilings",
         "flops",
+        "profiling",
+        "stragglers",
     ),
 }
-ANALYSIS_FROM_SUITE = {"card", "mllog", "record", "scoring", "system", "cost_model", "compliance", "workload"}
+ANALYSIS_FROM_SUITE = {
+    "card",
+    "mllog",
+    "record",
+    "scoring",
+    "system",
+    "cost_model",
+    "compliance",
+    "workload",
+    "stragglers",
+    "log_reader",
+}
 WORKLOAD_FROM_SUITE = {
     "workload",
     "build",

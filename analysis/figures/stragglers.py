@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from analysis.drawing import BLUE, ORANGE, VERMILION, clip, listed, panels
 from analysis.roofline import si
-from analysis.stragglers import SIGNIFICANT, Straggling, straggling
 from analysis.study import NotAnswerableError, Study
+from suite.stragglers import SIGNIFICANT, Straggling, straggling
 
 TITLE = "Ranks: who computes, who waits"
 CAPTION = (
