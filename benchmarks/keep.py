@@ -30,7 +30,14 @@ COMMANDS: dict[str, list[list[str]]] = {
         [sys.executable, "benchmarks/instrumentation.py", *DATA],
         [*MPIEXEC, sys.executable, "benchmarks/instrumentation.py", *DATA],
         [sys.executable, "benchmarks/instrumentation.py", *MOE],
-        [*MPIEXEC, sys.executable, "benchmarks/instrumentation.py", *MOE, "--set", "hyperparameters.moe.expert_parallel=true"],
+        [
+            *MPIEXEC,
+            sys.executable,
+            "benchmarks/instrumentation.py",
+            *MOE,
+            "--set",
+            "hyperparameters.moe.expert_parallel=true",
+        ],
     ],
     "rank_invariance": [
         [sys.executable, "benchmarks/rank_invariance.py", "cosmoflow", "--size", "mini", "--seed", seed, *more, *DATA]
@@ -50,6 +57,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "startup": [[sys.executable, "benchmarks/startup.py"]],
     "ingest": [[sys.executable, "benchmarks/ingest.py"]],
     "checker_fuzz": [[sys.executable, "-m", "pytest", "-q", "-m", "long", "tests/suite/test_check_fuzz.py"]],
+    "whatif": [[sys.executable, "benchmarks/whatif.py", "--measure"]],
     "moe": [[sys.executable, "benchmarks/moe.py"]],
 }
 

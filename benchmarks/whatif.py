@@ -1,8 +1,10 @@
 """How wrong predictions are where both sides were measured: own pairs of runs, and published pairs under modelled roofs.
 
-    python benchmarks/whatif.py [--pair RUN CEILINGS RUN CEILINGS]...
+    python benchmarks/whatif.py [--measure] [--pair RUN CEILINGS RUN CEILINGS]...
 
-Each --pair is a run folder with the ceilings file of its system, twice: predicted is the second from the first. Published
+Each --pair is a run folder with the ceilings file of its system, twice: predicted is the second from the first. --measure
+makes four pairs: CosmoFlow smoke on 1 and 2 ranks with batch 16 and 32, and ceilings of both (4 minutes on an
+idle machine of two cores; the data set must be there: mlhpc data generate cosmoflow --size smoke). Published
 pairs need no logs: they are one machine at two sizes, and two machines with as many units, from the tables that ship. Epochs of
 another batch are the source's times the ratio of the reference's convergence points. Prints Markdown.
 """
@@ -11,7 +13,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,11 +38,13 @@ HEAD = "| from | to | step seen [ms] | predicted | band | error | in band | solu
 def main() -> None:
     parser = argparse.ArgumentParser(description="Errors of what-if predictions.")
     parser.add_argument("--pair", nargs=4, action="append", default=[], type=Path, metavar=("RUN", "CEILINGS") * 2)
+    parser.add_argument("--measure", action="store_true")
     given = parser.parse_args()
     print(HEAD)
     print("| --- " * HEAD.count(" | ") + "| --- |")
-    for paths in given.pair:
-        show(*own(*paths))
+    with tempfile.TemporaryDirectory() as folder:
+        for paths in [*(measured(Path(folder)) if given.measure else []), *given.pair]:
+            show(*own(*paths))
     errors: dict[str, list[tuple[float, bool]]] = {}
     for kind, here, there in pairs():
         title, step, seen, whole, seen_s = public(kind, here, there)
@@ -47,6 +55,31 @@ def main() -> None:
         print(
             f"\n{kind}: n={len(found)}, median |error| of the step {median:.0f} %, {sum(h for _, h in found)} in the band"
         )
+
+
+def measured(folder: Path) -> list[list[Path]]:
+    """Ceilings of one and of two ranks, then two trials of each run."""
+    files = {ranks: folder / f"ceilings_{ranks}.json" for ranks in (1, 2)}
+    for ranks, file in files.items():
+        suite("ceilings", "--ranks", str(ranks), "--quick", "-o", str(file))
+    cases = [(ranks, batch) for batch in (16, 32) for ranks in (1, 2)]
+    for ranks, batch in cases:
+        chosen = [f"global_batch_size={batch}", "max_epochs=4", "submission.org=whatif"]
+        options = [part for setting in chosen for part in ("--set", setting)]
+        output = str(folder / f"ranks{ranks}_batch{batch}")
+        suite("run", "cosmoflow", "--config", "smoke", "--ranks", str(ranks), "--runs", "2", *options, "-o", output)
+
+    def place(ranks: int, batch: int) -> list[Path]:
+        return [folder / f"ranks{ranks}_batch{batch}", files[ranks]]
+
+    pairs = (((1, 16), (2, 16)), ((1, 16), (1, 32)), ((2, 16), (2, 32)), ((1, 32), (2, 32)))
+    return [place(*here) + place(*there) for here, there in pairs]
+
+
+def suite(*arguments: str) -> None:
+    """One `mlhpc` command with one thread a rank, its output on standard error."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-m", "suite", *arguments], check=True, env=environment, stdout=sys.stderr)
 
 
 def show(title: tuple[str, str], step: Prediction, seen: float, whole: Prediction | None, seen_s: float) -> None:
