@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ class OpenFold(Workload):
             raise ValueError("openfold: channels_last: there are no images here to lay out; leave it false")
         self.config = config
         self._own = cast(OpenFoldConfig, config.hyperparameters)
+        self._passes: list[int] = []  # of the network in every training step: recycles, then forward and twice that backward
         if self._own.init_checkpoint_sha256sum:
             raise ValueError(
                 "openfold: hyperparameters.init_checkpoint_sha256sum: starting from the official checkpoint is not "
@@ -66,6 +68,7 @@ class OpenFold(Workload):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean over samples of the weighted terms, each sample times the square root of its length."""
         prediction = model(batch)
+        self._passes.append(batch["msa"].shape[1] - 1 + 3)
         return losses(self._own, prediction, batch)["total"].mean()
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -83,6 +86,14 @@ class OpenFold(Workload):
             "eval_accuracy": totals["lddt_ca"] / totals["samples"],
             "val_loss": totals["loss"] / totals["samples"],
         }
+
+    def window_stats(self, world: World) -> dict[str, Any]:
+        """Where ranks draw recycles, the mean over steps of the most passes of a rank over the mean: 1 is a perfect balance."""
+        passes, self._passes = self._passes, []
+        if world.size == 1 or not self._own.num_recycling_iters:
+            return {}
+        passes_RS = np.array(world.allgather(passes), dtype=float)
+        return {"imbalance": float((passes_RS.max(0) / passes_RS.mean(0)).mean())}
 
     def hyperparameters(self) -> dict[str, Any]:
         """Keys of the reference. What the card says of a size (target, samples, evaluation interval) comes from the card."""

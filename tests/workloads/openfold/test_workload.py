@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,36 @@ def test_the_loss_of_a_global_batch_is_the_mean_of_its_parts(tiny_data: Path, wo
         whole = workload.loss(model, data.load([0, 1, 2, 3], seed=1, epoch=1))
         halves = [workload.loss(model, data.load(part, seed=1, epoch=1)) for part in ([0, 2], [1, 3])]
     assert float(whole) == pytest.approx(float(sum(halves)) / 2, rel=1e-4)
+
+
+class TwoRanks:
+    """A world whose other rank did ``theirs``."""
+
+    size = 2
+
+    def __init__(self, theirs: list[int]) -> None:
+        self.theirs = theirs
+
+    def allgather(self, mine: list[int]) -> list[list[int]]:
+        return [mine, self.theirs]
+
+
+def test_the_imbalance_of_recycles_is_logged_where_ranks_draw_them(tiny_data: Path, world: World) -> None:
+    workload = OpenFold(small(num_recycling_iters=2))
+    data = workload.dataset("train", tiny_data)
+    model = workload.build_model(world)
+    recycles = []
+    for index in range(3):
+        batch = data.load([index], seed=0, epoch=1)
+        recycles.append(int(batch["recycles"]))
+        workload.loss(model, batch)
+    other: Any = TwoRanks([3, 3, 5])
+    pairs = [(mine + 3, theirs) for mine, theirs in zip(recycles, other.theirs, strict=True)]
+    expected = sum(2 * max(pair) / sum(pair) for pair in pairs) / 3
+    assert workload.window_stats(other) == {"imbalance": pytest.approx(expected)}
+    workload.loss(model, batch)
+    assert workload.window_stats(world) == {}  # one rank
+    assert OpenFold(small(num_recycling_iters=0)).window_stats(other) == {}
 
 
 def test_logged_keys_are_those_of_the_rules_and_full_has_their_values() -> None:
