@@ -160,7 +160,7 @@ def test_one_and_two_ranks_have_the_same_losses_and_the_same_metric(smoke_data: 
     """At a rate below the edge of stability: above it, rounding alone may grow to 1e-3 within 20 steps (docs/cosmoflow.md)."""
     done = subprocess.run(
         [
-            *(sys.executable, str(ROOT / "benchmarks" / "rank_invariance.py"), "--size", "smoke"),
+            *(sys.executable, str(ROOT / "benchmarks" / "rank_invariance.py"), "cosmoflow", "--size", "smoke"),
             *("--data", str(smoke_data / "cosmoflow-smoke")),
             *("--set", "hyperparameters.base_learning_rate=0.002", "--set", "hyperparameters.scaling=none"),
         ],
