@@ -21,7 +21,8 @@ CAPTION = (
     "the diagonal compute binds, below it memory. The dashed corner through the measured time of a phase shows how far it "
     "is: at its roof a point would touch its corner. The orange square is what issuing the operators costs, their number "
     "times the smallest product that was measured: a point inside waits for launches, which a plot of intensity hides. "
-    "Without a count of operators there is no square."
+    "Without a count of operators the square is one launch, and a phase whose point is near it and its corner far away "
+    "issues many small operators."
 )
 ORDER = 43
 
@@ -44,6 +45,7 @@ def table(study: Study) -> pd.DataFrame:
             "measured / roof": found.seconds / found.roof_s,
             "bytes are": placed.point.basis,
             "one launch [s]": machine.launch_s or math.nan,
+            "measured / one launch": found.seconds / machine.launch_s if machine.launch_s else math.nan,
             "ceilings of": machine.title,
         }
         for machine in machines(study)
@@ -84,7 +86,7 @@ def _panel(
     axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]], width: int
 ) -> list[tuple[float, float, str, bool]]:
     points = machine.complexities()
-    times = [t for _, c in points for t in (c.compute_s, c.memory_s, c.seconds, c.launch_s) if t > 0]
+    times = [t for _, c in points for t in (c.compute_s, c.memory_s, c.seconds, c.launch_s, machine.launch_s) if t > 0]
     low, high = min(times) / 10, max(times) * 10
     axis.set_xscale("log")
     axis.set_yscale("log")
@@ -92,10 +94,11 @@ def _panel(
     axis.set_ylim(low, high)
     axis.set_aspect("equal")
     axis.plot([low, high], [low, high], color=GREY, linewidth=1.0)
-    launch = max((c.launch_s for _, c in points), default=0.0)
+    launch = max((c.launch_s for _, c in points), default=0.0) or machine.launch_s
     if launch > low:
         square = Rectangle((low, low), launch - low, launch - low, facecolor=ORANGE, edgecolor=ORANGE, alpha=0.25)
         axis.add_patch(square)
+        axis.annotate("launch", (low, launch), xytext=(4, 3), textcoords="offset points", color=INK)
     for placed, found in points:
         colour, marker = signs[placed.case.label]
         t = found.seconds
