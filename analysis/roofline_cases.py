@@ -142,10 +142,22 @@ def published_cases(study: Study) -> list[Case]:
             bounds=bounded,
             work=None,
             ceilings=None,
+            scale=_modelled_scale(bounded, float(row["units"])),
         )
         for row, bounded in found
         if bounded is not None
     ]
+
+
+def _modelled_scale(found: Bounds, units: float) -> int | None:
+    """n* under modelled roofs: a network without latency."""
+    terms = {term.resource: term for term in found.terms}
+    compute, exchange = terms.get("compute"), terms.get("all_reduce")
+    if compute is None or exchange is None or units < 2:
+        return None
+    ring = Ring(ALL_REDUCE, 0.0, exchange.roof.per_s)
+    size = exchange.demand.amount / moved_by(ALL_REDUCE, units, 1.0)[1]
+    return network_scale(lambda n: compute.seconds * units / n, lambda n: ring.seconds(n, size))
 
 
 def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
