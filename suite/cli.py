@@ -41,6 +41,7 @@ class LazyGroup(click.Group):
             "report",
             "published",
             "ceilings",
+            "profile",
             "rcp",
         ]
         names = self._points()

@@ -7,12 +7,14 @@ normalisations and moves of data do not, and whatever else is met without a form
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -52,7 +54,10 @@ NOT_COUNTED = frozenset(
 
 @dataclass(frozen=True)
 class Count:
-    """What ran: FLOPs in all, by operator and by path of module; ``uncovered``: calls of operators without a formula."""
+    """What ran: FLOPs in all, by operator, and by path of module what its calls did (not their backward pass).
+
+    ``uncovered``: calls of operators without a formula.
+    """
 
     flops: int
     by_operator: Mapping[str, int]
@@ -67,18 +72,46 @@ class Count:
         return [*text, f"  operators without a formula: {calls or 'none'}"]
 
 
-def count(run: Callable[[], object]) -> Count:
-    """Run once under the counter, outside any timing: the counter slows execution."""
+def count(run: Callable[[], object], model: nn.Module | None = None) -> Count:
+    """Run once under the counter, outside any timing: the counter slows execution. ``model``: whose modules are told apart."""
     seen = _Seen()
     counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
-    with seen, counter:
+    by_module: dict[str, int] = {}
+    with _modules_counted(model, counter, by_module), seen, counter:
         run()
-    by_module = {str(path): sum(flops.values()) for path, flops in counter.get_flop_counts().items()}
     totals = counter.get_flop_counts().get("Global", {})
     by_operator = {str(packet).removeprefix("aten."): int(flops) for packet, flops in totals.items()}
     covered = set(counter.flop_registry)
     uncovered = {str(packet): calls for packet, calls in seen.calls.items() if packet not in covered}
     return Count(int(counter.get_total_flops()), by_operator, by_module, uncovered)
+
+
+@contextmanager
+def _modules_counted(model: nn.Module | None, counter: FlopCounterMode, by_module: dict[str, int]) -> Iterator[None]:
+    """Adds what is counted between the begin and the end of each module's calls.
+
+    torch's own tracker of modules charges operators of the backward pass to modules that did not cause them.
+    """
+    begins: list[int] = []
+
+    def enter(module: nn.Module, inputs: Any) -> None:
+        begins.append(counter.get_total_flops())
+
+    def leave(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            by_module[path] = by_module.get(path, 0) + counter.get_total_flops() - begins.pop()
+
+        return hook
+
+    hooks = []
+    for path, module in model.named_modules() if model is not None else ():
+        hooks.append(module.register_forward_pre_hook(enter))
+        hooks.append(module.register_forward_hook(leave(path), always_call=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -84,3 +84,12 @@ def test_an_optimizer_s_step_counts_nothing_and_leaves_nothing_unnamed() -> None
     for kind in (torch.optim.SGD, torch.optim.AdamW):
         counted = count(kind(model.parameters(), lr=0.1).step)
         assert (counted.flops, dict(counted.uncovered)) == (0, {})
+
+
+def test_modules_are_charged_with_what_their_calls_do() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Sequential(nn.Linear(8, 2), nn.Linear(2, 2)))
+    counted = count(lambda: model(torch.ones(3, 4)).sum().backward(), model)
+    first, second, third = 2 * 3 * 4 * 8, 2 * 3 * 8 * 2, 2 * 3 * 2 * 2
+    parts = {"": first + second + third, "0": first, "1": 0, "2": second + third, "2.0": second, "2.1": third}
+    assert counted.by_module == parts
+    assert counted.flops == 3 * sum((first, second, third)) - first  # the input needs no gradient

@@ -1,0 +1,227 @@
+"""`mlhpc profile`: a few training steps under the torch profiler, for a person who asks which layer the time goes to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from suite.config import RunConfig, default_data_root, load_config
+from suite.workload import Descriptor, descriptor
+
+if TYPE_CHECKING:
+    from suite.distributed import Launch, World
+    from suite.profiling import Profile
+
+VERSION = 1
+FAILED, USAGE = 1, 2
+SHOWN = 25  # layers in the table on the screen; the file has all
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mlhpc profile cosmoflow -o profiles/cosmoflow
+  mlhpc profile moe_lm --size mini --ranks 2 --steps 50 -o profiles/moe
+  srun --ntasks=8 mlhpc profile deepcam --size full -o profiles/deepcam
+
+\b
+OUTPUT gets trace.json (rank 0; open it in chrome://tracing or ui.perfetto.dev), layers.csv and profile.json.
+"""
+)
+@click.argument("workload")
+@click.option("--size", "size", default="smoke", show_default=True, help="Shipped config, or a YAML file.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a config key; repeatable.")
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks on this machine.")
+@click.option("--steps", type=click.IntRange(2), default=20, show_default=True, help="Timed steps, without profiler.")
+@click.option("--profiled-steps", type=click.IntRange(1), default=3, show_default=True, help="Steps on the trace.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New folder.")
+def profile(
+    workload: str,
+    size: str,
+    overrides: tuple[str, ...],
+    ranks: int,
+    steps: int,
+    profiled_steps: int,
+    output: Path,
+) -> None:
+    """Find the layer the time goes to, and the slow rank: a few steps under the torch profiler.
+
+    Phases and layers carry the suite's names on the trace. Data must be there (mlhpc data generate).
+    """
+    chosen = descriptor(workload)
+    config = load_config(chosen, size, overrides)
+    from suite.distributed import detect
+
+    launch = detect()
+    if launch is not None and ranks != 1:
+        raise click.UsageError(f"inside {launch.launcher} the ranks are already there: leave --ranks out")
+    if (launch is None or launch.rank == 0) and output.exists():
+        raise ValueError(f"{output}: exists already; a profile never writes into an earlier one (choose another -o)")
+    if launch is None and ranks > 1:
+        words = ["profile", workload, "--size", size, "--steps", str(steps), "--profiled-steps", str(profiled_steps)]
+        words += [word for override in overrides for word in ("--set", override)]
+        sys.exit(_under_mpiexec([*words, "-o", str(output)], ranks))
+    sys.exit(_profile(launch, chosen, config, steps, profiled_steps, output))
+
+
+def _profile(
+    launch: Launch | None, chosen: Descriptor, config: RunConfig, steps: int, profiled_steps: int, output: Path
+) -> int:
+    """Be one rank; rank 0 writes and shows. An error of one rank ends all of them with its line."""
+    from suite.build import find_data
+    from suite.distributed import World
+    from suite.errors import one_line
+    from suite.sampling import check_batch
+
+    world = World.create(launch)
+    try:
+        root = config.data or default_data_root(config.workload, config.size)
+        find_data(root, config.workload, config.size)
+        check_batch(config.global_batch_size, world.size)
+
+        import torch
+
+        from suite import profiling
+        from suite.trial import pick_device, threads_per_rank
+
+        torch.set_num_threads(threads_per_rank(world))
+        workload = chosen.load()(config)
+        found = profiling.run(
+            workload,
+            config,
+            workload.dataset("train", root),
+            world,
+            pick_device(config.device, world),
+            steps=steps,
+            profiled_steps=profiled_steps,
+            say=lambda text: click.echo(text, err=True) if world.is_first else None,
+        )
+        if world.is_first:
+            _write(output, _document(found, config, world, steps, profiled_steps), found)
+        world.barrier()
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        click.echo(f"mlhpc: profile: {one_line(error)}", err=True)
+        code = USAGE if isinstance(error, ValueError) else FAILED
+        if world.size > 1:
+            world.transport.abort(code)
+        return code
+    return 0
+
+
+def _under_mpiexec(words: list[str], ranks: int) -> int:
+    """Start the ranks on this machine and show what they say."""
+    import tempfile
+
+    from suite.launch.local import run_local
+
+    with tempfile.TemporaryDirectory(prefix="mlhpc-profile-") as folder:
+        return run_local(
+            [sys.executable, "-m", "suite", *words],
+            ranks=ranks,
+            log=Path(folder) / "ranks.log",
+            say=lambda text: click.echo(f"mlhpc: {text}", err=True),
+            echo=click.echo,
+        )
+
+
+def _document(found: Profile, config: RunConfig, world: World, steps: int, profiled_steps: int) -> dict[str, Any]:
+    ranks = found.ranks
+    return {
+        "version": VERSION,
+        "kind": "profile",
+        "workload": config.workload,
+        "size": config.size,
+        "precision": config.precision,
+        "ranks": world.size,
+        "nodes": world.nodes,
+        "steps": steps,
+        "profiled_steps": profiled_steps,
+        "samples_per_rank_and_step": found.samples,
+        "phases_s": dict(found.phases),
+        "profiled_phases_s": dict(found.profiled_phases),
+        "counted_flops_per_step": found.counted.flops,
+        "stated_flops_per_step": found.stated_flops * found.samples,
+        "flops_by_operator": dict(found.counted.by_operator),
+        "operators_without_formula": dict(found.counted.uncovered),
+        "layers": [vars(layer) for layer in found.layers],
+        "stragglers": None
+        if ranks is None
+        else {
+            "own_s": ranks.own_s.tolist(),
+            "wait_s": ranks.wait_s.tolist(),
+            "step_s": ranks.step_s,
+            "slow_rank": ranks.slow,
+            "is_slow": ranks.is_slow,
+            "gap_s": ranks.gap_s,
+            "gap_by_luck_s": ranks.luck_s,
+            "excess_s": ranks.excess_s,
+            "p": ranks.p,
+        },
+    }
+
+
+def _write(output: Path, document: dict[str, Any], found: Profile) -> None:
+    output.mkdir(parents=True)
+    found.trace.export_chrome_trace(str(output / "trace.json"))
+    rows = document["layers"]
+    lines = [",".join(rows[0]), *(",".join(str(value) for value in row.values()) for row in rows)] if rows else []
+    (output / "layers.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (output / "profile.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    for line in lines_of(document):
+        click.echo(line)
+    click.echo(f"{output}: trace.json (chrome://tracing, ui.perfetto.dev), layers.csv, profile.json")
+
+
+def lines_of(document: dict[str, Any]) -> list[str]:
+    """The profile for people: phases, layers, FLOPs, ranks."""
+    phases = {name: value for name, value in document["phases_s"].items() if name not in {"step", "other"}}
+    step = document["phases_s"]["step"]
+    text = [
+        f"step {step * 1e3:.2f} ms ("
+        + ", ".join(f"{name} {value / step:.0%}" for name, value in phases.items() if value)
+        + f"); {document['profiled_phases_s']['step'] * 1e3:.2f} ms under the profiler"
+    ]
+    layers = document["layers"]
+    whole = sum(layer["own_s"] for layer in layers) or 1.0
+    busiest = sorted(layers, key=lambda layer: -layer["own_s"])[:SHOWN]
+    text.append(
+        f"{'layer':<44} {'kind':<20} {'own':>6} {'forward ms':>11} {'backward ms':>12} {'GFLOP':>9} {'GFLOP/s':>8}"
+    )
+    for layer in busiest:
+        rate = layer["forward_flops"] / layer["forward_s"] / 1e9 if layer["forward_s"] else 0.0
+        text.append(
+            f"{layer['path'][-44:]:<44} {layer['kind'][:20]:<20} {layer['own_s'] / whole:>6.1%} {layer['forward_s'] * 1e3:>11.3f} "
+            f"{layer['backward_s'] * 1e3:>12.3f} {layer['forward_flops'] / 1e9:>14.3f} {rate:>8.1f}"
+        )
+    if len(layers) > len(busiest):
+        rest = sum(layer["own_s"] for layer in layers) - sum(layer["own_s"] for layer in busiest)
+        text.append(f"{len(layers) - len(busiest)} more layers: {rest / whole:.1%} (layers.csv)")
+    counted, stated = document["counted_flops_per_step"], document["stated_flops_per_step"]
+    text.append(
+        f"FLOPs of a step on this rank: {counted:.4g} counted, {stated:.4g} by the workload's closed form ({counted / stated:.4f})"
+    )
+    missing = document["operators_without_formula"]
+    text.append(
+        "operators without a formula: " + (", ".join(f"{name} ({n} calls)" for name, n in missing.items()) or "none")
+    )
+    return text + _rank_lines(document["stragglers"])
+
+
+def _rank_lines(ranks: dict[str, Any] | None) -> list[str]:
+    if ranks is None:
+        return []
+    text = [f"rank {'own ms':>9} {'wait ms':>9}   per step, without the profiler"]
+    for rank, (own, wait) in enumerate(zip(ranks["own_s"], ranks["wait_s"], strict=True)):
+        text.append(f"{rank:>4} {own * 1e3:>9.2f} {wait * 1e3:>9.2f}")
+    slow, excess = ranks["slow_rank"], ranks["excess_s"] / ranks["step_s"]
+    said = "is slow" if ranks["is_slow"] else "waits least, but is not clearly slow"
+    gap, luck = ranks["gap_s"] * 1e3, ranks["gap_by_luck_s"] * 1e3
+    text.append(
+        f"rank {slow} {said}: slowest over median {gap:.2f} ms, by jitter alone {luck:.2f} ms, "
+        f"excess {excess:.1%} of the step (p = {ranks['p']:.3g})"
+    )
+    return text

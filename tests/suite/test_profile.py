@@ -1,0 +1,86 @@
+"""`mlhpc profile`: the trace has the suite's names, time and FLOPs land on the layer that caused them, ranks are compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor, nn
+from torch.profiler import profile as torch_profile
+
+from suite.commands.profile import lines_of, profile
+from suite.flops import count
+from suite.profiling import _layers_named, layer_times
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Slow(torch.autograd.Function):
+    """Takes 20 ms backward."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return gradient
+
+
+class SlowLayer(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Slow.apply(x)
+
+
+def test_backward_time_is_charged_to_the_layer_of_the_forward_operator() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(SlowLayer(), nn.ReLU()))
+    x = torch.ones(2, 4)
+    with _layers_named(model), torch_profile() as trace:
+        for _ in range(2):
+            model(x).sum().backward()
+    layers = {
+        layer.path: layer for layer in layer_times(trace, model, count(lambda: model(x), model), 2, on_device=False)
+    }
+    assert list(layers) == ["(model)", "0", "1", "1.0", "1.1"]
+    assert layers["1.0"].backward_s > 0.02
+    assert layers["1.1"].backward_s < layers["1.0"].own_s
+    assert layers["(model)"].backward_s >= layers["1"].backward_s >= layers["1.0"].backward_s
+    assert layers["0"].forward_flops == 2 * 2 * 4 * 4
+    assert {layer.calls for layer in layers.values()} == {1.0}
+
+
+def test_a_profile_of_two_ranks(smoke_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLHPC_DATA", str(smoke_data))
+    output = tmp_path / "p"
+    words = ["profile", "cosmoflow", "--ranks", "2", "--steps", "4", "--profiled-steps", "1", "-o", str(output)]
+    done = subprocess.run(
+        [sys.executable, "-m", "suite", *words], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads((output / "profile.json").read_text())
+    assert document["counted_flops_per_step"] == pytest.approx(document["stated_flops_per_step"], rel=1e-3)
+    assert len(document["stragglers"]["own_s"]) == 2
+    assert "by jitter alone" in lines_of(document)[-1]
+    names = {event.get("name") for event in json.loads((output / "trace.json").read_text())["traceEvents"]}
+    assert {"phase data_wait", "phase forward", "phase backward", "phase optimizer", "layer convolutions.0"} <= names
+    assert (
+        (output / "layers.csv")
+        .read_text()
+        .startswith("path,kind,depth,calls,forward_s,backward_s,own_s,forward_flops\n")
+    )
+
+
+def test_what_cannot_be_profiled_is_said_in_a_line(tmp_path: Path) -> None:
+    result = CliRunner().invoke(profile, ["cosmoflow", "-o", str(tmp_path)])
+    assert isinstance(result.exception, ValueError)
+    assert "exists already" in str(result.exception)
+    result = CliRunner().invoke(profile, ["cosmoflow", "--set", f"data={tmp_path}/none", "-o", str(tmp_path / "p")])
+    assert result.exit_code == 2
+    assert "mlhpc data generate" in result.output
