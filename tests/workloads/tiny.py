@@ -21,6 +21,7 @@ from workloads.open_catalyst.slabs import Surfaces
 from workloads.open_catalyst.structures import Neighbourhood
 from workloads.openfold import generate as openfold
 from workloads.openfold.proteins import Families
+from workloads.swinv2_moe import generate as swinv2_moe
 
 SEED = 3
 
@@ -67,6 +68,18 @@ TINY = {
         needs="ase",
     ),
     "openfold": Tiny(openfold.DataSize(Families(8, 12, 6, 2), 6, 4, 2), {"train": 6, "validation": 4}, 2),
+    "swinv2_moe": Tiny(
+        swinv2_moe.DataSize(16, 40, 20, 15),
+        {"train": 40, "validation": 20},
+        15,
+        overrides=lambda found: [
+            "hyperparameters.pixels=16",
+            "hyperparameters.window=2",
+            # the loop of a CPU asks how many rows an expert has, a capacity which tokens it keeps: both wait
+            *("hyperparameters.moe.backend=grouped_mm", "hyperparameters.moe.dispatch=dropless"),
+            "hyperparameters.moe.capacity_factor=null",
+        ],
+    ),
 }
 
 
