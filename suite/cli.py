@@ -42,6 +42,7 @@ class LazyGroup(click.Group):
             "published",
             "ceilings",
             "profile",
+            "counters",
             "rcp",
         ]
         names = self._points()

@@ -1,0 +1,48 @@
+"""`mlhpc counters`: turns a profiler's CSV into the counters file that a report draws filled points from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from suite.ceilings.document import refuse_existing, write
+from suite.counters import TOOLS, VERSION, read
+from suite.workload import descriptor
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mlhpc counters ncu ncu.csv --system mysite --workload cosmoflow --size mini --steps 10 -o counters.json
+  mlhpc report runs/mine ceilings.json counters.json -o report
+"""
+)
+@click.argument("tool", type=click.Choice(list(TOOLS)))
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--system", required=True, help="System id, as in the ceilings file.")
+@click.option("--workload", required=True, help="What was running.")
+@click.option("--size", required=True, help="Its size.")
+@click.option("--steps", type=click.IntRange(1), required=True, help="Training steps that were counted, on one rank.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New JSON file.")
+def counters(tool: str, file: Path, system: str, workload: str, size: str, steps: int, output: Path) -> None:
+    """Import hardware counters: FLOPs and bytes by kernel, from CSV of ncu, rocprof, likwid-perfctr or perf stat."""
+    descriptor(workload).card().size(size)
+    refuse_existing(output)
+    kernels = read(tool, file)
+    body = {
+        "version": VERSION,
+        "kind": "counters",
+        "system": system,
+        "benchmark": workload,
+        "size": size,
+        "tool": tool,
+        "source": file.name,
+        "steps": steps,
+        "kernels": [asdict(kernel) for kernel in kernels],
+    }
+    write(output, json.dumps(body, indent=1) + "\n")
+    seconds, flops = sum(kernel.seconds for kernel in kernels), sum(kernel.flops for kernel in kernels)
+    click.echo(f"{output}: {len(kernels)} kernels, {seconds:.4g} s, {flops:.4g} FLOPs in {steps} steps")

@@ -1,0 +1,132 @@
+"""Counters of four tools: FLOPs and bytes as their formulas have them, units honoured, what is missing named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from suite.commands.counters import counters
+from suite.counters import read
+
+NCU_LONG = """==PROF== Connected to process 1
+"ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"
+"0","1","gemm","","gpu__time_duration.sum","usecond","2.50"
+"0","1","gemm","","sm__sass_thread_inst_executed_op_ffma_pred_on.sum","inst","1,000"
+"0","1","gemm","","sm__sass_thread_inst_executed_op_fadd_pred_on.sum","inst","10"
+"0","1","gemm","","sm__ops_path_tensor_src_bf16_dst_fp32.sum","","5,000"
+"0","1","gemm","","sm__ops_path_tensor_src_bf16_dst_fp32_sparsity_off.sum","","5,000"
+"0","1","gemm","","dram__bytes.sum","Kbyte","1.5"
+"1","1","gemm","","gpu__time_duration.sum","nsecond","500"
+"1","1","gemm","","sm__sass_thread_inst_executed_op_ffma_pred_on.sum","inst","1"
+"1","1","gemm","","dram__bytes.sum","byte","500"
+"""
+NCU_RAW = """\
+"ID","Kernel Name","dram__bytes.sum","gpu__time_duration.sum","lts__t_bytes.sum",\
+"sm__sass_thread_inst_executed_op_dmul_pred_on.sum"
+"","","Mbyte","us","Mbyte","inst"
+"0","copy","2","10","3","7"
+"1","add","1","20","1","0"
+"""
+ROCPROF = """\
+Index,KernelName,BeginNs,EndNs,SQ_INSTS_VALU_FMA_F32,SQ_INSTS_VALU_MFMA_MOPS_F32,TCC_EA_RDREQ_sum,TCC_EA_RDREQ_32B_sum,\
+TCC_EA_WRREQ_sum,TCC_EA_WRREQ_64B_sum
+0,k.kd,100,1100,10,2,5,1,4,3
+"""
+LIKWID = """STRUCT,Info,3
+CPU name:,AMD
+TABLE,Region step,Group 1 Raw,MEM_SP,2
+Event,Counter,HWThread 0,HWThread 1
+X,PMC0,1,2
+TABLE,Region step,Group 1 Metric,MEM_SP,4
+Metric,HWThread 0,HWThread 1
+Runtime (RDTSC) [s],2.0,1.0
+SP [MFLOP/s],100,200
+Memory data volume [GBytes],3.5,0
+TABLE,Region step,Group 1 Metric STAT,MEM_SP,4
+Metric,Sum,Min,Max,Avg
+Memory data volume [GBytes] STAT,9,9,9,9
+"""
+PERF = """# started on Friday
+2000000000,ns,duration_time,2000000000,100.00,,
+100,,fp_arith_inst_retired.512b_packed_single,1,100.00,,
+7,,fp_arith_inst_retired.scalar_double:u,1,100.00,,
+S0,1,3.00,MiB,uncore_imc_0/cas_count_read/,1,100.00,,
+S0,1,1.00,MiB,uncore_imc_0/cas_count_write/,1,100.00,,
+"""
+
+
+def saved(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "counted.csv"
+    path.write_text(text)
+    return path
+
+
+def test_ncu_one_metric_a_line(tmp_path: Path) -> None:
+    (kernel,) = read("ncu", saved(tmp_path, NCU_LONG))
+    assert (kernel.name, kernel.count) == ("gemm", 2)
+    assert kernel.seconds == pytest.approx(3.0e-6)
+    assert kernel.flops == 2 * 1001 + 10 + 5000, "the tensor path once, not per kind of sparsity"
+    assert kernel.bytes == {"dram": 2000.0}
+
+
+def test_ncu_raw_page_longest_first(tmp_path: Path) -> None:
+    first, second = read("ncu", saved(tmp_path, NCU_RAW))
+    assert (first.name, first.seconds) == ("add", pytest.approx(20e-6))
+    assert (second.flops, second.bytes) == (7.0, {"L2": 3e6, "dram": 2e6})
+
+
+def test_rocprof(tmp_path: Path) -> None:
+    (kernel,) = read("rocprof", saved(tmp_path, ROCPROF))
+    assert kernel.seconds == pytest.approx(1e-6)
+    assert kernel.flops == 64 * 2 * 10 + 512 * 2
+    assert kernel.bytes == {"dram": 4 * 64 + 1 * 32 + 3 * 64 + 1 * 32}
+
+
+def test_likwid_sums_threads_and_leaves_statistics_alone(tmp_path: Path) -> None:
+    (kernel,) = read("likwid", saved(tmp_path, LIKWID))
+    assert (kernel.name, kernel.seconds) == ("step", 2.0)
+    assert kernel.flops == pytest.approx(1e6 * (100 * 2 + 200 * 1))
+    assert kernel.bytes == {"dram": 3.5e9}
+
+
+def test_perf(tmp_path: Path) -> None:
+    (kernel,) = read("perf", saved(tmp_path, PERF))
+    assert (kernel.seconds, kernel.flops) == (2.0, 16 * 100 + 7)
+    assert kernel.bytes == {"dram": 4 * 2**20}
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "words"),
+    [
+        ("ncu", "nonsense\n", "Kernel Name"),
+        ("ncu", NCU_LONG.replace("dram__bytes", "other"), "no counter of bytes"),
+        ("ncu", NCU_RAW.replace("sm__sass", "sm__else"), "no counter of FLOPs"),
+        ("ncu", NCU_LONG.replace('"2.50"', '"n/a"'), "'n/a' is not a number"),
+        ("rocprof", ROCPROF.replace("BeginNs", "Begin"), "no duration"),
+        ("rocprof", "a,b\n1,2\n", "KernelName"),
+        ("rocprof", "", "no kernel in it"),
+        ("likwid", LIKWID.replace("SP [MFLOP/s]", "X"), "region step: needs"),
+        ("perf", PERF.replace("duration_time", "cycles"), "needs duration_time"),
+        ("perf", PERF.replace("100,,fp", "<not counted>,,fp"), "was not measured"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, tool: str, text: str, words: str) -> None:
+    with pytest.raises(ValueError, match="counted.csv") as caught:
+        read(tool, saved(tmp_path, text))
+    assert words in str(caught.value)
+
+
+def test_the_command_writes_what_the_report_reads(tmp_path: Path) -> None:
+    from analysis.roofline_inputs import Counters
+
+    output = tmp_path / "counters.json"
+    words = ["--system", "here", "--workload", "cosmoflow", "--size", "mini", "--steps", "2", "-o", str(output)]
+    done = CliRunner().invoke(counters, ["ncu", str(saved(tmp_path, NCU_RAW)), *words])
+    assert done.exit_code == 0, done.output
+    read_back = Counters.model_validate(json.loads(output.read_text()))
+    assert [kernel.name for kernel in read_back.kernels] == ["add", "copy"]
+    again = CliRunner().invoke(counters, ["ncu", str(tmp_path / "counted.csv"), *words])
+    assert "never overwritten" in str(again.exception)
