@@ -132,42 +132,39 @@ def _name(case: Case) -> str:
 
 def _lines(case: Case) -> list[dict[str, object]]:
     found = case.bounds
-    head: dict[str, object] = {
-        "benchmark": case.benchmark,
-        "size": case.size,
-        "label": case.label,
-        "kind": "modelled" if case.modelled else "measured",
+    head: dict[str, object] = {"label": case.label, "benchmark": case.benchmark, "size": case.size}
+    tail: dict[str, object] = {
         "ranks": case.ranks,
         "global batch": case.batch,
         "n": case.n,
         "step [s]": found.step_s,
         "band from [s]": found.lower_s,
         "band to [s]": found.upper_s,
-        "verdict": found.verdict,
+        "step lies": found.verdict.split(":")[0],
         "network roof at [ranks]": case.scale,
+        "ceilings": f"{case.ceilings.system}, {case.ceilings.date[:10]}" if case.ceilings else "modelled",
     }
-    measured = [(term, "") for term in found.terms] + [(r.term, f"refused: {r.reason}") for r in found.refused]
+    terms = [(term, "binds" if term is found.binding else "in the band") for term in found.terms]
+    terms += [(refusal.term, f"refused: {refusal.reason}") for refusal in found.refused]
     lines = []
-    for term, state in sorted(measured, key=lambda item: RESOURCES.index(item[0].resource)):
+    for term, state in sorted(terms, key=lambda item: RESOURCES.index(item[0].resource)):
         own = term.roof.origin == "measured"
-        binds = "binds" if term is found.binding else "in the band"
-        lines.append(
-            head
-            | {
-                "resource": NAMES[term.resource],
-                "Q per step and rank": term.demand.amount,
-                "unit": UNITS[term.resource],
-                "Q is": f"{term.demand.basis}: {term.demand.note}",
-                "C per second": term.roof.per_s,
-                "C is": term.roof.name,
-                "source of C": f"{term.roof.origin}: {term.roof.source}" if not own else term.roof.source,
-                "T = Q / C [s]": term.seconds,
-                "T / step": term.seconds / found.step_s if own and not state else math.nan,
-                "state": state or binds,
-            }
-        )
-    lines += [head | {"resource": NAMES[name], "state": f"unknown: {why}"} for name, why in found.unknown.items()]
-    return [line | {"ceilings of": case.ceilings.title if case.ceilings else ""} for line in lines]
+        resource = {
+            "resource": NAMES[term.resource],
+            "T = Q / C [s]": term.seconds,
+            "T / step": term.seconds / found.step_s if own and not state.startswith("refused") else math.nan,
+            "state": state,
+            "Q": term.demand.amount,
+            "unit": UNITS[term.resource],
+            "Q is": term.demand.basis,
+            "Q from": term.demand.note,
+            "C [unit/s]": term.roof.per_s,
+            "C is": term.roof.name,
+            "source of C": term.roof.source if own else f"{term.roof.origin}: {term.roof.source}",
+        }
+        lines.append(head | resource | tail)
+    lines += [head | {"resource": NAMES[r], "state": f"unknown: {why}"} | tail for r, why in found.unknown.items()]
+    return lines
 
 
 def _cases(study: Study) -> list[Case]:

@@ -44,9 +44,9 @@ def table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
+                "label": level.case.label,
                 "benchmark": level.case.benchmark,
                 "size": level.case.size,
-                "label": level.case.label,
                 "kernel": point.name,
                 "launches per step": point.count,
                 "seconds per step": point.seconds,
@@ -59,7 +59,6 @@ def table(study: Study) -> pd.DataFrame:
                 "level's roof [B/s]": level.roof.per_s,
                 "share of the roof": point.bytes / point.seconds / level.roof.per_s,
                 "state": f"refused: {why}" if (why := above_roof(point, level.peak, level.roof)) else "drawn",
-                "ceilings of": level.case.ceilings.title if level.case.ceilings else "",
             }
             for levels in _cases(study)
             for level in levels

@@ -36,24 +36,26 @@ def table(study: Study) -> pd.DataFrame:
     """A row per point."""
     lines = [
         {
+            "label": placed.case.label,
             "benchmark": placed.case.benchmark,
             "size": placed.case.size,
-            "label": placed.case.label,
             "ranks": placed.case.ranks,
             "point": placed.point.name,
-            "FLOP": placed.point.flops,
-            "bytes": placed.point.bytes,
-            "bytes are": placed.point.basis,
-            "seconds per step": placed.point.seconds,
+            "share of the roof": math.nan if placed.refused else placed.point.rate / placed.allowed,
+            "roof": placed.binds,
             "FLOP/B": placed.point.intensity,
             "FLOP/s": placed.point.rate,
             "roof at this intensity [FLOP/s]": placed.allowed,
-            "share of the roof": math.nan if placed.refused else placed.point.rate / placed.allowed,
-            "roof": placed.binds,
-            "compute roof": f"{placed.peak.name}: {si(placed.peak.per_s)}FLOP/s, {placed.peak.source}",
-            "memory roof": f"{placed.bandwidth.name}: {si(placed.bandwidth.per_s)}B/s, {placed.bandwidth.source}",
+            "seconds per step": placed.point.seconds,
+            "FLOP": placed.point.flops,
+            "bytes": placed.point.bytes,
+            "bytes are": placed.point.basis,
+            "compute roof [FLOP/s]": placed.peak.per_s,
+            "compute roof from": f"{placed.peak.name}: {placed.peak.source}",
+            "memory roof [B/s]": placed.bandwidth.per_s,
+            "memory roof from": f"{placed.bandwidth.name}: {placed.bandwidth.source}",
             "state": f"refused: {placed.refused}" if placed.refused else "drawn",
-            "ceilings of": machine.file.title,
+            "ceilings": f"{machine.file.system}, {machine.file.date[:10]}",
         }
         for machine in machines(study)
         for placed in machine.placed

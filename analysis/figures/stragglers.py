@@ -43,9 +43,9 @@ def table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
+                "label": item.label,
                 "benchmark": item.benchmark,
                 "size": item.size,
-                "label": item.label,
                 "rank": rank,
                 "own [s/step]": own,
                 "wait [s/step]": wait,

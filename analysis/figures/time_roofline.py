@@ -31,9 +31,9 @@ def table(study: Study) -> pd.DataFrame:
     """A row per point."""
     lines = [
         {
+            "label": placed.case.label,
             "benchmark": placed.case.benchmark,
             "size": placed.case.size,
-            "label": placed.case.label,
             "ranks": placed.case.ranks,
             "point": found.name,
             "at the compute roof [s]": found.compute_s,
@@ -46,7 +46,7 @@ def table(study: Study) -> pd.DataFrame:
             "bytes are": placed.point.basis,
             "one launch [s]": machine.launch_s or math.nan,
             "measured / one launch": found.seconds / machine.launch_s if machine.launch_s else math.nan,
-            "ceilings of": machine.title,
+            "ceilings": f"{machine.file.system}, {machine.file.date[:10]}",
         }
         for machine in machines(study)
         for placed, found in machine.complexities()

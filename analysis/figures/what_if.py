@@ -43,9 +43,9 @@ def table(study: Study) -> pd.DataFrame:
     lines = []
     for item in _predictions(study):
         head = {
+            "label": item.case.label,
             "benchmark": item.case.benchmark,
             "size": item.case.size,
-            "label": item.case.label,
             "ranks": item.case.ranks,
             "on": item.there.title,
         }
