@@ -29,14 +29,15 @@ Examples:
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New JSON file.")
 def counters(tool: str, file: Path, system: str, workload: str, size: str, steps: int, output: Path) -> None:
     """Import hardware counters: FLOPs and bytes by kernel, from CSV of ncu, rocprof, likwid-perfctr or perf stat."""
-    descriptor(workload).card().size(size)
+    card = descriptor(workload).card()
+    card.size(size)
     refuse_existing(output)
     kernels = read(tool, file)
     body = {
         "version": VERSION,
         "kind": "counters",
         "system": system,
-        "benchmark": workload,
+        "benchmark": card.mlperf_name,
         "size": size,
         "tool": tool,
         "source": file.name,

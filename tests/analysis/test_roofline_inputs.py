@@ -19,6 +19,7 @@ from analysis.roofline_inputs import Inputs, MeasuredRoof, read_ceilings, read_i
 from analysis.roofline_points import machines
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
+from suite.commands.counters import counters as counters_command
 
 Build = Callable[..., Any]
 
@@ -169,6 +170,27 @@ def test_counters_of_another_size_are_not_used(
     files = [ceilings(tmp_path / "c.json"), counters(tmp_path / "k.json", size="other")]
     [machine] = machines(study([run_folder(tmp_path)], cards, read_inputs(files)))
     assert all(placed.point.basis == "algorithmic" for placed in machine.placed)
+
+
+def test_imported_counters_are_points(
+    tmp_path: Path, run_folder: Build, ceilings: Build, cards: dict[str, Card]
+) -> None:
+    table = tmp_path / "ncu.csv"
+    rows = ['"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"']
+    for name, unit, value in (
+        ("gpu__time_duration.sum", "msecond", "500"),
+        ("sm__sass_thread_inst_executed_op_ffma_pred_on.sum", "inst", "1,000,000,000"),
+        ("dram__bytes.sum", "Mbyte", "1,000"),
+    ):
+        rows.append(f'"0","conv","{name}","{unit}","{value}"')
+    table.write_text("\n".join(rows))
+    given = ["--system", "testbed", "--workload", "cosmoflow", "--size", "mini", "--steps", "10"]
+    made = CliRunner().invoke(counters_command, ["ncu", str(table), *given, "-o", str(tmp_path / "k.json")])
+    assert made.exit_code == 0, made.output
+    files = [ceilings(tmp_path / "c.json"), tmp_path / "k.json"]
+    [machine] = machines(study([run_folder(tmp_path)], cards, read_inputs(files)))
+    [point] = [placed.point for placed in machine.placed if placed.point.basis == "counted"]
+    assert (point.name, point.intensity, point.seconds) == ("conv", pytest.approx(2.0), pytest.approx(0.05))
 
 
 def test_without_ceilings_the_figures_say_what_is_missing(
