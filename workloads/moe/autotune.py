@@ -17,6 +17,7 @@ from torch import Tensor
 
 from suite.cost_model import LayerShape, Network, ranked
 from workloads.moe.all_to_all import ExpertMesh
+from workloads.moe.experts import run_experts
 from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.phases import NoMarker
 
@@ -152,12 +153,20 @@ def measure_memory(mesh: ExpertMesh, device: torch.device, repeats: int = REPEAT
 
 
 def measure_flops(layer: MoELayer, rows: int, repeats: int = REPEATS) -> float:
-    """FLOP/s of one product of an expert's shape on this rank, the slowest rank's."""
+    """FLOP/s of the experts of this rank on equally many ``rows`` each, forward, by their own back end; the slowest rank's."""
     assert layer.mesh is not None
-    weight = layer.experts.up_EHD.detach()[0]
-    x = weight.new_ones(max(1, rows), weight.shape[1])
-    seconds = _slowest(_median_s(lambda: x @ weight.t(), x, repeats), layer.mesh, x.device)
-    return 2.0 * x.numel() * weight.shape[0] / seconds
+    weights = layer.experts.weights().map(torch.Tensor.detach)
+    experts, hidden, width = weights.up_EHD.shape
+    rows_E = torch.full((experts,), max(1, rows), device=weights.up_EHD.device)
+    x_ND = weights.up_EHD.new_ones(int(rows_E.sum()), width)
+    config = layer.config
+    seconds = _slowest(
+        _median_s(lambda: run_experts(x_ND, rows_E, weights, config.activation, config.backend), x_ND, repeats),
+        layer.mesh,
+        x_ND.device,
+    )
+    matrices = 3 if weights.gate_EHD is not None else 2
+    return 2.0 * matrices * len(x_ND) * width * hidden / seconds
 
 
 def _all_to_all_s(
