@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from analysis.roofline import Complexity, Point, Roof, above_roof, attainable, complexity
-from analysis.roofline_cases import Case, holding, measured_cases, memory_levels, peaks_of, scaled
+from analysis.roofline_cases import Case, measured_cases
 from analysis.roofline_inputs import Ceilings, Counters, MeasuredRoof
+from analysis.roofline_regime import holding, memory_levels, peaks_of, scaled
 from analysis.study import Study
 
 TOP_KERNELS = 8

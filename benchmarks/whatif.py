@@ -25,9 +25,10 @@ from typing import Any
 from analysis.published import published
 from analysis.reference import reference_limit
 from analysis.roofline import Bounds
-from analysis.roofline_cases import Case, measured_cases, terms_there
+from analysis.roofline_cases import Case, measured_cases
 from analysis.roofline_inputs import read_inputs
 from analysis.roofline_published import modelled
+from analysis.roofline_regime import terms_there
 from analysis.study import study
 from analysis.targets import installed_cards
 from analysis.whatif import Prediction, predict, scaled_work, solution, total

@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 
 from analysis.drawing import BLUE, GREY, INK, bars, clip, listed
 from analysis.roofline import si
-from analysis.roofline_cases import Case, measured_cases, terms_there
+from analysis.roofline_cases import Case, measured_cases
 from analysis.roofline_drawing import si_scale
 from analysis.roofline_inputs import Ceilings
+from analysis.roofline_regime import terms_there
 from analysis.study import NotAnswerableError, Study
 from analysis.whatif import Phase, Prediction, exactly, predict, scaled_work, solution, total
 

@@ -14,9 +14,10 @@ from click.testing import CliRunner
 from analysis.command import report
 from analysis.drawing import style, svg
 from analysis.figures import figures
-from analysis.roofline_cases import Case, Work, measured_cases, memory_levels, published_cases, scaled
+from analysis.roofline_cases import Case, measured_cases, published_cases
 from analysis.roofline_inputs import Inputs, MeasuredRoof, read_ceilings, read_inputs, split
 from analysis.roofline_points import machines
+from analysis.roofline_regime import Work, memory_levels, scaled
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
 from suite.commands.counters import counters as counters_command
