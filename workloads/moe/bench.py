@@ -227,6 +227,8 @@ def sweep_network(
     Grids are the first 2, 4, … ranks of one node, then 2, 4, … nodes, and all. Experts grow with the ranks: ``shape``
     has those of the largest grid. Every rank calls. ValueError if the smallest grid has fewer experts than top_k.
     """
+    if world.size % ranks_per_node:
+        raise ValueError(f"{world.size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
     sizes = grid_sizes(world.size, ranks_per_node)
     shapes = [_with_experts(shape, shape.moe.experts * ranks // world.size) for ranks in sizes]
     return {

@@ -31,11 +31,11 @@ Examples:
 """,
 )
 @click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks to start here.")
-@click.option("--tokens", default=4096, show_default=True, help="Tokens per rank.")
-@click.option("--width", default=256, show_default=True)
-@click.option("--hidden", default=1024, show_default=True, help="Hidden width of one expert.")
-@click.option("--experts", default=64, show_default=True)
-@click.option("--top-k", default=2, show_default=True)
+@click.option("--tokens", type=click.IntRange(1), default=4096, show_default=True, help="Tokens per rank.")
+@click.option("--width", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--hidden", type=click.IntRange(1), default=1024, show_default=True, help="Hidden width of one expert.")
+@click.option("--experts", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--top-k", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--activation", type=click.Choice(["relu", "gelu", "silu", "swiglu"]), default="relu", show_default=True)
 @click.option("--mode", type=click.Choice(["dropless", "capacity", "einsum"]), default="dropless", show_default=True)
 @click.option(
@@ -49,15 +49,20 @@ Examples:
 )
 @click.option("--load", type=click.Choice(["router", "uniform", "skewed"]), default="router", show_default=True)
 @click.option(
-    "--r", "parallel_r", default=1, show_default=True, help="0: gather weights; else token copies per expert."
+    "--r",
+    "parallel_r",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="0: gather weights; else token copies per expert.",
 )
-@click.option("--degree", default=1, show_default=True, help="Chunks that overlap.")
+@click.option("--degree", type=click.IntRange(1), default=1, show_default=True, help="Chunks that overlap.")
 @click.option("--algorithm", type=click.Choice(["linear", "2dh"]), default="linear", show_default=True)
-@click.option("--ranks-per-node", type=int, help="Ranks counted as one node. [what the launch says]")
+@click.option("--ranks-per-node", type=click.IntRange(1), help="Ranks counted as one node. [what the launch says]")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float64"]), default="float32", show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--threads", default=1, show_default=True, help="CPU threads per rank.")
-@click.option("--repeats", default=10, show_default=True, help="Pairs of layer and dense FFN.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads per rank.")
+@click.option("--repeats", type=click.IntRange(1), default=10, show_default=True, help="Pairs of layer and dense FFN.")
 @click.option(
     "--sweep-network", is_flag=True, help="Time all-to-alls and the layer on 2, 4, … ranks: what `mlhpc network` fits."
 )
