@@ -32,6 +32,7 @@ ALIGNMENT = 2 << 20  # a huge page
 SMALLEST_CPU, SMALLEST_GPU = 8 << 10, 64 << 10
 LARGEST_FALLBACK = 64 << 20  # per thread, where no cache size is known
 PAST_CACHE = 8  # the sweep ends at this many times the largest cache
+LEAST, LONG_S = 5, 0.25  # repetitions of the largest sets: these or as many as take about this long
 SKEW = 7 * LINE  # keeps the two halves of a set out of step in the low address bits, which stall stores otherwise
 
 
@@ -209,7 +210,8 @@ def _cpu_rate(world: World, team: _Team, kernel: Kernel, size: int, effort: Effo
     rate = moved / team.seconds(calls) / len(calls)
     passes = int(agree(world, [max(3, round(rate * effort.sample_s / size))])[0])
     calls, moved = prepared(passes)
-    return repeat(world, lambda: moved / team.seconds(calls), effort.repetitions)
+    enough = int(agree(world, [calls_for(LONG_S, passes * size / rate)])[0])
+    return repeat(world, lambda: moved / team.seconds(calls), min(effort.repetitions, max(LEAST, enough)))
 
 
 def _cpu_read(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:

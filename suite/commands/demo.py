@@ -1,4 +1,4 @@
-"""`mlhpc demo`: data, runs, package, both checkers and the report, by the commands a person would type."""
+"""`mlhpc demo`: data, runs, package, both checkers, the machine's roofs and the report, by the commands a person would type."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import click
 from suite.workload import descriptor
 
 ORG = "demo"
+SYSTEM = "this-machine"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ Examples:
 @click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, help="MPI ranks.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="New folder. [demo/<workload>-<size>-<time>]")
 def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | None) -> None:
-    """Run one benchmark end to end on this machine: data, training runs, package, checks, report."""
+    """Run one benchmark end to end on this machine: data, training runs, package, checks, ceilings, report."""
     size_card = descriptor(workload).card().size(size)
     runs = runs or size_card.required_runs
     root = output or Path("demo") / f"{workload}-{size}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
@@ -59,6 +60,7 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
 def steps(workload: str, size: str, runs: int, ranks: int, root: Path) -> Sequence[Step]:
     """The demo as command lines."""
     data, run, packages = f"data/{workload}-{size}", str(root / "run"), str(root / "submissions")
+    ceilings = str(root / "ceilings.json")
     sets = (f"data={data}", f"staging.directory={root}/node-local/{{node}}-{{trial}}", f"submission.org={ORG}")
     return (
         Step("data", ("data", "generate", workload, "--size", size, "--ranks", str(ranks), "-o", data)),
@@ -70,10 +72,17 @@ def steps(workload: str, size: str, runs: int, ranks: int, root: Path) -> Sequen
             ),
             required=False,
         ),
-        Step("package", ("package", run, "--system", "this-machine", "--submitter", ORG, "-o", f"{packages}/{ORG}")),
+        Step("package", ("package", run, "--system", SYSTEM, "--submitter", ORG, "-o", f"{packages}/{ORG}")),
         Step("check", ("check", f"{packages}/{ORG}", "--official"), required=False),
         Step("score", ("score", f"{packages}/{ORG}"), required=False),
-        Step("report", ("report", f"{packages}/{ORG}", "-o", str(root / "report"))),
+        Step(
+            "ceilings",
+            (
+                *("ceilings", "--quick", "--ranks", str(ranks), "--system", SYSTEM),
+                *("--directory", str(root), "-o", ceilings),
+            ),
+        ),
+        Step("report", ("report", f"{packages}/{ORG}", ceilings, "-o", str(root / "report"))),
     )
 
 
@@ -92,6 +101,7 @@ def _summary(root: Path, workload: str, size: str, seconds: float, failed: Seque
     for name, meaning in (
         ("run/result_*.txt", "event logs, MLPerf format: the only source of every number"),
         (f"submissions/{ORG}", "results package in the MLPerf HPC layout, with sha256 manifest"),
+        ("ceilings.json", "this machine's measured roofs, for the report's rooflines"),
         ("report/report.html", "open this in a browser; tables beside it"),
     ):
         click.echo(f"  {root / name}  {meaning}")
