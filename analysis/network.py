@@ -437,10 +437,11 @@ def _fitted(sweep: Sweep, measurements: Sequence[Measurement]) -> Network:
     small = min(m.seconds for m in measurements)
     largest = max(measurements, key=lambda m: m.size_bytes)
     rate = largest.size_bytes / largest.seconds
-    start = np.log([small / 2, small / 2, rate, small / 2, rate, small / 2])
+    names = (*PARAMETERS, "congestion") if sweep.ranks > Network.congestion_from else PARAMETERS
+    start = np.log([small / 2, small / 2, rate, small / 2, rate, small / 2, 0.1][: len(names)])
 
     def network(logs: Floats) -> Network:
-        values = dict(zip(PARAMETERS, np.exp(logs).tolist(), strict=True))
+        values = dict(zip(names, np.exp(logs).tolist(), strict=True))
         return Network(ranks_per_node=sweep.ranks_per_node, memory_bandwidth=sweep.memory_bandwidth, **values)
 
     def residuals(logs: Floats) -> Floats:
@@ -664,7 +665,8 @@ def fit_lines(fit: Fit) -> list[str]:
         f"  launch {1e6 * own.launch_s:.1f} us; inside a node {1e6 * own.intra_latency_s:.1f} us per message, "
         f"{own.intra_bandwidth / 1e9:.3g} GB/s; across {1e6 * own.inter_latency_s:.1f} us, "
         f"{own.inter_bandwidth / 1e9:.3g} GB/s, in 2DH {1e6 * own.two_level_latency_s:.1f} us; "
-        f"copies {own.memory_bandwidth / 1e9:.3g} GB/s (measured)",
+        f"copies {own.memory_bandwidth / 1e9:.3g} GB/s (measured); a linear all-to-all loses {100 * own.congestion:.0f} % per "
+        f"doubling above {own.congestion_from} ranks" + ("" if own.congestion else " (not seen on so few)"),
         f"  R2 of log seconds {fit.r_squared:.3f} over {len(fit.fitted)} fitted all-to-alls",
     ]
     for title, compared in (

@@ -156,6 +156,12 @@ def test_a_fit_finds_the_machine(tmp_path: Path) -> None:
     assert {item.measurement.ranks for item in fit.next_grid} == {16}
 
 
+def test_congestion_is_fitted_where_there_are_enough_ranks_to_see_it(tmp_path: Path) -> None:
+    grids = ((4, 4), (16, 4), (64, 4), (128, 4), (256, 4))
+    found = fit_sweep(read_sweep(written(tmp_path, sweep(replace(MACHINE, congestion=0.2), grids))))
+    assert found.network.congestion == pytest.approx(0.2, rel=0.1)
+
+
 def test_a_noisy_sweep_is_fitted_within_its_noise(tmp_path: Path) -> None:
     fit = fit_sweep(read_sweep(written(tmp_path, sweep(noise=0.15))))
     assert np.median([abs(item.error) for item in fit.held_out]) < 0.15
