@@ -224,6 +224,16 @@ def test_a_ceiling_in_a_wrong_unit_is_refused_in_the_report(
     assert "above the roof" in case.bounds.refused[0].reason
 
 
+def test_the_figures_are_the_same_every_time(made: Study) -> None:
+    for name in ("extended_roofline", "roofline", "time_roofline", "hierarchical_roofline", "stragglers"):
+        module = figures()[name]
+        drawn = []
+        for _ in range(2):
+            with style():
+                drawn.append(svg(module.draw(made), name, module.TITLE, module.CAPTION) + module.answer(made))
+        assert drawn[0] == drawn[1], name
+
+
 ABSURD = [
     ("number_of_ranks", 0), ("number_of_ranks", -3), ("number_of_ranks", 10**15), ("number_of_ranks", "many"),
     ("number_of_nodes", 0), ("global_batch_size", 0), ("global_batch_size", 1e300), ("model_parameters", -1),
