@@ -20,9 +20,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from block import Head, data_root, open_workload, trainer
+from block import Head, open_workload, trainer
 
 from suite.compliance.student_t import quantile
+from suite.config import default_data_root
 from suite.distributed import World
 from suite.mllog import EventLog
 from suite.train import StopWatch, Trainer
@@ -67,7 +68,7 @@ def main() -> int:
 def build(args: argparse.Namespace, world: World, overrides: list[str]) -> Trainer:
     """A trainer whose blocks, its epochs, are 50 steps."""
     workload, config = open_workload(args.workload, args.size, overrides, world)
-    data = workload.dataset("train", data_root(args.workload, args.size, args.data))
+    data = workload.dataset("train", args.data or default_data_root(args.workload, args.size))
     log = EventLog(Path(tempfile.mkdtemp()) / "log.txt" if world.is_first else None)
     made = trainer(workload, config, world, log, Head(data, STEPS * config.global_batch_size), data, seed=1)
     made.size_card = made.size_card.model_copy(update={"eval_every_steps": STEPS})
