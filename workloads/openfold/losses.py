@@ -175,24 +175,25 @@ def plddt_loss(logits: Tensor, predicted: Tensor, atoms: Tensor, mask14: Tensor)
 
 def lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
     """lDDT (N, L) of each residue from CA positions (N, L, 3): 0 to 1, without any superposition."""
-    both = mask[:, :, None] * mask[:, None]
-    distance = _distances(true)
-    itself = torch.eye(true.shape[1], device=true.device, dtype=true.dtype)
-    scored = (distance < LDDT_CUTOFF) * both * (1 - itself)
-    error = (distance - _distances(predicted)).abs()
-    kept = torch.stack([(error < threshold).to(true.dtype) for threshold in LDDT_THRESHOLDS]).mean(0)
-    return (1e-10 + (scored * kept).sum(-1)) / (1e-10 + scored.sum(-1))
+    scored, kept = _pairs(predicted, true, mask)
+    return (1e-10 + kept.sum(-1)) / (1e-10 + scored.sum(-1))
 
 
 def sample_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
     """lDDT-CA (N,) of whole chains: the share of distances kept, over all pairs within the cutoff."""
+    scored, kept = _pairs(predicted, true, mask)
+    return (1e-10 + kept.sum((-1, -2))) / (1e-10 + scored.sum((-1, -2)))
+
+
+def _pairs(predicted: Tensor, true: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, L, L): 1 for pairs within the cutoff in truth, and of these the share of thresholds their distance is kept within."""
     both = mask[:, :, None] * mask[:, None]
     distance = _distances(true)
     itself = torch.eye(true.shape[1], device=true.device, dtype=true.dtype)
     scored = (distance < LDDT_CUTOFF) * both * (1 - itself)
     error = (distance - _distances(predicted)).abs()
-    kept = torch.stack([(error < threshold).to(true.dtype) for threshold in LDDT_THRESHOLDS]).mean(0)
-    return (1e-10 + (scored * kept).sum((-1, -2))) / (1e-10 + scored.sum((-1, -2)))
+    within = torch.stack([(error < threshold).to(true.dtype) for threshold in LDDT_THRESHOLDS]).mean(0)
+    return scored, scored * within
 
 
 def _distances(position: Tensor) -> Tensor:
