@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from torch import nn
 
 from suite.config import RunConfig, load_config
 from suite.flops import count
+from suite.log_reader import read_events
 from suite.workload import Work, Workload, descriptor, descriptors
 from tests.workloads.open_catalyst.conftest import random_structure
 from tests.workloads.open_catalyst.test_model import batch as graph_of
@@ -122,3 +125,26 @@ def test_openfold_executes_what_is_counted(
     counted = count(lambda: workload.loss(model, batch).backward())
     assert counted.uncovered == {}
     assert workload.work().executed_flops == pytest.approx(counted.flops / 2, rel=0.01 if checkpointing else 1e-3)
+
+
+@pytest.mark.long
+def test_two_ranks_communicate_what_the_closed_form_says(tmp_path: Path) -> None:
+    """Experts spread over ranks: every byte the run counts, but for the counts of rows that go before the rows."""
+    data, run = tmp_path / "data", tmp_path / "run"
+    for words in (
+        ["data", "generate", "moe_lm", "--size", "smoke", "--ranks", "2", "-o", str(data)],
+        [
+            *("run", "moe_lm", "--config", "smoke", "--ranks", "2", "-o", str(run), "--set", f"data={data}"),
+            *("--set", "hyperparameters.moe.expert_parallel=true", "--set", "max_epochs=1"),
+        ],
+    ):
+        subprocess.run([sys.executable, "-m", "suite", *words], capture_output=True, timeout=280)
+    events = read_events(run / "result_0.txt").events
+    by_key = {event.key: event for event in events}
+    work, ranks = by_key["work_per_sample"].value, by_key["rank_stats"]
+    steps, samples = ranks.metadata["steps"], by_key["global_batch_size"].value / 2
+    assert ranks.value["all_reduce_bytes"]["mean"] / steps == work["all_reduce_bytes_per_step"]
+    assert ranks.value["all_to_all_bytes"]["mean"] / steps == pytest.approx(
+        work["all_to_all_bytes"] * samples, rel=1e-3
+    )
+    assert ranks.value["loader_bytes"]["mean"] / steps == pytest.approx(work["sample_bytes"] * samples, rel=1e-2)
