@@ -160,7 +160,9 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and not pd.isna(value) else 0.0
 
 
-def vendor_roofs(device: str) -> list[Roof]:
-    """Vendors' peaks of a device's products, for thin lines; none for a device that is not in the file."""
+def vendor_roofs(device: str, precision: str) -> list[Roof]:
+    """Vendors' peaks of a device's products in a number format, for thin lines; none for what is not in the file."""
     found = table()
-    return [found.roof(entry.compute) for name, entry in found.devices.items() if name.casefold() in device.casefold()]
+    width = 2 if precision in {"bfloat16", "float16"} else 4
+    known = [entry for name, entry in found.devices.items() if name.casefold() in device.casefold()]
+    return [found.roof(entry.compute) for entry in known if entry.element_bytes == width]

@@ -124,10 +124,16 @@ def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> S
         axis.plot([start, right], [roof.per_s] * 2, color=INK, linewidth=0.9, linestyle="--")
         text = f"{roof.name}: {si(roof.per_s)}FLOP/s"
         axis.annotate(text, (right, roof.per_s), xytext=(-4, -13), textcoords="offset points", ha="right")
-    for roof in vendor_roofs(machine.file.device.name):
+    precisions = sorted({case.precision for case in machine.cases})
+    for roof in (roof for name in precisions for roof in vendor_roofs(machine.file.device.name, name)):
         if roof.per_s < high:
             axis.axhline(roof.per_s, color=GREY, linewidth=0.9, linestyle=":")
-            axis.annotate(f"vendor: {roof.name}", (left, roof.per_s), xytext=(4, 2), textcoords="offset points")
+            axis.annotate(
+                f"vendor: {roof.name}, {si(roof.per_s)}FLOP/s",
+                (left, roof.per_s),
+                xytext=(4, 2),
+                textcoords="offset points",
+            )
     for placed in shown:
         colour, marker = signs[placed.case.label]
         area = POINT_AREA * min(1.0, placed.point.seconds / placed.case.bounds.step_s)

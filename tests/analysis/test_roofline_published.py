@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analysis.published import published
-from analysis.roofline_published import modelled, modelled_results, numbers, table
+from analysis.roofline_published import modelled, modelled_results, numbers, table, vendor_roofs
 from analysis.study import FAMILY, MACHINES
 
 
@@ -44,6 +44,13 @@ def test_cosmoflow_of_the_first_round_had_smaller_kernels() -> None:
     assert found is not None
     compute = next(term for term in found.terms if term.resource == "compute")
     assert compute.demand.amount == pytest.approx(192090785280 * 8 / 27, rel=0.01)
+
+
+def test_vendors_peaks_match_the_number_format() -> None:
+    assert [roof.per_s for roof in vendor_roofs("NVIDIA H100 80GB HBM3", "bfloat16")] == [989.5e12]
+    assert vendor_roofs("NVIDIA H100 80GB HBM3", "float32") == []
+    assert [roof.origin for roof in vendor_roofs("FUJITSU Processor A64FX", "float32")] == ["vendor"]
+    assert vendor_roofs("Abacus", "float32") == []
 
 
 def test_an_unknown_device_has_no_model() -> None:
