@@ -1,6 +1,6 @@
 """Pieces of OpenCatalyst and OpenFold against the best library and the obvious dense formulation, in the same run.
 
-    OMP_NUM_THREADS=1 python benchmarks/formulations.py [--blocks 12] [--repeats 4]
+    OMP_NUM_THREADS=1 python benchmarks/formulations.py [--blocks 9] [--repeats 1]
 
 Neighbour lists (scipy's k-d tree as the suite uses it; all pairs in numpy; matscipy; ASE), triplets of edges (index arithmetic;
 a product of sparse incidence matrices; a dense comparison of all pairs of edges), the sum over triplets with forward and two
@@ -29,8 +29,8 @@ from workloads.open_catalyst.structures import Structure
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--blocks", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=1)
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
