@@ -14,10 +14,11 @@ from click.testing import CliRunner
 from analysis.command import report
 from analysis.drawing import style, svg
 from analysis.figures import figures
+from analysis.roofline import Demand, Resource
 from analysis.roofline_cases import Case, measured_cases, published_cases
 from analysis.roofline_inputs import Inputs, MeasuredRoof, read_ceilings, read_inputs, split
 from analysis.roofline_points import machines
-from analysis.roofline_regime import Work, memory_levels, scaled
+from analysis.roofline_regime import Work, memory_levels, roofs_of, scaled
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
 from suite.commands.counters import counters as counters_command
@@ -136,6 +137,28 @@ def test_a_host_is_shared_by_threads_and_cores(tmp_path: Path, ceilings: Build) 
     assert got(dram, 1, 4, shared=True) == pytest.approx(2)  # all that the two had together
     assert got(dram, 1, 1, shared=True) == pytest.approx(2)  # no more is known than that
     assert got(dram, 4, 2, shared=True) == pytest.approx(1)  # more cores than were measured
+
+
+def test_a_gpu_is_not_shared_and_float32_convolves_in_tf32(tmp_path: Path, ceilings: Build) -> None:
+    rate = {"n": 5, "unit": "FLOP/s", "resource": "compute", "name": "gemm", "mode": "burst"}
+    roofs = [
+        rate | {"dtype": "float32", "value": 50e12},
+        rate | {"dtype": "tf32", "value": 380e12},
+        rate | {"dtype": "bfloat16", "value": 700e12},
+        rate | {"dtype": "bfloat16", "value": 640e12, "mode": "sustained"},
+        *(rate | {"resource": "host_link", "name": "host_to_device", "unit": "B/s", "mode": mode, "value": value}
+          for mode, value in (("pinned", 55e9), ("pageable", 12e9))),
+    ]  # fmt: skip
+    gpu = {"type": "cuda", "name": "NVIDIA H200", "threads": 8}
+    file = read_ceilings(ceilings(tmp_path / "c.json", device=gpu, roofs=roofs))
+
+    def got(precision: str, ranks: float) -> dict[str, float]:
+        demands: dict[Resource, Demand] = {"host_link": Demand(1e6, "logged", "samples")}
+        found = roofs_of(file, Work(ranks, 1.0, 2.0, 1.0, precision, demands, {}, 0.0, {}, 0.0, 0.0))
+        return {name: roof.per_s for name, roof in found.items() if not isinstance(roof, str)}
+
+    assert got("float32", 8) == {"compute": 380e12, "host_link": 55e9}
+    assert got("bfloat16", 1)["compute"] == 700e12
 
 
 def test_phases_are_hollow_and_kernels_filled(made: Study) -> None:
