@@ -161,6 +161,7 @@ def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
         ranks=ranks,
         nodes=min(_plausible(row["nodes"]) or 1.0, ranks),
         threads=_mean(runs, "threads_per_rank"),
+        device=next(iter(runs["device_type"].dropna()), None),
         samples=samples,
         precision=str(row["precision"] or "float32"),
         demands=demands,
@@ -227,7 +228,10 @@ def ceilings_of(study: Study, row: Mapping[str, Any], work: Work) -> tuple[Ceili
     """The ceilings file of a result's system and a remark; text says why there is none."""
     systems = study.tables.systems.set_index("system_key")
     names = {str(row["system"]), str(systems.loc[row["system_key"], "name"]), str(row["machine"])}
-    return study.inputs.of_system(names, work.ranks, work.nodes)
+    found = study.inputs.of_system(names, work.ranks, work.nodes)
+    if not isinstance(found, str) and work.device not in (None, found[0].device.type):
+        return f"{row['label']} ran on {work.device}, the ceilings of {found[0].system!r} are of {found[0].device.type}"
+    return found
 
 
 def _case(row: Mapping[str, Any], work: Work, file: Ceilings, remark: str) -> Case:

@@ -34,14 +34,16 @@ COLLECTIVES: Mapping[Resource, int] = {"all_reduce": ALL_REDUCE, "all_to_all": A
 
 @dataclass(frozen=True)
 class Work:
-    """A training step of one rank: what is asked of each resource, seconds per phase. ``threads`` None: not logged.
+    """A training step of one rank: what is asked of each resource, seconds per phase.
 
+    ``threads`` and ``device`` (cpu or cuda) are None where they were not logged.
     ``message_bytes`` is the size of one message of a collective.
     """
 
     ranks: float
     nodes: float
     threads: float | None
+    device: str | None
     samples: float
     precision: str
     demands: Mapping[Resource, Demand]

@@ -127,7 +127,7 @@ def test_a_host_is_shared_by_threads_and_cores(tmp_path: Path, ceilings: Build) 
     gemm, dram = file.of("compute")[0], memory_levels(file)[-1]
 
     def got(roof: MeasuredRoof, ranks: float, threads: float, *, shared: bool) -> float:
-        work = Work(ranks, 1.0, threads, 1.0, "float32", {}, {}, 0.0, {}, 0.0, 0.0)
+        work = Work(ranks, 1.0, threads, None, 1.0, "float32", {}, {}, 0.0, {}, 0.0, 0.0)
         return scaled(file, work, roof, "", shared=shared).per_s / roof.value
 
     assert got(gemm, 2, 2, shared=False) == pytest.approx(1)
@@ -154,7 +154,7 @@ def test_a_gpu_is_not_shared_and_float32_convolves_in_tf32(tmp_path: Path, ceili
 
     def got(precision: str, ranks: float) -> dict[str, float]:
         demands: dict[Resource, Demand] = {"host_link": Demand(1e6, "logged", "samples")}
-        found = roofs_of(file, Work(ranks, 1.0, 2.0, 1.0, precision, demands, {}, 0.0, {}, 0.0, 0.0))
+        found = roofs_of(file, Work(ranks, 1.0, 2.0, None, 1.0, precision, demands, {}, 0.0, {}, 0.0, 0.0))
         return {name: roof.per_s for name, roof in found.items() if not isinstance(roof, str)}
 
     assert got("float32", 8) == {"compute": 380e12, "host_link": 55e9}
@@ -228,6 +228,17 @@ def test_without_ceilings_the_figures_say_what_is_missing(
     eos = next(case for case in theirs if case.label.startswith("Eos"))
     assert eos.scale is not None
     assert eos.ranks < eos.scale < 3 * eos.ranks  # a global batch of 512 would not feed many more
+
+
+def test_ceilings_of_a_processor_are_not_those_of_a_gpu(
+    tmp_path: Path, run_folder: Build, ceilings: Build, cards: dict[str, Card]
+) -> None:
+    folder = run_folder(tmp_path)
+    for log in folder.glob("result_*.txt"):
+        record = {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": "run_config", "value": {}}
+        log.write_text(f":::MLLOG {json.dumps(record | {'metadata': {'device': 'cuda'}})}\n{log.read_text()}")
+    with pytest.raises(NotAnswerableError, match="ran on cuda, the ceilings of 'testbed' are of cpu"):
+        measured_cases(study([folder], cards, read_inputs([ceilings(tmp_path / "c.json")])))
 
 
 def test_a_format_without_a_roof_has_none(
