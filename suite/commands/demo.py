@@ -6,15 +6,16 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from suite.workload import descriptor
+from suite.workload import descriptor, descriptors
 
+ALL = "all"
 ORG = "demo"
 SYSTEM = "this-machine"
 
@@ -33,48 +34,41 @@ class Step:
 Examples:
   mlhpc demo                          CosmoFlow mini, the required number of runs, 2 ranks
   mlhpc demo --size smoke --runs 2    a minute; too few runs for a score, and the checkers say so
+  mlhpc demo all --size smoke --runs 1    every workload once, one report with all their rooflines
 """
 )
-@click.argument("workload", default="cosmoflow")
+@click.argument("workload", default="cosmoflow", metavar="[WORKLOAD|all]")
 @click.option("--size", default="mini", show_default=True, help="A size of the workload that fits this machine.")
 @click.option("--runs", type=click.IntRange(1), help="Scored runs. Default: what the size requires.")
 @click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, help="MPI ranks.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="New folder. [demo/<workload>-<size>-<time>]")
 def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | None) -> None:
-    """Run one benchmark end to end on this machine: data, training runs, package, checks, ceilings, report."""
-    size_card = descriptor(workload).card().size(size)
-    runs = runs or size_card.required_runs
+    """Run a benchmark, or all, end to end on this machine: data, training runs, package, checks, ceilings, report."""
+    names = sorted(descriptors()) if workload == ALL else [workload]
+    counts = {name: runs or descriptor(name).card().size(size).required_runs for name in names}
     root = output or Path("demo") / f"{workload}-{size}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     if root.exists():
         raise ValueError(f"{root}: exists already; the demo never writes into an earlier one (choose another -o)")
     root.mkdir(parents=True)
     began = time.monotonic()
     try:
-        failed = [step for step in steps(workload, size, runs, ranks, root) if not _run(step)]
+        failed = [step for step in steps(counts, size, ranks, root) if not _run(step)]
     finally:
         shutil.rmtree(root / "node-local", ignore_errors=True)  # the staged copies
     _summary(root, workload, size, time.monotonic() - began, failed)
     sys.exit(1 if failed else 0)
 
 
-def steps(workload: str, size: str, runs: int, ranks: int, root: Path) -> Sequence[Step]:
-    """The demo as command lines."""
-    data, run, packages = f"data/{workload}-{size}", str(root / "run"), str(root / "submissions")
-    ceilings = str(root / "ceilings.json")
-    sets = (f"data={data}", f"staging.directory={root}/node-local/{{node}}-{{trial}}", f"submission.org={ORG}")
+def steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Sequence[Step]:
+    """The demo as command lines. ``runs``: how many of each workload."""
+    packages, ceilings = str(root / "submissions" / ORG), str(root / "ceilings.json")
+    folders = {name: str(root / ("run" if len(runs) == 1 else f"run-{name}")) for name in runs}
+    made = [step for name in runs for step in _made(name, size, runs[name], ranks, root, folders[name])]
     return (
-        Step("data", ("data", "generate", workload, "--size", size, "--ranks", str(ranks), "-o", data)),
-        Step(
-            "runs",
-            (
-                *("run", workload, "--config", size, "--ranks", str(ranks), "--runs", str(runs), "-o", run),
-                *(part for text in sets for part in ("--set", text)),
-            ),
-            required=False,
-        ),
-        Step("package", ("package", run, "--system", SYSTEM, "--submitter", ORG, "-o", f"{packages}/{ORG}")),
-        Step("check", ("check", f"{packages}/{ORG}", "--official"), required=False),
-        Step("score", ("score", f"{packages}/{ORG}"), required=False),
+        *made,
+        Step("package", ("package", *folders.values(), "--system", SYSTEM, "--submitter", ORG, "-o", packages)),
+        Step("check", ("check", packages, "--official"), required=False),
+        Step("score", ("score", packages), required=False),
         Step(
             "ceilings",
             (
@@ -82,7 +76,24 @@ def steps(workload: str, size: str, runs: int, ranks: int, root: Path) -> Sequen
                 *("--directory", str(root), "-o", ceilings),
             ),
         ),
-        Step("report", ("report", f"{packages}/{ORG}", ceilings, "-o", str(root / "report"))),
+        Step("report", ("report", packages, ceilings, "-o", str(root / "report"))),
+    )
+
+
+def _made(workload: str, size: str, runs: int, ranks: int, root: Path, run: str) -> tuple[Step, Step]:
+    """The data and the runs of one workload."""
+    data = f"data/{workload}-{size}"
+    sets = (f"data={data}", f"staging.directory={root}/node-local/{{node}}-{{trial}}", f"submission.org={ORG}")
+    return (
+        Step(f"{workload}: data", ("data", "generate", workload, "--size", size, "--ranks", str(ranks), "-o", data)),
+        Step(
+            f"{workload}: runs",
+            (
+                *("run", workload, "--config", size, "--ranks", str(ranks), "--runs", str(runs), "-o", run),
+                *(part for text in sets for part in ("--set", text)),
+            ),
+            required=False,
+        ),
     )
 
 
@@ -99,7 +110,7 @@ def _run(step: Step) -> bool:
 def _summary(root: Path, workload: str, size: str, seconds: float, failed: Sequence[Step]) -> None:
     click.echo(f"\n--- {workload} {size} in {seconds / 60:.1f} min; everything is in {root}/")
     for name, meaning in (
-        ("run/result_*.txt", "event logs, MLPerf format: the only source of every number"),
+        ("run*/result_*.txt", "event logs, MLPerf format: the only source of every number"),
         (f"submissions/{ORG}", "results package in the MLPerf HPC layout, with sha256 manifest"),
         ("ceilings.json", "this machine's measured roofs, for the report's rooflines"),
         ("report/report.html", "open this in a browser; tables beside it"),
