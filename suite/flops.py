@@ -47,7 +47,7 @@ NOT_COUNTED = frozenset(
     _amp_foreach_non_finite_check_and_unscale_ _fused_sdp_choice _sparse_compressed_tensor_unsafe
     _sparse_csr_tensor_unsafe _sparse_coo_tensor_unsafe _to_sparse _to_sparse_csr _coalesce crow_indices col_indices
     values _nnz _indices _values dim is_coalesced _validate_sparse_compressed_tensor_args _unsafe_view to_sparse_csr
-    aminmax linalg_cross as_strided_
+    aminmax linalg_cross as_strided_ _safe_softmax
     """.split()  # noqa: SIM905  a list of strings would fill two pages
 )
 
@@ -137,11 +137,11 @@ def _by_convention(func: Any) -> bool:
         return False  # a custom operator can be anything
     if name in NOT_COUNTED or name.startswith("_foreach_") or torch.Tag.pointwise in func.tags or func.is_view:
         return True
-    return any(_is_pointwise(name.removesuffix(suffix)) for suffix in ("_", "_backward") if name.endswith(suffix))
+    return any(_is_pointwise(name.removesuffix(suffix)) for suffix in ("", "_", "_backward") if name.endswith(suffix))
 
 
 def _is_pointwise(name: str) -> bool:
-    """True for an operator of which torch tags a form: of in-place and backward operators it tags only some."""
+    """True for an operator of which torch tags a form: of in-place, out and backward forms it tags only some."""
     packet = getattr(aten, name, None)
     return packet is not None and any(
         torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()

@@ -189,7 +189,7 @@ def lines_of(document: dict[str, Any]) -> list[str]:
     whole = sum(layer["own_s"] for layer in layers) or 1.0
     busiest = sorted(layers, key=lambda layer: -layer["own_s"])[:SHOWN]
     text.append(
-        f"{'layer':<44} {'kind':<20} {'own':>6} {'forward ms':>11} {'backward ms':>12} {'GFLOP':>9} {'GFLOP/s':>8}"
+        f"{'layer':<44} {'kind':<20} {'own':>6} {'forward ms':>11} {'backward ms':>12} {'forward GFLOP':>14} {'GFLOP/s':>8}"
     )
     for layer in busiest:
         rate = layer["forward_flops"] / layer["forward_s"] / 1e9 if layer["forward_s"] else 0.0

@@ -93,3 +93,9 @@ def test_modules_are_charged_with_what_their_calls_do() -> None:
     parts = {"": first + second + third, "0": first, "1": 0, "2": second + third, "2.0": second, "2.1": third}
     assert counted.by_module == parts
     assert counted.flops == 3 * sum((first, second, third)) - first  # the input needs no gradient
+
+
+def test_every_form_of_a_pointwise_operator_is_left_out() -> None:
+    x = torch.ones(4)
+    counted = count(lambda: [torch.ops.aten.gelu.out(x, out=torch.empty(4)), F.gelu(x), x.clone().relu_()])
+    assert counted.uncovered == {}
