@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from suite.ceilings.document import refuse_existing, write
+from suite.launch.ranks import in_world, refuse_ranks, start_ranks
 
 if TYPE_CHECKING:
-    from suite.distributed import Launch
+    from suite.distributed import World
 
 THIS_MACHINE = "this-machine"
-FAILED, USAGE = 1, 2
 BUSY = 0.5  # load per core at the start above which a person is warned
 
 
@@ -47,66 +46,42 @@ def ceilings(system: str, ranks: int, device: str, directory: Path | None, quick
     from suite.distributed import detect
 
     launch = detect()
-    if launch is not None and ranks != 1:
-        raise click.UsageError(f"inside {launch.launcher} the ranks are already there: leave --ranks out")
-    if launch is None or launch.rank == 0:
-        refuse_existing(output)
+    refuse_ranks(launch, ranks)
     if launch is None and ranks > 1:
-        sys.exit(_under_mpiexec(system, ranks, device, directory, quick, output))
-    sys.exit(_measure(launch, system, device, directory, quick, output))
-
-
-def _measure(launch: Launch | None, system: str, device: str, directory: Path | None, quick: bool, output: Path) -> int:
-    """Be one rank: measure, and on rank 0 write. An error of one rank ends all of them with its line."""
-    from suite.distributed import World
-    from suite.errors import one_line
-
-    world = World.create(launch)
-
-    def say(text: str) -> None:
-        if world.is_first:
-            click.echo(text, err=True)
-
-    try:
-        import torch
-
-        from suite.ceilings.measure import measure
-        from suite.trial import pick_device, threads_per_rank
-
-        torch.set_num_threads(threads_per_rank(world))
-        text = measure(
-            world,
-            system=system,
-            quick=quick,
-            device=pick_device(device, world),
-            directory=directory or Path(os.environ.get("TMPDIR") or output.parent),
-            say=say,
+        refuse_existing(output)
+        words = ["ceilings", "--system", system, "--device", device, "-o", str(output)]
+        words += ["--directory", str(directory)] if directory else []
+        words += ["--quick"] if quick else []
+        sys.exit(start_ranks(words, ranks))
+    place = directory or Path(os.environ.get("TMPDIR") or output.parent)
+    sys.exit(
+        in_world(
+            launch,
+            lambda: refuse_existing(output),
+            lambda world: _measure(world, system, device, place, quick, output),
         )
-        if world.is_first:
-            write(output, text)
-            _show(output, text)
-        world.barrier()
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        click.echo(f"mlhpc: ceilings: {one_line(error)}", err=True)
-        code = USAGE if isinstance(error, ValueError) else FAILED
-        if world.size > 1:
-            world.transport.abort(code)
-        return code
-    return 0
+    )
 
 
-def _under_mpiexec(system: str, ranks: int, device: str, directory: Path | None, quick: bool, output: Path) -> int:
-    """Start the ranks on this machine and show what they say."""
-    from suite.launch.local import run_local
+def _measure(world: World, system: str, device: str, directory: Path, quick: bool, output: Path) -> None:
+    """Measure on all ranks; rank 0 writes."""
+    import torch
 
-    command = [sys.executable, "-m", "suite", "ceilings", "--system", system, "--device", device, "-o", str(output)]
-    command += ["--directory", str(directory)] if directory else []
-    command += ["--quick"] if quick else []
-    with tempfile.TemporaryDirectory(prefix="mlhpc-ceilings-") as folder:
-        log = Path(folder) / "ranks.log"
-        return run_local(
-            command, ranks=ranks, log=log, say=lambda text: click.echo(f"mlhpc: {text}", err=True), echo=click.echo
-        )
+    from suite.ceilings.measure import measure
+    from suite.trial import pick_device, threads_per_rank
+
+    torch.set_num_threads(threads_per_rank(world))
+    text = measure(
+        world,
+        system=system,
+        quick=quick,
+        device=pick_device(device, world),
+        directory=directory,
+        say=lambda line: click.echo(line, err=True) if world.is_first else None,
+    )
+    if world.is_first:
+        write(output, text)
+        _show(output, text)
 
 
 def _show(output: Path, text: str) -> None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from suite.config import RunConfig, default_data_root, load_config
+from suite.launch.ranks import in_world, refuse_ranks, start_ranks
 from suite.workload import Descriptor, descriptor
 
 if TYPE_CHECKING:
-    from suite.distributed import Launch, World
+    from suite.distributed import World
     from suite.profiling import Profile
 
 VERSION = 1
-FAILED, USAGE = 1, 2
 SHOWN = 25  # layers in the table on the screen; the file has all
 
 
@@ -54,78 +54,56 @@ def profile(
     """
     chosen = descriptor(workload)
     config = load_config(chosen, size, overrides)
+    root = config.data or default_data_root(config.workload, config.size)
+
+    def check() -> None:
+        if output.exists():
+            raise ValueError(
+                f"{output}: exists already; a profile never writes into an earlier one (choose another -o)"
+            )
+        from suite.build import find_data
+
+        find_data(root, config.workload, config.size)
+
     from suite.distributed import detect
 
     launch = detect()
-    if launch is not None and ranks != 1:
-        raise click.UsageError(f"inside {launch.launcher} the ranks are already there: leave --ranks out")
-    if (launch is None or launch.rank == 0) and output.exists():
-        raise ValueError(f"{output}: exists already; a profile never writes into an earlier one (choose another -o)")
+    refuse_ranks(launch, ranks)
     if launch is None and ranks > 1:
+        check()
         words = ["profile", workload, "--size", size, "--steps", str(steps), "--profiled-steps", str(profiled_steps)]
         words += [word for override in overrides for word in ("--set", override)]
-        sys.exit(_under_mpiexec([*words, "-o", str(output)], ranks))
-    sys.exit(_profile(launch, chosen, config, steps, profiled_steps, output))
+        sys.exit(start_ranks([*words, "-o", str(output)], ranks))
+    sys.exit(
+        in_world(launch, check, lambda world: _profile(world, chosen, config, root, steps, profiled_steps, output))
+    )
 
 
 def _profile(
-    launch: Launch | None, chosen: Descriptor, config: RunConfig, steps: int, profiled_steps: int, output: Path
-) -> int:
-    """Be one rank; rank 0 writes and shows. An error of one rank ends all of them with its line."""
-    from suite.build import find_data
-    from suite.distributed import World
-    from suite.errors import one_line
+    world: World, chosen: Descriptor, config: RunConfig, root: Path, steps: int, profiled_steps: int, output: Path
+) -> None:
+    """Train and profile on all ranks; rank 0 writes and shows."""
+    import torch
+
+    from suite import profiling
     from suite.sampling import check_batch
+    from suite.trial import pick_device, threads_per_rank
 
-    world = World.create(launch)
-    try:
-        root = config.data or default_data_root(config.workload, config.size)
-        find_data(root, config.workload, config.size)
-        check_batch(config.global_batch_size, world.size)
-
-        import torch
-
-        from suite import profiling
-        from suite.trial import pick_device, threads_per_rank
-
-        torch.set_num_threads(threads_per_rank(world))
-        workload = chosen.load()(config)
-        found = profiling.run(
-            workload,
-            config,
-            workload.dataset("train", root),
-            world,
-            pick_device(config.device, world),
-            steps=steps,
-            profiled_steps=profiled_steps,
-            say=lambda text: click.echo(text, err=True) if world.is_first else None,
-        )
-        if world.is_first:
-            _write(output, _document(found, config, world, steps, profiled_steps), found)
-        world.barrier()
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        click.echo(f"mlhpc: profile: {one_line(error)}", err=True)
-        code = USAGE if isinstance(error, ValueError) else FAILED
-        if world.size > 1:
-            world.transport.abort(code)
-        return code
-    return 0
-
-
-def _under_mpiexec(words: list[str], ranks: int) -> int:
-    """Start the ranks on this machine and show what they say."""
-    import tempfile
-
-    from suite.launch.local import run_local
-
-    with tempfile.TemporaryDirectory(prefix="mlhpc-profile-") as folder:
-        return run_local(
-            [sys.executable, "-m", "suite", *words],
-            ranks=ranks,
-            log=Path(folder) / "ranks.log",
-            say=lambda text: click.echo(f"mlhpc: {text}", err=True),
-            echo=click.echo,
-        )
+    check_batch(config.global_batch_size, world.size)
+    torch.set_num_threads(threads_per_rank(world))
+    workload = chosen.load()(config)
+    found = profiling.run(
+        workload,
+        config,
+        workload.dataset("train", root),
+        world,
+        pick_device(config.device, world),
+        steps=steps,
+        profiled_steps=profiled_steps,
+        say=lambda text: click.echo(text, err=True) if world.is_first else None,
+    )
+    if world.is_first:
+        _write(output, _document(found, config, world, steps, profiled_steps), found)
 
 
 def _document(found: Profile, config: RunConfig, world: World, steps: int, profiled_steps: int) -> dict[str, Any]:

@@ -184,7 +184,9 @@ def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text("")
     for output, words in ((tmp_path / "c.json", "never overwritten"), (tmp_path / "no" / "c.json", "does not exist")):
         result = CliRunner().invoke(ceilings, ["-o", str(output)])
-        assert isinstance(result.exception, ValueError)
+        assert (result.exit_code, len(result.output.splitlines())) == (2, 1)
+        assert words in result.output
+        result = CliRunner().invoke(ceilings, ["--ranks", "2", "-o", str(output)])
         assert words in str(result.exception)
 
 
