@@ -16,7 +16,7 @@ from suite.ceilings.samples import Effort, Samples, agree, calls_for, repeat
 from suite.distributed import World
 
 LAUNCH_ORDER = 16  # far from any roof: what it takes is what issuing an operator costs
-CPU_ORDERS = (LAUNCH_ORDER, 256, 512, 1024, 2048)
+CPU_ORDERS = (LAUNCH_ORDER, 256, 384, 512, 768, 1024, 2048)
 GPU_ORDERS = (LAUNCH_ORDER, 1024, 2048, 4096, 8192, 16384)
 CPU_TYPES = ("float32", "float64", "bfloat16")
 GPU_TYPES = ("float32", "tf32", "float64", "bfloat16", "float16")
