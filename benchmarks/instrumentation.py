@@ -5,7 +5,8 @@
 
 A block is 50 steps with everything a run does for them, what ranks tell each other at its end included. Prints the geometric
 mean of the pairs' ratios with its 95 % interval (t on log ratios), by the wall clock and by the CPU time of rank 0, which other
-processes disturb less. "inconclusive" when the interval holds the limit: it is printed, not passed.
+processes disturb less. "inconclusive" when the interval holds the limit: it is printed, not passed. The last line is the CPU time of
+the same calls without any training, which a busy machine disturbs least; it holds no hook of DDP and no MoE layer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from block import Head, open_workload, trainer
 from suite.compliance.student_t import quantile
 from suite.config import default_data_root
 from suite.distributed import World
+from suite.instrument import by_rank
 from suite.mllog import EventLog
+from suite.timing import PHASES
 from suite.train import StopWatch, Trainer
 
 LIMIT = 1.01
@@ -60,9 +63,30 @@ def main() -> int:
         times = {kind: run(kind, block) for kind in order}
         if block > 2:  # the first two warm up
             pairs.append([times[kind] for kind in kinds])
+    alone_us = calls_alone_us(trainers["measured"])
     if world.is_first:
         report(pairs, list(kinds), world.size, args)
+        spread = f"{alone_us[0]:.1f} to {alone_us[-1]:.1f}, n = {len(alone_us)}"
+        print(f"  calls alone: {statistics.median(alone_us):.1f} us of CPU per step (median of blocks, {spread})")
     return 0
+
+
+def calls_alone_us(measured: Trainer, blocks: int = 100) -> list[float]:
+    """Sorted CPU microseconds per step of what a block's marks, counters and events take; every rank calls."""
+    instruments, used_us = measured.instruments, []
+    for _ in range(blocks):
+        begin = time.process_time()
+        instruments.timer.restart()
+        instruments.meters.restart()
+        for _ in range(STEPS):
+            for phase in PHASES:
+                instruments.timer.mark(phase)
+        phases = instruments.timer.flush()
+        instruments.energy.meter.sample()
+        measured.log.event("step_phases", phases)
+        measured.log.event("rank_stats", by_rank(instruments.world.allgather(phases | instruments.meters.read())))
+        used_us.append((time.process_time() - begin) / STEPS * 1e6)
+    return sorted(used_us)
 
 
 def build(args: argparse.Namespace, world: World, overrides: list[str]) -> Trainer:
