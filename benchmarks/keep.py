@@ -55,6 +55,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "generator": [[sys.executable, "benchmarks/generator.py"]],
     "cosmoflow_step": [[sys.executable, "benchmarks/cosmoflow_step.py"]],
     "startup": [[sys.executable, "benchmarks/startup.py"]],
+    "ceilings": [[sys.executable, "benchmarks/ceilings.py"]],
     "ingest": [[sys.executable, "benchmarks/ingest.py"]],
     "checker_fuzz": [[sys.executable, "-m", "pytest", "-q", "-m", "long", "tests/suite/test_check_fuzz.py"]],
     "whatif": [[sys.executable, "benchmarks/whatif.py", "--measure"]],

@@ -20,8 +20,8 @@ CPU_ORDERS = (LAUNCH_ORDER, 256, 384, 512, 768, 1024, 2048)
 GPU_ORDERS = (LAUNCH_ORDER, 1024, 2048, 4096, 8192, 16384)
 CPU_TYPES = ("float32", "float64", "bfloat16")
 GPU_TYPES = ("float32", "tf32", "float64", "bfloat16", "float16")
-SLOWEST_S = 1.0  # an order whose one product takes longer is not tried
-ORDER_S = 1.0  # repetitions of one order take about this long, and are at least three
+SLOWEST_S = 0.5  # an order whose one product takes longer is not tried
+ORDER_S = 0.5  # repetitions of one order take about this long, and are at least three
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,9 @@ def _sustained(
     world: World, effort: Effort, device: torch.device, product: Product, order: int, burst: float
 ) -> Samples:
     """Rates of consecutive tenths of one run without pause: all ranks at once, clocks and power limits as they settle."""
-    calls = calls_for(effort.sustained_s / 10, flops(order) / burst)
-    seconds(product.multiply, calls, device)
+    few = calls_for(effort.sustained_s / 40, flops(order) / burst)
+    once = agree(world, [seconds(product.multiply, few, device) / few])[0]
+    calls = calls_for(effort.sustained_s / 10, once)  # by what it takes now, not in a burst
     return repeat(world, lambda: flops(order) * calls / seconds(product.multiply, calls, device), 10)
 
 

@@ -33,6 +33,7 @@ SMALLEST_CPU, SMALLEST_GPU = 8 << 10, 64 << 10
 LARGEST_FALLBACK = 64 << 20  # per thread, where no cache size is known
 PAST_CACHE = 8  # the sweep ends at this many times the largest cache
 LEAST, LONG_S = 5, 0.25  # repetitions of the largest sets: these or as many as take about this long
+TEAM = 3  # samples of several threads are so many times longer: they start up to 0.1 ms apart
 SKEW = 7 * LINE  # keeps the two halves of a set out of step in the low address bits, which stall stores otherwise
 
 
@@ -200,15 +201,16 @@ class _Team:
 def _cpu_rate(world: World, team: _Team, kernel: Kernel, size: int, effort: Effort) -> Samples:
     """Bytes/s of all threads of a rank together."""
     estimate = 20e9  # bytes/s, only to choose the passes of the first call
+    sample_s = effort.sample_s * (1 if len(team.buffers) == 1 else TEAM)
 
     def prepared(passes: int) -> tuple[list[Callable[[], object]], float]:
         ready = [kernel.prepare(buffer, size, passes) for buffer in team.buffers]
         return [call for call, _ in ready], sum(moved for _, moved in ready)
 
-    calls, moved = prepared(max(3, round(estimate * effort.sample_s / 4 / size)))
+    calls, moved = prepared(max(3, round(estimate * sample_s / 4 / size)))
     team.seconds(calls)
     rate = moved / team.seconds(calls) / len(calls)
-    passes = int(agree(world, [max(3, round(rate * effort.sample_s / size))])[0])
+    passes = int(agree(world, [max(3, round(rate * sample_s / size))])[0])
     calls, moved = prepared(passes)
     enough = int(agree(world, [calls_for(LONG_S, passes * size / rate)])[0])
     return repeat(world, lambda: moved / team.seconds(calls), min(effort.repetitions, max(LEAST, enough)))
