@@ -21,7 +21,15 @@ from suite.ceilings import compute
 from suite.ceilings.samples import QUICK
 from suite.distributed import World
 
-SHAPES = ((320, 320, 320), (640, 640, 640), (1024, 1024, 1024), (1536, 1536, 1536), (2304, 2304, 2304), (4096, 512, 1024), (512, 4096, 512))
+SHAPES = (
+    (320, 320, 320),
+    (640, 640, 640),
+    (1024, 1024, 1024),
+    (1536, 1536, 1536),
+    (2304, 2304, 2304),
+    (4096, 512, 1024),
+    (512, 4096, 512),
+)
 LOOP_S = 0.25  # per shape, library and round
 
 
