@@ -5,7 +5,7 @@
 
 A block is 50 steps with everything a run does for them, what ranks tell each other at its end included. Prints the geometric
 mean of the pairs' ratios with its 95 % interval (t on log ratios), by the wall clock and by the CPU time of rank 0, which other
-processes disturb less. "inconclusive" when the interval holds the limit: it is printed, not passed. The last line is the CPU time of
+processes disturb less. "inconclusive" when the interval holds the limit: it is printed, not passed. The last line is CPU time of
 the same calls without any training, which a busy machine disturbs least; it holds no hook of DDP and no MoE layer.
 """
 
