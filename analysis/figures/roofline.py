@@ -117,13 +117,11 @@ def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> S
         axis.plot([start, right], [peak.per_s] * 2, color=INK, linewidth=1.8)
         ridge = peak.per_s / machine.levels[-1].per_s
         axis.plot([ridge], [peak.per_s], ".", color=INK, markersize=9)
-        text = f"{peak.name}: {si(peak.per_s)}FLOP/s, ridge at {ridge:.3g} FLOP/B"
+        text = f"{peak.name}: {si(peak.per_s)}FLOP/s, ridge at {ridge:.3g} FLOP/B" + _dashed(machine, peak)
         axis.annotate(text, (right, peak.per_s), xytext=(-4, 4), textcoords="offset points", ha="right")
     for roof in machine.lesser_peaks:
         start = max(left, roof.per_s / machine.levels[0].per_s)
         axis.plot([start, right], [roof.per_s] * 2, color=INK, linewidth=0.9, linestyle="--")
-        text = f"{roof.name}: {si(roof.per_s)}FLOP/s"
-        axis.annotate(text, (right, roof.per_s), xytext=(-4, -13), textcoords="offset points", ha="right")
     precisions = sorted({case.precision for case in machine.cases})
     for roof in (roof for name in precisions for roof in vendor_roofs(machine.file.device.name, name)):
         if roof.per_s < high:
@@ -150,10 +148,17 @@ def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> S
         (p.point.intensity, p.point.rate, f"{p.point.name}: {100 * p.point.rate / p.allowed:.2g} %", False)
         for p in shown
     ]
-    named = np.geomspace(right / (right / left) ** 0.5, right, 80)
+    named = np.geomspace(right / (right / left) ** 0.75, right, 120)
     lines += [(x, peak.per_s * 1.15, "", False) for peak in peaks for x in named]
-    lines += [(x, peak.per_s * side, "", False) for peak in machine.lesser_peaks for side in (1.0, 0.85) for x in named]
+    lines += [(x, peak.per_s, "", False) for peak in machine.lesser_peaks for x in named]
     return texts + lines  # a place on a line without text keeps the names of points off the line
+
+
+def _dashed(machine: Machine, peak: Roof) -> str:
+    """What is said of the dashed lines that belong to a peak: its number format in another mode."""
+    kind = peak.name.split(",")[0]
+    lesser = [roof for roof in machine.lesser_peaks if roof.name.startswith(kind)]
+    return "".join(f"; dashed:{roof.name.removeprefix(kind).lstrip(',')} {si(roof.per_s)}FLOP/s" for roof in lesser)
 
 
 def _limits(machine: Machine, shown: Sequence[Placed], peaks: Sequence[Roof]) -> tuple[float, float, float, float]:
