@@ -16,7 +16,7 @@ demo: $(READY)
 test: $(READY) slurm
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=1 $(PY) $(PYTEST) -m "not long" $(ARGS)
 
-# What takes minutes: convergence from ten seeds, fuzzing, full matrices. Results are kept in benchmarks/results/.
+# What takes minutes: convergence from five fresh seeds, fuzzing, full matrices. Results are kept in benchmarks/results/.
 test-long: $(READY) slurm
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=1 $(PY) -m pytest -m long --timeout 3600 $(ARGS)
 
