@@ -1,4 +1,4 @@
-"""Every workload reaches its targets: one seed at ``smoke`` in every test run, five fresh seeds of each ``mini`` in `make test-long`.
+"""Every workload reaches its targets: one seed at ``smoke`` in `make test`, five fresh seeds of each ``mini`` in `make test-long`.
 
 Where reference points are recorded, fresh seeds need as many epochs as they say.
 """
