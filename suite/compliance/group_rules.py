@@ -189,7 +189,8 @@ def rcp_speed(context: GroupContext) -> Iterator[Found]:
             None,
             (
                 f"converges in {_seen(mean, context)} (mean without best and worst); the reference at batch "
-                f"{bound.global_batch_size} ({bound.kind}) needs {_seen(bound.mean, context)}, at least {_seen(bound.minimum, context)} are credible"
+                f"{bound.global_batch_size} ({bound.kind}) needs {_seen(bound.mean, context)}, "
+                f"at least {_seen(bound.minimum, context)} are credible"
             ),
         )
 
