@@ -206,7 +206,18 @@ def test_mlhpc_submit_gives_a_job_whose_status_is_known(cluster: Cluster, smoke_
 def test_the_network_of_two_nodes_is_swept_under_srun(cluster: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "sweep.json"
     small = ["--experts", "2", "--top-k", "1", "--tokens", "64", "--width", "16", "--hidden", "32", "--repeats", "2"]
-    bench = [sys.executable, "-m", "suite", "moe-bench", "--sweep-network", *small, "--up-to-mib", "0.01", "-o", str(path)]
+    bench = [
+        sys.executable,
+        "-m",
+        "suite",
+        "moe-bench",
+        "--sweep-network",
+        *small,
+        "--up-to-mib",
+        "0.01",
+        "-o",
+        str(path),
+    ]
     cluster.call("srun", "-N", "2", "-n", "2", "--mpi=pmi2", *bench)
     sweep = json.loads(path.read_text())
     assert (sweep["nodes"], sweep["ranks_per_node"], [grid["ranks"] for grid in sweep["grids"]]) == (2, 1, [2])
