@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -63,6 +64,29 @@ def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
     """The values of parallel_r that exist: 0 and the divisors of the ranks per expert. ValueError if neither divides."""
     sharers = ranks_per_expert(experts, ranks)
     return (0, *(r for r in range(1, sharers + 1) if sharers % r == 0))
+
+
+class Training(Hyperparameters):
+    """What workloads with experts choose alike: the layer, AdamW, warm-up and cosine. ``dense: true`` is the dense twin."""
+
+    dense: bool = False
+    moe: MoEConfig
+    learning_rate: float = Field(gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    schedule_steps: int = Field(ge=1, description="cosine from the peak to final_fraction of it, then constant")
+    final_fraction: float = Field(0.1, ge=0, le=1)
+    weight_decay: float = Field(0.1, ge=0, description="of matrices; not of norms")
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+
+
+def learning_rate(config: Training, step: int) -> float:
+    """The rate of a 0-based step: linear warm-up, cosine, constant."""
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    span = max(1, config.schedule_steps - config.warmup_steps)
+    progress = min(1.0, (step - config.warmup_steps) / span)
+    low = config.final_fraction
+    return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def ranks_per_expert(experts: int, ranks: int) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Hyperparameters, Work
-from workloads.moe.config import MoEConfig
+from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
+from workloads.moe.config import Training
 
 ATTENTION_PASSES = (
     3.5  # a pass is two products, scores and values; the backward pass does five: the scores again, four gradients
@@ -16,7 +15,7 @@ ATTENTION_PASSES = (
 VOCABULARY = 256  # bytes: no tokenizer, and bits per byte compare with any other model
 
 
-class MoELMConfig(Hyperparameters):
+class MoELMConfig(Training):
     """A decoder of ``layers`` blocks; every ``moe_every``-th has experts, the others a dense FFN as wide as the active ones.
 
     ``dense: true`` is the dense twin: that FFN in every block, so equal active parameters and FLOPs (but for the router).
@@ -28,14 +27,6 @@ class MoELMConfig(Hyperparameters):
     context: int = Field(ge=8, description="bytes a prediction may look back on; one sample predicts as many")
     row_bytes: int = Field(ge=9, description="bytes of a stored training sample; a random context + 1 of them is read")
     moe_every: int = Field(1, ge=1)
-    dense: bool = False
-    moe: MoEConfig
-    learning_rate: float = Field(gt=0)
-    warmup_steps: int = Field(0, ge=0)
-    schedule_steps: int = Field(ge=1, description="cosine from the peak to final_fraction of it, then constant")
-    final_fraction: float = Field(0.1, ge=0, le=1)
-    weight_decay: float = Field(0.1, ge=0, description="of matrices; not of norms")
-    adam_betas: tuple[float, float] = (0.9, 0.95)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -53,16 +44,6 @@ class MoELMConfig(Hyperparameters):
     def has_experts(self, layer: int) -> bool:
         """Whether the 0-based block has experts: the last of every ``moe_every``."""
         return not self.dense and layer % self.moe_every == self.moe_every - 1
-
-
-def learning_rate(config: MoELMConfig, step: int) -> float:
-    """The rate of a 0-based step: linear warm-up, cosine, constant."""
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    span = max(1, config.schedule_steps - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / span)
-    low = config.final_fraction
-    return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def parameter_count(config: MoELMConfig, *, active: bool = False) -> int:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Hyperparameters, Work
-from workloads.moe.config import MoEConfig
+from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
+from workloads.moe.config import MoEConfig, Training
 
 CLASSES = (  # the generating processes, in the order of the labels
     "scale_free",
@@ -48,7 +47,7 @@ class Block:
         return self.resolution**2
 
 
-class SwinV2MoEConfig(Hyperparameters):
+class SwinV2MoEConfig(Training):
     """SwinV2 (arXiv:2111.09883) with experts in the FFN of every second block of ``moe_stages``, as Tutel's SwinV2-MoE.
 
     ``moe.hidden`` is for the first of ``moe_stages`` and doubles with the width in later ones. ``dense: true`` is the
@@ -67,14 +66,9 @@ class SwinV2MoEConfig(Hyperparameters):
     moe_stages: tuple[int, ...] = Field(
         (3, 4), description="1-based stages whose second, fourth, ... block has experts"
     )
-    dense: bool = False
-    moe: MoEConfig
     drop_path: float = Field(0.0, ge=0, lt=1, description="of the last block; grows linearly from 0 at the first")
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     augmentation: bool = Field(True, description="a symmetry of the square and a periodic shift per sample and epoch")
-    learning_rate: float = Field(gt=0)
-    warmup_steps: int = Field(0, ge=0)
-    schedule_steps: int = Field(ge=1, description="cosine from the peak to final_fraction of it, then constant")
     final_fraction: float = Field(0.01, ge=0, le=1)
     weight_decay: float = Field(0.05, ge=0, description="of matrices; not of biases, norms, scales and position biases")
     adam_betas: tuple[float, float] = (0.9, 0.999)
@@ -121,16 +115,6 @@ class SwinV2MoEConfig(Hyperparameters):
     def final_width(self) -> int:
         """Width of the last stage."""
         return self.embed << (len(self.depths) - 1)
-
-
-def learning_rate(config: SwinV2MoEConfig, step: int) -> float:
-    """The rate of a 0-based step: linear warm-up, cosine, constant."""
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    span = max(1, config.schedule_steps - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / span)
-    low = config.final_fraction
-    return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def parameter_count(config: SwinV2MoEConfig, *, active: bool = False) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 from suite.config import RunConfig
 from suite.distributed import World
-from suite.timing import CudaClock, HostClock
-from suite.workload import Optimization, Work, Workload
-from workloads.moe.autotune import Autotuner
-from workloads.moe.parallel import MoEMonitor, expert_mesh, expert_parameters, logged, tune
+from suite.workload import Optimization, Work
+from workloads.moe.workload import MoEWorkload
 from workloads.swinv2_moe.baselines import baselines
-from workloads.swinv2_moe.config import CLASSES, SwinV2MoEConfig, learning_rate, work
+from workloads.swinv2_moe.config import CLASSES, SwinV2MoEConfig, work
 from workloads.swinv2_moe.data import ImageData
 from workloads.swinv2_moe.model import SwinV2MoE
 
@@ -27,17 +25,14 @@ if TYPE_CHECKING:
 NOT_DECAYED = ("position_bias", "log_scale", "_bias_E")  # beside what has one dimension, as in the SwinV2 reference
 
 
-class SwinV2MoEWorkload(Workload):
+class SwinV2MoEWorkload(MoEWorkload):
     """SwinV2-MoE for the harness."""
 
     def __init__(self, config: RunConfig) -> None:
         if config.channels_last:
             raise ValueError("swinv2_moe: channels_last: the model keeps channels last by itself; leave it false")
-        self.config = config
         self._own = cast(SwinV2MoEConfig, config.hyperparameters)
-        self._monitor: MoEMonitor | None = None
-        self._tuner: Autotuner | None = None
-        self._ranks = 1
+        super().__init__(config, self._own)
 
     def dataset(self, split: str, root: Path) -> ImageData:
         """One split; ValueError if the images are not the config's."""
@@ -45,35 +40,23 @@ class SwinV2MoEWorkload(Workload):
 
     def build_model(self, world: World) -> nn.Module:
         """The model from torch's current seed; with expert parallelism this rank's share of the experts."""
-        mesh, moe = None, self._own.moe
-        cuda = self.config.device != "cpu" and torch.cuda.is_available()
-        if moe.expert_parallel and not self._own.dense and world.size > 1:
-            mesh = expert_mesh(moe, world, cuda=cuda)
-            self._ranks = world.size
-        model = SwinV2MoE(self._own, mesh)
-        if self.config.instrumentation:
-            self._monitor = MoEMonitor(model.moe_layers(), CudaClock() if cuda else HostClock())
+        model = SwinV2MoE(self._own, self.mesh(world))
+        self.watch(model)
         return model
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
-        """AdamW and clipping. After each step the aux-loss-free bias moves, where it is in use."""
-        own = self._own
-        groups: dict[float, list[nn.Parameter]] = {own.weight_decay: [], 0.0: []}
+        """AdamW and clipping."""
+        decayed: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
-            decayed = parameter.ndim > 1 and not any(part in name for part in NOT_DECAYED)
-            groups[own.weight_decay if decayed else 0.0].append(parameter)
-        listed = [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()]
-        optimizer = torch.optim.AdamW(listed, lr=own.learning_rate, betas=own.adam_betas)
-        layers = list(cast(SwinV2MoE, model).moe_layers().values())
-        if layers and own.moe.balance == "bias":
-            optimizer.register_step_post_hook(lambda *_: [layer.update_bias() for layer in layers])
-        return Optimization(optimizer, lambda step, epoch: learning_rate(own, step), clip_norm=own.clip_norm)
+            matrix = parameter.ndim > 1 and not any(part in name for part in NOT_DECAYED)
+            (decayed if matrix else others).append(parameter)
+        return self.adamw(cast(SwinV2MoE, model), decayed, others, clip_norm=self._own.clip_norm)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean cross entropy, plus the routers' auxiliary losses."""
-        if self._own.moe.autotune and self._tuner is None and self._ranks > 1 and model.training:
-            first = next(block for block in self._own.blocks() if block.experts is not None)
-            self._tuner = tune(model, tokens=len(batch["image"]) * first.tokens)
+        tokens = next((block.tokens for block in self._own.blocks() if block.experts is not None), 0)
+        self.tune_once(model, tokens=len(batch["image"]) * tokens)
         logits, auxiliary = model(batch["image"])
         return (
             F.cross_entropy(_wide(logits), batch["label"].long(), label_smoothing=self._own.label_smoothing) + auxiliary
@@ -105,47 +88,25 @@ class SwinV2MoEWorkload(Workload):
         return result
 
     def hyperparameters(self) -> dict[str, Any]:
-        """The keys of the MoE layers are `workloads.moe.parallel.logged`."""
+        """Beside those of the MoE layers and the training."""
         own = self._own
         return {
             "global_batch_size": self.config.global_batch_size,
             "image_size": own.pixels,
-            "opt_name": "adamw",
-            "opt_base_learning_rate": own.learning_rate,
-            "opt_learning_rate_warmup_steps": own.warmup_steps,
-            "opt_learning_rate_decay_steps": own.schedule_steps,
-            "opt_end_learning_rate": own.learning_rate * own.final_fraction,
-            "opt_adamw_beta_1": own.adam_betas[0],
-            "opt_adamw_beta_2": own.adam_betas[1],
-            "opt_adamw_weight_decay": own.weight_decay,
             "opt_gradient_clip_norm": own.clip_norm,
             "label_smoothing": own.label_smoothing,
             "drop_path": own.drop_path,
             "augmentation": own.augmentation,
-            **logged(own.moe, dense=own.dense, precision=self.config.precision, ranks=self._ranks),
+            **self.training_hyperparameters(),
         }
 
     def work(self) -> Work:
         """Closed forms."""
-        element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
-        return work(self._own, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
+        return work(self._own, global_batch_size=self.config.global_batch_size, element_bytes=self.element_bytes)
 
     def baselines(self, root: Path) -> dict[str, float]:
         """Accuracy of the commonest class and of linear classifiers on pixels and power spectra."""
         return baselines(root)
-
-    def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
-        """The experts, if they are spread over the ranks."""
-        return expert_parameters(model)
-
-    def window_stats(self, world: World) -> dict[str, Any]:
-        """Phases, load and efficiency of the MoE layers since the last call; every rank calls, at the end of every window."""
-        if self._monitor is None:
-            return {}
-        stats = self._monitor.flush(world)
-        if self._tuner is not None:
-            stats["autotuned"] = [decision.event() for decision in self._tuner.decisions.values()]
-        return stats
 
 
 def _wide(logits: Tensor) -> Tensor:

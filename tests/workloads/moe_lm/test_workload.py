@@ -13,9 +13,10 @@ import torch
 
 from suite.config import RunConfig, load_config
 from suite.distributed import World
+from workloads.moe.config import learning_rate
 from workloads.moe.layer import MoELayer
 from workloads.moe_lm import DESCRIPTOR
-from workloads.moe_lm.config import MoELMConfig, learning_rate, parameter_count, work
+from workloads.moe_lm.config import MoELMConfig, parameter_count, work
 from workloads.moe_lm.model import MoELanguageModel, rotate
 from workloads.moe_lm.workload import MoELM
 

@@ -15,8 +15,9 @@ import torch
 from suite.config import RunConfig, load_config
 from suite.distributed import World
 from suite.log_reader import read_events
+from workloads.moe.config import learning_rate
 from workloads.swinv2_moe import DESCRIPTOR
-from workloads.swinv2_moe.config import CLASSES, SwinV2MoEConfig, forward_flops, learning_rate, parameter_count, work
+from workloads.swinv2_moe.config import CLASSES, SwinV2MoEConfig, forward_flops, parameter_count, work
 from workloads.swinv2_moe.model import SwinV2MoE
 from workloads.swinv2_moe.workload import SwinV2MoEWorkload
 

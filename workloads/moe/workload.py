@@ -1,0 +1,109 @@
+"""What workloads with experts share: their share of the experts, the optimizer, the log of their MoE layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from suite.config import RunConfig
+from suite.distributed import World
+from suite.timing import CudaClock, HostClock
+from suite.workload import Optimization, Workload
+from workloads.moe.all_to_all import ExpertMesh
+from workloads.moe.autotune import Autotuner
+from workloads.moe.config import Training, learning_rate
+from workloads.moe.layer import MoELayer
+from workloads.moe.parallel import MoEMonitor, expert_mesh, expert_parameters, logged, tune
+
+
+class WithExperts(Protocol):
+    """A model that knows its MoE layers."""
+
+    def moe_layers(self) -> Mapping[str, MoELayer]:
+        """By name, in order."""
+        ...
+
+
+class MoEWorkload(Workload):
+    """Base of workloads whose hyperparameters are a `Training`."""
+
+    def __init__(self, config: RunConfig, training: Training) -> None:
+        self.config = config
+        self._training = training
+        self._monitor: MoEMonitor | None = None
+        self._tuner: Autotuner | None = None
+        self._ranks = 1
+
+    def mesh(self, world: World) -> ExpertMesh | None:
+        """The mesh that the experts are spread over; None: every rank holds all. ValueError if they do not divide."""
+        moe = self._training.moe
+        if not moe.expert_parallel or self._training.dense or world.size == 1:
+            return None
+        self._ranks = world.size
+        return expert_mesh(moe, world, cuda=self._cuda)
+
+    def watch(self, model: WithExperts) -> None:
+        """Measure the MoE layers of a model, if the run measures itself."""
+        if self.config.instrumentation:
+            self._monitor = MoEMonitor(model.moe_layers(), CudaClock() if self._cuda else HostClock())
+
+    def tune_once(self, model: nn.Module, tokens: int) -> None:
+        """Before the first training step on several ranks, choose how the layers run, if the config asks for it."""
+        if self._training.moe.autotune and self._tuner is None and self._ranks > 1 and model.training:
+            self._tuner = tune(model, tokens=tokens)
+
+    def adamw(
+        self,
+        model: WithExperts,
+        decayed: Sequence[nn.Parameter],
+        others: Sequence[nn.Parameter],
+        clip_norm: float | None,
+    ) -> Optimization:
+        """AdamW with the config's schedule. After each step the aux-loss-free bias moves, where it is in use."""
+        own = self._training
+        groups = [{"params": decayed, "weight_decay": own.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=own.learning_rate, betas=own.adam_betas)
+        layers = list(model.moe_layers().values())
+        if layers and own.moe.balance == "bias":
+            optimizer.register_step_post_hook(lambda *_: [layer.update_bias() for layer in layers])
+        return Optimization(optimizer, lambda step, epoch: learning_rate(own, step), clip_norm=clip_norm)
+
+    def training_hyperparameters(self) -> dict[str, Any]:
+        """The events of optimizer, schedule and MoE layers."""
+        own = self._training
+        return {
+            "opt_name": "adamw",
+            "opt_base_learning_rate": own.learning_rate,
+            "opt_learning_rate_warmup_steps": own.warmup_steps,
+            "opt_learning_rate_decay_steps": own.schedule_steps,
+            "opt_end_learning_rate": own.learning_rate * own.final_fraction,
+            "opt_adamw_beta_1": own.adam_betas[0],
+            "opt_adamw_beta_2": own.adam_betas[1],
+            "opt_adamw_weight_decay": own.weight_decay,
+            **logged(own.moe, dense=own.dense, precision=self.config.precision, ranks=self._ranks),
+        }
+
+    def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
+        """The experts, if they are spread over the ranks."""
+        return expert_parameters(model)
+
+    def window_stats(self, world: World) -> dict[str, Any]:
+        """Phases, load and efficiency of the MoE layers since the last call; every rank calls, at the end of every window."""
+        if self._monitor is None:
+            return {}
+        stats = self._monitor.flush(world)
+        if self._tuner is not None:
+            stats["autotuned"] = [decision.event() for decision in self._tuner.decisions.values()]
+        return stats
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an activation."""
+        return {"float32": 4, "bfloat16": 2}[self.config.precision]
+
+    @property
+    def _cuda(self) -> bool:
+        return self.config.device != "cpu" and torch.cuda.is_available()
