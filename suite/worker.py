@@ -85,12 +85,11 @@ def _end(world: World, output: Path, trial: int, text: str, code: int) -> int:
     """Say one line, then end every rank: rank 0 speaks for an error all ranks share and gets a moment to do so."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may answer the first rank's end with it
     where = "" if world.size == 1 else f" [rank {world.rank} on {node_name()}]"
-    if world.is_first:
-        print(f"mlhpc: {output} trial {trial}: {text}{where}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(1.0)
-        print(f"mlhpc: {output} trial {trial}: {text}{where}", file=sys.stderr, flush=True)
+    if not world.is_first:
+        time.sleep(2.0)
+    print(f"mlhpc: {output} trial {trial}: {text}{where}", file=sys.stderr, flush=True)
     if world.size > 1:
+        time.sleep(0.5)  # an abort may discard what the launcher has not yet passed on
         world.transport.abort(code)
         os._exit(code)
     return code

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,3 +157,12 @@ def test_login_node_commands_load_nothing_heavy(arguments: list[str]) -> None:
         [sys.executable, "-c", probe, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=60
     )
     assert done.stdout.rstrip().endswith("LOADED []"), done.stdout + done.stderr
+
+
+def test_extras_have_normal_names_and_make_installs_all() -> None:
+    """pip before 23.3 installs nothing for an extra that is asked for by another spelling than its normal one."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = re.search(r"^EXTRAS := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert asked is not None
+    assert set(asked.group(1).split(",")) == set(extras)
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in extras)

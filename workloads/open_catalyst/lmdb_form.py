@@ -84,7 +84,7 @@ def _environment(path: Path) -> Iterator[Any]:
     try:
         import lmdb
     except ImportError:
-        raise ValueError("open_catalyst: reading LMDB needs lmdb: pip install 'mlhpc[open_catalyst]'") from None
+        raise ValueError("open_catalyst: reading LMDB needs lmdb: pip install 'mlhpc[open-catalyst]'") from None
     try:
         environment = lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False, readahead=False)
     except lmdb.Error as error:

@@ -51,7 +51,7 @@ def require_ase() -> None:
     try:
         import ase  # noqa: F401
     except ImportError:
-        raise ValueError("open_catalyst: generating data needs ase: pip install 'mlhpc[open_catalyst]'") from None
+        raise ValueError("open_catalyst: generating data needs ase: pip install 'mlhpc[open-catalyst]'") from None
 
 
 def _ase(name: str) -> Any:
