@@ -119,6 +119,8 @@ def shares(line: Timeline) -> TimeShares | None:
 
 def number(value: Any) -> float | None:
     """A finite number from a log value, or None. Text that is a number counts (OpenFold logs its seed as text)."""
+    if value is None:  # most often
+        return None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

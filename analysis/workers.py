@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import warnings
@@ -31,6 +32,7 @@ def mapped(
 
 
 def _hold(work: Any, shared: Any) -> None:
+    gc.disable()  # a child lives for this work only, and what it makes has no cycles
     _held[:] = [work, shared]
 
 

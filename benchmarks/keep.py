@@ -21,6 +21,9 @@ MPIEXEC = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2"]
 BELOW_EDGE = ["--set", "hyperparameters.base_learning_rate=0.002", "--set", "hyperparameters.scaling=none"]
 DATA = ["--data", "data/cosmoflow-mini"]
 MOE = ["--workload", "moe_lm", "--size", "smoke"]
+PUBLISHED = os.environ.get("MLHPC_PUBLISHED_RESULTS", "published")  # a folder with hpc_results_v* checkouts
+EXPECTED = HERE.parents[1] / "shared" / "data" / "published_scores_expected.csv"
+SCORES = ["--scores", str(EXPECTED)] if EXPECTED.exists() else []
 COMMANDS: dict[str, list[list[str]]] = {
     "harness_overhead": [
         [sys.executable, "benchmarks/harness_overhead.py", "--size", "mini", "--blocks", "40", *DATA],
@@ -56,7 +59,8 @@ COMMANDS: dict[str, list[list[str]]] = {
     "cosmoflow_step": [[sys.executable, "benchmarks/cosmoflow_step.py"]],
     "startup": [[sys.executable, "benchmarks/startup.py"]],
     "ceilings": [[sys.executable, "benchmarks/ceilings.py"]],
-    "ingest": [[sys.executable, "benchmarks/ingest.py"]],
+    "ingest": [[sys.executable, "benchmarks/ingest.py", PUBLISHED]],
+    "checker_acceptance": [[sys.executable, "-m", "benchmarks.checker_acceptance", PUBLISHED, *SCORES]],
     "checker_fuzz": [[sys.executable, "-m", "pytest", "-q", "-m", "long", "tests/suite/test_check_fuzz.py"]],
     "whatif": [[sys.executable, "benchmarks/whatif.py", "--measure"]],
     "moe": [[sys.executable, "benchmarks/moe.py"]],
