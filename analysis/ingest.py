@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.layout import LogFile, find_logs
-from analysis.reading import EPOCH_COLUMNS, EVAL_COLUMNS, PHASE_COLUMNS, RANK_COLUMNS, Reading, read, text
+from analysis.reading import EPOCH_COLUMNS, EVAL_COLUMNS, PHASE_COLUMNS, RANK_COLUMNS, Reading, encodable, read, text
 from analysis.targets import Target
 from analysis.timeline import number
 from analysis.workers import mapped
@@ -56,7 +56,7 @@ def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
     systems: dict[str, dict[str, Any]] = {}
     for place, row in zip(places, runs, strict=True):
         if row["system_key"] not in systems:
-            systems[row["system_key"]] = _system_row(place, row)
+            systems[row["system_key"]] = encodable(_system_row(place, row))
     _mark_repeats(runs)
     _complete_from_systems(runs, systems)
     return Tables(

@@ -65,7 +65,7 @@ def read(place: LogFile, cards: Mapping[str, Card]) -> Reading:
     benchmark = place.benchmark or record.benchmark or UNKNOWN
     target = find_target(benchmark, record.size or FULL, cards)
     line = timeline(log, target.metric if target else record.metric_key or mllog.EVAL_ERROR)
-    row = _run_row(place, hashlib.sha256(data).hexdigest(), benchmark, log, record, target, line)
+    row = encodable(_run_row(place, hashlib.sha256(data).hexdigest(), benchmark, log, record, target, line))
     return Reading(
         run=row,
         epochs=_epoch_rows(row["run"], line, log),
@@ -82,6 +82,14 @@ def text(value: Any) -> str | None:
     if value is None or value == "" or value == {} or value == []:
         return None
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def encodable(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose texts can be written: lone surrogates, which JSON and file names may hold, become question marks."""
+    return {
+        name: value.encode("utf-8", "replace").decode() if isinstance(value, str) and not value.isascii() else value
+        for name, value in row.items()
+    }
 
 
 def _plain(record: RunRecord) -> RunRecord:
