@@ -27,7 +27,8 @@ def measure(
     """The ceilings file's text, the same on every rank; a collective. ``directory``: where storage is measured."""
     begin, began = time.perf_counter(), datetime.now(UTC)
     effort = QUICK if quick else FULL
-    load = os.getloadavg()[0]
+    world.barrier()
+    busy = _busy_cores()
     caches = memory.cpu_caches()
     found = Findings()
     steps: tuple[tuple[str, Callable[[], Findings]], ...] = (
@@ -57,18 +58,33 @@ def measure(
         "ranks": world.size,
         "nodes": world.nodes,
         "node_names": list(world.node_names),
-        "device": _device(device, load),
+        "device": _device(device, busy),
         "caches": [asdict(cache) for cache in caches],
         "versions": _versions(device),
     }
     return str(world.broadcast(to_json(header, found)))
 
 
-def _device(device: torch.device, load: float) -> dict[str, Any]:
+def _busy_cores(seconds: float = 0.5) -> float | None:
+    """Cores that others keep busy while this process sleeps (the load average would still hold what ended a minute ago)."""
+
+    def used() -> float:
+        user, nice, system, _, _, irq, softirq, steal = map(float, Path("/proc/stat").read_text().split()[1:9])
+        return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+    try:
+        before, begin = used(), time.perf_counter()
+        time.sleep(seconds)
+        return round((used() - before) / (time.perf_counter() - begin), 2)
+    except (OSError, ValueError):
+        return None
+
+
+def _device(device: torch.device, busy: float | None) -> dict[str, Any]:
     host = {
         "threads": torch.get_num_threads(),
         "cores_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "load_at_start": load,
+        "busy_cores_at_start": busy,
     }
     if device.type == "cpu":
         return {"type": "cpu", "name": _cpu_name(), "count": 1, "memory_bytes": None, **host}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from suite.distributed import World
 
 THIS_MACHINE = "this-machine"
-BUSY = 0.5  # load per core at the start above which a person is warned
+BUSY = 0.1  # busy cores per allowed core above which a person is warned
 
 
 @click.command(
@@ -101,5 +101,6 @@ def _show(output: Path, text: str) -> None:
         )
     for missing in document["not_measured"]:
         click.echo(f"  not measured: {missing['resource']} {missing['name'] or ''}: {missing['reason']}")
-    if device["load_at_start"] > BUSY * device["cores_allowed"]:
-        click.echo(f"  the machine was busy (load {device['load_at_start']:.1f}): these roofs are too low")
+    busy = device["busy_cores_at_start"]
+    if busy is not None and busy > BUSY * device["cores_allowed"]:
+        click.echo(f"  other processes kept {busy:.1f} cores busy: these roofs are too low")
