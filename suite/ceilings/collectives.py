@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from suite.ceilings.document import Curve, Findings, NotMeasured, Point, Resource, Roof
+from suite.ceilings.document import Curve, Findings, NotMeasured, Point, Resource
 from suite.ceilings.samples import Effort, Samples, agree, calls_for, repeat
 from suite.distributed import World
 
@@ -80,8 +80,11 @@ def _collective(
     )
     return Findings(
         roofs=[
-            Roof(
-                *(resource, backend, "bus", top.value, "B/s", top.slowest, top.best, top.n, top.spread),
+            top.roof(
+                resource,
+                backend,
+                "bus",
+                "B/s",
                 ranks=ranks,
                 nodes=nodes,
                 library=backend,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from suite.ceilings.document import Curve, Findings, NotMeasured, Point, Roof
+from suite.ceilings.document import Curve, Findings, NotMeasured, Point
 from suite.ceilings.samples import Effort, Samples, agree, calls_for, repeat
 from suite.distributed import World
 
@@ -92,18 +92,11 @@ def _of_type(world: World, effort: Effort, device: torch.device, dtype: str) -> 
     product = next(p for p in products(device, dtype, order) if p.library == library)
     for mode, samples in (("burst", best), ("sustained", _sustained(world, effort, device, product, order, value))):
         found.roofs.append(
-            Roof(
-                *(
-                    "compute",
-                    "gemm",
-                    mode,
-                    samples.value,
-                    "FLOP/s",
-                    samples.slowest,
-                    samples.best,
-                    samples.n,
-                    samples.spread,
-                ),
+            samples.roof(
+                "compute",
+                "gemm",
+                mode,
+                "FLOP/s",
                 ranks=world.size,
                 nodes=world.nodes,
                 library=library,

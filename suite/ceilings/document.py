@@ -11,6 +11,7 @@ from typing import Any, Literal
 VERSION = 1
 
 Resource = Literal["compute", "memory", "host_link", "storage_read", "storage_write", "all_reduce", "all_to_all"]
+Unit = Literal["FLOP/s", "B/s"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Roof:
     name: str
     mode: str
     value: float
-    unit: Literal["FLOP/s", "B/s"]
+    unit: Unit
     slowest: float
     best: float
     n: int
@@ -55,7 +56,7 @@ class Curve:
     name: str
     mode: str
     x: Literal["working_set_bytes", "message_bytes", "order"]
-    unit: Literal["FLOP/s", "B/s"]
+    unit: Unit
     ranks: int
     nodes: int
     points: tuple[Point, ...]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from suite.ceilings.document import Findings, NotMeasured, Roof
+from suite.ceilings.document import Findings, NotMeasured
 from suite.ceilings.samples import Effort, agree, calls_for, repeat
 from suite.distributed import World
 
@@ -45,18 +45,11 @@ def measure(world: World, effort: Effort, device: torch.device) -> Findings:
 
             samples = repeat(world, rate, effort.repetitions)
             found.roofs.append(
-                Roof(
-                    *(
-                        "host_link",
-                        name,
-                        mode,
-                        samples.value,
-                        "B/s",
-                        samples.slowest,
-                        samples.best,
-                        samples.n,
-                        samples.spread,
-                    ),
+                samples.roof(
+                    "host_link",
+                    name,
+                    mode,
+                    "B/s",
                     ranks=world.size,
                     nodes=world.nodes,
                     library="torch",

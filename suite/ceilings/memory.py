@@ -145,14 +145,17 @@ def _roof(
     if name == "dram":
         low = max([low, *(4 * cache.share_bytes for cache in shares)])
     candidates = [
-        (samples.value, kernel, size, samples)
+        (samples, kernel, size)
         for kernel, rates in sampled.items()
         for size, samples in rates.items()
         if low <= size <= high
     ]
-    value, kernel, size, samples = max(candidates, key=lambda candidate: candidate[0])
-    return Roof(
-        *("memory", name, kernel.name, value, "B/s", samples.slowest, samples.best, samples.n, samples.spread),
+    samples, kernel, size = max(candidates, key=lambda candidate: candidate[0].value)
+    return samples.roof(
+        "memory",
+        name,
+        kernel.name,
+        "B/s",
         ranks=world.size,
         nodes=world.nodes,
         library=kernel.library,

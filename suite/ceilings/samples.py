@@ -1,13 +1,15 @@
-"""Repeated measurement on all ranks at once: medians, spreads and the slowest rank. Knows no resource."""
+"""Repeated measurement on all ranks at once: medians, spreads, the slowest rank, and the roof they are."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from suite.ceilings.document import Resource, Roof, Unit
 from suite.distributed import World
 
 
@@ -77,6 +79,21 @@ class Samples:
         """Interquartile range over median, the largest of all ranks."""
         ranges = [np.subtract(*np.percentile(rates, [75, 25])) / np.median(rates) for rates in self.by_rank]
         return float(max(ranges))
+
+    def roof(self, resource: Resource, name: str, mode: str, unit: Unit, **where: Any) -> Roof:
+        """The ceiling that these rates are; ``where`` are the fields of `Roof` that rates do not know."""
+        return Roof(
+            resource,
+            name,
+            mode,
+            self.value,
+            unit,
+            slowest=self.slowest,
+            best=self.best,
+            n=self.n,
+            spread=self.spread,
+            **where,
+        )
 
 
 def repeat(world: World, rate: Callable[[], float], n: int, *, member: bool = True) -> Samples:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from suite.ceilings.document import Findings, NotMeasured, Roof
+from suite.ceilings.document import Findings, NotMeasured, Resource, Roof
 from suite.ceilings.samples import Effort, Samples, repeat
 from suite.distributed import World
 
@@ -130,19 +130,12 @@ def _reason(world: World, directory: Path, size: int) -> str:
     return next((text for text in world.allgather(mine) if text), "")
 
 
-def _roof(world: World, resource: str, directory: Path, mode: str, samples: Samples, size: int) -> Roof:
-    return Roof(
-        *(
-            resource,
-            str(directory),
-            mode,
-            samples.value,
-            "B/s",
-            samples.slowest,
-            samples.best,
-            samples.n,
-            samples.spread,
-        ),  # type: ignore[arg-type]
+def _roof(world: World, resource: Resource, directory: Path, mode: str, samples: Samples, size: int) -> Roof:
+    return samples.roof(
+        resource,
+        str(directory),
+        mode,
+        "B/s",
         ranks=world.size,
         nodes=world.nodes,
         library="read(2)" if resource == "storage_read" else "write(2)",

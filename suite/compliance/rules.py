@@ -63,8 +63,7 @@ class LogContext:
 
     def first(self, key: str) -> Event | None:
         """The first event of a key."""
-        events = self.by_key.get(key)
-        return events[0] if events else None
+        return self.log.first(key)
 
     def every(self, *keys: str) -> Iterator[Event]:
         """All events of some keys, key by key."""
