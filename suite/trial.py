@@ -71,6 +71,14 @@ class StopSignals:
             raise InterruptedTrialError(f"stopped by {name}")
         self.name = name
 
+    def ignore(self) -> None:
+        """From here to the end of the process: the launcher may answer the first rank's exit code with a signal to all.
+
+        Python puts its own handlers back to the default while it shuts down, but leaves an ignored signal ignored.
+        """
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
 
 def run_trial(
     descriptor: Descriptor,
@@ -133,6 +141,7 @@ class _Trial:
             if self.in_run:
                 self._run_stop(Outcome(False, f"{type(error).__name__}: {error}".splitlines()[0]), Position(0, 0))
             raise
+        signals.ignore()
         self.world.barrier()  # without MPI, the first rank to exit non-zero makes srun end the others
         if outcome.interrupted:
             return STOPPED

@@ -278,6 +278,14 @@ def test_sigterm_leaves_a_checkpoint_and_the_resumed_run_has_the_same_losses(
     assert windows(log) == {key: loss for key, loss in windows(whole).items() if key <= (last_epoch, last_step)}
 
 
+def test_a_signal_after_the_end_does_not_change_the_exit_code(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENV, "TOY_LATE_SIGNAL", "1")
+    run(data, tmp_path / "run", "max_epochs=1", "hyperparameters.base_learning_rate=1e-9", code=1)
+    assert (tmp_path / "run" / "result_0.txt").exists()
+
+
 def test_a_rank_killed_in_the_middle_ends_the_run_in_seconds_and_its_log_parses(data: Path, tmp_path: Path) -> None:
     process = start_endless(data, tmp_path / "run", 2)
     pids = ranks_of(process)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -228,7 +229,15 @@ def main(argv: Sequence[str]) -> int:
     )
 
 
+class LateSignal:
+    """Sends SIGTERM to this process while Python takes its modules apart, as a launcher may when another rank has ended."""
+
+    def __del__(self, kill: Any = os.kill, pid: int = os.getpid(), number: int = signal.SIGTERM) -> None:
+        kill(pid, number)
+
+
 if __name__ == "__main__":
+    late = LateSignal() if os.environ.get("TOY_LATE_SIGNAL") else None
     sys.modules["toy"] = sys.modules["__main__"]
     DESCRIPTOR = ToyDescriptor("toy", Path(__file__).parent, ToyConfig, "toy:Toy", "toy")
     sys.exit(main(sys.argv[1:]))
