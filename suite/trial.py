@@ -104,14 +104,29 @@ def run_trial(
     cache_state = drop_caches(config, world, manifest)
     log = _open_log(path, world)
     try:
-        return _Trial(descriptor, config, folder, trial, world, device, source, manifest, log, mode).run(
-            base_seed, resume, startup, began, signals, cache_state
-        )
+        return _Trial(
+            descriptor=descriptor,
+            config=config,
+            folder=folder,
+            trial=trial,
+            world=world,
+            device=device,
+            source=source,
+            manifest=manifest,
+            log=log,
+            mode=mode,
+            base_seed=base_seed,
+            resume=resume,
+            startup=startup,
+            began=began,
+            signals=signals,
+            cache_state=cache_state,
+        ).run()
     finally:
         log.close()
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Trial:
     descriptor: Descriptor
     config: RunConfig
@@ -123,25 +138,23 @@ class _Trial:
     manifest: Manifest
     log: EventLog
     mode: str
+    base_seed: int | None
+    resume: bool
+    startup: Startup
+    began: float
+    signals: StopSignals
+    cache_state: dict[str, Any]
     in_run: bool = False
 
-    def run(
-        self,
-        base_seed: int | None,
-        resume: bool,
-        startup: Startup,
-        began: float,
-        signals: StopSignals,
-        cache_state: dict[str, Any],
-    ) -> int:
+    def run(self) -> int:
         """The trial from init_start to run_stop; an error after run_start is logged as an aborted run and raised on."""
         try:
-            outcome = self._train(base_seed, resume, startup, began, signals, cache_state)
+            outcome = self._train()
         except (Exception, KeyboardInterrupt) as error:
             if self.in_run:
                 self._run_stop(Outcome(False, f"{type(error).__name__}: {error}".splitlines()[0]), Position(0, 0))
             raise
-        signals.ignore()
+        self.signals.ignore()
         self.world.barrier()  # without MPI, the first rank to exit non-zero makes srun end the others
         if outcome.interrupted:
             return STOPPED
@@ -149,22 +162,14 @@ class _Trial:
             remove_checkpoint(self.folder.checkpoint(self.trial))
         return REACHED if outcome.reached else MISSED
 
-    def _train(
-        self,
-        base_seed: int | None,
-        resume: bool,
-        startup: Startup,
-        began: float,
-        signals: StopSignals,
-        cache_state: dict[str, Any],
-    ) -> Outcome:
+    def _train(self) -> Outcome:
         world, config, log = self.world, self.config, self.log
         size_card = self.descriptor.card().size(config.size)
-        log.event(mllog.CACHE_STATE, cache_state["state"], metadata=cache_state)
+        log.event(mllog.CACHE_STATE, self.cache_state["state"], metadata=self.cache_state)
         log.start(mllog.INIT)
-        log.event(mllog.CACHE_CLEAR, cache_state["state"] == "dropped")
+        log.event(mllog.CACHE_CLEAR, self.cache_state["state"] == "dropped")
         world.init_torch(self.device)
-        seed = world.broadcast(draw_seed(base_seed, self.trial) if world.is_first else None)
+        seed = world.broadcast(draw_seed(self.base_seed, self.trial) if world.is_first else None)
         torch.manual_seed(seed)
         workload = self.descriptor.load()(config)
         model = workload.build_model(world).to(self.device)
@@ -194,26 +199,26 @@ class _Trial:
             data.validation,
             log,
             seed,
-            lambda: signals.name,
+            lambda: self.signals.name,
             lambda at: save_checkpoint(path, world, state, position=at, seed=trainer.seed, identity=identity),
             lambda text: print(text, flush=True) if world.is_first else None,
         )
         position = Position(1, 0)
-        if resume:
+        if self.resume:
             resumed = load_checkpoint(path, world, state, identity=identity)
             position, trainer.seed = resumed.position, resumed.seed
         self._log_facts(workload, trainer.seed, parameters)
-        if resume:
+        if self.resume:
             log.event(mllog.RUN_RESUMED, metadata={"block": position.block, "next_step": position.step})
         data.open_or_stage()
         log.event(mllog.TRAIN_SAMPLES, self.manifest.samples("train"))
         log.event(mllog.EVAL_SAMPLES, self.manifest.samples("validation"))
-        self._log_startup(startup, time.perf_counter() - began - data.staged_s)
+        self._log_startup(self.startup, time.perf_counter() - self.began - data.staged_s)
         log.stop(mllog.INIT)
         world.barrier()
         log.start(mllog.RUN)
         self.in_run = True
-        signals.deferred = True
+        self.signals.deferred = True
         data.begin_overlapped()
         outcome = trainer.run(position)
         world.barrier()
