@@ -20,7 +20,9 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
+
+from suite.json_document import read_json_document
 
 FACTS_VERSION: Final = 1
 UNKNOWN = "unknown"
@@ -191,20 +193,7 @@ def write_facts(run_folder: Path) -> Path:
 
 def read_facts(path: Path) -> Facts:
     """Read one node's facts. ValueError says file, what was wanted and what was found."""
-    try:
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON: {error}") from None
-    if not isinstance(data, dict) or data.get("version") != FACTS_VERSION:
-        found = repr(data.get("version")) if isinstance(data, dict) else type(data).__name__
-        raise ValueError(f"{path}: expected facts of version {FACTS_VERSION}, found {found}")
-    try:
-        return Facts.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return read_json_document(path, Facts, "facts", FACTS_VERSION)
 
 
 def collect(

@@ -27,7 +27,9 @@ import google_crc32c
 import h5py
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from suite.json_document import read_json_document
 
 MANIFEST_VERSION: Final = 1
 MANIFEST_NAME = "manifest.json"
@@ -156,24 +158,10 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
 def read_manifest(root: Path) -> Manifest:
     """Read ``manifest.json``. ValueError says file, what was wanted and what was found."""
     path = root / MANIFEST_NAME
-    try:
-        data = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         found = "the folder does not exist" if not root.exists() else "an incomplete data set or none"
-        raise ValueError(f"{path}: no manifest: {found}") from None
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON: {error}") from None
-    if not isinstance(data, dict) or data.get("version") != MANIFEST_VERSION:
-        found = repr(data.get("version")) if isinstance(data, dict) else type(data).__name__
-        raise ValueError(f"{path}: expected a manifest of version {MANIFEST_VERSION}, found {found}")
-    try:
-        return Manifest.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path}: {where} = {_brief(first['input'])}: {first['msg']}") from None
+        raise ValueError(f"{path}: no manifest: {found}")
+    return read_json_document(path, Manifest, "a manifest", MANIFEST_VERSION)
 
 
 def verify(root: Path, *, deep: bool, progress: Callable[[int], None] | None = None) -> list[str]:
