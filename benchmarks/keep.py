@@ -21,6 +21,7 @@ MPIEXEC = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2"]
 BELOW_EDGE = ["--set", "hyperparameters.base_learning_rate=0.002", "--set", "hyperparameters.scaling=none"]
 DATA = ["--data", "data/cosmoflow-mini"]
 MOE = ["--workload", "moe_lm", "--size", "smoke"]
+LONG_TESTS = [sys.executable, "-m", "pytest", "-q", "-m", "long"]
 PUBLISHED = os.environ.get("MLHPC_PUBLISHED_RESULTS", "published")  # a folder with hpc_results_v* checkouts
 EXPECTED = HERE.parents[1] / "shared" / "data" / "published_scores_expected.csv"
 SCORES = ["--scores", str(EXPECTED)] if EXPECTED.exists() else []
@@ -61,9 +62,13 @@ COMMANDS: dict[str, list[list[str]]] = {
     "ceilings": [[sys.executable, "benchmarks/ceilings.py"]],
     "ingest": [[sys.executable, "benchmarks/ingest.py", PUBLISHED]],
     "checker_acceptance": [[sys.executable, "-m", "benchmarks.checker_acceptance", PUBLISHED, *SCORES]],
-    "checker_fuzz": [[sys.executable, "-m", "pytest", "-q", "-m", "long", "tests/suite/test_check_fuzz.py"]],
+    "checker_fuzz": [[*LONG_TESTS, "tests/suite/test_check_fuzz.py"]],
     "whatif": [[sys.executable, "benchmarks/whatif.py", "--measure"]],
     "moe": [[sys.executable, "benchmarks/moe.py"]],
+    "moe_exactness": [
+        [sys.executable, "tests/workloads/moe/exact_worker.py", ranks, "long"] for ranks in ("1", "2", "4", "6")
+    ],
+    "moe_golden": [[*LONG_TESTS, "-rP", "--durations=0", "tests/workloads/moe/test_golden.py"]],
 }
 
 

@@ -136,12 +136,11 @@ class Route:
 
 
 def plan_routes(mesh: ExpertMesh, counts_JWL: Tensor, algorithm: Algorithm, device: torch.device) -> list[Route]:
-    """Exchange the counts and lay out one route per chunk. ``counts_JWL``: rows this rank sends, in that order, on any device.
-
-    Collective; the one place where the host waits for the device.
+    """Exchange the counts and lay out one route per chunk. ``counts_JWL``: rows this rank sends, in that order, on any device;
+    ``device`` is the rows'. Collective; the one place where the host waits for the device.
     """
     plan = {"linear": _linear, "2dh": _two_level}[algorithm]
-    return plan(mesh, counts_JWL, device)
+    return plan(mesh, counts_JWL.to(device), device)
 
 
 class Journey:

@@ -1,8 +1,9 @@
 """The order in which tokens queue at experts, which ones drop, and the rows they become. One rank; sends nothing.
 
 Queues are Tutel's: all first choices in token order (or by score), then all second choices. A row is one assignment of a
-token to an expert; rows lie sorted by expert, then by place in its queue.
-T tokens, K choices, E experts, C capacity, D width, N rows of the buffer, R rows that hold a token.
+token to an expert, or empty; rows lie sorted by expert, then by place in its queue. Shapes follow from the number of tokens
+alone, so the host never waits for the device here, but for a capacity factor of zero or below (`Capacity`).
+T tokens, K choices, E experts, C capacity, D width, R = T * K assignments, N rows of the buffer.
 """
 
 from __future__ import annotations
@@ -22,20 +23,24 @@ LARGE_ALIGNMENT, LARGE_STEP = 256, 128  # Tutel: an alignment above 256 becomes 
 
 @dataclass(frozen=True)
 class Plan:
-    """Where every row comes from. ``choices_R`` indexes the flat (T, K) weights, ``places_R`` the buffer.
+    """Where every row comes from: its token, and its place in the flat (T, K) weights. An empty row has T and T * K.
 
-    ``places_R`` is None where rows fill the buffer in order. ``rows_E`` counts buffer rows per expert, padding included,
-    ``assigned_E`` what the router asked for, drops included.
+    ``rows_E`` counts buffer rows per expert, empty ones included, and is on the host where there is a capacity.
+    ``assigned_E`` is what the router asked for, drops included; ``kept`` (no dimensions) counts rows that hold a token.
     """
 
     tokens: int
-    tokens_R: Tensor
-    choices_R: Tensor
-    places_R: Tensor | None
-    rows: int
+    tokens_N: Tensor
+    choices_N: Tensor
     rows_E: Tensor
     assigned_E: Tensor
+    kept: Tensor
     capacity: int | None
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return len(self.tokens_N)
 
 
 class Permutation(Protocol):
@@ -61,32 +66,25 @@ class Dropless:
     def plan(self, routing: Routing, experts: int) -> Plan:
         """Sort by expert."""
         queue = _queue(routing, experts)
-        count = queue.tokens_R.numel()
-        return Plan(
-            routing.experts_TK.shape[0],
-            queue.tokens_R,
-            queue.choices_R,
-            None,
-            count,
-            queue.assigned_E,
-            queue.assigned_E,
-            None,
-        )
+        tokens, assigned_E = len(routing.experts_TK), queue.assigned_E
+        return Plan(tokens, queue.tokens_R, queue.choices_R, assigned_E, assigned_E, assigned_E.sum(), None)
 
     def encode(self, x_TD: Tensor, plan: Plan) -> Tensor:
         """Gather."""
-        return x_TD.index_select(0, plan.tokens_R)  # not x[...]: index_select's backward is index_add
+        return x_TD.index_select(0, plan.tokens_N)  # not x[...]: index_select's backward is index_add
 
     def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
         """Scale and add."""
-        return _scale_and_add(rows_ND, plan, weights_TK)
+        weights_N = weights_TK.reshape(-1).index_select(0, plan.choices_N).to(rows_ND.dtype)
+        return _ScaleAndAdd.apply(rows_ND, weights_N, plan.tokens_N, plan.tokens)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class Capacity:
     """C rows for each expert; later assignments drop, empty places are padding.
 
-    ``over_ranks`` gives the maximum of a number over ranks (Tutel's capacity factors <= 0 need it).
+    ``over_ranks`` gives the maximum of a number over ranks. Factors <= 0 need it, and the longest queue on the host: there
+    the number of rows follows from the routing.
     """
 
     factor: float | None = None
@@ -97,34 +95,34 @@ class Capacity:
         """Queue, cut at the capacity."""
         tokens, top_k = routing.experts_TK.shape
         queue = _queue(routing, experts)
+        assigned_E = queue.assigned_E
         needed = 0
         if self.factor is not None and self.factor <= 0:
-            needed = self.over_ranks(int(queue.assigned_E.max()))
+            needed = self.over_ranks(int(assigned_E.max()))
         capacity = capacity_of(self.factor, tokens, experts, top_k, needed, self.alignment)
-        kept = queue.locations_R < capacity
-        places_R = (queue.experts_R * capacity + queue.locations_R)[kept]
-        rows_E = torch.full_like(queue.assigned_E, capacity)
+        place_C = torch.arange(capacity, device=assigned_E.device)
+        source_EC = (assigned_E.cumsum(0) - assigned_E)[:, None] + place_C
+        source_N = torch.where(place_C < assigned_E[:, None], source_EC, tokens * top_k).reshape(-1)
         return Plan(
             tokens,
-            queue.tokens_R[kept],
-            queue.choices_R[kept],
-            places_R,
-            experts * capacity,
-            rows_E,
-            queue.assigned_E,
+            _with_last(queue.tokens_R, tokens).index_select(0, source_N),
+            _with_last(queue.choices_R, tokens * top_k).index_select(0, source_N),
+            torch.full((experts,), capacity),
+            assigned_E,
+            assigned_E.clamp(max=capacity).sum(),
             capacity,
         )
 
     def encode(self, x_TD: Tensor, plan: Plan) -> Tensor:
-        """Gather into a buffer of zeros."""
-        assert plan.places_R is not None
-        rows_RD = x_TD.index_select(0, plan.tokens_R)
-        return x_TD.new_zeros(plan.rows, x_TD.shape[1]).index_copy(0, plan.places_R, rows_RD)
+        """Gather; an empty row takes the zeros that follow the last token."""
+        return _with_last(x_TD, 0).index_select(0, plan.tokens_N)
 
     def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
-        """Scale and add the rows that hold a token."""
-        assert plan.places_R is not None
-        return _scale_and_add(rows_ND.index_select(0, plan.places_R), plan, weights_TK)
+        """Scale and add; empty rows go to a place behind the last token."""
+        added_TD: Tensor = _ScaleAndAdd.apply(
+            rows_ND, _weights(plan, weights_TK, rows_ND), plan.tokens_N, plan.tokens + 1
+        )
+        return added_TD[: plan.tokens]
 
 
 @dataclass(frozen=True)
@@ -133,12 +131,11 @@ class Einsum(Capacity):
 
     def encode(self, x_TD: Tensor, plan: Plan) -> Tensor:
         """Multiply by the dispatch mask."""
-        return _mask(plan, torch.ones_like(plan.tokens_R, dtype=x_TD.dtype)).t() @ x_TD
+        return _mask(plan, x_TD.new_ones(plan.rows)).t() @ x_TD
 
     def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
         """Multiply by the weighted mask."""
-        weights_R = weights_TK.reshape(-1).index_select(0, plan.choices_R).to(rows_ND.dtype)
-        return _mask(plan, weights_R) @ rows_ND
+        return _mask(plan, _weights(plan, weights_TK, rows_ND)) @ rows_ND
 
 
 def permutation(
@@ -170,8 +167,6 @@ def capacity_of(
 class _Queue:
     tokens_R: Tensor
     choices_R: Tensor
-    experts_R: Tensor
-    locations_R: Tensor
     assigned_E: Tensor
 
 
@@ -183,38 +178,39 @@ def _queue(routing: Routing, experts: int) -> _Queue:
         order_T = routing.priority_T.argsort(descending=True, stable=True)
         experts_TK = experts_TK.index_select(0, order_T)
     flat_R = experts_TK.t().reshape(-1)  # choice-major: all first choices, then all second ones
-    experts_R, order_R = flat_R.sort(stable=True)
+    order_R = flat_R.argsort(stable=True)
     tokens_R, slot_R = order_R.remainder(max(tokens, 1)), order_R.div(max(tokens, 1), rounding_mode="floor")
     if order_T is not None:
         tokens_R = order_T.index_select(0, tokens_R)
-    assigned_E = tally(flat_R, experts)
-    begins_E = assigned_E.cumsum(0) - assigned_E
-    locations_R = torch.arange(len(flat_R), device=flat_R.device) - begins_E.index_select(0, experts_R)
-    return _Queue(tokens_R, tokens_R * top_k + slot_R, experts_R, locations_R, assigned_E)
-
-
-def _scale_and_add(rows_RD: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
-    weights_R = weights_TK.reshape(-1).index_select(0, plan.choices_R).to(rows_RD.dtype)
-    return _ScaleAndAdd.apply(rows_RD, weights_R, plan.tokens_R, plan.tokens)  # type: ignore[no-any-return]
+    return _Queue(tokens_R, tokens_R * top_k + slot_R, tally(flat_R, experts))
 
 
 class _ScaleAndAdd(torch.autograd.Function):
     """Tokens from their weighted rows. Autograd's own form keeps and makes two more buffers of all rows."""
 
     @staticmethod
-    def forward(ctx: Any, rows_RD: Tensor, weights_R: Tensor, tokens_R: Tensor, tokens: int) -> Tensor:
-        ctx.save_for_backward(rows_RD, weights_R, tokens_R)
-        return rows_RD.new_zeros(tokens, rows_RD.shape[1]).index_add_(0, tokens_R, rows_RD * weights_R[:, None])
+    def forward(ctx: Any, rows_ND: Tensor, weights_N: Tensor, tokens_N: Tensor, tokens: int) -> Tensor:
+        ctx.save_for_backward(rows_ND, weights_N, tokens_N)
+        return rows_ND.new_zeros(tokens, rows_ND.shape[1]).index_add_(0, tokens_N, rows_ND * weights_N[:, None])
 
     @staticmethod
     def backward(ctx: Any, d_out_TD: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        rows_RD, weights_R, tokens_R = ctx.saved_tensors
-        d_rows_RD = d_out_TD.index_select(0, tokens_R)
-        d_weights_R = torch.linalg.vecdot(d_rows_RD, rows_RD)
-        return d_rows_RD.mul_(weights_R[:, None]), d_weights_R, None, None
+        rows_ND, weights_N, tokens_N = ctx.saved_tensors
+        d_rows_ND = d_out_TD.index_select(0, tokens_N)
+        d_weights_N = torch.linalg.vecdot(d_rows_ND, rows_ND)
+        return d_rows_ND.mul_(weights_N[:, None]), d_weights_N, None, None
 
 
-def _mask(plan: Plan, values_R: Tensor) -> Tensor:
-    assert plan.places_R is not None
-    mask_TN = values_R.new_zeros(plan.tokens, plan.rows)
-    return mask_TN.index_put((plan.tokens_R, plan.places_R), values_R)
+def _weights(plan: Plan, weights_TK: Tensor, rows_ND: Tensor) -> Tensor:
+    """Of each row; zero for empty ones."""
+    return _with_last(weights_TK.reshape(-1), 0).index_select(0, plan.choices_N).to(rows_ND.dtype)
+
+
+def _with_last(values: Tensor, last: int) -> Tensor:
+    """One more entry: what empty rows point at."""
+    return torch.cat((values, values.new_full((1, *values.shape[1:]), last)))
+
+
+def _mask(plan: Plan, values_N: Tensor) -> Tensor:
+    mask_TN = values_N.new_zeros(plan.tokens + 1, plan.rows)
+    return mask_TN.scatter(0, plan.tokens_N[None], values_N[None])[: plan.tokens]

@@ -268,6 +268,7 @@ def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activati
         begins_E = rows_E.cumsum(0) - rows_E
         shift_E = torch.arange(len(counts), device=rows_E.device) * longest - begins_E
         places_N = torch.arange(len(rows_ND), device=rows_E.device) + shift_E.repeat_interleave(rows_E)
+        places_N = places_N.to(rows_ND.device)
         padded_ND = rows_ND.new_zeros(len(counts) * longest, width).index_copy(0, places_N, rows_ND)
     rows_ECD = padded_ND.view(len(counts), longest, width)
     up = _batched(rows_ECD, weights.up_EHD.transpose(1, 2), weights.up_bias_EH)

@@ -163,7 +163,7 @@ class MoELayer(nn.Module):
     def _count(self, plan: Plan) -> None:
         if self.load.assigned_E.device != plan.assigned_E.device:
             self.load = Load.empty(self.config.experts, plan.assigned_E.device)
-        self.load.add(plan.assigned_E, plan.tokens_R.numel(), plan.rows)
+        self.load.add(plan.assigned_E, plan.kept, plan.rows)
         self.step_load_E = plan.assigned_E
 
 
@@ -201,7 +201,7 @@ def _travel(layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, rows_E: Tensor, 
     begins_JWL, counts_JWL = shares(rows_E, mesh.size, layer.sharers, execution.r, execution.degree)
     routes = plan_routes(mesh, counts_JWL, execution.algorithm, rows_ND.device)
     marker.mark(phases.COUNTS)
-    places_M = ranges(begins_JWL.reshape(-1), counts_JWL.reshape(-1))
+    places_M = ranges(begins_JWL.reshape(-1), counts_JWL.reshape(-1)).to(rows_ND.device)
     chunks = _take(rows_ND, places_M, execution).split(counts_JWL.sum((1, 2)).tolist())
     going = [Journey(rows, route.hops) for rows, route in zip(chunks, routes, strict=True)]
     for journey in going:
@@ -209,7 +209,7 @@ def _travel(layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, rows_E: Tensor, 
     coming: list[Journey] = []
     for journey, route in zip(going, routes, strict=True):
         rows = boundary(journey.end(), marker, phases.DISPATCH, phases.EXPERTS)
-        rows = layer._run(rows, route.rows_L.to(rows.device), weights)
+        rows = layer._run(rows, route.rows_L, weights)
         coming.append(Journey(boundary(rows, marker, phases.EXPERTS, phases.COMBINE), route.back))
         if len(coming) > 1:
             coming[-2].advance()

@@ -91,7 +91,7 @@ class Load:
         """Nothing yet."""
         return Load(*(torch.zeros(n, dtype=torch.float64, device=device) for n in (experts, 1, 1, 1)))
 
-    def add(self, assigned_E: Tensor, kept: int, rows: int) -> None:
+    def add(self, assigned_E: Tensor, kept: Tensor, rows: int) -> None:
         """One step of one layer: ``kept`` rows hold a token, ``rows`` were computed."""
         assigned_E = assigned_E.double()
         self.assigned_E += assigned_E

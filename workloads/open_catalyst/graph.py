@@ -6,6 +6,7 @@ two edges k->j and j->i. Conventions of the reference (ocp dimenet_plus_plus.py 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ def neighbours(position: Floats, cell: Floats, *, cutoff: float, most: int) -> E
     """
     shifts, owner, images = _images(position, cell, cutoff)
     bound = np.nextafter(cutoff, np.inf)  # the tree's bound is exclusive
-    distance, nearest = cKDTree(images).query(position, k=most + 1, distance_upper_bound=bound)
+    distance, nearest = cKDTree(images, balanced_tree=False, compact_nodes=False).query(position, k=most + 1, distance_upper_bound=bound)
     if distance[:, 1].min() < COINCIDENT_ANGSTROM:
         atom = int(distance[:, 1].argmin())
         raise ValueError(f"atom {atom} and another one lie on each other")
@@ -96,14 +97,16 @@ def _images(position: Floats, cell: Floats, cutoff: float) -> tuple[Ints, Ints, 
     fraction = position @ inverse
     lowest, highest = fraction.min(axis=0), fraction.max(axis=0)
     low, high = lowest - reach, highest + reach
-    first = np.ceil(low - highest).astype(np.int64)
-    last = np.floor(high - lowest).astype(np.int64)
-    axes = [np.arange(a, b + 1) for a, b in zip(first, last, strict=True)]
-    inside = [
-        (moved >= low[x]) & (moved <= high[x])
-        for x, moved in enumerate(fraction[:, x, None] + axes[x] for x in range(3))
+    axes = [
+        np.arange(math.ceil(a), math.floor(b) + 1)
+        for a, b in zip((low - highest).tolist(), (high - lowest).tolist(), strict=True)
     ]
-    near = inside[0][:, :, None, None] & inside[1][:, None, :, None] & inside[2][:, None, None, :]
-    owner, *cells = np.nonzero(near)
-    shifts = np.stack([axis[place] for axis, place in zip(axes, cells, strict=True)], axis=1)
+    near = []
+    for x, axis in enumerate(axes):
+        moved = fraction[:, x, None] + axis
+        near.append((moved >= low[x]) & (moved <= high[x]))
+    owner, *cells = np.nonzero(near[0][:, :, None, None] & near[1][:, None, :, None] & near[2][:, None, None, :])
+    shifts = np.empty((len(owner), 3), dtype=np.int64)
+    for x, axis in enumerate(axes):
+        shifts[:, x] = axis[cells[x]]
     return shifts, owner, position[owner] + shifts @ cell

@@ -1,4 +1,4 @@
-"""`exact_worker.py RANKS quick|long`: every case of RANKS ranks in one process start; prints cases and the largest error.
+"""`exact_worker.py RANKS quick|long`: every case of RANKS ranks in one process start; prints cases and largest errors.
 
 The ranks are forked after torch is imported. Each case: all weights and every rank's tokens from a seed, the dense float64
 reference of `oracle` on all of them, the layer on this rank's, then y, dX, dGate and dW compared.
@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,15 @@ MODES = (("dropless", None), ("capacity", None), ("capacity", 0.0), ("capacity",
 LOADS = ("balanced", "skewed", "idle expert", "idle rank")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
+FORMS = (  # back end, type, one of how many cases of the matrix, about how many of its slice
+    ("loop", torch.float64, 1, 80),
+    ("onednn", torch.float32, 1, 30),
+    ("bmm", torch.float64, 5, 8),
+    ("loop", torch.float32, 5, 8),
+    ("bmm", torch.float32, 5, 8),
+    ("grouped_mm", torch.float32, 5, 8),
+)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -55,7 +65,9 @@ class Case:
 
 
 def cases(ranks: int, amount: str) -> Iterator[Case]:
-    """All of them, or a slice in which every value of every axis occurs; some in float32; then what the matrix does not cross."""
+    """All of them in float64 (loop) and in float32 (the default back end), every fifth with each other back end, or a slice in
+    which every value of every axis occurs; then what the matrix does not cross.
+    """
     matrix = [
         Case(mode, factor, experts, r, degree, algorithm, top_k, load)
         for experts in EXPERTS[ranks]
@@ -64,10 +76,9 @@ def cases(ranks: int, amount: str) -> Iterator[Case]:
         )
         if top_k <= experts
     ]
-    yield from matrix if amount == "long" else thinned(matrix, 80)
-    yield from (
-        replace(case, dtype=torch.float32) for case in thinned(matrix, len(matrix) // 5 if amount == "long" else 30)
-    )
+    for backend, dtype, share, quick in FORMS:
+        chosen = thinned(matrix, len(matrix) // share if amount == "long" else quick)
+        yield from (replace(case, backend=backend, dtype=dtype) for case in chosen)
     for experts in EXPERTS[ranks]:
         for r in valid_r(experts, ranks):
             for activation, bias in (("swiglu", False), ("gelu", True), ("silu", True)):
@@ -209,18 +220,28 @@ def run_rank(rank: int, ranks: int, store: Path, amount: str) -> None:
         dist.init_process_group("gloo", store=dist.FileStore(str(store), ranks), rank=rank, world_size=ranks)
         sizes = {size for size in range(1, ranks + 1) if ranks % size == 0}
         mesh = ExpertMesh.create("cpu", ranks_per_node=ranks // NODES[ranks], block_sizes=sorted(sizes))
-    worst = dict.fromkeys(TOLERANCE, 0.0)
-    count = 0
+    worst: dict[tuple[str, torch.dtype], float] = {}
+    count: Counter[tuple[str, torch.dtype]] = Counter()
     for seed, case in enumerate(cases(ranks, amount)):
         try:
             error = run_case(case, mesh, rank, ranks, seed)
             assert error <= TOLERANCE[case.dtype], f"error {error:.2e} on rank {rank}"
         except Exception as problem:
             raise AssertionError(f"{case}: {problem}") from problem
-        worst[case.dtype] = max(worst[case.dtype], error)
-        count += 1
+        form = (case.backend, case.dtype)
+        worst[form] = max(worst.get(form, 0.0), error)
+        count[form] += 1
+    if ranks > 1:  # every rank has a share of the results
+        everywhere: list[dict[tuple[str, torch.dtype], float]] = [{}] * ranks
+        dist.all_gather_object(everywhere, worst)
+        worst = {form: max(each[form] for each in everywhere) for form in worst}
     if rank == 0:
-        print(f"{count} cases, largest error f64 {worst[torch.float64]:.1e}, f32 {worst[torch.float32]:.1e}")
+        print(f"{ranks} ranks: {count.total()} cases")
+        for (backend, dtype), error in worst.items():
+            number = count[backend, dtype]
+            print(
+                f"  {backend:<10} {str(dtype).removeprefix('torch.'):<8} {number:>5}, largest relative error {error:.1e}"
+            )
     if ranks > 1:
         dist.barrier()
         dist.destroy_process_group()

@@ -19,9 +19,11 @@ def routing(experts_TK: list[list[int]], priority: list[float] | None = None) ->
 
 
 def kept(plan: Plan, top_k: int) -> set[tuple[int, int]]:
-    pairs = [divmod(choice, top_k) for choice in plan.choices_R.tolist()]
-    assert [token for token, _ in pairs] == plan.tokens_R.tolist()
-    assert len(set(pairs)) == len(pairs)
+    """Assignments that have a row, each one row; empty rows point behind the last token and the last choice."""
+    pairs = [divmod(choice, top_k) for choice in plan.choices_N.tolist() if choice < plan.tokens * top_k]
+    assert [token for token, _ in pairs] == [token for token in plan.tokens_N.tolist() if token < plan.tokens]
+    assert len(set(pairs)) == len(pairs) == plan.kept
+    assert len(plan.tokens_N) == len(plan.choices_N) == plan.rows == plan.rows_E.sum()
     return set(pairs)
 
 
@@ -57,7 +59,7 @@ def test_dropless_keeps_everything_sorted_by_expert(case: tuple[int, list[list[i
     experts, rows = case
     plan = Dropless().plan(routing(rows), experts)
     assert kept(plan, len(rows[0])) == {(t, k) for t in range(len(rows)) for k in range(len(rows[0]))}
-    sources = [rows[choice // len(rows[0])][choice % len(rows[0])] for choice in plan.choices_R.tolist()]
+    sources = [rows[choice // len(rows[0])][choice % len(rows[0])] for choice in plan.choices_N.tolist()]
     assert sources == sorted(sources)
 
 
@@ -80,6 +82,21 @@ def test_needed_capacity_is_over_all_ranks() -> None:
     plan = Capacity(0, 1, lambda mine: max(mine, 9)).plan(routing([[0], [1]]), 2)
     assert plan.capacity == 9
     assert plan.rows == 18
+
+
+@pytest.mark.parametrize("permute", [Dropless(), Capacity(1.25), Einsum(0.7)])
+def test_the_host_waits_for_no_device(permute: Dropless | Capacity) -> None:
+    """On the meta device nothing can be read back: shapes follow from the number of tokens alone."""
+    weights_TK = torch.empty(10, 2, device="meta")
+    route = Routing(torch.empty(10, 2, dtype=torch.int64, device="meta"), weights_TK, torch.zeros(()), weights_TK[:, 0])
+    x_TD = torch.empty(10, 3, device="meta", requires_grad=True)
+    plan = permute.plan(route, 4)
+    y_TD = permute.decode(permute.encode(x_TD, plan), plan, weights_TK)
+    y_TD.sum().backward()
+    assert y_TD.shape == x_TD.grad.shape == (10, 3)
+    assert plan.kept.device.type == "meta"
+    if plan.capacity is not None:
+        assert plan.rows_E.tolist() == [plan.capacity] * 4  # on the host
 
 
 def test_einsum_has_the_rows_of_the_gather() -> None:

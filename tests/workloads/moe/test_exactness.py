@@ -31,19 +31,20 @@ def run(worker: Path, *arguments: str, timeout_s: int) -> str:
 def run_worker(ranks: int, amount: str, timeout_s: int) -> int:
     """Number of cases that agreed."""
     printed = run(WORKER, str(ranks), amount, timeout_s=timeout_s)
+    print(printed)  # pytest -rP shows it
     found = re.search(r"(\d+) cases", printed)
     assert found, printed
     return int(found.group(1))
 
 
-@pytest.mark.parametrize(("ranks", "at_least"), [(1, 150), (2, 210), (4, 260)])
+@pytest.mark.parametrize(("ranks", "at_least"), [(1, 190), (2, 270), (4, 350)])
 def test_every_mode_equals_the_dense_reference(ranks: int, at_least: int) -> None:
     assert run_worker(ranks, "quick", 200) >= at_least
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("ranks", "at_least"), [(1, 900), (2, 1600), (4, 2700), (6, 3700)])
+@pytest.mark.parametrize(("ranks", "at_least"), [(1, 1960), (2, 3590), (4, 5860), (6, 8130)])
 def test_the_full_matrix_equals_the_dense_reference(ranks: int, at_least: int) -> None:
     assert run_worker(ranks, "long", 3500) >= at_least
 

@@ -72,8 +72,9 @@ def test_the_first_losses_of_the_float64_series() -> None:
 @pytest.mark.timeout(1800)
 def test_the_float64_series_to_its_end() -> None:
     found = losses(100, experts=2, top_k=2, batch=1, dtype=torch.float64)
-    assert found[2] == pytest.approx(7.467060806621459, abs=2e-6)
-    assert found[99] == pytest.approx(0.001487254744157, abs=2e-6)
+    published = {2: 7.467060806621459, 99: 0.001487254744157}
+    print("float64, largest difference", max(abs(found[step] - loss) for step, loss in published.items()))
+    assert {step: found[step] for step in published} == pytest.approx(published, abs=2e-6)
 
 
 @pytest.mark.long
@@ -98,4 +99,5 @@ def test_the_float32_series(experts: int, top_k: int, expected: list[float]) -> 
 )
 def test_the_float32_series_to_its_end(experts: int, top_k: int, last: float) -> None:
     found = losses(100, experts=experts, top_k=top_k, batch=16, dtype=torch.float32)
+    print(f"float32, {experts} experts, top {top_k}, step 99: difference", abs(found[99] - last))
     assert found[99] == pytest.approx(last, abs=1e-4)
