@@ -135,7 +135,12 @@ def triplet_lists(edges: Edges, atoms: int, args: argparse.Namespace) -> None:
     ways = {"index arithmetic": lambda: triplets(edges, atoms), "product of incidences": sparse, "all pairs": dense}
     found = [np.sort(into.astype(np.int64) * count + out) for into, out in (call() for call in ways.values())]
     assert all(np.array_equal(found[0], other) for other in found)
-    compare(f"triplets: {count} edges, {len(found[0])} triplets", dict(ways), blocks=args.blocks, repeats=IN_A_ROW * args.repeats)
+    compare(
+        f"triplets: {count} edges, {len(found[0])} triplets",
+        dict(ways),
+        blocks=args.blocks,
+        repeats=IN_A_ROW * args.repeats,
+    )
 
 
 def triplet_sums(edges: Edges, atoms: int, args: argparse.Namespace) -> None:

@@ -42,7 +42,8 @@ def neighbours(position: Floats, cell: Floats, *, cutoff: float, most: int) -> E
     """
     shifts, owner, images = _images(position, cell, cutoff)
     bound = np.nextafter(cutoff, np.inf)  # the tree's bound is exclusive
-    distance, nearest = cKDTree(images, balanced_tree=False, compact_nodes=False).query(position, k=most + 1, distance_upper_bound=bound)
+    tree = cKDTree(images, balanced_tree=False, compact_nodes=False)  # of one use: quickly built
+    distance, nearest = tree.query(position, k=most + 1, distance_upper_bound=bound)
     if distance[:, 1].min() < COINCIDENT_ANGSTROM:
         atom = int(distance[:, 1].argmin())
         raise ValueError(f"atom {atom} and another one lie on each other")
