@@ -19,6 +19,7 @@ SUITE_RUN_SIDE = {  # may load torch, mpi4py, h5py, numpy
         "train",
         "trial",
         "worker",
+        "balance",
         "build",
         "distributed",
         "sampling",
@@ -47,6 +48,7 @@ ANALYSIS_FROM_SUITE = {
 }
 WORKLOAD_FROM_SUITE = {
     "workload",
+    "balance",
     "build",
     "config",
     "card",

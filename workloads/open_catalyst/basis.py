@@ -86,7 +86,7 @@ class SphericalRadialBasis(nn.Module):
 
 def wave_count(angular: int, radial: int) -> int:
     """Cosines, and as many sines, that the spherical Bessel functions are sums of."""
-    return math.ceil(bessel_zeros(angular, radial).max() * PERIOD / math.pi) + SPARE_TERMS
+    return math.ceil(float(bessel_zeros(angular, radial).max()) * PERIOD / math.pi) + SPARE_TERMS
 
 
 def angular_basis(cosine_T: Tensor, count: int) -> Tensor:

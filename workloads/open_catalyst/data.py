@@ -5,20 +5,17 @@ A stored structure is 37 times smaller than one with its edges, and finding them
 
 from __future__ import annotations
 
-import heapq
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from suite.balance import Balance, summed_shares
 from suite.config import RunConfig
-from suite.sampling import epoch_order
 from suite.shards import ShardReader
 from workloads.open_catalyst.config import OpenCatalystConfig
 from workloads.open_catalyst.graph import Edges, concatenate, triplets
@@ -44,8 +41,15 @@ class OpenCatalystData:
         self._reader = ShardReader(root, split)
         self._place = f"{root / split}"
         self._neighbourhood = Neighbourhood(own.cutoff_angstrom, own.max_neighbours)
-        self._balance = _Balance(self._reader, config.global_batch_size) if own.balanced_batches else None
-        self._balance = self._balance if split == "train" else None
+        self._balance: Balance | None = None
+        if own.balanced_batches and split == "train":
+            triplets_S = _triplets(self._reader)
+            self._balance = Balance(
+                len(triplets_S),
+                config.global_batch_size,
+                lambda indices, seed, epoch: triplets_S[indices],
+                summed_shares,
+            )
         check_data(self._reader, root)
 
     def __len__(self) -> int:
@@ -131,47 +135,7 @@ def _transposed(into: NDArray[np.int64], out_begin: NDArray[np.int64]) -> tuple[
     return by_into.data, by_into.indptr.astype(np.int64)
 
 
-def partition(costs: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
-    """Places of ``costs`` divided so that the sums are nearly equal: largest first, each to the least loaded rank."""
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [(0, rank) for rank in range(ranks)]
-    for place in np.argsort(-costs, kind="stable").tolist():
-        load, rank = heapq.heappop(loads)
-        shares[rank].append(place)
-        heapq.heappush(loads, (load + max(int(costs[place]), 1), rank))
-    return [np.array(sorted(share), dtype=np.int64) for share in shares]
-
-
-class _Balance:
-    """Finds the global batch that a rank's indices are of, and divides it anew. The same samples on any number of ranks.
-
-    The harness gives rank r every size-th sample of a global batch; the order of an epoch is a public function, so the
-    batch can be found again from one of them.
-    """
-
-    def __init__(self, reader: ShardReader, global_batch_size: int) -> None:
-        self._global_batch_size = global_batch_size
-        self._costs = np.concatenate(
-            [
-                reader.read(np.arange(begin, min(begin + READ_AT_ONCE, len(reader))), ["triplets"])["triplets"]
-                for begin in range(0, len(reader), READ_AT_ONCE)
-            ]
-        )
-        self._lock = threading.Lock()
-        self._epoch: tuple[int, int] | None = None
-        self._order = self._place_of = np.empty(0, dtype=np.int64)
-
-    def share(self, indices: NDArray[np.int64], *, seed: int, epoch: int) -> NDArray[np.int64]:
-        """This rank's samples of the global batch that ``indices`` are a part of."""
-        if not dist.is_initialized():
-            return indices
-        with self._lock:
-            if self._epoch != (seed, epoch):
-                self._epoch, self._order = (seed, epoch), epoch_order(len(self._costs), seed=seed, epoch=epoch)
-                self._place_of = np.argsort(self._order)
-            order, place = self._order, int(self._place_of[indices[0]])
-        begin = place - place % self._global_batch_size
-        batch = order[begin : begin + self._global_batch_size]
-        assert np.isin(indices, batch).all()
-        chosen: NDArray[np.int64] = batch[partition(self._costs[batch], dist.get_world_size())[dist.get_rank()]]
-        return chosen
+def _triplets(reader: ShardReader) -> NDArray[np.int64]:
+    """The number of triplets of every sample."""
+    pieces = (np.arange(begin, min(begin + READ_AT_ONCE, len(reader))) for begin in range(0, len(reader), READ_AT_ONCE))
+    return np.concatenate([reader.read(piece, ["triplets"])["triplets"] for piece in pieces])

@@ -53,6 +53,11 @@ class OpenFoldConfig(Hyperparameters):
     structure_dropout: float = Field(0.1, ge=0, lt=1)
     checkpointing: bool = Field(False, description="recompute each block in the backward pass instead of storing it")
 
+    balanced_batches: bool = Field(
+        False,
+        description="split each global batch over the ranks by work, and make a batch as long as its longest crop",
+    )
+
     masked_msa_fraction: float = Field(0.15, ge=0, lt=1)
     fape_loss_weight: float = Field(1.0, ge=0)
     fape_backbone_weight: float = Field(0.5, ge=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,38 +11,54 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from suite.balance import Balance, padded_shares
 from suite.shards import ShardReader
 from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.features import SLOTTED, Arrays, sample
+from workloads.openfold.features import SLOTTED, Arrays, drawn_recycles, sample
 from workloads.openfold.shard_form import FORM, TEMPLATE_FORM, proteins_of
+from workloads.openfold.work import forward
 
 if TYPE_CHECKING:
     from suite.workload import Batch
+
+READ_AT_ONCE = 1 << 16
 
 
 class OpenFoldData:
     """One split. Training samples have ``crop_size`` residues, those of validation are whole and as long as the batch's longest.
 
     Names and shapes: `features.sample`, with the sample first. A batch has as many slots as its sample with most recycles.
+    With ``balanced_batches`` training batches too are as long as their longest crop.
     """
 
-    def __init__(self, root: Path, split: str, own: OpenFoldConfig) -> None:
+    def __init__(self, root: Path, split: str, own: OpenFoldConfig, global_batch_size: int) -> None:
         self._reader = ShardReader(root, split)
         self._own, self._split, self._place = own, split, f"{root / split}"
         _check(self._reader, root, split, own)
+        self._balance: Balance | None = None
+        if own.balanced_batches and split == "train":
+            cost = partial(_cost, own, _crop_lengths(self._reader, own.crop_size))
+            self._balance = Balance(len(self._reader), global_batch_size, cost, padded_shares)
 
     def __len__(self) -> int:
         return len(self._reader)
 
     def load(self, indices: Sequence[int] | NDArray[np.integer[Any]], *, seed: int, epoch: int) -> Batch:
-        """The samples of ``indices``. Every random choice is a function of (seed, epoch, index); epoch 0 is evaluation."""
+        """The samples of ``indices``, or with ``balanced_batches`` this rank's share of the global batch they are of.
+
+        Every random choice is a function of (seed, epoch, index); epoch 0 is evaluation.
+        """
         chosen = np.asarray(indices, dtype=np.int64)
         training = self._split == "train" and epoch > 0
+        if training and self._balance is not None:
+            chosen = self._balance.share(chosen, seed=seed, epoch=epoch)
         try:
             proteins = list(proteins_of(self._reader.read(chosen)))
         except ValueError as error:
             raise ValueError(f"{self._place}: samples {chosen.tolist()}: {error}") from None
-        length = self._own.crop_size if training else max(map(len, proteins))
+        length = max(map(len, proteins))
+        if training:
+            length = self._own.crop_size if self._balance is None else min(length, self._own.crop_size)
         samples = [
             sample(each, self._own, generator(seed, epoch, index), length=length, training=training)
             for each, index in zip(proteins, chosen.tolist(), strict=True)
@@ -55,6 +72,32 @@ class OpenFoldData:
 def generator(seed: int, epoch: int, index: int) -> np.random.Generator:
     """Randomness of one sample in one epoch."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch, index])))
+
+
+def _crop_lengths(reader: ShardReader, crop_size: int) -> NDArray[np.int64]:
+    """Residues of every sample after cropping."""
+    pieces = (np.arange(begin, min(begin + READ_AT_ONCE, len(reader))) for begin in range(0, len(reader), READ_AT_ONCE))
+    lengths = [np.diff(reader.read(piece, ["residue.offsets"])["residue.offsets"]) for piece in pieces]
+    shorter: NDArray[np.int64] = np.minimum(np.concatenate(lengths), crop_size)
+    return shorter
+
+
+def _cost(
+    own: OpenFoldConfig, lengths: NDArray[np.int64], indices: NDArray[np.int64], seed: int, epoch: int
+) -> NDArray[np.float64]:
+    """Work of training on each of these samples, alone in a batch."""
+    recycles = [drawn_recycles(own, generator(seed, epoch, index)) for index in indices.tolist()]
+    return np.array([batch_work(own, 1, *each) for each in zip(lengths[indices].tolist(), recycles, strict=True)])
+
+
+def batch_work(own: OpenFoldConfig, samples: int, residues: int, recycles: int) -> float:
+    """Multiply-adds of a training batch: recycles without gradients, then forward and twice that backward."""
+    return samples * _multiply_adds(own, residues) * (recycles + 3)
+
+
+@cache
+def _multiply_adds(own: OpenFoldConfig, residues: int) -> float:
+    return forward(own, residues=residues).multiply_adds
 
 
 def _aligned(arrays: Arrays, name: str, slots: int) -> NDArray[Any]:

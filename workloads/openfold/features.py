@@ -55,7 +55,7 @@ def sample(protein: Protein, own: OpenFoldConfig, rng: np.random.Generator, *, l
 
     Those of `SLOTTED` have recycles + 1 slots.
     """
-    recycles = int(rng.integers(own.num_recycling_iters + 1)) if training else own.num_recycling_iters
+    recycles = drawn_recycles(own, rng) if training else own.num_recycling_iters
     clamp = float(rng.random() < own.fape_clamp_probability) if training else 1.0
     begin = int(rng.integers(max(len(protein) - length, 0) + 1))
     crop = slice(begin, begin + length)
@@ -77,6 +77,11 @@ def sample(protein: Protein, own: OpenFoldConfig, rng: np.random.Generator, *, l
     if own.max_templates:
         arrays |= _templates(protein, own, rng, crop, length, training=training)
     return arrays
+
+
+def drawn_recycles(own: OpenFoldConfig, rng: np.random.Generator) -> int:
+    """How often a training sample is recycled: the first draw of its generator."""
+    return int(rng.integers(own.num_recycling_iters + 1))
 
 
 def alignment(

@@ -62,7 +62,8 @@ def dihedral(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
     cosine = (first * second).sum(-1)
     sine = (torch.linalg.cross(axis, first) * second).sum(-1)
     both = torch.stack([sine, cosine], -1)
-    return both / both.norm(dim=-1, keepdim=True).clamp_min(EPS)
+    length: Tensor = torch.linalg.vector_norm(both, dim=-1, keepdim=True)
+    return both / length.clamp_min(EPS)
 
 
 class Torsions(NamedTuple):
@@ -82,8 +83,8 @@ def torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
     psi = -dihedral(n, ca, c, o)  # the oxygen is opposite to the next nitrogen
     index = table("CHI_ATOMS", atom14.device)[aatype]  # (..., L, 4, 4)
     flat = index.flatten(-2)
-    chosen = atom14.gather(-2, flat[..., None].expand(*flat.shape, 3)).unflatten(-2, (4, 4))
-    chosen_mask = mask14.gather(-1, flat).unflatten(-1, (4, 4)).amin(-1)
+    chosen = torch.unflatten(atom14.gather(-2, flat[..., None].expand(*flat.shape, 3)), -2, (4, 4))
+    chosen_mask = torch.unflatten(mask14.gather(-1, flat), -1, (4, 4)).amin(-1)
     chi = dihedral(*chosen.unbind(-2))
     own = mask14[..., : residues.OXYGEN].amin(-1)
     both = before_mask[..., residues.CA] * before_mask[..., residues.C]
@@ -101,7 +102,7 @@ def group_frames(aatype: Tensor, backbone: Frame, angle: Tensor) -> Frame:
     no_turn = torch.tensor([0.0, 1.0], dtype=angle.dtype, device=angle.device).expand(*angle.shape[:-2], 1, 2)
     sine, cosine = torch.cat([no_turn, angle], -2).unbind(-1)
     zero, one = torch.zeros_like(sine), torch.ones_like(sine)
-    turn = torch.stack([one, zero, zero, zero, cosine, -sine, zero, sine, cosine], -1).unflatten(-1, (3, 3))
+    turn = torch.unflatten(torch.stack([one, zero, zero, zero, cosine, -sine, zero, sine, cosine], -1), -1, (3, 3))
     local = Frame(default[..., :3, :3] @ turn, default[..., :3, 3])
     parts = [Frame(local.rotation[..., :5, :, :], local.translation[..., :5, :])]
     last = Frame(local.rotation[..., 4, :, :], local.translation[..., 4, :])

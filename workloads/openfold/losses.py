@@ -66,7 +66,7 @@ def fape(frames: Frame, points: Tensor, true_frames: Frame, true_points: Tensor)
     shift = true_inverse @ true_frames.translation[..., None] - inverse @ frames.translation[..., None]
     left = torch.cat([inverse, -true_inverse, shift], -1)  # (..., F, 3, 7)
     right = torch.cat([points, true_points, torch.ones_like(points[..., :1])], -1).transpose(-1, -2)
-    local = (left.flatten(-3, -2) @ right).unflatten(-2, (-1, 3))  # (..., F, 3, P)
+    local = torch.unflatten(left.flatten(-3, -2) @ right, -2, (-1, 3))  # (..., F, 3, P)
     return (local.square().sum(-2) + EPS).sqrt()
 
 

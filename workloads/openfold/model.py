@@ -256,4 +256,4 @@ def template_features(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     torsions = torsions_of(*flat)
     angle = torch.cat([type_one_hot, torsions.angle.flatten(-2), torsions.alternative.flatten(-2), torsions.mask], -1)
     there = (atom_mask[..., residues.CA].sum(-1) > 0).to(atoms.dtype)
-    return pair.unflatten(0, (N, T)), angle.unflatten(0, (N, T)), there
+    return torch.unflatten(pair, 0, (N, T)), torch.unflatten(angle, 0, (N, T)), there

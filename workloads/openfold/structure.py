@@ -45,7 +45,7 @@ class InvariantPointAttention(nn.Module):
         )
         q_points = self._points(self.linear_q_points(s_NLS), frame_NL)
         kv_points = self._points(self.linear_kv_points(s_NLS), frame_NL)
-        k_points, v_points = kv_points.split([self.query_points, self.value_points], dim=-2)  # (N, H, L, P, 3)
+        k_points, v_points = kv_points.tensor_split([self.query_points], dim=-2)  # (N, H, L, P, 3)
         scores = q_NHLC @ k_NHLC.transpose(-1, -2) * math.sqrt(1 / (3 * self.channels))
         scores = scores + math.sqrt(1 / 3) * self.linear_b(z_NIJZ).permute(0, 3, 1, 2)
         weight = F.softplus(self.head_weights) * math.sqrt(1 / (3 * self.query_points * 9 / 2))
@@ -64,7 +64,7 @@ class InvariantPointAttention(nn.Module):
         """Points (N, H, L, P, 3) in the outer frame."""
         local = torch.stack(flat.chunk(3, dim=-1), -1)  # (N, L, H P, 3)
         outer = Frame(frame_NL.rotation[:, :, None], frame_NL.translation[:, :, None]).apply(local)
-        return outer.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return torch.unflatten(outer, 2, (self.heads, -1)).transpose(1, 2)
 
 
 class StructureTransition(nn.Module):

@@ -16,7 +16,7 @@ from suite.workload import Optimization, Work, Workload
 from workloads.openfold import DESCRIPTOR, residues
 from workloads.openfold.baselines import baselines
 from workloads.openfold.config import OpenFoldConfig, learning_rate
-from workloads.openfold.data import OpenFoldData
+from workloads.openfold.data import OpenFoldData, batch_work
 from workloads.openfold.losses import losses, sample_lddt_ca
 from workloads.openfold.model import OpenFoldNet
 from workloads.openfold.work import work
@@ -33,7 +33,8 @@ class OpenFold(Workload):
             raise ValueError("openfold: channels_last: there are no images here to lay out; leave it false")
         self.config = config
         self._own = cast(OpenFoldConfig, config.hyperparameters)
-        self._passes: list[int] = []  # of the network in every training step: recycles, then forward and twice that backward
+        self._ranks = 1
+        self._work: list[float] = []  # of this rank's batches since the last window
         if self._own.init_checkpoint_sha256sum:
             raise ValueError(
                 "openfold: hyperparameters.init_checkpoint_sha256sum: starting from the official checkpoint is not "
@@ -42,10 +43,11 @@ class OpenFold(Workload):
 
     def dataset(self, split: str, root: Path) -> OpenFoldData:
         """One split; ValueError if the data are damaged, have another form or chains that are too long."""
-        return OpenFoldData(root, split, self._own)
+        return OpenFoldData(root, split, self._own, self.config.global_batch_size)
 
     def build_model(self, world: World) -> nn.Module:
         """The network, from torch's current seed."""
+        self._ranks = world.size
         return OpenFoldNet(self._own)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
@@ -66,10 +68,19 @@ class OpenFold(Workload):
         )
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean over samples of the weighted terms, each sample times the square root of its length."""
+        """Mean over samples of the weighted terms, each sample times the square root of its length.
+
+        With ``balanced_batches`` ranks hold different numbers of samples: the mean over the global batch is then the mean over
+        ranks of what this gives.
+        """
         prediction = model(batch)
-        self._passes.append(batch["msa"].shape[1] - 1 + 3)
-        return losses(self._own, prediction, batch)["total"].mean()
+        samples, slots, _, length = batch["msa"].shape
+        self._work.append(batch_work(self._own, samples, length, slots - 1))
+        loss_N = losses(self._own, prediction, batch)["total"]
+        if not self._own.balanced_batches:
+            return loss_N.mean()
+        shares = self._ranks * self.config.gradient_accumulation_steps
+        return loss_N.sum() * shares / self.config.global_batch_size
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sums of lDDT-CA and of the loss over samples, and their number; samples of which no CA is known do not count."""
@@ -88,12 +99,12 @@ class OpenFold(Workload):
         }
 
     def window_stats(self, world: World) -> dict[str, Any]:
-        """Where ranks draw recycles, the mean over steps of the most passes of a rank over the mean: 1 is a perfect balance."""
-        passes, self._passes = self._passes, []
-        if world.size == 1 or not self._own.num_recycling_iters:
+        """Where ranks' work differs, the mean over steps of the most work of a rank over the mean: 1 is a perfect balance."""
+        mine, self._work = self._work, []
+        if world.size == 1 or not (self._own.num_recycling_iters or self._own.balanced_batches):
             return {}
-        passes_RS = np.array(world.allgather(passes), dtype=float)
-        return {"imbalance": float((passes_RS.max(0) / passes_RS.mean(0)).mean())}
+        work_RS = np.array(world.allgather(mine))
+        return {"imbalance": float((work_RS.max(0) / work_RS.mean(0)).mean())}
 
     def hyperparameters(self) -> dict[str, Any]:
         """Keys of the reference. What the card says of a size (target, samples, evaluation interval) comes from the card."""
@@ -137,6 +148,7 @@ class OpenFold(Workload):
             "swa_enabled": own.swa_decay_rate > 0,
             "swa_decay_rate": own.swa_decay_rate,
             "initial_training_dataloader_type": own.dataloader_type,
+            "balanced_batches": own.balanced_batches,
         }
 
     def work(self) -> Work:

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from suite.config import RunConfig, load_config
 from suite.distributed import World
@@ -21,7 +19,6 @@ from tests.workloads.tiny import TINY
 from workloads.open_catalyst import DESCRIPTOR
 from workloads.open_catalyst.baselines import baselines
 from workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
-from workloads.open_catalyst.data import partition
 from workloads.open_catalyst.workload import OpenCatalyst
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -182,18 +179,6 @@ def test_data_of_another_workload_are_refused(tiny_data: Path, tmp_path: Path) -
     write_manifest(tmp_path, manifest.model_copy(update={"splits": {"train": (entry,)}}))
     with pytest.raises(ValueError, match="dataset 'atom.position' is None, expected"):
         a_workload().dataset("train", tmp_path)
-
-
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 12))
-@settings(max_examples=100, deadline=None)
-def test_a_partition_holds_every_sample_once_and_is_nearly_even(costs: list[int], ranks: int) -> None:
-    shares = partition(np.array(costs), ranks)
-    assert len(shares) == ranks
-    assert sorted(np.concatenate(shares).tolist()) == list(range(len(costs)))
-    if len(costs) >= ranks:
-        assert min(map(len, shares)) >= 1
-    loads = [sum(costs[place] for place in share) for share in shares]
-    assert max(loads) <= sum(costs) / ranks + max(costs)  # greedy, largest first
 
 
 TWO_RANKS = """

@@ -45,9 +45,9 @@ SMALL_NET = OpenFoldConfig(
 
 @pytest.fixture(scope="session")
 def train(made_once: Callable[[str], Path]) -> OpenFoldData:
-    return OpenFoldData(made_once("openfold"), "train", SMALL_NET)
+    return OpenFoldData(made_once("openfold"), "train", SMALL_NET, 4)
 
 
 @pytest.fixture(scope="session")
 def validation(made_once: Callable[[str], Path]) -> OpenFoldData:
-    return OpenFoldData(made_once("openfold"), "validation", SMALL_NET)
+    return OpenFoldData(made_once("openfold"), "validation", SMALL_NET, 4)

@@ -174,10 +174,10 @@ def test_a_folder_of_structures_becomes_a_data_set(tmp_path: Path, world: World)
     source, root = folder(tmp_path / "source"), tmp_path / "data"
     convert(source, root, world=world, size="mini")
     assert verify(root, deep=True) == []
-    assert len(OpenFoldData(root, "train", SMALL_NET)) == 3
+    assert len(OpenFoldData(root, "train", SMALL_NET, 4)) == 3
     read = next(proteins_of(ShardReader(root, "validation").read([0])))
     np.testing.assert_array_equal(read.msa, families(Families(12, 16, 5), 2, range(3, 4))[0].msa)
-    assert OpenFoldData(root, "train", SMALL_NET).load([0, 1], seed=0, epoch=1)["template_atom_mask"].sum() == 0
+    assert OpenFoldData(root, "train", SMALL_NET, 4).load([0, 1], seed=0, epoch=1)["template_atom_mask"].sum() == 0
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path: Path, world: World) -> None:
@@ -200,8 +200,8 @@ def test_a_validation_chain_that_is_too_long_is_refused(tmp_path: Path, world: W
     convert(folder(tmp_path / "source"), root, world=world, size="mini")
     short = SMALL_NET.model_copy(update={"val_max_sequence_length": 11})
     with pytest.raises(ValueError, match="a validation chain has 1. residues, more than val_max_sequence_length 11"):
-        OpenFoldData(root, "validation", short)
-    OpenFoldData(root, "train", short)  # training crops
+        OpenFoldData(root, "validation", short, 4)
+    OpenFoldData(root, "train", short, 4)  # training crops
 
 
 def test_the_sample_set_is_taken_from_the_archive_of_its_sha256_only(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,9 +11,11 @@ import yaml
 
 from suite.config import RunConfig, load_config
 from suite.distributed import World
+from suite.sampling import train_batches
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import DESCRIPTOR
 from workloads.openfold.config import OpenFoldConfig, learning_rate
+from workloads.openfold.data import batch_work
 from workloads.openfold.work import forward, work
 from workloads.openfold.workload import OpenFold
 
@@ -41,10 +43,10 @@ class TwoRanks:
 
     size = 2
 
-    def __init__(self, theirs: list[int]) -> None:
+    def __init__(self, theirs: list[float] | None = None) -> None:
         self.theirs = theirs
 
-    def allgather(self, mine: list[int]) -> list[list[int]]:
+    def allgather(self, mine: list[float]) -> list[list[float] | None]:
         return [mine, self.theirs]
 
 
@@ -57,13 +59,45 @@ def test_the_imbalance_of_recycles_is_logged_where_ranks_draw_them(tiny_data: Pa
         batch = data.load([index], seed=0, epoch=1)
         recycles.append(int(batch["recycles"]))
         workload.loss(model, batch)
-    other: Any = TwoRanks([3, 3, 5])
-    pairs = [(mine + 3, theirs) for mine, theirs in zip(recycles, other.theirs, strict=True)]
+    one = forward(SMALL_NET, residues=SMALL_NET.crop_size).multiply_adds
+    other: Any = TwoRanks([3 * one, 3 * one, 5 * one])
+    pairs = [(mine + 3, theirs) for mine, theirs in zip(recycles, (3, 3, 5), strict=True)]
     expected = sum(2 * max(pair) / sum(pair) for pair in pairs) / 3
     assert workload.window_stats(other) == {"imbalance": pytest.approx(expected)}
     workload.loss(model, batch)
     assert workload.window_stats(world) == {}  # one rank
     assert OpenFold(small(num_recycling_iters=0)).window_stats(other) == {}
+
+
+def test_balanced_ranks_share_the_batch_by_work_and_its_mean_loss_stays(tiny_data: Path, world: World) -> None:
+    """Chains of different length, recycled differently: each rank computes some whole samples, padded to its own longest."""
+    two: Any = TwoRanks()
+    results: dict[bool, list[float]] = {}
+    work: dict[bool, list[list[float]]] = {}
+    config = small(crop_size=14, fape_clamp_probability=1.0)
+    for balanced in (False, True):
+        own = cast(OpenFoldConfig, config.hyperparameters).model_copy(update={"balanced_batches": balanced})
+        workload = OpenFold(config.model_copy(update={"hyperparameters": own, "global_batch_size": 6}))
+        data = workload.dataset("train", tiny_data)
+        torch.manual_seed(0)
+        model = workload.build_model(two)
+        results[balanced], work[balanced] = [], []
+        for epoch in (1, 2, 3):
+            for step, _ in enumerate(train_batches(len(data), 6, seed=1, epoch=epoch, rank=0, size=1)):
+                loads, parts, samples = [], [], 0
+                for rank in range(2):
+                    batches = list(train_batches(len(data), 6, seed=1, epoch=epoch, rank=rank, size=2))
+                    batch = data.load(batches[step], seed=1, epoch=epoch)
+                    samples += len(batch["msa"])
+                    assert batch["msa"].shape[-1] <= 14
+                    with torch.no_grad():
+                        parts.append(float(workload.loss(model, batch)))
+                    loads.append(batch_work(own, len(batch["msa"]), batch["msa"].shape[-1], batch["msa"].shape[1] - 1))
+                assert samples == 6
+                results[balanced].append(sum(parts) / 2)
+                work[balanced].append(loads)
+    assert results[True] == pytest.approx(results[False], rel=1e-4)
+    assert sum(map(max, work[True])) < 0.9 * sum(map(max, work[False]))
 
 
 def test_logged_keys_are_those_of_the_rules_and_full_has_their_values() -> None:
