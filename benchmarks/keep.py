@@ -69,6 +69,10 @@ COMMANDS: dict[str, list[list[str]]] = {
         [sys.executable, "tests/workloads/moe/exact_worker.py", ranks, "long"] for ranks in ("1", "2", "4", "6")
     ],
     "moe_golden": [[*LONG_TESTS, "-rP", "--durations=0", "tests/workloads/moe/test_golden.py"]],
+    **{
+        f"convergence_{name}": [[*LONG_TESTS, "-rP", "tests/test_convergence.py", "-k", f"{name}-mini"]]
+        for name in ("cosmoflow", "deepcam", "open_catalyst", "openfold", "moe_lm", "swinv2_moe")
+    },
 }
 
 
