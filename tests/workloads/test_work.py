@@ -128,23 +128,30 @@ def test_openfold_executes_what_is_counted(
 
 
 @pytest.mark.long
-def test_two_ranks_communicate_what_the_closed_form_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "moe"),
+    [
+        (2, ()),
+        (2, ("dispatch=capacity", "capacity_factor=1.3", "overlap_degree=2")),  # 332 rows of 2 * 512 / 4, aligned
+        (4, ("dispatch=capacity", "capacity_factor=0.7", "all_to_all=2dh", "ranks_per_node=2")),  # two hops, drops
+    ],
+)
+def test_ranks_communicate_what_the_closed_form_says(
+    ranks: int, moe: tuple[str, ...], tmp_path: Path, made_once: Callable[[str], Path]
+) -> None:
     """Experts spread over ranks: every byte the run counts, but for the counts of rows that go before the rows."""
-    data, run = tmp_path / "data", tmp_path / "run"
-    for words in (
-        ["data", "generate", "moe_lm", "--size", "smoke", "--ranks", "2", "-o", str(data)],
-        [
-            *("run", "moe_lm", "--config", "smoke", "--ranks", "2", "-o", str(run), "--set", f"data={data}"),
-            *("--set", "hyperparameters.moe.expert_parallel=true", "--set", "max_epochs=1"),
-        ],
-    ):
-        subprocess.run([sys.executable, "-m", "suite", *words], capture_output=True, timeout=280)
+    run = tmp_path / "run"
+    settings = [f"data={made_once('moe_lm')}", "max_epochs=1"]
+    settings += [f"hyperparameters.moe.{item}" for item in ("expert_parallel=true", *moe)]
+    words = ["run", "moe_lm", "--config", "smoke", "--ranks", str(ranks), "-o", str(run)]
+    words += [word for setting in settings for word in ("--set", setting)]
+    subprocess.run([sys.executable, "-m", "suite", *words], capture_output=True, timeout=280)
     events = read_events(run / "result_0.txt").events
     by_key = {event.key: event for event in events}
-    work, ranks = by_key["work_per_sample"].value, by_key["rank_stats"]
-    steps, samples = ranks.metadata["steps"], by_key["global_batch_size"].value / 2
-    assert ranks.value["all_reduce_bytes"]["mean"] / steps == work["all_reduce_bytes_per_step"]
-    assert ranks.value["all_to_all_bytes"]["mean"] / steps == pytest.approx(
+    work, counted = by_key["work_per_sample"].value, by_key["rank_stats"]
+    steps, samples = counted.metadata["steps"], by_key["global_batch_size"].value / ranks
+    assert counted.value["all_reduce_bytes"]["mean"] / steps == work["all_reduce_bytes_per_step"]
+    assert counted.value["all_to_all_bytes"]["mean"] / steps == pytest.approx(
         work["all_to_all_bytes"] * samples, rel=1e-3
     )
-    assert ranks.value["loader_bytes"]["mean"] / steps == pytest.approx(work["sample_bytes"] * samples, rel=1e-2)
+    assert counted.value["loader_bytes"]["mean"] / steps == pytest.approx(work["sample_bytes"] * samples, rel=1e-2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,6 +11,7 @@ from pydantic import Field, model_validator
 from suite.workload import Hyperparameters
 
 DEFAULT_CAPACITY_FACTOR = 1.0
+LARGE_ALIGNMENT, LARGE_STEP = 256, 128  # Tutel: an alignment above 256 becomes a multiple of 128
 
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
 Algorithm = Literal["linear", "2dh"]
@@ -96,3 +98,48 @@ def ranks_per_expert(experts: int, ranks: int) -> int:
     if ranks % experts == 0:
         return ranks // experts
     raise ValueError(f"{experts} experts on {ranks} ranks: one must divide the other")
+
+
+def capacity_of(
+    factor: float | None, tokens: int, experts: int, top_k: int, needed: int = 0, alignment: int = 1
+) -> int:
+    """Tutel's capacity. ``needed`` is the longest queue over all ranks; it counts for factors of zero and below.
+
+    factor > 0: top_k * int(factor * ceil(tokens / experts)), truncated before the product; 0: ``needed``; < 0: ``needed``,
+    but at most what -factor gives. None is the default factor, so that 0 can be asked for.
+    """
+    factor = DEFAULT_CAPACITY_FACTOR if factor is None else factor
+    bound = top_k * int(abs(factor) * -(-tokens // experts))
+    capacity = bound if factor > 0 else needed if factor == 0 else min(needed, bound)
+    if alignment > LARGE_ALIGNMENT:
+        alignment = -(-alignment // LARGE_STEP) * LARGE_STEP
+    return -(-capacity // alignment) * alignment
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a training batch lies on the ranks: ``samples`` in one forward pass of a rank, ranks that share the experts
+    (1: every rank has all), all-to-alls that a row takes to an expert (2dh: two, where both levels have several ranks).
+    """
+
+    samples: float
+    spread: int = 1
+    hops: int = 1
+
+    def computed_rows(self, moe: MoEConfig, tokens: int) -> float:
+        """Rows that the experts compute for one sample of ``tokens`` tokens, empty ones included.
+
+        A capacity factor of zero or below makes them depend on the routing: then the rows that hold a token if none drops.
+        """
+        factor = DEFAULT_CAPACITY_FACTOR if moe.capacity_factor is None else moe.capacity_factor
+        if moe.dispatch == "dropless" or factor <= 0:
+            return float(tokens * moe.top_k)
+        alignment = ranks_per_expert(moe.experts, self.spread) * moe.overlap_degree
+        capacity = capacity_of(factor, round(tokens * self.samples), moe.experts, moe.top_k, alignment=alignment)
+        return moe.experts * capacity / self.samples
+
+    def sent_rows(self, moe: MoEConfig, tokens: int) -> float:
+        """Rows that one sample gives to all-to-alls on the way to the experts, those for its own rank included."""
+        if self.spread == 1:
+            return 0.0
+        return self.computed_rows(moe, tokens) * moe.parallel_r * self.hops

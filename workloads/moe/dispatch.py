@@ -15,10 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from workloads.moe.config import DEFAULT_CAPACITY_FACTOR, DispatchMode
+from workloads.moe.config import DispatchMode, capacity_of
 from workloads.moe.router import Routing, tally
-
-LARGE_ALIGNMENT, LARGE_STEP = 256, 128  # Tutel: an alignment above 256 becomes a multiple of 128
 
 
 @dataclass(frozen=True)
@@ -145,22 +143,6 @@ def permutation(
     if mode == "dropless":
         return Dropless()
     return {"capacity": Capacity, "einsum": Einsum}[mode](factor, alignment, over_ranks)
-
-
-def capacity_of(
-    factor: float | None, tokens: int, experts: int, top_k: int, needed: int = 0, alignment: int = 1
-) -> int:
-    """Tutel's capacity. ``needed`` is the longest queue over all ranks; it counts for factors of zero and below.
-
-    factor > 0: top_k * int(factor * ceil(tokens / experts)), truncated before the product; 0: ``needed``; < 0: ``needed``,
-    but at most what -factor gives. None is the default factor, so that 0 can be asked for.
-    """
-    factor = DEFAULT_CAPACITY_FACTOR if factor is None else factor
-    bound = top_k * int(abs(factor) * -(-tokens // experts))
-    capacity = bound if factor > 0 else needed if factor == 0 else min(needed, bound)
-    if alignment > LARGE_ALIGNMENT:
-        alignment = -(-alignment // LARGE_STEP) * LARGE_STEP
-    return -(-capacity // alignment) * alignment
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +15,7 @@ from suite.timing import CudaClock, HostClock
 from suite.workload import Optimization, Workload
 from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.autotune import Autotuner
-from workloads.moe.config import Training, learning_rate
+from workloads.moe.config import Layout, Training, learning_rate
 from workloads.moe.layer import MoELayer
 from workloads.moe.parallel import MoEMonitor, expert_mesh, expert_parameters, logged, tune
 
@@ -35,15 +36,18 @@ class MoEWorkload(Workload):
         self._training = training
         self._monitor: MoEMonitor | None = None
         self._tuner: Autotuner | None = None
-        self._ranks = 1
+        self.layout = self._layout(1)
 
     def mesh(self, world: World) -> ExpertMesh | None:
         """The mesh that the experts are spread over; None: every rank holds all. ValueError if they do not divide."""
         moe = self._training.moe
+        self.layout = self._layout(world.size)
         if not moe.expert_parallel or self._training.dense or world.size == 1:
             return None
-        self._ranks = world.size
-        return expert_mesh(moe, world, cuda=self._cuda)
+        mesh = expert_mesh(moe, world, cuda=self._cuda)
+        two_levels = moe.all_to_all == "2dh" and mesh.nodes > 1 and mesh.devices > 1
+        self.layout = replace(self.layout, spread=world.size, hops=2 if two_levels else 1)
+        return mesh
 
     def watch(self, model: WithExperts) -> None:
         """Measure the MoE layers of a model, if the run measures itself."""
@@ -52,7 +56,7 @@ class MoEWorkload(Workload):
 
     def tune_once(self, model: nn.Module, tokens: int) -> None:
         """Before the first training step on several ranks, choose how the layers run, if the config asks for it."""
-        if self._training.moe.autotune and self._tuner is None and self._ranks > 1 and model.training:
+        if self._training.moe.autotune and self._tuner is None and self.layout.spread > 1 and model.training:
             self._tuner = tune(model, tokens=tokens)
 
     def adamw(
@@ -83,7 +87,7 @@ class MoEWorkload(Workload):
             "opt_adamw_beta_1": own.adam_betas[0],
             "opt_adamw_beta_2": own.adam_betas[1],
             "opt_adamw_weight_decay": own.weight_decay,
-            **logged(own.moe, dense=own.dense, precision=self.config.precision, ranks=self._ranks),
+            **logged(own.moe, dense=own.dense, precision=self.config.precision, ranks=self.layout.spread),
         }
 
     def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
@@ -98,6 +102,9 @@ class MoEWorkload(Workload):
         if self._tuner is not None:
             stats["autotuned"] = [decision.event() for decision in self._tuner.decisions.values()]
         return stats
+
+    def _layout(self, ranks: int) -> Layout:
+        return Layout(self.config.global_batch_size / self.config.gradient_accumulation_steps / ranks)
 
     @property
     def element_bytes(self) -> int:

@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
-from workloads.moe.config import Training
+from workloads.moe.config import Layout, Training
 
 ATTENTION_PASSES = (
     3.5  # a pass is two products, scores and values; the backward pass does five: the scores again, four gradients
@@ -53,8 +53,8 @@ def parameter_count(config: MoELMConfig, *, active: bool = False) -> int:
     )
 
 
-def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int) -> Work:
-    """FLOPs and compulsory bytes of training on one sample (docs/moe.md says what is counted).
+def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int, layout: Layout | None = None) -> Work:
+    """FLOPs and compulsory bytes of training on one sample (docs/moe.md says what is counted). No layout: one rank.
 
     The algorithm asks for causal attention over half the pairs; the code computes what the kernel does (all of them on
     CPU, and the scores once more for the gradient), and with a capacity factor the experts compute C rows, empty or not.
@@ -63,15 +63,15 @@ def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int) -> 
     pairs = 4.0 * config.layers * config.context * config.width  # per position over a whole context: scores and values
     forward = config.context * (products + pairs / 2)
     executed = config.context * (products + ATTENTION_PASSES / 3 * pairs)
-    factor, experts = config.moe.capacity_factor, sum(config.has_experts(layer) for layer in range(config.layers))
-    if config.moe.dispatch != "dropless" and (factor is None or factor > 0):
-        extra = (1.0 if factor is None else factor) - 1.0
-        executed += config.context * extra * 2.0 * experts * config.moe.top_k * _expert(config)
+    layout = Layout(global_batch_size) if layout is None else layout
+    experts = sum(config.has_experts(layer) for layer in range(config.layers))
+    empty = layout.computed_rows(config.moe, config.context) - config.context * config.moe.top_k
+    executed += 2.0 * experts * empty * _expert(config)
     activations = config.context * config.layers * (14 * config.width + 3 * config.dense_hidden)
     parameters = parameter_count(config)
-    spread = experts if config.moe.expert_parallel else 0
+    spread = experts if layout.spread > 1 else 0
     optimizer = parameters * 4.0 * 9  # read w twice, g, m, v; write g, w, m, v
-    rows = spread * config.context * config.moe.top_k * config.width
+    sent = experts * layout.sent_rows(config.moe, config.context) * config.width
     return Work(
         model_flops=3 * forward,
         executed_flops=3 * executed,
@@ -81,7 +81,7 @@ def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int) -> 
         optimizer_flops_per_step=UPDATE_FLOPS["AdamW"] * parameters,
         optimizer_bytes_per_step=optimizer,
         all_reduce_bytes_per_step=GRADIENT_BYTES * (parameters - spread * config.moe.experts * _expert(config)),
-        all_to_all_bytes=4.0 * element_bytes * rows,  # to the experts and back, values and gradients
+        all_to_all_bytes=4.0 * element_bytes * sent,  # to the experts and back, values and gradients
     )
 
 

@@ -75,8 +75,9 @@ class MoELM(MoEWorkload):
         }
 
     def work(self) -> Work:
-        """Closed forms."""
-        return work(self._own, global_batch_size=self.config.global_batch_size, element_bytes=self.element_bytes)
+        """Closed forms, for the ranks the model was built for."""
+        batch = self.config.global_batch_size
+        return work(self._own, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
 
     def baselines(self, root: Path) -> dict[str, float]:
         """Bits per byte of counts after the last 0, 2 and 4 bytes."""

@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
-from workloads.moe.config import MoEConfig, Training
+from workloads.moe.config import Layout, MoEConfig, Training
 
 CLASSES = (  # the generating processes, in the order of the labels
     "scale_free",
@@ -130,8 +130,8 @@ def parameter_count(config: SwinV2MoEConfig, *, active: bool = False) -> int:
     return total + config.final_width * (2 + config.classes) + config.classes
 
 
-def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int) -> Work:
-    """FLOPs and compulsory bytes of training on one sample (docs/swinv2_moe.md says what is counted).
+def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int, layout: Layout | None = None) -> Work:
+    """FLOPs and compulsory bytes of training on one sample (docs/swinv2_moe.md says what is counted). No layout: one rank.
 
     Beside what the algorithm asks, the code computes the position biases once per batch, and with a capacity factor its
     experts compute C rows, empty or not.
@@ -141,21 +141,21 @@ def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int)
     )
     for stage in range(1, len(config.depths)):
         traffic += 6 * config.resolution(stage) ** 2 * (config.embed << stage)
-    extra = 0.0
+    layout = Layout(global_batch_size) if layout is None else layout
+    extra = sent = 0.0
+    shares = 0
     for block in config.blocks():
         entries = (2 * block.window - 1) ** 2 / global_batch_size
         extra += entries * BIAS_HIDDEN * (2 * 4.0 + 3 * 2.0 * block.heads)  # offsets need no gradient
         traffic += block.tokens * _traffic(block)
-        own = block.experts
-        if own is not None and own.dispatch != "dropless" and (own.capacity_factor is None or own.capacity_factor > 0):
-            factor = 1.0 if own.capacity_factor is None else own.capacity_factor
-            extra += 3 * (factor - 1.0) * block.tokens * 2.0 * own.top_k * _expert(block)
+        if block.experts is not None:
+            empty = layout.computed_rows(block.experts, block.tokens) - block.tokens * block.experts.top_k
+            extra += 3 * 2.0 * empty * _expert(block)
+            sent += layout.sent_rows(block.experts, block.tokens) * block.width
+            shares += _ffn_parameters(block, active=False) - _router(block) if layout.spread > 1 else 0
     model = 3 * forward_flops(config) - _patch_flops(config)  # images need no gradient
     parameters = parameter_count(config)
     optimizer = parameters * 4.0 * 9  # read w twice, g, m, v; write g, w, m, v
-    spread = [block for block in config.blocks() if block.experts is not None and block.experts.expert_parallel]
-    shares = sum(_ffn_parameters(block, active=False) - _router(block) for block in spread)
-    rows = sum(block.tokens * block.width * block.experts.top_k for block in spread if block.experts is not None)
     return Work(
         model_flops=model,
         executed_flops=model + extra,
@@ -165,7 +165,7 @@ def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int)
         optimizer_flops_per_step=UPDATE_FLOPS["AdamW"] * parameters,
         optimizer_bytes_per_step=optimizer,
         all_reduce_bytes_per_step=GRADIENT_BYTES * (parameters - shares),
-        all_to_all_bytes=4.0 * element_bytes * rows,  # to the experts and back, values and gradients
+        all_to_all_bytes=4.0 * element_bytes * sent,  # to the experts and back, values and gradients
     )
 
 

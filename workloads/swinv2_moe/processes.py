@@ -6,7 +6,7 @@ statistic of these two tells the one from the other. All lengths are pixels. Eve
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -27,14 +27,15 @@ SURROGATE_STEPS = 20
 NOISE = (0.1, 0.5)  # standard deviation of its white noise, in standard deviations of the field
 
 
-def snapshot(seed: int, index: int, pixels: int) -> tuple[NDArray[np.uint8], int]:
-    """The image (pixels, pixels) and the class of sample ``index``: a position in `CLASSES`."""
-    label = index % len(CLASSES)
+def snapshot(seed: int, index: int, pixels: int, classes: Sequence[str] = CLASSES) -> tuple[NDArray[np.uint8], int]:
+    """The image (pixels, pixels) and the class of sample ``index``: a position in ``classes``, whose processes have twins."""
+    label = index % len(classes)
     random = np.random.Generator(np.random.Philox(key=[seed, index]))
-    name = CLASSES[label]
+    name = classes[label]
     if name in PROCESSES:
         return observe(PROCESSES[name](random, pixels), random), label
-    process = TWINS[name][random.integers(len(TWINS[name]))]
+    processes = [process for process in TWINS[name] if process.__name__ in classes]
+    process = processes[random.integers(len(processes))]
     return surrogate(observe(process(random, pixels), random), random), label
 
 

@@ -101,8 +101,9 @@ class SwinV2MoEWorkload(MoEWorkload):
         }
 
     def work(self) -> Work:
-        """Closed forms."""
-        return work(self._own, global_batch_size=self.config.global_batch_size, element_bytes=self.element_bytes)
+        """Closed forms, for the ranks the model was built for."""
+        batch = self.config.global_batch_size
+        return work(self._own, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
 
     def baselines(self, root: Path) -> dict[str, float]:
         """Accuracy of the commonest class and of linear classifiers on pixels and power spectra."""

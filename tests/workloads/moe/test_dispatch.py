@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.workloads.moe.oracle import kept_choices, queue_lengths, tutel_capacity
-from workloads.moe.dispatch import Capacity, Dropless, Einsum, Plan, capacity_of
+from workloads.moe.config import capacity_of
+from workloads.moe.dispatch import Capacity, Dropless, Einsum, Plan
 from workloads.moe.router import Routing
 
 
