@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -57,4 +57,5 @@ def input_statistics(reader: ShardReader, root: Path) -> Statistics:
     found = reader.manifest.attributes.get("statistics")
     if found is None:
         raise ValueError(f"{root}: the manifest has no attribute 'statistics'; inputs cannot be normalised")
-    return checked_statistics(Statistics(**{name: tuple(value) for name, value in found.items()}), str(root))
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    return checked_statistics(Statistics(**values), str(root))

@@ -2,7 +2,7 @@
 
 climate/data      (H, W, 16) float32, channels last
 climate/labels_0  (H, W) integers: 0 background, 1 tropical cyclone, 2 atmospheric river; `labels` in the set of 2019
-stats.h5          climate/{count, mean, sqmean, minval, maxval}, one value per channel
+stats.h5          climate/count, the number of snapshots; climate/{mean, sqmean, minval, maxval}, one value per channel
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ Fields = NDArray[np.float32]
 Labels = NDArray[np.uint8]
 
 
+PER_CHANNEL = ("mean", "sqmean", "minval", "maxval")
+
+
 @dataclass(frozen=True)
 class Statistics:
-    """Of each channel over the training split; ``count`` is the number of values, ``sqmean`` the mean of squares."""
+    """Over the training split: ``count`` snapshots; of each channel extremes, mean and mean of squares."""
 
-    count: tuple[float, ...]
+    count: int
     mean: tuple[float, ...]
     sqmean: tuple[float, ...]
     minval: tuple[float, ...]
@@ -93,9 +96,13 @@ def read_statistics(path: Path) -> Statistics:
         raise ValueError(
             f"{path}: missing: inputs are normalised by its climate/minval and climate/maxval; it belongs to the data set"
         )
-    values = {}
+    values: dict[str, Any] = {}
     with _Opened(path) as file:
-        for name in Statistics.__dataclass_fields__:
+        count = _dataset(path, file, ("climate/count",), 0)[()]
+        if not (np.issubdtype(type(count), np.number) and count >= 1):
+            raise ValueError(f"{path}: climate/count is {count}, expected the number of snapshots")
+        values["count"] = int(count)
+        for name in PER_CHANNEL:
             value = np.asarray(_dataset(path, file, (f"climate/{name}",), 1)[...], dtype=np.float64)
             if value.shape != (len(CHANNELS),) or not np.isfinite(value).all():
                 raise ValueError(f"{path}: climate/{name}: expected {len(CHANNELS)} finite numbers, one per channel")

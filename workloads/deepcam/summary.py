@@ -17,8 +17,9 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Summary:
-    """Sums over pixels; everything but ``pixels`` is per channel, ``classes`` per class."""
+    """Numbers of snapshots and pixels; sums over pixels and extremes per channel, ``classes`` per class."""
 
+    snapshots: int
     pixels: int
     sums: Numbers
     squares: Numbers
@@ -30,7 +31,7 @@ class Summary:
     def statistics(self) -> Statistics:
         """As ``stats.h5`` has them."""
         return Statistics(
-            count=(self.pixels,) * len(CHANNELS),
+            count=self.snapshots,
             mean=tuple((self.sums / self.pixels).tolist()),
             sqmean=tuple((self.squares / self.pixels).tolist()),
             minval=tuple(self.lowest.tolist()),
@@ -47,6 +48,7 @@ def summarise(arrays: Arrays) -> Summary:
     """The summary of one shard: x (N, H, W, C) and y (N, H, W). Sums of channels run in float64."""
     samples = [sample.reshape(-1, len(CHANNELS)) for sample in arrays["x"]]
     return Summary(
+        snapshots=len(arrays["y"]),
         pixels=arrays["y"].size,
         sums=np.sum([sample.sum(axis=0, dtype=np.float64) for sample in samples], axis=0),
         squares=np.sum([np.einsum("pc,pc->c", sample, sample, dtype=np.float64) for sample in samples], axis=0),
@@ -59,6 +61,7 @@ def summarise(arrays: Arrays) -> Summary:
 def merge(parts: Sequence[Summary]) -> Summary:
     """The summary of several shards; sums are added in their order, so that it does not depend on ranks."""
     return Summary(
+        snapshots=sum(part.snapshots for part in parts),
         pixels=sum(part.pixels for part in parts),
         sums=np.sum([part.sums for part in parts], axis=0),
         squares=np.sum([part.squares for part in parts], axis=0),

@@ -112,7 +112,7 @@ def trained(group_size, ranks, mine, steps=20):
     torch.manual_seed(0)
     model = workload.build_model(ranks).double()
     optimization = workload.build_optimizer(model, 1)
-    wrapped = wrap(model, (), ranks, cpu, PhaseTimer(device_clock(cpu)))
+    wrapped = wrap(model, (), ranks, cpu)
     losses = []
     for step in range(steps):
         for group in optimization.optimizer.param_groups:

@@ -24,7 +24,7 @@ def test_the_result_is_complete_and_described(tiny_data: Path, tiny: generator.D
     np.testing.assert_array_equal(found["maxval"], x.max(axis=0))
     np.testing.assert_allclose(found["mean"], x.mean(axis=0, dtype=float), rtol=1e-9)
     np.testing.assert_allclose(found["sqmean"], (x.astype(float) ** 2).mean(axis=0), rtol=1e-9)
-    assert found["count"] == [12 * 32 * 48] * 16
+    assert found["count"] == 12
     shares = np.bincount(train["y"].ravel(), minlength=3) / train["y"].size
     np.testing.assert_allclose(manifest.attributes["train_class_frequencies"], shares)
     fields, labels = snapshot(tiny.domain, 3, 6)

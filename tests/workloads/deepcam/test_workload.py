@@ -51,7 +51,7 @@ def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path, tiny_confi
     write_manifest(tiny_data, manifest.model_copy(update={"attributes": {}}))
     with pytest.raises(ValueError, match="no attribute 'statistics'"):
         DeepCam(tiny_config()).dataset("train", tiny_data)
-    flat = {name: [1.0] * 16 for name in ("count", "mean", "sqmean", "minval", "maxval")}
+    flat = {"count": 1} | {name: [1.0] * 16 for name in ("mean", "sqmean", "minval", "maxval")}
     write_manifest(tiny_data, manifest.model_copy(update={"attributes": {"statistics": flat}}))
     with pytest.raises(ValueError, match="channel TMQ has minval 1 and maxval 1"):
         DeepCam(tiny_config()).dataset("train", tiny_data)
