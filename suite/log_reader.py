@@ -158,8 +158,9 @@ def _decode(data: bytes, number: int, events: list[Event], problems: list[Proble
 
 def _decode_plain(lines: Sequence[bytes], numbers: Sequence[int], events: list[Event], problems: list[Problem]) -> None:
     """Decode lines in one go; if any is not exactly one JSON value, each by itself."""
+    text = b"[" + _BETWEEN.join([line[_JSON:] for line in lines]) + b"]"
     try:
-        together = json.loads((b"[" + _BETWEEN.join([line[_JSON:] for line in lines]) + b"]").decode())
+        together = json.loads(text.decode()) if _each_once(text, len(lines)) else []
     except (ValueError, RecursionError):
         together = []
     records = together[::2]
@@ -178,10 +179,27 @@ def _decode_plain(lines: Sequence[bytes], numbers: Sequence[int], events: list[E
             _append(_event(record, number), events, problems)
 
 
+def _each_once(text: bytes, events: int) -> bool:
+    """True if no event can have two values of what counts; False sends each to the decoder that looks for names given twice."""
+    return b"\\u" not in text and all(text.count(name) == events for name in (b'"key"', b'"value"', b'"time_ms"'))
+
+
+class _TwiceError(ValueError):
+    """A JSON object that gives one name twice, of which readers take one or the other."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return record
+
+
 _JSON = len(":::MLLOG ")
 _FIELDS = itemgetter("key", "value", "time_ms", "event_type", "metadata")
 _LARGEST_MS = 2**53  # integers up to here are floats exactly
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _decode_alone(raw: bytes, number: int, events: list[Event], problems: list[Problem]) -> None:
@@ -195,12 +213,18 @@ def _decode_alone(raw: bytes, number: int, events: list[Event], problems: list[P
         try:
             record, end = _DECODER.raw_decode(text, begin)
         except (ValueError, RecursionError) as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else "too deep or too long a number"
-            problems.append(Problem(number, f"not JSON after :::MLLOG: {reason}"))
+            problems.append(Problem(number, _reason(error)))
             end = begin
         else:
             _append(_event(record, number), events, problems)
         position = text.find(_TOKEN, end)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, _TwiceError):
+        return f"an object has {_brief(str(error))} twice"
+    reason = error.msg if isinstance(error, json.JSONDecodeError) else "too deep or too long a number"
+    return f"not JSON after :::MLLOG: {reason}"
 
 
 def _append(item: Event | Problem, events: list[Event], problems: list[Problem]) -> None:

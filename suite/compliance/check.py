@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import suite.compliance.own_rules  # noqa: F401  its rules enter the table
 from suite.compliance.group_rules import GroupContext, SeenRuns, is_weak, judge_group, judge_package, judge_system
 from suite.compliance.layout import Group, SystemFile, Tree, find, read_system
 from suite.compliance.rules import Finding, LogContext, judge

@@ -256,6 +256,13 @@ def clock_jump(context: LogContext) -> Iterator[Found]:
     yield from islice(((line, text) for line, seconds, text in _backwards(context) if seconds > 60.0), 1)
 
 
+@log_rule("clock-unit", "time stamps are milliseconds of Unix time, of a year from 2000 to 2099", LOGGING)
+def clock_unit(context: LogContext) -> Iterator[Found]:
+    strange = next((event for event in context.log.events if not _YEAR_2000_MS <= event.time_ms < _YEAR_2100_MS), None)
+    if strange is not None:
+        yield strange.line, f"time_ms = {strange.time_ms:.15g} of {brief(strange.key)}: expected Unix time in milliseconds"
+
+
 @log_rule("clock-order", "time never goes back", OURS)
 def clock_order(context: LogContext) -> Iterator[Found]:
     yield from islice(((line, text) for line, seconds, text in _backwards(context) if seconds <= 60.0), 1)
@@ -328,15 +335,14 @@ def interval_negative(context: LogContext) -> Iterator[Found]:
             yield event.line if event else None, f"{name}_stop is {-seconds:.3f} s before {name}_start"
 
 
-@log_rule("event-after-stop", "nothing is trained or evaluated after run_stop", OURS)
+@log_rule("event-after-stop", "nothing is staged, trained or evaluated after run_stop", OURS)
 def event_after_stop(context: LogContext) -> Iterator[Found]:
     position = context.position.get("run_stop")
     if position is None:
         return
-    keys = {"epoch_start", "eval_start", mllog.EVAL_ERROR, mllog.EVAL_ACCURACY, mllog.STEP_PHASES, "run_start"}
-    after = [event for event in context.log.events[position + 1 :] if event.key in keys]
+    after = [event for event in context.log.events[position + 1 :] if event.key in _OF_A_RUN]
     if after:
-        yield after[0].line, f"{len(after)} events of training or evaluation after run_stop, first {after[0].key}"
+        yield after[0].line, f"{len(after)} events of staging, training or evaluation after run_stop, first {after[0].key}"
 
 
 # What the run reached
@@ -449,113 +455,10 @@ def eval_every_epoch(context: LogContext) -> Iterator[Found]:
             return
 
 
-# What only our own logs hold
-
-
-@log_rule("resumed", "a resumed run is not scored: its log is resumed_<i>_<k>.txt, never result_<i>.txt", OURS)
-def resumed(context: LogContext) -> Iterator[Found]:
-    event = context.first(mllog.RUN_RESUMED)
-    if event is not None:
-        yield event.line, "the run was resumed from a checkpoint"
-
-
-_STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
-
-
-@log_rule("phases-sum", "the phases of a step sum to the step, and the steps fit into the epochs", OURS)
-def phases_sum(context: LogContext) -> Iterator[Found]:
-    total = 0.0
-    for event in context.by_key.get(mllog.STEP_PHASES, ()):
-        value = event.value if isinstance(event.value, dict) else {}
-        parts = [finite(value.get(name)) for name in _STEP_PARTS]
-        step = finite(value.get("step"))
-        known = [part for part in parts if part is not None and part >= 0.0]
-        if step is None or len(known) < len(parts):
-            yield event.line, f"step_phases = {brief(event.value)}: expected seconds of step, {', '.join(_STEP_PARTS)}"
-            return
-        if abs(sum(known) - step) > 0.01 * step + 1e-4:
-            yield event.line, f"the phases sum to {sum(known):.6f} s, the step is {step:.6f} s"
-            return
-        total += step
-    training = sum(epoch.stop_s - epoch.start_s for epoch in context.record.epochs)
-    if context.record.epochs and total > 1.01 * training + 0.1:
-        yield None, f"step_phases sum to {total:.3f} s, all epochs take {training:.3f} s"
-
-
-@log_rule("rank-stats", "what ranks measured is a distribution of numbers over the ranks and fits into the epoch", OURS)
-def rank_stats(context: LogContext) -> Iterator[Found]:
-    ranks = context.record.ranks or 1
-    epochs = {epoch.number: epoch for epoch in context.record.epochs if epoch.complete}
-    for event in context.by_key.get(mllog.RANK_STATS, ()):
-        for name, entry in event.value.items() if isinstance(event.value, dict) else ():
-            numbers = (
-                [finite(entry.get(part)) for part in ("min", "median", "max")] if isinstance(entry, dict) else [None]
-            )
-            ends = [entry.get(part) for part in ("min_rank", "max_rank")] if isinstance(entry, dict) else []
-            known = [number for number in numbers if number is not None and number >= 0.0]
-            if len(known) < len(numbers) or known != sorted(known) or not all(rank in range(ranks) for rank in ends):
-                yield (
-                    event.line,
-                    f"{name} = {brief(entry)}: expected min <= median <= max and whose they are, of {ranks} ranks",
-                )
-                return
-            epoch = epochs.get(finite(event.metadata.get("epoch_num")))
-            if name == "step_s" and epoch is not None and known[-1] > 1.01 * epoch.train_s + 0.1:
-                yield (
-                    event.line,
-                    f"the steps of a rank take {known[-1]:.3f} s, training the epoch {epoch.train_s:.3f} s",
-                )
-                return
-
-
-@log_rule("energy-plausible", "a counter of energy says between 0 and 100 kW", OURS)
-def energy_plausible(context: LogContext) -> Iterator[Found]:
-    for event in context.by_key.get(mllog.ENERGY, ()):
-        seconds = finite(event.metadata.get("seconds"))
-        for name, entry in event.value.items() if isinstance(event.value, dict) else ():
-            joules, counters = (
-                finite(entry.get(part)) if isinstance(entry, dict) else None for part in ("joules", "counters")
-            )
-            if not seconds or not counters or joules is None or not 0.0 <= joules <= 1e5 * seconds * counters:
-                yield (
-                    event.line,
-                    f"{name} = {brief(entry)} in {brief(seconds)} s: expected 0 to 100 kW for each counter",
-                )
-                return
-
-
-@log_rule("throughput-true", "the logged throughput is that of the epoch's samples and times, within 10 %", OURS)
-def throughput_true(context: LogContext) -> Iterator[Found]:
-    samples = _samples_per_epoch(context)
-    epochs = {epoch.number: epoch for epoch in context.record.epochs if epoch.complete}
-    for event in context.by_key.get(mllog.TRACKED_STATS, ()):
-        value = finite(event.value.get("throughput")) if isinstance(event.value, dict) else None
-        epoch = epochs.get(finite(event.metadata.get("epoch_num")))
-        if value is None or epoch is None or not samples or epoch.train_s <= 0.0:
-            continue
-        rate = samples / epoch.train_s
-        slack = 0.1 + 0.02 / epoch.train_s
-        if abs(value - rate) > slack * rate:
-            yield event.line, f"throughput {value:g} samples/s in epoch {epoch.number:g}; its times say {rate:g}"
-            return
-
-
-@log_rule("config-agrees", "the resolved configuration says what the events say", OURS)
-def config_agrees(context: LogContext) -> Iterator[Found]:
-    event = context.first(mllog.RUN_CONFIG)
-    config = event.value if event is not None and isinstance(event.value, dict) else {}
-    pairs = (
-        ("size", mllog.BENCHMARK_SIZE),
-        ("global_batch_size", mllog.GLOBAL_BATCH_SIZE),
-        ("workload", None),
-    )
-    for name, key in pairs:
-        logged = context.first(key).value if key and context.first(key) else None  # type: ignore[union-attr]
-        expected = context.benchmark.workload if key is None and context.benchmark else logged
-        if name in config and expected is not None and not same(config[name], expected) and event is not None:
-            yield event.line, f"run_config has {name} = {brief(config[name])}, the events say {brief(expected)}"
-
-
+_OF_A_RUN = frozenset(
+    {"staging_start", "run_start", "epoch_start", "eval_start", mllog.EVAL_ERROR, mllog.EVAL_ACCURACY, mllog.STEP_PHASES}
+)
+_YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
 _OF_TRAINING = ("epoch_start", "epoch_stop", "eval_start", "eval_stop", mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)
 
 
@@ -571,16 +474,6 @@ def _repeated(context: LogContext) -> Iterator[tuple[str, list[Event]]]:
         events = context.by_key.get(key, [])
         if rule.count == "exactly_one" and len(events) > 1:
             yield key, events
-
-
-def _samples_per_epoch(context: LogContext) -> float | None:
-    """Samples between two evaluations: an epoch, or the steps that the card has between them."""
-    card = context.benchmark.card if context.benchmark else None
-    if card is None or card.eval_every_steps is None:
-        return context.record.train_samples
-    batch = context.first(mllog.GLOBAL_BATCH_SIZE)
-    size = finite(batch.value) if batch else None
-    return None if size is None else size * card.eval_every_steps
 
 
 def _backwards(context: LogContext) -> Iterator[tuple[int, float, str]]:

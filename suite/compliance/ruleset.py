@@ -296,6 +296,7 @@ def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
     keys["global_batch_size"] = batch.model_copy(update={"integer": True})
     keys["train_samples"] = KeyRule(equals=entry.train_samples)
     keys["eval_samples"] = KeyRule(equals=entry.eval_samples)
+    keys["model_parameters"] = KeyRule(equals=entry.model_parameters)
     return Benchmark(
         card.mlperf_name,
         entry.metric,

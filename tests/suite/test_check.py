@@ -20,7 +20,7 @@ from suite.compliance.group_rules import GROUP_RULES, SYSTEM_FIELDS, digest
 from suite.compliance.output import FORMATS, print_table
 from suite.compliance.rules import EXPLANATIONS, LOG_RULES, Finding
 from suite.compliance.ruleset import ruleset, ruleset_names
-from tests.fixtures.logs import Line, edit, hpc_run, our_run, our_runs, results, write
+from tests.fixtures.logs import START_MS, Line, edit, hpc_run, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
 from tests.fixtures.package_mutations import example
 from tests.fixtures.published import published_results
@@ -81,18 +81,18 @@ def test_runs_of_a_result_pass(tmp_path: Path) -> None:
 
 def test_the_one_run_that_may_fail_is_a_warning(tmp_path: Path) -> None:
     runs = our_runs(tmp_path / "runs")
-    write(runs / "result_2.txt", our_run(values=(0.5, 0.4), seed=77, start_ms=1))
+    write(runs / "result_2.txt", our_run(values=(0.5, 0.4), seed=77, start_ms=START_MS + 1))
     verdict = check([runs])
     assert verdict.compliant
     assert {"run-failed", "target-missed"} <= {finding.rule for finding in verdict.findings}
-    write(runs / "result_3.txt", our_run(values=(0.5, 0.41), seed=78, start_ms=2))
+    write(runs / "result_3.txt", our_run(values=(0.5, 0.41), seed=78, start_ms=START_MS + 2))
     assert "runs-failed" in errors(check([runs]))
     assert "target-missed" in errors(check([runs / "result_2.txt"]))
 
 
 def test_a_failed_run_is_forgiven_its_failure_and_nothing_else(tmp_path: Path) -> None:
     runs = our_runs(tmp_path / "runs")
-    write(runs / "result_2.txt", edit("dropout", value=7)(our_run(values=(0.5, 0.4), seed=77, start_ms=1)))
+    write(runs / "result_2.txt", edit("dropout", value=7)(our_run(values=(0.5, 0.4), seed=77, start_ms=START_MS + 1)))
     assert "key-value" in errors(check([runs]))
 
 
@@ -112,7 +112,7 @@ def test_copies_are_found(tmp_path: Path) -> None:
         tmp_path / "stamped", 5, lambda index: our_run(seed=index, start_ms=1_790_000_000_000 + index * 60_000)
     )
     assert errors(check([stamped])).count("run-copied") == 4
-    slowed = results(tmp_path / "slowed", 5, lambda index: our_run(seed=index, start_ms=index, epoch_s=2 + index))
+    slowed = results(tmp_path / "slowed", 5, lambda index: our_run(seed=index, start_ms=START_MS + index, epoch_s=2 + index))
     assert errors(check([slowed])).count("run-repeated") == 4
 
 
@@ -166,7 +166,7 @@ def test_pruned_instances_are_compliant_but_for_their_convergence(tmp_path: Path
 )
 def test_what_may_not_differ_between_runs(tmp_path: Path, options: dict[str, object], rule: str) -> None:
     runs = our_runs(tmp_path / "runs")
-    write(runs / "result_4.txt", our_run(seed=99, start_ms=5, epoch_s=3.3, values=(0.44, 0.35), **options))  # type: ignore[arg-type]
+    write(runs / "result_4.txt", our_run(seed=99, start_ms=START_MS + 5, epoch_s=3.3, values=(0.44, 0.35), **options))  # type: ignore[arg-type]
     assert errors(check([runs])) == [rule]
 
 
@@ -351,7 +351,7 @@ def test_convergence_that_is_too_fast_is_an_error(tmp_path: Path) -> None:
         return results(
             tmp_path / str(epochs),
             10,
-            lambda n: hpc_run(seed=n + 1, epochs=epochs, start_ms=n * 10**6, epoch_s=5 + n * 0.01),
+            lambda n: hpc_run(seed=n + 1, epochs=epochs, start_ms=START_MS + n * 10**6, epoch_s=5 + n * 0.01),
         )
 
     assert errors(check([runs(20)], "3.0.0")) == ["rcp-speed"]

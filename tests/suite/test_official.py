@@ -29,7 +29,8 @@ BEYOND_THEIR_LANGUAGE = {
     *("clock-jump", "clock-order", "interval-open", "interval-negative", "before-run", "init-gap", "phases-sum"),
     *("rank-stats", "energy-plausible"),
     *("throughput-true", "config-agrees", "event-valid", "event-after-stop", "staging-order", "eval-every-epoch"),
-    *("log-empty", "key-conflict"),
+    *("log-empty", "key-conflict", "clock-unit", "metric-agrees", "samples-agree", "measured", "eval-order"),
+    *("duration-agrees", "ranks-agree", "cache-agrees", "resumed"),
 }
 
 

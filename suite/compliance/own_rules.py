@@ -1,0 +1,314 @@
+"""The rules for what only logs of this suite hold: what is logged twice agrees, and what was measured fits into its time."""
+# ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from suite import mllog
+from suite.compliance.rules import OURS, Found, LogContext, brief, log_rule
+from suite.compliance.ruleset import same
+from suite.log_reader import Event
+from suite.record import finite
+
+
+@log_rule("resumed", "a resumed run is not scored: its log is resumed_<i>_<k>.txt, never result_<i>.txt", OURS)
+def resumed(context: LogContext) -> Iterator[Found]:
+    event, stop = context.first(mllog.RUN_RESUMED), context.first("run_stop")
+    if event is not None:
+        yield event.line, "the run was resumed from a checkpoint"
+    elif stop is not None and finite(stop.metadata.get("first_block", 1)) not in (0.0, 1.0):
+        yield stop.line, f"the run began with block {brief(stop.metadata['first_block'])}: it was resumed"
+
+
+_STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
+
+
+@log_rule("phases-sum", "the phases of a step sum to the step, and the steps fit into the epochs", OURS)
+def phases_sum(context: LogContext) -> Iterator[Found]:
+    for key in (mllog.STEP_PHASES, mllog.RANK_PHASES):
+        yield from islice(_phases(context, key), 1)
+
+
+def _phases(context: LogContext, key: str) -> Iterator[Found]:
+    total = 0.0
+    for event in context.by_key.get(key, ()):
+        value = event.value if isinstance(event.value, dict) else {}
+        if key == mllog.RANK_PHASES and value.keys() == {"loss_sum"}:
+            continue  # a run without instrumentation
+        parts = [finite(value.get(name)) for name in _STEP_PARTS]
+        step = finite(value.get("step"))
+        known = [part for part in parts if part is not None and part >= 0.0]
+        if step is None or len(known) < len(parts):
+            yield event.line, f"{key} = {brief(event.value)}: expected seconds of step, {', '.join(_STEP_PARTS)}"
+            return
+        if abs(sum(known) - step) > 0.01 * step + 1e-4:
+            yield event.line, f"{key}: the phases sum to {sum(known):.6f} s, the step is {step:.6f} s"
+            return
+        total += step
+    training = sum(epoch.stop_s - epoch.start_s for epoch in context.record.epochs)
+    if context.record.epochs and total > 1.01 * training + 0.1:
+        yield None, f"{key} sum to {total:.3f} s, all epochs take {training:.3f} s"
+
+
+@log_rule("rank-stats", "what ranks measured is a distribution of numbers over the ranks and fits into the epoch", OURS)
+def rank_stats(context: LogContext) -> Iterator[Found]:
+    ranks = context.record.ranks or 1
+    epochs = {epoch.number: epoch for epoch in context.record.epochs if epoch.complete}
+    for event in context.by_key.get(mllog.RANK_STATS, ()):
+        for name, entry in event.value.items() if isinstance(event.value, dict) else ():
+            numbers = (
+                [finite(entry.get(part)) for part in ("min", "median", "max")] if isinstance(entry, dict) else [None]
+            )
+            ends = [entry.get(part) for part in ("min_rank", "max_rank")] if isinstance(entry, dict) else []
+            known = [number for number in numbers if number is not None and number >= 0.0]
+            if len(known) < len(numbers) or known != sorted(known) or not all(rank in range(ranks) for rank in ends):
+                yield (
+                    event.line,
+                    f"{name} = {brief(entry)}: expected min <= median <= max and whose they are, of {ranks} ranks",
+                )
+                return
+            each = entry.get("values") if isinstance(entry, dict) else None
+            if each is not None and not _spread(each, ranks, known[0], known[-1]):
+                yield (
+                    event.line,
+                    f"{name}: its values are not those of {ranks} ranks from {known[0]:g} to {known[-1]:g}",
+                )
+                return
+            epoch = epochs.get(finite(event.metadata.get("epoch_num")))
+            if name == "step_s" and epoch is not None and known[-1] > 1.01 * epoch.train_s + 0.1:
+                yield (
+                    event.line,
+                    f"the steps of a rank take {known[-1]:.3f} s, training the epoch {epoch.train_s:.3f} s",
+                )
+                return
+
+
+def _spread(values: Any, ranks: int, least: float, most: float) -> bool:
+    """True if these are the values of so many ranks with that minimum and maximum."""
+    numbers = [finite(value) for value in values] if isinstance(values, list) else []
+    known = [number for number in numbers if number is not None]
+    return len(known) == len(numbers) == ranks and (min(known), max(known)) == (least, most)
+
+
+@log_rule("energy-plausible", "a counter of energy says between 0 and 100 kW", OURS)
+def energy_plausible(context: LogContext) -> Iterator[Found]:
+    for event in context.by_key.get(mllog.ENERGY, ()):
+        seconds = finite(event.metadata.get("seconds"))
+        for name, entry in event.value.items() if isinstance(event.value, dict) else ():
+            joules, counters = (
+                finite(entry.get(part)) if isinstance(entry, dict) else None for part in ("joules", "counters")
+            )
+            if not seconds or not counters or joules is None or not 0.0 <= joules <= 1e5 * seconds * counters:
+                yield (
+                    event.line,
+                    f"{name} = {brief(entry)} in {brief(seconds)} s: expected 0 to 100 kW for each counter",
+                )
+                return
+
+
+@log_rule("throughput-true", "the logged throughput is that of the epoch's samples and times, within 10 %", OURS)
+def throughput_true(context: LogContext) -> Iterator[Found]:
+    samples = _samples_per_epoch(context)
+    epochs = {epoch.number: epoch for epoch in context.record.epochs if epoch.complete}
+    for event in context.by_key.get(mllog.TRACKED_STATS, ()):
+        value = finite(event.value.get("throughput")) if isinstance(event.value, dict) else None
+        epoch = epochs.get(finite(event.metadata.get("epoch_num")))
+        if value is None or epoch is None or not samples or epoch.train_s <= 0.0:
+            continue
+        rate = samples / epoch.train_s
+        slack = 0.1 + 0.02 / epoch.train_s
+        if abs(value - rate) > slack * rate:
+            yield event.line, f"throughput {value:g} samples/s in epoch {epoch.number:g}; its times say {rate:g}"
+            return
+
+
+@log_rule("config-agrees", "the resolved configuration says what the events say", OURS)
+def config_agrees(context: LogContext) -> Iterator[Found]:
+    event = context.first(mllog.RUN_CONFIG)
+    config = event.value if event is not None and isinstance(event.value, dict) else {}
+    if event is None:
+        return
+    for name, value, key in _stated_twice(config):
+        logged = context.first(key)
+        if logged is not None and not same(value, logged.value):
+            yield event.line, f"run_config has {name} = {brief(value)}, the events say {brief(logged.value)}"
+    workload = context.benchmark.workload if context.benchmark else None
+    if workload is not None and not same(config.get("workload", workload), workload):
+        yield event.line, f"run_config has workload = {brief(config['workload'])}, the events say {brief(workload)}"
+    most, card = finite(config.get("max_epochs")), context.benchmark.card if context.benchmark else None
+    if most is not None and card is not None and card.eval_every_steps is None and len(context.record.epochs) > most:
+        yield event.line, f"run_config has max_epochs = {most:g}, the run has {len(context.record.epochs)} epochs"
+
+
+def _stated_twice(config: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """(name, value, key of the event) for what a configuration holds and an event says too."""
+    for name, key in (
+        ("size", mllog.BENCHMARK_SIZE),
+        ("global_batch_size", mllog.GLOBAL_BATCH_SIZE),
+        ("gradient_accumulation_steps", mllog.GRADIENT_ACCUMULATION_STEPS),
+    ):
+        if name in config:
+            yield name, config[name], key
+    for name, prefix in (("submission", "submission_"), ("hyperparameters", "")):
+        part = config.get(name)
+        for inner, value in part.items() if isinstance(part, dict) else ():
+            yield f"{name}.{inner}", value, f"{prefix}{inner}"
+
+
+@log_rule("metric-agrees", "a value of the metric is the same wherever the log holds it", OURS)
+def metric_agrees(context: LogContext) -> Iterator[Found]:
+    benchmark = context.benchmark
+    if benchmark is None:
+        return
+    for event in context.by_key.get(benchmark.metric, ()):
+        metrics = event.metadata.get("metrics")
+        if isinstance(metrics, dict) and not same(metrics.get(benchmark.metric), event.value):
+            twice = brief(metrics.get(benchmark.metric))
+            yield event.line, f"{benchmark.metric} is {brief(event.value)} and in its own metadata {twice}"
+            return
+    reached = [item for item in context.record.evals if benchmark.reached(item.value)]
+    for event in context.by_key.get(mllog.TARGET_ACCURACY_REACHED, ()):
+        epoch = finite(event.metadata.get("epoch_num"))
+        if not any(same(event.value, item.value) and epoch in (None, item.epoch) for item in reached):
+            yield (
+                event.line,
+                f"{event.key} = {brief(event.value)}: no evaluation that reaches the target has this value",
+            )
+
+
+@log_rule("samples-agree", "steps, batch size and samples of an epoch say the same", OURS)
+def samples_agree(context: LogContext) -> Iterator[Found]:
+    batch, samples = context.record.global_batch_size, context.record.train_samples
+    card = context.benchmark.card if context.benchmark else None
+    if card is None or not batch or not samples or batch < 1:
+        return
+    steps = card.eval_every_steps or samples // batch
+    finished = {epoch.number for epoch in context.record.epochs if epoch.complete}
+    windows: dict[float | None, float] = {}
+    for event in context.by_key.get(mllog.STEP_PHASES, ()):
+        number = finite(event.metadata.get("epoch_num"))
+        windows[number] = windows.get(number, 0.0) + (finite(event.metadata.get("steps")) or 0.0)
+    counted: list[tuple[int | None, str, float | None, object]] = [
+        (None, "step_phases", number, total) for number, total in windows.items()
+    ]
+    for event in context.every(mllog.RANK_PHASES, mllog.RANK_STATS):
+        counted.append((event.line, event.key, finite(event.metadata.get("epoch_num")), event.metadata.get("steps")))
+    for line, key, number, logged in counted:
+        if number in finished and finite(logged) != steps:
+            due = f"{samples} samples in batches of {batch} are {steps}"
+            yield line, f"{key} of epoch {_number(number)} counts {brief(logged)} steps; {due}"
+            return
+    for event in context.every("eval_start", card.metric, "eval_stop"):
+        epoch, seen = finite(event.metadata.get("epoch_num")), event.metadata.get("samples_count")
+        trained = None if epoch is None else epoch if card.eval_every_steps else epoch * steps * batch
+        if seen is not None and trained is not None and finite(seen) != trained:
+            yield event.line, f"samples_count = {brief(seen)} after epoch {epoch:g}; {trained:,.0f} were trained on"
+            return
+
+
+@log_rule("measured", "every finished epoch says its throughput and its phases, unless instrumentation is off", OURS)
+def measured(context: LogContext) -> Iterator[Found]:
+    event = context.first(mllog.RUN_CONFIG)
+    config = event.value if event is not None and isinstance(event.value, dict) else {}
+    bare = config.get("instrumentation") is False
+    for key in (mllog.TRACKED_STATS, mllog.RANK_PHASES, *(() if bare else (mllog.STEP_PHASES, mllog.RANK_STATS))):
+        logged = {finite(event.metadata.get("epoch_num")) for event in context.by_key.get(key, ())}
+        without = [epoch.number for epoch in context.record.epochs if epoch.complete and epoch.number not in logged]
+        if without:
+            yield None, f"no {key} of epoch {_number(without[0])}"
+
+
+@log_rule("eval-order", "an epoch trains, then evaluates, then ends, and all of it names one epoch_num", OURS)
+def eval_order(context: LogContext) -> Iterator[Found]:
+    metric = context.benchmark.metric if context.benchmark else mllog.EVAL_ERROR
+    after = {
+        "epoch_start": ("eval_start",),
+        "eval_start": (metric, "eval_stop"),
+        metric: ("eval_stop",),
+        "eval_stop": ("epoch_stop",),
+        "epoch_stop": ("epoch_start",),
+    }
+    before: Event | None = None
+    for event in context.log.until("run_stop").every(*after):
+        due = after[before.key] if before is not None else ("epoch_start",)
+        if event.key not in due:
+            yield (
+                event.line,
+                f"{event.key} stands after {before.key if before else 'nothing'}; due is {' or '.join(due)}",
+            )
+            return
+        number = event.metadata.get("epoch_num")
+        if before is not None and event.key != "epoch_start" and number != before.metadata.get("epoch_num"):
+            yield (
+                event.line,
+                f"{event.key} of epoch {brief(number)} inside epoch {brief(before.metadata.get('epoch_num'))}",
+            )
+            return
+        before = event
+
+
+@log_rule("duration-agrees", "no evaluation was measured longer than its time stamps are apart", OURS)
+def duration_agrees(context: LogContext) -> Iterator[Found]:
+    starts = {finite(event.metadata.get("epoch_num")): event for event in context.by_key.get("eval_start", ())}
+    for event in context.by_key.get("eval_stop", ()):
+        start, seconds = starts.get(finite(event.metadata.get("epoch_num"))), finite(event.metadata.get("duration_s"))
+        apart = None if start is None else (event.time_ms - start.time_ms) / 1e3
+        if apart is not None and seconds is not None and seconds > 1.01 * apart + 0.01:
+            yield event.line, f"the evaluation took {seconds:.3f} s by its own clock, {apart:.3f} s by its time stamps"
+            return
+
+
+@log_rule("ranks-agree", "there are no fewer ranks than nodes and no more than accelerators", OURS)
+def ranks_agree(context: LogContext) -> Iterator[Found]:
+    ranks, nodes, each = context.record.ranks, context.record.nodes, context.record.accelerators_per_node
+    event = context.first(mllog.NUMBER_OF_RANKS)
+    if ranks is None or nodes is None or event is None:
+        return
+    if ranks < nodes:
+        yield event.line, f"{ranks} ranks on {nodes} nodes"
+    elif each and ranks > nodes * each:
+        yield event.line, f"{ranks} ranks on {nodes} nodes of {each} accelerators"
+
+
+@log_rule("cache-agrees", "caches count as dropped only where the command that drops them succeeded", OURS)
+def cache_agrees(context: LogContext) -> Iterator[Found]:
+    event, clear = context.first(mllog.CACHE_STATE), context.first(mllog.CACHE_CLEAR)
+    if event is None:
+        return
+    dropped = event.value == "dropped"
+    if not same(event.metadata.get("state", event.value), event.value):
+        yield (
+            event.line,
+            f"cache_state is {brief(event.value)} and in its own metadata {brief(event.metadata['state'])}",
+        )
+    elif dropped and (not event.metadata.get("command") or event.metadata.get("exit_codes") != [0]):
+        yield event.line, f"cache_state is 'dropped', exit codes are {brief(event.metadata.get('exit_codes'))}"
+    elif clear is not None and isinstance(clear.value, bool) and clear.value != dropped:
+        yield clear.line, f"cache_clear is {clear.value}, cache_state {brief(event.value)}"
+
+
+@log_rule("work-agrees", "the work on a sample is that of the card, within 1 %", "the workload's card")
+def work_agrees(context: LogContext) -> Iterator[Found]:
+    event, card = context.first(mllog.WORK_PER_SAMPLE), context.benchmark.card if context.benchmark else None
+    flops = context.record.work_per_sample.get("model_flops")
+    if event is not None and card is not None and flops is not None:
+        due = card.training_flops_per_sample
+        if abs(flops - due) > 0.01 * due:
+            yield event.line, f"model_flops = {flops:g} per sample; the card says {due:g}"
+
+
+def _number(epoch: float | None) -> str:
+    return "without a number" if epoch is None else f"{epoch:g}"
+
+
+def _samples_per_epoch(context: LogContext) -> float | None:
+    """Samples between two evaluations: an epoch, or the steps that the card has between them."""
+    card = context.benchmark.card if context.benchmark else None
+    if card is None or card.eval_every_steps is None:
+        return context.record.train_samples
+    batch = context.first(mllog.GLOBAL_BATCH_SIZE)
+    size = finite(batch.value) if batch else None
+    return None if size is None else size * card.eval_every_steps
