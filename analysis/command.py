@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ Examples:
   mlhpc report hpc_results_v1.0 --between "Fugaku 512" "Selene 1024"
 """
 )
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("-o", "--output", default="report", show_default=True, type=click.Path(path_type=Path), help="Folder.")
 @click.option(
     "--tables",
@@ -39,7 +40,7 @@ Examples:
     "--what-if",
     "what_if",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Ceilings of a machine to predict the runs' time for; may be repeated.",
 )
 @click.option(
@@ -83,6 +84,10 @@ def report(
     logs, files = split([path for path in paths if not is_sweep(path)])
     if not logs:
         raise click.UsageError(f"{paths[0]}: no report without logs; give run folders or packages as well")
+    for path in logs:
+        if path.is_file() and b":::MLLOG" not in path.read_bytes():
+            raise click.UsageError(f"{path}: holds no MLLOG event and is no file that a report reads")
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where no home can be written it says so, at length
     inputs = read_inputs(files, what_if)
     checked = started(verdicts, logs)  # the check reads the same logs by its own rules, meanwhile
     made = build(study(logs, installed_cards(), inputs, networks, between), checked())

@@ -7,6 +7,7 @@ and last event, so that the clock is judged as if all were there. Whatever the p
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -80,8 +81,13 @@ class Log:
 
 def read_events(path: Path, *, steps: bool = True, first_bytes: int = -1) -> Log:
     """The events of a log file, or of its first bytes. Never raises on content; raises OSError only."""
-    with path.open("rb") as file:
-        return events_of(file.read(first_bytes), path, steps=steps)
+    try:
+        with path.open("rb") as file:
+            data = file.read(first_bytes)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a read that fails names no file
+        raise
+    return events_of(data, path, steps=steps)
 
 
 def events_of(data: bytes, path: Path, *, steps: bool = True) -> Log:
@@ -102,6 +108,8 @@ def events_of(data: bytes, path: Path, *, steps: bool = True) -> Log:
         skipped += len(lines) - 2
         at = end - 1 - len(lines[-1])
     _decode(data[at:], number, events, problems)
+    if not events and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        problems.append(Problem(1, "the file is UTF-16; a log is UTF-8"))
     return Log(path, tuple(events), tuple(problems), skipped)
 
 

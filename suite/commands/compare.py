@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import click
@@ -35,6 +36,8 @@ def compare(a: Path, b: Path, tolerance: float) -> None:
       mlhpc compare runs/before runs/after
       mlhpc compare submissions/ACME/results/cluster/strong/cosmoflow runs/today --tolerance 2
     """
+    if not math.isfinite(tolerance):
+        raise click.UsageError(f"--tolerance {tolerance:g}: expected a number of percent")
     verdicts = [_verdict(one, other, tolerance) for one, other in _pairs(a, b)]
     click.echo("\n".join(line for line, _ in verdicts))
     if any(worse for _, worse in verdicts):
@@ -90,9 +93,16 @@ def _verdict(a: ScoredGroup, b: ScoredGroup, tolerance: float) -> tuple[str, boo
     more = f" by more than {tolerance:g} %" if tolerance and said == "slower" else ""
     return (
         f"{what}: B takes {ratio.ratio:.4f} times as long as A, 95 % [{ratio.low:.4f}, {ratio.high:.4f}], "
-        f"n={len(times[0])} and {len(times[1])}, {_score(a)} and {_score(b)}: {said}{more}",
+        f"n={len(times[0])} and {len(times[1])}, {_score(a)} and {_score(b)}: {said}{more}{_unlike(a, b)}",
         said == "slower",
     )
+
+
+def _unlike(a: ScoredGroup, b: ScoredGroup) -> str:
+    """What two results must not be ranked over without saying so."""
+    first, second = a.as_dict(), b.as_dict()
+    pairs = [(name, first[name], second[name]) for name in ("round", "division") if first[name] != second[name]]
+    return "".join(f"; unlike {name}s: {one or 'none'} and {other or 'none'}" for name, one, other in pairs)
 
 
 def _times(scored: ScoredGroup) -> list[float]:
@@ -108,7 +118,7 @@ def _score(scored: ScoredGroup) -> str:
 
 def _kind(kind: _Kind) -> str:
     benchmark, size, scenario = kind
-    return " ".join(str(part) for part in (benchmark, size, scenario) if part is not None)
+    return " ".join(str(part) for part in (benchmark or "no known benchmark,", size, scenario) if part is not None)
 
 
 def _kinds(results: dict[_Kind, list[ScoredGroup]]) -> str:

@@ -113,7 +113,7 @@ class ScoredGroup:
         size = f" {data['size']}" if data["size"] else ""
         lines = [
             f"{self.group.folder!s}".encode("utf-8", "replace").decode(),
-            f"  {data['benchmark']}{size}, {data['division']}, {data['scenario']}",
+            f"  {data['benchmark'] or 'no benchmark'}{size}, {data['division'] or 'no division'}, {data['scenario']}",
         ]
         lines += [f"  {self._headline()}"]
         if explain:
@@ -161,7 +161,9 @@ def _result(
     group: Group, records: tuple[RunRecord, ...], benchmark: Benchmark | None, system: SystemFile | None
 ) -> TimeToTrain | Throughput:
     if benchmark is None:
-        why = f"not a score: benchmark {records[0].benchmark!r} of size {records[0].size!r} is not known"
+        name, size = records[0].benchmark, records[0].size
+        what = f"benchmark {name!r}" + (f" of size {size!r}" if size else "") + " is not known"
+        why = f"not a score: {what if name else 'no log names a benchmark'}"
         return TimeToTrain(tuple(JudgedRun(run, "benchmark not known") for run in records), 0, why)
     other = next((run for run in records if (run.benchmark, run.size) != (benchmark.name, benchmark.size)), None)
     if other is not None:

@@ -5,9 +5,12 @@ Read-only, and bounded by the largest file: of a log only its record and its fin
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import suite.compliance.own_rules  # noqa: F401  its rules enter the table
@@ -61,13 +64,14 @@ class CheckedLog:
 
 
 def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
-    """Judge everything under the paths by one ruleset, or by the one each result was made for. Raises OSError only."""
+    """Judge everything under the paths by one ruleset, or by the one each result was made for. ValueError for a device."""
     findings: list[Finding] = []
     used: list[str] = []
     seen = SeenRuns()
     logs = packages = 0
     for path in paths:
-        tree = find(path)
+        tree = find(path, partly=True)
+        findings += [_unread(error, path) for error in tree.unread]
         for package in (*tree.packages, None):
             groups = [group for group in tree.groups if _root(group, tree) == package]
             if not groups and package is None:
@@ -81,9 +85,29 @@ def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
                 findings += _check_package(package, groups, rules)
     if not logs:
         where = ", ".join(str(path) for path in paths)
-        findings.append(Finding("nothing-checked", "error", where, None, "no result_*.txt found: nothing was checked"))
+        text = f"no result_*.txt found: nothing was checked{_named_otherwise(paths)}"
+        findings.append(Finding("nothing-checked", "error", where, None, text))
     names = tuple(name for name in ruleset_names() if name in used) or (ruleset_name or "none",)
     return Verdict(names, logs, packages, tuple(findings))
+
+
+def _unread(error: OSError, path: Path) -> Finding:
+    return Finding("folder-unread", "error", str(error.filename or path), None, f"cannot be read: {error.strerror}")
+
+
+def _named_otherwise(paths: list[Path]) -> str:
+    """A hint at a log that is not called result_<n>.txt, looked for among the first files."""
+    files = (Path(folder) / name for path in paths for folder, _, names in os.walk(path) for name in sorted(names))
+    for file in islice(files, 100):
+        with suppress(OSError):
+            if file.is_file() and b":::MLLOG" in _head(file):
+                return f"; {file} holds MLLOG events but is not named result_<n>.txt"
+    return ""
+
+
+def _head(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return stream.read(_HEAD_BYTES)
 
 
 def check_log(path: Path, rules: Ruleset) -> CheckedLog:

@@ -367,6 +367,7 @@ explain("implementation-missing", "a package holds the code under benchmarks/<be
 explain("manifest-missing", "a package of this suite has its manifest", OURS)
 explain("manifest-changed", "the files of a package are those of its manifest", OURS)
 explain("nothing-checked", "there is something to check", OURS)
+explain("folder-unread", "every folder below a path can be read: what was not seen was not judged", OURS)
 explain("run-reused", "no run, nor a copy of it with new time stamps, counts in two results", OURS)
 explain("carried-over", "a result that an earlier package holds already is not a new one", OURS)
 

@@ -55,6 +55,7 @@ class Tree:
     path: Path
     groups: tuple[Group, ...]
     packages: tuple[Path, ...]
+    unread: tuple[OSError, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,22 +78,34 @@ class SystemFile:
         return nodes * max(accelerators or 0, 1) if nodes is not None else None
 
 
-def find(path: Path) -> Tree:
-    """Everything to judge under ``path``: a log, a folder of logs, a package, a round. Raises OSError only."""
+def find(path: Path, *, partly: bool = False) -> Tree:
+    """Everything to judge under ``path``: a log, a folder of logs, a package, a round.
+
+    A folder that cannot be read is an OSError, or with ``partly`` one of the tree's ``unread``. ValueError for a device.
+    """
     if path.is_file():
         return Tree(path, (Group(path.parent, (path,)),), ())
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path}: neither a file nor a folder")
     groups: list[Group] = []
     packages: list[Path] = []
-    for name, folders, _ in os.walk(path, onerror=_fail):
+    unread: list[OSError] = []
+    for name, folders, _ in os.walk(path, onerror=unread.append):
         folder = Path(name)
         folders.sort()
-        if "results" in folders and (folder / "systems").is_dir() and not (folder / "results").is_symlink():
-            packages.append(folder)
-        folders[:] = [item for item in folders if item not in (PRUNED, "benchmarks", ".git")]
-        group = _group(folder, path)
+        try:
+            if "results" in folders and (folder / "systems").is_dir() and not (folder / "results").is_symlink():
+                packages.append(folder)
+            folders[:] = [item for item in folders if item not in (PRUNED, "benchmarks", ".git")]
+            group = _group(folder, path)
+        except OSError as error:
+            unread.append(error)
+            continue
         if group is not None:
             groups.append(group)
-    return Tree(path, tuple(groups), tuple(packages))
+    if unread and not partly:
+        raise unread[0]
+    return Tree(path, tuple(groups), tuple(packages), tuple(unread))
 
 
 def read_system(path: Path) -> SystemFile:
@@ -110,10 +123,6 @@ def read_system(path: Path) -> SystemFile:
     if not isinstance(data, dict):
         return SystemFile(path, problem=f"expected a JSON object, found {type(data).__name__}")
     return SystemFile(path, data)
-
-
-def _fail(error: OSError) -> None:
-    raise error
 
 
 def _group(folder: Path, root: Path) -> Group | None:

@@ -10,6 +10,7 @@ from html import escape
 
 from suite.compliance.check import Verdict
 from suite.compliance.rules import Finding
+from suite.compliance.ruleset import Severity
 
 _SHOWN_OF_A_KIND = 5
 
@@ -124,9 +125,16 @@ def where(finding: Finding) -> str:
 def summary(verdict: Verdict) -> str:
     """The verdict in one line."""
     counts = Counter(finding.severity for finding in verdict.findings)
-    found = f"{counts['error']} errors, {counts['warning']} warnings, {counts['info']} notes"
-    checked = f"{verdict.logs} logs, {verdict.packages} packages, ruleset {', '.join(verdict.rulesets)}"
+    found = ", ".join(_many(counts[level], name) for level, name in _NAMES)
+    checked = f"{_many(verdict.logs, 'log')}, {_many(verdict.packages, 'package')}, ruleset {', '.join(verdict.rulesets)}"
     return f"{'compliant' if verdict.compliant else 'NOT compliant'}: {checked}: {found}"
+
+
+_NAMES: tuple[tuple[Severity, str], ...] = (("error", "error"), ("warning", "warning"), ("info", "note"))
+
+
+def _many(count: int, name: str) -> str:
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
 def _shared_folder(verdict: Verdict) -> str:

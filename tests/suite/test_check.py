@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from suite.compliance.group_rules import GROUP_RULES, SYSTEM_FIELDS, digest
 from suite.compliance.output import FORMATS, print_table
 from suite.compliance.rules import EXPLANATIONS, LOG_RULES, Finding
 from suite.compliance.ruleset import ruleset, ruleset_names
-from tests.fixtures.logs import START_MS, Line, edit, hpc_run, our_run, our_runs, results, write
+from tests.fixtures.logs import START_MS, Line, edit, hpc_run, insert, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
 from tests.fixtures.package_mutations import example
 from tests.fixtures.published import published_results
@@ -516,3 +517,52 @@ def test_published_logs_pass_by_their_own_round(published: Path) -> None:
     assert not [finding for finding in bad if finding.rule not in KNOWN_PACKAGE_ERRORS]
     if "hpc_results_v0.7" in {path.name for path in published.iterdir()}:
         assert verdict.rulesets[0] == "0.7.0"
+
+
+def test_a_folder_that_cannot_be_read_is_a_finding_and_the_rest_is_judged(tmp_path: Path) -> None:
+    our_runs(tmp_path / "good")
+    locked = tmp_path / "locked"
+    locked.mkdir()
+
+    def walk(top: Path, onerror: Callable[[OSError], object] = lambda error: None) -> Iterator[tuple[str, list[str], list[str]]]:
+        onerror(PermissionError(13, "Permission denied", str(locked)))
+        return iter([(str(top / "good"), [], [])])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.walk", walk)  # root reads everything
+        verdict = check([tmp_path])
+    assert errors(verdict) == ["folder-unread"]
+    assert verdict.logs == 5
+    assert str(locked) == verdict.findings[0].file
+
+
+def test_logs_with_other_names_are_pointed_at(tmp_path: Path) -> None:
+    write(tmp_path / "run-1.log", our_run())
+    (tmp_path / "README.txt").write_text("notes\n")
+    assert "run-1.log holds MLLOG events" in check([tmp_path]).findings[0].message
+
+
+def test_utf16_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "result_0.txt"
+    path.write_text(":::MLLOG {}\n", encoding="utf-16")
+    assert [item.message for item in check([path]).findings if "UTF-16" in item.message]
+
+
+def test_a_device_is_no_log() -> None:
+    with pytest.raises(ValueError, match="neither a file nor a folder"):
+        check([Path("/dev/null")])
+
+
+def test_a_name_given_twice_is_found_and_the_line_named(tmp_path: Path) -> None:
+    lines = our_run()
+    path = write(tmp_path / "result_0.txt", lines)
+    path.write_bytes(path.read_bytes().replace(b'"key": "seed", "value": 1', b'"key": "seed", "value": 2, "value": 1'))
+    finding = next(item for item in check([path]).findings if item.rule == "event-valid")
+    assert "'value' twice" in finding.message
+    assert finding.line == 1 + [line.key for line in lines].index("seed")
+
+
+def test_work_that_is_not_the_cards_is_a_warning(tmp_path: Path) -> None:
+    lines = insert(Line("work_per_sample", {"model_flops": 1e12}), "init_stop")(our_run())
+    found = check([write(tmp_path / "result_0.txt", lines)]).findings
+    assert [(item.rule, item.severity) for item in found] == [("work-agrees", "warning")]

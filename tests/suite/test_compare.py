@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from suite.commands.compare import verdict
 from suite.scoring import TimeRatio, time_ratio
-from tests.fixtures.logs import our_run, our_runs, results, write
+from tests.fixtures.logs import hpc_run, our_run, our_runs, results, write
 
 
 def mlhpc(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -94,3 +94,21 @@ def test_two_results_of_one_kind_ask_for_a_choice(tmp_path: Path) -> None:
     done = mlhpc("compare", a, tmp_path / "b")
     assert done.returncode == 2
     assert "2 results of cosmoflow smoke strong; choose one of" in done.stderr
+
+
+@pytest.mark.parametrize("tolerance", ["nan", "inf"])
+def test_a_tolerance_is_a_number_so_that_no_gate_is_switched_off(tmp_path: Path, tolerance: str) -> None:
+    a = runs(tmp_path / "a", 1.0)
+    done = mlhpc("compare", a, a, "--tolerance", tolerance)
+    assert (done.returncode, "expected a number of percent" in done.stderr) == (2, True)
+
+
+def test_unlike_rounds_are_said(tmp_path: Path) -> None:
+    def package(round_: str) -> Path:
+        folder = tmp_path / f"hpc_results_{round_}" / "ACME"
+        (folder / "systems").mkdir(parents=True)
+        results(folder / "results" / "bed" / "strong" / "cosmoflow", 10, lambda n: hpc_run(seed=n + 1, epoch_s=5 + n / 10))
+        return folder
+
+    done = mlhpc("compare", package("v3.0"), package("v2.0"))
+    assert done.stdout.endswith(": not distinguishable; unlike rounds: v3.0 and v2.0\n")
