@@ -127,6 +127,14 @@ def test_openfold_executes_what_is_counted(
     assert workload.work().executed_flops == pytest.approx(counted.flops / 2, rel=0.01 if checkpointing else 1e-3)
 
 
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("moe_lm") / "data"
+    words = ("data", "generate", "moe_lm", "--size", "smoke", "-o", str(root))
+    subprocess.run([sys.executable, "-m", "suite", *words], check=True, capture_output=True)
+    return root
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "moe"),
@@ -137,11 +145,11 @@ def test_openfold_executes_what_is_counted(
     ],
 )
 def test_ranks_communicate_what_the_closed_form_says(
-    ranks: int, moe: tuple[str, ...], tmp_path: Path, made_once: Callable[[str], Path]
+    ranks: int, moe: tuple[str, ...], tmp_path: Path, text: Path
 ) -> None:
     """Experts spread over ranks: every byte the run counts, but for the counts of rows that go before the rows."""
     run = tmp_path / "run"
-    settings = [f"data={made_once('moe_lm')}", "max_epochs=1"]
+    settings = [f"data={text}", "max_epochs=1"]
     settings += [f"hyperparameters.moe.{item}" for item in ("expert_parallel=true", *moe)]
     words = ["run", "moe_lm", "--config", "smoke", "--ranks", str(ranks), "-o", str(run)]
     words += [word for setting in settings for word in ("--set", setting)]

@@ -69,15 +69,13 @@ TINY = {
     ),
     "openfold": Tiny(openfold.DataSize(Families(8, 12, 6, 2), 6, 4, 2), {"train": 6, "validation": 4}, 2),
     "swinv2_moe": Tiny(
-        swinv2_moe.DataSize(16, 40, 20, 15),
+        swinv2_moe.DataSize(16, 40, 20, 15, ("scale_free", "allen_cahn")),
         {"train": 40, "validation": 20},
         15,
         overrides=lambda found: [
             "hyperparameters.pixels=16",
             "hyperparameters.window=2",
-            # the loop of a CPU asks how many rows an expert has, a capacity which tokens it keeps: both wait
-            *("hyperparameters.moe.backend=grouped_mm", "hyperparameters.moe.dispatch=dropless"),
-            "hyperparameters.moe.capacity_factor=null",
+            "hyperparameters.moe.backend=grouped_mm",  # the loop of a CPU asks how many rows an expert has: it waits
         ],
     ),
 }

@@ -62,7 +62,7 @@ class SwinV2MoEConfig(Training):
     heads: tuple[int, ...] = Field(min_length=1)
     mlp_ratio: int = Field(4, ge=1)
     channels: int = Field(1, ge=1)
-    classes: int = Field(len(CLASSES), ge=2)
+    classes: tuple[str, ...] = Field(CLASSES, min_length=2, description="their names in the order of the labels")
     moe_stages: tuple[int, ...] = Field(
         (3, 4), description="1-based stages whose second, fourth, ... block has experts"
     )
@@ -127,7 +127,7 @@ def parameter_count(config: SwinV2MoEConfig, *, active: bool = False) -> int:
         width = block.width
         attention = 4 * width**2 + 3 * width + block.heads + BIAS_HIDDEN * (3 + block.heads)
         total += attention + 4 * width + _ffn_parameters(block, active=active)
-    return total + config.final_width * (2 + config.classes) + config.classes
+    return total + config.final_width * (2 + len(config.classes)) + len(config.classes)
 
 
 def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int, layout: Layout | None = None) -> Work:
@@ -171,7 +171,7 @@ def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int,
 
 def forward_flops(config: SwinV2MoEConfig) -> float:
     """FLOPs of inference on one sample, 2 per multiply-add."""
-    flops = _patch_flops(config) + 2.0 * config.final_width * config.classes
+    flops = _patch_flops(config) + 2.0 * config.final_width * len(config.classes)
     for stage in range(1, len(config.depths)):
         flops += 4.0 * config.resolution(stage) ** 2 * (config.embed << stage) ** 2
     return flops + sum(

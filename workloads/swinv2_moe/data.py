@@ -29,8 +29,10 @@ class ImageData:
             if found.get(name) != wanted:
                 raise ValueError(f"{root}: dataset {name!r} is {found.get(name)}, the config wants {wanted}")
         classes = self._reader.manifest.attributes.get("classes", ())
-        if len(classes) != config.classes:
-            raise ValueError(f"{root}: the data have {len(classes)} classes, the config {config.classes}")
+        if tuple(classes) != config.classes:
+            raise ValueError(
+                f"{root}: the data have the classes {', '.join(classes)}; the config {', '.join(config.classes)}"
+            )
 
     def __len__(self) -> int:
         return len(self._reader)

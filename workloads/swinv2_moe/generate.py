@@ -31,10 +31,11 @@ class DataSize:
     train_samples: int
     validation_samples: int
     samples_per_shard: int
+    classes: tuple[str, ...] = CLASSES
 
 
 SIZES: dict[str, DataSize] = {
-    "smoke": DataSize(32, 600, 200, 100),
+    "smoke": DataSize(32, 1_000, 400, 100, ("scale_free", "allen_cahn")),
     "mini": DataSize(48, 4_000, 1_000, 250),
     "small": DataSize(96, 60_000, 5_000, 500),
     "full": DataSize(192, 400_000, 10_000, 500),
@@ -47,16 +48,17 @@ def generate(root: Path, size: str, *, seed: int, world: World, progress: Progre
     ``progress(done, total)`` counts this rank's images. ValueError if the folder holds, or is to hold, other data.
     """
     settings = size_settings("swinv2_moe", SIZES, size, seed)
-    recipe = {"name": "processes", "version": GENERATOR_VERSION, "seed": seed, "classes": CLASSES, **asdict(settings)}
+    recipe = {"name": "processes", "version": GENERATOR_VERSION, "seed": seed, **asdict(settings)}
     pieces = numbered_pieces(
         settings.train_samples,
         settings.validation_samples,
         settings.samples_per_shard,
-        partial(_shard, settings.pixels, seed),
+        partial(_shard, settings, seed),
         world,
         progress,
     )
-    build(root, DataSetPlan("swinv2_moe", size, seed, recipe, pieces, _counts, _attributes), world)
+    counts, attributes = partial(_counts, len(settings.classes)), partial(_attributes, settings.classes)
+    build(root, DataSetPlan("swinv2_moe", size, seed, recipe, pieces, counts, attributes), world)
 
 
 def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
@@ -69,20 +71,21 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
     raise ValueError("swinv2_moe has no public data to fetch: mlhpc data generate swinv2_moe --size SIZE")
 
 
-def _shard(pixels: int, seed: int, numbers: range, count: Count) -> Arrays:
+def _shard(settings: DataSize, seed: int, numbers: range, count: Count) -> Arrays:
+    pixels = settings.pixels
     image = np.empty((len(numbers), pixels, pixels), dtype=np.uint8)
     label = np.empty(len(numbers), dtype=np.uint8)
     for position, number in enumerate(numbers):
-        image[position], label[position] = snapshot(seed, number, pixels)
+        image[position], label[position] = snapshot(seed, number, pixels, settings.classes)
         count(1)
     return {"image": image, "label": label}
 
 
-def _counts(arrays: Arrays) -> list[int]:
+def _counts(classes: int, arrays: Arrays) -> list[int]:
     """Samples per class."""
-    return np.bincount(arrays["label"], minlength=len(CLASSES)).tolist()  # type: ignore[no-any-return]
+    return np.bincount(arrays["label"], minlength=classes).tolist()  # type: ignore[no-any-return]
 
 
-def _attributes(summaries: Mapping[str, Sequence[list[int]]]) -> dict[str, Any]:
+def _attributes(classes: Sequence[str], summaries: Mapping[str, Sequence[list[int]]]) -> dict[str, Any]:
     per_class = {f"{split}_per_class": np.sum(parts, axis=0).tolist() for split, parts in summaries.items()}
-    return {"classes": list(CLASSES), "periodic": True, **per_class}
+    return {"classes": list(classes), "periodic": True, **per_class}

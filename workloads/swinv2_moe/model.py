@@ -40,7 +40,7 @@ class SwinV2MoE(nn.Module):
         )
         self.merges = nn.ModuleList(PatchMerging(config.embed << stage) for stage in range(len(config.depths) - 1))
         self.norm = nn.LayerNorm(config.final_width)
-        self.head = nn.Linear(config.final_width, config.classes)
+        self.head = nn.Linear(config.final_width, len(config.classes))
         for module in self.modules():
             _initialise(module)
 

@@ -15,7 +15,7 @@ from suite.distributed import World
 from suite.workload import Optimization, Work
 from workloads.moe.workload import MoEWorkload
 from workloads.swinv2_moe.baselines import baselines
-from workloads.swinv2_moe.config import CLASSES, SwinV2MoEConfig, work
+from workloads.swinv2_moe.config import SwinV2MoEConfig, work
 from workloads.swinv2_moe.data import ImageData
 from workloads.swinv2_moe.model import SwinV2MoE
 
@@ -71,7 +71,7 @@ class SwinV2MoEWorkload(MoEWorkload):
             "right": right.double().sum(),
             "images": torch.tensor(float(len(label)), dtype=torch.float64),
         }
-        for number in range(self._own.classes):
+        for number in range(len(self._own.classes)):
             stats[f"right_{number}"] = (right & (label == number)).double().sum()
             stats[f"images_{number}"] = (label == number).double().sum()
         return stats
@@ -82,7 +82,7 @@ class SwinV2MoEWorkload(MoEWorkload):
             "eval_accuracy": totals["right"] / totals["images"],
             "cross_entropy": totals["nats"] / totals["images"],
         }
-        for number, name in enumerate(CLASSES[: self._own.classes]):
+        for number, name in enumerate(self._own.classes):
             if totals[f"images_{number}"]:
                 result[f"accuracy_{name}"] = totals[f"right_{number}"] / totals[f"images_{number}"]
         return result

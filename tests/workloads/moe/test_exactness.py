@@ -49,6 +49,13 @@ def test_the_full_matrix_equals_the_dense_reference(ranks: int, at_least: int) -
     assert run_worker(ranks, "long", 3500) >= at_least
 
 
+@pytest.mark.parametrize("workload", ["moe_lm", "swinv2_moe"])
+def test_losses_and_metric_do_not_depend_on_how_experts_lie_on_ranks(workload: str) -> None:
+    """One rank, data parallel and expert parallel in every form: parallel_worker.py compares them."""
+    printed = run(WORKER.with_name("parallel_worker.py"), workload, "2", timeout_s=200)
+    assert printed.count("same losses") == 5
+
+
 def test_switching_phases_tuning_and_evaluation_over_ranks() -> None:
     """The facts are in layer_worker.py."""
     printed = run(WORKER.with_name("layer_worker.py"), "4", timeout_s=200)

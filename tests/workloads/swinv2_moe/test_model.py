@@ -44,7 +44,7 @@ def tutel(model: str, experts: int) -> SwinV2MoEConfig:
         depths=(2, 2, 18, 2),
         heads=heads,
         channels=3,
-        classes=21_841,
+        classes=tuple(map(str, range(21_841))),
         dense=experts == 0,
         moe=MoEConfig(experts=max(1, experts), top_k=1, hidden=16 * embed, activation="gelu", bias=True),
         learning_rate=1e-4,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from suite.distributed import World
 from suite.log_reader import read_events
 from workloads.moe.config import learning_rate
 from workloads.swinv2_moe import DESCRIPTOR
-from workloads.swinv2_moe.config import CLASSES, SwinV2MoEConfig, forward_flops, parameter_count, work
+from workloads.swinv2_moe.config import SwinV2MoEConfig, forward_flops, parameter_count, work
 from workloads.swinv2_moe.model import SwinV2MoE
 from workloads.swinv2_moe.workload import SwinV2MoEWorkload
 
@@ -37,7 +38,7 @@ def batch(images: int) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(0)
     return {
         "image": torch.randint(0, 256, (images, 32, 32), generator=random).byte(),
-        "label": torch.arange(images).remainder(10).byte(),
+        "label": torch.arange(images).remainder(2).byte(),
     }
 
 
@@ -62,18 +63,18 @@ def test_accuracy_does_not_depend_on_how_batches_are_cut() -> None:
     metrics = workload.metrics(totals)
     right = chosen == images["label"]
     assert metrics["eval_accuracy"] == pytest.approx(right.double().mean().item(), abs=1e-12)
-    for number, name in enumerate(CLASSES):
+    for number, name in enumerate(own("smoke").classes):
         assert metrics[f"accuracy_{name}"] == right[images["label"] == number].double().mean().item()
     assert totals["images"] == 20
 
 
 @torch.no_grad()
-def test_uniform_logits_cost_log_ten() -> None:
+def test_uniform_logits_cost_the_logarithm_of_the_classes() -> None:
     workload = SwinV2MoEWorkload(config())
     model = SwinV2MoE(own("smoke")).eval()
     torch.nn.init.zeros_(model.head.weight)
     stats = {name: float(value) for name, value in workload.eval_stats(model, batch(10)).items()}
-    assert workload.metrics(stats)["cross_entropy"] == pytest.approx(2.302585, abs=1e-5)
+    assert workload.metrics(stats)["cross_entropy"] == pytest.approx(math.log(2), abs=1e-5)
 
 
 def test_only_matrices_decay() -> None:
@@ -121,20 +122,7 @@ def test_channels_last_is_refused() -> None:
         SwinV2MoEWorkload(config("channels_last=true"))
 
 
-def test_losses_and_metric_do_not_depend_on_how_experts_lie_on_ranks() -> None:
-    """One rank, data parallel and expert parallel in every form: parallel_worker.py compares them."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(Path(__file__).with_name("parallel_worker.py")), "2"],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("same losses") == 5
-
-
+@pytest.mark.long
 def test_smoke_goes_from_data_to_a_package_without_findings(tmp_path: Path) -> None:
     def mlhpc(*arguments: str) -> str:
         done = subprocess.run(
@@ -157,7 +145,7 @@ def test_smoke_goes_from_data_to_a_package_without_findings(tmp_path: Path) -> N
     stats = [event.value for event in events if event.key == "window_stats"]
     assert set(stats[0]) == {"phases", "load", "efficiency"}
     (load,) = stats[0]["load"].values()
-    assert sum(load["tokens_per_expert"]) == 60 * 10 * 16
+    assert sum(load["tokens_per_expert"]) == 50 * 20 * 16
     assert 1 <= load["imbalance"] < 4
     logged = {event.key: event.value for event in events if event.key.startswith(("moe_", "expert_"))}
     assert logged["expert_parallelism"] == 1
