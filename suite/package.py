@@ -174,6 +174,8 @@ def _results(runs: Sequence[Run], system: str) -> Iterator[Result]:
             raise ValueError(f"the runs were made on different systems: {deviating[0]}")
         records = [record for run in members for record in run.records]
         for record in records:
+            if record.benchmark is None and record.run_start_s is None:
+                raise ValueError(f"{record.path}: ended before run_start and is no run; move it out of the run folder")
             if (record.benchmark, record.size) != (benchmark.name, size):
                 raise ValueError(
                     f"{record.path}: a log of {record.benchmark} {record.size} in a run of {workload} {size}"

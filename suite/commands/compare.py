@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from suite.commands.score import ScoredGroup, score_group
+from suite.commands.score import ScoredGroup, score_group, telling
 from suite.compliance.layout import find
 from suite.scoring import Throughput, TimeRatio, time_ratio
 
@@ -73,7 +73,7 @@ def _results(path: Path) -> dict[_Kind, list[ScoredGroup]]:
     for group in find(path).groups:
         if group.logs:
             scored = score_group(group)
-            first = scored.records[0]
+            first = telling(scored.records)
             scenario = "weak" if isinstance(scored.result, Throughput) else "strong"
             found.setdefault((first.benchmark, first.size, scenario), []).append(scored)
     return found
@@ -81,7 +81,7 @@ def _results(path: Path) -> dict[_Kind, list[ScoredGroup]]:
 
 def _verdict(a: ScoredGroup, b: ScoredGroup, tolerance: float) -> tuple[str, bool]:
     """The line, and whether B is worse than A or cannot be compared."""
-    first = a.records[0]
+    first = telling(a.records)
     scenario = "weak" if isinstance(a.result, Throughput) else "strong"
     what = _kind((first.benchmark, first.size, scenario))
     for name, result in (("A", a.result), ("B", b.result)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ class ScoredGroup:
         result = self.result
         strong = result if isinstance(result, TimeToTrain) else None
         weak = result if isinstance(result, Throughput) else None
-        first = self.records[0]
+        first = telling(self.records)
         stated = self.system.fields.get("division") if self.system else None
         factor = self.scale_factor
         return {
@@ -151,7 +152,7 @@ class ScoredGroup:
 def score_group(group: Group, ruleset_name: str | None = None) -> ScoredGroup:
     """The score of one folder of logs."""
     records = tuple(summarise(read_events(path, steps=False)) for path in group.logs)
-    rules = ruleset(ruleset_name or made_for(records[0], group))
+    rules = ruleset(ruleset_name or made_for(telling(records), group))
     benchmark = next((found for run in records if (found := rules.benchmark(run.benchmark, run.size))), None)
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
     return ScoredGroup(group, records, system, _result(group, records, benchmark, system))
@@ -161,11 +162,12 @@ def _result(
     group: Group, records: tuple[RunRecord, ...], benchmark: Benchmark | None, system: SystemFile | None
 ) -> TimeToTrain | Throughput:
     if benchmark is None:
-        name, size = records[0].benchmark, records[0].size
+        name, size = telling(records).benchmark, telling(records).size
         what = f"benchmark {name!r}" + (f" of size {size!r}" if size else "") + " is not known"
         why = f"not a score: {what if name else 'no log names a benchmark'}"
         return TimeToTrain(tuple(JudgedRun(run, "benchmark not known") for run in records), 0, why)
-    other = next((run for run in records if (run.benchmark, run.size) != (benchmark.name, benchmark.size)), None)
+    named = [run for run in records if run.benchmark is not None or run.run_start_s is not None]
+    other = next((run for run in named if (run.benchmark, run.size) != (benchmark.name, benchmark.size)), None)
     if other is not None:
         why = f"not a score: benchmarks or sizes are mixed ({other.path}: {other.benchmark} {other.size})"
         return TimeToTrain(tuple(JudgedRun(run, None) for run in records), benchmark.required_runs, why)
@@ -173,6 +175,11 @@ def _result(
     if weak:
         return throughput(records, benchmark, system.compute_units if system else None)
     return time_to_train(records, benchmark)
+
+
+def telling(records: Sequence[RunRecord]) -> RunRecord:
+    """The first record that names a benchmark, as a run that died before run_start does not; else the first."""
+    return next((record for record in records if record.benchmark is not None), records[0])
 
 
 def _run_dict(run: JudgedRun) -> dict[str, Any]:

@@ -145,16 +145,24 @@ _HEAD_BYTES = 2**18  # what names a ruleset, and the start of the run, stand at 
 
 
 def _newest(groups: list[Group]) -> str:
-    """The newest ruleset that the first log of any group was made for."""
+    """The newest ruleset that the first log of any group was made for, of those that name a benchmark."""
     known = ruleset_names()
-    names = [known[-1]] if not any(group.logs for group in groups) else []
-    for group in groups:
-        if group.logs:
-            try:
-                names.append(made_for(summarise(read_events(group.logs[0], steps=False, first_bytes=_HEAD_BYTES)), group))
-            except OSError:
-                names.append(known[-1])
-    return max(names, key=known.index)
+    firsts = [(group, next(_beginnings(group), None)) for group in groups if group.logs]
+    names = [made_for(first, group) if first is not None else known[-1] for group, first in firsts]
+    return max(names, key=known.index, default=known[-1])
+
+
+def _beginnings(group: Group) -> Iterator[RunRecord]:
+    """What the logs of a group say at their beginning; first those that name a benchmark, as one that died early does not."""
+    nameless = []
+    for path in group.logs:
+        with suppress(OSError):
+            record = summarise(read_events(path, steps=False, first_bytes=_HEAD_BYTES))
+            if record.benchmark is not None:
+                yield record
+            else:
+                nameless.append(record)
+    yield from nameless
 
 
 def _check_groups(groups: list[Group], rules: Ruleset, seen: SeenRuns, *, alone: bool) -> Iterator[Finding]:

@@ -515,10 +515,14 @@ def _convergence(context: GroupContext) -> tuple[float | None, convergence.Limit
 
 
 def _drift(runs: Sequence[RunRecord], name: str, value: Callable[[RunRecord], object]) -> Iterator[Found]:
-    known = [run for run in runs if value(run) is not None]
+    known = [run for run in runs if value(run) is not None and set(_parts(value(run))) != {None}]
     other = next((run for run in known if value(run) != value(known[0])), None)
     if other is not None:
         yield other.path, f"{name}: {brief(value(other))}, in {_name(known[0])} {brief(value(known[0]))}"
+
+
+def _parts(value: object) -> Iterable[object]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _repeats(

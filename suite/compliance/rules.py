@@ -157,9 +157,11 @@ def benchmark_known(context: LogContext) -> Iterator[Found]:
 
 @log_rule("key-missing", "every key that the ruleset requires is logged", LOGGING)
 def key_missing(context: LogContext) -> Iterator[Found]:
-    for key in _missing(context):
-        if key not in _OF_TRAINING:
-            yield None, f"required key {key!r} is not logged"
+    missing = [repr(key) for key in _missing(context) if key not in _OF_TRAINING]
+    if len(missing) > 3:
+        yield None, f"{len(missing)} required keys are not logged: {', '.join(missing)}"
+    else:
+        yield from ((None, f"required key {key} is not logged") for key in missing)
 
 
 @log_rule("training-missing", "the epochs and evaluations of a run are logged", LOGGING)

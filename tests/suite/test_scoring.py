@@ -14,7 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from suite.commands.score import score_group
 from suite.compliance import student_t
+from suite.compliance.check import check
+from suite.compliance.layout import find
 from suite.compliance.ruleset import Benchmark, ruleset
 from suite.log_reader import read_events
 from suite.record import Evaluation, RunRecord, summarise
@@ -227,3 +230,16 @@ def test_published_scores(published: Path) -> None:
             assert weak.instances == float(row["weak_M_instances"])
         checked += 1
     assert checked > 0
+
+
+def test_a_run_that_died_before_it_began_does_not_hide_what_the_others_are(tmp_path: Path) -> None:
+    runs = our_runs(tmp_path / "runs")
+    whole = (runs / "result_0.txt").read_bytes().splitlines(keepends=True)
+    (runs / "result_0.txt").write_bytes(b"".join(whole[:2]))
+    (group,) = find(runs).groups
+    scored = score_group(group)
+    assert (scored.as_dict()["benchmark"], scored.result.valid, scored.result.converged) == ("cosmoflow", True, 4)
+    assert [run.failure for run in scored.result.runs if not run.converged] == ["no run_start"]
+    found = check([runs])
+    assert found.rulesets == ("mlhpc-1.0",)
+    assert {item.file for item in found.findings if item.severity == "error"} == {str(runs / "result_0.txt")}
