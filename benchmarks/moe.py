@@ -4,6 +4,7 @@
     python benchmarks/moe.py --tables cuda -o moe-tables.json
 
 Every variant runs in a forked child, so that its memory can be told: growth of the peak resident set over three passes.
+Tutel's CPU layer (https://github.com/microsoft/tutel) is one more contestant where ``import tutel`` works.
 Freed memory is kept by the process (mallopt), for the layer and the dense FFN alike: otherwise the kernel clears
 128 MiB of fresh pages for the experts' gradients in every step. `--tables cuda` measures what needs a GPU.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
+import importlib.util
 import json
 import multiprocessing
 import resource
@@ -87,6 +90,63 @@ def pairs_with_dense(backend: str, pairs: int) -> dict:
         "ratio_cpu_high": max(row[1] / row[0] for row in cpu),
         "experts_alone_ratio_cpu": statistics.median(row[1] / row[2] for row in cpu),
         "ratio_cpu_to_dense_with_onednn": statistics.median(row[3] / row[0] for row in cpu),
+        "pairs": pairs,
+    }
+
+
+def pairs_with_tutel(backend: str, pairs: int) -> dict:
+    """Tutel's CPU layer against ours: same tokens, weights and gate, biases in both; outputs compared first.
+
+    Tokens are planted so that every expert is chosen equally often: Tutel's capacity of factor 1 drops and pads nothing.
+    """
+    import torch
+    from torch import nn
+    from tutel import moe as tutel_moe
+
+    from workloads.moe.bench import given_experts, make_layer, training_pass
+
+    keep_freed_memory()
+    shape, _, x = parts("uniform", backend, "dropless", None)
+    config = shape.moe.model_copy(update={"bias": True})
+    ours, _ = make_layer(dataclasses.replace(shape, moe=config, load="router"), None, 0, torch.device("cpu"))
+    chosen_TK = given_experts(shape, torch.Generator().manual_seed(0))
+    wanted_TK = torch.tensor([1.0, 0.5]).expand_as(chosen_TK)
+    with torch.no_grad():
+        x[:, : config.experts] = torch.zeros(len(x), config.experts).scatter(1, chosen_TK, wanted_TK)
+        ours.router.gate.weight.copy_(4.0 * torch.eye(config.experts, shape.width))
+    theirs = tutel_moe.moe_layer(
+        gate_type={"type": "top", "k": config.top_k, "capacity_factor": 1.0},
+        model_dim=shape.width,
+        experts={
+            "type": "ffn",
+            "num_experts_per_device": config.experts,
+            "hidden_size_per_expert": config.hidden,
+            "activation_fn": nn.functional.relu,
+        },
+    )
+    own = ours.experts
+    same = {
+        theirs.gates[0].wg.weight: ours.router.gate.weight,
+        theirs.experts.batched_fc1_w: own.up_EHD,
+        theirs.experts.batched_fc2_w: own.down_EHD,
+        theirs.experts.batched_fc1_bias: own.up_bias_EH,
+        theirs.experts.batched_fc2_bias: own.down_bias_ED,
+    }
+    with torch.no_grad():
+        for there, here in same.items():
+            there.copy_(here)
+        difference = float((ours(x).y_TD - theirs(x)).abs().max())
+    calls = training_pass(ours, x), training_pass(theirs, x)
+    rows = [[spent(call) for call in calls] for _ in range(2 + pairs)][2:]
+    cpu = [[part[1] for part in row] for row in rows]
+    return {
+        "layer_cpu_ms": 1e3 * statistics.median(row[0] for row in cpu),
+        "tutel_cpu_ms": 1e3 * statistics.median(row[1] for row in cpu),
+        "ratio": statistics.median(row[1][0] / row[0][0] for row in rows),
+        "ratio_cpu": statistics.median(row[1] / row[0] for row in cpu),
+        "ratio_cpu_low": min(row[1] / row[0] for row in cpu),
+        "ratio_cpu_high": max(row[1] / row[0] for row in cpu),
+        "largest_difference": difference,
         "pairs": pairs,
     }
 
@@ -240,15 +300,28 @@ def _median_s(call, device, repeats: int = 10) -> float:
     return statistics.median(timed([call] * (2 + repeats), None, device)[2:])
 
 
+def beside_tutel(pairs: int) -> None:
+    if importlib.util.find_spec("tutel") is None:
+        print("Tutel's CPU layer: not installed, not compared", flush=True)
+        return
+    for backend in ("onednn", "loop"):
+        found = in_child(pairs_with_tutel, backend, pairs)
+        print(f"balanced, Tutel / {backend}: " + ", ".join(f"{k} {v:.4g}" for k, v in found.items()), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--tutel", action="store_true", help="only the comparison with Tutel's CPU layer")
     parser.add_argument("--tables", choices=["cuda", "cpu"])
     parser.add_argument("-o", "--output", type=Path)
     chosen = parser.parse_args()
     if chosen.tables:
         tables(chosen.tables, chosen.output)
+        return
+    beside_tutel(chosen.pairs)
+    if chosen.tutel:
         return
     for backend in ("onednn", "loop", "grouped_mm"):
         found = in_child(pairs_with_dense, backend, chosen.pairs)
