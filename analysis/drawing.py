@@ -233,6 +233,13 @@ def clip(text: object, length: int = 44) -> str:
     return f"{line[:head]}…{line[-(length - head - 1) :]}"
 
 
+def readable_on(colour: tuple[float, float, float]) -> str:
+    """Black or white, whichever has the higher contrast on a colour (sRGB, 0 to 1; WCAG 2.2, at least 4.5:1)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#FFFFFF" if luminance < 0.179 else "#000000"
+
+
 def time_unit(longest_s: float) -> tuple[float, str]:
     """Seconds per unit and the unit for an axis that ends there."""
     if longest_s > 7200:

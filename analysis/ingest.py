@@ -1,4 +1,4 @@
-"""Result logs to tidy tables: runs, epochs, evals, phases, ranks, systems. Columns and units: docs/tables.md.
+"""Result logs to tidy tables: runs, epochs, evals, phases, ranks, experts, systems. Columns and units: docs/tables.md.
 
 Nothing is repaired silently and nothing is dropped: a log that ended early, was resumed or pruned is a row that says
 so, and what is doubtful is a column. Scores are not computed here (see decompose).
@@ -16,7 +16,17 @@ from typing import Any
 import pandas as pd
 
 from analysis.layout import LogFile, find_logs
-from analysis.reading import EPOCH_COLUMNS, EVAL_COLUMNS, PHASE_COLUMNS, RANK_COLUMNS, Reading, encodable, read, text
+from analysis.reading import (
+    EPOCH_COLUMNS,
+    EVAL_COLUMNS,
+    EXPERT_COLUMNS,
+    PHASE_COLUMNS,
+    RANK_COLUMNS,
+    Reading,
+    encodable,
+    read,
+    text,
+)
 from analysis.targets import Target
 from analysis.timeline import number
 from analysis.workers import mapped
@@ -39,13 +49,15 @@ class Tables:
     evals: pd.DataFrame
     phases: pd.DataFrame
     ranks: pd.DataFrame
+    experts: pd.DataFrame
     systems: pd.DataFrame
     records: Mapping[str, RunRecord]
     targets: Mapping[str, Target | None]
 
     def named(self) -> dict[str, pd.DataFrame]:
         """Every table by name."""
-        return {name: getattr(self, name) for name in ("runs", "epochs", "evals", "phases", "ranks", "systems")}
+        names = ("runs", "epochs", "evals", "phases", "ranks", "experts", "systems")
+        return {name: getattr(self, name) for name in names}
 
 
 def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
@@ -65,6 +77,7 @@ def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
         evals=pd.DataFrame([row for reading in readings for row in reading.evals], columns=EVAL_COLUMNS),
         phases=pd.DataFrame([row for reading in readings for row in reading.phases], columns=PHASE_COLUMNS),
         ranks=pd.DataFrame([row for reading in readings for row in reading.ranks], columns=RANK_COLUMNS),
+        experts=pd.DataFrame([row for reading in readings for row in reading.experts], columns=EXPERT_COLUMNS),
         systems=pd.DataFrame(list(systems.values())),
         records={reading.run["run"]: reading.record for reading in readings},
         targets={reading.run["group"]: reading.target for reading in readings},
@@ -86,6 +99,11 @@ def parsed(text: object) -> dict[str, Any]:
     """The mapping that a JSON column holds; empty where the column is empty (None or NaN)."""
     value = json.loads(text) if isinstance(text, str) else {}
     return value if isinstance(value, dict) else {}
+
+
+def counts(text: str) -> list[float]:
+    """The numbers of a ``tokens_per_expert`` cell."""
+    return [float(value) for value in json.loads(text)]
 
 
 def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +41,10 @@ PHASE_COLUMNS = ["run", "source", "epoch_num", "first_step", "steps", "phase", "
 RANK_COLUMNS = [
     "run", "epoch_num", "steps", "quantity", "min", "median", "mean", "max", "min_rank", "max_rank", "values",
 ]  # fmt: skip
+EXPERT_COLUMNS = [
+    "run", "epoch_num", "first_step", "steps", "layer", "experts", "tokens", "imbalance", "drop_rate", "needed_capacity",
+    "padding_waste", "exposed_communication_s", "tokens_per_expert",
+]  # fmt: skip
 UNKNOWN = "unknown"
 
 
@@ -53,6 +57,7 @@ class Reading:
     evals: list[tuple[Any, ...]]
     phases: list[tuple[Any, ...]]
     ranks: list[tuple[Any, ...]]
+    experts: list[tuple[Any, ...]]
     record: RunRecord
     target: Target | None
 
@@ -65,13 +70,15 @@ def read(place: LogFile, cards: Mapping[str, Card]) -> Reading:
     benchmark = place.benchmark or record.benchmark or UNKNOWN
     target = find_target(benchmark, record.size or FULL, cards)
     line = timeline(log, target.metric if target else record.metric_key or mllog.EVAL_ERROR)
-    row = encodable(_run_row(place, hashlib.sha256(data).hexdigest(), benchmark, log, record, target, line))
+    experts = _expert_rows(place.label, log)
+    row = encodable(_run_row(place, hashlib.sha256(data).hexdigest(), benchmark, log, record, target, line) | _load(experts))
     return Reading(
         run=row,
         epochs=_epoch_rows(row["run"], line, log),
         evals=_eval_rows(row, line, target),
         phases=_phase_rows(row["run"], log),
         ranks=_rank_rows(row["run"], log),
+        experts=experts,
         record=_plain(record),
         target=target,
     )
@@ -363,6 +370,47 @@ def _rank_rows(run: str, log: Log) -> list[tuple[Any, ...]]:
                 numbers = [number(spread.get(name)) for name in RANK_COLUMNS[4:10]]
                 rows.append((run, *where, quantity, *numbers, text(spread.get("values"))))
     return rows
+
+
+def _expert_rows(run: str, log: Log) -> list[tuple[Any, ...]]:
+    """Rows of `EXPERT_COLUMNS`; ``imbalance`` is computed from the tokens, ``tokens_per_expert`` is JSON."""
+    rows: list[tuple[Any, ...]] = []
+    for event in log.every(mllog.WINDOW_STATS):
+        stats = event.value if isinstance(event.value, dict) else {}
+        where = [number(event.metadata.get(name)) for name in ("epoch_num", "first_step", "steps")]
+        layers, efficiency = stats.get("load"), stats.get("efficiency")
+        exposed = number(efficiency.get("exposed_communication_s")) if isinstance(efficiency, dict) else None
+        for layer, entry in layers.items() if isinstance(layers, dict) else ():
+            tokens = _counts(entry.get("tokens_per_expert")) if isinstance(entry, dict) else []
+            if tokens and sum(tokens) > 0:
+                said = [number(entry.get(name)) for name in ("drop_rate", "needed_capacity", "padding_waste")]
+                name = layer.encode("utf-8", "replace").decode()
+                even = max(tokens) * len(tokens) / sum(tokens)
+                rows.append((run, *where, name, len(tokens), sum(tokens), even, *said, exposed, json.dumps(tokens)))
+    return rows
+
+
+def _load(experts: list[tuple[Any, ...]]) -> dict[str, float | None]:
+    """What a run's windows say of its experts: means over windows and layers, and the seconds of all windows."""
+    windows = {row[1:4]: row[11] for row in experts}  # logged once a window, for all layers
+    return {
+        "expert_imbalance": _mean(row[7] for row in experts),
+        "expert_drop_rate": _mean(row[8] for row in experts),
+        "expert_padding_waste": _mean(row[10] for row in experts),
+        "exposed_all_to_all_s": sum(filter(None, windows.values())) if windows else None,
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _counts(values: Any) -> list[int]:
+    """A list of counts, or nothing if any of it cannot be one."""
+    numbers = [number(value) for value in values] if isinstance(values, list) else []
+    known = [round(value) for value in numbers if value is not None and 0.0 <= value <= LARGEST_PLAUSIBLE]
+    return known if len(known) == len(numbers) else []
 
 
 def _scaling_factor(folder: Path) -> float | None:

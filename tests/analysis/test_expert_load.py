@@ -1,0 +1,96 @@
+"""Tokens per expert: from the log to table and figure, whatever a log says there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from analysis.drawing import readable_on, svg
+from analysis.figures import expert_load
+from analysis.ingest import counts
+from analysis.study import NotAnswerableError, Study, study
+from suite.card import Card
+from tests.analysis.conftest import LogText
+
+Build = Callable[..., LogText]
+
+
+def window(log: LogText, epoch: int, first_step: int, load: Any) -> None:
+    stats = {"load": load, "efficiency": {"exposed_communication_s": 0.5}}
+    log.event(5.0 + 15 * (epoch - 1) + first_step / 100, "window_stats", stats, epoch_num=epoch, first_step=first_step, steps=10)
+
+
+def layer(tokens: list[Any], drop: float = 0.0) -> dict[str, Any]:
+    return {"tokens_per_expert": tokens, "imbalance": 7.0, "drop_rate": drop, "needed_capacity": 2.0, "padding_waste": 0.2}
+
+
+def made(folder: Path, log: Build, cards: dict[str, Card], *loads: Any) -> Study:
+    for trial in range(2):
+        text = log(ours=True, size="mini", seed=trial, start_s=1000.0 * trial)
+        for place, load in enumerate(loads):
+            window(text, 1 + place // 2, 10 * (place % 2), load)
+        text.write(folder / f"result_{trial}.txt")
+    return study([folder], cards)
+
+
+def test_the_load_over_the_training(tmp_path: Path, log: Build, cards: dict[str, Card]) -> None:
+    even, skewed = [100, 100, 100, 100], [400, 0, 0, 0]
+    data = made(
+        tmp_path / "runs", log, cards, {"a": layer(skewed, 0.5), "b": layer(even)}, {"a": layer(even), "b": layer(even)}
+    )
+    rows = data.tables.experts
+    assert list(rows["imbalance"]) == [4.0, 1.0, 1.0, 1.0] * 2, "computed from the tokens, not what the log says of them"
+    assert counts(rows["tokens_per_expert"][0]) == [400.0, 0.0, 0.0, 0.0]
+    frame = expert_load.table(data).set_index("layer")
+    assert frame.loc["a", "imbalance at first"] == 4.0
+    assert frame.loc["a", "imbalance at last"] == 1.0
+    assert frame.loc["a", "dropped [%]"] == 25.0
+    assert frame.loc["b", "largest imbalance"] == 1.0
+    assert frame.loc["a", "exposed all-to-all, all layers [ms/step]"] == pytest.approx(50.0)
+    assert "2.50 times the mean at first, 1.00 times in the end; 12 % of tokens dropped" in expert_load.answer(data)
+    _, layers, shares = next(expert_load._found(data)).last_epoch()
+    assert layers == ["a", "b"]
+    assert shares.tolist() == [[2.5, 0.5, 0.5, 0.5], [1.0] * 4]
+    assert "<title" in svg(expert_load.draw(data), "load", "Expert load", "")
+
+
+def test_without_experts_it_says_what_is_missing(tmp_path: Path, log: Build, cards: dict[str, Card]) -> None:
+    data = made(tmp_path / "runs", log, cards, None)
+    with pytest.raises(NotAnswerableError, match="load of experts"):
+        expert_load.answer(data)
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+LAYER = st.fixed_dictionaries(
+    {},
+    optional={"tokens_per_expert": ANY | st.lists(st.integers(0, 10**15), max_size=40), "drop_rate": ANY, "padding_waste": ANY},
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(load=ANY | st.dictionaries(st.text(max_size=3), LAYER, max_size=3))
+def test_no_load_stops_the_figure(tmp_path_factory: pytest.TempPathFactory, log: Build, cards: dict[str, Card], load: Any) -> None:
+    data = made(tmp_path_factory.mktemp("any"), log, cards, load, {"a": layer([1, 2, 3])})
+    expert_load.table(data)
+    expert_load.answer(data)
+    svg(expert_load.draw(data), "load", "Expert load", "")
+
+
+@pytest.mark.parametrize("colour", [(0.0, 0.447, 0.698), (0.835, 0.369, 0.0), (0.97, 0.97, 0.97)])
+def test_numbers_are_readable_on_their_cell(colour: tuple[float, float, float]) -> None:
+    def luminance(rgb: tuple[float, float, float]) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    ink = (1.0, 1.0, 1.0) if readable_on(colour) == "#FFFFFF" else (0.0, 0.0, 0.0)
+    high, low = sorted((luminance(ink), luminance(colour)), reverse=True)
+    assert (high + 0.05) / (low + 0.05) >= 4.5
