@@ -24,7 +24,7 @@ def baselines(root: Path) -> dict[str, float]:
         chances = refine(chances, text, rows, order)
         if order in ORDERS:
             results[f"bytes_{order}"] = float(-np.log2(chances).mean())
-    rate = read_manifest(root).generator.get("entropy_rate")
+    rate = read_manifest(root).attributes.get("entropy_rate")
     return results if rate is None else results | {"entropy_rate": float(rate)}
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build, size_settings
 from suite.distributed import World
-from suite.shards import MANIFEST_NAME, Manifest, read_manifest, shard_path, write_manifest, write_shard
 from workloads.moe_lm.text import DJANGO_NAME, DJANGO_SHA256, DJANGO_VERSION, Language, Split, check_archive, read_text
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
@@ -47,11 +47,9 @@ SIZES: dict[str, DataSize] = {
 }
 
 
-def generate(
-    root: Path, size: str, *, seed: int, world: World, progress: Callable[[int, int], None] | None = None
-) -> None:
+def generate(root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
     """Generate the text of ``smoke``. ValueError for the sizes of real text, which says how to get it."""
-    settings = _settings(size)
+    settings = size_settings("moe_lm", SIZES, size, seed)
     if not settings.generated:
         raise ValueError(
             f"moe_lm {size} is real text: mlhpc data fetch moe_lm -o text, "
@@ -59,12 +57,10 @@ def generate(
         )
     language = Language(seed)
     assert settings.train_rows is not None
-    text = Split(
-        language.text(settings.train_rows * settings.row_bytes, 0),
-        language.text(settings.validation_rows * settings.context + 1, 1),
-    )
-    origin = {"name": "markov", "seed": seed, "entropy_rate": language.entropy_rate()}
-    _build(root, size, text, origin, seed, world)
+    lengths = settings.train_rows * settings.row_bytes, settings.validation_rows * settings.context + 1
+    origin, known = {"name": "markov", "seed": seed}, {"entropy_rate": language.entropy_rate()}
+    texts = [partial(language.text, length, part) for part, length in enumerate(lengths)]
+    _build(root, size, texts, origin, known, seed, world)
     if progress is not None:
         progress(1, 1)
 
@@ -72,19 +68,18 @@ def generate(
 def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
     """Make a data set of the pinned Django archive (or the folder it was fetched to), or of a folder of ``.txt`` files."""
     size = size or "mini"
-    settings = _settings(size)
+    settings = size_settings("moe_lm", SIZES, size, 0)
     if settings.generated:
         raise ValueError(f"moe_lm {size} is generated text: mlhpc data generate moe_lm --size {size}")
-    text, problem = None, None
-    if world.is_first:
-        try:
-            text = read_text(source)
-        except (OSError, ValueError) as error:
-            problem = error
+    text, problem = Split(b"", b""), None
+    try:
+        text = read_text(source)
+    except (OSError, ValueError) as error:
+        problem = error
     world.check_together(problem)
     django = source.name == DJANGO_NAME or (source / DJANGO_NAME).exists()
     origin = {"name": DJANGO_NAME if django else "folder", "sha256": DJANGO_SHA256 if django else None}
-    _build(root, size, text, origin, 0, world)
+    _build(root, size, [lambda: text.train, lambda: text.validation], origin, {}, 0, world)
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
@@ -130,49 +125,30 @@ def validation_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
     return _array(text, len(text))[columns]
 
 
-def _build(root: Path, size: str, text: Split | None, origin: dict[str, Any], seed: int, world: World) -> None:
-    """Rank 0 writes the two shards, the manifest last; a complete data set of the same recipe is left as it is."""
+def _build(
+    root: Path,
+    size: str,
+    texts: Sequence[Callable[[], bytes]],
+    origin: dict[str, Any],
+    known: dict[str, Any],
+    seed: int,
+    world: World,
+) -> None:
+    """One shard per split, each of what its text gives. ``known`` of the text goes to the manifest."""
     settings = SIZES[size]
-    recipe = json.loads(json.dumps({"version": GENERATOR_VERSION, **origin, **asdict(settings)}))
-    problem = None
-    if world.is_first:
-        assert text is not None
-        try:
-            if not _complete(root, recipe):
-                root.mkdir(parents=True, exist_ok=True)
-                splits = {
-                    "train": training_rows(text.train, settings),
-                    "validation": validation_rows(text.validation, settings),
-                }
-                entries = {
-                    split: (write_shard(shard_path(root, split, 0), {"text": rows}),) for split, rows in splits.items()
-                }
-                write_manifest(
-                    root, Manifest(workload="moe_lm", size=size, seed=seed, generator=recipe, splits=entries)
-                )
-        except (OSError, ValueError) as error:
-            problem = error
-    world.check_together(problem)
+    recipe = {"version": GENERATOR_VERSION, **origin, **asdict(settings)}
+    pieces = [
+        Piece(split, 0, partial(_shard, rows, text, settings))
+        for split, rows, text in zip(SPLITS, (training_rows, validation_rows), texts, strict=True)
+    ]
+    build(root, DataSetPlan("moe_lm", size, seed, recipe, pieces, lambda arrays: None, lambda summaries: known), world)
 
 
-def _complete(root: Path, recipe: dict[str, Any]) -> bool:
-    if not (root / MANIFEST_NAME).exists():
-        return False
-    found = read_manifest(root).generator
-    different = sorted(key for key in found.keys() | recipe.keys() if found.get(key) != recipe.get(key))
-    if different:
-        key = different[0]
-        raise ValueError(
-            f"{root}: holds other data: {key} is {found.get(key)!r}, not {recipe.get(key)!r}; choose another folder"
-        )
-    return True
-
-
-def _settings(size: str) -> DataSize:
-    if size not in SIZES:
-        raise ValueError(f"moe_lm: unknown size {size!r}; sizes: {', '.join(SIZES)}")
-    return SIZES[size]
+def _shard(
+    rows: Callable[[bytes, DataSize], NDArray[np.uint8]], text: Callable[[], bytes], settings: DataSize
+) -> Arrays:
+    return {"text": rows(text(), settings)}
 
 
 def _array(text: bytes, length: int) -> NDArray[np.uint8]:
-    return np.frombuffer(text, dtype=np.uint8, count=length)
+    return np.frombuffer(text, dtype=np.uint8, count=length)  # type: ignore[no-any-return]
