@@ -45,7 +45,9 @@ def main() -> int:
             subprocess.run([*mpiexec, sys.executable, __file__, *sys.argv[1:], "--worker", str(out)], check=True)
             found[ranks] = collect(out)
     (losses, metric), (other_losses, other_metric) = found[1], found[args.ranks]
-    loss_difference = max(abs(a - b) / abs(a) for a, b in zip(losses, other_losses, strict=True))
+    differences = [abs(a - b) / abs(a) for a, b in zip(losses, other_losses, strict=True)]
+    loss_difference = max(differences)
+    within = next((step for step, value in enumerate(differences) if value > args.loss_limit), len(losses))
     metric_difference = abs(metric - other_metric) / abs(metric)
     kind = "float64" if args.float64 else "float32"
     settings = f", {', '.join(args.overrides)}" if args.overrides else ""
@@ -53,7 +55,10 @@ def main() -> int:
         f"{args.workload} {args.size}, 1 against {args.ranks} ranks, {len(losses)} steps, {kind}, seed {args.seed}{settings}"
     )
     print(f"  loss of the first and last step: {losses[0]:.7f}, {losses[-1]:.7f}")
-    print(f"  largest relative difference of the loss {loss_difference:.1e} (limit {args.loss_limit:g})")
+    print(
+        f"  largest relative difference of the loss {loss_difference:.1e} (limit {args.loss_limit:g}), of the first step "
+        f"{differences[0]:.1e}; the first {within} of {len(losses)} steps are within the limit"
+    )
     print(
         f"  metric of the same weights: {metric:.9f}, relative difference {metric_difference:.1e} (limit {METRIC_LIMIT:g})"
     )
