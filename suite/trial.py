@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from suite import RULESET, VERSION, mllog
+from suite.allocator import keep_freed_memory
 from suite.baselines import read_baselines
 from suite.build import find_data
 from suite.checkpoint import Position, TrainingState, load_checkpoint, remove_checkpoint, save_checkpoint
@@ -97,6 +98,7 @@ def run_trial(
     began = time.perf_counter()
     torch.set_num_threads(threads_per_rank(world))
     device = pick_device(config.device, world)
+    kept = device.type == "cpu" and keep_freed_memory()
     check_batch(config.global_batch_size, world.size, config.gradient_accumulation_steps)
     source, manifest = open_data(config, world)
     path = folder.next_resumed(trial) if resume else folder.result(trial)
@@ -118,6 +120,7 @@ def run_trial(
             base_seed=base_seed,
             resume=resume,
             startup=startup,
+            keeps_freed_memory=kept,
             began=began,
             signals=signals,
             cache_state=cache_state,
@@ -141,6 +144,7 @@ class _Trial:
     base_seed: int | None
     resume: bool
     startup: Startup
+    keeps_freed_memory: bool
     began: float
     signals: StopSignals
     cache_state: dict[str, Any]
@@ -251,7 +255,11 @@ class _Trial:
         log.event(
             mllog.RUN_CONFIG,
             config.model_dump(mode="json"),
-            metadata={"device": self.device.type, "threads_per_rank": threads},
+            metadata={
+                "device": self.device.type,
+                "threads_per_rank": threads,
+                "keeps_freed_memory": self.keeps_freed_memory,
+            },
         )
         log.event(mllog.GRADIENT_ACCUMULATION_STEPS, config.gradient_accumulation_steps)
         for key, value in workload.hyperparameters().items():
