@@ -108,6 +108,7 @@ def _plain(record: RunRecord) -> RunRecord:
         staging_stats=None if record.staging_stats is None else dict(record.staging_stats),
         work_per_sample=dict(record.work_per_sample),
         baselines=dict(record.baselines),
+        config=None if record.config is None else dict(record.config),
     )
 
 

@@ -119,6 +119,8 @@ class RunRecord:
     staging_stats: Mapping[str, Any] | None = None
     work_per_sample: Mapping[str, float] = field(default_factory=dict)
     baselines: Mapping[str, float] = field(default_factory=dict)
+    data_manifest: str | None = None
+    config: Mapping[str, Any] | None = None
 
     @property
     def compute_units(self) -> int | None:
@@ -192,6 +194,8 @@ def summarise(log: Log) -> RunRecord:
         staging_stats=_mapping(first(mllog.STAGING_STATS)),
         work_per_sample=_numbers(first(mllog.WORK_PER_SAMPLE)),
         baselines=_numbers(first(mllog.BASELINE)),
+        data_manifest=_text(first(mllog.DATA_MANIFEST)),
+        config=_mapping(first(mllog.RUN_CONFIG)),
     )
 
 

@@ -69,7 +69,7 @@ def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
     used: list[str] = []
     seen = SeenRuns()
     logs = packages = 0
-    for path in paths:
+    for path in {path.absolute(): path for path in paths}.values():  # a path given twice is one
         tree = find(path, partly=True)
         findings += [_unread(error, path) for error in tree.unread]
         for package in (*tree.packages, None):

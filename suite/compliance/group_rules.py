@@ -155,6 +155,34 @@ def hyperparameter_drift(context: GroupContext) -> Iterator[Found]:
             yield other[0].path, f"{key} = {brief(other[1])}, in {_name(values[0][0])} it is {brief(values[0][1])}"
 
 
+@group_rule("data-drift", "all runs read one data set", OURS)
+def data_drift(context: GroupContext) -> Iterator[Found]:
+    yield from _drift(context.runs, "data_manifest", lambda run: run.data_manifest)
+
+
+@group_rule("config-drift", "all runs have one model, optimizer and precision in their configuration", OURS)
+def config_drift(context: GroupContext) -> Iterator[Found]:
+    for name in ("precision", "gradient_accumulation_steps", "hyperparameters"):
+        known = [(run, run.config[name]) for run in context.runs if run.config is not None and name in run.config]
+        other = next(((run, value) for run, value in known if value != known[0][1]), None)
+        if other is not None:
+            named, differing = _name(known[0][0]), _unlike(other[1], known[0][1])
+            yield other[0].path, f"run_config has another {name} than {named}{differing}"
+
+
+@group_rule("trial-gap", "the trials of a result follow one another: none was left out in between", OURS)
+def trial_gap(context: GroupContext) -> Iterator[Found]:
+    trials = sorted({run.trial for run in context.runs if run.trial is not None})
+    if not context.weak and len(trials) == len(context.runs) and trials and trials[-1] - trials[0] >= len(trials):
+        yield None, f"the runs are trials {', '.join(map(str, trials))}: others were run and are not here"
+
+
+@group_rule("strong-pruned", "only instances of a throughput result can be pruned", "training_policies PR#499")
+def strong_pruned(context: GroupContext) -> Iterator[Found]:
+    if not context.weak:
+        yield from ((path, "a pruned run of a time-to-train result") for path in context.group.pruned)
+
+
 @group_rule("scale-drift", "all runs used the same number of nodes and accelerators", HPC)
 def scale_drift(context: GroupContext) -> Iterator[Found]:
     yield from _drift(
@@ -439,7 +467,8 @@ def judge_package(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str,
                 f"no time-to-train result of {brief(group.benchmark)} in the package",
             )
     for benchmark in sorted({group.benchmark for group in groups if group.benchmark and group.logs}):
-        if not (package / "benchmarks" / Path(benchmark).name / "implementations").is_dir():
+        code = package / "benchmarks" / Path(benchmark).name / "implementations"
+        if not any(path.is_file() for path in code.rglob("*")):
             yield "implementation-missing", package, f"no benchmarks/{benchmark}/implementations"
     for path in (package / _BYPASS, *sorted((package / "results").glob(f"*/{_BYPASS}"))):
         if path.is_file():
@@ -550,7 +579,16 @@ def _course(run: RunRecord) -> object:
 
 
 def _values(run: RunRecord) -> object:
-    return tuple(item.value for item in run.evals)
+    """The evaluations' values to six digits, which two seeds cannot share and a copy keeps when its last digits are changed."""
+    return tuple(f"{item.value:.6g}" for item in run.evals)
+
+
+def _unlike(value: object, other: object) -> str:
+    """The names that two mappings have differently."""
+    if not isinstance(value, dict) or not isinstance(other, dict):
+        return ""
+    names = sorted(name for name in value.keys() | other.keys() if value.get(name) != other.get(name))
+    return ": " + ", ".join(brief(name) for name in names[:5])
 
 
 def _name(run: RunRecord) -> str:
