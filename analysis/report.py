@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -127,6 +128,11 @@ class Answered:
     missing: str
     figure: str
     decision: str
+
+    @property
+    def why(self) -> str:
+        """``missing`` as the page says it."""
+        return self.missing if self.missing.startswith(("no ", "needs ")) else f"missing {self.missing}"
 
 
 @dataclass(frozen=True)
@@ -250,8 +256,13 @@ def _compliance(verdicts: Sequence[Verdict]) -> Tile:
     if all(verdict.compliant for verdict in verdicts):
         return Tile("warn" if warnings else "good", "Compliance", "no errors", detail)
     return Tile(
-        "bad", "Compliance", _count(len(errors), "error"), f"{detail}. First: {errors[0].message}" if errors else detail
+        "bad", "Compliance", _count(len(errors), "error"), f"{detail}. First: {_said(errors[0])}" if errors else detail
     )
+
+
+def _said(finding: Finding) -> str:
+    place = "/".join(Path(finding.file).parts[-4:])  # a line, not a path: system, scenario, benchmark, log
+    return f"{place}: {finding.message}"
 
 
 def _scored(study: Study) -> Tile:
@@ -552,13 +563,27 @@ def _number(value: float | None) -> str:
 
 
 def _ranges(low: pd.Series, high: pd.Series) -> list[str | None]:
+    """Ranges with four significant digits of the larger end, and as many decimals in both."""
     return [
-        f"{_number(a)} – {_number(b)}" if pd.notna(a) and pd.notna(b) else None for a, b in zip(low, high, strict=True)
+        f"{_fixed(a, b, 4)} – {_fixed(b, b, 4)}" if pd.notna(a) and pd.notna(b) else None
+        for a, b in zip(low, high, strict=True)
     ]
 
 
 def _spread(mean: pd.Series, std: pd.Series) -> list[str | float | None]:
-    return [f"{_number(m)} ± {_number(s)}" if pd.notna(s) else m for m, s in zip(mean, std, strict=True)]
+    """Mean ± standard deviation, to two significant digits of the deviation."""
+    return [
+        (f"{_fixed(m, s, 2)} ± {_fixed(s, s, 2)}" if s else f"{_number(m)} ± 0") if pd.notna(s) else m
+        for m, s in zip(mean, std, strict=True)
+    ]
+
+
+def _fixed(value: float, like: float, digits: int) -> str:
+    """A number with the decimals that ``like`` has when written with so many significant digits."""
+    if not math.isfinite(value) or not math.isfinite(like) or not like or abs(value) >= 1e15:
+        return _number(value)
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(like))))
+    return f"{value:.{min(decimals, 12)}f}"
 
 
 def _absent(value: Any) -> bool:

@@ -27,7 +27,7 @@ def table(study: Study) -> pd.DataFrame:
     """Ratio, interval and p values of every comparison."""
     lines = []
     for title, rows in study.classes():
-        known = rows[(rows["mode"] == "strong") & rows["run_s.mean"].notna()]
+        known = rows[(rows["mode"] == "strong") & rows["run_s.mean"].notna() & ~rows["group"].isin(_copies(study))]
         if len(known) < 2:
             continue
         best = known.loc[known["run_s.mean"].idxmin()]
@@ -52,6 +52,12 @@ def table(study: Study) -> pd.DataFrame:
             "detectable": "smallest detectable ratio",
         }
     )  # fmt: skip
+
+
+def _copies(study: Study) -> set[str]:
+    """Results all of whose runs are those of another result: nothing differs between a result and itself."""
+    again = study.runs["repeats"].notna().groupby(study.runs["group"]).all()
+    return set(again[again].index)
 
 
 def answer(study: Study) -> str:

@@ -25,6 +25,7 @@ PARTS = (
     ("optimizer", "optimizer", GREEN),
     ("other", "other", GREY),
 )
+OVERLAPPED = ("overlapped_communication", "overlapped communication")
 
 
 def table(study: Study) -> pd.DataFrame:
@@ -40,9 +41,9 @@ def table(study: Study) -> pd.DataFrame:
             continue
         count = chosen["run"].map(per_run).to_numpy(float)
         line = {name: row[name] for name in ("benchmark", "size", "mode", "label")} | {"n": len(chosen)}
-        for part in (*(name for name, _, _ in PARTS), "overlapped_communication"):
+        for part, title in (*((name, title) for name, title, _ in PARTS), OVERLAPPED):
             spent = pd.to_numeric(chosen[f"step_{part}_s"]).to_numpy(float)
-            line[f"{part.replace('_', ' ')} [ms/step]"] = float(np.mean(1e3 * spent / count))
+            line[f"{title} [ms/step]"] = float(np.mean(1e3 * spent / count))
         rows.append(line)
     if not rows:
         raise NotAnswerableError("step_phases events; only this suite logs them, published MLPerf HPC logs do not")
@@ -51,7 +52,7 @@ def table(study: Study) -> pd.DataFrame:
 
 def answer(study: Study) -> str:
     """The largest part of a step of each result."""
-    columns = [f"{name.replace('_', ' ')} [ms/step]" for name, _, _ in PARTS]
+    columns = [f"{title} [ms/step]" for _, title, _ in PARTS]
     frame = table(study)
     shares = 100 * frame[columns].div(frame[columns].sum(axis=1), axis=0)
     return listed(
@@ -69,7 +70,7 @@ def draw(study: Study) -> Figure:
     figure, axes = bars([len(rows) for _, rows in classes], 2, width_ratios=[3, 2], legend=True)
     for (key, rows), (left, right) in zip(classes, axes, strict=True):
         places = np.arange(len(rows))
-        columns = [f"{name.replace('_', ' ')} [ms/step]" for name, _, _ in PARTS]
+        columns = [f"{title} [ms/step]" for _, title, _ in PARTS]
         total = rows[columns].sum(axis=1).to_numpy(float)
         at = np.zeros(len(rows))
         for column, (_, title, colour) in zip(columns, PARTS, strict=True):

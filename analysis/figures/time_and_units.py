@@ -47,10 +47,12 @@ def answer(study: Study) -> str:
     """The fastest and the cheapest result of each benchmark and size."""
     said = []
     for (benchmark, size), rows in _shown(study).groupby(["benchmark", "size"], sort=True):
+        scored = rows[rows["score_s"].notna()]
+        rows, without = (scored, "") if len(scored) else (rows, ", none with a score")
         fast, cheap = rows.loc[rows["run_s.mean"].idxmin()], rows.loc[rows["unit_hours"].idxmin()]
         said.append(
             f"{benchmark} {size}: fastest {fast['label']} ({seconds(fast['run_s.mean'])}), cheapest {cheap['label']} "
-            f"({cheap['unit_hours']:.3g} unit h)"
+            f"({cheap['unit_hours']:.3g} unit h){without}"
         )
     return listed(said)
 

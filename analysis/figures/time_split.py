@@ -82,8 +82,7 @@ def draw(study: Study) -> Figure:
                 "linewidth": 0.8,
             }
             left.barh(places, width, left=at, height=0.72, label=part, **face)
-            if not hatch:
-                right.barh(places, 100 * width / run, left=100 * at / run, height=0.72, **face)
+            right.barh(places, 100 * width / run, left=100 * at / run, height=0.72, **face)
             at = at + width
         for place, (total, n) in enumerate(zip(run, rows["n_averaged"], strict=True)):
             beside(left, total, place, f"{seconds(total * scale)} (n={n})")
@@ -93,7 +92,8 @@ def draw(study: Study) -> Figure:
         left.set_title(clip(title, 60))
         left.set_xlabel(f"{unit} from run_start")
         left.xaxis.set_major_locator(MaxNLocator(7))
-        right.set_xlim(0, 100)
+        right.axvline(0, color=INK, linewidth=0.8)
+        right.set_xlim(105 * (starts / run).min(), 100)
         right.set_yticks(places, [""] * len(places))
         right.set_xlabel("share of the run [%]")
         for axis in (left, right):

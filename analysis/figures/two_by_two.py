@@ -44,6 +44,9 @@ def answer(study: Study) -> str:
     for (benchmark, size), rows in _shown(study).groupby(["benchmark", "size"], sort=True):
         ordered = rows.sort_values("units")
         small, large = ordered.iloc[0], ordered.iloc[-1]
+        if small["units"] == large["units"]:
+            said.append(f"{benchmark} {size}: one machine size only, {small['units']:g}")
+            continue
         said.append(
             f"{benchmark} {size}: from {small['units']:g} to {large['units']:g} units batch "
             f"{small['global_batch_size']:g} to {large['global_batch_size']:g}, epochs "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
@@ -24,7 +26,7 @@ from analysis.command import verdict
 from analysis.drawing import style, svg
 from analysis.figures import figures
 from analysis.questions import goals
-from analysis.report import NOT_VERIFIED, Report, build
+from analysis.report import NOT_VERIFIED, Report, _ranges, _spread, build
 from analysis.roofline_inputs import Inputs, read_inputs
 from analysis.study import NotAnswerableError, study
 from suite.card import Card
@@ -322,3 +324,18 @@ def test_help_of_report_loads_neither_pandas_nor_matplotlib() -> None:
 def test_the_whole_of_analysis_loads_no_torch() -> None:
     code = "import sys, analysis.report, analysis.study; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_deviation_has_two_digits_and_a_range_one_number_of_decimals() -> None:
+    assert _spread(pd.Series([99.625, 53.875, 0.2088, 69.0, 4.0]), pd.Series([12.89, 4.853, 0.01939, 0.0, np.nan])) == [
+        "100 ± 13", "53.9 ± 4.9", "0.209 ± 0.019", "69 ± 0", 4.0,
+    ]  # fmt: skip
+    assert _ranges(pd.Series([111.7, 7.078]), pd.Series([117.0, 7.94])) == ["111.7 – 117.0", "7.078 – 7.940"]
+
+
+def test_a_result_is_not_compared_with_its_own_copy(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
+    one = run_folder(tmp_path, "one")
+    shutil.copytree(one, tmp_path / "copy")
+    data = study([one, tmp_path / "copy"], cards)
+    with pytest.raises(NotAnswerableError, match="two time-to-train results"):
+        figures()["comparison"].table(data)
