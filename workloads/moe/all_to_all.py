@@ -64,7 +64,7 @@ class ExpertMesh:
             raise ValueError(f"{size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
         shape = (size // ranks_per_node, ranks_per_node)
         mesh = DeviceMesh(device_type, torch.arange(size).view(shape), mesh_dim_names=("node", "device"))
-        world = dist.new_group(range(size)) if size < dist.get_world_size() else dist.group.WORLD
+        world: Any = dist.new_group(range(size)) if size < dist.get_world_size() else dist.group.WORLD
         blocks = {1: world, size: world}  # a block of one rank never communicates
         for block_size in sorted(set(block_sizes) - {1, size}):
             groups = [dist.new_group(range(first, first + block_size)) for first in range(0, size, block_size)]
@@ -172,18 +172,18 @@ class Journey:
         self._transfer = None
         if dist.get_world_size(hop.group) > 1:
             self._transfer = _Transfer(hop)
-            rows = _Begin.apply(rows, self._transfer)
+            rows = _Begin.apply(rows, self._transfer)  # type: ignore[no-untyped-call]
         self._rows = rows
 
     def _land(self) -> None:
-        rows = self._rows if self._transfer is None else _End.apply(self._rows, self._transfer)
+        rows = self._rows if self._transfer is None else _End.apply(self._rows, self._transfer)  # type: ignore[no-untyped-call]
         self._rows = reorder(rows, self._after)
         self._transfer, self._after = None, None
 
 
 def reorder(rows: Tensor, order: Reorder | None) -> Tensor:
     """Permute rows; the gradient is a gather too."""
-    return rows if order is None else _Reorder.apply(rows, order)
+    return rows if order is None else _Reorder.apply(rows, order)  # type: ignore[no-untyped-call]
 
 
 def ranges(begins_B: Tensor, lengths_B: Tensor) -> Tensor:
@@ -200,9 +200,10 @@ def gather_slices(local: Tensor, group: dist.ProcessGroup, experts: int, parts: 
     """
     if experts * parts == 1:
         return local
-    gathered = _Gather.apply(local, group, experts * parts)
+    gathered = _Gather.apply(local, group, experts * parts)  # type: ignore[no-untyped-call]
     grid = gathered.view(experts, parts, *local.shape).transpose(1, 2)
-    return grid.reshape(experts * local.shape[0], parts * local.shape[1], *local.shape[2:])
+    result: Tensor = grid.reshape(experts * local.shape[0], parts * local.shape[1], *local.shape[2:])
+    return result
 
 
 def _linear(mesh: ExpertMesh, counts_JWL: Tensor, device: torch.device) -> list[Route]:

@@ -100,8 +100,8 @@ def trial_timer(layer: MoELayer, x_TD: Tensor, repeats: int = REPEATS) -> Callab
 
     Leaves gradients, load counts and the layer's execution as they were.
     """
-    assert layer.mesh is not None
-    group = layer.mesh.world
+    mesh = layer.mesh
+    assert mesh is not None
 
     def measure(execution: Execution) -> float:
         before = layer.execution, layer.marker, layer.load, layer.step_load_E
@@ -111,20 +111,20 @@ def trial_timer(layer: MoELayer, x_TD: Tensor, repeats: int = REPEATS) -> Callab
         for _ in range(1 + repeats):
             x = x_TD.detach().clone().requires_grad_()
             _synchronise(x)
-            dist.barrier(group)
+            dist.barrier(mesh.world)
             begin = time.perf_counter()
             torch.autograd.grad(layer(x).y_TD.sum(), [x, *layer.experts.parameters()])
             _synchronise(x)
             seconds.append(time.perf_counter() - begin)
         layer.execution, layer.marker, layer.load, layer.step_load_E = before
-        return _slowest(statistics.median(seconds[1:]), layer.mesh, x_TD.device)
+        return _slowest(statistics.median(seconds[1:]), mesh, x_TD.device)
 
     return measure
 
 
 def measure_network(mesh: ExpertMesh, device: torch.device, repeats: int = REPEATS) -> Network:
     """Latencies and bandwidths of both levels from all-to-alls of a small and a large message, and of a copy in memory."""
-    levels = []
+    levels: list[tuple[float, float] | None] = []
     for group, size in ((mesh.within_node, mesh.devices), (mesh.across_nodes, mesh.nodes)):
         if size == 1:
             levels.append(None)

@@ -109,7 +109,10 @@ class DenseFFN(nn.Module):
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """(N, D) to (N, D)."""
-        return self.down(activate(self.up(x_ND), None if self.gate is None else self.gate(x_ND), self.activation))
+        result: Tensor = self.down(
+            activate(self.up(x_ND), None if self.gate is None else self.gate(x_ND), self.activation)
+        )
+        return result
 
 
 def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> Result:

@@ -74,7 +74,7 @@ class Dropless:
     def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
         """Scale and add."""
         weights_N = weights_TK.reshape(-1).index_select(0, plan.choices_N).to(rows_ND.dtype)
-        return _ScaleAndAdd.apply(rows_ND, weights_N, plan.tokens_N, plan.tokens)  # type: ignore[no-any-return]
+        return _ScaleAndAdd.apply(rows_ND, weights_N, plan.tokens_N, plan.tokens)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Capacity:
 
     def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
         """Scale and add; empty rows go to a place behind the last token."""
-        added_TD: Tensor = _ScaleAndAdd.apply(
+        added_TD: Tensor = _ScaleAndAdd.apply(  # type: ignore[no-untyped-call]
             rows_ND, _weights(plan, weights_TK, rows_ND), plan.tokens_N, plan.tokens + 1
         )
         return added_TD[: plan.tokens]

@@ -105,7 +105,7 @@ def onednn_problem(rows_ND: Tensor) -> str | None:
     """Why oneDNN's product cannot take these, or None."""
     if rows_ND.device.type != "cpu" or rows_ND.dtype != torch.float32:
         return f"it is for float32 on a CPU, not {rows_ND.dtype} on {rows_ND.device.type}"
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # type: ignore[no-untyped-call]
         return "this torch has no oneDNN product"
     return None
 
@@ -116,7 +116,7 @@ def _uniform(shape: tuple[int, ...], bound: float) -> nn.Parameter:
 
 def _loop(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
     """Expert by expert on its slice of the rows, every product written where it belongs."""
-    return _Loop.apply(rows_ND, rows_E.tolist(), activation, _aten_product, 1, *vars(weights).values())
+    return _Loop.apply(rows_ND, rows_E.tolist(), activation, _aten_product, 1, *vars(weights).values())  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _onednn(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
@@ -124,7 +124,7 @@ def _onednn(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activ
     problem = onednn_problem(rows_ND)
     if problem is not None:
         raise ValueError(f"backend onednn: {problem}; choose loop or bmm")
-    return _Loop.apply(rows_ND, rows_E.tolist(), activation, _onednn_product, ONEDNN_ROWS, *vars(weights).values())
+    return _Loop.apply(rows_ND, rows_E.tolist(), activation, _onednn_product, ONEDNN_ROWS, *vars(weights).values())  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _aten_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
@@ -305,7 +305,7 @@ def _grouped_mm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: A
 
 
 def _grouped(rows: Tensor, weight: Tensor, ends_E: Tensor) -> Tensor:
-    return _ContiguousGradient.apply(F.grouped_mm(rows, weight, offs=ends_E))
+    return _ContiguousGradient.apply(F.grouped_mm(rows, weight, offs=ends_E))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _per_row(bias_EX: Tensor, rows_E: Tensor, rows: int) -> Tensor:

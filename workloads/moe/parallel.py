@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from suite.distributed import World
 from suite.timing import Clock
@@ -113,7 +113,7 @@ def _vector(load: Load) -> list[float]:
 
 
 def _report(values: list[float], needed: float) -> dict[str, Any]:
-    parts: list[Tensor] = [
+    assigned_E, kept, rows = (
         torch.tensor(part, dtype=torch.float64) for part in (values[:-2], values[-2:-1], values[-1:])
-    ]
-    return Load(*parts, torch.tensor(needed)).report()
+    )
+    return Load(assigned_E, kept, rows, torch.tensor(needed)).report()

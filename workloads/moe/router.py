@@ -55,7 +55,8 @@ class Router(nn.Module):
         weight = next(self.parameters())
         x_TD = x_TD.to(weight.dtype)
         if self.config.router == "softmax":
-            return self.gate(x_TD)
+            result: Tensor = self.gate(x_TD)
+            return result
         x_TP = F.normalize(self.projection(x_TD), dim=1)
         scale = self.log_scale.clamp(max=math.log(COSINE_MAX_SCALE)).exp()
         return x_TP @ F.normalize(self.centroids_EP, dim=1).t() * scale

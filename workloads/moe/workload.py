@@ -72,7 +72,7 @@ class MoEWorkload(Workload):
         optimizer = torch.optim.AdamW(groups, lr=own.learning_rate, betas=own.adam_betas)
         layers = list(model.moe_layers().values())
         if layers and own.moe.balance == "bias":
-            optimizer.register_step_post_hook(lambda *_: [layer.update_bias() for layer in layers])
+            optimizer.register_step_post_hook(lambda *_: _update_biases(layers))
         return Optimization(optimizer, lambda step, epoch: learning_rate(own, step), clip_norm=clip_norm)
 
     def training_hyperparameters(self) -> dict[str, Any]:
@@ -114,3 +114,8 @@ class MoEWorkload(Workload):
     @property
     def _cuda(self) -> bool:
         return self.config.device != "cpu" and torch.cuda.is_available()
+
+
+def _update_biases(layers: Sequence[MoELayer]) -> None:
+    for layer in layers:
+        layer.update_bias()

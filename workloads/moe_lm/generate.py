@@ -122,7 +122,8 @@ def validation_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
         )
     chosen = np.arange(settings.validation_rows) * pieces // settings.validation_rows
     columns = chosen[:, None] * settings.context + np.arange(settings.context + 1)
-    return _array(text, len(text))[columns]
+    result: NDArray[np.uint8] = _array(text, len(text))[columns]
+    return result
 
 
 def _build(
@@ -151,4 +152,4 @@ def _shard(
 
 
 def _array(text: bytes, length: int) -> NDArray[np.uint8]:
-    return np.frombuffer(text, dtype=np.uint8, count=length)  # type: ignore[no-any-return]
+    return np.frombuffer(text, dtype=np.uint8, count=length)

@@ -82,7 +82,8 @@ class Attention(nn.Module):
         qkv = self.qkv(x_NSD).view(n, s, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         q_NASX, k_NASX, v_NASX = qkv.unbind(0)
         out_NASX = F.scaled_dot_product_attention(rotate(q_NASX), rotate(k_NASX), v_NASX, is_causal=True)
-        return self.out(out_NASX.transpose(1, 2).reshape(n, s, width))
+        result: Tensor = self.out(out_NASX.transpose(1, 2).reshape(n, s, width))
+        return result
 
 
 class DenseFFN(nn.Module):
@@ -98,7 +99,8 @@ class DenseFFN(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         """(T, D) to (T, D)."""
         gate = None if self.gate is None else self.gate(x_TD)
-        return self.down(activate(self.up(x_TD), gate, self.activation))
+        result: Tensor = self.down(activate(self.up(x_TD), gate, self.activation))
+        return result
 
 
 def rotate(x_NASX: Tensor) -> Tensor:

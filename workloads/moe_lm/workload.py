@@ -51,7 +51,8 @@ class MoELM(MoEWorkload):
         text_NS = batch["bytes"]
         self.tune_once(model, tokens=text_NS[:, 1:].numel())
         logits_NSV, auxiliary = model(text_NS[:, :-1])
-        return F.cross_entropy(logits_NSV.flatten(0, 1).float(), text_NS[:, 1:].long().flatten()) + auxiliary
+        result: Tensor = F.cross_entropy(logits_NSV.flatten(0, 1).float(), text_NS[:, 1:].long().flatten()) + auxiliary
+        return result
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sum of nats, and of the bytes predicted."""

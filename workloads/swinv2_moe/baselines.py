@@ -90,4 +90,5 @@ FEATURES: dict[str, Callable[[NDArray[np.uint8]], Floats]] = {
 
 
 def _power(images: NDArray[np.uint8]) -> Floats:
-    return np.abs(fft.rfft2(images.astype(np.float64) - 127.5)) ** 2 + 1.0
+    result: Floats = np.abs(fft.rfft2(images.astype(np.float64) - 127.5)) ** 2 + 1.0
+    return result

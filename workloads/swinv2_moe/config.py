@@ -136,7 +136,7 @@ def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int,
     Beside what the algorithm asks, the code computes the position biases once per batch, and with a capacity factor its
     experts compute C rows, empty or not.
     """
-    traffic = (
+    traffic: float = (
         config.resolution(0) ** 2 * (config.patch**2 * config.channels + 3 * config.embed) + 2 * config.final_width
     )
     for stage in range(1, len(config.depths)):

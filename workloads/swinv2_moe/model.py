@@ -52,7 +52,7 @@ class SwinV2MoE(nn.Module):
         for number, stage in enumerate(self.stages):
             if number:
                 x_NRRC = self.merges[number - 1](x_NRRC)
-            for block in stage:
+            for block in stage.children():
                 x_NRRC, loss = block(x_NRRC)
                 auxiliary = auxiliary + loss
         return self.head(self.norm(x_NRRC).mean(dim=(1, 2))), auxiliary
@@ -131,10 +131,11 @@ class WindowAttention(nn.Module):
 
     def _bias(self, windows: int) -> Tensor:
         """What is added to the scores of every window and head: (W * A, L, L)."""
-        bias_ALL = self.position_bias()
+        bias_ALL: Tensor = self.position_bias()
         if self.mask_WLL is None:
-            return bias_ALL.repeat(windows, 1, 1)
-        return (self.mask_WLL[:, None] + bias_ALL).flatten(0, 1)
+            return torch.tile(bias_ALL, (windows, 1, 1))
+        mask_WLL: Tensor = self.mask_WLL
+        return torch.flatten(mask_WLL[:, None] + bias_ALL, 0, 1)
 
 
 class PositionBias(nn.Module):
@@ -156,7 +157,8 @@ class PositionBias(nn.Module):
     def forward(self) -> Tensor:
         """The bias of every pair of tokens."""
         table_OA = MAX_BIAS * self.out(F.relu(self.hidden(self.offsets_O2))).sigmoid()
-        return table_OA[self.index_LL].permute(2, 0, 1)
+        result: Tensor = table_OA[self.index_LL].permute(2, 0, 1)
+        return result
 
 
 class PatchMerging(nn.Module):
@@ -172,7 +174,8 @@ class PatchMerging(nn.Module):
         n, resolution, _, width = x_NRRC.shape
         half = resolution // 2
         square = x_NRRC.view(n, half, 2, half, 2, width).permute(0, 1, 3, 4, 2, 5)
-        return self.norm(self.reduction(square.flatten(3)))
+        result: Tensor = self.norm(self.reduction(square.flatten(3)))
+        return result
 
 
 class DenseFFN(nn.Module):
@@ -184,7 +187,8 @@ class DenseFFN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
-        return self.down(F.gelu(self.up(x)))
+        result: Tensor = self.down(F.gelu(self.up(x)))
+        return result
 
 
 def scale_images(images: Tensor, dtype: torch.dtype) -> Tensor:

@@ -154,13 +154,15 @@ def turbulence(random: Random, n: int) -> Field:
     def advected(modes: NDArray[np.complex128]) -> NDArray[np.complex128]:
         flow = modes / k2
         u, v, along, across = fft.irfft2(1j * np.stack([ky * flow, -kx * flow, kx * modes, ky * modes]), (n, n))
-        return modes - dt * fft.rfft2(u * along + v * across)
+        result: NDArray[np.complex128] = modes - dt * fft.rfft2(u * along + v * across)
+        return result
 
     modes = fft.rfft2(vorticity) * kept
     for _ in range(steps):  # doi:10.1016/0021-9991(88)90177-5: third order, strong stability preserving
         second = 0.75 * modes + 0.25 * advected(advected(modes))
         modes = damping * (modes + 2 * advected(second)) / 3
-    return fft.irfft2(modes, (n, n))
+    result: Field = fft.irfft2(modes, (n, n))
+    return result
 
 
 PROCESSES: dict[str, Callable[[Random, int], Field]] = {
@@ -204,7 +206,8 @@ def _gray_scott(random: Random, n: int, *, feed: float, kill: float, scale: floa
         reaction = u * v * v
         change = np.stack([feed * (1 - u) - reaction, reaction - (feed + kill) * v])
         uv = fft.irfft2(implicit * fft.rfft2(uv + step * change), (n, n))
-    return uv[1]
+    result: Field = uv[1]
+    return result
 
 
 def _ranks(field: Field) -> NDArray[np.int64]:
@@ -219,16 +222,18 @@ def _with_power(random: Random, power: Field) -> Field:
     n = len(power)
     modes = fft.rfft2(random.standard_normal((n, n))) * np.sqrt(power)
     modes[0, 0] = 0
-    return fft.irfft2(modes, (n, n))
+    result: Field = fft.irfft2(modes, (n, n))
+    return result
 
 
 def _filtered(field: Field, transfer: Field) -> Field:
-    return fft.irfft2(fft.rfft2(field) * transfer, field.shape)
+    result: Field = fft.irfft2(fft.rfft2(field) * transfer, field.shape)
+    return result
 
 
 @lru_cache(maxsize=4)
 def _wave_vector(n: int) -> tuple[Field, Field]:
-    k = 2 * np.pi * np.fft.fftfreq(n)
+    k = 2 * np.pi * np.fft.fftfreq(n).astype(np.float64)
     return k[:, None], 2 * np.pi * np.arange(n // 2 + 1)[None, :] / n
 
 

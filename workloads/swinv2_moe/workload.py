@@ -58,9 +58,9 @@ class SwinV2MoEWorkload(MoEWorkload):
         tokens = next((block.tokens for block in self._own.blocks() if block.experts is not None), 0)
         self.tune_once(model, tokens=len(batch["image"]) * tokens)
         logits, auxiliary = model(batch["image"])
-        return (
-            F.cross_entropy(_wide(logits), batch["label"].long(), label_smoothing=self._own.label_smoothing) + auxiliary
-        )
+        label, smoothing = batch["label"].long(), self._own.label_smoothing
+        total: Tensor = F.cross_entropy(_wide(logits), label, label_smoothing=smoothing) + auxiliary
+        return total
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sum of cross entropies, images, images told right, and both per class."""
