@@ -26,6 +26,7 @@ CAPTION = (
 )
 ORDER = 20
 COLUMNS = 3
+NAME_HIGH = 0.11  # of a panel: baselines closer than a line of text are named once, the table has all
 
 
 def table(study: Study) -> pd.DataFrame:
@@ -90,9 +91,12 @@ def draw(study: Study) -> Figure:
         if bound:
             axis.axvspan(bound.minimum, 2 * bound.mean - bound.minimum, color=GREEN, alpha=0.18, linewidth=0)
             axis.axvline(bound.mean, color=GREEN, linewidth=1.2)
-        for name, value in _baselines(row["baselines"]).items():
+        written: list[float] = []
+        for name, value in sorted(_baselines(row["baselines"]).items(), key=lambda item: item[1]):
             axis.axhline(value, color=GREY, linestyle=":", linewidth=1.4)
-            axis.text(last, value, clip(name, 24), ha="right", va="bottom", color=INK)
+            if all(abs(value - other) > NAME_HIGH * (high - low) for other in written):
+                axis.text(last, value, clip(name, 24), ha="right", va="bottom", color=INK)
+                written.append(value)
         axis.set_ylim(low, high)
         axis.set_xlim(0, last)
         if last > 2:

@@ -11,7 +11,8 @@ from analysis.study import NotAnswerableError, Study
 TITLE = "Time and cost"
 CAPTION = (
     "Time to train against compute unit hours of one run. The line joins the results that no other of the panel beats in "
-    "both. Unit hours of different devices are not the same money; rounds with other rules or data stand in one panel."
+    "both. Unit hours of different devices are not the same money; rounds with other rules or data stand in one panel, "
+    "results without a score only where no other has one."
 )
 ORDER = 16
 
@@ -77,6 +78,8 @@ def draw(study: Study) -> Figure:
 
 def _shown(study: Study) -> pd.DataFrame:
     frame = study.results[(study.results["mode"] == "strong") & study.results["unit_hours"].notna()]
+    scored = frame["score_s"].notna()
+    frame = frame[scored | ~scored.groupby([frame["benchmark"], frame["size"]]).transform("any")]
     frame = frame[frame.groupby(["benchmark", "size"])["group"].transform("size") > 1]
     if frame.empty:
         raise NotAnswerableError("two time-to-train results of one benchmark and size with known compute units")

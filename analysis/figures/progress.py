@@ -55,9 +55,11 @@ def table(study: Study) -> pd.DataFrame:
 
 def answer(study: Study) -> str:
     """First to last round of each benchmark."""
-    last = table(study).groupby("benchmark", sort=True).tail(1)
+    rows = table(study)
+    first = rows.groupby("benchmark")["round"].first()
+    last = rows.groupby("benchmark", sort=True).tail(1)
     said = [
-        f"{r['benchmark']} {r['faster than the first [x]']:.3g}× to {r['round']}"
+        f"{r['benchmark']} {r['faster than the first [x]']:.3g}× from {first[r['benchmark']]} to {r['round']}"
         for r in last.to_dict("records")
         if r["faster than the first [x]"] > 1
     ]

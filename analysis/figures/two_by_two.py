@@ -97,9 +97,11 @@ def _shown(study: Study) -> pd.DataFrame:
     frame = study.results[study.results["mode"] == "strong"]
     needed = ["units", "global_batch_size", "epochs_to_target.mean", "train_rate.mean", "train_samples"]
     frame = frame[(frame[needed].astype(float) > 0).all(axis=1)]
-    frame = frame[frame.groupby(["benchmark", "size"])["group"].transform("size") > 1]
+    classes = frame.groupby(["benchmark", "size"])
+    several = (classes["units"].transform("nunique") > 1) | (classes["global_batch_size"].transform("nunique") > 1)
+    frame = frame[several]
     if frame.empty:
         raise NotAnswerableError(
-            "two time-to-train results of one benchmark and size with units, batch, epochs and rate"
+            "time-to-train results of one benchmark and size on two machine sizes or with two batch sizes"
         )
     return frame

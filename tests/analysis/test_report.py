@@ -339,3 +339,19 @@ def test_a_result_is_not_compared_with_its_own_copy(tmp_path: Path, run_folder: 
     data = study([one, tmp_path / "copy"], cards)
     with pytest.raises(NotAnswerableError, match="two time-to-train results"):
         figures()["comparison"].table(data)
+
+
+def test_four_views_of_one_machine_size_and_batch_answer_nothing(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
+    data = study([run_folder(tmp_path, "one"), run_folder(tmp_path, "two")], cards)
+    with pytest.raises(NotAnswerableError):
+        figures()["two_by_two"].draw(data)
+
+
+def test_what_has_no_score_is_not_the_fastest(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
+    whole, part = run_folder(tmp_path, "whole", train_s=20.0), run_folder(tmp_path, "part", runs=1, train_s=5.0)
+    data = study([whole, part], cards)
+    assert "fastest whole" in figures()["time_and_units"].answer(data)
+    with pytest.raises(NotAnswerableError):  # one point is no front
+        figures()["pareto"].table(data)
+    alone = study([part], cards)
+    assert "none with a score" in figures()["time_and_units"].answer(alone)
