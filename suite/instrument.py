@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import nn
+from torch._C._distributed_c10d import GradBucket  # what torch.distributed.GradBucket is, for type checkers
+from torch.nn.parallel import DistributedDataParallel
 
 from suite.distributed import Transport, World
 from suite.energy import SCOPES, EnergyMeter, gpu_counter, node_counters
 from suite.shards import bytes_read
-from suite.timing import Clock, PhaseTimer
+from suite.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, Clock, NoTimer, PhaseTimer
 
 PROC_IO = Path("/proc/self/io")
 VALUES_UP_TO = 64  # ranks of which a log holds every single value
 CONTROL = "control"
+DDP_TIMES = ("backward_compute_time_end", "backward_comm_time_start", "backward_comm_time_end")  # wall clock, ns
 
 # A collective of torch.distributed: its kind, and which argument is what this rank gives to it
 COLLECTIVES: dict[str, tuple[str, int, str]] = {
@@ -53,13 +57,13 @@ class Ledger:
         self._entries: dict[str, list[int]] = {}
         self._thread = threading.local()
 
-    def add(self, kind: str, payload: int) -> None:
-        """One call."""
+    def add(self, kind: str, payload: int, calls: int = 1) -> None:
+        """Calls with their bytes together."""
         if getattr(self._thread, "control", False):
             return
         with self._lock:
             entry = self._entries.setdefault(kind, [0, 0])
-            entry[0] += 1
+            entry[0] += calls
             entry[1] += payload
 
     @contextmanager
@@ -135,6 +139,58 @@ class CountedTransport:
     def abort(self, code: int) -> None:
         """End every rank at once."""
         self._inner.abort(code)
+
+
+def exchange_marks(wrapped: nn.Module, timer: PhaseTimer | NoTimer, ledger: Ledger) -> Callable[[], None]:
+    """What to call after each backward pass that exchanges gradients: it marks where computing ended and waiting for
+    the exchange began, and where that ended. Nothing but computing without data parallelism."""
+    if not isinstance(timer, PhaseTimer) or not isinstance(wrapped, DistributedDataParallel):
+        return partial(timer.mark, FORWARD_BACKWARD)
+    if next(wrapped.parameters()).device.type == "cpu":
+        return _ReducerTimes(wrapped, timer, ledger).mark
+    wrapped.register_comm_hook(timer, _timed_all_reduce)
+    return partial(timer.mark, EXPOSED_COMMUNICATION)
+
+
+class _ReducerTimes:
+    """DDP's own times and counts, read once per step: no Python runs in the backward pass. Its times are the host's."""
+
+    def __init__(self, wrapped: DistributedDataParallel, timer: PhaseTimer, ledger: Ledger) -> None:
+        self._timer, self._ledger, self._logger = timer, ledger, wrapped.logger
+        wrapped._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
+
+    def mark(self) -> None:
+        """After the backward pass."""
+        now, wall_ns = self._timer.stamp(), time.time_ns()
+        self._logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
+        found = self._logger._get_ddp_logging_data().ints_map  # type: ignore[union-attr]
+        computed, begin, end = (now - 1e-9 * (wall_ns - found[name]) for name in DDP_TIMES)
+        self._timer.transfer(begin, end)
+        self._timer.mark(FORWARD_BACKWARD, computed)
+        self._timer.mark(EXPOSED_COMMUNICATION, now)
+        self._ledger.add("all_reduce", found["total_parameter_size_bytes"], found["num_buckets_reduced"])
+
+
+def _timed_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook for GPUs, where DDP's own times would wait for the device: mean of a gradient bucket.
+
+    When the last bucket is ready, only communication is left to wait for.
+    """
+    if bucket.is_last():
+        timer.mark(FORWARD_BACKWARD)
+    begin = timer.stamp()
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    future = dist.all_reduce(buffer, async_op=True).get_future()
+
+    def done(finished: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        timer.transfer(begin, timer.stamp())
+        return finished.value()[0]
+
+    return future.then(done)  # type: ignore[no-any-return]
+
+
+# DDP compares the hook's annotations with its types by identity; with postponed evaluation they would be text
+_timed_all_reduce.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
 
 
 class Meters:

@@ -21,9 +21,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from suite.config import RunConfig
 from suite.distributed import World
 from suite.flops import Count, count
+from suite.instrument import Ledger, exchange_marks
 from suite.sampling import train_batches
 from suite.stragglers import Straggling, straggling
-from suite.timing import DATA_WAIT, EXPOSED_COMMUNICATION, FORWARD_BACKWARD, OPTIMIZER, PhaseTimer
+from suite.timing import DATA_WAIT, EXPOSED_COMMUNICATION, OPTIMIZER, PhaseTimer
 from suite.train import autocast, clip_gradients, device_clock, prefetch, wrap
 from suite.workload import Dataset, Optimization, Workload
 
@@ -72,6 +73,7 @@ class _Session:
     wrapped: nn.Module
     optimization: Optimization
     timer: PhaseTimer
+    mark_exchange: Callable[[], None]
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
     def step(self) -> None:
@@ -85,7 +87,7 @@ class _Session:
             loss = self.workload.loss(self.wrapped, batch)
         with record_function(PHASE + BACKWARD):
             loss.backward()  # type: ignore[no-untyped-call]
-        self.timer.mark(FORWARD_BACKWARD if self.wrapped is self.model else EXPOSED_COMMUNICATION)
+        self.mark_exchange()
         with record_function(PHASE + OPTIMIZER):
             for group in optimizer.param_groups:
                 group["lr"] = self.optimization.learning_rate(0, 1)
@@ -113,9 +115,10 @@ def run(
     torch.manual_seed(SEED + world.rank)
     optimization = workload.build_optimizer(model, max(1, len(data) // config.global_batch_size))
     timer = PhaseTimer(device_clock(device))
-    wrapped = wrap(model, workload.sharded_parameters(model), world, device, timer)
+    wrapped = wrap(model, workload.sharded_parameters(model), world, device)
     model.train()
-    session = _Session(workload, config, world, device, model, wrapped, optimization, timer)
+    marks = exchange_marks(wrapped, timer, Ledger())
+    session = _Session(workload, config, world, device, model, wrapped, optimization, timer, marks)
     session.batches = _batches(config, data, world, device, steps + profiled_steps + 3)
     for _ in range(2):
         session.step()

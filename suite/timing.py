@@ -34,11 +34,9 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The monotonic clock of the host: right where work is done when the call returns."""
+    """The monotonic clock of the host, seconds: right where work is done when the call returns."""
 
-    def stamp(self) -> float:
-        """Monotonic seconds."""
-        return time.perf_counter()
+    stamp = staticmethod(time.perf_counter)
 
     def seconds(self, begin: float, end: float) -> float:
         """Difference in seconds."""
@@ -78,9 +76,9 @@ class PhaseTimer:
             self._marks, self._transfers = [], []
             self._start = self._clock.stamp()
 
-    def mark(self, phase: str) -> None:
-        """End ``phase`` here: the time since the last mark was spent in it."""
-        self._marks.append((phase, self._clock.stamp()))
+    def mark(self, phase: str, stamp: Any = None) -> None:
+        """End ``phase`` here, or at an earlier stamp: the time since the last mark was spent in it."""
+        self._marks.append((phase, self._clock.stamp() if stamp is None else stamp))
 
     @contextmanager
     def other(self) -> Iterator[None]:
@@ -124,7 +122,7 @@ class NoTimer:
     def restart(self) -> None:
         """Ignored."""
 
-    def mark(self, phase: str) -> None:
+    def mark(self, phase: str, stamp: Any = None) -> None:
         """Ignored."""
 
     def flush(self) -> dict[str, float]:

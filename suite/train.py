@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket  # what torch.distributed.GradBucket is, for type checkers
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -30,12 +29,11 @@ from suite.card import SizeCard
 from suite.checkpoint import Position, TrainingState
 from suite.config import RunConfig
 from suite.distributed import World
-from suite.instrument import Instruments, by_rank
+from suite.instrument import Instruments, Ledger, by_rank, exchange_marks
 from suite.mllog import EventLog
 from suite.sampling import eval_batches, steps_per_epoch, train_batches
 from suite.timing import (
     DATA_WAIT,
-    EXPOSED_COMMUNICATION,
     FORWARD_BACKWARD,
     OPTIMIZER,
     OTHER,
@@ -111,7 +109,9 @@ class Trainer:
         if self.config.instrumentation:
             self.instruments = Instruments(self.world, self.device, device_clock(self.device))
             self.world, self.timer = self.instruments.world, self.instruments.timer
-        self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device, self.timer)
+        self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device)
+        ledger = self.instruments.ledger if self.instruments else Ledger()
+        self._mark_exchange = exchange_marks(self.wrapped, self.timer, ledger)
 
     def run(self, start: Position) -> Outcome:
         """Train from a position until the target is met, the epochs are used up or a signal says stop."""
@@ -184,6 +184,8 @@ class Trainer:
             if reason is not None:
                 return self._cut_short(reason, block, step + 1)
             self.timer.mark(OTHER)
+        self.timer.mark(OTHER)
+        _add(totals, self.timer.flush())
         seconds = time.perf_counter() - begin
         samples = (steps - first_step) * self.config.global_batch_size
         self._throughput = samples / seconds
@@ -237,7 +239,10 @@ class Trainer:
             with autocast(self.config, self.device):
                 loss = self.workload.loss(self.wrapped, batch) / self.config.gradient_accumulation_steps
             loss.backward()  # type: ignore[no-untyped-call]
-        self.timer.mark(EXPOSED_COMMUNICATION if parallel and item.ends else FORWARD_BACKWARD)
+        if item.ends:
+            self._mark_exchange()
+        else:
+            self.timer.mark(FORWARD_BACKWARD)
         window.add(loss.detach(), ends_step=item.ends)
         if not item.ends:
             return
@@ -258,9 +263,7 @@ class Trainer:
         stats = self.workload.window_stats(self.world)
         self.timer.mark(OTHER)
         phases = self.timer.flush()
-        for name, value in phases.items():
-            totals[name] = totals.get(name, 0.0) + value
-        totals[LOSS_SUM] = totals.get(LOSS_SUM, 0.0) + mine * window.steps
+        _add(totals, phases | {LOSS_SUM: mine * window.steps})
         if self.instruments is not None:
             self.instruments.energy.meter.sample()
             self.log.event(mllog.STEP_PHASES, phases, metadata=where | {"loss": loss})
@@ -418,6 +421,11 @@ def clip_gradients(model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm:
     nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm)
 
 
+def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        totals[name] = totals.get(name, 0.0) + value
+
+
 # Buffers are each rank's own while training and averaged before an evaluation; torch renamed the switch in 2.13
 _NO_BUFFER_BROADCAST: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in signature(DistributedDataParallel).parameters
@@ -425,10 +433,8 @@ _NO_BUFFER_BROADCAST: dict[str, Any] = {
 }  # fmt: skip
 
 
-def wrap(
-    model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device: torch.device, timer: PhaseTimer | NoTimer
-) -> nn.Module:
-    """Data parallel over all ranks, its communication noted in ``timer``; the model itself on one rank.
+def wrap(model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device: torch.device) -> nn.Module:
+    """Data parallel over all ranks; the model itself on one rank.
 
     After a backward pass all gradients are means over ranks: of ``sharded`` parameters they come as sums and are only
     divided. Parameters and buffers become those of rank 0, but for the sharded ones: load a checkpoint afterwards.
@@ -441,34 +447,12 @@ def wrap(
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
     for parameter in sharded:
         parameter.register_hook(lambda gradient: gradient / world.size)  # type: ignore[no-untyped-call]
-    parallel = DistributedDataParallel(
+    return DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         **_NO_BUFFER_BROADCAST,
     )
-    if isinstance(timer, PhaseTimer):
-        parallel.register_comm_hook(timer, _timed_all_reduce)
-    return parallel
-
-
-def _timed_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP communication hook: mean of a gradient bucket. When the last bucket is ready, only communication is left to wait for."""
-    if bucket.is_last():
-        timer.mark(FORWARD_BACKWARD)
-    begin = timer.stamp()
-    buffer = bucket.buffer().div_(dist.get_world_size())
-    future = dist.all_reduce(buffer, async_op=True).get_future()
-
-    def done(finished: torch.futures.Future[list[Tensor]]) -> Tensor:
-        timer.transfer(begin, timer.stamp())
-        return finished.value()[0]
-
-    return future.then(done)  # type: ignore[no-any-return]
-
-
-# DDP compares the hook's annotations with its types by identity; with postponed evaluation they would be text
-_timed_all_reduce.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[Tensor]}
 
 
 def device_clock(device: torch.device) -> Clock:

@@ -21,7 +21,7 @@ from workloads.moe.all_to_all import ExpertMesh, Journey, Reorder, gather_slices
 from workloads.moe.config import Algorithm, MoEConfig, ranks_per_expert, valid_r
 from workloads.moe.dispatch import Permutation, Plan, permutation
 from workloads.moe.experts import Experts, Weights, run_experts
-from workloads.moe.phases import Load, Marker, NoMarker, boundary
+from workloads.moe.phases import Load, Marker, NoMarker
 from workloads.moe.router import Router, Routing
 
 
@@ -90,12 +90,12 @@ class MoELayer(nn.Module):
     def forward(self, x_TD: Tensor) -> Output:
         """The layer."""
         marker = self.marker
-        x_TD = boundary(x_TD, marker, None, phases.GATE)
+        x_TD = marker.boundary(x_TD, None, phases.GATE)
         routing = self.router(x_TD)
-        rows_TD = boundary(self._compute_dtype(x_TD), marker, phases.GATE, phases.PERMUTE)
+        rows_TD = marker.boundary(self._compute_dtype(x_TD), phases.GATE, phases.PERMUTE)
         dispatcher = self._dispatcher()
         y_TD, plan = dispatcher(rows_TD, routing)
-        y_TD = boundary(y_TD, marker, phases.UNPERMUTE, None)
+        y_TD = marker.boundary(y_TD, phases.UNPERMUTE, None)
         if self.training:
             self._count(plan)
         return Output(y_TD.to(x_TD.dtype), routing.auxiliary_loss)
@@ -171,9 +171,9 @@ def _local(layer: MoELayer, x_TD: Tensor, routing: Routing) -> tuple[Tensor, Pla
     """All experts are here."""
     marker, permute = layer.marker, layer._permutation()
     plan = permute.plan(routing, layer.config.experts)
-    rows_ND = boundary(permute.encode(x_TD, plan), marker, phases.PERMUTE, phases.EXPERTS)
+    rows_ND = marker.boundary(permute.encode(x_TD, plan), phases.PERMUTE, phases.EXPERTS)
     rows_ND = layer._run(rows_ND, plan.rows_E, layer._local_weights())
-    rows_ND = boundary(rows_ND, marker, phases.EXPERTS, phases.UNPERMUTE)
+    rows_ND = marker.boundary(rows_ND, phases.EXPERTS, phases.UNPERMUTE)
     return permute.decode(rows_ND, plan, routing.weights_TK), plan
 
 
@@ -186,12 +186,12 @@ def _parallel(layer: MoELayer, mesh: ExpertMesh, x_TD: Tensor, routing: Routing)
     weights = layer._gathered(mesh)
     marker.mark(phases.GATHER)
     if layer.execution.r == 0:
-        rows_ND = boundary(rows_ND, marker, None, phases.EXPERTS)
-        rows_ND = boundary(layer._run(rows_ND, plan.rows_E, weights), marker, phases.EXPERTS, phases.UNPERMUTE)
+        rows_ND = marker.boundary(rows_ND, None, phases.EXPERTS)
+        rows_ND = marker.boundary(layer._run(rows_ND, plan.rows_E, weights), phases.EXPERTS, phases.UNPERMUTE)
     else:
-        rows_ND = boundary(rows_ND, marker, None, phases.DISPATCH)
+        rows_ND = marker.boundary(rows_ND, None, phases.DISPATCH)
         rows_ND = _travel(layer, mesh, rows_ND, plan.rows_E, weights)
-        rows_ND = boundary(rows_ND, marker, phases.COMBINE, phases.UNPERMUTE)
+        rows_ND = marker.boundary(rows_ND, phases.COMBINE, phases.UNPERMUTE)
     return permute.decode(rows_ND, plan, routing.weights_TK), plan
 
 
@@ -208,9 +208,9 @@ def _travel(layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, rows_E: Tensor, 
         journey.advance()
     coming: list[Journey] = []
     for journey, route in zip(going, routes, strict=True):
-        rows = boundary(journey.end(), marker, phases.DISPATCH, phases.EXPERTS)
+        rows = marker.boundary(journey.end(), phases.DISPATCH, phases.EXPERTS)
         rows = layer._run(rows, route.rows_L, weights)
-        coming.append(Journey(boundary(rows, marker, phases.EXPERTS, phases.COMBINE), route.back))
+        coming.append(Journey(marker.boundary(rows, phases.EXPERTS, phases.COMBINE), route.back))
         if len(coming) > 1:
             coming[-2].advance()
     coming[-1].advance()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -32,12 +35,23 @@ class Marker(Protocol):
         """The time since the last mark was spent in ``phase``."""
         ...
 
+    def boundary(self, x: Tensor, before: str | None, after: str | None) -> Tensor:
+        """``x``; forward, phase ``before`` ends here; backward, the backward of phase ``after`` does.
+
+        None begins a measurement.
+        """
+        ...
+
 
 class NoMarker:
     """Measures nothing."""
 
     def mark(self, phase: str | None) -> None:
         """Ignored."""
+
+    def boundary(self, x: Tensor, before: str | None, after: str | None) -> Tensor:
+        """Ignored."""
+        return x
 
 
 class LayerTimer:
@@ -47,33 +61,36 @@ class LayerTimer:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._marks: list[tuple[str | None, Any]] = []
+        self._clock, self._stamp = clock, clock.stamp
+        self._marks: deque[tuple[str | None, Any]] = deque(maxlen=MAX_MARKS)
+        self._ends = {phase: self._end_of(phase and f"{phase}_backward") for phase in (None, *FORWARD)}
 
     def mark(self, phase: str | None) -> None:
         """End ``phase`` here."""
-        if len(self._marks) == MAX_MARKS:
-            self._marks = []
-        self._marks.append((phase, self._clock.stamp()))
+        self._marks.append((phase, self._stamp()))
+
+    def boundary(self, x: Tensor, before: str | None, after: str | None) -> Tensor:
+        """Marks now, and when the gradient of ``x`` is complete. Evaluation is not measured."""
+        if not torch.is_grad_enabled():
+            return x
+        if before in (None, GATE):
+            x = x.view_as(x)  # this tensor is needed elsewhere too: that part of its gradient is not this phase's
+        self._marks.append((before, self._stamp()))
+        if x.requires_grad:
+            x.register_hook(self._ends[after])  # half the cost of an autograd function, forward and backward
+        return x
 
     def flush(self) -> dict[str, float]:
         """Seconds of every phase, and start over."""
         seconds = dict.fromkeys(PHASES, 0.0)
-        for (_, begin), (phase, end) in zip(self._marks, self._marks[1:], strict=False):
+        for (_, begin), (phase, end) in pairwise(self._marks):
             if phase is not None:
                 seconds[phase] += self._clock.seconds(begin, end)
-        self._marks = []
+        self._marks.clear()
         return seconds
 
-
-def boundary(x: Tensor, marker: Marker, before: str | None, after: str | None) -> Tensor:
-    """Identity: forward, phase ``before`` ends here; backward, the backward of phase ``after`` does.
-
-    None begins a measurement.
-    """
-    if isinstance(marker, NoMarker):
-        return x
-    return _Boundary.apply(x, marker, before, after)
+    def _end_of(self, phase: str | None) -> Callable[[Tensor], None]:
+        return lambda gradient: self._marks.append((phase, self._stamp()))
 
 
 @dataclass
@@ -112,16 +129,3 @@ class Load:
             "needed_capacity": float(self.needed_factor),
             "padding_waste": 1 - kept / rows if rows else 0.0,
         }
-
-
-class _Boundary(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, marker: Marker, before: str | None, after: str | None) -> Tensor:
-        ctx.marker, ctx.after = marker, after
-        marker.mark(before)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        ctx.marker.mark(None if ctx.after is None else f"{ctx.after}_backward")
-        return gradient, None, None, None
