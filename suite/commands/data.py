@@ -69,7 +69,7 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
             chosen.load_generator().generate(root, size, seed=seed, world=world, progress=tell)
         _show(root, world)
         if world.is_first:
-            _show_baselines(chosen, size, root)
+            _show_baselines(chosen, root)
 
 
 @data.command()
@@ -97,6 +97,8 @@ def convert(workload: str, source: Path, size: str | None, ranks: int, output: P
         trust = {"trust_pickles": True} if trust_pickles else {}
         function(source, output, world=world, size=size, **trust)
         _show(output, world)
+        if world.is_first:
+            _show_baselines(chosen, output)
 
 
 @data.command()
@@ -255,13 +257,19 @@ def _show(root: Path, world: World) -> None:
         click.echo(f"{_summary(root, read_manifest(root))}: complete")
 
 
-def _show_baselines(chosen: Descriptor, size: str, root: Path) -> None:
-    """Measure what simple predictors reach and print it beside the target, so that a target can be judged."""
+def _show_baselines(chosen: Descriptor, root: Path) -> None:
+    """Measure what simple predictors reach and print it beside the target, so that a target can be judged.
+
+    Nothing for data of a size that the card does not have: there is no target.
+    """
     from suite.baselines import measure_baselines
     from suite.shards import read_manifest
 
-    card = chosen.card().size(size)
-    for name, value in measure_baselines(chosen, size, root, read_manifest(root).sha256).items():
+    manifest = read_manifest(root)
+    if manifest.size not in chosen.card().sizes:
+        return
+    card = chosen.card().size(manifest.size)
+    for name, value in measure_baselines(chosen, manifest.size, root, manifest.sha256).items():
         click.echo(f"  {card.metric_name} of {name}: {value:.4f} (target {card.threshold:g})")
 
 

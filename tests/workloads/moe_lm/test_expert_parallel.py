@@ -93,3 +93,28 @@ def test_a_run_of_four_ranks_logs_its_phases_is_packaged_and_resumes_where_it_wa
     assert logged["model_parameters"] == 115264  # of all ranks together
     mlhpc("package", tmp_path / "whole", "--system", "bed", "--submitter", "unknown", "-o", tmp_path / "unknown")
     assert list((tmp_path / "unknown").rglob("result_0.txt"))
+
+
+@pytest.mark.long
+def test_another_model_runs_in_the_open_division_alone(data: Path, tmp_path: Path) -> None:
+    """The cosine router has parameters that the card does not count."""
+    moe = ("router=cosine", "balance=bias", "balance_coefficient=0.001", "expert_parallel=true")
+    sets = [f"data={data}", "max_epochs=1", *(f"hyperparameters.moe.{item}" for item in moe)]
+    words = [
+        "run",
+        "moe_lm",
+        "--config",
+        "smoke",
+        "--runs",
+        "1",
+        "--ranks",
+        "2",
+        *(x for s in sets for x in ("--set", s)),
+    ]
+    said = mlhpc(*words, "-o", tmp_path / "closed", code=2)
+    assert "model has 132417 parameters; the card says 115264; another model is for submission.division=open" in said
+    mlhpc(*words, "--set", "submission.division=open", "-o", tmp_path / "open", code=1)
+    events = read_events(tmp_path / "open" / "result_0.txt").events
+    assert next(event.value for event in events if event.key == "model_parameters") == 132417
+    stats = [event.value for event in events if event.key == "window_stats"]
+    assert stats[0]["phases"]["a2a_dispatch"] > 0
