@@ -181,8 +181,7 @@ def _parallel(layer: MoELayer, mesh: ExpertMesh, x_TD: Tensor, routing: Routing)
     """Experts spread over the mesh: rows travel to them and back (r >= 1), or all weights come here (r = 0)."""
     marker, permute = layer.marker, layer._permutation()
     plan = permute.plan(routing, layer.config.experts)
-    rows_ND = permute.encode(x_TD, plan)
-    marker.mark(phases.PERMUTE)
+    rows_ND = marker.boundary(permute.encode(x_TD, plan), phases.PERMUTE, phases.GATHER)
     weights = layer._gathered(mesh)
     marker.mark(phases.GATHER)
     if layer.execution.r == 0:
@@ -202,7 +201,7 @@ def _travel(layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, rows_E: Tensor, 
     routes = plan_routes(mesh, counts_JWL, execution.algorithm, rows_ND.device)
     marker.mark(phases.COUNTS)
     places_M = ranges(begins_JWL.reshape(-1), counts_JWL.reshape(-1)).to(rows_ND.device)
-    chunks = _take(rows_ND, places_M, execution).split(counts_JWL.sum((1, 2)).tolist())
+    chunks = torch.split(_take(rows_ND, places_M, execution), counts_JWL.sum((1, 2)).tolist())
     going = [Journey(rows, route.hops) for rows, route in zip(chunks, routes, strict=True)]
     for journey in going:
         journey.advance()

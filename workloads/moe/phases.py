@@ -22,9 +22,9 @@ EXPERTS = "experts"
 COMBINE = "a2a_combine"
 UNPERMUTE = "unpermute"
 FORWARD = (GATE, PERMUTE, COUNTS, GATHER, DISPATCH, EXPERTS, COMBINE, UNPERMUTE)
-BACKWARD = tuple(f"{name}_backward" for name in (UNPERMUTE, COMBINE, EXPERTS, DISPATCH, PERMUTE, GATE))
+BACKWARD = tuple(f"{name}_backward" for name in (UNPERMUTE, COMBINE, EXPERTS, DISPATCH, GATHER, PERMUTE, GATE))
 PHASES = FORWARD + BACKWARD
-COMMUNICATION = (COUNTS, GATHER, DISPATCH, COMBINE, f"{DISPATCH}_backward", f"{COMBINE}_backward")
+COMMUNICATION = (COUNTS, *(name + way for name in (GATHER, DISPATCH, COMBINE) for way in ("", "_backward")))
 MAX_MARKS = 200_000  # a timer that nobody reads forgets
 
 
@@ -77,7 +77,7 @@ class LayerTimer:
             x = x.view_as(x)  # this tensor is needed elsewhere too: that part of its gradient is not this phase's
         self._marks.append((before, self._stamp()))
         if x.requires_grad:
-            x.register_hook(self._ends[after])  # half the cost of an autograd function, forward and backward
+            x.register_hook(self._ends[after])  # type: ignore[no-untyped-call]  # half the cost of an autograd function, forward and backward
         return x
 
     def flush(self) -> dict[str, float]:
@@ -106,7 +106,10 @@ class Load:
     @staticmethod
     def empty(experts: int, device: torch.device) -> Load:
         """Nothing yet."""
-        return Load(*(torch.zeros(n, dtype=torch.float64, device=device) for n in (experts, 1, 1, 1)))
+        assigned_E, kept, rows, needed = (
+            torch.zeros(n, dtype=torch.float64, device=device) for n in (experts, 1, 1, 1)
+        )
+        return Load(assigned_E, kept, rows, needed)
 
     def add(self, assigned_E: Tensor, kept: Tensor, rows: int) -> None:
         """One step of one layer: ``kept`` rows hold a token, ``rows`` were computed."""

@@ -119,6 +119,7 @@ def run_rank(name: str, rank: int, ranks: int, store: Path) -> None:
         tuned = "autotune=true" in form
         if not tuned:  # which may choose r = 0, where no token moves
             moves_tokens = bool(form) and "parallel_r=0" not in form
+            assert not form or seconds["weight_gather_backward"] > 0
             assert (seconds["a2a_dispatch"] > 0) == (seconds["a2a_combine_backward"] > 0) == moves_tokens
         assert ("autotuned" in stats) == tuned
         if rank == 0:
