@@ -12,8 +12,8 @@ from suite.build import VALIDATION_INDEX
 from suite.distributed import World
 from suite.shards import ShardReader, read_manifest, verify
 from tests.workloads.openfold.conftest import SMALL_NET
+from workloads.openfold import DESCRIPTOR, residues
 from workloads.openfold import generate as generator
-from workloads.openfold import residues
 from workloads.openfold.baselines import baselines, column_vote
 from workloads.openfold.data import OpenFoldData
 from workloads.openfold.losses import sample_lddt_ca
@@ -92,6 +92,11 @@ def test_the_oracle_is_far_above_every_baseline(tmp_path: Path, world: World, mo
     assert values["all_strand"] < values["all_helix"] < values["column_vote"] < 0.75
     assert score([each.mean_torsions for each in drawn]) > 0.93
     assert HELIX == 0
+
+
+def test_the_target_of_mini_lies_beyond_its_baselines(tmp_path: Path, world: World) -> None:
+    generator.generate(tmp_path, "mini", seed=0, world=world)
+    assert DESCRIPTOR.card().size("mini").threshold > max(baselines(tmp_path).values())
 
 
 def test_samples_are_keyed_by_seed_epoch_and_index(train: OpenFoldData) -> None:
