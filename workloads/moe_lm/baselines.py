@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from suite.shards import ShardReader, read_manifest
 
 PRIOR = 4.0  # pseudo-counts of the shorter context's distribution
-ORDERS = (0, 2, 4)  # bytes looked back on
+ORDERS = range(5)  # bytes looked back on
 
 
 def baselines(root: Path) -> dict[str, float]:
@@ -20,10 +20,9 @@ def baselines(root: Path) -> dict[str, float]:
     rows = validation.read(np.arange(len(validation)))["text"]
     chances = np.full((len(rows), rows.shape[1] - 1), 1 / 256)
     results = {}
-    for order in range(max(ORDERS) + 1):
+    for order in ORDERS:
         chances = refine(chances, text, rows, order)
-        if order in ORDERS:
-            results[f"bytes_{order}"] = float(-np.log2(chances).mean())
+        results[f"bytes_{order}"] = float(-np.log2(chances).mean())
     rate = read_manifest(root).attributes.get("entropy_rate")
     return results if rate is None else results | {"entropy_rate": float(rate)}
 

@@ -81,5 +81,5 @@ class MoELM(MoEWorkload):
         return work(self._own, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
 
     def baselines(self, root: Path) -> dict[str, float]:
-        """Bits per byte of counts after the last 0, 2 and 4 bytes."""
+        """Bits per byte of counts after the last 0 to 4 bytes."""
         return baselines(root)
