@@ -118,6 +118,12 @@ class Picture:
     missing: str = ""
     answer: str = ""
 
+    @property
+    def tall(self) -> bool:
+        """True if the figure is too tall to be shrunk to one printed page; it is continued on the next."""
+        box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', self.svg)
+        return box is not None and float(box[2]) > LARGEST_PRINTED * float(box[1])
+
 
 @dataclass(frozen=True)
 class Answered:
@@ -209,6 +215,7 @@ def build(study: Study, verdicts: Sequence[Verdict]) -> Report:
     )
 
 
+LARGEST_PRINTED = 1.8  # height over width: at two thirds of the paper's width, 11 px text is 6 pt
 FORMULAS = (
     ("Score, time to train", "mean of run_stop − run_start over the required runs without the fastest and the slowest; one run "
      "may fail and then is the slowest (MLPerf HPC rules)"),

@@ -348,10 +348,10 @@ def test_four_views_of_one_machine_size_and_batch_answer_nothing(tmp_path: Path,
 
 
 def test_what_has_no_score_is_not_the_fastest(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
-    whole, part = run_folder(tmp_path, "whole", train_s=20.0), run_folder(tmp_path, "part", runs=1, train_s=5.0)
+    whole, part = run_folder(tmp_path, "whole"), run_folder(tmp_path, "part", runs=1)
     data = study([whole, part], cards)
     assert "fastest whole" in figures()["time_and_units"].answer(data)
     with pytest.raises(NotAnswerableError):  # one point is no front
         figures()["pareto"].table(data)
-    alone = study([part], cards)
-    assert "none with a score" in figures()["time_and_units"].answer(alone)
+    parts = study([part, run_folder(tmp_path, "other", runs=1, seed=7)], cards)
+    assert "none with a score" in figures()["time_and_units"].answer(parts)
