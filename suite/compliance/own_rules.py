@@ -279,7 +279,7 @@ def cache_agrees(context: LogContext) -> Iterator[Found]:
     if event is None:
         return
     dropped = event.value == "dropped"
-    if not same(event.metadata.get("state", event.value), event.value):
+    if "state" in event.metadata and not same(event.metadata["state"], event.value):
         yield (
             event.line,
             f"cache_state is {brief(event.value)} and in its own metadata {brief(event.metadata['state'])}",

@@ -14,12 +14,25 @@ from suite.compliance.ruleset import ruleset, ruleset_names
 from suite.log_reader import read_events
 from suite.record import summarise
 from suite.scoring import throughput, time_to_train
-from tests.fixtures.logs import hpc_run, our_run
+from tests.fixtures.logs import Line, chain, edit, hpc_run, insert, our_run
 
+MEASURED = insert(
+    Line("rank_stats", {"step_s": {"min": 1.0, "median": 1.5, "max": 2.0, "min_rank": 1, "max_rank": 0, "values": [2.0, 1.0]}},
+         metadata={"epoch_num": 2, "steps": 125}),
+    "run_stop",
+)  # fmt: skip
+STATED = edit(
+    "run_config",
+    value={"workload": "cosmoflow", "size": "smoke", "global_batch_size": 16, "max_epochs": 9, "precision": "float32",
+           "submission": {"org": "ACME"}, "hyperparameters": {"dropout": 0.0}},
+)  # fmt: skip
+DROPPED = edit("cache_state", value="dropped", meta={"state": "dropped", "command": "drop", "exit_codes": [0]})
+WORK = insert(Line("work_per_sample", {"model_flops": 1e7}), "init_stop")
 BASES = [
     b"".join(line.encode(number) for number, line in enumerate(lines))
     for lines in (
         our_run(),
+        chain(MEASURED, STATED, DROPPED, WORK)(our_run()),
         our_run("mini", values=(0.3, 0.25)),
         *(hpc_run(name, epochs=4) for name in ("cosmoflow", "deepcam", "oc20", "openfold")),
     )
