@@ -28,6 +28,7 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
 )  # fmt: skip
 GREY = "#8A8A8A"
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
+LEGEND_CHARACTERS = 110  # across a figure, the signs and gaps of a column taken for 8
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 _DECIMALS = re.compile(r"(\.\d\d)\d+")  # a hundredth of a point is finer than any screen
@@ -131,7 +132,8 @@ def legend_of(figure: Figure, axis: Axes, signs: Mapping[str, tuple[str, str]]) 
     for name, (colour, marker) in signs.items():
         axis.plot([], [], marker, color=colour, linestyle="none", markersize=9, label=clip(name, 40))
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+    columns = LEGEND_CHARACTERS // (max(map(len, labels), default=0) + 8)
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(4, len(labels), columns)))
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def listed(said: Sequence[str], most: int = 5) -> str:
+def listed(said: Sequence[str], most: int = 6) -> str:
     """The first of several statements as one line, and how many more there are."""
     more = f"; and {len(said) - most} more" if len(said) > most else ""
     return "; ".join(said[:most]) + more

@@ -1,4 +1,4 @@
-"""What the figures of rooflines share: logarithmic scales in SI units."""
+"""What the figures of rooflines share: logarithmic scales in SI units, the name of a result's signs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import math
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from analysis.drawing import clip
 from analysis.roofline import si
+from analysis.roofline_cases import Case
 
 
 def si_scale(scale: Axis, unit: str) -> None:
@@ -17,3 +19,8 @@ def si_scale(scale: Axis, unit: str) -> None:
     scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
     scale.set_major_formatter(FuncFormatter(lambda value, _: f"{si(value)}{unit}".strip()))
     scale.set_minor_formatter(NullFormatter())
+
+
+def series(case: Case) -> str:
+    """What tells a result's points from others': one system may have run several benchmarks."""
+    return clip(f"{case.benchmark} {case.size}, {case.label}", 40)

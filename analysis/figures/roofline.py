@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter
 
 from analysis.drawing import GREY, INK, clip, legend_of, listed, looks, name_points, panels
 from analysis.roofline import Roof, si
-from analysis.roofline_drawing import si_scale
+from analysis.roofline_drawing import series, si_scale
 from analysis.roofline_points import Machine, Placed, machines
 from analysis.roofline_published import vendor_roofs
 from analysis.study import NotAnswerableError, Study
@@ -88,7 +88,7 @@ def draw(study: Study) -> Figure:
     """A panel per machine."""
     table(study)
     found = [machine for machine in machines(study) if machine.placed]
-    labels = {placed.case.label for machine in found for placed in machine.placed}
+    labels = {series(placed.case) for machine in found for placed in machine.placed}
     signs = looks(labels)
     figure, axes = panels(len(found), 1, 6.2, extra_in=0.5)
     named = [_panel(axis, machine, signs) for machine, axis in zip(found, axes, strict=True)]
@@ -133,7 +133,7 @@ def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> S
                 textcoords="offset points",
             )
     for placed in shown:
-        colour, marker = signs[placed.case.label]
+        colour, marker = signs[series(placed.case)]
         area = POINT_AREA * min(1.0, placed.point.seconds / placed.case.bounds.step_s)
         axis.plot(
             [placed.point.intensity], [placed.point.rate], marker, color=colour, markersize=math.sqrt(area),

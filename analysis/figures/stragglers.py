@@ -94,7 +94,7 @@ def _panel(axis: Axes, item: Ranks) -> None:
     axis.set_xticks(ranks[::step], [str(rank) for rank in ranks[::step]])
     axis.set_xlabel("rank")
     axis.set_ylabel("ms per step")
-    axis.set_title(clip(f"{item.label}: {item.benchmark} {item.size}", 34), fontsize=11)
+    axis.set_title(f"{clip(f'{item.benchmark} {item.size}', 30)}\n{clip(item.label, 30)}", fontsize=11)
     axis.grid(visible=False, axis="x")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.drawing import GREY, INK, ORANGE, clip, legend_of, listed, looks, name_points, panels
-from analysis.roofline import si
-from analysis.roofline_drawing import si_scale
-from analysis.roofline_points import Machine, machines
+from analysis.roofline import Complexity, si
+from analysis.roofline_drawing import series, si_scale
+from analysis.roofline_points import Machine, Placed, machines
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time-based roofline"
@@ -72,7 +73,7 @@ def draw(study: Study) -> Figure:
     """A panel per machine."""
     table(study)
     found = [machine for machine in machines(study) if machine.complexities()]
-    signs = looks(placed.case.label for machine in found for placed, _ in machine.complexities())
+    signs = looks(series(placed.case) for machine in found for placed, _ in machine.complexities())
     columns = min(2, len(found))
     figure, axes = panels(len(found), columns, 5.4, extra_in=0.5)
     named = [_panel(axis, machine, signs, 90 // columns) for machine, axis in zip(found, axes, strict=True)]
@@ -99,11 +100,12 @@ def _panel(
         square = Rectangle((low, low), launch - low, launch - low, facecolor=ORANGE, edgecolor=ORANGE, alpha=0.25)
         axis.add_patch(square)
         axis.annotate("launch", (low, launch), xytext=(4, 3), textcoords="offset points", color=INK)
+    corners = _corners(points)
     for placed, found in points:
-        colour, marker = signs[placed.case.label]
+        colour, marker = signs[series(placed.case)]
         t = found.seconds
         counted = placed.point.basis == "counted"
-        if not counted or len(points) < 4:
+        if found.name in corners:
             axis.plot([low, t, t], [t, t, low], linestyle="--", color=colour, linewidth=1.2)
         axis.plot(
             [found.memory_s], [found.compute_s], marker, color=colour, markersize=7 if counted else 11,
@@ -117,3 +119,10 @@ def _panel(
     axis.annotate("compute binds", (low, high), xytext=(6, -14), textcoords="offset points", color=INK)
     axis.annotate("memory binds", (high, low), xytext=(-6, 6), textcoords="offset points", ha="right", color=INK)
     return [(c.memory_s, c.compute_s, f"{c.name}: {c.seconds / c.roof_s:.3g} ×", False) for _, c in points]
+
+
+def _corners(points: Sequence[tuple[Placed, Complexity]]) -> set[str]:
+    """Points with a corner at their measured time: phases, or kernels if they are few; of several results the first alone."""
+    if len({series(placed.case) for placed, _ in points}) > 1:
+        return {points[0][1].name}
+    return {found.name for placed, found in points if placed.point.basis != "counted" or len(points) < 4}
