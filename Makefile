@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
-EXTRAS := run,mpi,open-catalyst,analysis,parquet,official,test
+EXTRAS := run,mpi,open-catalyst,analysis,parquet,nvml,official,test
 # One file of tests at a time and core: session fixtures (a Slurm cluster, a data set) are made once
 PYTEST := -m pytest -n auto --maxprocesses 4 --dist loadfile
 READY := $(VENV)/.ready

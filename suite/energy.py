@@ -90,7 +90,7 @@ def gpu_counter(uuid: str) -> tuple[list[EnergyCounter], dict[str, str]]:
     try:
         import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        return [], {"nvml": "the package nvidia-ml-py is not installed"}
+        return [], {"nvml": "the package nvidia-ml-py is not installed (pip install 'mlhpc[nvml]')"}
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
