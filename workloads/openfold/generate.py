@@ -32,7 +32,7 @@ class DataSize:
 
 
 SIZES: dict[str, DataSize] = {
-    "smoke": DataSize(Families(12, 16, 8), 256, 64, 64),
+    "smoke": DataSize(Families(8, 10, 8, strands_per_helix=2), 1_024, 128, 128),
     "mini": DataSize(Families(20, 24, 16), 1_024, 128, 128),
     "small": DataSize(Families(48, 96, 64, 2), 8_192, 256, 128),
     "full": DataSize(Families(100, 500, 1_200, 4), 594_595, 180, 64),

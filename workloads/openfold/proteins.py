@@ -64,12 +64,13 @@ _OFFSETS, _CHI = _amino_acid_angles()
 
 @dataclass(frozen=True)
 class Families:
-    """What to draw: chain lengths (both included), rows of an alignment, templates of a family."""
+    """What to draw: chain lengths (both included), rows of an alignment, templates of a family, strands for one helix."""
 
     shortest: int
     longest: int
     rows: int
     templates: int = 0
+    strands_per_helix: int = 1
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def draw(settings: Families, seed: int, number: int) -> Drawn:
     """Draw one family."""
     rng = np.random.Generator(np.random.Philox(key=[seed, number]))
     length = int(rng.integers(settings.shortest, settings.longest + 1))
-    elements = _elements(length, rng)
+    elements = _elements(length, settings.strands_per_helix, rng)
     ancestor = _emit(elements, rng.random(length))
     mean = _mean_torsions(elements, ancestor)
     copies = 1 + settings.templates
@@ -117,11 +118,11 @@ def draw(settings: Families, seed: int, number: int) -> Drawn:
     return Drawn(elements, sequence, mean, torsions, chi, msa, deletions)
 
 
-def _elements(length: int, rng: np.random.Generator) -> NDArray[np.int8]:
+def _elements(length: int, strands_per_helix: int, rng: np.random.Generator) -> NDArray[np.int8]:
     parts: list[NDArray[np.int8]] = []
     total = 0
     while total < length:
-        kind = int(rng.integers(2))
+        kind = HELIX if rng.integers(1 + strands_per_helix) == 0 else STRAND
         parts.append(np.full(rng.integers(*ELEMENT_LENGTHS[kind]), kind, np.int8))
         parts.append(np.full(rng.integers(2, 5), LOOP, np.int8))
         total = sum(map(len, parts))
