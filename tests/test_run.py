@@ -128,6 +128,8 @@ def test_a_damaged_shard_ends_the_run_with_one_line(smoke_data: Path, tmp_path: 
     assert shard.name in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert not list((tmp_path / "local").rglob("manifest.json"))
+    assert "0 of 1 run began" in done.stdout
+    assert "mlhpc score" not in done.stdout
 
 
 def test_an_output_folder_that_cannot_be_made_is_one_line(smoke_data: Path, tmp_path: Path) -> None:

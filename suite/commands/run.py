@@ -104,6 +104,7 @@ def _launch_local(
 ) -> int:
     from suite.build import find_data
     from suite.launch.trials import run_trials
+    from suite.log_reader import read_events
     from suite.sampling import check_batch
 
     if trial is None and output is not None:
@@ -114,8 +115,9 @@ def _launch_local(
         root = output or default_folder(config.workload, config.size, datetime.now(UTC))
         folder = create(root, config, mode=mode, runs=runs, ranks=ranks)
         code = run_trials(config.workload, folder, range(runs), ranks=ranks, seed=seed)
-        logs = len(list(root.glob("result_*.txt")))
-        click.echo(f"{root}: logs of {logs} runs" + (f"; next: mlhpc score {root} --explain" if logs else ""))
+        begun = sum(read_events(path).first("run_start") is not None for path in root.glob("result_*.txt"))
+        text = f"{begun} of {runs} run{'s' if runs > 1 else ''} began"
+        click.echo(f"{root}: {text}" + (f"; next: mlhpc score {root} --explain" if begun else ""))
         return code
     if output is None:
         raise click.UsageError("--trial needs --output RUN: the run folder all trials share")

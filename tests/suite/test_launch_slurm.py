@@ -19,6 +19,7 @@ from suite.launch.slurm import (
     sbatch_script,
     time_limit_s,
 )
+from suite.workload import descriptors
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEMS = sorted((ROOT / "submissions" / "systems").glob("*.yaml"))
@@ -27,6 +28,11 @@ SHIPPED = {
     "cosmoflow-mini.sbatch": ("slurm-two-node", "mini", {"nodes": 2, "runs": 5}),
     "cosmoflow-mini-throughput.sbatch": ("slurm-two-node", "mini", {"nodes": 1, "instances": 2}),
     "cosmoflow-full.sbatch": ("gpu-pyxis", "full", {"nodes": 16, "runs": 10}),
+    "deepcam-full.sbatch": ("gpu-pyxis", "full", {"workload": "deepcam", "nodes": 8, "runs": 5}),
+    "open_catalyst-full.sbatch": ("gpu-pyxis", "full", {"workload": "open_catalyst", "nodes": 8, "runs": 5}),
+    "openfold-full.sbatch": ("gpu-pyxis", "full", {"workload": "openfold", "nodes": 16, "runs": 10}),
+    "moe_lm-full.sbatch": ("gpu-pyxis", "full", {"workload": "moe_lm", "nodes": 8, "runs": 3}),
+    "swinv2_moe-full.sbatch": ("gpu-pyxis", "full", {"workload": "swinv2_moe", "nodes": 8, "runs": 3}),
 }
 
 
@@ -53,6 +59,13 @@ def variants() -> dict[str, str]:
     for path in SYSTEMS:
         texts[path.stem] = sbatch_script(job(path.stem, "mini", nodes=2, runs=3, array=True, seed=7, run="/r/un 1"))
     return texts
+
+
+def test_every_workload_has_a_script_for_its_full_size_with_the_runs_its_card_requires() -> None:
+    runs = {
+        changes.get("workload", "cosmoflow"): changes["runs"] for _, size, changes in SHIPPED.values() if size == "full"
+    }
+    assert runs == {name: chosen.card().size("full").required_runs for name, chosen in descriptors().items()}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
