@@ -87,7 +87,7 @@ def draw(study: Study) -> Figure:
     for load, (left, middle, right) in zip(loads, axes, strict=True):
         _course(left, load.over_training("imbalance"), BLUE, "busiest expert ÷ mean")
         left.axhline(1.0, color=BLUE, linewidth=0.8, linestyle=":")
-        left.set_title(clip(f"{load.label} · {load.benchmark} {load.size}", 34))
+        left.set_title(f"{load.benchmark} {load.size}\n{clip(load.label, 34)}")
         _course(middle, 100 * load.over_training("drop_rate"), VERMILION, "tokens dropped [%]")
         middle.set_ylim(0, max(1.0, middle.get_ylim()[1]))
         if not load.windows["drop_rate"].gt(0).any():

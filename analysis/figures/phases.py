@@ -55,10 +55,11 @@ def answer(study: Study) -> str:
     columns = [f"{title} [ms/step]" for _, title, _ in PARTS]
     frame = table(study)
     shares = 100 * frame[columns].div(frame[columns].sum(axis=1), axis=0)
+    named = (frame["label"] + " (" + frame["benchmark"] + " " + frame["size"] + ")").tolist()
     return listed(
         [
-            f"{label}: " + ", ".join(f"{row[c]:.0f} % {c.removesuffix(' [ms/step]')}" for c in row.nlargest(2).index)
-            for label, (_, row) in zip(frame["label"], shares.iterrows(), strict=True)
+            f"{name}: " + ", ".join(f"{row[c]:.0f} % {c.removesuffix(' [ms/step]')}" for c in row.nlargest(2).index)
+            for name, (_, row) in zip(named, shares.iterrows(), strict=True)
         ]
     )
 

@@ -39,7 +39,8 @@ def answer(study: Study) -> str:
     """Seconds of each result, median rank."""
     frame = table(study)
     total = frame[[f"{title} [s], median rank" for _, title, _ in PARTS]].sum(axis=1)
-    return listed([f"{label} {seconds(value)}" for label, value in zip(frame["label"], total, strict=True)])
+    named = frame["label"] + " (" + frame["benchmark"] + " " + frame["size"] + ")"
+    return listed([f"{name} {seconds(value)}" for name, value in zip(named, total, strict=True)])
 
 
 def draw(study: Study) -> Figure:
