@@ -71,7 +71,9 @@ def read(place: LogFile, cards: Mapping[str, Card]) -> Reading:
     target = find_target(benchmark, record.size or FULL, cards)
     line = timeline(log, target.metric if target else record.metric_key or mllog.EVAL_ERROR)
     experts = _expert_rows(place.label, log)
-    row = encodable(_run_row(place, hashlib.sha256(data).hexdigest(), benchmark, log, record, target, line) | _load(experts))
+    row = encodable(
+        _run_row(place, hashlib.sha256(data).hexdigest(), benchmark, log, record, target, line) | _load(experts)
+    )
     return Reading(
         run=row,
         epochs=_epoch_rows(row["run"], line, log),

@@ -105,7 +105,9 @@ def _named_pairs(rows: pd.DataFrame, *names: str) -> list[tuple[str, str]]:
     if not pairs:
         unknown = [name for name in names if name not in seen]
         labels = ", ".join(sorted(set(rows.loc[rows["mode"] == "strong", "label"]))[:20])
-        problem = f"no result is called {unknown[0]!r}" if unknown else f"no class has both {names[0]!r} and {names[1]!r}"
+        problem = (
+            f"no result is called {unknown[0]!r}" if unknown else f"no class has both {names[0]!r} and {names[1]!r}"
+        )
         raise ValueError(f"{problem}; results: {labels}")
     return pairs
 

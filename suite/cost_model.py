@@ -209,7 +209,9 @@ def layer_s(
     block = max(1, ranks // shape.experts) // r
     local_experts = max(1, shape.experts // ranks)
     weights = all_gather(network, block, local_experts * shape.expert_bytes / r)
-    chunk = all_to_all(network, ranks, r * shape.dispatch_bytes / degree, algorithm)  # its slower kind of link may change
+    chunk = all_to_all(
+        network, ranks, r * shape.dispatch_bytes / degree, algorithm
+    )  # its slower kind of link may change
     transfer = Transfer(chunk.latency_s, degree * chunk.streaming_s)
     passes = (pipelined_s(factor * compute_s, transfer, degree) for factor in (1.0, BACKWARD_FACTOR))
     return sum(passes) + 2 * weights.total_s

@@ -51,7 +51,10 @@ class Load:
         own = self.windows[self.windows["run"] == run]
         last = own[own["epoch_num"] == own["epoch_num"].max()]
         layers = list(dict.fromkeys(last["layer"]))
-        sums = [np.sum([counts(text) for text in last.loc[last["layer"] == layer, "tokens_per_expert"]], 0) for layer in layers]
+        sums = [
+            np.sum([counts(text) for text in last.loc[last["layer"] == layer, "tokens_per_expert"]], 0)
+            for layer in layers
+        ]
         shares = np.full((len(layers), max(map(len, sums))), np.nan)
         for place, tokens in enumerate(sums):
             shares[place, : len(tokens)] = tokens / max(tokens.mean(), 1e-300)
@@ -109,7 +112,9 @@ def _experts(figure: Figure, axis: Axes, load: Load) -> None:
     """Layers x experts of one run's last epoch, with the numbers where they fit."""
     run, layers, shares = load.last_epoch()
     far = max(0.1, float(np.nanmax(np.abs(shares - 1.0))))
-    colours = LinearSegmentedColormap.from_list("load", [BLUE, "#F7F7F7", VERMILION], N=15)  # few enough to stay vectors
+    colours = LinearSegmentedColormap.from_list(
+        "load", [BLUE, "#F7F7F7", VERMILION], N=15
+    )  # few enough to stay vectors
     norm = TwoSlopeNorm(1.0, 1.0 - far, 1.0 + far)
     cells = axis.pcolormesh(shares, cmap=colours, norm=norm, edgecolor="#FFFFFF")
     for (row, column), share in np.ndenumerate(shares) if shares.shape[1] <= MOST_LABELLED else ():
@@ -129,7 +134,9 @@ def _experts(figure: Figure, axis: Axes, load: Load) -> None:
 def _loads(study: Study) -> list[Load]:
     loads = list(_found(study))
     if not loads:
-        raise NotAnswerableError("window_stats events with the load of experts; the workloads moe_lm and swinv2_moe log them")
+        raise NotAnswerableError(
+            "window_stats events with the load of experts; the workloads moe_lm and swinv2_moe log them"
+        )
     return loads
 
 

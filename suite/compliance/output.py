@@ -126,7 +126,9 @@ def summary(verdict: Verdict) -> str:
     """The verdict in one line."""
     counts = Counter(finding.severity for finding in verdict.findings)
     found = ", ".join(_many(counts[level], name) for level, name in _NAMES)
-    checked = f"{_many(verdict.logs, 'log')}, {_many(verdict.packages, 'package')}, ruleset {', '.join(verdict.rulesets)}"
+    checked = (
+        f"{_many(verdict.logs, 'log')}, {_many(verdict.packages, 'package')}, ruleset {', '.join(verdict.rulesets)}"
+    )
     return f"{'compliant' if verdict.compliant else 'NOT compliant'}: {checked}: {found}"
 
 

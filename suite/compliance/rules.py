@@ -262,7 +262,10 @@ def clock_jump(context: LogContext) -> Iterator[Found]:
 def clock_unit(context: LogContext) -> Iterator[Found]:
     strange = next((event for event in context.log.events if not _YEAR_2000_MS <= event.time_ms < _YEAR_2100_MS), None)
     if strange is not None:
-        yield strange.line, f"time_ms = {strange.time_ms:.15g} of {brief(strange.key)}: expected Unix time in milliseconds"
+        yield (
+            strange.line,
+            f"time_ms = {strange.time_ms:.15g} of {brief(strange.key)}: expected Unix time in milliseconds",
+        )
 
 
 @log_rule("clock-order", "time never goes back", OURS)
@@ -344,7 +347,10 @@ def event_after_stop(context: LogContext) -> Iterator[Found]:
         return
     after = [event for event in context.log.events[position + 1 :] if event.key in _OF_A_RUN]
     if after:
-        yield after[0].line, f"{len(after)} events of staging, training or evaluation after run_stop, first {after[0].key}"
+        yield (
+            after[0].line,
+            f"{len(after)} events of staging, training or evaluation after run_stop, first {after[0].key}",
+        )
 
 
 # What the run reached
@@ -458,7 +464,15 @@ def eval_every_epoch(context: LogContext) -> Iterator[Found]:
 
 
 _OF_A_RUN = frozenset(
-    {"staging_start", "run_start", "epoch_start", "eval_start", mllog.EVAL_ERROR, mllog.EVAL_ACCURACY, mllog.STEP_PHASES}
+    {
+        "staging_start",
+        "run_start",
+        "epoch_start",
+        "eval_start",
+        mllog.EVAL_ERROR,
+        mllog.EVAL_ACCURACY,
+        mllog.STEP_PHASES,
+    }
 )
 _YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
 _OF_TRAINING = ("epoch_start", "epoch_stop", "eval_start", "eval_stop", mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)

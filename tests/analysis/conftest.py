@@ -112,7 +112,12 @@ def log_text(
             value = parts | {"step": sum(parts.values()), "overlapped_communication": 1.5}
             log.event(now + train_s, "step_phases", value, epoch_num=epoch, first_step=0, steps=10, loss=error)
             log.event(now + train_s, "rank_phases", value, epoch_num=epoch)
-            tokens = {"tokens_per_expert": [30 - epoch, 10, 20], "drop_rate": 0.01, "needed_capacity": 1.5, "padding_waste": 0.2}
+            tokens = {
+                "tokens_per_expert": [30 - epoch, 10, 20],
+                "drop_rate": 0.01,
+                "needed_capacity": 1.5,
+                "padding_waste": 0.2,
+            }
             stats = {"load": {"blocks.1.ffn": tokens}, "efficiency": {"exposed_communication_s": 0.1}}
             log.event(now + train_s, "window_stats", stats, epoch_num=epoch, first_step=0, steps=10)
             counts = {"loader_bytes": 1e6, "storage_bytes": 0.0, "all_reduce_bytes": 4e7, "all_reduce_calls": 20.0}

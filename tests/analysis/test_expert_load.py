@@ -22,11 +22,24 @@ Build = Callable[..., LogText]
 
 def window(log: LogText, epoch: int, first_step: int, load: Any) -> None:
     stats = {"load": load, "efficiency": {"exposed_communication_s": 0.5}}
-    log.event(5.0 + 15 * (epoch - 1) + first_step / 100, "window_stats", stats, epoch_num=epoch, first_step=first_step, steps=10)
+    log.event(
+        5.0 + 15 * (epoch - 1) + first_step / 100,
+        "window_stats",
+        stats,
+        epoch_num=epoch,
+        first_step=first_step,
+        steps=10,
+    )
 
 
 def layer(tokens: list[Any], drop: float = 0.0) -> dict[str, Any]:
-    return {"tokens_per_expert": tokens, "imbalance": 7.0, "drop_rate": drop, "needed_capacity": 2.0, "padding_waste": 0.2}
+    return {
+        "tokens_per_expert": tokens,
+        "imbalance": 7.0,
+        "drop_rate": drop,
+        "needed_capacity": 2.0,
+        "padding_waste": 0.2,
+    }
 
 
 def made(folder: Path, log: Build, cards: dict[str, Card], *loads: Any) -> Study:
@@ -44,7 +57,9 @@ def test_the_load_over_the_training(tmp_path: Path, log: Build, cards: dict[str,
         tmp_path / "runs", log, cards, {"a": layer(skewed, 0.5), "b": layer(even)}, {"a": layer(even), "b": layer(even)}
     )
     rows = data.tables.experts
-    assert list(rows["imbalance"]) == [4.0, 1.0, 1.0, 1.0] * 2, "computed from the tokens, not what the log says of them"
+    assert list(rows["imbalance"]) == [4.0, 1.0, 1.0, 1.0] * 2, (
+        "computed from the tokens, not what the log says of them"
+    )
     assert counts(rows["tokens_per_expert"][0]) == [400.0, 0.0, 0.0, 0.0]
     frame = expert_load.table(data).set_index("layer")
     assert frame.loc["a", "imbalance at first"] == 4.0
@@ -72,13 +87,19 @@ ANY = st.recursive(
 )
 LAYER = st.fixed_dictionaries(
     {},
-    optional={"tokens_per_expert": ANY | st.lists(st.integers(0, 10**15), max_size=40), "drop_rate": ANY, "padding_waste": ANY},
+    optional={
+        "tokens_per_expert": ANY | st.lists(st.integers(0, 10**15), max_size=40),
+        "drop_rate": ANY,
+        "padding_waste": ANY,
+    },
 )
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(load=ANY | st.dictionaries(st.text(max_size=3), LAYER, max_size=3))
-def test_no_load_stops_the_figure(tmp_path_factory: pytest.TempPathFactory, log: Build, cards: dict[str, Card], load: Any) -> None:
+def test_no_load_stops_the_figure(
+    tmp_path_factory: pytest.TempPathFactory, log: Build, cards: dict[str, Card], load: Any
+) -> None:
     data = made(tmp_path_factory.mktemp("any"), log, cards, load, {"a": layer([1, 2, 3])})
     expert_load.table(data)
     expert_load.answer(data)

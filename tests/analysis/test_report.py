@@ -341,7 +341,9 @@ def test_a_result_is_not_compared_with_its_own_copy(tmp_path: Path, run_folder: 
         figures()["comparison"].table(data)
 
 
-def test_four_views_of_one_machine_size_and_batch_answer_nothing(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
+def test_four_views_of_one_machine_size_and_batch_answer_nothing(
+    tmp_path: Path, run_folder: Build, cards: Cards
+) -> None:
     data = study([run_folder(tmp_path, "one"), run_folder(tmp_path, "two")], cards)
     with pytest.raises(NotAnswerableError):
         figures()["two_by_two"].draw(data)

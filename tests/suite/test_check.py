@@ -113,7 +113,9 @@ def test_copies_are_found(tmp_path: Path) -> None:
         tmp_path / "stamped", 5, lambda index: our_run(seed=index, start_ms=1_790_000_000_000 + index * 60_000)
     )
     assert errors(check([stamped])).count("run-copied") == 4
-    slowed = results(tmp_path / "slowed", 5, lambda index: our_run(seed=index, start_ms=START_MS + index, epoch_s=2 + index))
+    slowed = results(
+        tmp_path / "slowed", 5, lambda index: our_run(seed=index, start_ms=START_MS + index, epoch_s=2 + index)
+    )
     assert errors(check([slowed])).count("run-repeated") == 4
 
 
@@ -524,7 +526,9 @@ def test_a_folder_that_cannot_be_read_is_a_finding_and_the_rest_is_judged(tmp_pa
     locked = tmp_path / "locked"
     locked.mkdir()
 
-    def walk(top: Path, onerror: Callable[[OSError], object] = lambda error: None) -> Iterator[tuple[str, list[str], list[str]]]:
+    def walk(
+        top: Path, onerror: Callable[[OSError], object] = lambda error: None
+    ) -> Iterator[tuple[str, list[str], list[str]]]:
         onerror(PermissionError(13, "Permission denied", str(locked)))
         return iter([(str(top / "good"), [], [])])
 

@@ -107,7 +107,9 @@ def test_unlike_rounds_are_said(tmp_path: Path) -> None:
     def package(round_: str) -> Path:
         folder = tmp_path / f"hpc_results_{round_}" / "ACME"
         (folder / "systems").mkdir(parents=True)
-        results(folder / "results" / "bed" / "strong" / "cosmoflow", 10, lambda n: hpc_run(seed=n + 1, epoch_s=5 + n / 10))
+        results(
+            folder / "results" / "bed" / "strong" / "cosmoflow", 10, lambda n: hpc_run(seed=n + 1, epoch_s=5 + n / 10)
+        )
         return folder
 
     done = mlhpc("compare", package("v3.0"), package("v2.0"))

@@ -252,7 +252,8 @@ def test_a_run_without_logs_or_scale_is_refused(tmp_path: Path) -> None:
 def test_an_aborted_run_is_packaged_and_counts_as_the_one_that_may_fail(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a")
     write(
-        run / "result_1.txt", edit("run_stop", meta={"status": "aborted"})(our_run(values=(0.5,), seed=321, start_ms=START_MS + 5))
+        run / "result_1.txt",
+        edit("run_stop", meta={"status": "aborted"})(our_run(values=(0.5,), seed=321, start_ms=START_MS + 5)),
     )
     built = build_package([run], system="bed", out=tmp_path / "out" / "ACME")
     verdict = check([built.folder])
