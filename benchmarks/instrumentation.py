@@ -1,12 +1,13 @@
 """Step time of a run that measures itself over one with `instrumentation: false`: two trainers of one workload, interleaved blocks.
 
-    python benchmarks/instrumentation.py [--workload cosmoflow --size mini] [--blocks 40]       one rank
+    python benchmarks/instrumentation.py [--workload cosmoflow --size mini] [--rounds 8 --blocks 6]       one rank
     mpiexec -n 2 python benchmarks/instrumentation.py --workload moe_lm --size smoke --set hyperparameters.moe.expert_parallel=true
 
-A block is 50 steps with everything a run does for them, what ranks tell each other at its end included. Prints the geometric
-mean of the pairs' ratios with its 95 % interval (t on log ratios), by the wall clock and by the CPU time of rank 0, which other
-processes disturb less. "inconclusive" when the interval holds the limit: it is printed, not passed. The last line is CPU time of
-the same calls without any training, which a busy machine disturbs least; it holds no hook of DDP and no MoE layer.
+A block is 50 steps with everything a run does for them, what ranks tell each other at its end included. Where a trainer's memory
+happens to lie can cost more than measuring does, so each round builds both anew, in turns. Prints the geometric mean of the
+rounds' ratios with its 95 % interval (t on log ratios, n = rounds), by the wall clock and by the CPU time of rank 0, which
+other processes disturb less. "inconclusive" when the interval holds the limit: it is printed, not passed. The last line is CPU
+time of the same calls without any training, which a busy machine disturbs least; it holds no hook of DDP and no MoE layer.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from suite.train import StopWatch, Trainer
 
 LIMIT = 1.01
 STEPS = 50
+KINDS = {"measured": "true", "not measured": "false"}
 CLOCKS = {"wall": time.perf_counter, "CPU of rank 0": time.process_time}
 
 
@@ -41,12 +43,27 @@ def main() -> int:
     parser.add_argument("--workload", default="cosmoflow")
     parser.add_argument("--size", default="mini")
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--blocks", type=int, default=40, help="pairs of blocks; at least 20")
+    parser.add_argument("--rounds", type=int, default=8, help="how often both trainers are built anew; at least 3")
+    parser.add_argument("--blocks", type=int, default=6, help="pairs of blocks in a round")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     args = parser.parse_args()
     world = World.create()
-    kinds = {"measured": "true", "not measured": "false"}
-    trainers = {kind: build(args, world, [*args.overrides, f"instrumentation={on}"]) for kind, on in kinds.items()}
+    rounds = []
+    for number in range(args.rounds):
+        pairs, measured = one_round(args, world, number)
+        rounds.append(pairs)
+    alone_us = calls_alone_us(measured)
+    if world.is_first:
+        report(rounds, world.size, args)
+        spread = f"{alone_us[0]:.1f} to {alone_us[-1]:.1f}, n = {len(alone_us)}"
+        print(f"  calls alone: {statistics.median(alone_us):.1f} us of CPU per step (median of blocks, {spread})")
+    return 0
+
+
+def one_round(args: argparse.Namespace, world: World, number: int) -> tuple[list[list[list[float]]], Trainer]:
+    """Seconds of each pair's blocks by kind and clock, of two new trainers; and the one that measures."""
+    built = sorted(KINDS, reverse=number % 2 == 0)
+    trainers = {kind: build(args, world, [*args.overrides, f"instrumentation={KINDS[kind]}"]) for kind in built}
     watch = StopWatch(world, lambda: None)
 
     def run(kind: str, block: int) -> list[float]:
@@ -58,17 +75,12 @@ def main() -> int:
             return [clock() - then for clock, then in zip(CLOCKS.values(), begin, strict=True)]
 
     pairs = []
-    for block in range(1, args.blocks + 3):
-        order = sorted(kinds, reverse=block % 2 == 0)
+    for block in range(1, args.blocks + 2):
+        order = sorted(KINDS, reverse=block % 2 == 0)
         times = {kind: run(kind, block) for kind in order}
-        if block > 2:  # the first two warm up
-            pairs.append([times[kind] for kind in kinds])
-    alone_us = calls_alone_us(trainers["measured"])
-    if world.is_first:
-        report(pairs, list(kinds), world.size, args)
-        spread = f"{alone_us[0]:.1f} to {alone_us[-1]:.1f}, n = {len(alone_us)}"
-        print(f"  calls alone: {statistics.median(alone_us):.1f} us of CPU per step (median of blocks, {spread})")
-    return 0
+        if block > 1:  # the first warms up
+            pairs.append([times[kind] for kind in KINDS])
+    return pairs, trainers["measured"]
 
 
 def calls_alone_us(measured: Trainer, blocks: int = 100) -> list[float]:
@@ -99,19 +111,19 @@ def build(args: argparse.Namespace, world: World, overrides: list[str]) -> Train
     return made
 
 
-def report(pairs: list[list[list[float]]], names: list[str], ranks: int, args: argparse.Namespace) -> None:
+def report(rounds: list[list[list[list[float]]]], ranks: int, args: argparse.Namespace) -> None:
     more = f", {' '.join(args.overrides)}" if args.overrides else ""
     print(
         f"instrumentation, {args.workload} {args.size}{more}, {ranks} rank(s), {torch.get_num_threads()} thread(s) each, "
-        f"{len(pairs)} interleaved pairs of {STEPS} steps"
+        f"{len(rounds)} rounds of {args.blocks} interleaved pairs of {STEPS} steps"
     )
     for index, clock in enumerate(CLOCKS):
-        for column, name in enumerate(names):
-            step_ms = sorted(1e3 * pair[column][index] / STEPS for pair in pairs)
+        for column, name in enumerate(KINDS):
+            step_ms = sorted(1e3 * pair[column][index] / STEPS for pairs in rounds for pair in pairs)
             print(
                 f"  {clock}: {name} step {statistics.median(step_ms):.3f} ms median, {step_ms[0]:.3f} to {step_ms[-1]:.3f}"
             )
-        logs = [math.log(pair[0][index] / pair[1][index]) for pair in pairs]
+        logs = [statistics.fmean(math.log(pair[0][index] / pair[1][index]) for pair in pairs) for pairs in rounds]
         mean = statistics.fmean(logs)
         half = quantile(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
         low, ratio, high = (math.exp(x) for x in (mean - half, mean, mean + half))
