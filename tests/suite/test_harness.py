@@ -185,7 +185,7 @@ def test_every_window_has_the_workloads_own_statistics(data: Path, tmp_path: Pat
 
 
 def test_the_run_measures_itself_on_every_rank(data: Path, tmp_path: Path) -> None:
-    log = run(data, tmp_path / "run", "max_epochs=6", ranks=2, code=1)
+    log = run(data, tmp_path / "run", "max_epochs=6", "hyperparameters.base_learning_rate=1e-9", ranks=2, code=1)
     steps, samples, bytes_each = 16, 64, 8 * 6
     gaps_s = []
     for stats, throughput in zip(values(log, "rank_stats"), values(log, "tracked_stats"), strict=True):
