@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -127,8 +127,7 @@ def throughput_true(context: LogContext) -> Iterator[Found]:
 
 @log_rule("config-agrees", "the resolved configuration says what the events say", OURS)
 def config_agrees(context: LogContext) -> Iterator[Found]:
-    event = context.first(mllog.RUN_CONFIG)
-    config = event.value if event is not None and isinstance(event.value, dict) else {}
+    event, config = context.first(mllog.RUN_CONFIG), context.record.config or {}
     if event is None:
         return
     for name, value, key in _stated_twice(config):
@@ -138,12 +137,12 @@ def config_agrees(context: LogContext) -> Iterator[Found]:
     workload = context.benchmark.workload if context.benchmark else None
     if workload is not None and not same(config.get("workload", workload), workload):
         yield event.line, f"run_config has workload = {brief(config['workload'])}, the events say {brief(workload)}"
-    most, card = finite(config.get("max_epochs")), context.benchmark.card if context.benchmark else None
+    most, card = finite(config.get("max_epochs")), context.card
     if most is not None and card is not None and card.eval_every_steps is None and len(context.record.epochs) > most:
         yield event.line, f"run_config has max_epochs = {most:g}, the run has {len(context.record.epochs)} epochs"
 
 
-def _stated_twice(config: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
+def _stated_twice(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     """(name, value, key of the event) for what a configuration holds and an event says too."""
     for name, key in (
         ("size", mllog.BENCHMARK_SIZE),
@@ -182,7 +181,7 @@ def metric_agrees(context: LogContext) -> Iterator[Found]:
 @log_rule("samples-agree", "steps, batch size and samples of an epoch say the same", OURS)
 def samples_agree(context: LogContext) -> Iterator[Found]:
     batch, samples = context.record.global_batch_size, context.record.train_samples
-    card = context.benchmark.card if context.benchmark else None
+    card = context.card
     if card is None or not batch or not samples or batch < 1:
         return
     steps = card.eval_every_steps or samples // batch
@@ -211,9 +210,7 @@ def samples_agree(context: LogContext) -> Iterator[Found]:
 
 @log_rule("measured", "every finished epoch says its throughput and its phases, unless instrumentation is off", OURS)
 def measured(context: LogContext) -> Iterator[Found]:
-    event = context.first(mllog.RUN_CONFIG)
-    config = event.value if event is not None and isinstance(event.value, dict) else {}
-    bare = config.get("instrumentation") is False
+    bare = (context.record.config or {}).get("instrumentation") is False
     for key in (mllog.TRACKED_STATS, mllog.RANK_PHASES, *(() if bare else (mllog.STEP_PHASES, mllog.RANK_STATS))):
         logged = {finite(event.metadata.get("epoch_num")) for event in context.by_key.get(key, ())}
         without = [epoch.number for epoch in context.record.epochs if epoch.complete and epoch.number not in logged]
@@ -292,7 +289,7 @@ def cache_agrees(context: LogContext) -> Iterator[Found]:
 
 @log_rule("work-agrees", "the work on a sample is that of the card, within 1 %", "the workload's card")
 def work_agrees(context: LogContext) -> Iterator[Found]:
-    event, card = context.first(mllog.WORK_PER_SAMPLE), context.benchmark.card if context.benchmark else None
+    event, card = context.first(mllog.WORK_PER_SAMPLE), context.card
     flops = context.record.work_per_sample.get("model_flops")
     if event is not None and card is not None and flops is not None:
         due = card.training_flops_per_sample
@@ -306,7 +303,7 @@ def _number(epoch: float | None) -> str:
 
 def _samples_per_epoch(context: LogContext) -> float | None:
     """Samples between two evaluations: an epoch, or the steps that the card has between them."""
-    card = context.benchmark.card if context.benchmark else None
+    card = context.card
     if card is None or card.eval_every_steps is None:
         return context.record.train_samples
     batch = context.first(mllog.GLOBAL_BATCH_SIZE)

@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import islice
 
 from suite import mllog
+from suite.card import SizeCard
 from suite.compliance.ruleset import Benchmark, KeyRule, Ruleset, Severity, same
 from suite.log_reader import Event, Log
 from suite.record import RunRecord, finite, first_reaching
@@ -46,6 +47,11 @@ class LogContext:
         """Events by key, in file order."""
         events = self.log.events
         return {key: [events[index] for index in places] for key, places in self.log.places.items()}
+
+    @property
+    def card(self) -> SizeCard | None:
+        """The workload's card, if the benchmark is one of this suite."""
+        return self.benchmark.card if self.benchmark else None
 
     @cached_property
     def position(self) -> Mapping[str, int]:
