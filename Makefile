@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 EXTRAS := run,mpi,open-catalyst,analysis,parquet,nvml,official,test
-# One file of tests at a time and core: session fixtures (a Slurm cluster, a data set) are made once
-PYTEST := -m pytest -n auto --maxprocesses 4 --dist loadfile
+# A worker takes whole files of tests: session fixtures (a Slurm cluster, a data set) are made once. The longest files go first
+# (tests/conftest.py). Three workers on two cores: many tests wait for processes that they started.
+PYTEST := -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
 .PHONY: demo test test-long lint env slurm clean

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from suite.commands.demo import demo
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -49,6 +52,24 @@ def test_the_demo_runs_small_and_says_what_two_runs_are_not(tmp_path: Path) -> N
     assert done.returncode == 1, done.stdout + done.stderr  # two runs are too few for a score: a finding
     assert (tmp_path / "out" / "report" / "report.html").exists()
     assert len(list((tmp_path / "out").glob("submissions/demo/results/*/strong/cosmoflow/result_*.txt"))) == 2
+
+
+def test_the_demo_reaches_its_report_when_the_ceilings_cannot_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A side step that ends with an error is named at the end; the report is made of what there is."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        commands.append(command[3:])
+        return subprocess.CompletedProcess(command, returncode=2 if command[3] == "ceilings" else 0)
+
+    monkeypatch.setattr("suite.commands.demo.subprocess.run", run)
+    done = CliRunner().invoke(demo, ["--size", "smoke", "-o", str(tmp_path / "out")])
+    assert done.exit_code == 1
+    assert "failed: `mlhpc ceilings`" in done.output
+    assert commands[-1] == ["report", f"{tmp_path}/out/submissions/demo", "-o", f"{tmp_path}/out/report"]
+    assert "ceilings.json  this machine's" not in done.output
 
 
 def test_every_relative_path_the_readme_names_exists() -> None:

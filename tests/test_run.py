@@ -72,7 +72,9 @@ def ranks_of(folder: Path) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)], ids=["Ctrl-C", "SIGTERM"]
+)
 def test_a_stopped_run_leaves_a_checkpoint_an_aborted_log_and_no_process(
     smoke_data: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -220,7 +221,7 @@ def _cpu_rate(world: World, team: _Team, kernel: Kernel, size: int, effort: Effo
 
 
 def _cpu_read(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
-    row = torch.from_numpy(buffer[:size].view(np.float32))
+    row = torch.from_numpy(_part(buffer, 0, size, np.float32))
     rows = row.expand(passes, row.numel())
     out = torch.empty(passes)
     return lambda: torch.sum(rows, 1, out=out), float(size * passes)
@@ -228,7 +229,7 @@ def _cpu_read(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callab
 
 def _cpu_update(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
     half = size // 2 // LINE * LINE
-    x, y = buffer[:half].view(np.float32), buffer[half + SKEW : 2 * half + SKEW].view(np.float32)
+    x, y = _part(buffer, 0, half, np.float32), _part(buffer, half + SKEW, half, np.float32)
     rows = np.broadcast_to(x, (passes, x.size))
     return lambda: np.add.reduce(rows, axis=0, out=y), 3.0 * half * (passes - 1)  # the first pass only copies
 
@@ -240,8 +241,7 @@ def _cpu_copy(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callab
     width = half - steps * LINE
     rounds, rows = max(1, passes // steps), min(steps, passes)
     source, target = (
-        as_strided(part.view(np.float64), (rows, width // 8), (LINE, 8))
-        for part in (buffer[:half], buffer[half + SKEW : 2 * half + SKEW])
+        as_strided(_part(buffer, start, half, np.float64), (rows, width // 8), (LINE, 8)) for start in (0, half + SKEW)
     )
 
     def call() -> None:
@@ -253,15 +253,19 @@ def _cpu_copy(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callab
 
 def _cpu_triad(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
     third = size // 3 // LINE * LINE
-    a, b, c = (
-        torch.from_numpy(buffer[i * third + i * LINE : (i + 1) * third + i * LINE].view(np.float32)) for i in range(3)
-    )
+    a, b, c = (torch.from_numpy(_part(buffer, i * (third + LINE), third, np.float32)) for i in range(3))
 
     def call() -> None:
         for _ in range(passes):
             torch.add(b, c, alpha=0.5, out=a)
 
     return call, 3.0 * third * passes
+
+
+def _part(buffer: NDArray[np.uint8], start: int, size: int, dtype: type[np.generic]) -> NDArray[Any]:
+    """``size`` bytes of a buffer from ``start`` on. A buffer too small would be cut silently and the rate overstated."""
+    assert start + size <= buffer.size, f"working set of {start + size} bytes in a buffer of {buffer.size}"
+    return buffer[start : start + size].view(dtype)
 
 
 # The first is the detector of levels: pure reads, whose rate falls at a cache's size and not before or after it

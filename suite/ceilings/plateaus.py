@@ -84,10 +84,16 @@ def names(found: Sequence[Plateau], largest_size: int, caches: Sequence[Cache]) 
 
 
 def sweep(smallest: int, largest: int, per_octave: int, multiple: int) -> list[int]:
-    """Sizes spaced evenly on a logarithmic scale, each a multiple of ``multiple``."""
-    count = math.ceil(math.log2(largest / smallest) * per_octave)
-    raw = [smallest * 2 ** (i / per_octave) for i in range(count + 1)]
-    return sorted({round(size / multiple) * multiple for size in raw})
+    """Sizes from ``smallest`` to ``largest``, evenly spaced on a logarithmic scale, each a multiple of ``multiple``.
+
+    At least ``per_octave`` sizes in an octave. No size exceeds ``largest``: buffers of that many bytes hold every working set.
+    ValueError if ``largest`` is below ``smallest``.
+    """
+    if not multiple <= smallest <= largest:
+        raise ValueError(f"expected {multiple} <= smallest <= largest, got smallest {smallest} and largest {largest}")
+    count = max(1, math.ceil(math.log2(largest / smallest) * per_octave))
+    raw = [smallest * (largest / smallest) ** (i / count) for i in range(count + 1)]
+    return sorted({min(round(size / multiple), largest // multiple) * multiple for size in raw})
 
 
 def _falling(values: Sequence[float]) -> list[float]:

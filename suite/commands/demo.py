@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,15 +19,21 @@ from suite.workload import descriptor, descriptors
 ALL = "all"
 ORG = "demo"
 SYSTEM = "this-machine"
+INTERRUPTED = 130  # exit code of a command that Ctrl-C stopped
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command of the demo. ``required`` False: its exit code is a finding to show, not the end of the demo."""
+    """One command of the demo. ``required`` False: if it fails, the demo goes on and names it at the end."""
 
     title: str
     arguments: tuple[str, ...]
     required: bool = True
+    optional_inputs: tuple[Path, ...] = ()  # appended to the arguments if an earlier step wrote them
+
+    def command(self) -> list[str]:
+        """The arguments with those optional inputs that exist now."""
+        return [*self.arguments, *(str(path) for path in self.optional_inputs if path.exists())]
 
 
 @click.command(
@@ -61,7 +68,7 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
 
 def steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Sequence[Step]:
     """The demo as command lines. ``runs``: how many of each workload."""
-    packages, ceilings = str(root / "submissions" / ORG), str(root / "ceilings.json")
+    packages, ceilings = str(root / "submissions" / ORG), root / "ceilings.json"
     folders = {name: str(root / ("run" if len(runs) == 1 else f"run-{name}")) for name in runs}
     made = [step for name in runs for step in _made(name, size, runs[name], ranks, root, folders[name])]
     return (
@@ -73,10 +80,11 @@ def steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Sequenc
             "ceilings",
             (
                 *("ceilings", "--quick", "--ranks", str(ranks), "--system", SYSTEM),
-                *("--directory", str(root), "-o", ceilings),
+                *("--directory", str(root), "-o", str(ceilings)),
             ),
+            required=False,
         ),
-        Step("report", ("report", packages, ceilings, "-o", str(root / "report"))),
+        Step("report", ("report", packages, "-o", str(root / "report")), optional_inputs=(ceilings,)),
     )
 
 
@@ -98,10 +106,11 @@ def _made(workload: str, size: str, runs: int, ranks: int, root: Path, run: str)
 
 
 def _run(step: Step) -> bool:
-    """Run one step with its command shown; True if it exited 0. A required one that fails ends the demo."""
-    click.echo(f"\n--- {step.title}: mlhpc {' '.join(step.arguments)}")
-    code = subprocess.run([sys.executable, "-m", "suite", *step.arguments]).returncode
-    if code < 0 or code == 130 or (code != 0 and step.required):
+    """Show and run one step; True if it exited 0. Ctrl-C, or a required step that fails, ends the demo."""
+    arguments = step.command()
+    click.echo(f"\n--- {step.title}: mlhpc {' '.join(arguments)}")
+    code = subprocess.run([sys.executable, "-m", "suite", *arguments]).returncode
+    if code in (INTERRUPTED, -signal.SIGINT) or (code != 0 and step.required):
         click.echo(f"mlhpc: demo stopped: step {step.title!r} ended with exit code {code}", err=True)
         sys.exit(1)
     return code == 0
@@ -115,6 +124,7 @@ def _summary(root: Path, workload: str, size: str, seconds: float, failed: Seque
         ("ceilings.json", "this machine's measured roofs, for the report's rooflines"),
         ("report/report.html", "open this in a browser; tables beside it"),
     ):
-        click.echo(f"  {root / name}  {meaning}")
+        if any(root.glob(name)):
+            click.echo(f"  {root / name}  {meaning}")
     for step in failed:
-        click.echo(f"  finding: `mlhpc {step.arguments[0]}` did not end clean; its output above says why")
+        click.echo(f"  failed: `mlhpc {step.arguments[0]}` ({step.title}); its output above says why")

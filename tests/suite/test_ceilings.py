@@ -6,22 +6,27 @@ import json
 import math
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
-from suite.ceilings import storage
+from suite.ceilings import memory, storage
 from suite.ceilings.collectives import bus_share, group_sizes
 from suite.ceilings.document import Findings, NotMeasured, Roof, refuse_existing, to_json, write
-from suite.ceilings.memory import cpu_caches
+from suite.ceilings.memory import CPU_KERNELS, SKEW, Kernel, OsCache, cpu_caches
 from suite.ceilings.plateaus import Cache, names, plateaus, sweep, with_one_memory
-from suite.ceilings.samples import QUICK, Samples, repeat
+from suite.ceilings.samples import QUICK, Effort, Samples, repeat
 from suite.commands.ceilings import ceilings
 from suite.distributed import World
 
-KIB = 1024
+KIB, MIB = 1024, 1024 * 1024
+TINY = Effort(2, 1e-4, 0.0, 1, 1 << 16, 1 << 20)
 ROOT = Path(__file__).resolve().parents[2]
 
 # GB/s of the read kernel on one core of an EPYC (Zen 5; 48 KiB L1d, 1 MiB L2, 32 MiB L3), best of 11, in KiB
@@ -84,6 +89,44 @@ def test_main_memory_is_one_level_however_uneven() -> None:
 def test_plateaus_refuse_what_is_no_sweep() -> None:
     with pytest.raises(ValueError, match="positive rate"):
         plateaus([1, 2], [1.0, 0.0])
+
+
+@given(
+    largest=st.integers(8 * KIB, 1 << 40) | st.sampled_from([150 * 8 * MIB, 12 * MIB, int(27.5 * MIB), 105 * MIB]),
+    per_octave=st.integers(1, 8),
+    multiple=st.sampled_from([64, 4096, 8192]),
+)
+def test_a_sweep_ends_at_its_largest_size_and_never_beyond(largest: int, per_octave: int, multiple: int) -> None:
+    """Cache sizes that are no power of two (Xeon 8480+: 105 MiB) once gave a last size above the buffer."""
+    sizes = sweep(8 * KIB, largest, per_octave, multiple)
+    assert sizes[0] == 8 * KIB
+    assert sizes[-1] == largest // multiple * multiple
+    assert all(size % multiple == 0 for size in sizes)
+    assert all(later / earlier <= 2 ** (1 / per_octave) + 2 * multiple / earlier for earlier, later in pairwise(sizes))
+
+
+def test_a_sweep_between_sizes_that_make_no_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="smallest <= largest, got smallest 8192 and largest 4096"):
+        sweep(8 * KIB, 4096, 3, 4096)
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS, ids=lambda kernel: kernel.name)
+def test_a_kernel_refuses_a_buffer_that_would_cut_its_working_set(kernel: Kernel) -> None:
+    size = 6 * MIB + 4096
+    call, moved = kernel.prepare(np.ones(size + SKEW, np.uint8), size, 3)
+    call()
+    assert moved > 0
+    with pytest.raises(AssertionError, match="working set of"):
+        kernel.prepare(np.ones(size // 2, np.uint8), size, 3)
+
+
+@pytest.mark.parametrize("l3_kib", [300 * KIB, 105 * KIB, 27 * KIB + 512])
+def test_every_cache_size_of_a_processor_can_be_swept(l3_kib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine with 300 MiB of L3 cache on which the read kernel once met a buffer smaller than its last set."""
+    monkeypatch.setattr(memory, "PAST_CACHE", 1 / 64)  # the whole path, with sets that a test can afford
+    found = memory.measure_cpu(World.create(), TINY, [OsCache(3, l3_kib << 10, 1)])
+    largest = max(point.x for curve in found.curves for point in curve.points)
+    assert largest <= max(4 * MIB, (l3_kib << 10) // 64)
 
 
 def test_bytes_of_collectives_are_those_a_rank_must_send() -> None:

@@ -242,7 +242,11 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("ranks", "own"),
-    [(1, ()), (2, ()), (2, ("hyperparameters.sharded=true", "hyperparameters.normalised=true"))],
+    [
+        (1, ()),
+        pytest.param(2, (), marks=pytest.mark.long),
+        (2, ("hyperparameters.sharded=true", "hyperparameters.normalised=true")),
+    ],
     ids=["alone", "two", "two-sharded"],
 )
 def test_sigterm_leaves_a_checkpoint_and_the_resumed_run_has_the_same_losses(
