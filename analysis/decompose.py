@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.ingest import Tables
 from analysis.selection import Convergence, Selection, select
+from analysis.tables.ingest import Tables
 
 TIME_PARTS = ("staging_exposed_s", "train_s", "eval_s", "other_s")
 RATES = ("train_rate", "eval_rate", "combined_rate", "epoch_rate", "staging_rate")

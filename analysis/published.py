@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
+from suite.files import write_whole
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -80,9 +82,7 @@ def command(folders: tuple[Path, ...], output: Path | None) -> None:
 
     target = output or Path(str(files("analysis") / TABLE))
     text = written(study(folders, {}))
-    beside = target.with_name(f"{target.name}.part")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(target)
+    write_whole(target, text)
     rows = json.loads(text)["rows"]
     click.echo(f"{target}: {len(rows)} results")
     for round_, at_hand in _at_hand([row[1] for row in rows]).items():

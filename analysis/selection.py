@@ -1,4 +1,4 @@
-"""Which runs of a result are scored, and the score: suite.scoring's answer, brought to the names of a table of runs."""
+"""Which runs of a result are scored, and the score: suite.log.score's answer, brought to the names of a table of runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 import pandas as pd
 
 from analysis.targets import Target
-from suite.record import RunRecord
-from suite.scoring import JudgedRun, throughput, time_to_train
+from suite.log.record import RunRecord
+from suite.log.score import JudgedRun, throughput, time_to_train
 
 Convergence = Literal["rules", "status"]
 

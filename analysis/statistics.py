@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from suite.compliance import student_t
+from suite.log import student_t
 
 CONFIDENCE = 0.95
 POWER = 0.8

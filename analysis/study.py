@@ -10,10 +10,10 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.decompose import choose, per_run, results
-from analysis.ingest import Tables, ingest
-from analysis.network import Fit
-from analysis.roofline_inputs import Inputs
+from analysis.network.fit import Fit
+from analysis.roofline.inputs import Inputs
 from analysis.selection import Selection
+from analysis.tables.ingest import Tables, ingest
 from suite.card import Card
 
 CLASS = ["benchmark", "size", "mode"]

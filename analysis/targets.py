@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from suite.card import Card
-from suite.workload import descriptors
+from suite.descriptor import descriptors
 
 FULL = "full"
 

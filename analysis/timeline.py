@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from suite.log_reader import Log
-from suite.record import ByStart, Interval, Span, intervals
+from suite.log.reader import Log
+from suite.log.record import ByStart, Interval, Span, intervals
 
 Stretch = tuple[float, float]
 

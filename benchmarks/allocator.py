@@ -1,4 +1,4 @@
-"""What keeping freed memory (suite/allocator.py) does to a training step: CPU time in interleaved blocks, peak of the resident set.
+"""CPU time and peak memory of a training step, with freed memory kept (suite/training/allocator.py) and not, interleaved.
 
     OMP_NUM_THREADS=1 python benchmarks/allocator.py WORKLOAD/SIZE=DATA ... [--steps 20] [--blocks 10]
 
@@ -65,8 +65,8 @@ def worker(subject: str, keep: bool, steps: int) -> None:
     import torch
     from block import open_workload
 
-    from suite.allocator import keep_freed_memory
-    from suite.distributed import World
+    from suite.training.allocator import keep_freed_memory
+    from suite.world import World
 
     torch.set_num_threads(1)
     if keep and not keep_freed_memory():

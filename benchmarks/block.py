@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from suite.checkpoint import TrainingState
 from suite.config import RunConfig, load_config
-from suite.distributed import World
-from suite.mllog import EventLog
-from suite.train import Trainer, average
-from suite.trial import pick_device, threads_per_rank
-from suite.workload import Workload, descriptor
+from suite.descriptor import descriptor
+from suite.log.mllog import EventLog
+from suite.training.checkpoint import TrainingState
+from suite.training.loop import Trainer, average
+from suite.training.trial import pick_device, threads_per_rank
+from suite.workload import Workload
+from suite.world import World
 
 
 class Head:

@@ -1,4 +1,4 @@
-"""Is the GEMM ceiling the best this machine's BLAS does? Rounds of `suite.ceilings.compute` and of a loop of its own, in one run.
+"""Compares the GEMM ceiling of `suite.performance.ceilings.compute` with a plain loop over the same BLAS, in one run.
 
 python benchmarks/ceilings.py [--rounds N]      threads: OMP_NUM_THREADS
 
@@ -17,9 +17,9 @@ import numpy as np
 import scipy.linalg.blas
 import torch
 
-from suite.ceilings import compute
-from suite.ceilings.samples import QUICK
-from suite.distributed import World
+from suite.performance.ceilings import compute
+from suite.performance.ceilings.samples import QUICK
+from suite.world import World
 
 SHAPES = (
     (320, 320, 320),

@@ -22,7 +22,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.compliance.layout import find
+from suite.log.results_tree import find
 
 RULESETS = {"v0.7": "1.0.0", "v1.0": "1.0.0", "v2.0": "2.0.0", "v3.0": "3.0.0"}
 

@@ -32,9 +32,9 @@ from suite.compliance import official
 from suite.compliance.check import check, check_log
 from suite.compliance.official_rules import official_rules
 from suite.compliance.ruleset import ruleset
-from suite.log_reader import read_events
-from suite.record import summarise
-from suite.scoring import failure
+from suite.log.reader import read_events
+from suite.log.record import summarise
+from suite.log.score import failure
 from tests.fixtures.logs import Line, Lines, write
 from tests.fixtures.mutations import ours
 from tests.fixtures.package_mutations import lines_of, package_cases, package_of

@@ -18,7 +18,7 @@ import torch
 from interleaved import compare, timed
 
 from suite.config import RunConfig, load_config
-from suite.distributed import World
+from suite.world import World
 from workloads.cosmoflow import DESCRIPTOR
 from workloads.cosmoflow import generate as generator
 from workloads.cosmoflow.workload import CosmoFlow

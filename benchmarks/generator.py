@@ -89,7 +89,7 @@ def run(side: str, size: str, folder: Path) -> float:
 
 def worker(root: Path, size: str, share: int) -> None:
     """Generate 1/share of the universes of a size and note beside the data set when this began and ended."""
-    from suite.distributed import World
+    from suite.world import World
     from workloads.cosmoflow import generate as generator
     from workloads.cosmoflow.cosmology import universe
 

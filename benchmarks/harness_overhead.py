@@ -22,10 +22,10 @@ from block import Head, open_workload, trainer
 from torch.nn.parallel import DistributedDataParallel
 
 from suite.config import default_data_root
-from suite.distributed import World
-from suite.mllog import EventLog
-from suite.sampling import train_batches
-from suite.train import StopWatch
+from suite.data.sampling import train_batches
+from suite.log.mllog import EventLog
+from suite.training.loop import StopWatch
+from suite.world import World
 
 LIMIT = 1.01
 T_95 = {20: 2.093, 24: 2.069, 30: 2.045, 40: 2.023}  # two-sided 95 % Student quantiles for n pairs (n - 1 degrees)

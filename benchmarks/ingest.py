@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from analysis.ingest import ingest
 from analysis.layout import find_logs
+from analysis.tables.ingest import ingest
 from analysis.targets import installed_cards
 
 

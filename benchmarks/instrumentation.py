@@ -24,13 +24,13 @@ from pathlib import Path
 import torch
 from block import Head, open_workload, trainer
 
-from suite.compliance.student_t import quantile
 from suite.config import default_data_root
-from suite.distributed import World
-from suite.instrument import by_rank
-from suite.mllog import EventLog
-from suite.timing import PHASES
-from suite.train import StopWatch, Trainer
+from suite.log.mllog import EventLog
+from suite.log.student_t import quantile
+from suite.training.instrument import by_rank
+from suite.training.loop import StopWatch, Trainer
+from suite.training.timing import PHASES
+from suite.world import World
 
 LIMIT = 1.01
 STEPS = 50

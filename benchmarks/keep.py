@@ -59,9 +59,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "generator": [[sys.executable, "benchmarks/generator.py"]],
     "cosmoflow_step": [[sys.executable, "benchmarks/cosmoflow_step.py"]],
     "startup": [[sys.executable, "benchmarks/startup.py"]],
-    "ceilings": [
-        ["env", f"OMP_NUM_THREADS={threads}", sys.executable, "benchmarks/ceilings.py"] for threads in (1, 2)
-    ],
+    "ceilings": [["env", f"OMP_NUM_THREADS={threads}", sys.executable, "benchmarks/ceilings.py"] for threads in (1, 2)],
     "ingest": [[sys.executable, "benchmarks/ingest.py", PUBLISHED]],
     "checker_acceptance": [[sys.executable, "-m", "benchmarks.checker_acceptance", PUBLISHED, *SCORES]],
     "checker_fuzz": [[*LONG_TESTS, "tests/suite/test_check_fuzz.py"]],

@@ -236,7 +236,7 @@ def tables(device_type: str, output: Path | None) -> None:
     """
     import torch
 
-    from suite.distributed import World
+    from suite.world import World
     from workloads.moe.bench import Shape, measure
     from workloads.moe.config import MoEConfig
 

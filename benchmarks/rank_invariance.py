@@ -67,7 +67,7 @@ def main() -> int:
 
 def collect(out: Path) -> tuple[list[float], float]:
     """Each step's loss, the mean over ranks, and the metric before training."""
-    from suite.log_reader import read_events
+    from suite.log.reader import read_events
 
     events = read_events(out / "log.txt").events
     (metric,) = (event.value for event in events if event.key == "metric")
@@ -78,11 +78,11 @@ def worker(args: argparse.Namespace) -> int:
     import torch
     from block import Head, open_workload, trainer
 
-    from suite.checkpoint import Position
     from suite.config import default_data_root
-    from suite.distributed import World
-    from suite.mllog import EventLog
-    from suite.train import evaluate
+    from suite.log.mllog import EventLog
+    from suite.training.checkpoint import Position
+    from suite.training.loop import evaluate
+    from suite.world import World
 
     world = World.create()
     dtype = None

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from suite.distributed import World
-from suite.shards import Manifest, shard_path, write_manifest, write_shard
-from suite.staging import stage
+from suite.data.shards import Manifest, shard_path, write_manifest, write_shard
+from suite.data.staging import stage
+from suite.world import World
 
 LIMIT = 0.9
 SHARD_MIB = 64

@@ -24,14 +24,14 @@ from typing import Any
 
 from analysis.published import published
 from analysis.reference import reference_limit
-from analysis.roofline import Bounds
-from analysis.roofline_cases import Case, measured_cases
-from analysis.roofline_inputs import read_inputs
-from analysis.roofline_published import modelled
-from analysis.roofline_regime import terms_there
+from analysis.roofline.bounds import Bounds
+from analysis.roofline.cases import Case, measured_cases
+from analysis.roofline.inputs import read_inputs
+from analysis.roofline.published import modelled
+from analysis.roofline.regime import terms_there
+from analysis.roofline.whatif import Prediction, predict, scaled_work, solution, total
 from analysis.study import study
 from analysis.targets import installed_cards
-from analysis.whatif import Prediction, predict, scaled_work, solution, total
 
 HEAD = "| from | to | step seen [ms] | predicted | band | error | in band | solution seen [s] | predicted | error | in band |"
 

@@ -79,7 +79,7 @@ def main() -> int:
 
 def show(subject: str, args: argparse.Namespace, folder: Path) -> float:
     """One line; the median share of waiting for data."""
-    from suite.log_reader import read_events
+    from suite.log.reader import read_events
 
     log = read_events(folder / "log.txt").events
     facts = [json.loads(path.read_text()) for path in sorted(folder.glob("rank_*.json"))]
@@ -108,10 +108,10 @@ def worker(args: argparse.Namespace) -> int:
     import torch
     from block import Head, open_workload, trainer
 
-    from suite.checkpoint import Position
     from suite.config import default_data_root
-    from suite.distributed import World
-    from suite.mllog import EventLog
+    from suite.log.mllog import EventLog
+    from suite.training.checkpoint import Position
+    from suite.world import World
 
     name, _, size = args.subjects[0].partition("/")
     world = World.create()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from suite.yaml_source import YamlSource, first_error
+from suite.files import YamlSource, first_error
 
 CARD_VERSION = 1
 RCP_VERSION = 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from suite import VERSION
-from suite.errors import one_line
+from suite.files import one_line
 
 DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of an unforeseen error
 

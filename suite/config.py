@@ -10,8 +10,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from suite.workload import Descriptor, Hyperparameters
-from suite.yaml_source import YamlSource, first_error, unknown_key
+from suite.descriptor import Descriptor, Hyperparameters
+from suite.files import YamlSource, first_error, unknown_key
 
 
 class _Section(BaseModel):

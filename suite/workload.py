@@ -5,17 +5,10 @@ A workload is a folder with a torch-free ``__init__`` that holds a `Descriptor`;
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-
-from pydantic import BaseModel, ConfigDict
-
-from suite.card import Card, read_card
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,15 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn, optim
 
     from suite.config import RunConfig
-    from suite.distributed import World
+    from suite.world import World
 
     Batch = Mapping[str, Tensor]
-
-
-class Hyperparameters(BaseModel):
-    """Base of every workload's own hyperparameters: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 @dataclass(frozen=True)
@@ -146,7 +133,7 @@ class Workload(Protocol):
 
     def before_evaluation(self, model: nn.Module, world: World) -> None:
         """Agree on what differed between ranks while training; every rank calls. Here: buffers become means over ranks."""
-        from suite.distributed import average_buffers
+        from suite.world import average_buffers
 
         average_buffers(model, world)
 
@@ -156,46 +143,3 @@ class Workload(Protocol):
         Plain numbers, lists and mappings, the same on every rank or only right on rank 0. Nothing here.
         """
         return {}
-
-
-@dataclass(frozen=True)
-class Descriptor:
-    """What is known of a workload without importing torch. ``implementation`` and ``generator`` are ``module:name``."""
-
-    name: str
-    folder: Path
-    hyperparameters: type[Hyperparameters]
-    implementation: str
-    generator: str
-
-    @cache  # noqa: B019  descriptors are module constants
-    def card(self) -> Card:
-        """The workload's card."""
-        return read_card(self.folder)
-
-    def load(self) -> Callable[[RunConfig], Workload]:
-        """Import the implementation (torch)."""
-        return _resolve(self.implementation)  # type: ignore[no-any-return]
-
-    def load_generator(self) -> Any:
-        """Import the module with ``generate``, ``convert`` and ``fetch`` (see docs/architecture.md)."""
-        return _resolve(self.generator)
-
-
-def descriptors() -> dict[str, Descriptor]:
-    """Every installed workload by name (entry-point group ``mlhpc.workloads``)."""
-    return {point.name: point.load() for point in sorted(entry_points(group="mlhpc.workloads"), key=lambda p: p.name)}
-
-
-def descriptor(name: str) -> Descriptor:
-    """One workload. ValueError names those there are."""
-    points = {point.name: point for point in entry_points(group="mlhpc.workloads")}
-    if name not in points:
-        raise ValueError(f"unknown workload {name!r}; workloads: {', '.join(sorted(points))}")
-    return points[name].load()  # type: ignore[no-any-return]
-
-
-def _resolve(target: str) -> Any:
-    module, separator, name = target.partition(":")
-    loaded = importlib.import_module(module)
-    return getattr(loaded, name) if separator else loaded

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from suite.card import ReferencePoint, read_reference_points
-from suite.log_reader import read_events
-from suite.record import RunRecord, first_reaching, summarise
-from suite.workload import descriptor, descriptors
+from suite.descriptor import descriptor, descriptors
+from suite.log.reader import read_events
+from suite.log.record import RunRecord, first_reaching, summarise
 
 SEEDS = 5
 MLHPC = (sys.executable, "-m", "suite")

@@ -1,4 +1,8 @@
-"""Who may import whom, and what the login-node commands may load: the architecture's table as a test."""
+"""Which folder may import which, what may load torch, and that no import runs in a circle. No file is named here.
+
+The folders of ``suite`` are layers: a folder imports those listed for it and nothing else. ``suite`` itself stands for the
+modules directly in it, the contract that everything else is built on.
+"""
 
 from __future__ import annotations
 
@@ -7,71 +11,54 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "mpi4py", "h5py", "numpy", "scipy", "pandas", "matplotlib"}
-SUITE_RUN_SIDE = {  # may load torch, mpi4py, h5py, numpy
-    *(
-        "train",
-        "trial",
-        "worker",
-        "balance",
-        "build",
-        "distributed",
-        "sampling",
-        "timing",
-        "staging",
-        "shards",
-        "checkpoint",
-        "instrument",
-        "ceilings",
-        "flops",
-        "profiling",
-        "stragglers",
-    ),
+
+LAYERS: dict[str, set[str]] = {
+    "suite": set(),
+    "suite.log": {"suite"},
+    "suite.machine": {"suite"},
+    "suite.data": {"suite"},
+    "suite.launch": {"suite", "suite.log"},
+    "suite.compliance": {"suite", "suite.log"},
+    "suite.package": {"suite", "suite.log", "suite.machine", "suite.compliance"},
+    "suite.training": {"suite", "suite.log", "suite.machine", "suite.data"},
+    "suite.performance": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
+    "suite.performance.ceilings": {"suite", "suite.performance"},
 }
-ANALYSIS_FROM_SUITE = {
-    "card",
-    "mllog",
-    "record",
-    "scoring",
-    "system",
-    "cost_model",
-    "compliance",
-    "workload",
-    "stragglers",
-    "log_reader",
-}
-WORKLOAD_FROM_SUITE = {
-    "workload",
-    "balance",
-    "build",
-    "config",
-    "card",
-    "distributed",
-    "sampling",
-    "shards",
-    "timing",
-    "cost_model",
-    "launch",  # moe-bench starts its own ranks
-}
+LIGHT = {"suite", "suite.log", "suite.machine", "suite.launch", "suite.compliance", "suite.package", "suite.commands"}
+ANALYSIS_MAY_USE = {"suite", "suite.log", "suite.machine", "suite.compliance", "suite.performance"}
+WORKLOADS_MAY_USE = {"suite", "suite.data", "suite.launch", "suite.training", "suite.performance"}
 
 
 def modules(top: str) -> list[Path]:
     return sorted((ROOT / top).rglob("*.py"))
 
 
-def imports(path: Path, *, top_level_only: bool) -> Iterator[str]:
-    """Full dotted names a module imports; blocks under TYPE_CHECKING are not run and do not count."""
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def folder(module: str) -> str:
+    """The package that a dotted name belongs to: of a module its folder, of a package itself."""
+    parts = module.split(".")
+    while parts and not (ROOT.joinpath(*parts) / "__init__.py").is_file():
+        parts.pop()
+    return ".".join(parts)
+
+
+def imports(path: Path, *, top_level_only: bool = False, types: bool = False) -> Iterator[str]:
+    """Full dotted names a module imports. Blocks under TYPE_CHECKING are not run and count only with ``types``."""
     tree = ast.parse(path.read_text())
 
     def visit(node: ast.AST) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test) and not types:
                 continue
             if top_level_only and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
@@ -85,40 +72,96 @@ def imports(path: Path, *, top_level_only: bool) -> Iterator[str]:
     yield from visit(tree)
 
 
-def heads(path: Path, *, top_level_only: bool) -> set[str]:
+def heads(path: Path, *, top_level_only: bool = False) -> set[str]:
     return {name.split(".")[0] for name in imports(path, top_level_only=top_level_only)}
+
+
+def used_folders(path: Path, top: str) -> set[str]:
+    """The folders of ``top`` that a module imports from, its own left out."""
+    return {folder(name) for name in imports(path) if name.split(".")[0] == top} - {folder(dotted(path))}
 
 
 def test_there_is_something_to_check() -> None:
     assert len(modules("suite")) > 20
     assert len(modules("workloads")) > 4
     assert len(modules("analysis")) > 4
+    assert {folder(dotted(path)) for path in modules("suite")} == set(LAYERS) | {"suite.commands"}
 
 
 @pytest.mark.parametrize("path", modules("suite"), ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_suite_knows_no_workload_and_no_analysis(path: Path) -> None:
-    assert not heads(path, top_level_only=False) & {"workloads", "analysis", "pandas", "matplotlib"}
-    if path.stem not in SUITE_RUN_SIDE and path.parent.name not in SUITE_RUN_SIDE:
+    assert not heads(path) & {"workloads", "analysis", "pandas", "matplotlib"}
+
+
+@pytest.mark.parametrize("path", modules("suite"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_folder_imports_only_the_layers_below_it(path: Path) -> None:
+    allowed = LAYERS.get(folder(dotted(path)))
+    if allowed is not None:  # commands may use everything
+        assert used_folders(path, "suite") <= allowed
+
+
+@pytest.mark.parametrize("path", modules("suite"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_contract_log_machine_launch_compliance_and_commands_load_nothing_heavy(path: Path) -> None:
+    if folder(dotted(path)) in LIGHT:
         assert not heads(path, top_level_only=True) & HEAVY
 
 
 @pytest.mark.parametrize("path", modules("analysis"), ids=lambda p: str(p.relative_to(ROOT)))
 def test_analysis_reads_logs_and_cards_and_never_torch(path: Path) -> None:
-    assert not heads(path, top_level_only=False) & {"torch", "mpi4py", "h5py", "workloads"}
-    used = {name.split(".")[1] for name in imports(path, top_level_only=False) if name.startswith("suite.")}
-    assert used <= ANALYSIS_FROM_SUITE | {"VERSION", "RULESET"}
+    assert not heads(path) & {"torch", "mpi4py", "h5py", "workloads"}
+    assert used_folders(path, "suite") <= ANALYSIS_MAY_USE
+
+
+def test_no_module_of_the_analysis_loads_torch_by_way_of_another() -> None:
+    names = [dotted(path) for path in modules("analysis")]
+    probe = f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("path", modules("workloads"), ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_workload_uses_the_narrow_waist_and_no_other_workload(path: Path) -> None:
-    names = list(imports(path, top_level_only=False))
     own = path.relative_to(ROOT / "workloads").parts[0]
-    others = {name.split(".")[1] for name in names if name.startswith("workloads.")} - {own, "moe"}
+    others = {name.split(".")[1] for name in imports(path) if name.startswith("workloads.")} - {own, "moe"}
     assert not others
-    used = {name.split(".")[1] for name in names if name.startswith("suite.")}
-    assert used <= WORKLOAD_FROM_SUITE | {"VERSION"}
+    assert used_folders(path, "suite") <= WORKLOADS_MAY_USE
     if path.name in {"__init__.py", "config.py"}:
-        assert not heads(path, top_level_only=False) & HEAVY
+        assert not heads(path) & HEAVY
+
+
+def cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """One circle of a graph as a path whose ends are equal; empty if there is none."""
+    done: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node not in done:
+            for after in sorted(graph[node]):
+                if found := visit(after, [*path, node]):
+                    return found
+            done.add(node)
+        return []
+
+    return next((found for node in sorted(graph) if (found := visit(node, []))), [])
+
+
+def test_no_import_runs_in_a_circle_type_only_ones_included() -> None:
+    paths = {dotted(path): path for top in ("suite", "workloads", "analysis") for path in modules(top)}
+    graph = {name: ({*imports(path, types=True)} & paths.keys()) - {name} for name, path in paths.items()}
+    assert cycle(graph) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_a_command_that_imports_torch_at_the_top_is_found(tmp_path: Path) -> None:
+    """It once was exempt, because a module of the same name elsewhere may."""
+    path = tmp_path / "ceilings.py"
+    path.write_text("import torch\n\ndef f():\n    import h5py\n")
+    assert heads(path, top_level_only=True) & HEAVY == {"torch"}
 
 
 @pytest.mark.parametrize(

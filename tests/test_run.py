@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.log_reader import read_events
-from suite.record import summarise
+from suite.log.reader import read_events
+from suite.log.record import summarise
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from suite.log_reader import read_events
+from suite.log.reader import read_events
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOW = 1

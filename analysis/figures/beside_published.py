@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, VERMILION, Diagonals, clip, loglog, name_points, panels
+from analysis.page.drawing import BLUE, VERMILION, Diagonals, clip, loglog, name_points, panels
 from analysis.published import missing, published
 from analysis.study import NotAnswerableError, Study
 

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from analysis.drawing import BLUE, GREY, INK, bars, clip, listed
+from analysis.page.drawing import BLUE, GREY, INK, bars, clip, listed
 from analysis.statistics import CONFIDENCE, Comparison, compare, holm
 from analysis.study import NotAnswerableError, Study
 

@@ -10,11 +10,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing import BLUE, GREEN, GREY, INK, VERMILION, clip, listed, panels
-from analysis.ingest import parsed
-from analysis.reading import LARGEST_PLAUSIBLE
+from analysis.page.drawing import BLUE, GREEN, GREY, INK, VERMILION, clip, listed, panels
 from analysis.reference import Limit, reference_limit
 from analysis.study import NotAnswerableError, Study
+from analysis.tables.ingest import parsed
+from analysis.tables.reading import LARGEST_PLAUSIBLE
 
 TITLE = "Convergence"
 CAPTION = (

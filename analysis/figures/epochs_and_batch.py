@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, GREY, VERMILION, clip, listed, loglog, panels
+from analysis.page.drawing import BLUE, GREY, VERMILION, clip, listed, loglog, panels
 from analysis.reference import reference_limit, reference_points
 from analysis.study import NotAnswerableError, Study
 

@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from analysis.drawing import CYCLE, INK, MARKERS, clip, listed, name_points, panels
-from analysis.roofline import Point, Roof, above_roof, si
-from analysis.roofline_cases import Case, measured_cases
-from analysis.roofline_drawing import si_scale
-from analysis.roofline_points import counters_of, kernels
-from analysis.roofline_regime import memory_levels, peaks_of, scaled
+from analysis.page.drawing import CYCLE, INK, MARKERS, clip, listed, name_points, panels
+from analysis.roofline.bounds import Point, Roof, above_roof, si
+from analysis.roofline.cases import Case, measured_cases
+from analysis.roofline.drawing import si_scale
+from analysis.roofline.points import counters_of, kernels
+from analysis.roofline.regime import memory_levels, peaks_of, scaled
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Hierarchical roofline"

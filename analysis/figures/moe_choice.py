@@ -9,11 +9,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.drawing import BLUE, GREEN, GREY, INK, ORANGE, clip, panels
 from analysis.figures.moe_network_fit import NEEDED
-from analysis.network import EXTRAPOLATED_RANKS, Fit, best_choice
+from analysis.network.fit import EXTRAPOLATED_RANKS, Fit, best_choice
+from analysis.page.drawing import BLUE, GREEN, GREY, INK, ORANGE, clip, panels
 from analysis.study import NotAnswerableError, Study
-from suite.cost_model import layer_s
+from suite.performance.cost_model import layer_s
 
 TITLE = "MoE layer: which r, degree and all-to-all win"
 CAPTION = (

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import CYCLE, INK, MARKERS, clip, loglog, panels
 from analysis.figures.moe_network_fit import NEEDED
-from analysis.network import EXTRAPOLATED_RANKS, KIB, MIB, Fit, crossover_bytes
+from analysis.network.fit import EXTRAPOLATED_RANKS, KIB, MIB, Fit, crossover_bytes
+from analysis.page.drawing import CYCLE, INK, MARKERS, clip, loglog, panels
 from analysis.study import NotAnswerableError, Study
-from suite.cost_model import all_to_all
+from suite.performance.cost_model import all_to_all
 
 TITLE = "2DH against the linear all-to-all"
 CAPTION = (

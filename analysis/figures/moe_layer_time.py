@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import CYCLE, GREY, INK, MARKERS, clip, loglog, panels
 from analysis.figures.moe_network_fit import NEEDED
-from analysis.network import EXTRAPOLATED_RANKS, IDEAS, Fit, ideas_s, measured_ideas_s
+from analysis.network.fit import EXTRAPOLATED_RANKS, IDEAS, Fit, ideas_s, measured_ideas_s
+from analysis.page.drawing import CYCLE, GREY, INK, MARKERS, clip, loglog, panels
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "MoE layer: time by idea"

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import CYCLE, clip, loglog, panels
-from analysis.network import KIB, Compared, Fit, typical_error
+from analysis.network.fit import KIB, Compared, Fit, typical_error
+from analysis.page.drawing import CYCLE, clip, loglog, panels
 from analysis.study import NotAnswerableError, Study
-from suite.cost_model import ALGORITHMS, all_to_all
+from suite.performance.cost_model import ALGORITHMS, all_to_all
 
 TITLE = "All-to-all: measured and fitted"
 CAPTION = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import INK, clip, legend_of, listed, loglog, looks, name_points, panels
+from analysis.page.drawing import INK, clip, legend_of, listed, loglog, looks, name_points, panels
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and cost"

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, GREEN, GREY, PURPLE, VERMILION, bars, beside, clip, listed
-from analysis.reading import LARGEST_PLAUSIBLE
+from analysis.page.drawing import BLUE, GREEN, GREY, PURPLE, VERMILION, bars, beside, clip, listed
 from analysis.study import NotAnswerableError, Study
+from analysis.tables.reading import LARGEST_PLAUSIBLE
 
 TITLE = "Inside a training step"
 CAPTION = (

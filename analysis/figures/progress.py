@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from analysis.drawing import INK, clip, legend_of, looks, name_points
+from analysis.page.drawing import INK, clip, legend_of, looks, name_points
 from analysis.published import ROUNDS, missing, published
 from analysis.study import NotAnswerableError, Study
 

@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from analysis.drawing import GREY, INK, clip, legend_of, listed, looks, name_points, panels
-from analysis.roofline import Roof, si
-from analysis.roofline_drawing import series, si_scale
-from analysis.roofline_points import Machine, Placed, machines
-from analysis.roofline_published import vendor_roofs
+from analysis.page.drawing import GREY, INK, clip, legend_of, listed, looks, name_points, panels
+from analysis.roofline.bounds import Roof, si
+from analysis.roofline.drawing import series, si_scale
+from analysis.roofline.points import Machine, Placed, machines
+from analysis.roofline.published import vendor_roofs
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Roofline"

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, GREEN, INK, VERMILION, bars, clip
+from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, bars, clip
 from analysis.statistics import run_spread
 from analysis.study import NotAnswerableError, Study
 

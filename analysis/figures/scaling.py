@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, VERMILION, clip, listed, panels
+from analysis.page.drawing import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, VERMILION, clip, listed, panels
 from analysis.scaling import (
     DASHED_REACH,
     SOLID_REACH,

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
-from analysis.drawing import BLUE, INK, clip, panels
+from analysis.page.drawing import BLUE, INK, clip, panels
 from analysis.statistics import run_spread
 from analysis.study import NotAnswerableError, Study
 

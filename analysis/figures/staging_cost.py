@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import ORANGE, bars, beside, clip
+from analysis.page.drawing import ORANGE, bars, beside, clip
 from analysis.study import NotAnswerableError, Study, heading
 
 TITLE = "Staging in epochs"

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, ORANGE, PURPLE, bars, beside, clip, listed, seconds
+from analysis.page.drawing import BLUE, ORANGE, PURPLE, bars, beside, clip, listed, seconds
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Before the run: start-up"

@@ -10,10 +10,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, ORANGE, VERMILION, clip, listed, panels
-from analysis.roofline import si
+from analysis.page.drawing import BLUE, ORANGE, VERMILION, clip, listed, panels
+from analysis.roofline.bounds import si
 from analysis.study import NotAnswerableError, Study
-from suite.stragglers import SIGNIFICANT, Straggling, straggling
+from suite.performance.stragglers import SIGNIFICANT, Straggling, straggling
 
 TITLE = "Ranks: who computes, who waits"
 CAPTION = (

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from analysis.drawing import BLUE, VERMILION, bars, clip, listed
+from analysis.page.drawing import BLUE, VERMILION, bars, clip, listed
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Training throughput"

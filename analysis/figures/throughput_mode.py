@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing import BLUE, VERMILION, beside, clip, listed, panels
+from analysis.page.drawing import BLUE, VERMILION, beside, clip, listed, panels
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Throughput mode"

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import Diagonals, clip, legend_of, listed, loglog, looks, name_points, panels, seconds
+from analysis.page.drawing import Diagonals, clip, legend_of, listed, loglog, looks, name_points, panels, seconds
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and machine size"

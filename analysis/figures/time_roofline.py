@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.drawing import GREY, INK, ORANGE, clip, legend_of, listed, looks, name_points, panels
-from analysis.roofline import Complexity, si
-from analysis.roofline_drawing import series, si_scale
-from analysis.roofline_points import Machine, Placed, machines
+from analysis.page.drawing import GREY, INK, ORANGE, clip, legend_of, listed, looks, name_points, panels
+from analysis.roofline.bounds import Complexity, si
+from analysis.roofline.drawing import series, si_scale
+from analysis.roofline.points import Machine, Placed, machines
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time-based roofline"

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing import BLUE, GREEN, GREY, INK, ORANGE, bars, beside, clip, seconds, time_unit
+from analysis.page.drawing import BLUE, GREEN, GREY, INK, ORANGE, bars, beside, clip, seconds, time_unit
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Where the time went"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import Diagonals, clip, legend_of, listed, loglog, looks, panels
+from analysis.page.drawing import Diagonals, clip, legend_of, listed, loglog, looks, panels
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Batch, epochs, throughput, units"

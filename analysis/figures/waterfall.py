@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from analysis.drawing import BLUE, GREEN, INK, VERMILION, clip, panels
+from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, clip, panels
 from analysis.scaling import Factors, Split, factors
 from analysis.study import NotAnswerableError, Study
 

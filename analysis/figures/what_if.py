@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.drawing import BLUE, GREY, INK, bars, clip, listed
-from analysis.roofline import si
-from analysis.roofline_cases import Case, measured_cases
-from analysis.roofline_drawing import si_scale
-from analysis.roofline_inputs import Ceilings
-from analysis.roofline_regime import terms_there
+from analysis.page.drawing import BLUE, GREY, INK, bars, clip, listed
+from analysis.roofline.bounds import si
+from analysis.roofline.cases import Case, measured_cases
+from analysis.roofline.drawing import si_scale
+from analysis.roofline.inputs import Ceilings
+from analysis.roofline.regime import terms_there
+from analysis.roofline.whatif import Phase, Prediction, exactly, predict, scaled_work, solution, total
 from analysis.study import NotAnswerableError, Study
-from analysis.whatif import Phase, Prediction, exactly, predict, scaled_work, solution, total
 
 TITLE = "What if it ran elsewhere"
 CAPTION = (

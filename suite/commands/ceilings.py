@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite.ceilings.document import refuse_existing, write
 from suite.launch.ranks import in_world, refuse_ranks, start_ranks
+from suite.performance.ceilings.document import refuse_existing, write
 
 if TYPE_CHECKING:
-    from suite.distributed import World
+    from suite.world import World
 
 THIS_MACHINE = "this-machine"
 BUSY = 0.1  # busy cores per allowed core above which a person is warned
@@ -43,7 +43,7 @@ Exit codes: 0 written, 1 measuring failed, 2 usage.
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New JSON file.")
 def ceilings(system: str, ranks: int, device: str, directory: Path | None, quick: bool, output: Path) -> None:
     """Measure the roofs of this machine: GEMM, memory levels, host link, storage, all-reduce, all-to-all."""
-    from suite.distributed import detect
+    from suite.world import detect
 
     launch = detect()
     refuse_ranks(launch, ranks)
@@ -67,8 +67,8 @@ def _measure(world: World, system: str, device: str, directory: Path, quick: boo
     """Measure on all ranks; rank 0 writes."""
     import torch
 
-    from suite.ceilings.measure import measure
-    from suite.trial import pick_device, threads_per_rank
+    from suite.performance.ceilings.measure import measure
+    from suite.training.trial import pick_device, threads_per_rank
 
     torch.set_num_threads(threads_per_rank(world))
     text = measure(

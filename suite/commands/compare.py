@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from suite.commands.score import ScoredGroup, score_group, telling
-from suite.compliance.layout import find
-from suite.scoring import Throughput, TimeRatio, time_ratio
+from suite.log.results_tree import find
+from suite.log.score import Throughput, TimeRatio, time_ratio
 
 
 @click.command()

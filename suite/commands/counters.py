@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from suite.ceilings.document import refuse_existing, write
-from suite.counters import TOOLS, VERSION, read
-from suite.workload import descriptor
+from suite.descriptor import descriptor
+from suite.performance.ceilings.document import refuse_existing, write
+from suite.performance.counters import TOOLS, VERSION, read
 
 
 @click.command(

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from suite.config import default_data_root
-from suite.workload import descriptor
+from suite.descriptor import descriptor
 
 if TYPE_CHECKING:
-    from suite.distributed import World
-    from suite.shards import Manifest
-    from suite.workload import Descriptor
+    from suite.data.shards import Manifest
+    from suite.descriptor import Descriptor
+    from suite.world import World
 
 PLAIN_INTERVAL_S = 5.0
 TERMINAL_NAME = "MLHPC_TERMINAL"  # set for the ranks when the command that started them had a terminal
@@ -125,7 +125,7 @@ def export(workload: str, source: Path, form: str | None, output: Path) -> None:
 @click.option("--deep", is_flag=True, help="Read every byte and compare checksums, not only presence and sizes.")
 def verify(root: Path, deep: bool) -> None:
     """Check a data set against its manifest. Exit code 1 if anything is missing or damaged."""
-    from suite import shards
+    from suite.data import shards
 
     if not root.exists():
         raise ValueError(f"{root}: does not exist; expected the folder of a data set")
@@ -166,8 +166,8 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
 
 def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
     """True, after a look at the files, if the folder holds this data set. ValueError if another or a damaged one."""
-    from suite.shards import MANIFEST_NAME, read_manifest
-    from suite.shards import verify as problems_of
+    from suite.data.shards import MANIFEST_NAME, read_manifest
+    from suite.data.shards import verify as problems_of
 
     if not (root / MANIFEST_NAME).exists():
         return False
@@ -187,7 +187,7 @@ def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
 
 def _start_ranks(ranks: int, words: Sequence[str]) -> None:
     """Become mpiexec with this command for several ranks; return if one rank is wanted or a launcher started us."""
-    from suite.distributed import detect
+    from suite.world import detect
 
     if ranks == 1 or detect() is not None:
         return
@@ -204,7 +204,7 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
 @contextmanager
 def _world() -> Iterator[World]:
     """The ranks of this command. An error that all ranks raise is shown by the first; one that is not foreseen ends all."""
-    from suite.distributed import World
+    from suite.world import World
 
     world = World.create()
     try:
@@ -252,7 +252,7 @@ def _plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int, in
 
 def _show(root: Path, world: World) -> None:
     if world.is_first:
-        from suite.shards import read_manifest
+        from suite.data.shards import read_manifest
 
         click.echo(f"{_summary(root, read_manifest(root))}: complete")
 
@@ -262,8 +262,8 @@ def _show_baselines(chosen: Descriptor, root: Path) -> None:
 
     Nothing for data of a size that the card does not have: there is no target.
     """
-    from suite.baselines import measure_baselines
-    from suite.shards import read_manifest
+    from suite.data.baselines import measure_baselines
+    from suite.data.shards import read_manifest
 
     manifest = read_manifest(root)
     if manifest.size not in chosen.card().sizes:

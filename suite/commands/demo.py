@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from suite.workload import descriptor, descriptors
+from suite.descriptor import descriptor, descriptors
 
 ALL = "all"
 ORG = "demo"

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from suite.card import SizeCard, read_reference_points
+from suite.descriptor import Descriptor, descriptor, descriptors
 from suite.launch.cost import size as size_text
-from suite.workload import Descriptor, descriptor, descriptors
 
 
 @click.command(

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from suite.compliance.group_rules import changed_files
-from suite.package import build_package
-from suite.system import read_description
+from suite.machine.system import read_description
+from suite.package.build import build_package
 
 _SYSTEMS = Path("submissions") / "systems"
 

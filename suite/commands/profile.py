@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from suite.config import RunConfig, default_data_root, load_config
+from suite.descriptor import Descriptor, descriptor
 from suite.launch.ranks import in_world, refuse_ranks, start_ranks
-from suite.workload import Descriptor, descriptor
 
 if TYPE_CHECKING:
-    from suite.distributed import World
-    from suite.profiling import Profile
+    from suite.performance.profiling import Profile
+    from suite.world import World
 
 VERSION = 1
 SHOWN = 25  # layers in the table on the screen; the file has all
@@ -61,11 +61,11 @@ def profile(
             raise ValueError(
                 f"{output}: exists already; a profile never writes into an earlier one (choose another -o)"
             )
-        from suite.build import find_data
+        from suite.data.build import find_data
 
         find_data(root, config.workload, config.size)
 
-    from suite.distributed import detect
+    from suite.world import detect
 
     launch = detect()
     refuse_ranks(launch, ranks)
@@ -85,9 +85,9 @@ def _profile(
     """Train and profile on all ranks; rank 0 writes and shows."""
     import torch
 
-    from suite import profiling
-    from suite.sampling import check_batch
-    from suite.trial import pick_device, threads_per_rank
+    from suite.data.sampling import check_batch
+    from suite.performance import profiling
+    from suite.training.trial import pick_device, threads_per_rank
 
     check_batch(config.global_batch_size, world.size)
     torch.set_num_threads(threads_per_rank(world))

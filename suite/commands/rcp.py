@@ -11,14 +11,15 @@ import click
 
 from suite.card import RCP_VERSION, ReferencePoint, ReferencePoints, read_reference_points
 from suite.compliance import convergence
-from suite.compliance.layout import find
 from suite.compliance.ruleset import Benchmark, card_benchmark
-from suite.facts import read_facts
-from suite.log_reader import read_events
-from suite.record import RunRecord, first_reaching, summarise
-from suite.scoring import failure
-from suite.workload import Descriptor, descriptors
-from suite.workload import descriptor as find_descriptor
+from suite.descriptor import Descriptor, descriptors
+from suite.descriptor import descriptor as find_descriptor
+from suite.files import write_whole
+from suite.log.reader import read_events
+from suite.log.record import RunRecord, first_reaching, summarise
+from suite.log.results_tree import find
+from suite.log.score import failure
+from suite.machine.facts import read_facts
 
 
 @click.group()
@@ -53,10 +54,7 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
     merged = tuple(point for _, point in sorted((kept | points).items()))
     document = ReferencePoints(version=RCP_VERSION, workload=descriptor.name, size=size, points=merged)
     path = (descriptor.folder if output is None else output) / "rcp" / f"{size}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".partial")
-    beside.write_text(json.dumps(document.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
-    beside.rename(path)
+    write_whole(path, json.dumps(document.model_dump(mode="json"), indent=1) + "\n")
     for point in points.values():
         click.echo(_line(point))
     click.echo(f"{path}: written")

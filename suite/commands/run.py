@@ -13,8 +13,8 @@ from pathlib import Path  # noqa: E402
 import click  # noqa: E402
 
 from suite.config import RunConfig, default_data_root, load_config  # noqa: E402
-from suite.run_folder import RunFolder, create, default_folder, describe, refuse_existing  # noqa: E402
-from suite.workload import Descriptor, descriptor  # noqa: E402
+from suite.descriptor import Descriptor, descriptor  # noqa: E402
+from suite.log.run_folder import RunFolder, create, default_folder, describe, refuse_existing  # noqa: E402
 
 
 @click.command(
@@ -64,7 +64,7 @@ def run(
         config_name = str(RunFolder(output).config_path)
     config = load_config(chosen, config_name or "mini", overrides)
 
-    from suite.distributed import detect
+    from suite.world import detect
 
     launch = detect()
     if trial is not None and (launch is not None or ranks == 1):
@@ -86,7 +86,7 @@ def _work(
 ) -> int:
     if output is None:
         raise click.UsageError("--trial needs --output RUN: the run folder all trials share")
-    from suite.worker import work
+    from suite.training.worker import work
 
     return work(chosen, config, output, trial, runs, seed, mode, resume, first_line=_FIRST_LINE)
 
@@ -102,10 +102,10 @@ def _launch_local(
     mode: str,
     resume: bool,
 ) -> int:
-    from suite.build import find_data
+    from suite.data.build import find_data
+    from suite.data.sampling import check_batch
     from suite.launch.trials import run_trials
-    from suite.log_reader import read_events
-    from suite.sampling import check_batch
+    from suite.log.reader import read_events
 
     if trial is None and output is not None:
         refuse_existing(output)

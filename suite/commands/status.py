@@ -14,12 +14,12 @@ import click
 import yaml
 
 from suite.card import SizeCard, read_reference_points
+from suite.descriptor import descriptor
 from suite.launch import jobs
 from suite.launch.cost import Epochs, duration, expected_epochs
-from suite.log_reader import read_events
-from suite.record import RunRecord, summarise
-from suite.run_folder import RunFolder, RunInfo
-from suite.workload import descriptor
+from suite.log.reader import read_events
+from suite.log.record import RunRecord, summarise
+from suite.log.run_folder import RunFolder, RunInfo
 
 STALE_S = 300.0  # a local run whose log and output are silent for so long is not running any more
 DEFAULT_ROOT = Path("runs")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,12 +13,13 @@ import click
 
 from suite.card import SizeCard, read_reference_points
 from suite.config import RunConfig, default_data_root, load_config
+from suite.descriptor import Descriptor, descriptor
+from suite.files import write_whole
 from suite.launch import cost, jobs
 from suite.launch.slurm import Job, SystemFile, find_system, read_system, sbatch_script, time_limit_s
-from suite.log_reader import read_events
-from suite.record import RunRecord, summarise
-from suite.run_folder import RunFolder, create, default_folder
-from suite.workload import Descriptor, descriptor
+from suite.log.reader import read_events
+from suite.log.record import RunRecord, summarise
+from suite.log.run_folder import RunFolder, create, default_folder
 
 JOB_VERSION = 1
 
@@ -114,7 +114,7 @@ def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
     job = replace(template, nodes=nodes, run=str(folder), config=str(RunFolder(folder).config_path), output=str(output))
     accumulation = config.gradient_accumulation_steps
     if config.global_batch_size % (job.ranks * accumulation):
-        from suite.sampling import check_batch  # its message; numpy is loaded only here
+        from suite.data.sampling import check_batch  # its message; numpy is loaded only here
 
         try:
             check_batch(config.global_batch_size, job.ranks, accumulation)
@@ -216,11 +216,6 @@ def _submit(folder: Path, job: Job, config: RunConfig) -> str:
         shutil.rmtree(run.root)
         raise
     submitted = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    _write_json(folder / "job.json", {"version": JOB_VERSION, "job_ids": [job_id], "submitted": submitted})
+    document = {"version": JOB_VERSION, "job_ids": [job_id], "submitted": submitted}
+    write_whole(folder / "job.json", json.dumps(document, indent=2) + "\n")
     return job_id
-
-
-def _write_json(path: Path, value: dict[str, int | str | Sequence[str]]) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=2) + "\n")
-    part.replace(path)

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import suite.compliance.own_rules  # noqa: F401  its rules enter the table
 from suite.compliance.group_rules import GroupContext, SeenRuns, is_weak, judge_group, judge_package, judge_system
-from suite.compliance.layout import Group, SystemFile, Tree, find, read_system
 from suite.compliance.rules import Finding, LogContext, judge
 from suite.compliance.ruleset import Benchmark, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
-from suite.log_reader import Log, read_events
-from suite.record import RunRecord, summarise
-from suite.scoring import failure
+from suite.log.reader import Log, read_events
+from suite.log.record import RunRecord, summarise
+from suite.log.results_tree import Group, SystemFile, Tree, find, read_system
+from suite.log.score import failure
 
 _FORGIVEN = frozenset(
     {"run-unfinished", "run-aborted", "target-missed", "last-eval", "interval-open", "training-missing"}

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from suite.compliance import student_t
+from suite.log import student_t
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from suite.compliance import convergence
-from suite.compliance.layout import MANIFEST, PRUNED, SCENARIOS, Group, SystemFile
-from suite.compliance.rules import OURS, Finding, brief, explain
+from suite.compliance.rules import OURS, Finding, explain
 from suite.compliance.ruleset import Benchmark, Ruleset
-from suite.record import RunRecord, first_reaching
-from suite.scoring import JudgedRun, concurrent, failure, instance_scale
+from suite.files import brief
+from suite.log.record import RunRecord, first_reaching
+from suite.log.results_tree import MANIFEST, PRUNED, SCENARIOS, Group, SystemFile
+from suite.log.score import JudgedRun, concurrent, failure, instance_scale
 
 SYSTEM_FIELDS = (
     *("submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node"),

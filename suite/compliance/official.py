@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from suite.compliance.layout import Group, find
 from suite.compliance.official_rules import official_rules
 from suite.compliance.ruleset import Benchmark, Ruleset, guess_ruleset, ruleset
-from suite.log_reader import Log, read_events
-from suite.record import RunRecord, summarise
-from suite.scoring import failure
+from suite.log.reader import Log, read_events
+from suite.log.record import RunRecord, summarise
+from suite.log.results_tree import Group, find
+from suite.log.score import failure
 
 PINNED = "4.1.68"
 ROUND = "3.0.0"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from suite import RULESET
 from suite.compliance.ruleset import Benchmark, KeyRule, card_benchmark, ruleset
-from suite.workload import descriptors
+from suite.descriptor import descriptors
 
 
 def official_rules(benchmark: Benchmark, division: str = "closed") -> str:

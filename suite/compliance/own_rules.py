@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from suite import mllog
-from suite.compliance.rules import OURS, Found, LogContext, brief, log_rule
+from suite.compliance.rules import OURS, Found, LogContext, log_rule
 from suite.compliance.ruleset import same
-from suite.log_reader import Event
-from suite.record import finite
+from suite.files import brief
+from suite.log import mllog
+from suite.log.reader import Event
+from suite.log.record import finite
 
 
 @log_rule("resumed", "a resumed run is not scored: its log is resumed_<i>_<k>.txt, never result_<i>.txt", OURS)

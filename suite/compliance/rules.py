@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
-from suite import mllog
 from suite.card import SizeCard
 from suite.compliance.ruleset import Benchmark, KeyRule, Ruleset, Severity, same
-from suite.log_reader import Event, Log
-from suite.record import RunRecord, finite, first_reaching
+from suite.files import brief
+from suite.log import mllog
+from suite.log.reader import Event, Log
+from suite.log.record import RunRecord, finite, first_reaching
 
 HPC = "hpc_training_rules.adoc"
 LOGGING = "mlperf_logging hpc common.yaml"
@@ -123,15 +124,6 @@ def judge(context: LogContext, file: str) -> Iterator[Finding]:
         if severity is not None:
             for line, message in check(context):
                 yield Finding(rule, severity, file, line, message)
-
-
-def brief(value: object) -> str:
-    """A value from a log for a message: one line, at most 60 characters."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        return type(value).__name__
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 # What a log must hold

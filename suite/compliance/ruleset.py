@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from suite import RULESET
 from suite.card import Constraint, SizeCard, read_reference_points
-from suite.record import RunRecord, finite
-from suite.workload import Descriptor, descriptors
+from suite.descriptor import Descriptor, descriptors
+from suite.log.record import RunRecord, finite
 
 FOLDER = Path(__file__).parent / "rulesets"
 Severity = Literal["error", "warning", "info"]
@@ -120,7 +120,7 @@ class _RulesetData(BaseModel):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark, at one size where sizes exist, as a ruleset judges it: a `suite.record.Target` and its keys."""
+    """One benchmark, at one size where sizes exist, as a ruleset judges it: a `suite.log.record.Target` and its keys."""
 
     name: str
     metric: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from suite.card import ReferencePoints, SizeCard
-from suite.record import RunRecord
+from suite.log.record import RunRecord
 
 FILES_PER_TRIAL = 2  # log and output
 FILES_PER_RUN = 5  # run.json, config.yaml, job.sbatch, job.json, exit file

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite.errors import one_line
+from suite.files import one_line
 from suite.launch.local import run_local
 
 if TYPE_CHECKING:
-    from suite.distributed import Launch, World
+    from suite.world import Launch, World
 
 FAILED, USAGE = 1, 2
 
@@ -42,7 +42,7 @@ def in_world(launch: Launch | None, check: Callable[[], None], body: Callable[[W
 
     Returns the exit code. What ``check`` finds is said once; an error of one rank in ``body`` ends all of them with its line.
     """
-    from suite.distributed import World
+    from suite.world import World
 
     world = World.create(launch)
     found: Exception | None = None

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import suite
-from suite.yaml_source import YamlSource, first_error, unknown_key
+from suite.files import YamlSource, first_error, unknown_key
 
 TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
@@ -109,7 +109,7 @@ class Launcher(_Section):
 
 
 class SystemFile(_Section):
-    """A system file. ``description`` belongs to suite.system."""
+    """A system file. ``description`` belongs to suite.machine.system."""
 
     name: Line
     description: dict[str, Any] = {}

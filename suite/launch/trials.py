@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from suite.launch.local import STOPPED, run_local, worker_command
-from suite.run_folder import RunFolder
+from suite.log.run_folder import RunFolder
 
 
 def run_trials(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from analysis.report import build
+from analysis.page.report import build
 from analysis.study import study
 from suite.card import Card
 

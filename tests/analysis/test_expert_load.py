@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis.drawing import readable_on, svg
 from analysis.figures import expert_load
-from analysis.ingest import counts
+from analysis.page.drawing import readable_on, svg
 from analysis.study import NotAnswerableError, Study, study
+from analysis.tables.ingest import counts
 from suite.card import Card
 from tests.analysis.conftest import LogText
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.ingest import Tables, ingest
+from analysis.tables.ingest import Tables, ingest
 from suite.card import Card
 
 Cards = dict[str, Card]
@@ -225,7 +225,7 @@ def test_many_logs_are_read_by_several_processes_in_the_same_order(
     for trial in range(6):
         log(seed=trial, start_s=1000.0 * trial).write(tmp_path / "logs" / f"result_{trial}.txt")
     alone = ingest([tmp_path], cards)
-    monkeypatch.setattr("analysis.ingest.POOL_FROM_LOGS", 2)
+    monkeypatch.setattr("analysis.tables.ingest.POOL_FROM_LOGS", 2)
     together = ingest([tmp_path], cards)
     for name, table in alone.named().items():
         pd.testing.assert_frame_equal(table, together.named()[name])

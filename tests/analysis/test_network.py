@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.command import report
-from analysis.network import (
+from analysis.commands.report import report
+from analysis.network.fit import (
     SWEEP_KIND,
     SWEEP_VERSION,
     command,
@@ -27,8 +27,8 @@ from analysis.network import (
     simulated_all_to_all,
     simulated_layer_s,
 )
-from analysis.questions import goals
-from suite.cost_model import AZURE_NDV4, LayerShape, Network, all_to_all, layer_s, valid_r
+from analysis.page.questions import goals
+from suite.performance.cost_model import AZURE_NDV4, LayerShape, Network, all_to_all, layer_s, valid_r
 
 MACHINE = Network(
     ranks_per_node=4,

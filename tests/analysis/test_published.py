@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 
 from analysis.decompose import choose, per_run, results
-from analysis.ingest import Tables, ingest
 from analysis.statistics import efficiency, run_spread
+from analysis.tables.ingest import Tables, ingest
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 ARCHIVE = SHARED / "mlperf_hpc_results.tar.xz"

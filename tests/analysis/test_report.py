@@ -21,13 +21,13 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from analysis.command import report as command
-from analysis.command import verdict
-from analysis.drawing import style, svg
+from analysis.commands.report import report as command
+from analysis.commands.report import verdict
 from analysis.figures import figures
-from analysis.questions import goals
-from analysis.report import NOT_VERIFIED, Report, _ranges, _spread, build
-from analysis.roofline_inputs import Inputs, read_inputs
+from analysis.page.drawing import style, svg
+from analysis.page.questions import goals
+from analysis.page.report import NOT_VERIFIED, Report, _ranges, _spread, build
+from analysis.roofline.inputs import Inputs, read_inputs
 from analysis.study import NotAnswerableError, study
 from suite.card import Card
 
@@ -317,12 +317,12 @@ def test_tables_can_be_parquet(tmp_path: Path, run_folder: Build) -> None:
 
 
 def test_help_of_report_loads_neither_pandas_nor_matplotlib() -> None:
-    code = "import sys, analysis.command; sys.exit(bool({'pandas', 'matplotlib', 'torch', 'numpy'} & set(sys.modules)))"
+    code = "import sys, analysis.commands.report; sys.exit(bool({'pandas', 'matplotlib', 'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_whole_of_analysis_loads_no_torch() -> None:
-    code = "import sys, analysis.report, analysis.study; sys.exit('torch' in sys.modules)"
+    code = "import sys, analysis.page.report, analysis.study; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

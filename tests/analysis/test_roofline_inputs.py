@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from analysis.command import report
-from analysis.drawing import style, svg
+from analysis.commands.report import report
 from analysis.figures import figures
-from analysis.roofline import Demand, Resource
-from analysis.roofline_cases import Case, measured_cases, published_cases
-from analysis.roofline_inputs import Inputs, MeasuredRoof, read_ceilings, read_inputs, split
-from analysis.roofline_points import machines
-from analysis.roofline_regime import Work, memory_levels, roofs_of, scaled
+from analysis.page.drawing import style, svg
+from analysis.roofline.bounds import Demand, Resource
+from analysis.roofline.cases import Case, measured_cases, published_cases
+from analysis.roofline.inputs import Inputs, MeasuredRoof, read_ceilings, read_inputs, split
+from analysis.roofline.points import machines
+from analysis.roofline.regime import Work, memory_levels, roofs_of, scaled
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
 from suite.commands.counters import counters as counters_command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analysis.published import published
-from analysis.roofline_published import modelled, modelled_results, numbers, table, vendor_roofs
+from analysis.roofline.published import modelled, modelled_results, numbers, table, vendor_roofs
 from analysis.study import FAMILY, MACHINES
 
 
@@ -62,7 +62,7 @@ def test_an_unknown_device_has_no_model() -> None:
 def test_the_work_is_the_workloads_own(name: str) -> None:
     pytest.importorskip("torch")
     from suite.config import load_config
-    from suite.workload import descriptors
+    from suite.descriptor import descriptors
 
     descriptor = descriptors()[name]
     card = descriptor.card()

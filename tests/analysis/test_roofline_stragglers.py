@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from suite.stragglers import Straggling, straggling
+from suite.performance.stragglers import Straggling, straggling
 
 
 def job(ranks: int, blocks: int, *, jitter: float, slow: float = 0.0, seed: int = 0) -> Straggling | None:

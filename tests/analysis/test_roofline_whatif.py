@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.whatif import MODEL_ERROR, PHASES, Prediction, exactly, predict, scaled_work, solution, total
+from analysis.roofline.whatif import MODEL_ERROR, PHASES, Prediction, exactly, predict, scaled_work, solution, total
 
 STEP = {"data_wait": 0.1, "forward_backward": 6.0, "exposed_communication": 1.0, "optimizer": 0.5, "other": 0.4}
 HERE = {"compute": 2.0, "memory": 1.0, "all_reduce": 0.5, "update": 0.1}

@@ -12,9 +12,9 @@ from typing import Protocol
 import pytest
 
 from suite.commands.status import folder_status
-from suite.log_reader import read_events
-from suite.record import RunRecord, summarise
-from suite.run_folder import RunFolder
+from suite.log.reader import read_events
+from suite.log.record import RunRecord, summarise
+from suite.log.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "submissions" / "slurm"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suite.balance import Balance, padded_shares, summed_shares
-from suite.sampling import train_batches
+from suite.data.balance import Balance, padded_shares, summed_shares
+from suite.data.sampling import train_batches
 
 LENGTHS = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
 

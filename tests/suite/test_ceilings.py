@@ -16,14 +16,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.ceilings import memory, storage
-from suite.ceilings.collectives import bus_share, group_sizes
-from suite.ceilings.document import Findings, NotMeasured, Roof, refuse_existing, to_json, write
-from suite.ceilings.memory import CPU_KERNELS, SKEW, Kernel, OsCache, cpu_caches
-from suite.ceilings.plateaus import Cache, names, plateaus, sweep, with_one_memory
-from suite.ceilings.samples import QUICK, Effort, Samples, repeat
 from suite.commands.ceilings import ceilings
-from suite.distributed import World
+from suite.performance.ceilings import memory, storage
+from suite.performance.ceilings.collectives import bus_share, group_sizes
+from suite.performance.ceilings.document import Findings, NotMeasured, Roof, refuse_existing, to_json, write
+from suite.performance.ceilings.memory import CPU_KERNELS, SKEW, Kernel, OsCache, cpu_caches
+from suite.performance.ceilings.plateaus import Cache, names, plateaus, sweep, with_one_memory
+from suite.performance.ceilings.samples import QUICK, Effort, Samples, repeat
+from suite.world import World
 
 KIB, MIB = 1024, 1024 * 1024
 TINY = Effort(2, 1e-4, 0.0, 1, 1 << 16, 1 << 20)

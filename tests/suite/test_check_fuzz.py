@@ -11,9 +11,9 @@ import pytest
 
 from suite.compliance.check import check, judge_log
 from suite.compliance.ruleset import ruleset, ruleset_names
-from suite.log_reader import read_events
-from suite.record import summarise
-from suite.scoring import throughput, time_to_train
+from suite.log.reader import read_events
+from suite.log.record import summarise
+from suite.log.score import throughput, time_to_train
 from tests.fixtures.logs import Line, chain, edit, hpc_run, insert, our_run
 
 MEASURED = insert(

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from suite import checkpoint
-from suite.checkpoint import Position, TrainingState, load_checkpoint, remove_checkpoint, save_checkpoint
-from suite.distributed import Alone, World
+from suite.training import checkpoint
+from suite.training.checkpoint import Position, TrainingState, load_checkpoint, remove_checkpoint, save_checkpoint
+from suite.world import Alone, World
 
 IDENTITY = {"data_manifest": "abc"}
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.commands.compare import verdict
-from suite.scoring import TimeRatio, time_ratio
+from suite.log.score import TimeRatio, time_ratio
 from tests.fixtures.logs import hpc_run, our_run, our_runs, results, write
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from suite.config import load_config
-from suite.workload import descriptor, descriptors
-from suite.yaml_source import YamlSource
+from suite.descriptor import descriptor, descriptors
+from suite.files import YamlSource
 
 COSMOFLOW = descriptor("cosmoflow")
 

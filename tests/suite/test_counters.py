@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from suite.commands.counters import counters
-from suite.counters import read
+from suite.performance.counters import read
 
 NCU_LONG = """==PROF== Connected to process 1
 "ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"
@@ -120,7 +120,7 @@ def test_what_is_missing_is_named(tmp_path: Path, tool: str, text: str, words: s
 
 
 def test_the_command_writes_what_the_report_reads(tmp_path: Path) -> None:
-    from analysis.roofline_inputs import Counters
+    from analysis.roofline.inputs import Counters
 
     output = tmp_path / "counters.json"
     words = ["--system", "here", "--workload", "cosmoflow", "--size", "mini", "--steps", "2", "-o", str(output)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from suite.distributed import Alone, Launch, World, average_buffers, detect, first_node
+from suite.world import Alone, Launch, World, average_buffers, detect, first_node
 
 
 @pytest.mark.parametrize(

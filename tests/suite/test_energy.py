@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.energy import EnergyCounter, EnergyMeter, gpu_counter, node_counters
+from suite.machine.energy import EnergyCounter, EnergyMeter, gpu_counter, node_counters
 
 
 def zone(root: Path, place: str, name: str, microjoules: int) -> Path:

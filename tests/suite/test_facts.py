@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from suite import facts
-from suite.facts import UNKNOWN, collect, read_facts, write_facts
+from suite.machine import facts
+from suite.machine.facts import UNKNOWN, collect, read_facts, write_facts
 
 TWO_SOCKETS = {
     "proc/cpuinfo": "\n\n".join(

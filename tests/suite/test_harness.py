@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from suite.log_reader import Log, read_events
-from suite.timing import PHASES
+from suite.log.reader import Log, read_events
+from suite.training.timing import PHASES
 
 HERE = Path(__file__).parent
 MPIEXEC = Path(sys.executable).with_name("mpiexec")

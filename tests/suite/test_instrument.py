@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from suite.distributed import Alone, World
-from suite.energy import EnergyCounter
-from suite.instrument import (
+from suite.data.shards import Manifest, ShardReader, shard_path, write_manifest, write_shard
+from suite.machine.energy import EnergyCounter
+from suite.training.instrument import (
     COLLECTIVES,
     VALUES_UP_TO,
     CountedTransport,
@@ -22,7 +22,7 @@ from suite.instrument import (
     by_rank,
     counted_collectives,
 )
-from suite.shards import Manifest, ShardReader, shard_path, write_manifest, write_shard
+from suite.world import Alone, World
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_reads_are_counted_by_the_loader_and_by_the_kernel(tmp_path: Path) -> No
 
 
 def test_a_kernel_that_does_not_tell_is_absent_and_not_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("suite.instrument.PROC_IO", tmp_path / "io")
+    monkeypatch.setattr("suite.training.instrument.PROC_IO", tmp_path / "io")
     meters = Meters(torch.device("cpu"), Ledger())
     assert "storage_bytes" not in meters.read()
     assert meters.absent == {"kernel_bytes": f"{tmp_path}/io: No such file or directory"}
@@ -120,7 +120,9 @@ def test_energy_is_summed_over_nodes_and_what_is_missing_is_named(monkeypatch: p
 
     readings = iter([0.0, 4.0, 10.0])
     counter = EnergyCounter("rapl/package-0", lambda: next(readings))
-    monkeypatch.setattr("suite.instrument.node_counters", lambda: ([counter], {"pm_counters": "no such folder"}))
+    monkeypatch.setattr(
+        "suite.training.instrument.node_counters", lambda: ([counter], {"pm_counters": "no such folder"})
+    )
     reader = EnergyReader(World("test", 0, 2, 0, 2, 0, 1, ("a", "b"), Two(), Alone()), torch.device("cpu"))
     reader.restart()
     value, about = reader.take()

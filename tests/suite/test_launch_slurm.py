@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from suite.descriptor import descriptors
 from suite.launch.slurm import (
     Container,
     Job,
@@ -19,7 +20,6 @@ from suite.launch.slurm import (
     sbatch_script,
     time_limit_s,
 )
-from suite.workload import descriptors
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEMS = sorted((ROOT / "submissions" / "systems").glob("*.yaml"))

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from suite.workload import descriptors
+from suite.descriptor import descriptors
 
 
 def mlhpc(*arguments: str) -> subprocess.CompletedProcess[str]:

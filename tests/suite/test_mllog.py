@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suite.log_reader import read_events
-from suite.mllog import EventLog, jsonable
+from suite.log.mllog import EventLog, jsonable
+from suite.log.reader import read_events
 
 
 def line(record: object) -> bytes:

@@ -18,7 +18,7 @@ from suite.compliance.check import check_log
 from suite.compliance.official_rules import official_rules, write_rules
 from suite.compliance.ruleset import Benchmark, KeyRule, ruleset
 from suite.config import load_config
-from suite.workload import descriptor, descriptors
+from suite.descriptor import descriptor, descriptors
 from tests.fixtures.logs import Line, edit, hpc_run, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
 

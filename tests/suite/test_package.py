@@ -13,9 +13,9 @@ import pytest
 from suite import VERSION
 from suite.compliance.check import check
 from suite.compliance.group_rules import SYSTEM_FIELDS, changed_files, digest
-from suite.facts import Cpu
-from suite.package import build_package, read_run
-from suite.system import System
+from suite.machine.facts import Cpu
+from suite.machine.system import System
+from suite.package.build import build_package, read_run
 from tests.fixtures.logs import START_MS, drop, edit, our_run, write
 from tests.fixtures.package_mutations import PackageCase, example, package_cases
 from tests.fixtures.runs import node, run_folder

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.profiler import profile as torch_profile
 
 from suite.commands.profile import lines_of, profile
-from suite.flops import count
-from suite.profiling import _layers_named, layer_times
+from suite.performance.flops import count
+from suite.performance.profiling import _layers_named, layer_times
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,8 +12,8 @@ import pytest
 from suite.card import ReferencePoints
 from suite.commands.rcp import reference_point
 from suite.compliance.ruleset import ruleset
-from suite.log_reader import read_events
-from suite.record import RunRecord, summarise
+from suite.log.reader import read_events
+from suite.log.record import RunRecord, summarise
 from tests.fixtures.logs import our_run, our_runs, write
 
 

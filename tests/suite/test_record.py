@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from suite.log_reader import read_events
-from suite.record import RunRecord, first_reaching, summarise
-from suite.workload import descriptor
+from suite.descriptor import descriptor
+from suite.log.reader import read_events
+from suite.log.record import RunRecord, first_reaching, summarise
 from tests.fixtures.logs import Line, Lines, append, at, chain, drop, edit, hpc_run, our_run, raw, write
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.sampling import check_batch, draws, epoch_order, eval_batches, steps_per_epoch, train_batches
+from suite.data.sampling import check_batch, draws, epoch_order, eval_batches, steps_per_epoch, train_batches
 
 
 @given(n=st.integers(8, 200), per_rank=st.integers(1, 4), size=st.sampled_from([1, 2, 4]), epoch=st.integers(1, 50))

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.commands.score import score_group
-from suite.compliance import student_t
 from suite.compliance.check import check
-from suite.compliance.layout import find
 from suite.compliance.ruleset import Benchmark, ruleset
-from suite.log_reader import read_events
-from suite.record import Evaluation, RunRecord, summarise
-from suite.scoring import concurrent, failure, log_interval, throughput, time_to_train
+from suite.log import student_t
+from suite.log.reader import read_events
+from suite.log.record import Evaluation, RunRecord, summarise
+from suite.log.results_tree import find
+from suite.log.score import concurrent, failure, log_interval, throughput, time_to_train
 from tests.fixtures.logs import edit, our_run, our_runs, write
 from tests.fixtures.published import SCORES, published_results
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from suite.shards import (
+from suite.data.shards import (
     Compression,
     Manifest,
     ShardReader,

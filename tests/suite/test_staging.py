@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite import staging
-from suite.distributed import World
-from suite.shards import Manifest, ShardEntry, shard_path, verify, write_manifest, write_shard
-from suite.staging import ROUND_BLOCKS, assignment, blocks, count_rounds, stage, staged_root, turns
+from suite.data import staging
+from suite.data.shards import Manifest, ShardEntry, shard_path, verify, write_manifest, write_shard
+from suite.data.staging import ROUND_BLOCKS, assignment, blocks, count_rounds, stage, staged_root, turns
+from suite.world import World
 
 WORKER = Path(__file__).with_name("staging_worker.py")
 MPIEXEC = Path(sys.executable).with_name("mpiexec")

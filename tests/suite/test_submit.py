@@ -10,9 +10,9 @@ import pytest
 
 from suite.card import ReferencePoint, ReferencePoints
 from suite.commands.submit import parse_nodes
+from suite.descriptor import descriptor
 from suite.launch import cost, jobs
-from suite.record import Epoch, RunRecord
-from suite.workload import descriptor
+from suite.log.record import Epoch, RunRecord
 
 CARD = descriptor("cosmoflow").card().size("mini")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.facts import Facts, collect
-from suite.system import (
+from suite.machine.facts import Facts, collect
+from suite.machine.system import (
     REQUIRED,
     System,
     describe,

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from suite.card import Card, OfficialRules, SizeCard
 from suite.config import RunConfig
-from suite.distributed import World
-from suite.shards import Manifest, ShardReader, shard_path, write_manifest, write_shard
-from suite.workload import Descriptor, Hyperparameters, Optimization, Work, Workload
+from suite.data.shards import Manifest, ShardReader, shard_path, write_manifest, write_shard
+from suite.descriptor import Descriptor, Hyperparameters
+from suite.workload import Optimization, Work, Workload
+from suite.world import World
 
 TRAIN, VALIDATION, WIDTH = 128, 37, 6
 
@@ -206,7 +207,7 @@ def main(argv: Sequence[str]) -> int:
 
     import yaml
 
-    from suite.worker import work
+    from suite.training.worker import work
 
     data, run, trial, seed, *rest = argv
     changes: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from suite.distributed import World
+from suite.world import World
 from tests.workloads.tiny import TINY, generator, make
 
 

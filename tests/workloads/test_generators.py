@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.distributed import World
-from suite.shards import ShardReader, read_manifest, verify
+from suite.data.shards import ShardReader, read_manifest, verify
+from suite.world import World
 from tests.workloads.tiny import TINY, generator, make
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -18,7 +18,7 @@ MPIEXEC = Path(sys.executable).parent / "mpiexec"
 ON_RANKS = """
 import sys
 from pathlib import Path
-from suite.distributed import World
+from suite.world import World
 from tests.workloads.tiny import make
 make(sys.argv[1], Path(sys.argv[2]), World.create())
 """

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.config import load_config
-from suite.distributed import World
-from suite.shards import read_manifest
-from suite.workload import Workload, descriptor
+from suite.data.shards import read_manifest
+from suite.descriptor import descriptor
+from suite.workload import Workload
+from suite.world import World
 from tests.workloads.tiny import TINY
 
 # What the host must wait for the device for: values, and shapes that depend on values

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from suite.config import RunConfig, load_config
-from suite.flops import count
-from suite.log_reader import read_events
-from suite.workload import Work, Workload, descriptor, descriptors
+from suite.descriptor import descriptor, descriptors
+from suite.log.reader import read_events
+from suite.performance.flops import count
+from suite.workload import Work, Workload
 from tests.workloads.open_catalyst.conftest import random_structure
 from tests.workloads.open_catalyst.test_model import batch as graph_of
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from suite.distributed import World
+from suite.world import World
 from workloads.cosmoflow import generate as cosmoflow
 from workloads.cosmoflow.cosmology import Simulation
 from workloads.deepcam import generate as deepcam

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from suite.shards import ShardReader
+from suite.data.shards import ShardReader
 
 MAX_TRAIN_VOXELS = 1 << 27  # bounds the time of the regressor: seconds at mini, a minute at small
 MIN_TRAIN_SAMPLES = 200  # fewer cannot fit the regression: then there is no spectral baseline

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.build import SPLITS, Arrays, DataSetPlan, Piece, build
-from suite.distributed import World
-from suite.shards import Compression
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
+from suite.data.shards import Compression
+from suite.world import World
 
 
 def build_universes(

@@ -16,9 +16,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.build import SPLITS, Arrays, Piece
-from suite.distributed import World
-from suite.shards import Compression, ShardReader, read_manifest
+from suite.data.build import SPLITS, Arrays, Piece
+from suite.data.shards import Compression, ShardReader, read_manifest
+from suite.files import written_whole
+from suite.world import World
 from workloads.cosmoflow.build import build_universes
 from workloads.cosmoflow.tfrecord import Sample, read_tfrecord, write_tfrecord
 from workloads.cosmoflow.universes import read_universe
@@ -238,11 +239,8 @@ def _check_sha256(path: Path, expected: str, copy_to: IO[bytes] | None = None) -
 
 
 def _copy_checked(origin: Path, target: Path, expected: str) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
-    with part.open("wb") as file:
+    with written_whole(target) as part, part.open("wb") as file:
         _check_sha256(origin, expected, copy_to=file)
-    part.replace(target)
 
 
 def _unpack(archive: Path, folder: Path) -> None:

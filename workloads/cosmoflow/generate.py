@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from suite.build import Arrays, Count, Progress, numbered_pieces, size_settings
-from suite.distributed import World
-from suite.shards import Compression
+from suite.data.build import Arrays, Count, Progress, numbered_pieces, size_settings
+from suite.data.shards import Compression
+from suite.world import World
 from workloads.cosmoflow.build import build_universes
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 from workloads.cosmoflow.convert import convert, export_tfrecord, fetch, split_cubes

@@ -17,6 +17,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.files import write_whole
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -31,9 +32,7 @@ def write_tfrecord(path: Path, samples: Iterable[Sample], *, compressed: bool = 
     content = b"".join(_frame(encode_example(x, y)) for x, y in samples)
     if compressed:
         content = gzip.compress(content, GZIP_LEVEL, mtime=0)
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    part.replace(path)
+    write_whole(path, content)
 
 
 def read_tfrecord(path: Path) -> Iterator[Sample]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from suite.workload import Descriptor
+from suite.descriptor import Descriptor
 from workloads.deepcam.config import DeepCamConfig
 
 DESCRIPTOR = Descriptor(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from suite.shards import ShardReader
+from suite.data.shards import ShardReader
 from workloads.deepcam import metric
 from workloads.deepcam.config import CHANNELS, CLASSES, LOSS_WEIGHTS
 from workloads.deepcam.data import input_statistics

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.distributed import World
+from suite.world import World
 
 
 class GroupBatchNorm2d(nn.BatchNorm2d):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from suite.workload import Hyperparameters
+from suite.descriptor import Hyperparameters
 
 CHANNELS = (  # of a sample, in the order of the public data (CAM5 names)
     *("TMQ", "U850", "V850", "UBOT", "VBOT", "QREFHT", "PS", "PSL"),

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from suite.build import SPLITS, Arrays, DataSetPlan, Piece, build
-from suite.distributed import World
-from suite.shards import ShardReader, read_manifest
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
+from suite.data.shards import ShardReader, read_manifest
+from suite.world import World
 from workloads.deepcam.fields import (
     STATISTICS_NAME,
     Statistics,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.shards import ShardReader
+from suite.data.shards import ShardReader
 from workloads.deepcam.config import CHANNELS, DeepCamConfig
 from workloads.deepcam.fields import Statistics, checked_statistics
 

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.files import written_whole
 from workloads.deepcam.config import CHANNELS, CLASSES
 
 DATA, LABELS = "climate/data", ("climate/labels_0", "climate/labels")
@@ -82,12 +83,9 @@ def checked_labels(y: NDArray[Any], path: Path, name: str) -> Labels:
 
 def write_snapshot(path: Path, x: Fields, y: Labels) -> None:
     """Write one file as the public data have it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with h5py.File(part, "w") as file:
+    with written_whole(path) as part, h5py.File(part, "w") as file:
         file.create_dataset(DATA, data=x, track_times=False)
         file.create_dataset(LABELS[0], data=y.astype(np.int64), track_times=False)
-    part.replace(path)
 
 
 def read_statistics(path: Path) -> Statistics:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from suite.build import SPLITS, Arrays, Count, DataSetPlan, Progress, build, numbered_pieces, size_settings
-from suite.distributed import World
+from suite.data.build import SPLITS, Arrays, Count, DataSetPlan, Progress, build, numbered_pieces, size_settings
+from suite.world import World
 from workloads.deepcam.climate import Domain, snapshot
 from workloads.deepcam.config import CHANNELS, CLASSES
 from workloads.deepcam.convert import convert, export_hdf5, fetch

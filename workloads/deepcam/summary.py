@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.build import Arrays
+from suite.data.build import Arrays
 from workloads.deepcam.config import CHANNELS, CLASSES
 from workloads.deepcam.fields import Statistics
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.config import RunConfig
-from suite.distributed import World
 from suite.workload import Optimization, Work, Workload
+from suite.world import World
 from workloads.deepcam import metric
 from workloads.deepcam.baselines import baselines
 from workloads.deepcam.batch_norm import join_groups

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from suite.cost_model import LayerShape, Network, ranked
+from suite.performance.cost_model import LayerShape, Network, ranked
 from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.experts import run_experts
 from workloads.moe.layer import Execution, MoELayer

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from suite import VERSION
-from suite.cost_model import ALGORITHMS
-from suite.distributed import World
-from suite.timing import CudaClock, HostClock
+from suite.performance.cost_model import ALGORITHMS
+from suite.training.timing import CudaClock, HostClock
+from suite.world import World
 from workloads.moe import phases
 from workloads.moe.all_to_all import ExpertMesh, Journey, plan_routes
 from workloads.moe.autotune import measure_flops, measure_memory
@@ -32,7 +32,7 @@ from workloads.moe.phases import LayerTimer, NoMarker
 from workloads.moe.router import Router
 
 BENCH_VERSION = 2
-SWEEP_VERSION = 2  # read by analysis/network.py
+SWEEP_VERSION = 2  # read by analysis/network/fit.py
 SWEEP_KIND = "mlhpc all-to-all sweep"
 SWEEP_FROM_BYTES = 1 << 10
 SWEEP_DEGREES = (1, 2, 4)
@@ -225,7 +225,7 @@ def timed(calls: Sequence[Callable[[], None]], group: dist.ProcessGroup | None, 
 def sweep_network(
     world: World, device: torch.device, shape: Shape, ranks_per_node: int, up_to_bytes: int, repeats: int
 ) -> dict[str, Any]:
-    """What analysis/network.py fits a machine to: all-to-alls over message sizes and an MoE layer, on grids of more and more ranks.
+    """Measure what analysis/network fits: all-to-alls over message sizes and an MoE layer, on growing grids of ranks.
 
     Grids are the first 2, 4, … ranks of one node, then 2, 4, … nodes, and all. Experts grow with the ranks: ``shape``
     has those of the largest grid. Every rank calls. ValueError if the smallest grid has fewer experts than top_k.

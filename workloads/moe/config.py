@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from suite.workload import Hyperparameters
+from suite.descriptor import Hyperparameters
 
 DEFAULT_CAPACITY_FACTOR = 1.0
 LARGE_ALIGNMENT, LARGE_STEP = 256, 128  # Tutel: an alignment above 256 becomes a multiple of 128

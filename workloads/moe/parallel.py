@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from suite.distributed import World
-from suite.timing import Clock
+from suite.training.timing import Clock
+from suite.world import World
 from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.autotune import Autotuner, measure_flops, measure_network, trial_timer
 from workloads.moe.config import MoEConfig, ranks_per_expert, valid_r

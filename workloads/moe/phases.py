@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from suite.timing import Clock
+from suite.training.timing import Clock
 
 GATE = "gate"
 PERMUTE = "permute"

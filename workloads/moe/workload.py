@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from suite.config import RunConfig
-from suite.distributed import World
-from suite.timing import CudaClock, HostClock
+from suite.training.timing import CudaClock, HostClock
 from suite.workload import Optimization, Workload
+from suite.world import World
 from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.autotune import Autotuner
 from workloads.moe.config import Layout, Training, learning_rate

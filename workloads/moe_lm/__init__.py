@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from suite.workload import Descriptor
+from suite.descriptor import Descriptor
 from workloads.moe_lm.config import MoELMConfig
 
 DESCRIPTOR = Descriptor(

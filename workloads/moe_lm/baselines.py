@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.shards import ShardReader, read_manifest
+from suite.data.shards import ShardReader, read_manifest
 
 PRIOR = 4.0  # pseudo-counts of the shorter context's distribution
 ORDERS = range(5)  # bytes looked back on

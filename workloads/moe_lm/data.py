@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.sampling import draws
-from suite.shards import ShardReader
+from suite.data.sampling import draws
+from suite.data.shards import ShardReader
 from workloads.moe_lm.config import MoELMConfig
 
 if TYPE_CHECKING:

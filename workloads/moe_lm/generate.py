@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build, size_settings
-from suite.distributed import World
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build, size_settings
+from suite.world import World
 from workloads.moe_lm.text import DJANGO_NAME, DJANGO_SHA256, DJANGO_VERSION, Language, Split, check_archive, read_text
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]

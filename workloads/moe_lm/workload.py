@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.config import RunConfig
-from suite.distributed import World
 from suite.workload import Optimization, Work
+from suite.world import World
 from workloads.moe.workload import MoEWorkload
 from workloads.moe_lm.baselines import baselines
 from workloads.moe_lm.config import MoELMConfig, work

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from suite.shards import ShardReader
+from suite.data.shards import ShardReader
 from workloads.open_catalyst.config import OpenCatalystConfig
 from workloads.open_catalyst.graph import concatenate
 from workloads.open_catalyst.structures import Neighbourhood

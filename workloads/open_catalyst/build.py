@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.build import SPLITS, Arrays, DataSetPlan, Piece, build
-from suite.distributed import World
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
+from suite.world import World
 from workloads.open_catalyst.structures import Neighbourhood
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from suite.workload import Hyperparameters
+from suite.descriptor import Hyperparameters
 
 ELEMENTS = 95  # rows of the embedding; atomic numbers are 1..94
 OUTPUT_SCALE_STD = 2.887317180633545  # eV: standard deviation of the energies of the OC20-2M training split

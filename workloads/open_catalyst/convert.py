@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from suite.build import SPLITS, Arrays, Piece
-from suite.distributed import World
+from suite.data.build import SPLITS, Arrays, Piece
+from suite.world import World
 from workloads.open_catalyst.build import build_structures
 from workloads.open_catalyst.extxyz import SUFFIXES, read_extxyz
 from workloads.open_catalyst.lmdb_form import LmdbFile

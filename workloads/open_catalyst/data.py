@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from suite.balance import Balance, summed_shares
 from suite.config import RunConfig
-from suite.shards import ShardReader
+from suite.data.balance import Balance, summed_shares
+from suite.data.shards import ShardReader
 from workloads.open_catalyst.config import OpenCatalystConfig
 from workloads.open_catalyst.graph import Edges, concatenate, triplets
 from workloads.open_catalyst.structures import PER_ATOM, Neighbourhood

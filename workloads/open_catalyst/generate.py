@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from suite.build import Arrays, Count, Progress, numbered_pieces, size_settings
-from suite.distributed import World
-from suite.shards import MANIFEST_NAME
+from suite.data.build import Arrays, Count, Progress, numbered_pieces, size_settings
+from suite.data.shards import MANIFEST_NAME
+from suite.world import World
 from workloads.open_catalyst.build import build_structures
 from workloads.open_catalyst.convert import convert, fetch
 from workloads.open_catalyst.slabs import ALL_ADSORBATES, ALL_METALS, Surfaces, require_ase, trajectory

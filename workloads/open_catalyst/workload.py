@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from suite.config import RunConfig
-from suite.distributed import World
 from suite.workload import Optimization, Work, Workload
+from suite.world import World
 from workloads.open_catalyst.baselines import baselines
 from workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
 from workloads.open_catalyst.data import OpenCatalystData

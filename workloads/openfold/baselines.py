@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.shards import ShardReader
+from suite.data.shards import ShardReader
 from workloads.openfold import residues
 from workloads.openfold.features import Protein
 from workloads.openfold.losses import sample_lddt_ca

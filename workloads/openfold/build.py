@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from suite.build import SPLITS, Arrays, DataSetPlan, Piece, build
-from suite.distributed import World
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
+from suite.world import World
 
 
 def build_proteins(

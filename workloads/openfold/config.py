@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from suite.workload import Hyperparameters
+from suite.descriptor import Hyperparameters
 
 
 class OpenFoldConfig(Hyperparameters):

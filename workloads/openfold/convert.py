@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from suite.build import SPLITS, Arrays, Piece
-from suite.distributed import World
+from suite.data.build import SPLITS, Arrays, Piece
+from suite.files import write_whole
+from suite.world import World
 from workloads.openfold import residues
 from workloads.openfold.alignment_files import read_a3m, read_fasta
 from workloads.openfold.build import build_proteins
@@ -82,9 +83,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
         for name in SAMPLES:
             member = tar.extractfile(f"{SAMPLE_ARCHIVE}/Tests/PDB/{name}.cif")
             assert member is not None
-            part = destination / f"{name}.cif.part"
-            part.write_bytes(member.read())
-            part.replace(destination / f"{name}.cif")
+            write_whole(destination / f"{name}.cif", member.read())
 
 
 def read_protein(path: Path) -> Protein:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.balance import Balance, padded_shares
-from suite.shards import ShardReader
+from suite.data.balance import Balance, padded_shares
+from suite.data.shards import ShardReader
 from workloads.openfold.config import OpenFoldConfig
 from workloads.openfold.features import SLOTTED, Arrays, drawn_recycles, sample
 from workloads.openfold.shard_form import FORM, TEMPLATE_FORM, proteins_of

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from suite.build import Arrays, Count, Progress, numbered_pieces, size_settings
-from suite.distributed import World
+from suite.data.build import Arrays, Count, Progress, numbered_pieces, size_settings
+from suite.world import World
 from workloads.openfold.build import build_proteins
 from workloads.openfold.convert import convert, fetch
 from workloads.openfold.proteins import Families, families

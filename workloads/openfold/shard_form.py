@@ -34,7 +34,7 @@ NO_TEMPLATES = (
 
 
 def shard_arrays(proteins: Sequence[Protein], numbers: Sequence[int]) -> Arrays:
-    """The arrays of `suite.shards.write_shard`; ``numbers`` name the families. Templates only if some protein has one."""
+    """The arrays of `suite.data.shards.write_shard`; ``numbers`` name the families. Templates only if some protein has one."""
     arrays: Arrays = {
         "family": np.array(numbers, dtype=np.int64),
         "residue.offsets": _offsets([len(each) for each in proteins]),

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from suite.config import RunConfig
-from suite.distributed import World
 from suite.workload import Optimization, Work, Workload
+from suite.world import World
 from workloads.openfold import DESCRIPTOR, residues
 from workloads.openfold.baselines import baselines
 from workloads.openfold.config import OpenFoldConfig, learning_rate

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from suite.shards import ShardReader
+from suite.data.shards import ShardReader
 
 MAX_TRAIN_PIXELS = 1 << 25  # bounds the time of the classifiers: seconds
 MAX_FEATURES = 4096  # a classifier on more would need more samples than it is given

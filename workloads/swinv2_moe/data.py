@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.sampling import draws
-from suite.shards import ShardReader
+from suite.data.sampling import draws
+from suite.data.shards import ShardReader
 from workloads.swinv2_moe.config import SwinV2MoEConfig
 
 if TYPE_CHECKING:

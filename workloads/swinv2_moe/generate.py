@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from suite.build import Arrays, Count, DataSetPlan, Progress, build, numbered_pieces, size_settings
-from suite.distributed import World
+from suite.data.build import Arrays, Count, DataSetPlan, Progress, build, numbered_pieces, size_settings
+from suite.world import World
 from workloads.swinv2_moe.config import CLASSES
 from workloads.swinv2_moe.processes import snapshot
 

@@ -10,8 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
-from suite.distributed import World
-from suite.shards import ShardReader, read_manifest, verify
+from suite.data.shards import ShardReader, read_manifest, verify
+from suite.world import World
 from workloads.cosmoflow import convert as converter
 from workloads.cosmoflow.generate import convert, export_tfrecord, fetch
 from workloads.cosmoflow.tfrecord import read_tfrecord, write_tfrecord

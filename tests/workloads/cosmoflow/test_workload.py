@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from suite.config import RunConfig, load_config
-from suite.distributed import World
-from suite.sampling import draws
-from suite.shards import read_manifest, write_manifest
+from suite.data.sampling import draws
+from suite.data.shards import read_manifest, write_manifest
+from suite.world import World
 from tests.workloads.tiny import TINY
 from workloads.cosmoflow import DESCRIPTOR
 from workloads.cosmoflow import generate as generator

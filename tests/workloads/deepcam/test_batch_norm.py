@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from suite.distributed import World
+from suite.world import World
 from workloads.deepcam.batch_norm import GroupBatchNorm2d, join_groups, rank_groups
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -20,7 +20,7 @@ needs_mpi = pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside p
 START = """
 import torch
 from torch import nn
-from suite.distributed import World
+from suite.world import World
 torch.set_num_threads(1)
 world = World.create()
 world.init_torch(torch.device("cpu"))
@@ -99,9 +99,9 @@ import sys
 import numpy as np
 sys.path.insert(0, {str(TESTS)!r})
 from conftest import make_tiny_config as tiny_config
-from suite.distributed import Alone
-from suite.timing import PhaseTimer
-from suite.train import device_clock, wrap
+from suite.world import Alone
+from suite.training.timing import PhaseTimer
+from suite.training.loop import device_clock, wrap
 from workloads.deepcam.workload import DeepCam
 generator = torch.Generator().manual_seed(0)
 x = torch.rand(4, 16, 32, 16, generator=generator).double()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from suite.config import RunConfig, load_config
-from suite.distributed import World
+from suite.world import World
 from workloads.deepcam import DESCRIPTOR
 from workloads.deepcam.batch_norm import GroupBatchNorm2d
 from workloads.deepcam.config import LOSS_WEIGHTS, DeepCamConfig

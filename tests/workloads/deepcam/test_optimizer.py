@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from suite.config import RunConfig
-from suite.distributed import World
+from suite.world import World
 from workloads.deepcam.config import DeepCamConfig, learning_rate
 from workloads.deepcam.optimizer import Lamb, build_optimizer
 from workloads.deepcam.workload import DeepCam

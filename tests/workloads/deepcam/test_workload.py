@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from suite.config import RunConfig, load_config
-from suite.distributed import World
-from suite.shards import ShardReader, read_manifest, write_manifest
+from suite.data.shards import ShardReader, read_manifest, write_manifest
+from suite.world import World
 from workloads.deepcam import DESCRIPTOR
 from workloads.deepcam import generate as generator
 from workloads.deepcam.baselines import baselines

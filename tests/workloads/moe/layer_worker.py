@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from suite.cost_model import Network
-from suite.timing import HostClock
+from suite.performance.cost_model import Network
+from suite.training.timing import HostClock
 from workloads.moe import phases
 from workloads.moe.all_to_all import ExpertMesh, gather_slices
 from workloads.moe.autotune import Autotuner, measure_flops, measure_network, trial_timer

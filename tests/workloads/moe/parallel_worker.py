@@ -17,9 +17,9 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from suite.config import load_config
-from suite.distributed import Alone, TorchTransport, World
-from suite.train import wrap
-from suite.workload import descriptor
+from suite.descriptor import descriptor
+from suite.training.loop import wrap
+from suite.world import Alone, TorchTransport, World
 from tests.workloads.moe.exact_worker import fork_ranks
 
 STEPS, BATCH = 4, 8

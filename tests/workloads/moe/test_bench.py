@@ -11,8 +11,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from workloads.commands.moe_bench import moe_bench
 from workloads.moe.bench import Shape, given_experts, grid_sizes
-from workloads.moe.command import moe_bench
 from workloads.moe.config import MoEConfig
 
 SMALL = ["--tokens", "64", "--width", "16", "--hidden", "32", "--experts", "4", "--repeats", "2"]

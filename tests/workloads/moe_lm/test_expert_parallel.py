@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.log_reader import Log, read_events
-from suite.timing import PHASES
+from suite.log.reader import Log, read_events
+from suite.training.timing import PHASES
 
 ROOT = Path(__file__).resolve().parents[3]
 RANKS = 4

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from suite.config import load_config
-from suite.distributed import World
-from suite.shards import ShardReader, read_manifest
+from suite.data.shards import ShardReader, read_manifest
+from suite.world import World
 from workloads.moe_lm import DESCRIPTOR
 from workloads.moe_lm import generate as generator
 from workloads.moe_lm.baselines import baselines

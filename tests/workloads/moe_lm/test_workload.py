@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from suite.config import RunConfig, load_config
-from suite.distributed import World
+from suite.world import World
 from workloads.moe.config import learning_rate
 from workloads.moe.layer import MoELayer
 from workloads.moe_lm import DESCRIPTOR

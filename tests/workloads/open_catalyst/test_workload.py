@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from suite.config import RunConfig, load_config
-from suite.distributed import World
-from suite.shards import ShardReader, read_manifest, shard_path, write_manifest, write_shard
+from suite.data.shards import ShardReader, read_manifest, shard_path, write_manifest, write_shard
+from suite.world import World
 from tests.workloads.tiny import TINY
 from workloads.open_catalyst import DESCRIPTOR
 from workloads.open_catalyst.baselines import baselines
@@ -186,8 +186,8 @@ import json, sys
 from pathlib import Path
 import numpy as np, torch
 from suite.config import load_config
-from suite.distributed import World
-from suite.sampling import train_batches
+from suite.world import World
+from suite.data.sampling import train_batches
 from workloads.open_catalyst import DESCRIPTOR
 from workloads.open_catalyst.workload import OpenCatalyst
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suite.distributed import World
-from suite.shards import ShardReader, verify
+from suite.data.shards import ShardReader, verify
+from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import convert as converter
 from workloads.openfold import residues

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from suite.build import VALIDATION_INDEX
-from suite.distributed import World
-from suite.shards import ShardReader, read_manifest, verify
+from suite.data.build import VALIDATION_INDEX
+from suite.data.shards import ShardReader, read_manifest, verify
+from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import DESCRIPTOR, residues
 from workloads.openfold import generate as generator

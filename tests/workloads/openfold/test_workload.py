@@ -10,8 +10,8 @@ import torch
 import yaml
 
 from suite.config import RunConfig, load_config
-from suite.distributed import World
-from suite.sampling import train_batches
+from suite.data.sampling import train_batches
+from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import DESCRIPTOR
 from workloads.openfold.config import OpenFoldConfig, learning_rate

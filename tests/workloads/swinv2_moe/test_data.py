@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from suite.config import load_config
-from suite.distributed import World
-from suite.sampling import draws
-from suite.shards import ShardReader, read_manifest
+from suite.data.sampling import draws
+from suite.data.shards import ShardReader, read_manifest
+from suite.world import World
 from workloads.swinv2_moe import DESCRIPTOR
 from workloads.swinv2_moe import generate as generator
 from workloads.swinv2_moe.baselines import best_ridge, spectrum_linear

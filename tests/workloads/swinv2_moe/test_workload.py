@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from suite.config import RunConfig, load_config
-from suite.distributed import World
-from suite.log_reader import read_events
+from suite.log.reader import read_events
+from suite.world import World
 from workloads.moe.config import learning_rate
 from workloads.swinv2_moe import DESCRIPTOR
 from workloads.swinv2_moe.config import SwinV2MoEConfig, forward_flops, parameter_count, work

@@ -1,0 +1,137 @@
+"""The command `mlhpc report`: reads logs, asks the checker, writes page, JSON and CSV beside each other."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from suite.files import write_whole
+
+if TYPE_CHECKING:
+    from analysis.page.report import Report, Verdict
+
+PARTS = ("report.html", "report.json", "tables")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mlhpc report runs/first -o report
+  mlhpc report packages/ACME published/hpc_results_v3.0 -o comparison
+  mlhpc report runs/first ceilings.json --what-if other-machine.json
+  mlhpc report hpc_results_v1.0 --between "Fugaku 512" "Selene 1024"
+"""
+)
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("-o", "--output", default="report", show_default=True, type=click.Path(path_type=Path), help="Folder.")
+@click.option(
+    "--tables",
+    "form",
+    default="csv",
+    show_default=True,
+    type=click.Choice(["csv", "parquet"]),
+    help="Form of the tables.",
+)
+@click.option(
+    "--what-if",
+    "what_if",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Ceilings of a machine to predict the runs' time for; may be repeated.",
+)
+@click.option(
+    "--between",
+    multiple=True,
+    nargs=2,
+    metavar="FROM TO",
+    help="Two results, by their label or a part of it, whose speed-up is split into its factors; may be repeated.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing report.")
+def report(
+    paths: tuple[Path, ...],
+    output: Path,
+    form: str,
+    what_if: tuple[Path, ...],
+    between: tuple[tuple[str, str], ...],
+    force: bool,
+) -> None:
+    """Compare results: one self-contained HTML page from run folders and results packages.
+
+    PATHS are run folders, packages (<submitter>/results/...) or whole rounds, and files about their systems: ceilings
+    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe-bench --sweep-network`). OUTPUT gets report.html, report.json and
+    tables/ with the same numbers; docs/tables.md says what the columns mean.
+    """
+    existing = [path for name in PARTS if (path := output / name).exists()]
+    if existing and not force:
+        raise click.UsageError(f"{existing[0]} exists; --force replaces it")
+    if output.is_file():
+        raise click.UsageError(f"-o {output}: is a file; the report is a folder")
+    if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise click.UsageError("--tables parquet needs pyarrow: pip install 'mlhpc[parquet]'")
+
+    from analysis.network.fit import fit_sweep, is_sweep, read_sweep
+    from analysis.page.report import build
+    from analysis.roofline.inputs import read_inputs, split
+    from analysis.study import study
+    from analysis.tables.workers import started
+    from analysis.targets import installed_cards
+
+    networks = [fit_sweep(read_sweep(path)) for path in paths if is_sweep(path)]
+    logs, files = split([path for path in paths if not is_sweep(path)])
+    if not logs:
+        raise click.UsageError(f"{paths[0]}: no report without logs; give run folders or packages as well")
+    for path in logs:
+        if path.is_file() and b":::MLLOG" not in path.read_bytes():
+            raise click.UsageError(f"{path}: holds no MLLOG event and is no file that a report reads")
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where no home can be written it says so, at length
+    inputs = read_inputs(files, what_if)
+    checked = started(verdicts, logs)  # the check reads the same logs by its own rules, meanwhile
+    made = build(study(logs, installed_cards(), inputs, networks, between), checked())
+    _write(made, output, form)
+    size = (output / "report.html").stat().st_size / 1e6
+    click.echo(
+        f"{output / 'report.html'}  {size:.2f} MB; numbers: {output / 'report.json'}, {output / 'tables'}/*.{form}"
+    )
+
+
+def verdicts(paths: Sequence[Path]) -> list[Verdict]:
+    """What the compliance check says of each path; a path that is not there is the reader's to name."""
+    return [verdict(path) for path in paths if path.exists()]
+
+
+def verdict(path: Path) -> Verdict:
+    """What the compliance check says of a path; files are named from the path's last part on."""
+    from analysis.page.report import Finding, Verdict
+    from suite.compliance.check import check
+
+    said = check([path])
+    place = str(path.resolve().parent) + "/"
+    findings = tuple(Finding(f.rule, f.severity, _below(f.file, path, place), f.line, f.message) for f in said.findings)
+    return Verdict(path.resolve().name, said.rulesets, said.logs, said.compliant, findings)
+
+
+def _below(file: str, path: Path, place: str) -> str:
+    return str(Path(file).resolve()).removeprefix(place) if Path(file).is_absolute() or Path(file).exists() else file
+
+
+def _write(made: Report, output: Path, form: str) -> None:
+    """Everything beside first, then renamed; the page last, so that a page is never without its numbers."""
+    output.mkdir(parents=True, exist_ok=True)
+    part, tables = output / "tables.part", output / "tables"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    for name, frame in made.frames.items():
+        if form == "parquet":
+            frame.to_parquet(part / f"{name}.parquet", index=False)
+        else:
+            (part / f"{name}.csv").write_text(made.csv[name], encoding="utf-8", errors="replace")
+    shutil.rmtree(tables, ignore_errors=True)
+    part.rename(tables)
+    for name, text in (("report.json", made.json), ("report.html", made.html)):
+        write_whole(output / name, text)

@@ -1,0 +1,1 @@
+"""A machine's links: sweeps of all-to-alls, models fitted to them, MoE layers simulated on them."""

@@ -1,0 +1,133 @@
+"""What a reader should know before believing a number: the doubts of the tables in words. Judges no rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+from analysis.study import CLASS, Study, heading
+from analysis.tables.ingest import parsed
+
+SAME_CURVE_EVALS = 3
+Severity = Literal["problem", "doubt", "note"]
+
+
+@dataclass(frozen=True)
+class Issue:
+    """``where`` is a result's label or a class of results."""
+
+    severity: Severity
+    where: str
+    text: str
+
+
+def issues(study: Study) -> list[Issue]:
+    """Every issue, problems first, in a stable order."""
+    found = [*_of_results(study), *_of_classes(study)]
+    order = {"problem": 0, "doubt": 1, "note": 2}
+    return sorted(found, key=lambda issue: (order[issue.severity], issue.where, issue.text))
+
+
+@dataclass(frozen=True)
+class _Check:
+    """What is said of the runs of one result for which ``holds``: the end of a sentence."""
+
+    severity: Severity
+    text: str
+    holds: Callable[[pd.DataFrame], pd.Series]
+
+
+_CHECKS = (
+    _Check("problem", "ended without run_stop: killed or running, not scored", lambda r: r["outcome"] == "no run_stop"),
+    _Check("problem", "never reached the target", lambda r: r["outcome"] == "target missed"),
+    _Check("problem", "logged status success without reaching the target", lambda r: r["success_without_target"]),
+    _Check("problem", "contain lines that cannot be read as events", lambda r: r["damaged_lines"] > 0),
+    _Check("problem", "log numbers that cannot be; they are left out", lambda r: r["implausible"].notna()),
+    _Check("problem", "have no known target, neither card nor public round", lambda r: r["target"].isna()),
+    _Check("doubt", "log a scale that cannot be; what was used is in the table", lambda r: r["scale_suspect"]),
+    _Check("doubt", "started with the file cache in an unverified state", lambda r: r["cache_state"] == "unverified"),
+    _Check(
+        "doubt", "log another division than the system description", lambda r: r["division"] != r["division_logged"]
+    ),
+    _Check(
+        "doubt",
+        "log another benchmark name than their folder has",
+        lambda r: r["benchmark_logged"].notna() & (r["benchmark_logged"] != r["benchmark"]),
+    ),
+    _Check("note", "were resumed from a checkpoint, so not scored", lambda r: r["resumed"]),
+    _Check("note", "lie in pruned_results, so not scored", lambda r: r["pruned"]),
+    _Check("note", "were published in an earlier round already", lambda r: r["carried_over_from"].notna()),
+    _Check(
+        "note",
+        "repeat a run that another result of the same round counts",
+        lambda r: r["repeats"].notna() & r["carried_over_from"].isna(),
+    ),
+    _Check(
+        "note", "staged before run_start, which the score does not count", lambda r: r["staging_before_run_s"] > 1.0
+    ),
+    _Check("note", "evaluated beside the next epoch: that time is hidden, not zero", lambda r: r["async_eval"]),
+    _Check("note", "went on logging after run_stop; cut there", lambda r: r["events_after_run_stop_s"] > 1.0),
+    _Check("note", "were logged by all ranks; the first of repeated events counts", lambda r: r["logged_by_all_ranks"]),
+    _Check("note", "count epochs in samples; converted by train_samples", lambda r: r["epoch_num_counts_samples"]),
+)
+
+
+def _of_results(study: Study) -> Iterator[Issue]:
+    for row in study.results.to_dict("records"):
+        runs = study.runs_of(row["group"])
+        where = f"{row['label']} ({row['benchmark']} {row['size']})"
+        for check in _CHECKS:
+            count = int(check.holds(runs).fillna(False).astype(bool).sum())
+            if count:
+                yield Issue(check.severity, where, f"{count} of {len(runs)} runs {check.text}")
+        if pd.isna(row["score_s"]):
+            yield Issue("problem", where, f"no score: {row['score_note']}")
+        yield from _seeds(where, runs)
+        yield from _curves(where, runs, study.tables.evals)
+        yield from _baselines(where, row, runs)
+        if pd.notna(row["scaling_factor"]) and row["scaling_factor"] != 1.0:
+            text = f"the package ships scaling factor {row['scaling_factor']:.5g}; the score here is without it"
+            yield Issue("note", where, text)
+
+
+def _seeds(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
+    seeds = runs.loc[~runs["resumed"], "seed"].dropna()
+    if seeds.empty:
+        yield Issue("doubt", where, "no run logs its seed, so equal runs cannot be told from repeated ones")
+    elif seeds.duplicated().any():
+        yield Issue("doubt", where, f"{int(seeds.duplicated().sum())} of {len(seeds)} runs share a seed with another")
+
+
+def _curves(where: str, runs: pd.DataFrame, evals: pd.DataFrame) -> Iterator[Issue]:
+    """Runs whose metric agrees in every evaluation are one experiment repeated, not a sample of seeds."""
+    curves = evals[evals["run"].isin(runs["run"])].groupby("run")["value"].agg(tuple)
+    same = curves[curves.map(len) >= SAME_CURVE_EVALS].duplicated(keep=False)
+    if same.any():
+        yield Issue(
+            "doubt", where, f"{int(same.sum())} of {len(runs)} runs have the metric of another in every evaluation"
+        )
+
+
+def _baselines(where: str, row: dict[str, object], runs: pd.DataFrame) -> Iterator[Issue]:
+    target, minimise = row["target"], row["target_direction"] == "min"
+    if not isinstance(target, float):
+        return
+    for text in runs["baselines"].dropna().unique():
+        for name, value in parsed(text).items():
+            if value is not None and (value <= target if minimise else value >= target):
+                yield Issue("doubt", where, f"the baseline {name} ({value:.4g}) meets the target {target:g} as well")
+
+
+def _of_classes(study: Study) -> Iterator[Issue]:
+    for key, rows in study.results.groupby(CLASS, sort=True):
+        runs = study.runs[study.runs["group"].isin(rows["group"])]
+        samples = sorted(runs["train_samples"].dropna().unique())
+        if len(samples) > 1:
+            counts = ", ".join(f"{int(count):,}" for count in samples)
+            yield Issue("doubt", heading(*key), f"results train on different numbers of samples: {counts}")
+        if rows["round"].nunique() > 1:
+            rounds = ", ".join(sorted(rows["round"].unique()))
+            yield Issue("note", heading(*key), f"results come from rounds with different rules: {rounds}")

@@ -1,0 +1,53 @@
+"""What the report answers: goals, questions, the metrics they need and the figure that answers each, from questions.yaml."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Question(_Frozen):
+    """One question. Without ``figure`` nothing answers it yet and ``missing`` says why; ``decision`` is its rule."""
+
+    id: str
+    question: str
+    metrics: tuple[str, ...]
+    figure: str | None = None
+    missing: str | None = None
+    decision: str | None = None
+
+
+class Goal(_Frozen):
+    """What somebody wants to know, who, and the questions that lead there."""
+
+    goal: str
+    viewpoint: str
+    questions: tuple[Question, ...]
+
+
+class _Document(_Frozen):
+    version: Literal[1]
+    goals: tuple[Goal, ...]
+
+
+@cache
+def goals() -> tuple[Goal, ...]:
+    """Every goal, in the order of the page."""
+    text = (files("analysis.page") / "questions.yaml").read_text("utf-8")
+    return _Document.model_validate(yaml.safe_load(text)).goals
+
+
+def question_of(figure: str) -> str:
+    """The question that a figure answers. ValueError if questions.yaml knows none."""
+    found = next((q.question for goal in goals() for q in goal.questions if q.figure == figure), None)
+    if found is None:
+        raise ValueError(f"figure {figure!r} answers no question of questions.yaml")
+    return found

@@ -1,0 +1,277 @@
+"""Results as cases for the rooflines: what one rank asked of each resource in a step, what it could get, and the step.
+
+Own results take measured ceilings (analysis.roofline.inputs), published ones the table of analysis.roofline.published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.published import published
+from analysis.roofline.bounds import (
+    ALL_REDUCE,
+    Bounds,
+    Demand,
+    Resource,
+    Ring,
+    bounds,
+    moved_by,
+    network_scale,
+)
+from analysis.roofline.inputs import Ceilings
+from analysis.roofline.published import modelled
+from analysis.roofline.regime import COLD, COLLECTIVES, WARM, Work, roofs_of, scale_of
+from analysis.study import NotAnswerableError, Study
+from analysis.tables.reading import LARGEST_PLAUSIBLE, STEP_PARTS
+
+COLD_SHARE = 0.1  # of what the loader read; below it the device had no part in a step
+LARGEST_WORK = 1e24  # FLOPs or bytes of a sample or a step
+SHORTEST_STEP_S = 1e-9
+BUCKET_BYTES = 25 * 2**20  # of a DDP bucket of gradients, torch's default
+GRADIENT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One result, or a published one (``ceilings`` None): its step and the bounds on it.
+
+    ``remark`` says what a reader must know of the ceilings, ``scale`` is n*.
+    """
+
+    label: str
+    benchmark: str
+    size: str
+    precision: str
+    ranks: float
+    batch: float
+    n: int
+    bounds: Bounds
+    work: Work | None
+    ceilings: Ceilings | None
+    remark: str = ""
+    scale: int | None = None
+
+    @property
+    def modelled(self) -> bool:
+        """True where no ceiling was measured."""
+        return self.ceilings is None
+
+
+def measured_cases(study: Study) -> list[Case]:
+    """Own results with ceilings. NotAnswerableError says what is missing."""
+    found, why = [], []
+    for row in study.results[~study.results["published"]].to_dict("records"):
+        work = work_of(study, row)
+        if isinstance(work, str):
+            why.append(f"{row['label']}: {work}")
+            continue
+        given = ceilings_of(study, row, work)
+        if isinstance(given, str):
+            why.append(given)
+            continue
+        file, remark = given
+        found.append(_case(row, work, file, remark))
+    if not found:
+        raise NotAnswerableError("; ".join(dict.fromkeys(why)) or "own results with phases and work per sample")
+    return found
+
+
+def published_cases(study: Study) -> list[Case]:
+    """Published results against modelled roofs: those of the study, else the shipped ones of its benchmarks, a machine's best."""
+    own = study.results[study.results["published"] & (study.results["mode"] == "strong")]
+    if len(own):
+        rows = own.assign(train_rate=own["train_rate.mean"])
+    else:
+        shipped = published()
+        rows = shipped[(shipped["mode"] == "strong") & shipped["benchmark"].isin(study.results["benchmark"])]
+        labels = [
+            f"{machine} {units:g} · {round_}" for machine, units, round_ in rows[["machine", "units", "round"]].values
+        ]
+        rows = rows.assign(label=labels)
+        rows = rows.sort_values("score_s").drop_duplicates(["benchmark", "machine"])
+    rows = rows[rows["carried_over_from"].isna()]
+    found = [(row, modelled({str(k): v for k, v in row.items()})) for row in rows.to_dict("records")]
+    return [
+        Case(
+            label=row["label"],
+            benchmark=row["benchmark"],
+            size=row["size"],
+            precision="",
+            ranks=float(row["units"]),
+            batch=float(row["global_batch_size"]),
+            n=int(row["n_averaged"]),
+            bounds=bounded,
+            work=None,
+            ceilings=None,
+            scale=_modelled_scale(bounded, float(row["units"])),
+        )
+        for row, bounded in found
+        if bounded is not None
+    ]
+
+
+def _modelled_scale(found: Bounds, units: float) -> int | None:
+    """n* under modelled roofs: a network without latency."""
+    terms = {term.resource: term for term in found.terms}
+    compute, exchange = terms.get("compute"), terms.get("all_reduce")
+    if compute is None or exchange is None or units < 2:
+        return None
+    ring = Ring(ALL_REDUCE, 0.0, exchange.roof.per_s)
+    size = exchange.demand.amount / moved_by(ALL_REDUCE, units, 1.0)[1]
+    return network_scale(lambda n: compute.seconds * units / n, lambda n: ring.seconds(n, size))
+
+
+def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
+    """What a step of a result asked for, mean over its averaged runs; text says what is missing."""
+    runs = study.runs[study.runs["run"].isin(study.selections[row["group"]].averaged)]
+    if runs.empty:
+        runs = study.runs_of(row["group"])
+    steps = steps_of(study)
+    runs = runs[runs["run"].isin(steps.index) & runs["step_forward_backward_s"].notna()]
+    if runs.empty:
+        return "step_phases events, which only this suite logs"
+    flops = _mean(runs, "executed_flops_per_sample")
+    ranks, batch = _plausible(row["ranks"]), _plausible(row["global_batch_size"])
+    if not flops or not ranks or not batch:
+        return "work_per_sample, ranks and batch size that can be, which this suite logs"
+    count = runs["run"].map(steps).to_numpy(float)
+    phases = {
+        part: float(np.mean(pd.to_numeric(runs[f"step_{part}_s"]).to_numpy(float) / count)) for part in STEP_PARTS
+    }
+    if not SHORTEST_STEP_S < sum(phases.values()) < LARGEST_PLAUSIBLE:
+        return "phases that can be"
+    samples = batch / ranks
+    asked = _logged(study, runs)
+    demands: dict[Resource, Demand] = {"compute": Demand(flops * samples, "logged", "executed FLOPs, closed form")}
+    update = _mean(runs, "optimizer_bytes_per_step") or 0.0
+    if traffic := _mean(runs, "algorithmic_bytes_per_sample"):
+        moved = (traffic - update / batch) * samples + update  # every rank updates all parameters
+        demands["memory"] = Demand(moved, "algorithmic", "operands and results of every operator")
+    demands |= _reading(asked, on_gpu=(runs["device_type"] == "cuda").any())
+    parameters = (_mean(runs, "model_parameters") or 0.0) * GRADIENT_BYTES
+    gradient = asked.get("all_reduce_bytes") or _mean(runs, "all_reduce_bytes_per_step") or parameters
+    exchanged = (_mean(runs, "all_to_all_bytes_per_sample") or 0.0) * samples
+    demands |= _communication(asked, ranks, {"all_reduce": gradient, "all_to_all": exchanged})
+    return Work(
+        ranks=ranks,
+        nodes=min(_plausible(row["nodes"]) or 1.0, ranks),
+        threads=_mean(runs, "threads_per_rank"),
+        device=next(iter(runs["device_type"].dropna()), None),
+        samples=samples,
+        precision=str(row["precision"] or "float32"),
+        demands=demands,
+        phases=phases,
+        gradient_bytes=gradient,
+        message_bytes=_messages(asked, gradient),
+        update_flops=_mean(runs, "optimizer_flops_per_step") or 0.0,
+        update_bytes=update or parameters,
+    )
+
+
+def _logged(study: Study, runs: pd.DataFrame) -> dict[str, float]:
+    """What the ranks counted of themselves, per step, mean over ranks, blocks and runs."""
+    ranks = study.tables.ranks
+    ranks = ranks[ranks["run"].isin(runs["run"]) & ranks["mean"].between(0, LARGEST_WORK)]
+    totals = ranks.groupby("quantity")[["mean", "steps"]].sum()
+    return {str(name): row["mean"] / row["steps"] for name, row in totals.iterrows() if row["steps"] > 0}
+
+
+def _reading(asked: Mapping[str, float], *, on_gpu: bool) -> dict[Resource, Demand]:
+    """Samples read, from the device or from the page cache, and carried to a GPU."""
+    found: dict[Resource, Demand] = {}
+    if (loaded := asked.get("loader_bytes")) is None:
+        return found if on_gpu else {"host_link": Demand(0.0, "logged", "the device is the host")}
+    found["host_link"] = Demand(loaded if on_gpu else 0.0, "logged", "samples as read")
+    fetched = asked.get("storage_bytes", 0.0)
+    cold = fetched > COLD_SHARE * loaded
+    found["storage"] = Demand(fetched, "logged", COLD) if cold else Demand(loaded, "logged", WARM)
+    return found
+
+
+def _communication(
+    asked: Mapping[str, float], ranks: float, closed_form: Mapping[Resource, float]
+) -> dict[Resource, Demand]:
+    """Bytes a rank must send in a step (docs/ceilings.md: bus bytes), as counted, else by closed form."""
+    found: dict[Resource, Demand] = {}
+    for resource, passes in COLLECTIVES.items():
+        given = asked.get(f"{resource}_bytes", 0.0 if asked else None)
+        if given is None:
+            _, moved = moved_by(passes, ranks, closed_form[resource])
+            found[resource] = Demand(moved, "algorithmic", "closed form")
+        else:
+            found[resource] = Demand(moved_by(passes, ranks, given)[1], "logged", "every collective counted")
+    return found
+
+
+def _messages(asked: Mapping[str, float], gradient_bytes: float) -> dict[Resource, float]:
+    """Mean size of a message; gradients go in buckets where nothing was counted."""
+    found: dict[Resource, float] = {"all_reduce": min(gradient_bytes, float(BUCKET_BYTES))}
+    for resource in COLLECTIVES:
+        if calls := asked.get(f"{resource}_calls"):
+            found[resource] = asked[f"{resource}_bytes"] / calls
+    return found
+
+
+def steps_of(study: Study) -> pd.Series:
+    """Training steps that each run's phases were measured over."""
+    windows = study.tables.phases.drop_duplicates(["run", "source", "epoch_num", "first_step"])
+    counts = windows[windows["source"] == "rank 0, window"].groupby("run")["steps"].sum()
+    return counts[counts.between(1, LARGEST_PLAUSIBLE)]
+
+
+def ceilings_of(study: Study, row: Mapping[str, Any], work: Work) -> tuple[Ceilings, str] | str:
+    """The ceilings file of a result's system and a remark; text says why there is none."""
+    systems = study.tables.systems.set_index("system_key")
+    names = {str(row["system"]), str(systems.loc[row["system_key"], "name"]), str(row["machine"])}
+    found = study.inputs.of_system(names, work.ranks, work.nodes)
+    if not isinstance(found, str) and work.device not in (None, found[0].device.type):
+        return f"{row['label']} ran on {work.device}, the ceilings of {found[0].system!r} are of {found[0].device.type}"
+    return found
+
+
+def _case(row: Mapping[str, Any], work: Work, file: Ceilings, remark: str) -> Case:
+    step_s = sum(work.phases.values())
+    roofs = roofs_of(file, work)
+    return Case(
+        label=row["label"],
+        benchmark=row["benchmark"],
+        size=row["size"],
+        precision=work.precision,
+        ranks=work.ranks,
+        batch=work.samples * work.ranks,
+        n=int(row["n_averaged"]),
+        bounds=bounds(step_s, work.demands, roofs),
+        work=work,
+        ceilings=file,
+        remark=remark,
+        scale=scale_of(file, work, roofs),
+    )
+
+
+def _mean(runs: pd.DataFrame, column: str) -> float | None:
+    """Mean of a column's values that can be: from 1 up."""
+    values = pd.to_numeric(runs[column], errors="coerce")
+    kept = values[values.between(1.0, LARGEST_WORK)]
+    return float(kept.mean()) if len(kept) else None
+
+
+def _plausible(value: Any) -> float:
+    """A count that can be, from 1 up; else 0."""
+    number = float(value) if isinstance(value, int | float) else 0.0
+    return number if 1.0 <= number <= LARGEST_PLAUSIBLE else 0.0
+
+
+def by_class(cases: list[Case]) -> Iterator[tuple[str, list[Case]]]:
+    """Cases by benchmark and size, own before published, each with a heading."""
+    keys = sorted(
+        {(case.benchmark, case.size, case.modelled) for case in cases}, key=lambda key: (key[0], key[2], key[1])
+    )
+    for benchmark, size, is_modelled in keys:
+        members = [c for c in cases if (c.benchmark, c.size, c.modelled) == (benchmark, size, is_modelled)]
+        title = f"{benchmark} · size {size}" + (" · published systems, modelled roofs" if is_modelled else "")
+        yield title, sorted(members, key=lambda case: case.bounds.step_s)

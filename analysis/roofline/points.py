@@ -1,0 +1,160 @@
+"""Phases and kernels of own results as points under the measured roofs of their machine. Draws nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from analysis.roofline.bounds import Complexity, Point, Roof, above_roof, attainable, complexity
+from analysis.roofline.cases import Case, measured_cases
+from analysis.roofline.inputs import Ceilings, Counters, MeasuredRoof
+from analysis.roofline.regime import holding, memory_levels, peaks_of, scaled
+from analysis.study import Study
+
+TOP_KERNELS = 8
+TINY_ORDER = 64  # of a product whose time is what issuing it costs
+STEP, PASSES, UPDATES = "training step", "forward + backward", "optimizer"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A point of a case under its roofs; ``refused`` says why it is not believed, empty if it is."""
+
+    case: Case
+    point: Point
+    peak: Roof
+    bandwidth: Roof
+    refused: str
+
+    @property
+    def allowed(self) -> float:
+        """What the roofs allow at this intensity, FLOP/s."""
+        return attainable(self.peak.per_s, self.bandwidth.per_s, self.point.intensity)
+
+    @property
+    def binds(self) -> str:
+        """The roof above the point: compute, or the memory level."""
+        compute = self.peak.per_s <= self.bandwidth.per_s * self.point.intensity
+        return "compute" if compute else f"memory ({self.bandwidth.name.split(',')[0]})"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A ceilings file, the results on it, and their points. ``levels`` are its memory roofs, the smallest level first."""
+
+    file: Ceilings
+    cases: tuple[Case, ...]
+    levels: tuple[Roof, ...]
+    placed: tuple[Placed, ...]
+
+    @property
+    def title(self) -> str:
+        """The file's, and how its host is used where that is not as it was measured."""
+        work = self.cases[0].work
+        assert work is not None
+        mine, theirs = self.file.device.threads or 1, work.threads or self.file.device.threads or 1
+        if (work.ranks_per_node, theirs) == (self.file.ranks_per_node, mine):
+            return self.file.title
+        return f"{self.file.title}; the run: {work.ranks_per_node:g} × {theirs:g} threads a node"
+
+    @property
+    def lesser_peaks(self) -> list[Roof]:
+        """What is sustained of the compute roofs, where that is less than they are in a burst."""
+        found = {roof.name: roof for case in self.cases if case.work for roof in peaks_of(self.file, case.work)[1:]}
+        return list(found.values())
+
+    @property
+    def launch_s(self) -> float:
+        """Seconds of the smallest product that was measured: what issuing one operator costs; 0 if unknown."""
+        products = [curve for curve in self.file.curves if curve.resource == "compute"]
+        times = [p.seconds for curve in products for p in curve.points if p.seconds and p.x <= TINY_ORDER]
+        return min(times, default=0.0)
+
+    def complexities(self) -> list[tuple[Placed, Complexity]]:
+        """The believed points in the time-based roofline."""
+        return [
+            (placed, complexity(placed.point, placed.peak, placed.bandwidth, self.launch_s))
+            for placed in self.placed
+            if not placed.refused
+        ]
+
+
+def machines(study: Study) -> list[Machine]:
+    """Ceilings files with the points of the results on them, apart by how many ranks share a node.
+
+    NotAnswerableError as of `measured_cases`.
+    """
+    groups: dict[tuple[str, float, float], list[Case]] = {}
+    for case in measured_cases(study):
+        assert case.ceilings is not None
+        assert case.work is not None
+        groups.setdefault((case.ceilings.title, case.work.ranks_per_node, case.work.threads or 0.0), []).append(case)
+    return [_machine(study, cases) for _, cases in sorted(groups.items())]
+
+
+def _machine(study: Study, cases: Sequence[Case]) -> Machine:
+    file, work = cases[0].ceilings, cases[0].work
+    assert file is not None
+    assert work is not None
+    found = memory_levels(file)
+    levels = tuple(scaled(file, work, m, f"{m.name}, {m.mode}", shared=m is found[-1]) for m in found)
+    return Machine(file, tuple(cases), levels, tuple(placed for case in cases for placed in _placed(study, file, case)))
+
+
+def _placed(study: Study, file: Ceilings, case: Case) -> Iterator[Placed]:
+    assert case.work is not None
+    peaks, levels = peaks_of(file, case.work), memory_levels(file)
+    if not peaks or not levels:
+        return
+    peak = peaks[0]
+    points = [*_points(case), *kernels(counters_of(study, case), last_level(levels))]
+    for point in points:
+        level = levels[-1] if point.basis == "counted" else holding(file, case.work, point.bytes)
+        bandwidth = scaled(file, case.work, level, f"{level.name}, {level.mode}", shared=level is levels[-1])
+        yield Placed(case, point, peak, bandwidth, above_roof(point, peak, bandwidth) or "")
+
+
+def last_level(levels: Sequence[MeasuredRoof]) -> str:
+    """The name of the memory behind all caches."""
+    return levels[-1].name
+
+
+def counters_of(study: Study, case: Case) -> Counters | None:
+    """What hardware counted of a case's workload on its system; None if nothing was given."""
+    assert case.ceilings is not None
+    wanted = (case.ceilings.system, case.benchmark, case.size)
+    found = [c for c in study.inputs.counters if (c.system, c.benchmark, c.size) == wanted]
+    return found[0] if found else None
+
+
+def kernels(counted: Counters | None, level: str) -> list[Point]:
+    """The longest kernels of a step and all others together, with their traffic at one memory level."""
+    if counted is None:
+        return []
+    known = sorted((k for k in counted.kernels if k.bytes.get(level)), key=lambda kernel: -kernel.seconds)
+    shown, rest = known[:TOP_KERNELS], known[TOP_KERNELS:]
+    points = [(k.name, k.flops, k.bytes[level], k.seconds, k.count) for k in shown]
+    if rest:
+        columns = [
+            sum(column) for column in zip(*((k.flops, k.bytes[level], k.seconds, k.count) for k in rest), strict=True)
+        ]
+        points.append((f"{len(rest)} other kernels", *columns))
+    steps = counted.steps
+    return [Point(n, f / steps, b / steps, t / steps, "counted", level, c / steps) for n, f, b, t, c in points]
+
+
+def _points(case: Case) -> Iterator[Point]:
+    """The step, and its phases whose work is known: the optimizer where the log has its bytes, the passes without them."""
+    work = case.work
+    assert work is not None
+    flops, traffic = work.demands.get("compute"), work.demands.get("memory")
+    if flops is None or traffic is None or not traffic.amount:
+        return
+    yield Point(STEP, flops.amount + work.update_flops, traffic.amount, case.bounds.step_s, traffic.basis)
+    passes_s, update_s = (work.phases.get(name, 0.0) for name in ("forward_backward", "optimizer"))
+    split = work.update_flops > 0 and 0 < work.update_bytes < traffic.amount
+    if 0.0 < passes_s < case.bounds.step_s:
+        moved = traffic.amount - work.update_bytes if split else traffic.amount
+        yield Point(PASSES, flops.amount, moved, passes_s, traffic.basis)
+    if split and update_s > 0:
+        yield Point(UPDATES, work.update_flops, work.update_bytes, update_s, traffic.basis)

@@ -1,0 +1,168 @@
+"""Roofs and work of the published systems: analysis/roofline/published.yaml, read and checked. Nothing here was measured by us.
+
+The result is a modelled extended roofline: the most favourable number format of the device, every sample over the host
+link once, gradients once over a ring whose nodes send at their network's rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+import pandas as pd
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from analysis.published import published
+from analysis.roofline.bounds import ALL_REDUCE, Bounds, Demand, Resource, Roof, bounds, moved_by
+
+VERSION = 1
+NO_STORAGE = "published packages state no storage bandwidth"
+NO_NETWORK = "published packages and documents at hand state no network rate"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Number(_Frozen):
+    """One ceiling with its source's key."""
+
+    per_s: float = Field(gt=0)
+    name: str
+    origin: Literal["vendor", "literature"]
+    source: str
+
+
+class Device(_Frozen):
+    """A device family. ``element_bytes`` of the number format that ``compute`` is of."""
+
+    element_bytes: Literal[2, 4]
+    compute: Number
+    memory: Number
+    host_link: Number | None = None
+
+
+class Machine(_Frozen):
+    """What differs from the device, and the rate at which a node sends."""
+
+    machine: str
+    rounds: tuple[str, ...] | None = None
+    network: Number | None = None
+    memory: Number | None = None
+
+
+class Sample(_Frozen):
+    """Work of training on one sample at size full; ``bytes`` by the size of a number."""
+
+    flops: float
+    bytes: dict[int, float]
+    sample_bytes: float
+    parameters: int
+
+
+class Published(_Frozen):
+    """The file."""
+
+    version: Literal[1]
+    sources: dict[str, str]
+    devices: dict[str, Device]
+    machines: tuple[Machine, ...]
+    work: dict[str, Sample]
+
+    def roof(self, number: Number) -> Roof:
+        """A number of the file as a roof, its source written out."""
+        return Roof(number.per_s, number.name, number.origin, self.sources[number.source])
+
+
+@cache
+def table() -> Published:
+    """The file. ValueError where a source is missing."""
+    text = (files("analysis.roofline") / "published.yaml").read_text("utf-8")
+    found = Published.model_validate(yaml.safe_load(text))
+    missing = {number.source for _, _, number in numbers(found)} - set(found.sources)
+    if missing:
+        raise ValueError(f"published.yaml: no source {sorted(missing)[0]!r}")
+    return found
+
+
+def numbers(found: Published) -> list[tuple[str, str, Number]]:
+    """Every ceiling: of what, which resource, the number."""
+    devices = [
+        (name, resource, value)
+        for name, device in found.devices.items()
+        for resource in ("compute", "memory", "host_link")
+        if (value := getattr(device, resource)) is not None
+    ]
+    machines = [
+        (machine.machine + (f" {', '.join(machine.rounds)}" if machine.rounds else ""), resource, value)
+        for machine in found.machines
+        for resource in ("network", "memory")
+        if (value := getattr(machine, resource)) is not None
+    ]
+    return devices + machines
+
+
+def modelled(row: Mapping[str, Any]) -> Bounds | None:
+    """The modelled extended roofline of a row of `analysis.published.published`; None where something needed is missing."""
+    found = table()
+    benchmark = str(row["benchmark"])
+    device = found.devices.get(str(row["device"]))
+    sample = found.work.get(f"{benchmark} {row['round']}", found.work.get(benchmark))
+    units, batch, rate = (_number(row[name]) for name in ("units", "global_batch_size", "train_rate"))
+    if device is None or sample is None or row["size"] != "full" or not units or not batch or not rate:
+        return None
+    roofs = _roofs(found, device, str(row["machine"]), str(row["round"]))
+    return bounds(batch / rate, demands(sample, batch / units, units, device.element_bytes), roofs)
+
+
+def demands(sample: Sample, samples: float, units: float, element_bytes: int) -> dict[Resource, Demand]:
+    """What one unit asks of each resource in a step of ``samples`` samples of its own."""
+    _, moved = moved_by(ALL_REDUCE, units, sample.parameters * element_bytes)
+    of_format = f"{8 * element_bytes}-bit numbers"
+    return {
+        "compute": Demand(sample.flops * samples, "modelled", "closed form of the workload"),
+        "memory": Demand(sample.bytes[element_bytes] * samples, "modelled", f"algorithmic bytes, {of_format}"),
+        "host_link": Demand(sample.sample_bytes * samples, "modelled", "every sample once"),
+        "storage": Demand(sample.sample_bytes * samples, "modelled", "every sample once"),
+        "all_reduce": Demand(moved, "modelled", f"gradients once over a ring, {of_format}"),
+        "all_to_all": Demand(0.0, "modelled", "none"),
+    }
+
+
+def modelled_results() -> list[tuple[dict[str, Any], Bounds]]:
+    """Every published time-to-train result whose step can be modelled, first publications only."""
+    rows = published()
+    rows = rows[(rows["mode"] == "strong") & rows["carried_over_from"].isna()]
+    made = [({str(k): v for k, v in row.items()}, modelled(row)) for row in rows.to_dict("records")]
+    return [(row, found) for row, found in made if found is not None]
+
+
+def _roofs(found: Published, device: Device, machine: str, round_: str) -> dict[Resource, Roof | str]:
+    entry = next(
+        (m for m in found.machines if m.machine == machine and (m.rounds is None or round_ in m.rounds)),
+        Machine(machine=machine),
+    )
+    roofs: dict[Resource, Roof | str] = {
+        "compute": found.roof(device.compute),
+        "memory": found.roof(entry.memory or device.memory),
+        "host_link": found.roof(device.host_link) if device.host_link else "the processor is the host",
+        "storage": NO_STORAGE,
+        "all_reduce": found.roof(entry.network) if entry.network else NO_NETWORK,
+    }
+    return roofs
+
+
+def _number(value: Any) -> float:
+    """A number, 0 for none."""
+    return float(value) if isinstance(value, int | float) and not pd.isna(value) else 0.0
+
+
+def vendor_roofs(device: str, precision: str) -> list[Roof]:
+    """Vendors' peaks of a device's products in a number format, for thin lines; none for what is not in the file."""
+    found = table()
+    width = 2 if precision in {"bfloat16", "float16"} else 4
+    known = [entry for name, entry in found.devices.items() if name.casefold() in device.casefold()]
+    return [found.roof(entry.compute) for entry in known if entry.element_bytes == width]

@@ -1,0 +1,232 @@
+"""What one rank gets of each resource in the regime of its step: number format, memory level, cache state, message size.
+
+A roof of a ceilings file is per rank of that file; here it becomes per rank of the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.roofline.bounds import (
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    Demand,
+    Resource,
+    Ring,
+    Roof,
+    fit_ring,
+    moved_by,
+    network_scale,
+    si,
+)
+from analysis.roofline.inputs import Ceilings, Curve, MeasuredRoof
+from analysis.roofline.whatif import UPDATE, seconds_at
+
+COLD, WARM = "read from the device, as the kernel counts", "samples read, from the page cache"
+LARGEST_SPREAD = 0.5  # by which a noisy roof is still a roof
+TF32 = ("tf32", "float32")  # what torch computes float32 convolutions in, on a GPU that has it
+COLLECTIVES: Mapping[Resource, int] = {"all_reduce": ALL_REDUCE, "all_to_all": ALL_TO_ALL}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A training step of one rank: what is asked of each resource, seconds per phase.
+
+    ``threads`` and ``device`` (cpu or cuda) are None where they were not logged.
+    ``message_bytes`` is the size of one message of a collective.
+    """
+
+    ranks: float
+    nodes: float
+    threads: float | None
+    device: str | None
+    samples: float
+    precision: str
+    demands: Mapping[Resource, Demand]
+    phases: Mapping[str, float]
+    gradient_bytes: float
+    message_bytes: Mapping[Resource, float]
+    update_flops: float
+    update_bytes: float
+
+    @property
+    def ranks_per_node(self) -> float:
+        """Ranks that share a node."""
+        return self.ranks / self.nodes
+
+
+def roofs_of(file: Ceilings, work: Work) -> dict[Resource, Roof | str]:
+    """What one rank gets of each resource in the regime of this step; text says why there is no roof."""
+    return {
+        "compute": _compute(file, work),
+        "memory": _memory(file, work),
+        "host_link": _host_link(file, work),
+        "storage": _storage(file, work),
+        "all_reduce": _collective(file, "all_reduce", work),
+        "all_to_all": _collective(file, "all_to_all", work),
+    }
+
+
+def scale_of(file: Ceilings, work: Work, roofs: Mapping[Resource, Roof | str]) -> int | None:
+    """n*: ranks at which the gradients' all-reduce takes as long as the computation at its roof, the global batch kept."""
+    ring, peak = ring_of(file, "all_reduce"), roofs["compute"]
+    if ring is None or isinstance(peak, str) or not work.gradient_bytes:
+        return None
+    total = work.demands["compute"].amount * work.ranks
+    return network_scale(
+        lambda ranks: total / ranks / peak.per_s, lambda ranks: ring.seconds(ranks, work.gradient_bytes)
+    )
+
+
+def terms_there(file: Ceilings, work: Work) -> dict[str, float]:
+    """Seconds Q / C of each resource that a file has a roof for, and of the optimizer's update of as many parameters."""
+    roofs = roofs_of(file, work)
+    found = seconds_at({name: demand.amount for name, demand in work.demands.items()}, roofs)
+    last = memory_levels(file)
+    if last and work.update_bytes:
+        found[UPDATE] = work.update_bytes / scaled(file, work, last[-1], "", shared=True).per_s
+    return found
+
+
+def scaled(file: Ceilings, work: Work, roof: MeasuredRoof, name: str, *, shared: bool = False) -> Roof:
+    """A roof as one rank of the run gets it at most, where the file's ranks used the host's cores otherwise.
+
+    By threads; what all ranks of a node share (``shared``) is also no more than the file's ranks had together.
+    """
+    per_s, source, mine = roof.value, roof.source, file.device.threads or 1
+    if file.device.type == "cpu":
+        threads = work.threads or mine * file.ranks_per_node / work.ranks_per_node
+        theirs, ours = file.ranks_per_node * mine, work.ranks_per_node * threads
+        cores = file.device.cores_allowed or max(theirs, ours)
+        alone = threads / mine * min(1.0, cores / ours) / min(1.0, cores / theirs)  # more threads than cores take turns
+        per_s *= file.ranks_per_node / work.ranks_per_node if shared and ours <= theirs else alone
+        if (file.ranks_per_node, mine) != (work.ranks_per_node, threads):
+            used = f"{file.ranks_per_node:g} ranks × {mine:g} threads a node"
+            source += f"; with {used}, here {work.ranks_per_node:g} × {threads:g}"
+    return Roof(per_s, name, "measured", source, min(roof.spread or 0.0, LARGEST_SPREAD))
+
+
+def compute_roofs(file: Ceilings, precision: str) -> list[MeasuredRoof]:
+    """GEMM roofs that fit a number format, the highest first: a burst, unless a sustained run was faster."""
+    wanted = TF32 if precision == "float32" and file.device.type == "cuda" else (precision,)
+    fitting = [roof for roof in file.of("compute") if roof.dtype in wanted and roof.unit == "FLOP/s"]
+    return sorted(fitting, key=lambda roof: (wanted.index(str(roof.dtype)), -roof.value))
+
+
+def peaks_of(file: Ceilings, work: Work) -> list[Roof]:
+    """The compute roof of a rank of the run, and what is sustained of it where that is less."""
+    fitting = compute_roofs(file, work.precision)
+    alike = [roof for roof in fitting if roof.dtype == fitting[0].dtype]
+    return [scaled(file, work, roof, f"GEMM {roof.dtype}, {roof.mode}") for roof in alike]
+
+
+def memory_levels(file: Ceilings) -> list[MeasuredRoof]:
+    """The fastest kernel's roof of each memory level, the smallest level first."""
+    best: dict[str, MeasuredRoof] = {}
+    for roof in file.of("memory"):
+        if roof.name not in best or roof.value > best[roof.name].value:
+            best[roof.name] = roof
+    return sorted(best.values(), key=lambda roof: roof.capacity_bytes or math.inf)
+
+
+def ring_of(file: Ceilings, resource: Resource) -> Ring | None:
+    """Latency and bandwidth of a collective from all sizes and rank counts that were measured."""
+    return fit_ring(
+        COLLECTIVES[resource],
+        [
+            (float(curve.ranks or file.ranks), point.x, point.seconds)
+            for curve in file.curves
+            if curve.resource == resource
+            for point in curve.points
+            if point.seconds
+        ],
+    )
+
+
+def _compute(file: Ceilings, work: Work) -> Roof | str:
+    peaks = peaks_of(file, work)
+    if not peaks:
+        measured = sorted({str(roof.dtype) for roof in file.of("compute")})
+        return f"no GEMM measured in {work.precision}, only in {', '.join(measured) or 'none'}"
+    return peaks[0]
+
+
+def holding(file: Ceilings, work: Work, traffic: float) -> MeasuredRoof:
+    """The smallest memory level that holds all of a rank's bytes even if each was touched only once; else the last."""
+    levels = memory_levels(file)
+    footprint = traffic / (work.threads or file.device.threads or 1)
+    return next((roof for roof in levels if footprint <= (roof.capacity_bytes or math.inf)), levels[-1])
+
+
+def _memory(file: Ceilings, work: Work) -> Roof | str:
+    levels = memory_levels(file)
+    if not levels:
+        return file.why_not("memory")
+    demand = work.demands.get("memory")
+    level = holding(file, work, demand.amount if demand else math.inf)
+    return scaled(file, work, level, f"{level.name}, {level.mode}", shared=level is levels[-1])
+
+
+def _host_link(file: Ceilings, work: Work) -> Roof | str:
+    links = [roof for roof in file.of("host_link") if roof.name == "host_to_device"]
+    if not links:
+        return file.why_not("host_link")
+    best = max(links, key=lambda roof: roof.value)
+    return scaled(file, work, best, f"host to device, {best.mode}", shared=True)
+
+
+def _storage(file: Ceilings, work: Work) -> Roof | str:
+    """Cold where the step read from the device, warm where the page cache served it."""
+    demand = work.demands.get("storage")
+    mode = "cold" if demand is not None and demand.note == COLD else "warm"
+    reads = file.of("storage_read")
+    if not reads:
+        return file.why_not("storage_read")
+    best = max(reads, key=lambda roof: (roof.mode == mode, roof.value))
+    return scaled(file, work, best, f"reading {best.name}, {best.mode}", shared=True)
+
+
+def _collective(file: Ceilings, resource: Resource, work: Work) -> Roof | str:
+    """Bytes a rank must send over the time of one message of that size, at as many ranks or the nearest number measured."""
+    if work.ranks == 1:
+        return "one rank communicates with nobody"
+    message = work.message_bytes.get(resource, 0.0)
+    curve = _nearest(file, resource, work)
+    if curve is not None and message:
+        ranks = curve.ranks or file.ranks
+        seconds = _interpolated(curve, message)
+        name = f"{curve.name}, {si(message)}B messages, {ranks} ranks"
+        _, moved = moved_by(COLLECTIVES[resource], ranks, message)
+        return Roof(moved / seconds, name, "measured", f"measured, {len(curve.points)} message sizes", 0.1)
+    roofs = file.of(resource)
+    if not roofs:
+        return file.why_not(resource)
+    best = min(roofs, key=lambda roof: abs(math.log((roof.ranks or file.ranks) / work.ranks)))
+    spread = min(best.spread or 0.0, LARGEST_SPREAD)
+    return Roof(best.value, f"{best.name}, {best.ranks or file.ranks} ranks", "measured", best.source, spread)
+
+
+def _nearest(file: Ceilings, resource: Resource, work: Work) -> Curve | None:
+    curves = [
+        curve for curve in file.curves if curve.resource == resource and sum(bool(p.seconds) for p in curve.points) > 1
+    ]
+
+    def distance(curve: Curve) -> tuple[float, float]:
+        """Nodes first: another network is another machine."""
+        nodes, mine = curve.nodes or file.nodes, curve.ranks or file.ranks
+        return abs(math.log(nodes / work.nodes)), abs(math.log(mine / work.ranks))
+
+    return min(curves, key=distance, default=None)
+
+
+def _interpolated(curve: Curve, size: float) -> float:
+    """Seconds of one call, log-log between the measured sizes; beyond them at the bandwidth of the last, or its latency."""
+    points = sorted((point.x, point.seconds) for point in curve.points if point.seconds)
+    sizes, times = (np.log([point[k] for point in points]) for k in (0, 1))
+    if size > points[-1][0]:
+        return points[-1][1] * size / points[-1][0]
+    return float(np.exp(np.interp(math.log(size), sizes, times)))

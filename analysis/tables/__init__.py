@@ -1,0 +1,1 @@
+"""Logs to tables: runs, epochs, evaluations, phases, ranks, experts, systems."""

@@ -1,0 +1,204 @@
+"""Result logs to tidy tables: runs, epochs, evals, phases, ranks, experts, systems. Columns and units: docs/tables.md.
+
+Nothing is repaired silently and nothing is dropped: a log that ended early, was resumed or pruned is a row that says
+so, and what is doubtful is a column. Scores are not computed here (see decompose).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.layout import LogFile, find_logs
+from analysis.tables.reading import (
+    EPOCH_COLUMNS,
+    EVAL_COLUMNS,
+    EXPERT_COLUMNS,
+    PHASE_COLUMNS,
+    RANK_COLUMNS,
+    Reading,
+    encodable,
+    read,
+    text,
+)
+from analysis.tables.workers import mapped
+from analysis.targets import Target
+from analysis.timeline import number
+from suite.card import Card
+from suite.log.record import RunRecord
+from suite.machine.system import describe, read_nodes, system_description
+
+POOL_FROM_LOGS = 100  # fewer are read sooner by one process
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tidy tables. Keys: ``run`` of a log, ``group`` of a result, ``system_key`` of a system.
+
+    ``records`` by run and ``targets`` by group are the input of suite.log.score.
+    """
+
+    runs: pd.DataFrame
+    epochs: pd.DataFrame
+    evals: pd.DataFrame
+    phases: pd.DataFrame
+    ranks: pd.DataFrame
+    experts: pd.DataFrame
+    systems: pd.DataFrame
+    records: Mapping[str, RunRecord]
+    targets: Mapping[str, Target | None]
+
+    def named(self) -> dict[str, pd.DataFrame]:
+        """Every table by name."""
+        names = ("runs", "epochs", "evals", "phases", "ranks", "experts", "systems")
+        return {name: getattr(self, name) for name in names}
+
+
+def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
+    """Read every log under the paths. ValueError for a path without logs; the content of a log never raises."""
+    places = find_logs(paths)
+    readings = _read_all(places, cards)
+    runs = [reading.run for reading in readings]
+    systems: dict[str, dict[str, Any]] = {}
+    for place, row in zip(places, runs, strict=True):
+        if row["system_key"] not in systems:
+            systems[row["system_key"]] = encodable(_system_row(place, row))
+    _mark_repeats(runs)
+    _complete_from_systems(runs, systems)
+    return Tables(
+        runs=pd.DataFrame(runs),
+        epochs=pd.DataFrame([row for reading in readings for row in reading.epochs], columns=EPOCH_COLUMNS),
+        evals=pd.DataFrame([row for reading in readings for row in reading.evals], columns=EVAL_COLUMNS),
+        phases=pd.DataFrame([row for reading in readings for row in reading.phases], columns=PHASE_COLUMNS),
+        ranks=pd.DataFrame([row for reading in readings for row in reading.ranks], columns=RANK_COLUMNS),
+        experts=pd.DataFrame([row for reading in readings for row in reading.experts], columns=EXPERT_COLUMNS),
+        systems=pd.DataFrame(list(systems.values())),
+        records={reading.run["run"]: reading.record for reading in readings},
+        targets={reading.run["group"]: reading.target for reading in readings},
+    )
+
+
+def _read_all(places: Sequence[LogFile], cards: Mapping[str, Card]) -> list[Reading]:
+    """Every log, by as many processes as this one may use where that is faster."""
+    if len(places) < POOL_FROM_LOGS:
+        return [read(place, cards) for place in places]
+    return mapped(_read_one, cards, places, chunk=8)
+
+
+def _read_one(cards: Mapping[str, Card], place: LogFile) -> Reading:
+    return read(place, cards)
+
+
+def parsed(text: object) -> dict[str, Any]:
+    """The mapping that a JSON column holds; empty where the column is empty (None or NaN)."""
+    value = json.loads(text) if isinstance(text, str) else {}
+    return value if isinstance(value, dict) else {}
+
+
+def counts(text: str) -> list[float]:
+    """The numbers of a ``tokens_per_expert`` cell."""
+    return [float(value) for value in json.loads(text)]
+
+
+def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The system as its package describes it, else as the run collected it; every field as text, absent ones absent."""
+    described = place.description
+    fields, problem = _collected(place, row) if place.kind == "run" else ({}, None)
+    if described is not None:
+        try:
+            fields, _ = json.JSONDecoder(strict=False).raw_decode(described.read_text("utf-8", "replace").strip())
+        except ValueError as error:
+            problem = f"{described.name}: not JSON: {error}"
+        if not isinstance(fields, dict):
+            fields, problem = {}, f"{described.name}: not a JSON object"
+    return {
+        "system_key": row["system_key"],
+        "round": row["round"],
+        "submitter": row["submitter"],
+        "system": place.system,
+        "described_by": described.name if described else "facts of the run" if fields else None,
+        "problem": problem,
+        "name": text(fields.get("system_name")) or row["platform"] or place.system,
+        "division": text(fields.get("division")),
+        "nodes": number(fields.get("number_of_nodes")),
+        "accelerators_per_node": number(fields.get("accelerators_per_node")),
+        "processors_per_node": number(fields.get("host_processors_per_node")),
+        "accelerator": text(fields.get("accelerator_model_name")),
+        "accelerator_memory": text(fields.get("accelerator_memory_capacity")),
+        "processor": text(fields.get("host_processor_model_name")),
+        "memory": text(fields.get("host_memory_capacity")),
+        "storage": text(fields.get("host_storage_type")),
+        "network": text(fields.get("host_networking")),
+        "topology": text(fields.get("host_networking_topology")),
+        "framework": text(fields.get("framework")),
+        "operating_system": text(fields.get("operating_system")),
+        "software": text(fields.get("other_software_stack")),
+    }
+
+
+def _collected(place: LogFile, row: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """What the nodes of a run folder said of themselves, as an MLPerf system description; else why there is none."""
+    try:
+        nodes = read_nodes(place.package)
+    except ValueError as error:
+        return {}, str(error).replace(f"{place.package.parent}/", "")
+    fields = system_description(
+        describe(nodes),
+        submitter=row["submitter"],
+        division=row["division"],
+        status="",
+        nodes=len(nodes),
+        accelerators_per_node=row["accelerators_per_node"],
+    )
+    return {name: value for name, value in fields.items() if value not in ("unknown", "N/A")}, None
+
+
+def _mark_repeats(runs: list[dict[str, Any]]) -> None:
+    """The same run published again has the same benchmark, run_start and length; its hash may differ (edited names)."""
+    first: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in sorted(runs, key=lambda r: (r["round"], r["mode"], r["run"])):
+        row["carried_over_from"] = row["repeats"] = None
+        if row["run_start_ms"] is None or row["run_s"] is None:
+            continue
+        original = first.setdefault((row["benchmark"], row["run_start_ms"], row["run_s"]), row)
+        coincidence = original["group"] == row["group"] and original["sha256"] != row["sha256"]
+        if original is not row and not coincidence:
+            row["repeats"] = original["run"]
+            row["carried_over_from"] = original["round"] if original["round"] != row["round"] else None
+
+
+def _complete_from_systems(runs: list[dict[str, Any]], systems: Mapping[str, Mapping[str, Any]]) -> None:
+    """Scale and division where the log is silent or the system description decides; both kept, a difference flagged."""
+    members = Counter(row["group"] for row in runs if not row["pruned"])
+    for row in runs:
+        system = systems[row["system_key"]]
+        described = _units(system["nodes"], system["accelerators_per_node"], system["processors_per_node"])
+        logged = _units(row["nodes"], row["accelerators_per_node"], system["processors_per_node"]) or row["ranks"]
+        row["division_logged"] = row["division"]
+        row["division"] = system["division"] or row["division"]
+        row["units_described"], row["units_logged"] = described, logged
+        if row["mode"] == "strong":
+            row["units"] = described or logged
+        else:
+            row["units"] = _instance_units(logged, row["ranks"], described, members[row["group"]])
+        row["scale_suspect"] = logged is not None and row["units"] != logged
+        row["nodes"] = row["nodes"] if row["nodes"] is not None else system["nodes"]
+
+
+def _units(nodes: float | None, accelerators: float | None, processors: float | None) -> float | None:
+    """Compute units: accelerators, or processors where there are none."""
+    per_node = accelerators or processors
+    return nodes * per_node if nodes and per_node else None
+
+
+def _instance_units(logged: float | None, ranks: float | None, described: float | None, instances: int) -> float | None:
+    """Units of one of several concurrent runs; some logs give the whole system's nodes, which cannot hold them all."""
+    if logged is None or described is None or instances < 2 or logged * instances <= described:
+        return logged
+    return ranks if ranks and ranks < logged else logged if logged < described else described // instances

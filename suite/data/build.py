@@ -1,0 +1,216 @@
+"""Data sets as wholes: built from recipes over ranks, continued after a kill, manifest last; and found. Makes no samples.
+
+What the samples are, and what the manifest says of them beyond their files, is the workload's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import h5py
+from numpy.typing import NDArray
+
+from suite.data.shards import (
+    MANIFEST_NAME,
+    Compression,
+    Manifest,
+    ShardEntry,
+    read_manifest,
+    shard_entry,
+    shard_path,
+    write_manifest,
+    write_shard,
+)
+from suite.files import write_whole
+from suite.world import World
+
+UNFINISHED_NAME = "generation.json"  # what an incomplete folder is going to be; the manifest takes its place
+
+SPLITS = ("train", "validation")
+VALIDATION_INDEX = 2**32  # validation items are numbered from here: a larger training split never meets them
+
+Arrays = dict[str, NDArray[Any]]
+Count = Callable[[int], None]  # told how many more items are made
+Progress = Callable[[int, int], None]  # told how many of how many items of this rank are made
+Settings = TypeVar("Settings")
+Summary = TypeVar("Summary")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One shard to be; ``make`` gives its arrays, with the samples in the first dimension."""
+
+    split: str
+    shard: int
+    make: Callable[[], Arrays]
+
+
+@dataclass(frozen=True)
+class DataSetPlan(Generic[Summary]):
+    """What is to be built.
+
+    ``recipe`` determines every byte of the data set and names it. ``summarise`` reduces one shard, new or kept, to what
+    ``attributes`` needs of it (small: it travels to rank 0); ``attributes`` gets the summaries of each split in order of
+    shard and gives the manifest's attributes, or ValueError if the data set must not be (a leak between splits, say).
+    """
+
+    workload: str
+    size: str
+    seed: int
+    recipe: Mapping[str, Any]
+    pieces: Sequence[Piece]
+    summarise: Callable[[Arrays], Summary]
+    attributes: Callable[[Mapping[str, Sequence[Summary]]], dict[str, Any]]
+    compression: Compression = "none"
+
+
+def size_settings(workload: str, sizes: Mapping[str, Settings], size: str, seed: int) -> Settings:
+    """What a generator makes for a size. ValueError for a size it does not know or a seed that is not 0 to 2^63 - 1."""
+    if size not in sizes:
+        raise ValueError(f"{workload}: unknown size {size!r}; sizes: {', '.join(sizes)}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed {seed}: expected 0 <= seed < 2^63")
+    return sizes[size]
+
+
+def numbered_pieces(
+    train: int,
+    validation: int,
+    per_shard: int,
+    make: Callable[[range, Count], Arrays],
+    world: World,
+    progress: Progress | None,
+) -> list[Piece]:
+    """Shards of generated items, each known by its number: training from 0, validation from `VALIDATION_INDEX`.
+
+    ``make(numbers, count)`` gives a shard's arrays and counts what it makes; ``progress`` hears of this rank's items.
+    """
+    numbers = (range(train), range(VALIDATION_INDEX, VALIDATION_INDEX + validation))
+    plan = [
+        (split, shard, items[begin : begin + per_shard])
+        for split, items in zip(SPLITS, numbers, strict=True)
+        for shard, begin in enumerate(range(0, len(items), per_shard))
+    ]
+    total, done = sum(len(items) for _, _, items in plan[world.rank :: world.size]), 0
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None:
+            progress(done, total)
+
+    return [Piece(split, shard, partial(make, items, count)) for split, shard, items in plan]
+
+
+def build(root: Path, plan: DataSetPlan[Summary], world: World) -> None:
+    """Write a data set. A complete one of this recipe is left as it is, finished shards of an interrupted one are kept.
+
+    ValueError on every rank if the folder holds other data or a shard cannot be made.
+    """
+    recipe = json.loads(json.dumps(plan.recipe))
+    if _start(root, recipe, world):
+        return
+    shards = _write_all(root, plan, world)
+    problem = None
+    if world.is_first:
+        try:
+            write_manifest(root, _manifest(plan, recipe, shards))
+            (root / UNFINISHED_NAME).unlink()
+        except (OSError, ValueError) as error:
+            problem = error
+    world.check_together(problem)
+
+
+def find_data(root: Path, workload: str, size: str) -> Manifest:
+    """The manifest of the complete data set of a size. ValueError says how to make it, or what is there instead."""
+    if not (root / MANIFEST_NAME).exists():
+        raise ValueError(
+            f"{root}: no data set here; make it with: mlhpc data generate {workload} --size {size} -o {root}"
+        )
+    manifest = read_manifest(root)
+    if (manifest.workload, manifest.size) != (workload, size):
+        raise ValueError(f"{root}: holds {manifest.workload} {manifest.size}; expected {workload} {size}")
+    return manifest
+
+
+@dataclass(frozen=True)
+class _Shard(Generic[Summary]):
+    split: str
+    shard: int
+    entry: ShardEntry
+    summary: Summary
+
+
+def _start(root: Path, recipe: dict[str, Any], world: World) -> bool:
+    """True if the data set is there already. Rank 0 notes what the folder is becoming, or compares with what it is."""
+    complete, problem = False, None
+    if world.is_first:
+        try:
+            complete = _claim(root, recipe)
+        except (OSError, ValueError) as error:
+            problem = error
+    world.check_together(problem)
+    return bool(world.broadcast(complete))
+
+
+def _claim(root: Path, recipe: dict[str, Any]) -> bool:
+    complete = (root / MANIFEST_NAME).exists()
+    note = root / UNFINISHED_NAME
+    if complete:
+        found = read_manifest(root).generator
+    elif note.exists():
+        found = json.loads(note.read_text())
+    elif root.exists() and any(root.iterdir()):
+        raise ValueError(f"{root}: not empty and not an unfinished data set; choose another folder")
+    else:
+        write_whole(note, json.dumps(recipe, indent=1) + "\n")
+        return False
+    different = sorted(key for key in found.keys() | recipe.keys() if found.get(key) != recipe.get(key))
+    if different:
+        key = different[0]
+        raise ValueError(
+            f"{root}: holds other data: {key} is {found.get(key)!r}, not {recipe.get(key)!r}; choose another folder"
+        )
+    return complete
+
+
+def _write_all(root: Path, plan: DataSetPlan[Summary], world: World) -> list[_Shard[Summary]]:
+    """Write this rank's shards, keeping finished ones; all ranks' shards in order. One rank's failure ends all."""
+    shards, problem = [], None
+    try:
+        for piece in plan.pieces[world.rank :: world.size]:
+            path = shard_path(root, piece.split, piece.shard)
+            if path.exists():
+                entry, arrays = shard_entry(path), _read(path)
+            else:
+                arrays = piece.make()
+                entry = write_shard(path, arrays, compression=plan.compression)
+            shards.append(_Shard(piece.split, piece.shard, entry, plan.summarise(arrays)))
+    except (OSError, ValueError) as error:
+        problem = error
+    world.check_together(problem)
+    everywhere = [shard for rank in world.allgather(shards) for shard in rank]
+    return sorted(everywhere, key=lambda shard: (shard.split, shard.shard))
+
+
+def _read(path: Path) -> Arrays:
+    with h5py.File(path, "r", locking=False) as file:
+        return {name: file[name][...] for name in file}
+
+
+def _manifest(plan: DataSetPlan[Summary], recipe: dict[str, Any], shards: list[_Shard[Summary]]) -> Manifest:
+    splits = dict.fromkeys(piece.split for piece in plan.pieces)
+    by_split = {split: [shard for shard in shards if shard.split == split] for split in splits}
+    return Manifest(
+        workload=plan.workload,
+        size=plan.size,
+        seed=plan.seed,
+        generator=recipe,
+        splits={split: tuple(shard.entry for shard in by_split[split]) for split in splits},
+        attributes=plan.attributes({split: [shard.summary for shard in by_split[split]] for split in splits}),
+    )

@@ -1,0 +1,429 @@
+"""Copies a sharded data set to node-local storage: each byte leaves the shared file system once per job.
+
+Every shard is read by one node and broadcast to the ranks with the same local rank on the others. The schedule is a
+pure function of the manifest and of what the nodes lack, so that all ranks make the same collective calls; an error
+waits for the check at the end of the round and then reaches every rank. A shard gets its name only when its bytes are
+checked and on the disk, and the manifest comes last: whatever has its name is whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from suite.data.shards import MANIFEST_NAME, Manifest, ShardEntry, read_manifest, write_manifest
+from suite.files import force_to_disk
+from suite.world import World
+
+BLOCK_BYTES = 1 << 20  # stays in the cache from read to write
+WRITE_BYTES = 256 << 10  # longer writes ask ext4 for larger folios: on a virtual machine 3 times the CPU (measured)
+BUFFERS = 4  # blocks in flight between two stages of the pipeline
+ROUND_BLOCKS = 16  # blocks of each reading node between two looks at the errors of all ranks
+SPARE_BYTES = 64 << 20  # left free on the node beside the data set
+
+
+@dataclass(frozen=True)
+class StagingReport:
+    """What staging did. ``bytes`` and ``files`` count each copied shard once, however many nodes received it."""
+
+    root: Path
+    bytes: int
+    seconds: float
+    files: int
+    nodes: int
+    reused: bool
+    read_bytes_per_node: tuple[int, ...]
+
+    def stats(self, *, overlapped: bool) -> dict[str, Any]:
+        """The value of the ``staging_stats`` event; ``gb_per_s`` is what one node received."""
+        return {
+            "bytes": self.bytes,
+            "seconds": self.seconds,
+            "gb_per_s": self.bytes / self.seconds / 1e9,
+            "files": self.files,
+            "nodes": self.nodes,
+            "reused": self.reused,
+            "overlapped": overlapped,
+            "read_bytes_per_node": {
+                "min": min(self.read_bytes_per_node),
+                "median": float(np.median(self.read_bytes_per_node)),
+                "max": max(self.read_bytes_per_node),
+            },
+        }
+
+
+def own_world(world: World) -> World:
+    """The same ranks with communicators of their own, for staging in a thread beside training. All ranks call it."""
+    return replace(world, transport=world.transport.split(0), peers=world.transport.split(world.local_rank))
+
+
+def staged_root(directory: Path, manifest: Manifest, node: str) -> Path:
+    """Where a data set lies on a node: ``{node}`` in the directory is the node's name, the folder that of the data."""
+    return Path(str(directory).replace("{node}", node)) / manifest.sha256[:16]
+
+
+def stage(source: Path, directory: Path, world: World, *, block_bytes: int = BLOCK_BYTES) -> StagingReport:
+    """Copy the data set under ``source`` to ``staged_root(directory, …)`` on every node; all ranks call it.
+
+    Reuses what an earlier stage left complete. ValueError, the same on every rank, if the source is damaged, a node
+    lacks space or a copy fails. In a thread, pass `own_world`.
+    """
+    begin = time.monotonic()
+    manifest = _manifest(source, world)
+    target = staged_root(directory, manifest, world.node_names[world.node])
+    missing = _prepare(target, manifest, world)
+    todo = sorted(set().union(*missing))
+    read_bytes = 0
+    if todo:
+        plan = assignment(todo, lanes=min(world.allgather(world.local_size)), nodes=world.nodes)
+        read_bytes = _copy(source, target, manifest, plan, frozenset(missing[world.node]), world, block_bytes)
+        _conclude(target, manifest, world)
+    per_node = [0] * world.nodes
+    for node, amount in world.allgather((world.node, read_bytes)):
+        per_node[node] += amount
+    return StagingReport(
+        root=target,
+        bytes=sum(manifest.shards[number].bytes for number in todo),
+        seconds=max(world.allgather(time.monotonic() - begin)),
+        files=len(todo),
+        nodes=world.nodes,
+        reused=not todo,
+        read_bytes_per_node=tuple(per_node),
+    )
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of one shard, by its number in the manifest."""
+
+    shard: int
+    offset: int
+    size: int
+    last: bool
+
+
+def assignment(todo: Sequence[int], *, lanes: int, nodes: int) -> list[list[Sequence[int]]]:
+    """``[lane][node]``: the shards a node reads, in order. A lane is one local rank; its nodes take turns to send."""
+    return [[todo[lane::lanes][node::nodes] for node in range(nodes)] for lane in range(lanes)]
+
+
+def blocks(shards: Sequence[ShardEntry], numbers: Sequence[int], block_bytes: int) -> Iterator[Block]:
+    """The pieces of some shards, in order."""
+    for number in numbers:
+        size = shards[number].bytes
+        for offset in range(0, size, block_bytes):
+            yield Block(number, offset, min(block_bytes, size - offset), offset + block_bytes >= size)
+
+
+def count_rounds(shards: Sequence[ShardEntry], plan: Sequence[Sequence[Sequence[int]]], block_bytes: int) -> int:
+    """Rounds until the node with the most blocks of any lane has sent them: the same for every rank."""
+    longest = max(
+        sum(-(-shards[number].bytes // block_bytes) for number in numbers) for lane in plan for numbers in lane
+    )
+    return -(-longest // ROUND_BLOCKS)
+
+
+def turns(streams: Sequence[Iterator[Block]]) -> Iterator[tuple[int, Block]]:
+    """The next round of a lane as (sending node, block): one block of every node, then the next of every node."""
+    for _ in range(ROUND_BLOCKS):
+        for node, stream in enumerate(streams):
+            block = next(stream, None)
+            if block is not None:
+                yield node, block
+
+
+def _manifest(source: Path, world: World) -> Manifest:
+    """Read by rank 0 alone, the same on every rank."""
+    manifest, error = None, None
+    if world.is_first:
+        try:
+            manifest = read_manifest(source)
+        except ValueError as problem:
+            error = problem
+    world.check_together(error)
+    return world.broadcast(manifest)  # type: ignore[no-any-return]
+
+
+def _prepare(target: Path, manifest: Manifest, world: World) -> list[list[int]]:
+    """Make every node's folder ready; per node, the shards it lacks."""
+    lacks: list[int] = []
+    error: Exception | None = None
+    if world.local_rank == 0:
+        try:
+            lacks = _take_stock(target, manifest)
+            if lacks:
+                _check_space(target, sum(manifest.shards[number].bytes for number in lacks), world)
+        except (OSError, ValueError) as problem:
+            error = _named(problem, target)
+    world.check_together(error)
+    missing: list[list[int]] = [[] for _ in range(world.nodes)]
+    for node, numbers in world.allgather((world.node, lacks)):
+        missing[node] += numbers
+    return missing
+
+
+def _take_stock(target: Path, manifest: Manifest) -> list[int]:
+    """The shards that are not there. If there are any, a manifest is taken away: it would claim that they are."""
+    target.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(target)
+    lacks = [number for number, entry in enumerate(manifest.shards) if _size(target / entry.file) != entry.bytes]
+    if lacks:
+        (target / MANIFEST_NAME).unlink(missing_ok=True)
+    elif not (target / MANIFEST_NAME).exists():
+        write_manifest(target, manifest)
+    for split in manifest.splits:
+        (target / split).mkdir(exist_ok=True)
+    return lacks
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove part files of stages that were killed: nobody holds their lock."""
+    for part in target.rglob("*.part"):
+        with suppress(FileNotFoundError, BlockingIOError), part.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            part.unlink()
+
+
+def _check_space(target: Path, needed: int, world: World) -> None:
+    disk = os.statvfs(target)
+    free = disk.f_bavail * disk.f_frsize
+    if free < needed + SPARE_BYTES:
+        raise ValueError(
+            f"{target} on node {world.node_names[world.node]}: no space to stage: needs {needed / 2**30:.2f} GiB "
+            f"and {SPARE_BYTES >> 20} MiB to spare, {free / 2**30:.2f} GiB free"
+        )
+
+
+def _copy(
+    source: Path,
+    target: Path,
+    manifest: Manifest,
+    plan: Sequence[Sequence[Sequence[int]]],
+    wanted: frozenset[int],
+    world: World,
+    block_bytes: int,
+) -> int:
+    """Carry the plan out; the bytes this rank read from the source. Ranks without a lane only hear of errors."""
+    shards = manifest.shards
+    lane = plan[world.local_rank] if world.local_rank < len(plan) else [()] * world.nodes
+    streams = [blocks(shards, numbers, block_bytes) for numbers in lane]
+    root_of = {node: rank for rank, node in enumerate(world.peers.allgather(world.node))}
+    reader = _Reader(source, manifest, blocks(shards, lane[world.node], block_bytes), block_bytes)
+    writer = _Writer(source, target, manifest, world.node_names[world.node])
+    received = _pool(block_bytes)
+    try:
+        for _ in range(count_rounds(shards, plan, block_bytes)):
+            for node, block in turns(streams):
+                here = node == world.node
+                buffer = reader.ready.get() if here else received.get()
+                world.peers.broadcast_buffer(buffer[: block.size], root_of[node])
+                home = reader.pool if here else received
+                if block.shard in wanted:
+                    writer.put(block, buffer, home)
+                else:
+                    home.put(buffer)
+            world.check_together(reader.error or writer.error)
+    finally:
+        reader.close()
+        writer.close()
+    world.check_together(writer.error)
+    return reader.bytes
+
+
+def _conclude(target: Path, manifest: Manifest, world: World) -> None:
+    """One rank of each node forces the names to the disk and writes the manifest, after all shards are everywhere."""
+    error: Exception | None = None
+    if world.local_rank == 0:
+        try:
+            for split in manifest.splits:
+                force_to_disk(target / split)
+            write_manifest(target, manifest)
+        except OSError as problem:
+            error = _named(problem, target)
+    world.check_together(error)
+
+
+_Buffer = NDArray[np.uint8]
+_Pool = queue.SimpleQueue[_Buffer]
+
+
+def _pool(block_bytes: int) -> _Pool:
+    pool: _Pool = queue.SimpleQueue()
+    for _ in range(BUFFERS):
+        pool.put(np.empty(block_bytes, np.uint8))
+    return pool
+
+
+class _Reader:
+    """Reads this rank's blocks ahead in a thread. After an error its buffers hold nothing of use, but all come."""
+
+    def __init__(self, source: Path, manifest: Manifest, blocks: Iterator[Block], block_bytes: int) -> None:
+        self.error: Exception | None = None
+        self.bytes = 0
+        self.pool = _pool(block_bytes)
+        self.ready: _Pool = queue.SimpleQueue()
+        self._source, self._manifest, self._blocks = source, manifest, blocks
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="staging-read", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._closed = True
+        self.pool.put(np.empty(0, np.uint8))  # wakes the thread
+        self._thread.join()
+
+    def _run(self) -> None:
+        file = -1
+        try:
+            for block in self._blocks:
+                buffer = self.pool.get()
+                if self._closed:
+                    return
+                if self.error is None:
+                    try:
+                        if block.offset == 0:
+                            file = self._open(block.shard)
+                        _fill(file, buffer[: block.size], block.offset)
+                        self.bytes += block.size
+                        if block.last:
+                            os.close(file)
+                            file = -1
+                    except Exception as problem:  # raised on every rank by the next check
+                        self.error = _named(problem, self._path(block.shard))
+                self.ready.put(buffer)
+        finally:
+            if file >= 0:
+                os.close(file)
+
+    def _path(self, shard: int) -> Path:
+        return self._source / self._manifest.shards[shard].file
+
+    def _open(self, shard: int) -> int:
+        file = os.open(self._path(shard), os.O_RDONLY)
+        size, wanted = os.fstat(file).st_size, self._manifest.shards[shard].bytes
+        if size != wanted:
+            os.close(file)
+            raise ValueError(f"{self._path(shard)}: {size} bytes, manifest says {wanted}")
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        return file
+
+
+def _fill(file: int, buffer: _Buffer, offset: int) -> None:
+    view = buffer.data
+    while view:
+        count = os.preadv(file, [view], offset)
+        if count == 0:
+            raise OSError(errno.EIO, "became shorter while it was read")
+        view, offset = view[count:], offset + count
+
+
+@dataclass
+class _Part:
+    """A shard on its way to its name. The lock says that its writer lives."""
+
+    path: Path
+    file: int
+    crc: int = 0
+
+
+class _Writer:
+    """Checks and writes blocks in a thread; a complete shard is forced to the disk and named in a second one."""
+
+    def __init__(self, source: Path, target: Path, manifest: Manifest, node: str) -> None:
+        self.error: Exception | None = None
+        self._source, self._target, self._manifest = source, target, manifest
+        self._node, self._tag = node, f".{node}.{os.getpid()}.part"
+        self._parts: dict[int, _Part] = {}
+        self._queue: queue.SimpleQueue[tuple[Block, _Buffer, _Pool] | None] = queue.SimpleQueue()
+        self._finisher = ThreadPoolExecutor(1, "staging-sync")
+        self._finished: list[Future[None]] = []
+        self._thread = threading.Thread(target=self._run, name="staging-write", daemon=True)
+        self._thread.start()
+
+    def put(self, block: Block, buffer: _Buffer, pool: _Pool) -> None:
+        """Write the block, then give the buffer back to its pool."""
+        self._queue.put((block, buffer, pool))
+
+    def close(self) -> None:
+        """Wait for everything that was put; unfinished shards are removed."""
+        self._queue.put(None)
+        self._thread.join()
+        self._finisher.shutdown()
+        for future in self._finished:
+            self.error = self.error or future.exception()  # type: ignore[assignment]
+        for part in self._parts.values():
+            part.path.unlink(missing_ok=True)
+            os.close(part.file)
+
+    def _run(self) -> None:
+        for block, buffer, pool in iter(self._queue.get, None):
+            if self.error is None:
+                try:
+                    self._write(block, buffer[: block.size])
+                except Exception as problem:  # raised on every rank by the next check
+                    self.error = _named(problem, self._target / self._manifest.shards[block.shard].file)
+            pool.put(buffer)
+
+    def _write(self, block: Block, buffer: _Buffer) -> None:
+        entry = self._manifest.shards[block.shard]
+        if block.offset == 0:
+            self._parts[block.shard] = self._create(self._target / (entry.file + self._tag), entry.bytes)
+        part = self._parts[block.shard]
+        part.crc = google_crc32c.extend(part.crc, buffer)
+        view, offset = buffer.data, block.offset
+        while view:
+            count = os.pwrite(part.file, view[:WRITE_BYTES], offset)
+            view, offset = view[count:], offset + count
+        if block.last:
+            if f"{part.crc:08x}" != entry.crc32c:
+                raise ValueError(
+                    f"{self._source / entry.file}: damaged: crc32c {part.crc:08x} arrived on node {self._node}, "
+                    f"manifest says {entry.crc32c}"
+                )
+            del self._parts[block.shard]
+            self._finished.append(self._finisher.submit(self._finish, part, self._target / entry.file))
+
+    def _create(self, path: Path, size: int) -> _Part:
+        part = _Part(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644))
+        fcntl.flock(part.file, fcntl.LOCK_EX)
+        os.posix_fallocate(part.file, 0, size)
+        return part
+
+    def _finish(self, part: _Part, path: Path) -> None:
+        try:
+            os.fsync(part.file)
+            part.path.replace(path)
+        except OSError as problem:
+            part.path.unlink(missing_ok=True)
+            raise _named(problem, path) from None
+        finally:
+            os.close(part.file)
+
+
+def _named(problem: Exception, path: Path) -> Exception:
+    """An error of the operating system as one that names the file it concerns; others name theirs already."""
+    if isinstance(problem, OSError):
+        return ValueError(f"{problem.filename or path}: {problem.strerror or problem}")
+    return problem

@@ -1,0 +1,66 @@
+"""What is known of a workload without importing torch: its name, card, hyperparameters, and where its code is.
+
+A workload is a folder with a torch-free ``__init__`` that holds a `Descriptor`; installed ones are found by entry point.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from suite.card import Card, read_card
+
+
+class Hyperparameters(BaseModel):
+    """Base of every workload's own hyperparameters: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """What is known of a workload without importing torch. ``implementation`` and ``generator`` are ``module:name``."""
+
+    name: str
+    folder: Path
+    hyperparameters: type[Hyperparameters]
+    implementation: str
+    generator: str
+
+    @cache  # noqa: B019  descriptors are module constants
+    def card(self) -> Card:
+        """The workload's card."""
+        return read_card(self.folder)
+
+    def load(self) -> Any:
+        """Import the implementation, a `suite.workload.Workload` class; it imports torch."""
+        return _resolve(self.implementation)
+
+    def load_generator(self) -> Any:
+        """Import the module with ``generate``, ``convert`` and ``fetch`` (see docs/architecture.md)."""
+        return _resolve(self.generator)
+
+
+def descriptors() -> dict[str, Descriptor]:
+    """Every installed workload by name (entry-point group ``mlhpc.workloads``)."""
+    return {point.name: point.load() for point in sorted(entry_points(group="mlhpc.workloads"), key=lambda p: p.name)}
+
+
+def descriptor(name: str) -> Descriptor:
+    """One workload. ValueError names those there are."""
+    points = {point.name: point for point in entry_points(group="mlhpc.workloads")}
+    if name not in points:
+        raise ValueError(f"unknown workload {name!r}; workloads: {', '.join(sorted(points))}")
+    return points[name].load()  # type: ignore[no-any-return]
+
+
+def _resolve(target: str) -> Any:
+    module, separator, name = target.partition(":")
+    loaded = importlib.import_module(module)
+    return getattr(loaded, name) if separator else loaded

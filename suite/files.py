@@ -1,0 +1,164 @@
+"""Files as the suite reads and writes them: written whole or not at all, read with one clear line for any mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+Model = TypeVar("Model", bound=BaseModel)
+PART_SUFFIX = ".part"
+
+
+@contextmanager
+def written_whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
+    """Give a name beside ``path`` to write to; when the body ends, force that file to the disk and rename it to ``path``.
+
+    Readers see the old file or the new one, never a part. The name holds node and process id, so that two writers never
+    share one. If the body raises, its file is removed and ``path`` stays as it was. Missing folders are made.
+    With ``overwrite`` false, FileExistsError if ``path`` exists at the end.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}{PART_SUFFIX}")
+    try:
+        yield part
+        force_to_disk(part)
+        if overwrite:
+            part.replace(path)
+        else:
+            _rename_new(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes, *, overwrite: bool = True) -> None:
+    """Write a file with `written_whole`. Text is UTF-8; what UTF-8 cannot hold becomes a question mark."""
+    with written_whole(path, overwrite=overwrite) as part:
+        part.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
+
+
+def _rename_new(part: Path, path: Path) -> None:
+    try:
+        os.link(part, path)  # unlike a rename, fails if the name is taken
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(f"{path}: exists already") from None
+        part.rename(path)
+
+
+def force_to_disk(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error as one line: of an OSError the file and the reason, without Python's error number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def brief(value: object, *, longest: int = 60) -> str:
+    """The repr of a wrong value for a message, cut to ``longest`` characters; its type if it has no repr."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return type(value).__name__
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def read_json_document(path: Path, model: type[Model], kind: str, version: int) -> Model:
+    """The document in a file. ValueError says file, what was wanted (``kind`` names it, as "facts") and what was found."""
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON: {error}") from None
+    if not isinstance(data, dict) or data.get("version") != version:
+        found = repr(data.get("version")) if isinstance(data, dict) else type(data).__name__
+        raise ValueError(f"{path}: expected {kind} of version {version}, found {found}")
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        value = "" if first["type"] == "missing" else f" = {brief(first['input'])}"
+        raise ValueError(f"{path}: {where}{value}: {first['msg']}") from None
+
+
+@dataclass(frozen=True)
+class YamlSource:
+    """Plain data of a YAML mapping and the line of every key path in it."""
+
+    path: Path
+    data: dict[str, Any]
+    lines: dict[tuple[str, ...], int]
+
+    @staticmethod
+    def read(path: Path) -> YamlSource:
+        """Read a mapping. ValueError for a missing file, bad YAML, a repeated key or anything but a mapping."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
+            raise ValueError(f"{path}: cannot be read: {reason}") from None
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            data = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f"{path}:{mark.line + 1}" if mark else str(path)
+            raise ValueError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        if not isinstance(data, dict) or not isinstance(node, yaml.MappingNode):
+            raise ValueError(f"{path}: expected a mapping, found {type(data).__name__}")
+        lines: dict[tuple[str, ...], int] = {}
+        _collect(node, (), lines, path)
+        return YamlSource(path, data, lines)
+
+    def where(self, *key: str) -> str:
+        """``file:line`` of a key path, or of its nearest parent that the file contains."""
+        for end in range(len(key), 0, -1):
+            if key[:end] in self.lines:
+                return f"{self.path}:{self.lines[key[:end]]}"
+        return str(self.path)
+
+
+def _collect(node: yaml.Node, prefix: tuple[str, ...], lines: dict[tuple[str, ...], int], path: Path) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = (*prefix, str(key.value))
+            if here in lines and key.value != "<<":
+                raise ValueError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} is given twice")
+            lines[here] = key.start_mark.line + 1
+            _collect(value, here, lines, path)
+
+
+def first_error(error: ValidationError, source: YamlSource) -> str:
+    """One line for the first mistake pydantic found: file, line, key, value, what was expected."""
+    item = error.errors()[0]
+    key = tuple(str(part) for part in item["loc"])
+    name = ".".join(key)
+    if item["type"] == "extra_forbidden":
+        return f"{source.where(*key)}: unknown key {name!r}"
+    if item["type"] == "missing":
+        return f"{source.where(*key)}: missing key {name!r}"
+    return f"{source.where(*key)}: {name} = {brief(item.get('input'), longest=80)}: {item['msg']}"
+
+
+def unknown_key(model: type[BaseModel], key: str) -> str:
+    """The end of a message about an unknown key: the keys that are valid there."""
+    return f"unknown key {key!r}; valid keys: {', '.join(sorted(model.model_fields))}"

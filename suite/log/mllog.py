@@ -1,0 +1,151 @@
+"""The MLPerf log: the names of its events and the writer that cannot break a line (the reader: suite.log.reader).
+
+One event is one line, ``:::MLLOG {json}``, with the keys namespace, time_ms, event_type, key, value, metadata
+(format: mlcommons/logging, mllog). Key names follow the MLPerf HPC 3.0 rules; names that MLPerf does not have are
+listed under "ours" below.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+TOKEN = ":::MLLOG "
+INTERVAL_START = "INTERVAL_START"
+INTERVAL_END = "INTERVAL_END"
+POINT_IN_TIME = "POINT_IN_TIME"
+
+# MLPerf HPC 3.0 keys
+CACHE_CLEAR = "cache_clear"
+INIT = "init"  # intervals are named by their stem: init_start, init_stop
+RUN = "run"
+STAGING = "staging"
+EPOCH = "epoch"
+EVAL = "eval"
+SUBMISSION_BENCHMARK = "submission_benchmark"
+SUBMISSION_ORG = "submission_org"
+SUBMISSION_DIVISION = "submission_division"
+SUBMISSION_STATUS = "submission_status"
+SUBMISSION_PLATFORM = "submission_platform"
+SEED = "seed"
+NUMBER_OF_RANKS = "number_of_ranks"
+NUMBER_OF_NODES = "number_of_nodes"
+ACCELERATORS_PER_NODE = "accelerators_per_node"
+GLOBAL_BATCH_SIZE = "global_batch_size"
+TRAIN_SAMPLES = "train_samples"
+EVAL_SAMPLES = "eval_samples"
+GRADIENT_ACCUMULATION_STEPS = "gradient_accumulation_steps"
+EVAL_ERROR = "eval_error"
+EVAL_ACCURACY = "eval_accuracy"
+TRACKED_STATS = "tracked_stats"
+TARGET_ACCURACY_REACHED = "target_accuracy_reached"
+
+# Ours: what analysis needs and MLPerf has no key for
+RULESET = "ruleset"  # the ruleset the run was made for
+BENCHMARK_SIZE = "benchmark_size"  # the card's size; sizes are never ranked together
+SUITE_VERSION = "suite_version"
+RUN_CONFIG = "run_config"  # the whole resolved RunConfig as a mapping
+RUN_MODE = "run_mode"  # value "strong" or "weak"; metadata: trial, instance
+CACHE_STATE = "cache_state"  # "dropped" | "cold-by-size" | "unverified"; metadata: command, exit_code, ...
+STARTUP = "startup"  # seconds from process start: {"interpreter": {min, median, max}, "import": ..., "init": ...}
+STAGING_STATS = "staging_stats"  # bytes, seconds, gb_per_s, files, nodes, reused, overlapped
+DATA_MANIFEST = "data_manifest"  # sha256 of the data set's manifest
+MODEL_PARAMETERS = "model_parameters"
+WORK_PER_SAMPLE = "work_per_sample"  # model and executed FLOPs, algorithmic bytes (see suite.workload.Work)
+BASELINE = "baseline"  # what trivial and analytic predictors reach on this data
+WINDOW_STATS = "window_stats"  # what the workload counts over a logging window (experts' load, imbalance of samples)
+STEP_PHASES = "step_phases"  # seconds per phase of one logging window on rank 0; sums to the window's step time
+CHECKPOINT = "checkpoint_saved"
+RUN_RESUMED = "run_resumed"  # present only in a resumed run, which is therefore not scored
+RANK_PHASES = "rank_phases"  # per-epoch phase seconds: mean over ranks
+RANK_STATS = "rank_stats"  # per epoch: phases, bytes read and communicated, memory peaks: their distribution over ranks
+ENERGY = "energy"  # joules since the last such event or run_start, by counter, summed over nodes and GPUs
+
+
+class EventLog:
+    """Writes events: every rank calls, only the rank with a path writes. Each line is flushed when its call returns.
+
+    ``wall_ms`` gives Unix milliseconds. An existing file is never opened for writing: FileExistsError.
+    """
+
+    def __init__(self, path: Path | None, *, wall_ms: Callable[[], int] | None = None) -> None:
+        anchor = time.time_ns() - time.monotonic_ns()  # a stepped system clock cannot make an interval negative
+        self._wall_ms = wall_ms or (lambda: (anchor + time.monotonic_ns()) // 1_000_000)
+        self._file: IO[str] | None = path.open("x", encoding="utf-8") if path is not None else None
+
+    def event(
+        self,
+        key: str,
+        value: Any = None,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        event_type: str = POINT_IN_TIME,
+        stack_level: int = 1,
+    ) -> None:
+        """Write one event; any value is accepted (what JSON lacks is written as text)."""
+        if self._file is None:
+            return
+        frame = sys._getframe(stack_level)
+        where = {"file": _short(frame.f_code.co_filename), "lineno": frame.f_lineno}
+        record = {
+            "namespace": "",
+            "time_ms": self._wall_ms(),
+            "event_type": event_type,
+            "key": str(key),
+            "value": jsonable(value),
+            "metadata": where | (jsonable(dict(metadata)) if metadata else {}),
+        }
+        self._file.write(f"{TOKEN}{json.dumps(record, allow_nan=False)}\n")
+        self._file.flush()
+
+    def start(self, stem: str, value: Any = None, *, metadata: Mapping[str, Any] | None = None) -> None:
+        """Write ``<stem>_start``."""
+        self.event(f"{stem}_start", value, metadata=metadata, event_type=INTERVAL_START, stack_level=2)
+
+    def stop(self, stem: str, value: Any = None, *, metadata: Mapping[str, Any] | None = None) -> None:
+        """Write ``<stem>_stop``."""
+        self.event(f"{stem}_stop", value, metadata=metadata, event_type=INTERVAL_END, stack_level=2)
+
+    @contextmanager
+    def interval(self, stem: str, *, metadata: Mapping[str, Any] | None = None) -> Iterator[None]:
+        """Write start and, if the body does not raise, stop: an interval that failed stays open in the log."""
+        self.event(f"{stem}_start", metadata=metadata, event_type=INTERVAL_START, stack_level=3)
+        yield
+        self.event(f"{stem}_stop", metadata=metadata, event_type=INTERVAL_END, stack_level=3)
+
+    def close(self) -> None:
+        """Close the file after forcing it to the disk; further events are an error."""
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+def jsonable(value: Any) -> Any:
+    """Any Python value as plain JSON: numpy and torch by ``tolist()``, NaN, infinities and everything else as text."""
+    if value is None or isinstance(value, str | bool):
+        return value if not isinstance(value, str) else value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(item) for item in value]
+    convert = getattr(value, "tolist", None)  # numpy and torch, without importing either
+    if callable(convert):
+        plain = convert()
+        return jsonable(plain) if not hasattr(plain, "tolist") else str(plain)
+    return str(value)
+
+
+def _short(filename: str) -> str:
+    return "/".join(Path(filename).parts[-3:]).lstrip("/")

@@ -1,0 +1,275 @@
+"""Scores by the MLPerf HPC rules: time to train (olympic mean) and throughput. Pure functions of records; no files.
+
+Rules: training_policies hpc_training_rules.adoc 6 (N runs, fastest and slowest dropped, one run may fail and is then
+the slowest; throughput: models trained between the first run_start and the last run_stop).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from suite.log import student_t
+from suite.log.record import RunRecord, Target, first_reaching
+
+MINUTE_S = 60.0
+_LARGEST_LOG = 700.0  # exp of more is no float; logs may claim any time
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRun:
+    """One run: ``failure`` says why it did not converge, ``dropped`` why the score leaves it out; None: neither."""
+
+    record: RunRecord
+    failure: str | None
+    dropped: str | None = None
+
+    @property
+    def converged(self) -> bool:
+        """True if the run reached the target in a time that counts."""
+        return self.failure is None
+
+
+@dataclass(frozen=True, slots=True)
+class TimeToTrain:
+    """The score of repeated runs. Mean, spread and interval are of the scored runs, None if there is no score."""
+
+    runs: tuple[JudgedRun, ...]
+    required_runs: int
+    reason: str | None
+    mean_s: float | None = None
+    mean_with_staging_s: float | None = None
+    std_s: float | None = None
+    fastest_s: float | None = None
+    slowest_s: float | None = None
+    interval_s: tuple[float, float] | None = None
+
+    @property
+    def valid(self) -> bool:
+        """True if this is a score."""
+        return self.reason is None
+
+    @property
+    def scored(self) -> tuple[JudgedRun, ...]:
+        """The runs the mean is of."""
+        return tuple(run for run in self.runs if run.dropped is None) if self.valid else ()
+
+    @property
+    def converged(self) -> int:
+        """Number of runs that reached the target."""
+        return sum(run.converged for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """The score of M concurrent runs: ``instances`` models of ``instance_scale`` units on ``total_scale`` units.
+
+    ``instance_scale_claimed`` is what the logs say, another number where that is impossible (see `instance_scale`).
+    ``spread`` of starts is the time between the first and the last run_start.
+    """
+
+    runs: tuple[JudgedRun, ...]
+    required_runs: int
+    reason: str | None
+    instances: int | None = None
+    instance_scale: int | None = None
+    instance_scale_claimed: int | None = None
+    total_scale: int | None = None
+    time_to_train_all_s: float | None = None
+    time_to_train_all_with_staging_s: float | None = None
+    models_per_minute: float | None = None
+    start_spread_s: float | None = None
+
+    @property
+    def valid(self) -> bool:
+        """True if this is a score."""
+        return self.reason is None
+
+    @property
+    def converged(self) -> int:
+        """Number of instances that reached the target."""
+        return sum(run.converged for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRatio:
+    """How many times as long B takes as A, and the interval of that ratio."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def failure(record: RunRecord, target: Target) -> str | None:
+    """Why a run does not count as converged, in one phrase; None if it does."""
+    if record.resumed:
+        return "resumed from a checkpoint, so not scored"
+    if record.run_start_s is None:
+        return "no run_start"
+    if record.time_to_train_s is None:
+        return "no run_stop"
+    if record.time_to_train_s <= 0.0:
+        return f"ends {-record.time_to_train_s:.3f} s before it starts"
+    if record.status not in (None, "success"):
+        return f"status is {record.status!r}"
+    if first_reaching(record, target) is None:
+        return "target never reached"
+    return None
+
+
+def time_to_train(records: Sequence[RunRecord], target: Target) -> TimeToTrain:
+    """The olympic score of runs of one benchmark on one system.
+
+    With more runs than required, the N consecutive runs (by start) with the median score count, as the rules say.
+    """
+    need = target.required_runs
+    runs = [JudgedRun(record, failure(record, target)) for record in records]
+    eligible = [run for run in runs if not run.record.resumed]
+    if len(eligible) < need:
+        return TimeToTrain(tuple(runs), need, f"not a score: {len(eligible)} of {need} runs")
+    windows = _windows(eligible, need)
+    scores = [_window_score(window) for window in windows]
+    window = windows[scores.index(statistics.median_high(scores))]
+    failed = sum(not run.converged for run in window)
+    if failed > 1:
+        return TimeToTrain(tuple(runs), need, f"not a score: {failed} of {need} runs did not converge, one may")
+    dropped = _dropped(window)
+    inside = {id(run) for run in window}
+    judged = tuple(
+        JudgedRun(run.record, run.failure, dropped.get(id(run), None if id(run) in inside else _outside(run, need)))
+        for run in runs
+    )
+    kept = [run.record for run in judged if run.dropped is None]
+    times = [_time(record) for record in kept]
+    return TimeToTrain(
+        judged,
+        need,
+        None,
+        mean_s=statistics.fmean(times),
+        mean_with_staging_s=statistics.fmean(record.time_with_staging_s or _time(record) for record in kept),
+        std_s=statistics.stdev(times) if len(times) > 1 else 0.0,
+        fastest_s=min(times),
+        slowest_s=max(times),
+        interval_s=log_interval(times),
+    )
+
+
+def throughput(records: Sequence[RunRecord], target: Target, total_scale: int | None = None) -> Throughput:
+    """The score of concurrent instances. ``total_scale`` is T; without it, the units of all that overlap in time."""
+    need = target.required_runs
+    runs = tuple(JudgedRun(record, failure(record, target)) for record in records)
+    done = [run.record for run in runs if run.converged]
+    if len(done) < need:
+        return Throughput(runs, need, f"not a score: {len(done)} of {need} instances converged")
+    scale = instance_scale(done, total_scale)
+    starts, stops = [record.run_start_s or 0.0 for record in done], [record.run_stop_s or 0.0 for record in done]
+    seconds = max(stops) - min(starts)
+    staged = [start - _outside_staging(record) for start, record in zip(starts, done, strict=True)]
+    return Throughput(
+        runs,
+        need,
+        None,
+        instances=len(done),
+        instance_scale=scale,
+        instance_scale_claimed=_common_scale(done),
+        total_scale=total_scale if total_scale is not None else scale * concurrent(done) if scale else None,
+        time_to_train_all_s=seconds,
+        time_to_train_all_with_staging_s=max(stops) - min(staged),
+        models_per_minute=len(done) / (seconds / MINUTE_S),
+        start_spread_s=max(starts) - min(starts),
+    )
+
+
+def instance_scale(records: Sequence[RunRecord], total: int | None) -> int | None:
+    """S: compute units of one instance, None if they differ.
+
+    Published logs may claim the whole system for each of many concurrent instances, which cannot be. Then it is their
+    number of ranks if that fits into ``total``, else the share of the system that each can have had.
+    """
+    claimed = _common_scale(records)
+    at_once = concurrent(records)
+    if claimed is None or total is None or not at_once or claimed * at_once <= total:
+        return claimed
+    ranks = {record.ranks for record in records}
+    stated = next(iter(ranks)) if len(ranks) == 1 else None
+    return stated if stated is not None and 0 < stated * at_once <= total else max(total // at_once, 1)
+
+
+def concurrent(records: Sequence[RunRecord]) -> int:
+    """The largest number of runs that are under way at one moment."""
+    timed = [record for record in records if record.run_start_s is not None and record.run_stop_s is not None]
+    marks = [(_start(record), 1) for record in timed] + [(record.run_stop_s or 0.0, -1) for record in timed]
+    running = most = 0
+    for _, change in sorted(marks):
+        running += change
+        most = max(most, running)
+    return most
+
+
+def log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+    """Student-t interval of the geometric mean (t on log time); None for fewer than two times."""
+    if len(times) < 2:
+        return None
+    logs = [math.log(time) for time in times]
+    half = student_t.quantile(0.5 + confidence / 2, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    middle = statistics.fmean(logs)
+    return math.exp(middle - half), math.exp(min(middle + half, _LARGEST_LOG))
+
+
+def _common_scale(records: Sequence[RunRecord]) -> int | None:
+    scales = {record.compute_units for record in records}
+    return next(iter(scales)) if len(scales) == 1 else None
+
+
+def time_ratio(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> TimeRatio:
+    """Geometric mean of ``b`` over that of ``a`` with its interval: Welch's t on log time, two or more times each."""
+    logs = [[math.log(time) for time in times] for times in (a, b)]
+    difference = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
+    parts = [statistics.variance(values) / len(values) for values in logs]
+    half = 0.0
+    if sum(parts) > 0.0:
+        freedom = sum(parts) ** 2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, logs, strict=True))
+        half = student_t.quantile(0.5 + confidence / 2, freedom) * math.sqrt(sum(parts))
+    low, middle, high = (math.exp(min(difference + sign * half, _LARGEST_LOG)) for sign in (-1, 0, 1))
+    return TimeRatio(middle, low, high)
+
+
+def _windows(runs: list[JudgedRun], need: int) -> list[list[JudgedRun]]:
+    ordered = sorted(runs, key=lambda run: _start(run.record)) if len(runs) > need else runs
+    return [ordered[begin : begin + need] for begin in range(len(ordered) - need + 1)]
+
+
+def _window_score(window: list[JudgedRun]) -> float:
+    times = sorted(_time(run.record) if run.converged else math.inf for run in window)
+    return statistics.fmean(times[1:-1])
+
+
+def _dropped(window: list[JudgedRun]) -> dict[int, str]:
+    """Which two runs of a window the olympic mean leaves out, by identity."""
+    ordered = sorted(window, key=lambda run: _time(run.record) if run.converged else math.inf)
+    slowest = ordered[-1]
+    why = "slowest" if slowest.converged else f"did not converge ({slowest.failure}), counts as the slowest"
+    return {id(ordered[0]): "fastest", id(slowest): why}
+
+
+def _outside(run: JudgedRun, need: int) -> str:
+    if run.record.resumed:
+        return "resumed from a checkpoint, so not scored"
+    return f"outside the {need} consecutive runs with the median score"
+
+
+def _start(record: RunRecord) -> float:
+    return math.inf if record.run_start_s is None else record.run_start_s
+
+
+def _time(record: RunRecord) -> float:
+    assert record.time_to_train_s is not None
+    return record.time_to_train_s
+
+
+def _outside_staging(record: RunRecord) -> float:
+    if record.time_with_staging_s is None or record.time_to_train_s is None:
+        return 0.0
+    return record.time_with_staging_s - record.time_to_train_s

@@ -1,0 +1,119 @@
+"""All-reduce and all-to-all of the job's first 2, 4, … N ranks over message sizes, through torch.distributed as training does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Resource
+from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
+from suite.world import World
+
+SMALLEST = 4 << 10
+STEP = 4
+
+
+def measure(world: World, effort: Effort, device: torch.device) -> Findings:
+    """Curves and the best bus bandwidth of each collective at each number of ranks."""
+    if world.size == 1:
+        reason = "one rank: start with --ranks 2, or under srun or mpiexec"
+        return Findings(not_measured=[NotMeasured("all_reduce", reason), NotMeasured("all_to_all", reason)])
+    world.init_torch(device)
+    found = Findings()
+    for ranks in group_sizes(world.size):
+        group = dist.group.WORLD if ranks == world.size else dist.new_group(range(ranks))
+        nodes = len(set(world.allgather(world.node)[:ranks]))
+        for resource, prepare in COLLECTIVES:
+            found.add(_collective(world, effort, device, resource, prepare, group, ranks, nodes))
+    return found
+
+
+def group_sizes(ranks: int) -> list[int]:
+    """Powers of two below the number of ranks, and that number."""
+    return [2**i for i in range(1, ranks.bit_length()) if 2**i < ranks] + [ranks]
+
+
+def bus_share(resource: str, ranks: int) -> float:
+    """Bytes a rank must send per byte of message: of an all-reduce 2 (n-1)/n, of an all-to-all (n-1)/n."""
+    return (2 if resource == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+Prepare = Callable[[torch.Tensor, object], Callable[[], object]]
+
+
+def _collective(
+    world: World,
+    effort: Effort,
+    device: torch.device,
+    resource: Resource,
+    prepare: Prepare,
+    group: object,
+    ranks: int,
+    nodes: int,
+) -> Findings:
+    member = world.rank < ranks
+    sampled: dict[int, Samples] = {}
+    size = SMALLEST
+    while size <= effort.largest_message_bytes:
+        elements = max(ranks, size // 4 // ranks * ranks)
+        call = prepare(torch.zeros(elements, device=device), group) if member else (lambda: None)
+        world.barrier()
+        if member:
+            _seconds(call, 1, device)
+        calls = int(agree(world, [calls_for(effort.sample_s * 2, _seconds(call, 1, device)) if member else 1])[0])
+        sent = bus_share(resource, ranks) * elements * 4
+
+        def rate(call: Callable[[], object] = call, calls: int = calls, sent: float = sent) -> float:
+            return sent * calls / _seconds(call, calls, device)
+
+        sampled[elements * 4] = repeat(world, rate, effort.repetitions, member=member)
+        size *= STEP
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    best = max(sampled, key=lambda message: sampled[message].value)
+    top = sampled[best]
+    points = tuple(
+        Point(message, s.value, s.n, s.spread, seconds=bus_share(resource, ranks) * message / s.value)
+        for message, s in sampled.items()
+    )
+    return Findings(
+        roofs=[
+            top.roof(
+                resource,
+                backend,
+                "bus",
+                "B/s",
+                ranks=ranks,
+                nodes=nodes,
+                library=backend,
+                dtype="float32",
+                size_bytes=best,
+            )
+        ],
+        curves=[Curve(resource, backend, "bus", "message_bytes", "B/s", ranks, nodes, points, dtype="float32")],
+    )
+
+
+def _all_reduce(message: torch.Tensor, group: object) -> Callable[[], object]:
+    return lambda: dist.all_reduce(message, group=group)
+
+
+def _all_to_all(message: torch.Tensor, group: object) -> Callable[[], object]:
+    received = torch.empty_like(message)
+    return lambda: dist.all_to_all_single(received, message, group=group)
+
+
+COLLECTIVES: tuple[tuple[Resource, Prepare], ...] = (("all_reduce", _all_reduce), ("all_to_all", _all_to_all))
+
+
+def _seconds(call: Callable[[], object], calls: int, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin

@@ -1,0 +1,114 @@
+"""The ceilings file (docs/ceilings.md): roofs, curves and what was not measured. Torch-free; measures nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from suite.files import write_whole
+
+VERSION = 1
+
+Resource = Literal["compute", "memory", "host_link", "storage_read", "storage_write", "all_reduce", "all_to_all"]
+Unit = Literal["FLOP/s", "B/s"]
+
+
+@dataclass(frozen=True)
+class Roof:
+    """One measured ceiling, per rank with all ranks active. docs/ceilings.md has the meaning of each field."""
+
+    resource: Resource
+    name: str
+    mode: str
+    value: float
+    unit: Unit
+    slowest: float
+    best: float
+    n: int
+    spread: float
+    ranks: int
+    nodes: int
+    library: str
+    dtype: str | None = None
+    size_bytes: int | None = None
+    shape: tuple[int, int, int] | None = None
+    capacity_bytes: int | None = None
+    system_capacity_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One place of a curve: the median rate of ``n`` repetitions; ``seconds`` is the median time of one call."""
+
+    x: int
+    value: float
+    n: int
+    spread: float
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Rates over sizes: what roofs were taken from."""
+
+    resource: Resource
+    name: str
+    mode: str
+    x: Literal["working_set_bytes", "message_bytes", "order"]
+    unit: Unit
+    ranks: int
+    nodes: int
+    points: tuple[Point, ...]
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """A resource (or one name of it) without a roof, and why."""
+
+    resource: Resource
+    reason: str
+    name: str | None = None
+
+
+@dataclass
+class Findings:
+    """What the measuring modules return."""
+
+    roofs: list[Roof] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
+    not_measured: list[NotMeasured] = field(default_factory=list)
+
+    def add(self, other: Findings) -> None:
+        """Take in what another module found."""
+        self.roofs += other.roofs
+        self.curves += other.curves
+        self.not_measured += other.not_measured
+
+
+def to_json(header: dict[str, Any], found: Findings) -> str:
+    """The file's text. Numbers that are not finite are refused: they would not be JSON."""
+    body = {"version": VERSION, "kind": "ceilings", **header, **asdict(found)}
+    return json.dumps(body, indent=1, allow_nan=False) + "\n"
+
+
+def refuse_existing(path: Path) -> None:
+    """ValueError if the output exists or its folder cannot be written: before minutes of measuring, not after."""
+    if path.exists():
+        raise ValueError(f"{path}: exists already; a ceilings file is never overwritten (choose another -o)")
+    folder = path.parent
+    if not folder.is_dir():
+        raise ValueError(f"{path}: its folder {folder} does not exist")
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"{path}: its folder {folder} cannot be written")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a new ceilings file. ValueError if a file has appeared there meanwhile: it is not overwritten."""
+    try:
+        write_whole(path, text, overwrite=False)
+    except FileExistsError:
+        raise ValueError(f"{path}: exists already; a ceilings file is never overwritten (choose another -o)") from None

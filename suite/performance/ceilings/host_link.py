@@ -1,0 +1,59 @@
+"""Copies between host and device memory, one GPU per rank and all ranks at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from suite.performance.ceilings.document import Findings, NotMeasured
+from suite.performance.ceilings.samples import Effort, agree, calls_for, repeat
+from suite.world import World
+
+SIZE = 256 << 20
+
+
+def measure(world: World, effort: Effort, device: torch.device) -> Findings:
+    """Both directions, from pinned and from pageable memory."""
+    if device.type == "cpu":
+        return Findings(not_measured=[NotMeasured("host_link", "the device is the host: nothing is copied")])
+    found = Findings()
+    on_device = torch.ones(SIZE, dtype=torch.uint8, device=device)
+    for mode, on_host in (
+        ("pinned", torch.ones(SIZE, dtype=torch.uint8, pin_memory=True)),
+        ("pageable", torch.ones(SIZE, dtype=torch.uint8)),
+    ):
+        for name, target, source in (
+            ("host_to_device", on_device, on_host),
+            ("device_to_host", on_host, on_device),
+        ):
+
+            def run(calls: int, target: torch.Tensor = target, source: torch.Tensor = source) -> float:
+                torch.cuda.synchronize(device)
+                begin = time.perf_counter()
+                for _ in range(calls):
+                    target.copy_(source, non_blocking=True)
+                torch.cuda.synchronize(device)
+                return time.perf_counter() - begin
+
+            run(1)
+            calls = int(agree(world, [calls_for(10 * effort.sample_s, run(1))])[0])
+
+            def rate(calls: int = calls, run: Callable[[int], float] = run) -> float:
+                return SIZE * calls / run(calls)
+
+            samples = repeat(world, rate, effort.repetitions)
+            found.roofs.append(
+                samples.roof(
+                    "host_link",
+                    name,
+                    mode,
+                    "B/s",
+                    ranks=world.size,
+                    nodes=world.nodes,
+                    library="torch",
+                    size_bytes=SIZE,
+                )
+            )
+    return found

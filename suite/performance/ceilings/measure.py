@@ -1,0 +1,115 @@
+"""All roofs of the world a process is in, one resource after the other, and the file's header."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from suite import VERSION
+from suite.performance.ceilings import collectives, compute, host_link, memory, storage
+from suite.performance.ceilings.document import Findings, to_json
+from suite.performance.ceilings.samples import FULL, QUICK
+from suite.world import World
+
+
+def measure(
+    world: World, *, system: str, quick: bool, device: torch.device, directory: Path, say: Callable[[str], None]
+) -> str:
+    """The ceilings file's text, the same on every rank; a collective. ``directory``: where storage is measured."""
+    begin, began = time.perf_counter(), datetime.now(UTC)
+    effort = QUICK if quick else FULL
+    world.barrier()
+    busy = _busy_cores()
+    caches = memory.cpu_caches()
+    found = Findings()
+    steps: tuple[tuple[str, Callable[[], Findings]], ...] = (
+        ("compute", lambda: compute.measure(world, effort, device)),
+        (
+            "memory",
+            lambda: (
+                memory.measure_gpu(world, effort, device)
+                if device.type == "cuda"
+                else memory.measure_cpu(world, effort, caches)
+            ),
+        ),
+        ("host link", lambda: host_link.measure(world, effort, device)),
+        ("storage", lambda: storage.measure(world, effort, directory)),
+        ("collectives", lambda: collectives.measure(world, effort, device)),
+    )
+    for title, step in steps:
+        since = time.perf_counter()
+        found.add(step())
+        say(f"{title}: {time.perf_counter() - since:.1f} s")
+    header = {
+        "system": system,
+        "date": f"{began:%Y-%m-%dT%H:%M:%SZ}",
+        "duration_s": round(time.perf_counter() - begin, 1),
+        "quick": quick,
+        "launcher": world.launcher,
+        "ranks": world.size,
+        "nodes": world.nodes,
+        "node_names": list(world.node_names),
+        "device": _device(device, busy),
+        "caches": [asdict(cache) for cache in caches],
+        "versions": _versions(device),
+    }
+    return str(world.broadcast(to_json(header, found)))
+
+
+def _busy_cores(seconds: float = 0.5) -> float | None:
+    """Cores that others keep busy while this process sleeps (the load average would still hold what ended a minute ago)."""
+
+    def used() -> float:
+        user, nice, system, _, _, irq, softirq, steal = map(float, Path("/proc/stat").read_text().split()[1:9])
+        return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+    try:
+        before, begin = used(), time.perf_counter()
+        time.sleep(seconds)
+        return round((used() - before) / (time.perf_counter() - begin), 2)
+    except (OSError, ValueError):
+        return None
+
+
+def _device(device: torch.device, busy: float | None) -> dict[str, Any]:
+    host = {
+        "threads": torch.get_num_threads(),
+        "cores_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "busy_cores_at_start": busy,
+    }
+    if device.type == "cpu":
+        return {"type": "cpu", "name": _cpu_name(), "count": 1, "memory_bytes": None, **host}
+    properties = torch.cuda.get_device_properties(device)
+    return {"type": "cuda", "name": properties.name, "count": 1, "memory_bytes": properties.total_memory, **host}
+
+
+def _cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _versions(device: torch.device) -> dict[str, str | None]:
+    cuda = device.type == "cuda"
+    return {
+        "mlhpc": VERSION,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "cuda": torch.version.cuda if cuda else None,
+        "hip": torch.version.hip if cuda else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,  # type: ignore[no-untyped-call]
+        "kernel": platform.release(),
+    }

@@ -1,0 +1,332 @@
+"""Bandwidth of every memory level, by a sweep over working sets: private buffers, every thread (CPU) or the whole GPU.
+
+A call from Python costs as much as reading an L1 cache several times, so each timed call passes over its working set many
+times: `torch.sum` over a view that repeats one row, `numpy.add.reduce` of such a view into a row of the working set, and a
+copy between two windows that move one cache line per pass. On a GPU, launches are put into a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Roof
+from suite.performance.ceilings.plateaus import Cache, Plateau, names, plateaus, sweep, with_one_memory
+from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
+from suite.world import World
+
+LINE = 64
+ALIGNMENT = 2 << 20  # a huge page
+SMALLEST_CPU, SMALLEST_GPU = 8 << 10, 64 << 10
+LARGEST_FALLBACK = 64 << 20  # per thread, where no cache size is known
+PAST_CACHE = 8  # the sweep ends at this many times the largest cache
+LEAST, LONG_S = 5, 0.25  # repetitions of the largest sets: these or as many as take about this long
+TEAM = 3  # samples of several threads are so many times longer: they start up to 0.1 ms apart
+SKEW = 7 * LINE  # keeps the two halves of a set out of step in the low address bits, which stall stores otherwise
+
+
+@dataclass(frozen=True)
+class OsCache:
+    """A data cache as Linux describes it: one instance, and how many of its cores' threads this machine runs on it."""
+
+    level: int
+    size_bytes: int
+    shared_by_cores: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One access pattern. ``prepare(buffer, size, passes)`` gives the call to time and the bytes it moves."""
+
+    name: str
+    library: str
+    prepare: Callable[[NDArray[np.uint8], int, int], tuple[Callable[[], object], float]]
+    smallest: int = 0
+
+
+def cpu_caches(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> list[OsCache]:
+    """Data caches of the first core, smallest level first; empty where the system does not tell (containers, other systems)."""
+    found = []
+    for index in sorted(root.glob("index[0-9]*")):
+        try:
+            kind, level, size, shared = (
+                (index / name).read_text().strip() for name in ("type", "level", "size", "shared_cpu_list")
+            )
+        except OSError:
+            continue
+        if kind in {"Data", "Unified"} and size.endswith("K"):
+            found.append(OsCache(int(level), int(size[:-1]) << 10, len(_cpu_list(shared))))
+    return sorted(found, key=lambda cache: cache.level)
+
+
+def measure_cpu(world: World, effort: Effort, caches: Sequence[OsCache]) -> Findings:
+    """Sweep with one working set per thread of torch's pool on every rank; roofs per level found."""
+    threads = torch.get_num_threads()
+    active = threads * world.local_size
+    shares = [Cache(f"L{c.level}", c.size_bytes // min(active, c.shared_by_cores)) for c in caches]
+    largest = int(agree(world, [_largest_set(shares, active)])[0])
+    sizes = sweep(SMALLEST_CPU, largest, effort.points_per_octave, 4096)
+    team = _Team(threads, largest + SKEW + ALIGNMENT)
+    torch.set_num_threads(1)  # each thread of the team is one thread of torch
+    try:
+        sampled = {
+            kernel: {size: _cpu_rate(world, team, kernel, size, effort) for size in sizes if size >= kernel.smallest}
+            for kernel in CPU_KERNELS
+        }
+    finally:
+        torch.set_num_threads(threads)
+    return _findings(world, sampled, shares)
+
+
+def measure_gpu(world: World, effort: Effort, device: torch.device) -> Findings:
+    """Sweep a triad over the whole device; the level-1 caches belong to single multiprocessors and are not seen."""
+    properties = torch.cuda.get_device_properties(device)
+    l2 = int(getattr(properties, "L2_cache_size", 0))
+    shares = [Cache("L2", l2)] if l2 else []
+    free, _ = torch.cuda.mem_get_info(device)
+    largest = min(max(1 << 30, PAST_CACHE * l2), free // 4)
+    rates = {}
+    for size in sweep(SMALLEST_GPU, largest, effort.points_per_octave, 4096):
+        launch = _gpu_triad(device, size)
+        calls = int(agree(world, [calls_for(effort.sample_s, _gpu_seconds(launch, 1))])[0])
+        moved = size // 12 * 12 * GRAPH_LAUNCHES * calls
+
+        def rate(launch: Callable[[], None] = launch, calls: int = calls, moved: int = moved) -> float:
+            return moved / _gpu_seconds(launch, calls)
+
+        rates[size] = repeat(world, rate, effort.repetitions)
+    found = _findings(world, {Kernel("triad", "torch", _cpu_triad): rates}, shares)
+    found.not_measured.append(
+        NotMeasured("memory", "private to a multiprocessor: no sweep of the device sees it", "L1")
+    )
+    return found
+
+
+def _findings(world: World, sampled: dict[Kernel, dict[int, Samples]], shares: Sequence[Cache]) -> Findings:
+    detector = next(iter(sampled.values()))
+    sizes = list(detector)
+    found = with_one_memory(plateaus(sizes, [samples.best for samples in detector.values()]), shares)
+    results = Findings(curves=[_curve(world, kernel, rates) for kernel, rates in sampled.items()])
+    named = names(found, sizes[-1], shares)
+    for plateau, name in zip(found, named, strict=True):
+        results.roofs.append(_roof(world, sampled, sizes, plateau, name, shares))
+    for cache in shares:
+        if cache.name not in named:
+            reason = f"no plateau near its {cache.share_bytes} bytes per thread: the rate does not fall behind it"
+            results.not_measured.append(NotMeasured("memory", reason, cache.name))
+    if "dram" not in named:
+        reason = f"the sweep ends at {sizes[-1]} bytes per thread, less than 4 times the largest cache"
+        results.not_measured.append(NotMeasured("memory", reason, "dram"))
+    return results
+
+
+def _roof(
+    world: World,
+    sampled: dict[Kernel, dict[int, Samples]],
+    sizes: Sequence[int],
+    plateau: Plateau,
+    name: str,
+    shares: Sequence[Cache],
+) -> Roof:
+    """The best median of any kernel on a plateau. Of ``dram`` only sets past four times the caches count."""
+    low, high = sizes[plateau.first], plateau.capacity or sizes[-1]
+    if name == "dram":
+        low = max([low, *(4 * cache.share_bytes for cache in shares)])
+    candidates = [
+        (samples, kernel, size)
+        for kernel, rates in sampled.items()
+        for size, samples in rates.items()
+        if low <= size <= high
+    ]
+    samples, kernel, size = max(candidates, key=lambda candidate: candidate[0].value)
+    return samples.roof(
+        "memory",
+        name,
+        kernel.name,
+        "B/s",
+        ranks=world.size,
+        nodes=world.nodes,
+        library=kernel.library,
+        size_bytes=size,
+        capacity_bytes=plateau.capacity,
+        system_capacity_bytes=next((cache.share_bytes for cache in shares if cache.name == name), None),
+    )
+
+
+def _curve(world: World, kernel: Kernel, rates: dict[int, Samples]) -> Curve:
+    points = tuple(Point(size, s.value, s.n, s.spread) for size, s in rates.items())
+    return Curve("memory", "sweep", kernel.name, "working_set_bytes", "B/s", world.size, world.nodes, points)
+
+
+class _Team:
+    """Threads with a private buffer each, written by its own thread so that its pages are near."""
+
+    def __init__(self, threads: int, size: int) -> None:
+        self._threads = threads
+        self.buffers: list[NDArray[np.uint8]] = [_buffer(size) for _ in range(threads)]
+        self.seconds([partial(_fill, buffer) for buffer in self.buffers])
+
+    def seconds(self, calls: Sequence[Callable[[], object]]) -> float:
+        """From the first start to the last end of one call per thread; they start together."""
+        if self._threads == 1:
+            begin = time.perf_counter()
+            calls[0]()
+            return time.perf_counter() - begin
+        gate = threading.Barrier(self._threads)
+        spans: list[tuple[float, float]] = []
+
+        def work(call: Callable[[], object]) -> None:
+            gate.wait()
+            begin = time.perf_counter()
+            call()
+            spans.append((begin, time.perf_counter()))
+
+        workers = [threading.Thread(target=work, args=(call,)) for call in calls]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return max(end for _, end in spans) - min(begin for begin, _ in spans)
+
+
+def _cpu_rate(world: World, team: _Team, kernel: Kernel, size: int, effort: Effort) -> Samples:
+    """Bytes/s of all threads of a rank together."""
+    estimate = 20e9  # bytes/s, only to choose the passes of the first call
+    sample_s = effort.sample_s * (1 if len(team.buffers) == 1 else TEAM)
+
+    def prepared(passes: int) -> tuple[list[Callable[[], object]], float]:
+        ready = [kernel.prepare(buffer, size, passes) for buffer in team.buffers]
+        return [call for call, _ in ready], sum(moved for _, moved in ready)
+
+    calls, moved = prepared(max(3, round(estimate * sample_s / 4 / size)))
+    team.seconds(calls)
+    rate = moved / team.seconds(calls) / len(calls)
+    passes = int(agree(world, [max(3, round(rate * sample_s / size))])[0])
+    calls, moved = prepared(passes)
+    enough = int(agree(world, [calls_for(LONG_S, passes * size / rate)])[0])
+    return repeat(world, lambda: moved / team.seconds(calls), min(effort.repetitions, max(LEAST, enough)))
+
+
+def _cpu_read(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
+    row = torch.from_numpy(_part(buffer, 0, size, np.float32))
+    rows = row.expand(passes, row.numel())
+    out = torch.empty(passes)
+    return lambda: torch.sum(rows, 1, out=out), float(size * passes)
+
+
+def _cpu_update(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
+    half = size // 2 // LINE * LINE
+    x, y = _part(buffer, 0, half, np.float32), _part(buffer, half + SKEW, half, np.float32)
+    rows = np.broadcast_to(x, (passes, x.size))
+    return lambda: np.add.reduce(rows, axis=0, out=y), 3.0 * half * (passes - 1)  # the first pass only copies
+
+
+def _cpu_copy(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
+    # A row step of 0 would be taken as the inner loop, so each pass moves on by one line, within a window of a sixteenth
+    half = size // 2 // LINE * LINE
+    steps = max(1, half // 16 // LINE)
+    width = half - steps * LINE
+    rounds, rows = max(1, passes // steps), min(steps, passes)
+    source, target = (
+        as_strided(_part(buffer, start, half, np.float64), (rows, width // 8), (LINE, 8)) for start in (0, half + SKEW)
+    )
+
+    def call() -> None:
+        for _ in range(rounds):
+            np.copyto(target, source)
+
+    return call, 2.0 * width * rows * rounds
+
+
+def _cpu_triad(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
+    third = size // 3 // LINE * LINE
+    a, b, c = (torch.from_numpy(_part(buffer, i * (third + LINE), third, np.float32)) for i in range(3))
+
+    def call() -> None:
+        for _ in range(passes):
+            torch.add(b, c, alpha=0.5, out=a)
+
+    return call, 3.0 * third * passes
+
+
+def _part(buffer: NDArray[np.uint8], start: int, size: int, dtype: type[np.generic]) -> NDArray[Any]:
+    """``size`` bytes of a buffer from ``start`` on. A buffer too small would be cut silently and the rate overstated."""
+    assert start + size <= buffer.size, f"working set of {start + size} bytes in a buffer of {buffer.size}"
+    return buffer[start : start + size].view(dtype)
+
+
+# The first is the detector of levels: pure reads, whose rate falls at a cache's size and not before or after it
+CPU_KERNELS = (
+    Kernel("read", "torch", _cpu_read),
+    Kernel("update", "numpy", _cpu_update),
+    Kernel("copy", "numpy", _cpu_copy),
+    Kernel("triad", "torch", _cpu_triad, smallest=4 << 20),  # one call per pass: only where that costs nothing
+)
+
+
+def _largest_set(shares: Sequence[Cache], active: int) -> int:
+    """Bytes per thread: `PAST_CACHE` times the largest share, but never over a quarter of the free memory in all."""
+    wanted = PAST_CACHE * shares[-1].share_bytes if shares else LARGEST_FALLBACK
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(4 << 20, min(wanted, free // 4 // active))
+
+
+def _buffer(size: int) -> NDArray[np.uint8]:
+    """Untouched pages from a huge page's boundary on; huge pages where the system gives them on request."""
+    mapped = mmap.mmap(-1, size + ALIGNMENT)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages: ordinary ones it is
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    raw = np.frombuffer(mapped, np.uint8)
+    return raw[-raw.ctypes.data % ALIGNMENT :][:size]
+
+
+def _fill(buffer: NDArray[np.uint8]) -> None:
+    buffer[: buffer.size // 8 * 8].view(np.float64)[:] = 1.0
+
+
+def _cpu_list(text: str) -> list[int]:
+    """CPU numbers of a Linux list such as ``0-3,8``."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+GRAPH_LAUNCHES = 20
+
+
+def _gpu_triad(device: torch.device, size: int) -> Callable[[], None]:
+    """Twenty triads over a working set of ``size`` bytes as one CUDA graph."""
+    a, b, c = (torch.ones(size // 12, device=device) for _ in range(3))
+    torch.add(b, c, alpha=0.5, out=a)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(GRAPH_LAUNCHES):
+            torch.add(b, c, alpha=0.5, out=a)
+    graph.replay()
+    return graph.replay
+
+
+def _gpu_seconds(launch: Callable[[], None], calls: int) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        launch()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin

@@ -1,0 +1,143 @@
+"""Sequential reads and writes of one file per rank in a directory: cold where the page cache can be emptied, and warm.
+
+Cold means that this node's page cache held nothing of the file, which is checked; caches behind it (a hypervisor's, a file
+server's) are not under this program's control.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from suite.performance.ceilings.document import Findings, NotMeasured, Resource, Roof
+from suite.performance.ceilings.samples import Effort, Samples, repeat
+from suite.world import World
+
+BLOCK = 4 << 20
+REPETITIONS = 3
+COLD = 0.01  # a file of which less than this share is in the page cache is cold
+
+
+def measure(world: World, effort: Effort, directory: Path) -> Findings:
+    """Write with fsync, read cold, read warm; the files are removed. A directory that cannot be written is not measured."""
+    size = min(effort.storage_bytes, _free(directory, world) // 10) // BLOCK * BLOCK
+    path = directory / f".mlhpc-ceilings-{os.getpid()}-{world.rank}"
+    reason = _reason(world, directory, size)
+    if reason:
+        return Findings(not_measured=[NotMeasured("storage_read", reason), NotMeasured("storage_write", reason)])
+    block = np.random.default_rng(world.rank).bytes(BLOCK)
+    found = Findings()
+    try:
+        written = repeat(world, lambda: size / _write(path, block, size), REPETITIONS)
+        found.roofs.append(_roof(world, "storage_write", directory, "fsync", written, size))
+        cold = [all(world.allgather(_evict(path)))]
+
+        def read_cold() -> float:
+            cold.append(_evict(path))
+            return size / _read(path)
+
+        samples = repeat(world, read_cold, REPETITIONS)
+        if all(world.allgather(all(cold))):
+            found.roofs.append(_roof(world, "storage_read", directory, "cold", samples, size))
+        else:
+            reason = "the page cache keeps the file (a file system in memory, or one that ignores POSIX_FADV_DONTNEED)"
+            found.not_measured.append(NotMeasured("storage_read", reason, "cold"))
+        _read(path)
+        warm = repeat(world, lambda: size / _read(path), REPETITIONS)
+        found.roofs.append(_roof(world, "storage_read", directory, "warm", warm, size))
+    finally:
+        path.unlink(missing_ok=True)
+    return found
+
+
+def resident_share(path: Path) -> float:
+    """Share of a file's pages that are in the page cache, by mincore(2)."""
+    size = path.stat().st_size
+    pages = -(-size // mmap.PAGESIZE)
+    present = (ctypes.c_ubyte * pages)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as mapped,
+    ):
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), present) != 0:
+            raise OSError(ctypes.get_errno(), "mincore failed", str(path))
+    return sum(value & 1 for value in present) / pages
+
+
+def _evict(path: Path) -> bool:
+    """Drop a file from this node's page cache; True if it is gone from there."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+    return resident_share(path) < COLD
+
+
+def _write(path: Path, block: bytes, size: int) -> float:
+    """Seconds to write a file of blocks and have it on the device."""
+    begin = time.perf_counter()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        for _ in range(size // len(block)):
+            view = memoryview(block)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return time.perf_counter() - begin
+
+
+def _read(path: Path) -> float:
+    """Seconds to read a file from its begin to its end."""
+    buffer = bytearray(BLOCK)
+    begin = time.perf_counter()
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        while os.readv(descriptor, [buffer]):
+            pass
+    finally:
+        os.close(descriptor)
+    return time.perf_counter() - begin
+
+
+def _free(directory: Path, world: World) -> int:
+    """Free bytes of the directory's file system for each rank of a node."""
+    try:
+        status = os.statvfs(directory)
+    except OSError:
+        return 0
+    return status.f_bavail * status.f_frsize // world.local_size
+
+
+def _reason(world: World, directory: Path, size: int) -> str:
+    """Why no rank measures, or nothing: one rank that cannot is enough."""
+    mine = ""
+    if not directory.is_dir():
+        mine = f"{directory} is not a directory (choose another --directory)"
+    elif not os.access(directory, os.W_OK):
+        mine = f"{directory} cannot be written (choose another --directory)"
+    elif size < BLOCK:
+        mine = f"{directory} has too little free space: a tenth of it holds no {BLOCK >> 20} MiB per rank"
+    return next((text for text in world.allgather(mine) if text), "")
+
+
+def _roof(world: World, resource: Resource, directory: Path, mode: str, samples: Samples, size: int) -> Roof:
+    return samples.roof(
+        resource,
+        str(directory),
+        mode,
+        "B/s",
+        ranks=world.size,
+        nodes=world.nodes,
+        library="read(2)" if resource == "storage_read" else "write(2)",
+        size_bytes=size,
+    )

@@ -1,0 +1,280 @@
+"""A few training steps under the torch profiler: phases and layers by name on the trace, times and FLOPs by layer, ranks compared.
+
+First come steps without the profiler, from which ranks are compared; then profiled ones, whose times its own cost inflates: shares
+are right, absolute times are not. Forward times are those of the module's call; a backward operator is charged to the
+module that called its forward operator (torch gives both one sequence number).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from suite.config import RunConfig
+from suite.data.sampling import train_batches
+from suite.performance.flops import Count, count
+from suite.performance.stragglers import Straggling, straggling
+from suite.training.instrument import Ledger, exchange_marks
+from suite.training.loop import autocast, clip_gradients, device_clock, prefetch, wrap
+from suite.training.timing import DATA_WAIT, EXPOSED_COMMUNICATION, OPTIMIZER, PhaseTimer
+from suite.workload import Dataset, Optimization, Workload
+from suite.world import World
+
+LAYER = "layer "  # what a module's range on the trace is called, before its path
+PHASE = "phase "
+FORWARD, BACKWARD = "forward", "backward"  # the two halves of forward_backward
+ROOT = "(model)"
+SEED = 0
+
+
+@dataclass
+class LayerTime:
+    """Seconds per profiled step of one module, its children included; ``own_s`` without them."""
+
+    path: str
+    kind: str
+    depth: int
+    calls: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    own_s: float = 0.0
+    forward_flops: int = 0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What rank 0 saw, and of all ranks what `Straggling` needs. ``phases`` are seconds per step without the profiler."""
+
+    layers: Sequence[LayerTime]
+    phases: Mapping[str, float]
+    profiled_phases: Mapping[str, float]
+    counted: Count
+    stated_flops: float
+    samples: int
+    ranks: Straggling | None
+    trace: profile
+
+
+@dataclass
+class _Session:
+    workload: Workload
+    config: RunConfig
+    world: World
+    device: torch.device
+    model: nn.Module
+    wrapped: nn.Module
+    optimization: Optimization
+    timer: PhaseTimer
+    mark_exchange: Callable[[], None]
+    batches: Iterator[Any] = field(default_factory=lambda: iter(()))
+
+    def step(self) -> None:
+        """One training step, its phases marked in the timer and named on the trace."""
+        with record_function(PHASE + DATA_WAIT):
+            batch = next(self.batches)
+        self.timer.mark(DATA_WAIT)
+        optimizer = self.optimization.optimizer
+        optimizer.zero_grad(set_to_none=True)
+        with record_function(PHASE + FORWARD), autocast(self.config, self.device):
+            loss = self.workload.loss(self.wrapped, batch)
+        with record_function(PHASE + BACKWARD):
+            loss.backward()  # type: ignore[no-untyped-call]
+        self.mark_exchange()
+        with record_function(PHASE + OPTIMIZER):
+            for group in optimizer.param_groups:
+                group["lr"] = self.optimization.learning_rate(0, 1)
+            if self.optimization.clip_norm is not None:
+                clip_gradients(self.model, self.workload.sharded_parameters(self.model), self.optimization.clip_norm)
+            optimizer.step()
+        self.timer.mark(OPTIMIZER)
+
+
+def run(
+    workload: Workload,
+    config: RunConfig,
+    data: Dataset,
+    world: World,
+    device: torch.device,
+    *,
+    steps: int,
+    profiled_steps: int,
+    say: Callable[[str], None],
+) -> Profile:
+    """Train for two warm-up steps, ``steps`` timed and ``profiled_steps`` profiled ones; a collective of all ranks."""
+    world.init_torch(device)
+    torch.manual_seed(SEED)
+    model = workload.build_model(world).to(device)
+    torch.manual_seed(SEED + world.rank)
+    optimization = workload.build_optimizer(model, max(1, len(data) // config.global_batch_size))
+    timer = PhaseTimer(device_clock(device))
+    wrapped = wrap(model, workload.sharded_parameters(model), world, device)
+    model.train()
+    marks = exchange_marks(wrapped, timer, Ledger())
+    session = _Session(workload, config, world, device, model, wrapped, optimization, timer, marks)
+    session.batches = _batches(config, data, world, device, steps + profiled_steps + 3)
+    for _ in range(2):
+        session.step()
+    say(f"{steps} steps without the profiler")
+    timed = _timed(session, steps)
+    say(f"{profiled_steps} steps with it")
+    timer.restart()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with _layers_named(model), profile(activities=activities) as trace:
+        for _ in range(profiled_steps):
+            session.step()
+    profiled = {name: seconds / profiled_steps for name, seconds in timer.flush().items()}
+    counted = _counted(session)
+    own, wait = _by_rank(world, timed)
+    layers = layer_times(trace, model, counted, profiled_steps, on_device=device.type == "cuda")
+    return Profile(
+        layers=layers,
+        phases={name: float(np.mean([step[name] for step in timed])) for name in timed[0]},
+        profiled_phases=profiled,
+        counted=counted,
+        stated_flops=workload.work().executed_flops,
+        samples=config.global_batch_size // world.size,
+        ranks=straggling(own, wait, np.ones(len(own))),
+        trace=trace,
+    )
+
+
+def layer_times(trace: profile, model: nn.Module, counted: Count, steps: int, *, on_device: bool) -> list[LayerTime]:
+    """Times of every module that ran, in the order of the model's tree."""
+    kinds = {path: type(module).__name__ for path, module in model.named_modules()}
+    found = {path: LayerTime(path or ROOT, kind, path.count(".") + bool(path)) for path, kind in kinds.items()}
+    events = [event for event in trace.events() or [] if event.device_type.name == "CPU"]  # type: ignore[no-untyped-call]
+    caller: dict[int, str] = {}  # sequence number of a forward operator to the innermost module around it
+    for event in events:
+        path = _path(event)
+        if path is None:
+            continue
+        if event.name.startswith(LAYER):
+            layer = found[path]
+            layer.calls += 1 / steps
+            layer.forward_s += _seconds(event, on_device=on_device) / steps
+        elif event.sequence_nr >= 0 and event.scope == 0 and not event.name.startswith("autograd::"):
+            caller[event.sequence_nr] = path
+    for event in events:
+        if event.name.startswith("autograd::engine::evaluate_function") and event.sequence_nr in caller:
+            for path in _and_above(caller[event.sequence_nr]):
+                found[path].backward_s += _seconds(event, on_device=on_device) / steps
+    for path, flops in counted.by_module.items():
+        found[path].forward_flops = flops
+    for path, layer in found.items():
+        children = [other for name, other in found.items() if name and _parent(name) == path and name != path]
+        whole = layer.forward_s + layer.backward_s
+        layer.own_s = max(0.0, whole - sum(child.forward_s + child.backward_s for child in children))
+    return [layer for layer in found.values() if layer.calls]
+
+
+def _timed(session: _Session, steps: int) -> list[dict[str, float]]:
+    found = []
+    session.timer.restart()
+    for _ in range(steps):
+        session.step()
+        found.append(session.timer.flush())
+    return found
+
+
+def _counted(session: _Session) -> Count:
+    """FLOPs of one more step's forward and backward pass on this rank's samples."""
+    batch = next(session.batches)
+
+    def passes() -> None:
+        with autocast(session.config, session.device):
+            loss = session.workload.loss(session.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    return count(passes, session.model)
+
+
+def _by_rank(world: World, timed: Sequence[Mapping[str, float]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Own time and wait (K steps, R ranks), seconds: data, computation and optimizer; the exposed gradient exchange."""
+    own = [step["step"] - step[EXPOSED_COMMUNICATION] for step in timed]
+    wait = [step[EXPOSED_COMMUNICATION] for step in timed]
+    pairs = world.allgather((own, wait))
+    return np.array([pair[0] for pair in pairs]).T, np.array([pair[1] for pair in pairs]).T
+
+
+def _batches(config: RunConfig, data: Dataset, world: World, device: torch.device, steps: int) -> Iterator[Any]:
+    """This rank's batches on the device, epoch after epoch as often as steps ask."""
+
+    def indices() -> Iterator[tuple[int, Any]]:
+        epoch = 1
+        while True:
+            yield from ((epoch, chosen) for chosen in _epoch(config, data, world, epoch))
+            epoch += 1
+
+    def load(item: tuple[int, Any]) -> Any:
+        return data.load(item[1], seed=SEED, epoch=item[0])
+
+    for batch in prefetch(load, islice(indices(), steps), threads=config.loader_threads):
+        yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def _epoch(config: RunConfig, data: Dataset, world: World, epoch: int) -> Iterator[Any]:
+    return iter(
+        train_batches(
+            len(data), config.global_batch_size, seed=SEED, epoch=epoch, rank=world.rank, size=world.size, first_step=0
+        )
+    )
+
+
+@contextmanager
+def _layers_named(model: nn.Module) -> Iterator[None]:
+    """Every call of a module is a range on the trace, called after its path."""
+    open_ranges: list[record_function] = []
+
+    def enter(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any) -> None:
+            open_ranges.append(record_function(LAYER + (path or ROOT)))
+            open_ranges[-1].__enter__()  # type: ignore[no-untyped-call]
+
+        return hook
+
+    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+        open_ranges.pop().__exit__(None, None, None)
+
+    hooks = []
+    for path, module in model.named_modules():
+        hooks.append(module.register_forward_pre_hook(enter(path)))
+        hooks.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _path(event: Any) -> str | None:
+    """The module around an event (or that it is the range of); None outside all modules."""
+    while event is not None and not event.name.startswith(LAYER):
+        event = event.cpu_parent
+    if event is None:
+        return None
+    path = str(event.name.removeprefix(LAYER))
+    return "" if path == ROOT else path
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _and_above(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = _parent(path)
+    yield ""
+
+
+def _seconds(event: Any, *, on_device: bool) -> float:
+    microseconds = event.device_time_total if on_device else event.cpu_time_total
+    return float(microseconds) * 1e-6

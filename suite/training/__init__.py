@@ -1,0 +1,1 @@
+"""One trial: worker process, data, training loop, checkpoints, and what a rank measures of itself."""

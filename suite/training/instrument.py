@@ -1,0 +1,313 @@
+"""What a rank measures of itself while it trains: bytes read, bytes communicated, memory, energy. It counts and never waits.
+
+Where a step's time goes is suite.training.timing's. Everything is gathered once per block of steps and logged by rank 0.
+"""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import nn
+from torch._C._distributed_c10d import GradBucket  # what torch.distributed.GradBucket is, for type checkers
+from torch.nn.parallel import DistributedDataParallel
+
+from suite.data.shards import bytes_read
+from suite.machine.energy import SCOPES, EnergyMeter, gpu_counter, node_counters
+from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, Clock, NoTimer, PhaseTimer
+from suite.world import Transport, World
+
+PROC_IO = Path("/proc/self/io")
+VALUES_UP_TO = 64  # ranks of which a log holds every single value
+CONTROL = "control"
+DDP_TIMES = ("backward_compute_time_end", "backward_comm_time_start", "backward_comm_time_end")  # wall clock, ns
+
+# A collective of torch.distributed: its kind, and which argument is what this rank gives to it
+COLLECTIVES: dict[str, tuple[str, int, str]] = {
+    "all_reduce": ("all_reduce", 0, "tensor"),
+    "broadcast": ("broadcast", 0, "tensor"),
+    "all_gather": ("all_gather", 1, "tensor"),
+    "all_gather_single": ("all_gather", 1, "input_tensor"),
+    "all_gather_into_tensor": ("all_gather", 1, "input_tensor"),
+    "reduce_scatter": ("reduce_scatter", 1, "input_list"),
+    "reduce_scatter_single": ("reduce_scatter", 1, "input"),
+    "reduce_scatter_tensor": ("reduce_scatter", 1, "input"),
+    "all_to_all": ("all_to_all", 1, "input_tensor_list"),
+    "all_to_all_single": ("all_to_all", 1, "input"),
+}
+
+
+class Ledger:
+    """Calls of collectives and the bytes this rank gave to them, by kind. Any thread may add."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[str, list[int]] = {}
+        self._thread = threading.local()
+
+    def add(self, kind: str, payload: int, calls: int = 1) -> None:
+        """Calls with their bytes together."""
+        if getattr(self._thread, "control", False):
+            return
+        with self._lock:
+            entry = self._entries.setdefault(kind, [0, 0])
+            entry[0] += calls
+            entry[1] += payload
+
+    @contextmanager
+    def control(self, payload: int) -> Iterator[None]:
+        """A body that is one piece of control traffic, whatever it calls."""
+        self.add(CONTROL, payload)
+        self._thread.control = True
+        try:
+            yield
+        finally:
+            self._thread.control = False
+
+    def take(self) -> dict[str, float]:
+        """``<kind>_calls`` and ``<kind>_bytes`` since the last call."""
+        with self._lock:
+            entries, self._entries = self._entries, {}
+        return {
+            f"{kind}_{unit}": float(number)
+            for kind, entry in entries.items()
+            for unit, number in zip(("calls", "bytes"), entry, strict=True)
+        }
+
+
+@contextmanager
+def counted_collectives(ledger: Ledger) -> Iterator[None]:
+    """Within the body every collective called as ``torch.distributed.<name>`` is entered into the ledger."""
+    originals = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
+    for name, original in originals.items():
+        setattr(dist, name, _counted(original, ledger, *COLLECTIVES[name]))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+
+
+class CountedTransport:
+    """A transport whose traffic is entered into a ledger as control; objects count as their pickles."""
+
+    def __init__(self, transport: Transport, ledger: Ledger) -> None:
+        self._inner, self._ledger = transport, ledger
+        self.rank, self.size = transport.rank, transport.size
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        with self._ledger.control(0):
+            self._inner.barrier()
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order."""
+        with self._ledger.control(len(pickle.dumps(value))):
+            return self._inner.allgather(value)
+
+    def broadcast(self, value: Any, root: int) -> Any:
+        """The root's value."""
+        with self._ledger.control(len(pickle.dumps(value)) if root == self.rank else 0):
+            return self._inner.broadcast(value, root)
+
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Element-wise sum."""
+        with self._ledger.control(values.nbytes):
+            return self._inner.sum(values)
+
+    def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
+        """Fill every rank's buffer with the root's bytes."""
+        with self._ledger.control(buffer.nbytes if root == self.rank else 0):
+            self._inner.broadcast_buffer(buffer, root)
+
+    def split(self, color: int) -> Transport:
+        """The ranks that gave the same color; what they say among themselves is not counted."""
+        return self._inner.split(color)
+
+    def abort(self, code: int) -> None:
+        """End every rank at once."""
+        self._inner.abort(code)
+
+
+def exchange_marks(wrapped: nn.Module, timer: PhaseTimer | NoTimer, ledger: Ledger) -> Callable[[], None]:
+    """What to call after each backward pass that exchanges gradients: it marks where computing ended and waiting for
+    the exchange began, and where that ended. Nothing but computing without data parallelism."""
+    if not isinstance(timer, PhaseTimer) or not isinstance(wrapped, DistributedDataParallel):
+        return partial(timer.mark, FORWARD_BACKWARD)
+    if next(wrapped.parameters()).device.type == "cpu":
+        return _ReducerTimes(wrapped, timer, ledger).mark
+    wrapped.register_comm_hook(timer, _timed_all_reduce)
+    return partial(timer.mark, EXPOSED_COMMUNICATION)
+
+
+class _ReducerTimes:
+    """DDP's own times and counts, read once per step: no Python runs in the backward pass. Its times are the host's."""
+
+    def __init__(self, wrapped: DistributedDataParallel, timer: PhaseTimer, ledger: Ledger) -> None:
+        self._timer, self._ledger, self._logger = timer, ledger, wrapped.logger
+        wrapped._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
+
+    def mark(self) -> None:
+        """After the backward pass."""
+        now, wall_ns = self._timer.stamp(), time.time_ns()
+        self._logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
+        found = self._logger._get_ddp_logging_data().ints_map  # type: ignore[union-attr]
+        computed, begin, end = (now - 1e-9 * (wall_ns - found[name]) for name in DDP_TIMES)
+        self._timer.transfer(begin, end)
+        self._timer.mark(FORWARD_BACKWARD, computed)
+        self._timer.mark(EXPOSED_COMMUNICATION, now)
+        self._ledger.add("all_reduce", found["total_parameter_size_bytes"], found["num_buckets_reduced"])
+
+
+def _timed_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook for GPUs, where DDP's own times would wait for the device: mean of a gradient bucket.
+
+    When the last bucket is ready, only communication is left to wait for.
+    """
+    if bucket.is_last():
+        timer.mark(FORWARD_BACKWARD)
+    begin = timer.stamp()
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    future = dist.all_reduce(buffer, async_op=True).get_future()
+
+    def done(finished: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        timer.transfer(begin, timer.stamp())
+        return finished.value()[0]
+
+    return future.then(done)  # type: ignore[no-any-return]
+
+
+# DDP compares the hook's annotations with its types by identity; with postponed evaluation they would be text
+_timed_all_reduce.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
+
+
+class Meters:
+    """This rank's counts since the last `restart`. ``absent`` names what this machine does not tell, with the reason."""
+
+    def __init__(self, device: torch.device, ledger: Ledger) -> None:
+        self._device, self._ledger = device, ledger
+        self.absent: dict[str, str] = {}
+        self._begin = self._counts()
+
+    def restart(self) -> None:
+        """Begin anew."""
+        self._ledger.take()
+        self._begin = self._counts()
+
+    def read(self) -> dict[str, float]:
+        """Bytes read and communicated since the restart; the peaks of memory since the process began."""
+        counts = {name: value - self._begin[name] for name, value in self._counts().items()}
+        peaks = {"peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0}
+        if self._device.type == "cuda":
+            peaks["peak_device_bytes"] = float(torch.cuda.max_memory_allocated(self._device))
+        return counts | self._ledger.take() | peaks
+
+    def _counts(self) -> dict[str, float]:
+        counts = {"loader_bytes": float(bytes_read())}
+        try:
+            text = PROC_IO.read_text()
+        except OSError as error:
+            self.absent["kernel_bytes"] = f"{PROC_IO}: {error.strerror}"
+            return counts
+        kernel = dict(line.split(": ") for line in text.splitlines())
+        return counts | {"storage_bytes": float(kernel["read_bytes"]), "read_call_bytes": float(kernel["rchar"])}
+
+
+class EnergyReader:
+    """The energy of all nodes and GPUs of a run. Each node, and each GPU that ranks share, is read by one rank."""
+
+    def __init__(self, world: World, device: torch.device) -> None:
+        self._world = world
+        counters, self.absent = node_counters()
+        uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+        readers = world.allgather((world.node, uuid))
+        if world.local_rank != 0:
+            counters = []
+        if uuid is None:
+            self.absent["nvml"] = "the ranks use no GPU"
+        elif readers.index((world.node, uuid)) == world.rank:
+            gpu, absent = gpu_counter(uuid)
+            counters, self.absent = counters + gpu, self.absent | absent
+        self.meter = EnergyMeter(counters)
+        self._since = time.perf_counter()
+
+    def restart(self) -> None:
+        """Begin anew; no collective."""
+        self.meter.take()
+        self._since = time.perf_counter()
+
+    def take(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Value and metadata of an ``energy`` event since the last call. Every rank calls; right on rank 0."""
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        value: dict[str, dict[str, float]] = {}
+        absent = dict(self.absent)
+        for rank, (joules, lost) in enumerate(self._world.allgather((self.meter.take(), self.meter.lost))):
+            absent |= {f"{name} of rank {rank}": reason for name, reason in lost.items()}
+            for name, used in joules.items():
+                entry = value.setdefault(name, {"joules": 0.0, "counters": 0})
+                entry["joules"] += used
+                entry["counters"] += 1
+        scopes = {source: SCOPES[source] for source in {name.partition("/")[0] for name in value}}
+        return value, {"seconds": seconds, "scopes": scopes, "absent": absent}
+
+
+class Instruments:
+    """All that a run measures of itself. ``world`` is the given one, its traffic counted while `counting`."""
+
+    def __init__(self, world: World, device: torch.device, clock: Clock) -> None:
+        self.ledger = Ledger()
+        self.world = replace(world, transport=CountedTransport(world.transport, self.ledger))
+        self.timer = PhaseTimer(clock)
+        self.meters = Meters(device, self.ledger)
+        self.energy = EnergyReader(world, device)
+
+    def counting(self) -> AbstractContextManager[None]:
+        """Within the body collectives are counted."""
+        return counted_collectives(self.ledger)
+
+
+def by_rank(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """Per quantity the distribution over ranks and who is at its ends; a rank without a quantity counts as 0.
+
+    ``values`` lists every rank's, in rank order, unless there are too many.
+    """
+    summary: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = np.array([row.get(name, 0.0) for row in rows])
+        summary[name] = {
+            "min": float(values.min()),
+            "median": float(np.median(values)),
+            "mean": float(values.mean()),
+            "max": float(values.max()),
+            "min_rank": int(values.argmin()),
+            "max_rank": int(values.argmax()),
+        }
+        if len(rows) <= VALUES_UP_TO:
+            summary[name]["values"] = values.tolist()
+    return summary
+
+
+def _counted(
+    original: Callable[..., Any], ledger: Ledger, kind: str, position: int, keyword: str
+) -> Callable[..., Any]:
+    @wraps(original)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        given = arguments[position] if len(arguments) > position else keywords[keyword]
+        tensors = given if isinstance(given, list | tuple) else (given,)
+        ledger.add(kind, sum(tensor.nbytes for tensor in tensors))
+        return original(*arguments, **keywords)
+
+    return call

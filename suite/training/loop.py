@@ -1,0 +1,465 @@
+"""The one training loop and the one evaluation, for every workload and any number of ranks. Writes events, no files.
+
+Every rank runs every line; rank 0's log alone has a file behind it. All collectives outside the gradient path go through
+`World`, and every decision that changes the control flow (stop, converged, diverged) is the same number on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from inspect import signature
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from suite.card import SizeCard
+from suite.config import RunConfig
+from suite.data.sampling import eval_batches, steps_per_epoch, train_batches
+from suite.log import mllog
+from suite.log.mllog import EventLog
+from suite.training.checkpoint import Position, TrainingState
+from suite.training.instrument import Instruments, Ledger, by_rank, exchange_marks
+from suite.training.timing import (
+    DATA_WAIT,
+    FORWARD_BACKWARD,
+    OPTIMIZER,
+    OTHER,
+    Clock,
+    CudaClock,
+    HostClock,
+    NoTimer,
+    PhaseTimer,
+)
+from suite.workload import Dataset, Optimization, Workload
+from suite.world import World
+
+if TYPE_CHECKING:
+    from suite.workload import Batch
+
+STOP_CHECK_INTERVAL_S = 1.0
+LOSS_SUM = "loss_sum"
+
+Item = TypeVar("Item")
+Loaded = TypeVar("Loaded")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended. ``reached`` is computed from an evaluation; ``reason`` is one line for people."""
+
+    reached: bool
+    reason: str
+    interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """A part of a training step before its data are loaded: 0-based global step, 1-based epoch, this rank's samples.
+
+    A step has as many parts as gradients are accumulated over; ``begins`` and ``ends`` say whether this is its first, its last.
+    """
+
+    step: int
+    epoch: int
+    indices: NDArray[np.int64]
+    begins: bool
+    ends: bool
+
+
+@dataclass
+class Trainer:
+    """Everything one trial trains with. ``stop_signal`` gives the name of a signal that asked this rank to stop.
+
+    Training goes in blocks, each followed by an evaluation: epochs, or the card's ``eval_every_steps``. ``train_data`` is
+    asked once per block, so that staging may exchange the data; ``save`` writes a checkpoint at a position.
+    """
+
+    workload: Workload
+    config: RunConfig
+    size_card: SizeCard
+    world: World
+    device: torch.device
+    state: TrainingState
+    optimization: Optimization
+    train_data: Callable[[int], Dataset]
+    eval_data: Callable[[int], Dataset]
+    log: EventLog
+    seed: int
+    stop_signal: Callable[[], str | None]
+    save: Callable[[Position], None]
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._throughput = 0.0
+        self._steps_per_block = 0
+        self.timer: PhaseTimer | NoTimer = NoTimer()
+        self.instruments: Instruments | None = None
+        if self.config.instrumentation:
+            self.instruments = Instruments(self.world, self.device, device_clock(self.device))
+            self.world, self.timer = self.instruments.world, self.instruments.timer
+        self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device)
+        ledger = self.instruments.ledger if self.instruments else Ledger()
+        self._mark_exchange = exchange_marks(self.wrapped, self.timer, ledger)
+
+    def run(self, start: Position) -> Outcome:
+        """Train from a position until the target is met, the epochs are used up or a signal says stop."""
+        if self.instruments is None:
+            return self._run(start)
+        self.instruments.energy.restart()
+        with self.instruments.counting():
+            return self._run(start)
+
+    def _run(self, start: Position) -> Outcome:
+        watch = StopWatch(self.world, self.stop_signal)
+        steps = steps_per_epoch(len(self.train_data(start.block)), self.config.global_batch_size)
+        blocks = max(1, self.config.max_epochs * steps // (self.size_card.eval_every_steps or steps))
+        for block in range(start.block, blocks + 1):
+            label = self.epoch_num(block)
+            self.log.start(mllog.EPOCH, metadata={"epoch_num": label})
+            stopped = self.train_block(block, start.step if block == start.block else 0, watch)
+            if stopped is not None:
+                self._log_energy(label)
+                return stopped
+            value = self.evaluate_block(block)
+            self._log_energy(label)
+            self.log.stop(mllog.EPOCH, metadata={"epoch_num": label})
+            if not math.isfinite(value):
+                return Outcome(False, f"diverged: {self.size_card.metric_name} is {value} after epoch {label}")
+            if self.size_card.reached(value):
+                self.log.event(mllog.TARGET_ACCURACY_REACHED, value, metadata={"epoch_num": label})
+                return Outcome(True, f"target reached in epoch {label}")
+            every = self.config.checkpoint_every_epochs
+            if every and block % every == 0:
+                self.save(Position(block + 1, 0))
+                self.log.event(mllog.CHECKPOINT, metadata={"epoch_num": label, "next_step": 0})
+        return Outcome(False, f"target not reached in {self.config.max_epochs} epochs")
+
+    def epoch_num(self, block: int) -> int:
+        """A block's ``epoch_num`` in the log: the epoch, or the samples seen by its end (as OpenFold's rules count)."""
+        every = self.size_card.eval_every_steps
+        return block if every is None else block * every * self.config.global_batch_size
+
+    def train_block(self, block: int, first_step: int, watch: StopWatch) -> Outcome | None:
+        """The steps up to the next evaluation; an Outcome only if they were cut short."""
+        data = self.train_data(block)
+        label = self.epoch_num(block)
+        per_epoch = steps_per_epoch(len(data), self.config.global_batch_size)
+        steps = self._steps_per_block = self.size_card.eval_every_steps or per_epoch
+        plan = self._plan(len(data), per_epoch, (block - 1) * steps + first_step, block * steps)
+        totals: dict[str, float] = {}
+        window = Window(label, first_step)
+        begin = time.perf_counter()
+        self.wrapped.train()
+        self.timer.restart()
+        if self.instruments is not None:
+            self.instruments.meters.restart()
+        batches = prefetch(
+            lambda item: (item, data.load(item.indices, seed=self.seed, epoch=item.epoch)),
+            plan,
+            threads=self.config.loader_threads,
+        )
+        step = first_step - 1
+        for item, batch in batches:
+            self._part(self._to_device(batch), item, window)
+            if not item.ends:
+                continue
+            step += 1
+            if window.steps == self.config.window_steps or step == steps - 1:
+                loss = self._close_window(window, totals)
+                watch.diverged = watch.diverged or not math.isfinite(loss)
+                window = Window(label, step + 1)
+            reason = watch.check()
+            if reason is not None:
+                return self._cut_short(reason, block, step + 1)
+            self.timer.mark(OTHER)
+        self.timer.mark(OTHER)
+        _add(totals, self.timer.flush())
+        seconds = time.perf_counter() - begin
+        samples = (steps - first_step) * self.config.global_batch_size
+        self._throughput = samples / seconds
+        self.log.event(mllog.TRACKED_STATS, {"throughput": self._throughput}, metadata={"epoch_num": label})
+        mean = {name: value / self.world.size for name, value in self.world.sum(totals).items()}
+        self.log.event(mllog.RANK_PHASES, mean, metadata={"epoch_num": label, "steps": steps - first_step})
+        self._log_ranks(totals, {"epoch_num": label, "steps": steps - first_step})
+        return None
+
+    def _log_ranks(self, totals: dict[str, float], where: dict[str, Any]) -> None:
+        """What each rank measured in a block: the distribution over ranks."""
+        if self.instruments is None:
+            return
+        meters = self.instruments.meters
+        phases = {f"{name}_s": value for name, value in totals.items() if name != LOSS_SUM}
+        rows = self.world.allgather(phases | meters.read())
+        self.log.event(mllog.RANK_STATS, by_rank(rows), metadata=where | {"absent": meters.absent})
+
+    def _log_energy(self, label: int) -> None:
+        if self.instruments is not None:
+            joules, about = self.instruments.energy.take()
+            self.log.event(mllog.ENERGY, joules, metadata={"epoch_num": label} | about)
+
+    def _plan(self, samples: int, per_epoch: int, begin: int, end: int) -> Iterator[PlannedBatch]:
+        """This rank's samples for the global steps from ``begin`` to before ``end``, across epochs."""
+        step, parts = begin, self.config.gradient_accumulation_steps
+        while step < end:
+            epoch, within = divmod(step, per_epoch)
+            indices = train_batches(
+                samples,
+                self.config.global_batch_size,
+                seed=self.seed,
+                epoch=epoch + 1,
+                rank=self.world.rank,
+                size=self.world.size,
+                first_step=within,
+            )
+            for chosen in islice(indices, end - step):
+                for part in range(parts):  # as if each part were of another rank
+                    yield PlannedBatch(step, epoch + 1, chosen[part::parts], begins=part == 0, ends=part == parts - 1)
+                step += 1
+
+    def _part(self, batch: Batch, item: PlannedBatch, window: Window) -> None:
+        """Forward and backward pass of a part of a step; after its last part, the optimizer."""
+        self.timer.mark(DATA_WAIT)
+        optimizer = self.optimization.optimizer
+        if item.begins:
+            optimizer.zero_grad(set_to_none=True)
+        parallel = isinstance(self.wrapped, DistributedDataParallel)
+        with self.wrapped.no_sync() if parallel and not item.ends else nullcontext():  # type: ignore[operator]
+            with autocast(self.config, self.device):
+                loss = self.workload.loss(self.wrapped, batch) / self.config.gradient_accumulation_steps
+            loss.backward()  # type: ignore[no-untyped-call]
+        if item.ends:
+            self._mark_exchange()
+        else:
+            self.timer.mark(FORWARD_BACKWARD)
+        window.add(loss.detach(), ends_step=item.ends)
+        if not item.ends:
+            return
+        for group in optimizer.param_groups:
+            group["lr"] = self.optimization.learning_rate(item.step, item.epoch)
+        if self.optimization.clip_norm is not None:
+            clip_gradients(self.state.model, self.state.sharded, self.optimization.clip_norm)
+        optimizer.step()
+        if self.state.averaged is not None:
+            self.state.averaged.update_parameters(self.state.model)
+        self.timer.mark(OPTIMIZER)
+
+    def _close_window(self, window: Window, totals: dict[str, float]) -> float:
+        """Log the window; its loss, the mean over steps and ranks."""
+        mine = window.mean_loss()
+        loss = self.world.sum({"loss": mine})["loss"] / self.world.size
+        where = {"epoch_num": window.epoch, "first_step": window.first_step, "steps": window.steps}
+        stats = self.workload.window_stats(self.world)
+        self.timer.mark(OTHER)
+        phases = self.timer.flush()
+        _add(totals, phases | {LOSS_SUM: mine * window.steps})
+        if self.instruments is not None:
+            self.instruments.energy.meter.sample()
+            self.log.event(mllog.STEP_PHASES, phases, metadata=where | {"loss": loss})
+        if stats:
+            self.log.event(mllog.WINDOW_STATS, stats, metadata=where)
+        return loss
+
+    def _cut_short(self, reason: str, block: int, next_step: int) -> Outcome:
+        label = self.epoch_num(block)
+        if reason == DIVERGED:
+            return Outcome(False, f"diverged: the loss is not finite in epoch {label}, before step {next_step}")
+        self.save(Position(block, next_step))
+        self.log.event(mllog.CHECKPOINT, metadata={"epoch_num": label, "next_step": next_step})
+        return Outcome(False, f"stopped by {reason} in epoch {label}, before step {next_step}", interrupted=True)
+
+    def evaluate_block(self, block: int) -> float:
+        """Evaluate and log; the card's metric."""
+        label = self.epoch_num(block)
+        where = {"epoch_num": label, "samples_count": block * self._steps_per_block * self.config.global_batch_size}
+        self.log.start(mllog.EVAL, metadata=where)
+        begin = time.perf_counter()
+        model = self.state.model if self.state.averaged is None else self.state.averaged.module
+        self.workload.before_evaluation(model, self.world)
+        metrics = evaluate(
+            self.workload,
+            model,
+            self.eval_data(block),
+            self.config,
+            self.world,
+            self.device,
+            self._to_device,
+        )
+        seconds = time.perf_counter() - begin
+        value = metrics[self.size_card.metric]
+        if math.isfinite(value):  # MLCommons' engine cannot compare text or null with the target
+            self.log.event(self.size_card.metric, value, metadata=where | {"metrics": metrics})
+        self.log.stop(mllog.EVAL, metadata=where | {"duration_s": seconds})
+        self.say(
+            f"epoch {label}: {self.size_card.metric_name} {value:.4f} (target {self.size_card.threshold:g}), "
+            f"{self._throughput:,.0f} samples/s"
+        )
+        return value
+
+    def _to_device(self, batch: Batch) -> Batch:
+        if self.device.type == "cpu":
+            return batch
+        return {name: tensor.pin_memory().to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+
+class Window:
+    """The steps between two step_phases events; losses stay on the device until the window closes."""
+
+    def __init__(self, epoch: int, first_step: int) -> None:
+        self.epoch, self.first_step, self.steps = epoch, first_step, 0
+        self._loss: Tensor | None = None
+
+    def add(self, loss: Tensor, *, ends_step: bool) -> None:
+        """Count a part of a step; the losses of a step's parts sum to its own."""
+        self.steps += ends_step
+        self._loss = loss if self._loss is None else self._loss + loss
+
+    def mean_loss(self) -> float:
+        """Mean loss per step on this rank; waits for the device."""
+        return float(self._loss) / self.steps if self._loss is not None else math.nan
+
+
+DIVERGED = "divergence"
+
+
+class StopWatch:
+    """Agrees among all ranks about once a second whether to stop, at the same step on every rank."""
+
+    def __init__(self, world: World, stop_signal: Callable[[], str | None]) -> None:
+        self._world, self._stop_signal = world, stop_signal
+        self._names = ("none", "SIGTERM", "SIGINT", "SIGUSR1")
+        self._countdown = 1
+        self._since = time.perf_counter()
+        self._steps = 0
+        self.diverged = False
+
+    def check(self) -> str | None:
+        """Count one step; on agreed steps a collective. The reason to stop, equal on all ranks, or None."""
+        self._steps += 1
+        if self._steps < self._countdown:
+            return None
+        now = time.perf_counter()
+        mine = self._stop_signal()
+        asked = {name: float(name == mine) for name in self._names}
+        agreed = self._world.sum(asked | {"diverged": float(self.diverged), "rate": self._steps / (now - self._since)})
+        rate = agreed["rate"] / self._world.size
+        self._countdown = max(1, round(rate * STOP_CHECK_INTERVAL_S))
+        self._since, self._steps = now, 0
+        if agreed["diverged"]:
+            return DIVERGED
+        return next((name for name in self._names[1:] if agreed[name]), None)
+
+
+def evaluate(
+    workload: Workload,
+    model: nn.Module,
+    data: Dataset,
+    config: RunConfig,
+    world: World,
+    device: torch.device,
+    to_device: Callable[[Batch], Batch] = lambda batch: batch,
+) -> dict[str, float]:
+    """Metrics over a whole split: every sample counts once, on any number of ranks and with any batch size."""
+    model.eval()
+    totals: dict[str, Tensor] = {}
+    indices = eval_batches(len(data), config.eval_batch_size, rank=world.rank, size=world.size)
+    with torch.no_grad(), autocast(config, device):
+        for batch in prefetch(
+            lambda chosen: data.load(chosen, seed=0, epoch=0), indices, threads=config.loader_threads
+        ):
+            for name, value in workload.eval_stats(model, to_device(batch)).items():
+                totals[name] = totals[name] + value.double() if name in totals else value.double()
+    names: Sequence[str] = world.broadcast(list(totals))  # a rank without a sample does not know them
+    return workload.metrics(world.sum({name: float(totals.get(name, 0.0)) for name in names}))
+
+
+def prefetch(load: Callable[[Item], Loaded], items: Iterable[Item], *, threads: int) -> Iterator[Loaded]:
+    """Items loaded in order by a pool of threads, ahead of their use: two per thread are in flight or ready."""
+    with ThreadPoolExecutor(threads, thread_name_prefix="loader") as pool:
+        pending: list[Future[Loaded]] = []
+        try:
+            for item in items:
+                pending.append(pool.submit(load, item))
+                if len(pending) > 2 * threads:
+                    yield pending.pop(0).result()
+            while pending:
+                yield pending.pop(0).result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def average(model: nn.Module, optimization: Optimization) -> AveragedModel | None:
+    """The exponential moving average of the weights that the workload asks for, or None."""
+    if optimization.ema_decay is None:
+        return None
+    update = get_ema_multi_avg_fn(optimization.ema_decay)  # type: ignore[no-untyped-call]
+    return AveragedModel(model, multi_avg_fn=update, use_buffers=False)
+
+
+def clip_gradients(model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm: float) -> None:
+    """Scale the gradients down to this L2 norm over the whole model. A collective if there are sharded parameters."""
+    shares = {id(parameter) for parameter in sharded}
+    gradients = [parameter.grad for parameter in model.parameters() if id(parameter) not in shares]
+    norm = nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
+    if sharded:
+        square = nn.utils.get_total_norm([share.grad for share in sharded if share.grad is not None]).square()
+        if dist.is_initialized():
+            dist.all_reduce(square)
+        norm = (norm.square() + square).sqrt()
+    nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm)
+
+
+def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        totals[name] = totals.get(name, 0.0) + value
+
+
+# Buffers are each rank's own while training and averaged before an evaluation; torch renamed the switch in 2.13
+_NO_BUFFER_BROADCAST: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+    else "broadcast_buffers": False
+}  # fmt: skip
+
+
+def wrap(model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device: torch.device) -> nn.Module:
+    """Data parallel over all ranks; the model itself on one rank.
+
+    After a backward pass all gradients are means over ranks: of ``sharded`` parameters they come as sums and are only
+    divided. Parameters and buffers become those of rank 0, but for the sharded ones: load a checkpoint afterwards.
+    """
+    if world.size == 1:
+        return model
+    shares = {id(parameter) for parameter in sharded}
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in shares]
+    # torch has no public way to say so (pytorch#43690)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
+    for parameter in sharded:
+        parameter.register_hook(lambda gradient: gradient / world.size)  # type: ignore[no-untyped-call]
+    return DistributedDataParallel(
+        model,
+        device_ids=[device] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        **_NO_BUFFER_BROADCAST,
+    )
+
+
+def device_clock(device: torch.device) -> Clock:
+    """The clock on which work of this device can be timed."""
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
+def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
+    """bfloat16 autocast if the config asks for it."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bfloat16")

@@ -1,0 +1,220 @@
+"""`mlhpc moe-bench`: the layer benchmark and the network sweep, on ranks it starts itself or under mpiexec, srun or torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from suite.files import write_whole
+
+if TYPE_CHECKING:
+    import torch
+
+    from suite.world import World
+
+MIB = 1 << 20
+
+
+@click.command(
+    "moe-bench",
+    epilog="""\b
+Examples:
+  mlhpc moe-bench --backend loop --load uniform
+  mlhpc moe-bench --ranks 4 --experts 2 --r 2 --degree 2 --algorithm 2dh --ranks-per-node 2
+  srun -n 8 mlhpc moe-bench --tokens 32768 --width 4096 --hidden 1024 --experts 128 --top-k 8 --activation swiglu --dtype bfloat16
+  srun -n 64 mlhpc moe-bench --sweep-network -o sweep.json && mlhpc network sweep.json
+""",
+)
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks to start here.")
+@click.option("--tokens", type=click.IntRange(1), default=4096, show_default=True, help="Tokens per rank.")
+@click.option("--width", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--hidden", type=click.IntRange(1), default=1024, show_default=True, help="Hidden width of one expert.")
+@click.option("--experts", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--top-k", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--activation", type=click.Choice(["relu", "gelu", "silu", "swiglu"]), default="relu", show_default=True)
+@click.option("--mode", type=click.Choice(["dropless", "capacity", "einsum"]), default="dropless", show_default=True)
+@click.option(
+    "--capacity", type=float, help="Capacity factor: > 0, 0 (what is needed) or < 0; modes capacity and einsum."
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "loop", "onednn", "bmm", "grouped_mm"]),
+    default="auto",
+    show_default=True,
+)
+@click.option("--load", type=click.Choice(["router", "uniform", "skewed"]), default="router", show_default=True)
+@click.option(
+    "--r",
+    "parallel_r",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="0: gather weights; else token copies per expert.",
+)
+@click.option("--degree", type=click.IntRange(1), default=1, show_default=True, help="Chunks that overlap.")
+@click.option("--algorithm", type=click.Choice(["linear", "2dh"]), default="linear", show_default=True)
+@click.option("--ranks-per-node", type=click.IntRange(1), help="Ranks counted as one node. [what the launch says]")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float64"]), default="float32", show_default=True)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads per rank.")
+@click.option("--repeats", type=click.IntRange(1), default=10, show_default=True, help="Pairs of layer and dense FFN.")
+@click.option(
+    "--sweep-network", is_flag=True, help="Time all-to-alls and the layer on 2, 4, … ranks: what `mlhpc network` fits."
+)
+@click.option("--up-to-mib", default=16.0, show_default=True, help="Largest message of the sweep, per rank.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="JSON file for the results.")
+def moe_bench(  # one option each
+    ranks: int,
+    tokens: int,
+    width: int,
+    hidden: int,
+    experts: int,
+    top_k: int,
+    activation: str,
+    mode: str,
+    capacity: float | None,
+    backend: str,
+    load: str,
+    parallel_r: int,
+    degree: int,
+    algorithm: str,
+    ranks_per_node: int | None,
+    dtype: str,
+    device: str,
+    threads: int,
+    repeats: int,
+    sweep_network: bool,
+    up_to_mib: float,
+    output: Path | None,
+) -> None:
+    """Time a mixture-of-experts layer, phase by phase, beside a dense FFN of equal FLOPs in the same run."""
+    from workloads.moe.config import MoEConfig
+
+    config = MoEConfig.model_validate(
+        {
+            "experts": experts,
+            "top_k": top_k,
+            "hidden": hidden,
+            "activation": activation,
+            "dispatch": mode,
+            "capacity_factor": capacity,
+            "backend": backend,
+            "expert_parallel": True,
+            "parallel_r": parallel_r,
+            "overlap_degree": degree,
+            "all_to_all": algorithm,
+            "ranks_per_node": ranks_per_node,
+        }
+    )
+    _start_ranks(ranks, sys.argv[1:])
+    world, chosen = _connect(device, threads)
+    try:
+        from workloads.moe import bench
+
+        shape = bench.Shape(tokens, width, config, load, dtype)  # type: ignore[arg-type]
+        if sweep_network:
+            if world.size == 1:
+                raise ValueError("moe-bench --sweep-network needs several ranks: --ranks 4, or srun, mpiexec, torchrun")
+            per_node = ranks_per_node or world.local_size
+            result = bench.sweep_network(world, chosen, shape, per_node, int(up_to_mib * MIB), repeats)
+            table = _sweep_table
+        else:
+            result = bench.measure(shape, world, chosen, repeats).row()
+            table = _layer_table
+        if world.is_first:
+            click.echo(table(result))
+            if output is not None:
+                write_whole(output, json.dumps(result, indent=1) + "\n")
+        world.barrier()
+    except (ValueError, OSError):
+        if world.is_first:
+            raise
+        sys.exit(2)  # the first rank says it
+    except Exception:
+        if world.size > 1:  # the others must not wait for this rank
+            traceback.print_exc()
+            world.transport.abort(1)
+        raise
+
+
+def _start_ranks(ranks: int, words: Sequence[str]) -> None:
+    """Become mpiexec with this command for several ranks; return if one is wanted or a launcher started us."""
+    from suite.world import detect
+
+    if ranks == 1 or detect() is not None:
+        return
+    from suite.launch.local import mpiexec_command, trial_environment
+
+    environment = trial_environment(os.environ, ranks=ranks, cores=len(os.sched_getaffinity(0)))
+    command = [*mpiexec_command(ranks), sys.executable, "-m", "suite", *words]
+    sys.stdout.flush()
+    os.execve(command[0], command, environment)  # noqa: S606  # mpiexec takes this process's place
+
+
+def _connect(device: str, threads: int) -> tuple[World, torch.device]:
+    import torch
+
+    from suite.world import World
+
+    torch.set_num_threads(threads)
+    world = World.create()
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = torch.device("cpu") if device == "cpu" else torch.device("cuda", world.local_rank)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    world.init_torch(chosen)
+    return world, chosen
+
+
+def _layer_table(result: dict[str, Any]) -> str:
+    load, shape = result["load"], result["shape"]
+    moe = shape["moe"]
+    lines = [
+        f"{result['ranks']} ranks, {shape['tokens']} tokens each, d {shape['width']}, h {moe['hidden']}, E {moe['experts']}, "
+        f"k {moe['top_k']}, {moe['dispatch']}, {moe['backend']}, {shape['load']} load, {shape['dtype']}, {result['device']}",
+        f"layer {1e3 * result['layer_s']:.1f} ms, dense FFN of equal FLOPs {1e3 * result['dense_s']:.1f} ms (forward and backward)",
+        f"ratio {result['ratio']:.3f} (median of {len(result['pairs_s'])} pairs, {result['ratio_low']:.3f} to "
+        f"{result['ratio_high']:.3f}); useful {result['useful_tflops']:.3f} TFLOP/s, executed {result['executed_tflops']:.3f}",
+        f"imbalance {load['imbalance']:.2f}, dropped {100 * load['drop_rate']:.1f} %, "
+        f"capacity needed {load['needed_capacity']:.2f}, padding {100 * load['padding_waste']:.1f} %",
+    ]
+    total = sum(result["phases_s"].values())
+    for name, seconds in result["phases_s"].items():
+        if seconds:
+            lines.append(f"  {name:24s} {1e3 * seconds:9.2f} ms {100 * seconds / total:5.1f} %")
+    return "\n".join(lines)
+
+
+def _sweep_table(result: dict[str, Any]) -> str:
+    """Median microseconds by bytes, a column per grid and algorithm."""
+    import statistics
+
+    lines = [
+        f"{result['ranks']} ranks, {result['ranks_per_node']} per node, {result['cores_per_node']} cores per node, "
+        f"{result['backend']}, {result['device']}; all-to-all, median us"
+    ]
+    times: dict[int, dict[str, float]] = {}
+    for grid in result["grids"]:
+        for row in grid["all_to_all"]:
+            name = f"{row['algorithm']} {grid['ranks']}"
+            times.setdefault(row["bytes"], {})[name] = 1e6 * statistics.median(row["seconds"])
+    names = list(dict.fromkeys(name for row in times.values() for name in row))
+    lines.append("       bytes " + " ".join(f"{name:>11s}" for name in names))
+    lines += [
+        f"{size:12d} " + " ".join(f"{row.get(n, float('nan')):11.1f}" for n in names) for size, row in times.items()
+    ]
+    for grid in result["grids"]:
+        best = min(grid["layer"]["runs"], key=lambda run: statistics.median(run["seconds"]))
+        lines.append(
+            f"layer on {grid['ranks']} ranks: fastest r {best['r']}, degree {best['degree']}, {best['algorithm']}: "
+            f"{1e3 * statistics.median(best['seconds']):.1f} ms"
+        )
+    return "\n".join(lines)
