@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import pandas as pd
 
-from analysis.targets import Target
+from suite.card import Target
 from suite.log.record import RunRecord
 from suite.log.score import JudgedRun, throughput, time_to_train
 
@@ -43,7 +43,7 @@ def select(
     if target is None:
         fate = pruned | dict.fromkeys(names, "not judged: no target known")
         return Selection((), 0, None, None, "no target is known for this benchmark and size", fate)
-    judge = _Believing(**vars(target)) if convergence == "status" else target
+    judge = _believing(target) if convergence == "status" else target
     entered = [replace(records[name], resumed=resumed) for name, resumed in _resumed(group, names)]
     if group["mode"].iloc[0] == "weak":
         return _throughput(names, entered, judge, pruned)
@@ -63,6 +63,10 @@ def select(
         fate=fate,
         interval_s=score.interval_s,
     )
+
+
+def _believing(target: Target) -> Target:
+    return _Believing(**{each.name: getattr(target, each.name) for each in fields(Target)})
 
 
 class _Believing(Target):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,9 +12,12 @@ import torch
 from suite.config import RunConfig, load_config
 from suite.descriptor import descriptor
 from suite.log.mllog import EventLog
-from suite.training.checkpoint import TrainingState
-from suite.training.loop import Trainer, average
-from suite.training.trial import pick_device, threads_per_rank
+from suite.log.run_folder import RunFolder
+from suite.training.checkpoint import Checkpoint
+from suite.training.devices import pick_device, threads_per_rank
+from suite.training.loop import Trainer
+from suite.training.plan import TrialPlan
+from suite.training.state import TrainingState
 from suite.workload import Workload
 from suite.world import World
 
@@ -34,6 +39,22 @@ class Head:
         return {name: value.to(self._dtype) if value.is_floating_point() else value for name, value in batch.items()}
 
 
+@dataclass(frozen=True)
+class Fixed:
+    """The same splits for every block."""
+
+    train_split: Any
+    validation_split: Any
+
+    def train(self, block: int) -> Any:
+        """Training data."""
+        return self.train_split
+
+    def validation(self, block: int) -> Any:
+        """Evaluation data."""
+        return self.validation_split
+
+
 def open_workload(name: str, size: str, overrides: Sequence[str], world: World) -> tuple[Workload, RunConfig]:
     """A workload at a size on this rank, threads and device set as in a run."""
     torch.set_num_threads(threads_per_rank(world))
@@ -47,16 +68,22 @@ def trainer(
     workload: Workload, config: RunConfig, world: World, log: EventLog, data: Head, validation: Any, seed: int
 ) -> Trainer:
     """A Trainer with the initial weights of ``seed``, in torch's default precision; no target is ever reached."""
-    size_card = descriptor(config.workload).card().size(config.size)
-    out_of_reach = float("inf") if size_card.direction == "max" else float("-inf")
+    plan = TrialPlan(descriptor(config.workload), config, RunFolder(Path("never-written")), trial=0)
     device = pick_device(config.device, world)
     torch.manual_seed(seed)
     model = workload.build_model(world).to(device, torch.get_default_dtype())
-    optimization = workload.build_optimizer(model, len(data) // config.global_batch_size)
-    state = TrainingState(
-        model, average(model, optimization), optimization.optimizer, workload.sharded_parameters(model)
+    prepared = Trainer(
+        plan=plan,
+        workload=workload,
+        world=world,
+        device=device,
+        state=TrainingState.create(workload, model, len(data) // config.global_batch_size, seed),
+        data=Fixed(data, validation),
+        log=log,
+        checkpoint=Checkpoint(plan.folder.checkpoint(0), {}),
+        stop_signal=lambda: None,
+        say=lambda text: None,
     )
-    return Trainer(
-        workload, config, size_card.model_copy(update={"threshold": out_of_reach}), world, device, state, optimization,
-        lambda block: data, lambda block: validation, log, seed, lambda: None, lambda at: None, lambda text: None,
-    )  # fmt: skip
+    out_of_reach = float("inf") if plan.target.direction == "max" else float("-inf")
+    prepared.target = replace(plan.target, threshold=out_of_reach)
+    return prepared

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from analysis.layout import find_logs
 from analysis.tables.ingest import ingest
-from analysis.targets import installed_cards
+from suite.descriptor import installed_cards
+from suite.log.results_tree import find_logs
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
-    files = [place.path for place in find_logs(given.paths)]
+    files = [place.path for place in find_logs(given.paths)[0]]
     megabytes = sum(path.stat().st_size for path in files) / 1e6
     cards = installed_cards()
     tables = best(lambda: ingest(given.paths, cards), given.repeats)

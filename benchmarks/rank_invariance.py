@@ -99,7 +99,7 @@ def worker(args: argparse.Namespace) -> int:
     log = EventLog(args.worker / "log.txt" if world.is_first else None)
     prepared = trainer(workload, config, world, log, data, validation, args.seed)
     before = evaluate(workload, prepared.state.model, validation, config, world, prepared.device)
-    log.event("metric", before[prepared.size_card.metric])
+    log.event("metric", before[prepared.target.metric])
     prepared.run(Position(1, 0))
     log.close()
     return 0

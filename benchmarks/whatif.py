@@ -31,7 +31,7 @@ from analysis.roofline.published import modelled
 from analysis.roofline.regime import terms_there
 from analysis.roofline.whatif import Prediction, predict, scaled_work, solution, total
 from analysis.study import study
-from analysis.targets import installed_cards
+from suite.descriptor import installed_cards
 
 HEAD = "| from | to | step seen [ms] | predicted | band | error | in band | solution seen [s] | predicted | error | in band |"
 

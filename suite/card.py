@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +17,39 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from suite.files import YamlSource, first_error
 
+FULL = "full"  # the size that MLPerf HPC names; published logs state none
 CARD_VERSION = 1
 RCP_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a run must reach and how many runs a time-to-train score needs. ``source`` names the card or rules it is from.
+
+    ``metric`` is the MLLOG key of its values, ``metric_name`` its name for people. ``direction`` min: smaller is better.
+    """
+
+    metric: str
+    threshold: float
+    direction: str
+    required_runs: int
+    metric_name: str
+    source: str
+
+    def reached(self, value: float) -> bool:
+        """True if ``value`` meets the target. NaN never does; an error of zero or an accuracy above one is a broken metric."""
+        if self.direction == "min":
+            return 0.0 < value <= self.threshold
+        return self.threshold <= value <= 1.0
+
+    @property
+    def target_text(self) -> str:
+        """The target for messages: ``eval_error <= 0.124``."""
+        return f"{self.metric} {'<=' if self.direction == 'min' else '>='} {self.threshold:g}"
+
+    def best(self, values: Sequence[float]) -> float:
+        """The value nearest to the target's good side, of at least one."""
+        return min(values) if self.direction == "min" else max(values)
 
 
 class _Frozen(BaseModel):
@@ -69,12 +102,6 @@ class SizeCard(_Frozen):
     official: OfficialRules
     constraints: dict[str, Constraint]
 
-    def reached(self, value: float) -> bool:
-        """True if ``value`` meets the target. NaN never does; an error of zero or less is a broken metric, not a record."""
-        if self.direction == "min":
-            return 0.0 < value <= self.threshold
-        return self.threshold <= value <= 1.0
-
 
 class Card(_Frozen):
     """All sizes of one workload."""
@@ -92,6 +119,18 @@ class Card(_Frozen):
         if name not in self.sizes:
             raise ValueError(f"{self.workload}: unknown size {name!r}; sizes: {', '.join(self.sizes)}")
         return self.sizes[name]
+
+    def target(self, size: str) -> Target:
+        """The target of one size. ValueError names the sizes there are."""
+        entry = self.size(size)
+        return Target(
+            metric=entry.metric,
+            threshold=entry.threshold,
+            direction=entry.direction,
+            required_runs=entry.required_runs,
+            metric_name=entry.metric_name,
+            source=f"card of {self.workload}, size {size}",
+        )
 
 
 class ReferencePoint(_Frozen):

@@ -60,6 +60,12 @@ def descriptor(name: str) -> Descriptor:
     return points[name].load()  # type: ignore[no-any-return]
 
 
+def installed_cards() -> dict[str, Card]:
+    """The cards of the installed workloads by MLPerf name."""
+    cards = (each.card() for each in descriptors().values())
+    return {card.mlperf_name: card for card in cards}
+
+
 def _resolve(target: str) -> Any:
     module, separator, name = target.partition(":")
     loaded = importlib.import_module(module)

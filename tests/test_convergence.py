@@ -37,7 +37,7 @@ MINIS = [
 )
 def test_one_seed_reaches_the_target_of_smoke(tmp_path: Path, workload: str) -> None:
     (record,) = trained(workload, "smoke", 1, tmp_path, seed=4000)
-    assert first_reaching(record, descriptor(workload).card().size("smoke")) is not None
+    assert first_reaching(record, descriptor(workload).card().target("smoke")) is not None
 
 
 @pytest.mark.long
@@ -46,7 +46,7 @@ def test_one_seed_reaches_the_target_of_smoke(tmp_path: Path, workload: str) -> 
 def test_five_fresh_seeds_reach_the_target_as_the_reference_did(tmp_path: Path, workload: str, size: str) -> None:
     records = trained(workload, size, SEEDS, tmp_path, seed=5000)
     chosen = descriptor(workload)
-    target = chosen.card().size(size)
+    target = chosen.card().target(size)
     reached = [first_reaching(record, target) for record in records]
     epochs = [evaluation.epoch for evaluation in reached if evaluation is not None and evaluation.epoch is not None]
     print(

@@ -80,7 +80,7 @@ def report(
     from analysis.roofline.inputs import read_inputs, split
     from analysis.study import study
     from analysis.tables.workers import started
-    from analysis.targets import installed_cards
+    from suite.descriptor import installed_cards
 
     networks = [fit_sweep(read_sweep(path)) for path in paths if is_sweep(path)]
     logs, files = split([path for path in paths if not is_sweep(path)])

@@ -15,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.layout import LogFile, find_logs
 from analysis.tables.reading import (
     EPOCH_COLUMNS,
     EVAL_COLUMNS,
@@ -28,10 +27,10 @@ from analysis.tables.reading import (
     text,
 )
 from analysis.tables.workers import mapped
-from analysis.targets import Target
-from analysis.timeline import number
-from suite.card import Card
+from suite.card import Card, Target
 from suite.log.record import RunRecord
+from suite.log.results_tree import LogFile, Skipped, find_logs
+from suite.log.values import number
 from suite.machine.system import describe, read_nodes, system_description
 
 POOL_FROM_LOGS = 100  # fewer are read sooner by one process
@@ -41,7 +40,7 @@ POOL_FROM_LOGS = 100  # fewer are read sooner by one process
 class Tables:
     """The tidy tables. Keys: ``run`` of a log, ``group`` of a result, ``system_key`` of a system.
 
-    ``records`` by run and ``targets`` by group are the input of suite.log.score.
+    ``records`` by run and ``targets`` by group are the input of suite.log.score. ``skipped``: paths that were not followed.
     """
 
     runs: pd.DataFrame
@@ -53,6 +52,7 @@ class Tables:
     systems: pd.DataFrame
     records: Mapping[str, RunRecord]
     targets: Mapping[str, Target | None]
+    skipped: Sequence[Skipped] = ()
 
     def named(self) -> dict[str, pd.DataFrame]:
         """Every table by name."""
@@ -62,13 +62,13 @@ class Tables:
 
 def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
     """Read every log under the paths. ValueError for a path without logs; the content of a log never raises."""
-    places = find_logs(paths)
-    readings = _read_all(places, cards)
+    logs, skipped = find_logs(paths)
+    readings = _read_all(logs, cards)
     runs = [reading.run for reading in readings]
     systems: dict[str, dict[str, Any]] = {}
-    for place, row in zip(places, runs, strict=True):
+    for log, row in zip(logs, runs, strict=True):
         if row["system_key"] not in systems:
-            systems[row["system_key"]] = encodable(_system_row(place, row))
+            systems[row["system_key"]] = encodable(_system_row(log, row))
     _mark_repeats(runs)
     _complete_from_systems(runs, systems)
     return Tables(
@@ -81,18 +81,19 @@ def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
         systems=pd.DataFrame(list(systems.values())),
         records={reading.run["run"]: reading.record for reading in readings},
         targets={reading.run["group"]: reading.target for reading in readings},
+        skipped=skipped,
     )
 
 
-def _read_all(places: Sequence[LogFile], cards: Mapping[str, Card]) -> list[Reading]:
+def _read_all(logs: Sequence[LogFile], cards: Mapping[str, Card]) -> list[Reading]:
     """Every log, by as many processes as this one may use where that is faster."""
-    if len(places) < POOL_FROM_LOGS:
-        return [read(place, cards) for place in places]
-    return mapped(_read_one, cards, places, chunk=8)
+    if len(logs) < POOL_FROM_LOGS:
+        return [read(log, cards) for log in logs]
+    return mapped(_read_one, cards, logs, chunk=8)
 
 
-def _read_one(cards: Mapping[str, Card], place: LogFile) -> Reading:
-    return read(place, cards)
+def _read_one(cards: Mapping[str, Card], log: LogFile) -> Reading:
+    return read(log, cards)
 
 
 def parsed(text: object) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from analysis.layout import LogFile
-from analysis.targets import FULL, Target, find_target
-from analysis.timeline import Evaluation, Timeline, number, shares, timeline
-from suite.card import Card
+from suite.card import FULL, Card, Target
+from suite.compliance.ruleset import find_target
 from suite.log import mllog
 from suite.log.reader import Log, events_of
-from suite.log.record import Interval, RunRecord, summarise
+from suite.log.record import RunRecord, summarise
+from suite.log.results_tree import LogFile
+from suite.log.timeline import Evaluation, Interval, Timeline, timeline
+from suite.log.values import number
 
 STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
 BESIDE_STEP = ("overlapped_communication",)
@@ -124,7 +125,7 @@ def _run_row(
     round_ = place.round or record.ruleset or UNKNOWN
     size = record.size or FULL
     system_key = f"{round_}/{submitter}/{place.system}"
-    split = shares(line)
+    split = record.shares
     row: dict[str, Any] = {
         "run": place.label,
         "group": f"{system_key}/{mode}/{benchmark}/{size}",
@@ -204,7 +205,7 @@ def _outcome(row: Mapping[str, Any], line: Timeline, target: Target | None) -> d
     valued = [e for e in closed if e.value is not None]
     hit = next((e for e in valued if target and target.reached(e.value or 0.0)), None)
     values = [e.value for e in valued if e.value is not None]
-    best = (min(values) if target.direction == "min" else max(values)) if target and values else None
+    best = target.best(values) if target and values else None
     in_run = [e for e in line.epochs if line.run_s is None or e.start_s < line.run_s]
     if row["resumed"]:
         outcome = "resumed"
@@ -292,7 +293,7 @@ def _doubts(row: Mapping[str, Any], log: Log, record: RunRecord, line: Timeline)
         "epoch_num_zero_based": line.zero_based,
         "epoch_num_counts_samples": _samples_per_epoch_number(row, line) is not None,
         "events_after_run_stop_s": None if line.run_s is None else max(0.0, line.end_s - line.run_s),
-        "logged_by_all_ranks": len(log.places.get("init_start", ())) > 1,
+        "logged_by_all_ranks": len(log.places.get(mllog.INIT_START, ())) > 1,
         "benchmark_logged": record.benchmark,
         "org_logged": record.org,
         "event_count": len(log.events) + log.skipped,

@@ -68,7 +68,7 @@ def _measure(world: World, system: str, device: str, directory: Path, quick: boo
     import torch
 
     from suite.performance.ceilings.measure import measure
-    from suite.training.trial import pick_device, threads_per_rank
+    from suite.training.devices import pick_device, threads_per_rank
 
     torch.set_num_threads(threads_per_rank(world))
     text = measure(

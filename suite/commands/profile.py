@@ -87,7 +87,7 @@ def _profile(
 
     from suite.data.sampling import check_batch
     from suite.performance import profiling
-    from suite.training.trial import pick_device, threads_per_rank
+    from suite.training.devices import pick_device, threads_per_rank
 
     check_batch(config.global_batch_size, world.size)
     torch.set_num_threads(threads_per_rank(world))

@@ -9,12 +9,17 @@ _FIRST_LINE = time.perf_counter()
 import sys  # noqa: E402
 from datetime import UTC, datetime  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import TYPE_CHECKING  # noqa: E402
 
 import click  # noqa: E402
 
-from suite.config import RunConfig, default_data_root, load_config  # noqa: E402
-from suite.descriptor import Descriptor, descriptor  # noqa: E402
+from suite.config import default_data_root, load_config  # noqa: E402
+from suite.descriptor import descriptor  # noqa: E402
+from suite.log import mllog  # noqa: E402
 from suite.log.run_folder import RunFolder, create, default_folder, describe, refuse_existing  # noqa: E402
+
+if TYPE_CHECKING:
+    from suite.training.plan import TrialPlan
 
 
 @click.command(
@@ -64,63 +69,57 @@ def run(
         config_name = str(RunFolder(output).config_path)
     config = load_config(chosen, config_name or "mini", overrides)
 
+    from suite.training.plan import TrialPlan
     from suite.world import detect
 
+    if trial is not None and output is None:
+        raise click.UsageError("--trial needs --output RUN: the run folder all trials share")
+    root = output or default_folder(config.workload, config.size, datetime.now(UTC))
+    plan = TrialPlan(chosen, config, RunFolder(root), trial or 0, runs, mode, seed, resume)
     launch = detect()
     if trial is not None and (launch is not None or ranks == 1):
-        sys.exit(_work(chosen, config, output, trial, runs, seed, mode, resume))
+        from suite.training.worker import work
+
+        sys.exit(work(plan, first_line=_FIRST_LINE))
     if launch is not None:
         raise click.UsageError(f"inside {launch.launcher} a run needs --trial I: the world is one trial")
-    sys.exit(_launch_local(config, overrides, output, trial, ranks, runs, seed, mode, resume))
+    if trial is None:
+        refuse_existing(root)
+    _check_before_launch(plan, ranks)
+    sys.exit(_launch_all(plan, ranks) if trial is None else _launch_one(plan, ranks, overrides))
 
 
-def _work(
-    chosen: Descriptor,
-    config: RunConfig,
-    output: Path | None,
-    trial: int,
-    runs: int,
-    seed: int | None,
-    mode: str,
-    resume: bool,
-) -> int:
-    if output is None:
-        raise click.UsageError("--trial needs --output RUN: the run folder all trials share")
-    from suite.training.worker import work
-
-    return work(chosen, config, output, trial, runs, seed, mode, resume, first_line=_FIRST_LINE)
-
-
-def _launch_local(
-    config: RunConfig,
-    overrides: tuple[str, ...],
-    output: Path | None,
-    trial: int | None,
-    ranks: int,
-    runs: int,
-    seed: int | None,
-    mode: str,
-    resume: bool,
-) -> int:
+def _check_before_launch(plan: TrialPlan, ranks: int) -> None:
+    """ValueError for what every trial would fail at: the batch, the data."""
     from suite.data.build import find_data
     from suite.data.sampling import check_batch
+
+    config = plan.config
+    check_batch(config.global_batch_size, ranks, config.gradient_accumulation_steps)
+    find_data(config.data or default_data_root(config.workload, config.size), config.workload, config.size)
+
+
+def _launch_all(plan: TrialPlan, ranks: int) -> int:
+    """All trials of a new run folder, one after the other."""
     from suite.launch.trials import run_trials
     from suite.log.reader import read_events
 
-    if trial is None and output is not None:
-        refuse_existing(output)
-    check_batch(config.global_batch_size, ranks, config.gradient_accumulation_steps)
-    find_data(config.data or default_data_root(config.workload, config.size), config.workload, config.size)
-    if trial is None:
-        root = output or default_folder(config.workload, config.size, datetime.now(UTC))
-        folder = create(root, config, mode=mode, runs=runs, ranks=ranks)
-        code = run_trials(config.workload, folder, range(runs), ranks=ranks, seed=seed)
-        begun = sum(read_events(path).first("run_start") is not None for path in root.glob("result_*.txt"))
-        text = f"{begun} of {runs} run{'s' if runs > 1 else ''} began"
-        click.echo(f"{root}: {text}" + (f"; next: mlhpc score {root} --explain" if begun else ""))
-        return code
-    if output is None:
-        raise click.UsageError("--trial needs --output RUN: the run folder all trials share")
-    output.mkdir(parents=True, exist_ok=True)
-    folder = describe(output, config, mode=mode, runs=runs, ranks=ranks)
-    return run_trials(config.workload, folder, [trial], ranks=ranks, seed=seed, overrides=overrides, resume=resume)
+    root, runs = plan.folder.root, plan.runs
+    folder = create(root, plan.config, mode=plan.mode, runs=runs, ranks=ranks)
+    code = run_trials(plan.config.workload, folder, range(runs), ranks=ranks, seed=plan.base_seed)
+    begun = sum(read_events(path).first(mllog.RUN_START) is not None for path in root.glob("result_*.txt"))
+    text = f"{begun} of {runs} run{'s' if runs > 1 else ''} began"
+    click.echo(f"{root}: {text}" + (f"; next: mlhpc score {root} --explain" if begun else ""))
+    return code
+
+
+def _launch_one(plan: TrialPlan, ranks: int, overrides: tuple[str, ...]) -> int:
+    """One trial of a run folder that may exist."""
+    from suite.launch.trials import run_trials
+
+    plan.folder.root.mkdir(parents=True, exist_ok=True)
+    folder = describe(plan.folder.root, plan.config, mode=plan.mode, runs=plan.runs, ranks=ranks)
+    name = plan.config.workload
+    return run_trials(
+        name, folder, [plan.trial], ranks=ranks, seed=plan.base_seed, overrides=overrides, resume=plan.resume
+    )

@@ -14,9 +14,10 @@ import click
 from suite.compliance.check import made_for
 from suite.compliance.ruleset import Benchmark, ruleset
 from suite.log.reader import read_events
-from suite.log.record import RunRecord, finite, summarise
+from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import Group, SystemFile, find, read_system
 from suite.log.score import MINUTE_S, JudgedRun, Throughput, TimeToTrain, throughput, time_to_train
+from suite.log.values import finite
 
 
 @click.command()

@@ -12,7 +12,7 @@ from suite.compliance.ruleset import same
 from suite.files import brief
 from suite.log import mllog
 from suite.log.reader import Event
-from suite.log.record import finite
+from suite.log.values import finite
 
 
 @log_rule("resumed", "a resumed run is not scored: its log is resumed_<i>_<k>.txt, never result_<i>.txt", OURS)

@@ -16,7 +16,8 @@ from suite.compliance.ruleset import Benchmark, KeyRule, Ruleset, Severity, same
 from suite.files import brief
 from suite.log import mllog
 from suite.log.reader import Event, Log
-from suite.log.record import RunRecord, finite, first_reaching
+from suite.log.record import RunRecord, first_reaching
+from suite.log.values import finite
 
 HPC = "hpc_training_rules.adoc"
 LOGGING = "mlperf_logging hpc common.yaml"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +13,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from suite import RULESET
-from suite.card import Constraint, SizeCard, read_reference_points
+from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
 from suite.descriptor import Descriptor, descriptors
-from suite.log.record import RunRecord, finite
+from suite.log.record import RunRecord
+from suite.log.values import finite
 
 FOLDER = Path(__file__).parent / "rulesets"
+LAST_ROUND = "3.0.0"  # of MLPerf HPC
 Severity = Literal["error", "warning", "info"]
 
 
@@ -92,6 +94,7 @@ class KeyRule(Constraint):
 class _BenchmarkData(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     metric: Literal["eval_error", "eval_accuracy"]
+    metric_name: str
     threshold: float
     direction: Literal["min", "max"]
     required_runs: int
@@ -118,32 +121,17 @@ class _RulesetData(BaseModel):
     severity: dict[str, Severity | Literal["ignore"]]
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """One benchmark, at one size where sizes exist, as a ruleset judges it: a `suite.log.record.Target` and its keys."""
+@dataclass(frozen=True, kw_only=True)
+class Benchmark(Target):
+    """One benchmark, at one size where sizes exist, as a ruleset judges it: its target and what is asked of its keys."""
 
     name: str
-    metric: str
-    threshold: float
-    direction: str
-    required_runs: int
     size: str | None = None
     workload: str | None = None
     epoch_counts_samples: bool = False
     closed: Mapping[str, KeyRule] = field(default_factory=dict)
     reference_points: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     card: SizeCard | None = None
-
-    def reached(self, value: float) -> bool:
-        """True if ``value`` meets the target; an error of zero or an accuracy above one never does."""
-        if self.direction == "min":
-            return 0.0 < value <= self.threshold
-        return self.threshold <= value <= 1.0
-
-    @property
-    def target_text(self) -> str:
-        """The target for messages: ``eval_error <= 0.124``."""
-        return f"{self.metric} {'<=' if self.direction == 'min' else '>='} {self.threshold:g}"
 
 
 @dataclass(frozen=True)
@@ -175,11 +163,13 @@ class Ruleset:
         if entry is None or name is None:
             return None
         return Benchmark(
-            name,
-            entry.metric,
-            entry.threshold,
-            entry.direction,
-            entry.required_runs,
+            name=name,
+            metric=entry.metric,
+            threshold=entry.threshold,
+            direction=entry.direction,
+            required_runs=entry.required_runs,
+            metric_name=entry.metric_name,
+            source=f"{self.data.title} rules ({self.data.reference})",
             epoch_counts_samples=entry.epoch_counts_samples,
             closed=entry.closed,
             reference_points=entry.reference_points,
@@ -217,6 +207,17 @@ def ruleset(name: str) -> Ruleset:
 def ruleset_names() -> tuple[str, ...]:
     """All rulesets, oldest first."""
     return tuple(sorted((path.stem for path in FOLDER.glob("*.yaml")), key=lambda name: (name[0].isalpha(), name)))
+
+
+def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target | None:
+    """The target of a benchmark at a size: the card's, else that of the last MLPerf HPC round. None if neither knows it.
+
+    ``cards`` by MLPerf name. A log never states its own target.
+    """
+    card = cards.get(benchmark)
+    if card is not None and size in card.sizes:
+        return card.target(size)
+    return ruleset(LAST_ROUND).benchmark(benchmark, None) if size == FULL else None
 
 
 def guess_ruleset(record: RunRecord) -> str:
@@ -298,11 +299,8 @@ def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
     keys["eval_samples"] = KeyRule(equals=entry.eval_samples)
     keys["model_parameters"] = KeyRule(equals=entry.model_parameters)
     return Benchmark(
-        card.mlperf_name,
-        entry.metric,
-        entry.threshold,
-        entry.direction,
-        entry.required_runs,
+        **asdict(card.target(size)),
+        name=card.mlperf_name,
         size=size,
         workload=card.workload,
         epoch_counts_samples=entry.eval_every_steps is not None,

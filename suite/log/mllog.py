@@ -24,11 +24,17 @@ POINT_IN_TIME = "POINT_IN_TIME"
 
 # MLPerf HPC 3.0 keys
 CACHE_CLEAR = "cache_clear"
-INIT = "init"  # intervals are named by their stem: init_start, init_stop
+INIT = "init"  # intervals are named by their stem: EventLog.start(INIT) writes INIT_START
+INIT_START, INIT_STOP = "init_start", "init_stop"
 RUN = "run"
+RUN_START, RUN_STOP = "run_start", "run_stop"
 STAGING = "staging"
+STAGING_START, STAGING_STOP = "staging_start", "staging_stop"
 EPOCH = "epoch"
+EPOCH_START, EPOCH_STOP = "epoch_start", "epoch_stop"
 EVAL = "eval"
+EVAL_START, EVAL_STOP = "eval_start", "eval_stop"
+BLOCK = "block"  # OpenFold's logs count blocks of steps in place of epochs
 SUBMISSION_BENCHMARK = "submission_benchmark"
 SUBMISSION_ORG = "submission_org"
 SUBMISSION_DIVISION = "submission_division"

@@ -1,6 +1,11 @@
-"""Finding results: which folders under a path hold logs, and what their place in the MLPerf HPC tree says of them.
+"""Finds packages, results and logs under a path: the only walker of a results tree. It reads no log.
 
-Names of folders are data here, never paths to follow: symbolic links are reported and not entered.
+Names of folders are data here, never paths to follow: a symbolic link is reported as `Skipped` and not entered.
+
+    <submitter>/systems/<system>.json
+    <submitter>/results/<system>/[strong|weak/]<benchmark>/result_<i>.txt       and pruned_results/result_<i>.txt
+    <submitter>/benchmarks/...                                                 code and its sample logs: never results
+    <run folder>/run.json, result_<i>.txt, resumed_<i>_<k>.txt
 """
 
 from __future__ import annotations
@@ -8,9 +13,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 MANIFEST = "manifest.sha256"
 PRUNED = "pruned_results"
@@ -19,8 +25,26 @@ _LARGEST_JSON = 4 * 2**20
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """A path that the walker did not follow, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What the folder names above a log say. ``scenario`` and ``benchmark`` are None where the layout has no such folder."""
+
+    package: Path
+    system: str
+    scenario: str | None
+    benchmark: str | None
+
+
+@dataclass(frozen=True)
 class Group:
-    """One folder of logs: the runs of one benchmark. Fields that the place does not tell are None."""
+    """One folder of logs: the runs of one benchmark. Fields that its place does not tell are None."""
 
     folder: Path
     logs: tuple[Path, ...]
@@ -40,22 +64,24 @@ class Group:
 
     @property
     def round(self) -> str | None:
-        """The round as far as a folder's name says it: ``v3.0``."""
-        for part in reversed(self.folder.absolute().parts):
-            match = re.fullmatch(r"(?:.*results_)?v(\d+\.\d+)", part)
-            if match:
-                return f"v{match[1]}"
-        return None
+        """The round that a folder above the package (above the logs, without one) is named after: ``v3.0``."""
+        return round_of((self.package or self.folder).absolute().parent)
+
+    @property
+    def resumed(self) -> tuple[Path, ...]:
+        """Logs of continued runs, which are never scored."""
+        return tuple(path for path in self.others if RESUMED.fullmatch(path.name))
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Everything under a path that can be judged."""
+    """Everything under a path that can be judged, and what was not followed."""
 
     path: Path
     groups: tuple[Group, ...]
     packages: tuple[Path, ...]
     unread: tuple[OSError, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +104,35 @@ class SystemFile:
         return nodes * max(accelerators or 0, 1) if nodes is not None else None
 
 
+@dataclass(frozen=True)
+class LogFile:
+    """One log and what its place says. ``label`` is a short path that does not depend on where the tree lies.
+
+    ``mode`` is None where the place does not say (run folders). ``kind`` run: a folder with run.json; package: an
+    MLPerf tree; loose: anything else. ``round`` is None unless a folder above is named after one.
+    """
+
+    path: Path
+    label: str
+    kind: Literal["run", "package", "loose"]
+    round: str | None
+    submitter: str | None
+    system: str
+    mode: Literal["strong", "weak"] | None
+    benchmark: str | None
+    pruned: bool
+    resumed: bool
+    trial: int | None
+    package: Path
+    description: Path | None = None
+
+
+RESULT = re.compile(r"result_.*\.txt")
+RESUMED = re.compile(r"resumed_.*\.txt")
+_TRIAL = re.compile(r"(?:result|resumed)_(\d+)")
+_ROUND = re.compile(r"(?:.*[_\-])?v(\d+\.\d+)")
+
+
 def find(path: Path, *, partly: bool = False) -> Tree:
     """Everything to judge under ``path``: a log, a folder of logs, a package, a round.
 
@@ -90,22 +145,64 @@ def find(path: Path, *, partly: bool = False) -> Tree:
     groups: list[Group] = []
     packages: list[Path] = []
     unread: list[OSError] = []
+    skipped: list[Skipped] = []
     for name, folders, _ in os.walk(path, onerror=unread.append):
         folder = Path(name)
         folders.sort()
         try:
             if "results" in folders and (folder / "systems").is_dir() and not (folder / "results").is_symlink():
                 packages.append(folder)
-            folders[:] = [item for item in folders if item not in (PRUNED, "benchmarks", ".git")]
+            left_out = dict(_left_out(folder, folders))
+            folders[:] = [item for item in folders if item not in left_out]
             group = _group(folder, path)
         except OSError as error:
             unread.append(error)
             continue
+        skipped += [Skipped(folder / item, reason) for item, reason in left_out.items() if reason]
         if group is not None:
             groups.append(group)
+            skipped += [Skipped(link, LINK) for link in group.links]
     if unread and not partly:
         raise unread[0]
-    return Tree(path, tuple(groups), tuple(packages), tuple(unread))
+    return Tree(path, tuple(groups), tuple(packages), tuple(unread), tuple(skipped))
+
+
+LINK = "a symbolic link: not followed"
+
+
+def _left_out(folder: Path, folders: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Folders not to walk into, each with the reason; without a reason where nobody would miss it."""
+    for name in folders:
+        if name in (PRUNED, ".git"):  # pruned results belong to the group above them
+            yield name, ""
+        elif name == "benchmarks" and ("results" in folders or "systems" in folders):
+            yield name, "code of a package: its logs are no results"
+        elif (folder / name).is_symlink():
+            yield name, LINK
+
+
+def find_logs(paths: Sequence[Path]) -> tuple[list[LogFile], list[Skipped]]:
+    """Every log under the paths, once each, in a stable order, and what was not followed.
+
+    ValueError names the path that does not exist or that holds no log.
+    """
+    found: dict[Path, LogFile] = {}
+    skipped: dict[Path, Skipped] = {}
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"{path}: no such file or folder")
+        tree = find(path.resolve(), partly=True)
+        logs = [log for group in tree.groups for log in _log_files(group)]
+        skipped |= {item.path: item for item in tree.skipped}
+        skipped |= {Path(e.filename): Skipped(Path(e.filename), f"cannot be read: {e.strerror}") for e in tree.unread}
+        if not logs:
+            raise ValueError(
+                f"{path}: no result_*.txt below it; expected run folders, or an MLPerf HPC tree "
+                "<submitter>/results/<system>/[strong|weak/]<benchmark>/result_*.txt"
+            )
+        found |= {log.path: log for log in logs}
+    ordered = sorted(found.values(), key=lambda log: (log.label, str(log.path)))
+    return _distinct(ordered), [skipped[path] for path in sorted(skipped)]
 
 
 def read_system(path: Path) -> SystemFile:
@@ -125,41 +222,52 @@ def read_system(path: Path) -> SystemFile:
     return SystemFile(path, data)
 
 
+def round_of(path: Path) -> str | None:
+    """The round that the innermost folder of a path named after one says: ``v3.0``."""
+    matches = (_ROUND.fullmatch(part) for part in reversed(path.parts))
+    return next((f"v{match[1]}" for match in matches if match), None)
+
+
 def _group(folder: Path, root: Path) -> Group | None:
     """The group that a folder is, if it holds logs or stands where a result must be."""
-    place = _place(folder)
-    entries = sorted(folder.iterdir()) if _may_hold_logs(folder, place) else []
+    place = _placement(folder)
+    named = place if place is not None and place.benchmark is not None else None
+    entries = sorted(folder.iterdir()) if named is not None or _holds_logs(folder) else []
     logs = [item for item in entries if _is_log(item) and not item.is_symlink()]
-    expected = place is not None and place[1] is not None and folder != root
-    if not logs and not expected:
+    resumed = any(RESUMED.fullmatch(item.name) for item in entries)
+    expected = named is not None and named.scenario is not None and folder != root
+    if not logs and not resumed and not expected:
         return None
     pruned = folder / PRUNED
     shelved = sorted(pruned.iterdir()) if pruned.is_dir() and not pruned.is_symlink() else []
-    package, scenario, system, benchmark, old = _named(folder, place)
-    return Group(
+    group = Group(
         folder,
         tuple(sorted(logs, key=_natural)),
         pruned=tuple(sorted((item for item in shelved if _is_log(item) and not item.is_symlink()), key=_natural)),
         others=tuple(item for item in entries if item not in logs and item.name != PRUNED and not item.is_symlink()),
         links=tuple(item for item in (*entries, *shelved) if item.is_symlink()),
-        package=package,
-        system=system,
-        scenario=scenario,
-        benchmark=benchmark,
-        old_layout=old,
+    )
+    if named is None or not ((named.package / "systems").is_dir() or (named.package / "benchmarks").is_dir()):
+        return group
+    return replace(
+        group,
+        package=named.package,
+        system=named.system,
+        scenario=named.scenario or "strong",
+        benchmark=named.benchmark,
+        old_layout=named.scenario is None,
     )
 
 
-_Place = tuple[Path, str | None, str, str]
-
-
-def _place(folder: Path) -> _Place | None:
-    """(package, scenario, system, benchmark) if the folder stands under ``<package>/results/``."""
+def _placement(folder: Path) -> Placement | None:
+    """What the names of a folder under ``<package>/results/`` say; None for any other folder."""
     parts = folder.absolute().parts
-    if len(parts) > 4 and parts[-4] == "results" and (len(parts) < 6 or parts[-5] != "implementations"):
-        return _above(folder, 4), parts[-2], parts[-3], parts[-1]
-    if len(parts) > 3 and parts[-3] == "results" and parts[-1] not in SCENARIOS:
-        return _above(folder, 3), None, parts[-2], parts[-1]
+    for depth in (2, 3, 4):  # of "results" from the end: results/<system>, .../<benchmark>, .../<scenario>/<benchmark>
+        if len(parts) > depth and parts[-depth] == "results" and "implementations" not in parts[-depth - 1 : -depth]:
+            system, *below = parts[1 - depth :]
+            scenario = below[0] if len(below) == 2 else None
+            benchmark = below[-1] if below and (scenario or below[-1] not in SCENARIOS) else None
+            return Placement(_above(folder, depth), system, scenario, benchmark)
     return None
 
 
@@ -168,23 +276,81 @@ def _above(folder: Path, levels: int) -> Path:
     return folder.parents[levels - 1] if len(folder.parents) >= levels else folder.absolute().parents[levels - 1]
 
 
-def _named(folder: Path, place: _Place | None) -> tuple[Path | None, str | None, str | None, str | None, bool]:
-    if place is None:
-        return None, None, None, None, False
-    package, scenario, system, benchmark = place
-    if not (package / "systems").is_dir() and not (package / "benchmarks").is_dir():
-        return None, None, None, None, False
-    return package, scenario if scenario else "strong", system, benchmark, scenario is None
-
-
-def _may_hold_logs(folder: Path, place: _Place | None) -> bool:
-    return place is not None or any(True for _ in folder.glob("result_*"))
+def _holds_logs(folder: Path) -> bool:
+    return any(path.name.startswith(("result_", "resumed_")) for path in folder.iterdir())
 
 
 def _is_log(path: Path) -> bool:
-    return path.name.startswith("result_") and path.suffix == ".txt" and (path.is_symlink() or path.is_file())
+    return bool(RESULT.fullmatch(path.name)) and (path.is_symlink() or path.is_file())
 
 
 def _natural(path: Path) -> tuple[int, str]:
     digits = re.search(r"(\d{1,9})", path.name)
     return int(digits[1]) if digits else -1, path.name
+
+
+def _log_files(group: Group) -> Iterator[LogFile]:
+    """The logs of a group with what their place says."""
+    place = _placement(group.folder)
+    for path in (*group.logs, *group.resumed, *group.pruned):
+        match = _TRIAL.match(path.name)
+        log = LogFile(
+            path=path,
+            label=f"{group.folder.name}/{path.name}",
+            kind="loose",
+            round=None,
+            submitter=None,
+            system=group.folder.name,
+            mode=None,
+            benchmark=None,
+            pruned=path in group.pruned,
+            resumed=RESUMED.fullmatch(path.name) is not None,
+            trial=int(match.group(1)) if match else None,
+            package=group.folder,
+        )
+        if (group.folder / "run.json").is_file():
+            yield replace(log, kind="run")
+        elif place is None:
+            yield log
+        else:
+            yield _placed(log, place)
+
+
+def _placed(log: LogFile, place: Placement) -> LogFile:
+    """A log in a package's results."""
+    round_ = round_of(place.package.parent)
+    below = log.path.relative_to(place.package / "results").parts
+    described = place.package / "systems" / f"{place.system}.json"
+    return replace(
+        log,
+        label="/".join([*([round_] if round_ else []), place.package.name, *below]),
+        kind="package",
+        round=round_,
+        submitter=place.package.name,
+        system=place.system,
+        mode="weak" if place.scenario == "weak" else "strong",
+        benchmark=place.benchmark,
+        package=place.package,
+        description=described if described.is_file() else None,
+    )
+
+
+def _distinct(logs: list[LogFile]) -> list[LogFile]:
+    """Logs of two trees that are called the same, told apart by a number after the system's name and the label."""
+    trees: dict[tuple[str | None, str | None, str], list[Path]] = {}
+    labels: dict[str, int] = {}
+    distinct = []
+    for log in logs:
+        known = trees.setdefault((log.round, log.submitter, log.system), [])
+        if log.package not in known:
+            known.append(log.package)
+        number = known.index(log.package) + 1
+        count = labels[log.label] = labels.get(log.label, 0) + 1
+        distinct.append(
+            replace(
+                log,
+                system=log.system if number == 1 else f"{log.system} ({number})",
+                label=log.label if count == 1 else f"{log.label} ({count})",
+            )
+        )
+    return distinct

@@ -11,8 +11,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from suite.card import Target
 from suite.log import student_t
-from suite.log.record import RunRecord, Target, first_reaching
+from suite.log.record import RunRecord, first_reaching
 
 MINUTE_S = 60.0
 _LARGEST_LOG = 700.0  # exp of more is no float; logs may claim any time

@@ -8,139 +8,77 @@ the one file. That is renamed into place after all others are written: a crash l
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn, optim
-from torch.optim.swa_utils import AveragedModel
 
 from suite.files import written_whole
+from suite.training.state import Position, TrainingState
 from suite.world import World
 
 CHECKPOINT_VERSION = 3
 
 
 @dataclass(frozen=True)
-class Position:
-    """Where training stands: the next step to take, 0-based within a 1-based block between evaluations."""
+class Checkpoint:
+    """The checkpoint of one trial. ``identity``: what must be equal for another run to continue from it."""
 
-    block: int
-    step: int
+    path: Path
+    identity: Mapping[str, Any]
 
+    def save(self, world: World, state: TrainingState, position: Position) -> None:
+        """Write the checkpoint; every rank calls. ValueError on every rank if one of them cannot write."""
+        shared, own = state.split()
+        own["random"] = _random_state()
+        content: dict[str, Any] = {
+            "version": CHECKPOINT_VERSION,
+            "identity": dict(self.identity),
+            "shared": shared,
+            "block": position.block,
+            "step": position.step,
+            "seed": state.seed,
+            "ranks": world.size,
+        }
+        if world.size > 1 and state.differs_between_ranks():
+            content["own_files"] = world.broadcast(secrets.token_hex(4))
+            _write_together(_own_path(self.path, content["own_files"], world.rank), own, world)
+        else:
+            content["own"] = world.allgather(own)
+        _write_together(self.path if world.is_first else None, content, world)
+        if world.is_first:
+            _remove_own_files(self.path, keep=content.get("own_files"))
 
-@dataclass(frozen=True)
-class Resumed:
-    """What a checkpoint says beside the tensors it restored."""
+    def load(self, world: World, state: TrainingState) -> Position:
+        """Restore the training and this rank's random state, and return where training stands; every rank calls.
 
-    position: Position
-    seed: int
+        ValueError if a file is missing, damaged or of another run; nothing is restored then.
+        """
+        content, own, error = None, None, None
+        try:
+            content = _read(self.path)
+            _check(self.path, content, self.identity, world.size)
+            own = (
+                content["own"][world.rank]
+                if "own" in content
+                else _read(_own_path(self.path, content["own_files"], world.rank))
+            )
+        except ValueError as caught:
+            error = caught
+        world.check_together(error)
+        assert content is not None
+        assert own is not None
+        state.restore(content["shared"], own)
+        state.seed = content["seed"]
+        _set_random_state(own["random"])
+        return Position(content["block"], content["step"])
 
-
-@dataclass(frozen=True)
-class TrainingState:
-    """What a trial changes. ``averaged``: the moving average of the weights that is evaluated in their place, if there is one;
-
-    ``sharded``: parameters of which this rank holds its own share.
-    """
-
-    model: nn.Module
-    averaged: AveragedModel | None
-    optimizer: optim.Optimizer
-    sharded: Sequence[nn.Parameter] = ()
-
-    def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The part that is the same on every rank, and this rank's own."""
-        shared: dict[str, Any] = {}
-        own: dict[str, Any] = {}
-        for name, module in self._modules():
-            names = self._own_names(name)
-            state = module.state_dict()
-            shared[name] = {key: value for key, value in state.items() if key not in names}
-            own[name] = {key: value for key, value in state.items() if key in names}
-        state = self.optimizer.state_dict()
-        mine = self._own_positions()
-        shared["optimizer"] = state | {"state": {i: value for i, value in state["state"].items() if i not in mine}}
-        own["optimizer"] = {i: value for i, value in state["state"].items() if i in mine}
-        return shared, own
-
-    def restore(self, shared: dict[str, Any], own: dict[str, Any]) -> None:
-        """The inverse of `split`."""
-        for name, module in self._modules():
-            module.load_state_dict(shared[name] | own[name])
-        state = shared["optimizer"]
-        self.optimizer.load_state_dict(state | {"state": state["state"] | own["optimizer"]})
-
-    def differs_between_ranks(self) -> bool:
-        """True if a rank has tensors of its own; the same on every rank."""
-        return bool(self._own_names("model"))
-
-    def _modules(self) -> list[tuple[str, nn.Module]]:
-        return [("model", self.model)] + ([("averaged", self.averaged)] if self.averaged is not None else [])
-
-    def _own_names(self, part: str) -> set[str]:
-        sharded = {id(parameter) for parameter in self.sharded}
-        names = {name for name, parameter in self.model.named_parameters() if id(parameter) in sharded}
-        names |= {name for name, _ in self.model.named_buffers()}
-        return names if part == "model" else {f"module.{name}" for name in names}  # as torch's AveragedModel calls them
-
-    def _own_positions(self) -> set[int]:
-        sharded = {id(parameter) for parameter in self.sharded}
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        return {position for position, parameter in enumerate(parameters) if id(parameter) in sharded}
-
-
-def save_checkpoint(
-    path: Path, world: World, training: TrainingState, *, position: Position, seed: int, identity: dict[str, Any]
-) -> None:
-    """Write the checkpoint; every rank calls. ``identity`` must be equal when it is loaded. ValueError if it cannot be written."""
-    shared, own = training.split()
-    own["random"] = _random_state()
-    state: dict[str, Any] = {
-        "version": CHECKPOINT_VERSION,
-        "identity": identity,
-        "shared": shared,
-        "block": position.block,
-        "step": position.step,
-        "seed": seed,
-        "ranks": world.size,
-    }
-    if world.size > 1 and training.differs_between_ranks():
-        state["own_files"] = world.broadcast(secrets.token_hex(4))
-        _write_together(_own_path(path, state["own_files"], world.rank), own, world)
-    else:
-        state["own"] = world.allgather(own)
-    _write_together(path if world.is_first else None, state, world)
-    if world.is_first:
-        _remove_own_files(path, keep=state.get("own_files"))
-
-
-def load_checkpoint(path: Path, world: World, training: TrainingState, *, identity: dict[str, Any]) -> Resumed:
-    """Restore the training and this rank's random state; every rank calls.
-
-    ValueError if a file is missing, damaged or of another run; nothing is restored then.
-    """
-    state, own, error = None, None, None
-    try:
-        state = _read(path)
-        _check(path, state, identity, world.size)
-        own = state["own"][world.rank] if "own" in state else _read(_own_path(path, state["own_files"], world.rank))
-    except ValueError as caught:
-        error = caught
-    world.check_together(error)
-    assert state is not None
-    assert own is not None
-    training.restore(state["shared"], own)
-    _set_random_state(own["random"])
-    return Resumed(Position(state["block"], state["step"]), state["seed"])
-
-
-def remove_checkpoint(path: Path) -> None:
-    """Remove a trial's checkpoint, if there is one: the file that names the others first."""
-    path.unlink(missing_ok=True)
-    _remove_own_files(path, keep=None)
+    def remove(self) -> None:
+        """Remove the checkpoint, if there is one: the file that names the others first."""
+        self.path.unlink(missing_ok=True)
+        _remove_own_files(self.path, keep=None)
 
 
 def _own_path(path: Path, token: str, rank: int) -> Path:
@@ -175,7 +113,7 @@ def _read(path: Path) -> dict[str, Any]:
     return state
 
 
-def _check(path: Path, state: dict[str, Any], identity: dict[str, Any], ranks: int) -> None:
+def _check(path: Path, state: dict[str, Any], identity: Mapping[str, Any], ranks: int) -> None:
     if state.get("version") != CHECKPOINT_VERSION:
         raise ValueError(f"{path}: checkpoint version {state.get('version')}; this suite reads {CHECKPOINT_VERSION}")
     for key, wanted in identity.items():

@@ -12,37 +12,34 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from inspect import signature
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from suite.card import SizeCard
 from suite.config import RunConfig
 from suite.data.sampling import eval_batches, steps_per_epoch, train_batches
 from suite.log import mllog
 from suite.log.mllog import EventLog
-from suite.training.checkpoint import Position, TrainingState
+from suite.training.checkpoint import Checkpoint
 from suite.training.instrument import Instruments, Ledger, by_rank, exchange_marks
+from suite.training.parallel import clip_gradients, wrap
+from suite.training.plan import TrialPlan
+from suite.training.state import Position, TrainingState
 from suite.training.timing import (
     DATA_WAIT,
     FORWARD_BACKWARD,
     OPTIMIZER,
     OTHER,
-    Clock,
-    CudaClock,
-    HostClock,
     NoTimer,
     PhaseTimer,
+    device_clock,
 )
-from suite.workload import Dataset, Optimization, Workload
+from suite.workload import Dataset, Workload
 from suite.world import World
 
 if TYPE_CHECKING:
@@ -78,30 +75,38 @@ class PlannedBatch:
     ends: bool
 
 
-@dataclass
-class Trainer:
-    """Everything one trial trains with. ``stop_signal`` gives the name of a signal that asked this rank to stop.
+class Splits(Protocol):
+    """The data of a trial. Asked once per block, so that staging may exchange them between two blocks."""
 
-    Training goes in blocks, each followed by an evaluation: epochs, or the card's ``eval_every_steps``. ``train_data`` is
-    asked once per block, so that staging may exchange the data; ``save`` writes a checkpoint at a position.
+    def train(self, block: int) -> Dataset:
+        """Training data of a block."""
+        ...
+
+    def validation(self, block: int) -> Dataset:
+        """Evaluation data after a block."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """Trains one trial. ``stop_signal`` returns the name of a signal that asked this rank to stop, or None.
+
+    Training goes in blocks, each followed by an evaluation: epochs, or the card's ``eval_every_steps``.
     """
 
+    plan: TrialPlan
     workload: Workload
-    config: RunConfig
-    size_card: SizeCard
     world: World
     device: torch.device
     state: TrainingState
-    optimization: Optimization
-    train_data: Callable[[int], Dataset]
-    eval_data: Callable[[int], Dataset]
+    data: Splits
     log: EventLog
-    seed: int
+    checkpoint: Checkpoint
     stop_signal: Callable[[], str | None]
-    save: Callable[[Position], None]
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
+        self.config, self.size_card, self.target = self.plan.config, self.plan.size_card, self.plan.target
         self._throughput = 0.0
         self._steps_per_block = 0
         self.timer: PhaseTimer | NoTimer = NoTimer()
@@ -123,7 +128,7 @@ class Trainer:
 
     def _run(self, start: Position) -> Outcome:
         watch = StopWatch(self.world, self.stop_signal)
-        steps = steps_per_epoch(len(self.train_data(start.block)), self.config.global_batch_size)
+        steps = steps_per_epoch(len(self.data.train(start.block)), self.config.global_batch_size)
         blocks = max(1, self.config.max_epochs * steps // (self.size_card.eval_every_steps or steps))
         for block in range(start.block, blocks + 1):
             label = self.epoch_num(block)
@@ -136,13 +141,13 @@ class Trainer:
             self._log_energy(label)
             self.log.stop(mllog.EPOCH, metadata={"epoch_num": label})
             if not math.isfinite(value):
-                return Outcome(False, f"diverged: {self.size_card.metric_name} is {value} after epoch {label}")
-            if self.size_card.reached(value):
+                return Outcome(False, f"diverged: {self.target.metric_name} is {value} after epoch {label}")
+            if self.target.reached(value):
                 self.log.event(mllog.TARGET_ACCURACY_REACHED, value, metadata={"epoch_num": label})
                 return Outcome(True, f"target reached in epoch {label}")
             every = self.config.checkpoint_every_epochs
             if every and block % every == 0:
-                self.save(Position(block + 1, 0))
+                self._save(Position(block + 1, 0))
                 self.log.event(mllog.CHECKPOINT, metadata={"epoch_num": label, "next_step": 0})
         return Outcome(False, f"target not reached in {self.config.max_epochs} epochs")
 
@@ -153,7 +158,7 @@ class Trainer:
 
     def train_block(self, block: int, first_step: int, watch: StopWatch) -> Outcome | None:
         """The steps up to the next evaluation; an Outcome only if they were cut short."""
-        data = self.train_data(block)
+        data = self.data.train(block)
         label = self.epoch_num(block)
         per_epoch = steps_per_epoch(len(data), self.config.global_batch_size)
         steps = self._steps_per_block = self.size_card.eval_every_steps or per_epoch
@@ -166,7 +171,7 @@ class Trainer:
         if self.instruments is not None:
             self.instruments.meters.restart()
         batches = prefetch(
-            lambda item: (item, data.load(item.indices, seed=self.seed, epoch=item.epoch)),
+            lambda item: (item, data.load(item.indices, seed=self.state.seed, epoch=item.epoch)),
             plan,
             threads=self.config.loader_threads,
         )
@@ -217,7 +222,7 @@ class Trainer:
             indices = train_batches(
                 samples,
                 self.config.global_batch_size,
-                seed=self.seed,
+                seed=self.state.seed,
                 epoch=epoch + 1,
                 rank=self.world.rank,
                 size=self.world.size,
@@ -231,7 +236,7 @@ class Trainer:
     def _part(self, batch: Batch, item: PlannedBatch, window: Window) -> None:
         """Forward and backward pass of a part of a step; after its last part, the optimizer."""
         self.timer.mark(DATA_WAIT)
-        optimizer = self.optimization.optimizer
+        optimizer = self.state.optimization.optimizer
         if item.begins:
             optimizer.zero_grad(set_to_none=True)
         parallel = isinstance(self.wrapped, DistributedDataParallel)
@@ -247,9 +252,9 @@ class Trainer:
         if not item.ends:
             return
         for group in optimizer.param_groups:
-            group["lr"] = self.optimization.learning_rate(item.step, item.epoch)
-        if self.optimization.clip_norm is not None:
-            clip_gradients(self.state.model, self.state.sharded, self.optimization.clip_norm)
+            group["lr"] = self.state.optimization.learning_rate(item.step, item.epoch)
+        if self.state.optimization.clip_norm is not None:
+            clip_gradients(self.state.model, self.state.sharded, self.state.optimization.clip_norm)
         optimizer.step()
         if self.state.averaged is not None:
             self.state.averaged.update_parameters(self.state.model)
@@ -275,7 +280,7 @@ class Trainer:
         label = self.epoch_num(block)
         if reason == DIVERGED:
             return Outcome(False, f"diverged: the loss is not finite in epoch {label}, before step {next_step}")
-        self.save(Position(block, next_step))
+        self._save(Position(block, next_step))
         self.log.event(mllog.CHECKPOINT, metadata={"epoch_num": label, "next_step": next_step})
         return Outcome(False, f"stopped by {reason} in epoch {label}, before step {next_step}", interrupted=True)
 
@@ -285,27 +290,30 @@ class Trainer:
         where = {"epoch_num": label, "samples_count": block * self._steps_per_block * self.config.global_batch_size}
         self.log.start(mllog.EVAL, metadata=where)
         begin = time.perf_counter()
-        model = self.state.model if self.state.averaged is None else self.state.averaged.module
+        model = self.state.evaluated_model
         self.workload.before_evaluation(model, self.world)
         metrics = evaluate(
             self.workload,
             model,
-            self.eval_data(block),
+            self.data.validation(block),
             self.config,
             self.world,
             self.device,
             self._to_device,
         )
         seconds = time.perf_counter() - begin
-        value = metrics[self.size_card.metric]
+        value = metrics[self.target.metric]
         if math.isfinite(value):  # MLCommons' engine cannot compare text or null with the target
-            self.log.event(self.size_card.metric, value, metadata=where | {"metrics": metrics})
+            self.log.event(self.target.metric, value, metadata=where | {"metrics": metrics})
         self.log.stop(mllog.EVAL, metadata=where | {"duration_s": seconds})
         self.say(
-            f"epoch {label}: {self.size_card.metric_name} {value:.4f} (target {self.size_card.threshold:g}), "
+            f"epoch {label}: {self.target.metric_name} {value:.4f} (target {self.target.threshold:g}), "
             f"{self._throughput:,.0f} samples/s"
         )
         return value
+
+    def _save(self, position: Position) -> None:
+        self.checkpoint.save(self.world, self.state, position)
 
     def _to_device(self, batch: Batch) -> Batch:
         if self.device.type == "cpu":
@@ -400,64 +408,9 @@ def prefetch(load: Callable[[Item], Loaded], items: Iterable[Item], *, threads: 
                 future.cancel()
 
 
-def average(model: nn.Module, optimization: Optimization) -> AveragedModel | None:
-    """The exponential moving average of the weights that the workload asks for, or None."""
-    if optimization.ema_decay is None:
-        return None
-    update = get_ema_multi_avg_fn(optimization.ema_decay)  # type: ignore[no-untyped-call]
-    return AveragedModel(model, multi_avg_fn=update, use_buffers=False)
-
-
-def clip_gradients(model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm: float) -> None:
-    """Scale the gradients down to this L2 norm over the whole model. A collective if there are sharded parameters."""
-    shares = {id(parameter) for parameter in sharded}
-    gradients = [parameter.grad for parameter in model.parameters() if id(parameter) not in shares]
-    norm = nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
-    if sharded:
-        square = nn.utils.get_total_norm([share.grad for share in sharded if share.grad is not None]).square()
-        if dist.is_initialized():
-            dist.all_reduce(square)
-        norm = (norm.square() + square).sqrt()
-    nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm)
-
-
 def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:
     for name, value in more.items():
         totals[name] = totals.get(name, 0.0) + value
-
-
-# Buffers are each rank's own while training and averaged before an evaluation; torch renamed the switch in 2.13
-_NO_BUFFER_BROADCAST: dict[str, Any] = {
-    "forward_sync_buffers" if "forward_sync_buffers" in signature(DistributedDataParallel).parameters
-    else "broadcast_buffers": False
-}  # fmt: skip
-
-
-def wrap(model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device: torch.device) -> nn.Module:
-    """Data parallel over all ranks; the model itself on one rank.
-
-    After a backward pass all gradients are means over ranks: of ``sharded`` parameters they come as sums and are only
-    divided. Parameters and buffers become those of rank 0, but for the sharded ones: load a checkpoint afterwards.
-    """
-    if world.size == 1:
-        return model
-    shares = {id(parameter) for parameter in sharded}
-    names = [name for name, parameter in model.named_parameters() if id(parameter) in shares]
-    # torch has no public way to say so (pytorch#43690)
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
-    for parameter in sharded:
-        parameter.register_hook(lambda gradient: gradient / world.size)  # type: ignore[no-untyped-call]
-    return DistributedDataParallel(
-        model,
-        device_ids=[device] if device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
-        **_NO_BUFFER_BROADCAST,
-    )
-
-
-def device_clock(device: torch.device) -> Clock:
-    """The clock on which work of this device can be timed."""
-    return CudaClock() if device.type == "cuda" else HostClock()
 
 
 def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:

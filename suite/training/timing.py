@@ -10,7 +10,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
 
 DATA_WAIT = "data_wait"
 FORWARD_BACKWARD = "forward_backward"
@@ -58,6 +61,11 @@ class CudaClock:
         """Elapsed time in seconds; waits for ``end``."""
         end.synchronize()
         return float(begin.elapsed_time(end)) * 1e-3
+
+
+def device_clock(device: torch.device) -> Clock:
+    """The clock on which work of this device can be timed."""
+    return CudaClock() if device.type == "cuda" else HostClock()
 
 
 class PhaseTimer:

@@ -72,7 +72,10 @@ def toy() -> Benchmark:
         "opt_max_grad_norm": Constraint(when={"opt_name": "LAMB"}, equals=1.0),
     }
     closed = {key: KeyRule.model_validate(rule.model_dump()) for key, rule in keys.items()}
-    return Benchmark("deepcam", "eval_accuracy", 0.8, "max", 5, size="mini", workload="toy", closed=closed, card=card)
+    return Benchmark(
+        metric="eval_accuracy", threshold=0.8, direction="max", required_runs=5, metric_name="IoU", source="this test",
+        name="deepcam", size="mini", workload="toy", closed=closed, card=card,
+    )  # fmt: skip
 
 
 def test_generated_rules_are_golden() -> None:

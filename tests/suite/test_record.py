@@ -32,14 +32,14 @@ def test_a_run_is_summarised(tmp_path: Path) -> None:
 
 def test_the_parts_of_a_run_sum_to_its_time(tmp_path: Path) -> None:
     found = record(tmp_path, our_run(epoch_s=2.0))
-    assert found.train_s is not None
-    assert found.eval_s is not None
-    assert found.other_s is not None
-    assert found.time_to_train_s == pytest.approx(found.train_s + found.eval_s + found.other_s)
-    assert found.train_s == pytest.approx(6.0, abs=0.05)
-    assert found.eval_s == pytest.approx(0.75, abs=0.02)
-    assert found.samples_per_s == pytest.approx(1000, rel=0.01)
-    assert not found.asynchronous_eval
+    shares = found.shares
+    assert shares is not None
+    assert found.time_to_train_s == shares.run_s
+    assert shares.train_s + shares.eval_s + shares.staging_exposed_s + shares.other_s == pytest.approx(shares.run_s)
+    assert shares.train_s == pytest.approx(6.0, abs=0.05)
+    assert shares.eval_s == pytest.approx(0.75, abs=0.02)
+    assert shares.eval_hidden_s == 0.0
+    assert sum(epoch.train_s for epoch in found.epochs) == pytest.approx(shares.train_s)
 
 
 def test_phases_are_totals_over_the_run(tmp_path: Path) -> None:
@@ -93,8 +93,35 @@ def test_evaluation_beside_training_is_recognised(tmp_path: Path) -> None:
         return out
 
     found = record(tmp_path, one_late(hpc_run("oc20")))
-    assert found.asynchronous_eval
-    assert found.train_s == pytest.approx((found.time_to_train_s or 0.0), abs=0.1)
+    plain = record(tmp_path, hpc_run("oc20")).shares
+    shares = found.shares
+    assert shares is not None
+    assert plain is not None
+    assert shares.eval_hidden_s > 0.0
+    assert plain.eval_hidden_s == 0.0
+    assert shares.train_s + shares.eval_s + shares.other_s == pytest.approx(shares.run_s)
+    assert shares.train_s > plain.train_s
+
+
+def test_evaluation_beside_training_counts_once_and_the_parts_still_sum_to_the_run(tmp_path: Path) -> None:
+    """As 25 published v3.0 logs have it: each evaluation runs through the next epoch. One clock once gave 184 % of the run."""
+    lines = [Line("run_start", time_ms=1_700_000_000_000)]
+    for epoch in (1, 2, 3):
+        begin = 1_700_000_000_000 + (epoch - 1) * 10_000
+        lines += [
+            Line("epoch_start", time_ms=begin, metadata={"epoch_num": epoch}),
+            Line("epoch_stop", time_ms=begin + 10_000, metadata={"epoch_num": epoch}),
+            Line("eval_start", time_ms=begin + 10_000, metadata={"epoch_num": epoch}),
+            Line("eval_error", 0.1, time_ms=begin + 19_000, metadata={"epoch_num": epoch}),
+            Line("eval_stop", time_ms=begin + 19_000, metadata={"epoch_num": epoch}),
+        ]
+    lines.append(Line("run_stop", time_ms=1_700_000_039_500, metadata={"status": "success"}))
+    start, *events, stop = lines
+    shares = record(tmp_path, [start, *sorted(events, key=lambda line: line.time_ms or 0), stop]).shares
+    assert shares is not None
+    assert (shares.run_s, shares.train_s) == (39.5, 30.0)
+    assert (shares.eval_s, shares.eval_hidden_s) == (9.0, 18.0)  # training waited for the last one only
+    assert shares.other_s == pytest.approx(0.5)
 
 
 def test_traps_of_published_logs(tmp_path: Path) -> None:
@@ -110,11 +137,10 @@ def test_traps_of_published_logs(tmp_path: Path) -> None:
     assert found.seed == 12345
     assert found.nodes is None
     assert found.compute_units is None
-    assert found.samples_per_s is None  # its epochs count samples
 
 
 def test_the_first_value_that_reaches_the_target_counts(tmp_path: Path) -> None:
-    target = descriptor("cosmoflow").card().size("smoke")
+    target = descriptor("cosmoflow").card().target("smoke")
     found = first_reaching(record(tmp_path, our_run(values=(0.4, 0.35, 0.38, 0.34))), target)
     assert found is not None
     assert found.epoch == 2

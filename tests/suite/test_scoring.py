@@ -14,18 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from suite.card import Target
 from suite.commands.score import score_group
 from suite.compliance.check import check
-from suite.compliance.ruleset import Benchmark, ruleset
+from suite.compliance.ruleset import ruleset
 from suite.log import student_t
 from suite.log.reader import read_events
-from suite.log.record import Evaluation, RunRecord, summarise
+from suite.log.record import MetricValue, RunRecord, summarise
 from suite.log.results_tree import find
 from suite.log.score import concurrent, failure, log_interval, throughput, time_to_train
 from tests.fixtures.logs import edit, our_run, our_runs, write
 from tests.fixtures.published import SCORES, published_results
 
-TARGET = Benchmark("cosmoflow", "eval_error", 0.3, "min", 5)
+TARGET = Target("eval_error", 0.3, "min", 5, "mean absolute error", "this test")
 
 
 def run(
@@ -39,7 +40,7 @@ def run(
         time_with_staging_s=seconds + staging,
         status="success",
         metric_key="eval_error",
-        evals=(Evaluation(1.0, 0.29 if reached else 0.31, seconds, 1),),
+        evals=(MetricValue(1.0, 0.29 if reached else 0.31, seconds, 1),),
         nodes=2,
         accelerators_per_node=4,
     )
@@ -94,7 +95,7 @@ def test_of_more_runs_the_median_window_counts() -> None:
         ({"status": "Success"}, "status is 'Success'"),
         ({"resumed": True}, "resumed from a checkpoint, so not scored"),
         ({"evals": ()}, "target never reached"),
-        ({"evals": (Evaluation(1.0, 0.0, 1.0, 1),)}, "target never reached"),
+        ({"evals": (MetricValue(1.0, 0.0, 1.0, 1),)}, "target never reached"),
         ({"metric_key": "eval_accuracy"}, "target never reached"),
         ({"status": None}, None),
     ],

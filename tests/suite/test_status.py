@@ -13,8 +13,9 @@ from suite.commands import status
 from suite.commands.status import JobStatus, TrialStatus, eta, folder_status, judge, table
 from suite.launch import jobs
 from suite.launch.cost import Epochs
-from suite.log.record import Epoch, RunRecord
+from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
+from suite.log.timeline import Epoch
 
 NO_JOB = JobStatus()
 RUNNING = JobStatus(("7",), "RUNNING", ended=False)

@@ -12,7 +12,8 @@ from suite.card import ReferencePoint, ReferencePoints
 from suite.commands.submit import parse_nodes
 from suite.descriptor import descriptor
 from suite.launch import cost, jobs
-from suite.log.record import Epoch, RunRecord
+from suite.log.record import RunRecord
+from suite.log.timeline import Epoch
 
 CARD = descriptor("cosmoflow").card().size("mini")
 

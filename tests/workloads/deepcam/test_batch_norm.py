@@ -101,7 +101,8 @@ sys.path.insert(0, {str(TESTS)!r})
 from conftest import make_tiny_config as tiny_config
 from suite.world import Alone
 from suite.training.timing import PhaseTimer
-from suite.training.loop import device_clock, wrap
+from suite.training.parallel import wrap
+from suite.training.timing import device_clock
 from workloads.deepcam.workload import DeepCam
 generator = torch.Generator().manual_seed(0)
 x = torch.rand(4, 16, 32, 16, generator=generator).double()

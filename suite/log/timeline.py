@@ -1,21 +1,45 @@
-"""One run on its own clock: epochs, evaluations, staging as seconds since run_start, and how they share the run's time.
+"""The one clock: events of a log become epochs, evaluations and staging in seconds since run_start, and shares of the run's time.
 
-Reads events by key and order of appearance only: event types are unreliable in published logs, every rank may have
-logged, and times need not be monotonic. Says nothing about targets or scores.
+Events count by key and order of appearance only: event types are unreliable in published logs, every rank may have logged,
+and times need not be monotonic. Nothing here knows targets or scores.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import NamedTuple
 
+from suite.log import mllog
 from suite.log.reader import Log
-from suite.log.record import ByStart, Interval, Span, intervals
+from suite.log.values import finite, number
 
 Stretch = tuple[float, float]
+
+
+class Interval(NamedTuple):
+    """An interval in seconds from a zero; ``number`` is its epoch_num. ``stop_s`` None: the log never closes it."""
+
+    number: float | None
+    start_s: float
+    stop_s: float | None
+
+
+class Epoch(NamedTuple):
+    """One epoch, seconds from run_start. An epoch still open at run_stop ends there and is not ``complete``.
+
+    ``train_s`` is its length without the evaluations that training waited for.
+    """
+
+    number: float | None
+    start_s: float
+    stop_s: float
+    train_s: float
+    complete: bool
 
 
 @dataclass(frozen=True)
@@ -33,9 +57,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run in seconds since the first run_start. ``run_s`` is None without run_stop; ``end_s`` is the last event."""
+    """A run in seconds since the first run_start, or the first event where there is none (``zero_ms``, Unix milliseconds).
+
+    ``run_s`` is None without run_start or run_stop; ``end_s`` is the last event; ``zero_based``: epochs are numbered from 0.
+    """
 
     start_ms: float | None
+    zero_ms: float
     run_s: float | None
     end_s: float
     init_s: float | None
@@ -68,14 +96,15 @@ def timeline(log: Log, metric: str) -> Timeline:
 
     A log without run_start is put on the clock of its first event.
     """
-    start, stop = log.first("run_start"), log.first("run_stop")
-    init_start, init_stop = log.first("init_start"), log.first("init_stop")
+    start, stop = log.first(mllog.RUN_START), log.first(mllog.RUN_STOP)
+    init_start, init_stop = log.first(mllog.INIT_START), log.first(mllog.INIT_STOP)
     zero_ms = start.time_ms if start else (log.events[0].time_ms if log.events else 0.0)
-    epochs = tuple(intervals(log, ("epoch", "block"), zero_ms))
-    staging = intervals(log, ("staging",), zero_ms)
+    epochs = tuple(intervals(log, (mllog.EPOCH, mllog.BLOCK), zero_ms))
+    staging = intervals(log, (mllog.STAGING,), zero_ms)
     numbers = [epoch.number for epoch in epochs if epoch.number is not None]
     return Timeline(
         start_ms=start.time_ms if start else None,
+        zero_ms=zero_ms,
         run_s=(stop.time_ms - zero_ms) / 1e3 if start and stop else None,
         end_s=(max((event.time_ms for event in log.events), default=zero_ms) - zero_ms) / 1e3,
         init_s=(init_stop.time_ms - init_start.time_ms) / 1e3 if init_start and init_stop else None,
@@ -117,17 +146,55 @@ def shares(line: Timeline) -> TimeShares | None:
     )
 
 
-def number(value: Any) -> float | None:
-    """A finite number from a log value, or None. Text that is a number counts (OpenFold logs its seed as text)."""
-    if value is None:  # most often
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        result = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return result if math.isfinite(result) else None
+def staging_seconds(line: Timeline) -> tuple[float | None, float]:
+    """Seconds of staging in all (None: no pair of events), and of those the seconds before run_start."""
+    if not line.staging:
+        return None, 0.0
+    before = _clip(line.staging, (-math.inf, 0.0)) if line.start_ms is not None else []
+    return _length(_merge(line.staging)), _length(before)
+
+
+def closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
+    """The epochs with an end: one that the log leaves open ends at run_stop, or is left out of a run without one."""
+    waited = _merge(
+        (e.start_s, math.inf if e.stop_s is None else e.stop_s)
+        for e in line.evals
+        if e.start_s is not None and not e.overlaps_training
+    )
+    epochs = []
+    for label, start_s, end_s in line.epochs:
+        stop_s = line.run_s if end_s is None else end_s
+        if stop_s is not None:
+            train_s = _length(_minus([(start_s, stop_s)], waited))
+            epochs.append(Epoch(label, start_s, stop_s, train_s, end_s is not None))
+    return tuple(epochs)
+
+
+_EXACT = 2**53  # integers below are floats exactly
+
+
+def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
+    """Start and stop events of some stems as intervals, in order of their starts; no stop lies before its start.
+
+    A stop closes the interval of its epoch number, else the oldest open one. A start whose number is open already is the
+    same interval, logged by another rank.
+    """
+    found: list[Interval] = []
+    opened: dict[float | None, int] = {}
+    begins = {f"{stem}_start" for stem in stems}
+    for key, _, time_ms, _, metadata, _ in log.every(*begins, *(f"{stem}_stop" for stem in stems)):
+        number = metadata.get("epoch_num", metadata.get("first_epoch_num"))
+        number = float(number) if type(number) is int and -_EXACT < number < _EXACT else finite(number)
+        at_s = (time_ms - zero_ms) / 1e3
+        if key in begins:
+            if number not in opened:
+                opened[number] = len(found)
+                found.append(Interval(number, at_s, None))
+        elif opened:
+            place = opened.pop(number if number in opened else next(iter(opened)))
+            span = found[place]
+            found[place] = Interval(span.number, span.start_s, max(span.start_s, at_s))
+    return found
 
 
 @dataclass(slots=True)
@@ -146,43 +213,75 @@ def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: flo
     found: list[_Draft] = []
     open_at: dict[float | None, _Draft] = {}
     unreported: dict[float | None, deque[_Draft]] = {}
-    for event in log.every("eval_start", "eval_stop", metric):
+    for event in log.every(mllog.EVAL_START, mllog.EVAL_STOP, metric):
         at_s = (event.time_ms - zero_ms) / 1e3
         label = number(event.metadata.get("epoch_num"))
-        if event.key == "eval_stop":
+        if event.key == mllog.EVAL_STOP:
             opened = open_at.pop(label, None)
             if opened is not None:
                 opened.stop_s = max(opened.start_s or 0.0, at_s)
             continue
         step = number(event.metadata.get("step_num", event.metadata.get("step")))
-        if event.key == "eval_start":
+        if event.key == mllog.EVAL_START:
             if label not in open_at:
                 open_at[label] = draft = _Draft(label, step, at_s)
                 unreported.setdefault(label, deque()).append(draft)
                 found.append(draft)
             continue
         waiting = unreported.get(label) or unreported.get(None)
-        value = number(event.value)
+        value = finite(event.value)
         if waiting:
             draft = waiting.popleft()
             draft.number, draft.value, draft.reported_s = label, value, at_s
             draft.step = draft.step or step
         elif not any(e.number == label and e.value == value and e.step in (None, step) for e in found[-3:]):
             found.append(_Draft(label, step, reported_s=at_s, value=value))
-    by_start = ByStart.of([Span(e.number, e.start_s, math.inf if e.stop_s is None else e.stop_s) for e in epochs])
+    by_start = _ByStart.of([Span(e.number, e.start_s, math.inf if e.stop_s is None else e.stop_s) for e in epochs])
     return tuple(
         Evaluation(e.number, e.step, e.start_s, e.stop_s, e.reported_s, e.value, _overlaps_later_epoch(e, by_start))
         for e in found
     )
 
 
-def _overlaps_later_epoch(evaluation: _Draft, epochs: ByStart) -> bool:
+def _overlaps_later_epoch(evaluation: _Draft, epochs: _ByStart) -> bool:
     """True if an epoch with a higher number was training while the evaluation went on."""
     if evaluation.number is None or evaluation.start_s is None:
         return False
     stop_s = math.inf if evaluation.stop_s is None else evaluation.stop_s
     meanwhile = epochs.overlapping(evaluation.start_s, stop_s)
     return any(epoch.number is not None and epoch.number > evaluation.number for epoch in meanwhile)
+
+
+class Span(NamedTuple):
+    """A stretch of time with its epoch number, in seconds from run_start."""
+
+    number: float | None
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _ByStart:
+    """Spans in order of start, and how far all up to each reach, so that what overlaps a time is found at once."""
+
+    spans: list[Span]
+    starts: list[float]
+    reach: list[float]
+
+    @staticmethod
+    def of(spans: Iterable[Span]) -> _ByStart:
+        """The same spans, ordered."""
+        ordered = sorted(spans, key=lambda span: span.start_s)
+        reach = list(accumulate((span.stop_s for span in ordered), max))
+        return _ByStart(ordered, [span.start_s for span in ordered], reach)
+
+    def overlapping(self, start_s: float, stop_s: float) -> Iterator[Span]:
+        """Spans that begin before ``stop_s`` and end after ``start_s``, the latest first."""
+        index = bisect_left(self.starts, stop_s) - 1
+        while index >= 0 and self.reach[index] > start_s:
+            if self.spans[index].stop_s > start_s:
+                yield self.spans[index]
+            index -= 1
 
 
 def _clip(spans: Iterable[Stretch], window: Stretch) -> list[Stretch]:

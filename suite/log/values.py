@@ -1,0 +1,37 @@
+"""Numbers from logs: a JSON value becomes a number or None, never an error."""
+
+from __future__ import annotations
+
+import math
+
+
+def finite(value: object) -> float | None:
+    """A JSON number as float; None for anything else (text, true, NaN, infinity, an integer too large for a float)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def number(value: object) -> float | None:
+    """`finite`, also of a text that is a number: OpenFold's logs write their seed as text."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    return finite(value)
+
+
+def whole(value: object) -> int | None:
+    """An integer of at most 64 bits, also where a log wrote it as text or as 512.0."""
+    if isinstance(value, str):
+        try:
+            value = int(value)
+        except ValueError:
+            return None
+    result = finite(value)
+    return int(result) if result is not None and result == int(result) and abs(result) < 2.0**63 else None

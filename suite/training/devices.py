@@ -1,0 +1,29 @@
+"""What a rank computes on: its device and its number of threads."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from suite.world import World
+
+
+def threads_per_rank(world: World) -> int:
+    """OMP_NUM_THREADS if the launcher set it, else the cores this process may use shared among the node's ranks."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return (
+        int(given) if given.isdigit() and int(given) > 0 else max(1, len(os.sched_getaffinity(0)) // world.local_size)
+    )
+
+
+def pick_device(wanted: str, world: World) -> torch.device:
+    """This rank's device: ``auto``, ``cpu`` or ``cuda``. ValueError if CUDA is asked for and there is none for this rank."""
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cpu" or (wanted == "auto" and available == 0):
+        return torch.device("cpu")
+    if world.local_rank >= available and available != 1:
+        raise ValueError(f"device cuda: local rank {world.local_rank} has no GPU; this node shows {available}")
+    device = torch.device("cuda", world.local_rank if available > 1 else 0)  # srun --gpus-per-task shows each rank one
+    torch.cuda.set_device(device)
+    return device

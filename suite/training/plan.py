@@ -1,0 +1,37 @@
+"""TrialPlan: what one trial is asked to do, the same on every rank and fixed before anything heavy is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from suite.card import SizeCard, Target
+from suite.config import RunConfig
+from suite.descriptor import Descriptor
+from suite.log.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """One trial: trial ``trial`` of the ``runs`` of a run folder, strong or weak ``mode``.
+
+    ``base_seed`` None: the seed is drawn from the operating system. ``resume``: continue from the trial's checkpoint.
+    """
+
+    descriptor: Descriptor
+    config: RunConfig
+    folder: RunFolder
+    trial: int
+    runs: int = 1
+    mode: str = "strong"
+    base_seed: int | None = None
+    resume: bool = False
+
+    @property
+    def size_card(self) -> SizeCard:
+        """The card of the config's size."""
+        return self.descriptor.card().size(self.config.size)
+
+    @property
+    def target(self) -> Target:
+        """What the trial must reach."""
+        return self.descriptor.card().target(self.config.size)

@@ -1,0 +1,115 @@
+"""The data set of a trial: found before it, staged before or beside the training, opened by split. Trains nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from suite.config import RunConfig, default_data_root
+from suite.data.build import find_data
+from suite.data.shards import Manifest
+from suite.data.staging import StagingReport, own_world, stage
+from suite.log import mllog
+from suite.log.mllog import EventLog
+from suite.training.plan import TrialPlan
+from suite.workload import Dataset, Workload
+from suite.world import World
+
+
+def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
+    """The data root and its manifest, read by rank 0 alone. ValueError says how to make the data."""
+    root = config.data or default_data_root(config.workload, config.size)
+    manifest, error = None, None
+    if world.is_first:
+        try:
+            manifest = find_data(root, config.workload, config.size)
+        except (ValueError, OSError) as caught:
+            error = caught
+    world.check_together(error)
+    return root, world.broadcast(manifest)
+
+
+class RunData:
+    """The splits of the data set: from the data root, from node-local storage, or from one and then the other."""
+
+    def __init__(self, plan: TrialPlan, workload: Workload, source: Path, world: World, log: EventLog) -> None:
+        self._workload, self._source, self._trial = workload, source, plan.trial
+        self._config, self._world, self._log = plan.config, world, log
+        self._root = source
+        self._open: dict[str, tuple[Path, Dataset]] = {}
+        self._thread: threading.Thread | None = None
+        self._report: StagingReport | None = None
+        self._error: Exception | None = None
+        self.staged_s = 0.0
+        self._staging_world = own_world(world)
+
+    def open_or_stage(self) -> None:
+        """Stage now if the config says so and not in the background; either way both splits open or fail here."""
+        directory = self._config.staging.directory
+        if directory is not None and not self._config.staging.overlap:
+            begin = time.perf_counter()
+            self._log.start(mllog.STAGING)
+            self._stage()
+            self.staged_s = time.perf_counter() - begin
+            self._log_staged(overlapped=False)
+        for split in ("train", "validation"):
+            self._split(split)
+
+    def begin_overlapped(self) -> None:
+        """Start background staging, inside the run, if the config says so."""
+        if self._config.staging.directory is not None and self._config.staging.overlap:
+            self._log.start(mllog.STAGING)
+            self._thread = threading.Thread(target=self._stage_guarded, name="staging", daemon=True)
+            self._thread.start()
+
+    def train(self, block: int) -> Dataset:
+        """Training data of a block. Background staging ends before a second block begins."""
+        if self._thread is not None and block > 1:
+            self.finish()
+        return self._split("train")
+
+    def validation(self, block: int) -> Dataset:
+        """Evaluation data."""
+        return self._split("validation")
+
+    def finish(self) -> None:
+        """Wait for background staging; its error is raised here, on every rank."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        self._world.check_together(self._error)
+        self._log_staged(overlapped=True)
+
+    def _split(self, split: str) -> Dataset:
+        opened = self._open.get(split)
+        if opened is None or opened[0] != self._root:
+            error, dataset = None, None
+            try:
+                dataset = self._workload.dataset(split, self._root)
+            except (ValueError, OSError) as caught:
+                error = caught
+            self._world.check_together(error)
+            assert dataset is not None
+            opened = self._open[split] = (self._root, dataset)
+        return opened[1]
+
+    def _stage(self) -> None:
+        directory = self._config.staging.directory
+        assert directory is not None
+        place = Path(str(directory).replace("{trial}", str(self._trial)))
+        self._report = stage(self._source, place, self._staging_world)
+
+    def _stage_guarded(self) -> None:
+        try:
+            self._stage()
+        except (ValueError, OSError) as error:
+            self._error = error
+
+    def _log_staged(self, *, overlapped: bool) -> None:
+        report = self._report
+        assert report is not None
+        self._root = report.root
+        self._log.stop(mllog.STAGING, metadata={"staging_duration": report.seconds})
+        self._log.event(mllog.STAGING_STATS, report.stats(overlapped=overlapped))

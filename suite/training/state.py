@@ -1,0 +1,95 @@
+"""What a trial changes: weights, their moving average, optimizer state, seed; and how far training has come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from suite.workload import Optimization, Workload
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where training stands: the next step to take, 0-based within a 1-based block between evaluations."""
+
+    block: int
+    step: int
+
+
+@dataclass
+class TrainingState:
+    """What a trial changes while it trains, and its seed.
+
+    ``sharded``: parameters of which this rank holds its own share. ``averaged``: the moving average of the weights, which is
+    evaluated in their place; None if the workload asks for none.
+    """
+
+    model: nn.Module
+    optimization: Optimization
+    sharded: Sequence[nn.Parameter]
+    averaged: AveragedModel | None
+    seed: int
+
+    @staticmethod
+    def create(workload: Workload, model: nn.Module, steps_per_epoch: int, seed: int) -> TrainingState:
+        """The state before the first step: optimizer and schedule as the workload builds them for this model."""
+        optimization = workload.build_optimizer(model, steps_per_epoch)
+        return TrainingState(
+            model, optimization, workload.sharded_parameters(model), _moving_average(model, optimization), seed
+        )
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        """The model whose metric counts: the moving average of the weights if there is one."""
+        return self.model if self.averaged is None else self.averaged.module
+
+    def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The part that is the same on every rank, and this rank's own."""
+        shared: dict[str, Any] = {}
+        own: dict[str, Any] = {}
+        for name, module in self._modules():
+            names = self._own_names(name)
+            state = module.state_dict()
+            shared[name] = {key: value for key, value in state.items() if key not in names}
+            own[name] = {key: value for key, value in state.items() if key in names}
+        state = self.optimization.optimizer.state_dict()
+        mine = self._own_positions()
+        shared["optimizer"] = state | {"state": {i: value for i, value in state["state"].items() if i not in mine}}
+        own["optimizer"] = {i: value for i, value in state["state"].items() if i in mine}
+        return shared, own
+
+    def restore(self, shared: dict[str, Any], own: dict[str, Any]) -> None:
+        """Load what `split` gave."""
+        for name, module in self._modules():
+            module.load_state_dict(shared[name] | own[name])
+        state = shared["optimizer"]
+        self.optimization.optimizer.load_state_dict(state | {"state": state["state"] | own["optimizer"]})
+
+    def differs_between_ranks(self) -> bool:
+        """True if a rank has tensors of its own; the same on every rank."""
+        return bool(self._own_names("model"))
+
+    def _modules(self) -> list[tuple[str, nn.Module]]:
+        return [("model", self.model)] + ([("averaged", self.averaged)] if self.averaged is not None else [])
+
+    def _own_names(self, part: str) -> set[str]:
+        sharded = {id(parameter) for parameter in self.sharded}
+        names = {name for name, parameter in self.model.named_parameters() if id(parameter) in sharded}
+        names |= {name for name, _ in self.model.named_buffers()}
+        return names if part == "model" else {f"module.{name}" for name in names}  # as torch's AveragedModel calls them
+
+    def _own_positions(self) -> set[int]:
+        sharded = {id(parameter) for parameter in self.sharded}
+        parameters = [parameter for group in self.optimization.optimizer.param_groups for parameter in group["params"]]
+        return {position for position, parameter in enumerate(parameters) if id(parameter) in sharded}
+
+
+def _moving_average(model: nn.Module, optimization: Optimization) -> AveragedModel | None:
+    if optimization.ema_decay is None:
+        return None
+    update = get_ema_multi_avg_fn(optimization.ema_decay)  # type: ignore[no-untyped-call]
+    return AveragedModel(model, multi_avg_fn=update, use_buffers=False)

@@ -1,0 +1,98 @@
+"""One walker: what is a result, what is not followed and why, the same for the checker, the score and the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.tables.ingest import ingest
+from suite.compliance.check import check
+from suite.log.results_tree import LINK, Skipped, find, find_logs
+from tests.fixtures.logs import our_run, our_runs, write
+
+
+def package(root: Path, runs: int = 5) -> Path:
+    """A package of ``runs`` cosmoflow logs."""
+    made = root / "ACME"
+    (made / "systems").mkdir(parents=True)
+    (made / "systems" / "sys.json").write_text("{}")
+    our_runs(made / "results" / "sys" / "strong" / "cosmoflow", runs)
+    return made
+
+
+def test_a_linked_log_is_a_run_for_nobody_and_named_by_all(tmp_path: Path) -> None:
+    """It once was the fifth run of the report and no run of the score."""
+    made = package(tmp_path)
+    folder = made / "results" / "sys" / "strong" / "cosmoflow"
+    (folder / "result_4.txt").rename(tmp_path / "elsewhere.txt")
+    (folder / "result_4.txt").symlink_to(tmp_path / "elsewhere.txt")
+    tree = find(made)
+    assert [len(group.logs) for group in tree.groups] == [4]
+    tables = ingest([made], {})
+    assert len(tables.runs) == 4
+    assert list(tables.skipped) == [Skipped(folder / "result_4.txt", LINK)]
+    assert any("result_4.txt" in finding.file + finding.message for finding in check([made]).findings)
+
+
+def test_a_sample_log_among_the_code_is_no_result(tmp_path: Path) -> None:
+    """It once was a result for the report and nothing for the checker."""
+    made = package(tmp_path)
+    sample = made / "benchmarks" / "cosmoflow" / "implementations" / "torch"
+    write(sample / "result_0.txt", our_run())
+    logs, skipped = find_logs([made])
+    assert [log.trial for log in logs] == [0, 1, 2, 3, 4]
+    assert [item.path for item in skipped] == [made / "benchmarks"]
+    assert [len(group.logs) for group in find(made).groups] == [5]
+
+
+def test_a_folder_that_happens_to_be_called_benchmarks_is_walked(tmp_path: Path) -> None:
+    write(tmp_path / "benchmarks" / "mine" / "result_0.txt", our_run())
+    assert [len(group.logs) for group in find(tmp_path).groups] == [1]
+
+
+def test_a_linked_folder_is_not_entered_and_is_named(tmp_path: Path) -> None:
+    made = package(tmp_path / "real")
+    other = package(tmp_path / "other")
+    (made / "results" / "linked").symlink_to(other / "results" / "sys")
+    logs, skipped = find_logs([made])
+    assert len(logs) == 5
+    assert skipped == [Skipped(made / "results" / "linked", LINK)]
+
+
+def test_the_name_of_a_system_is_no_round(tmp_path: Path) -> None:
+    made = package(tmp_path / "hpc_results_v3.0")
+    (made / "results" / "sys").rename(made / "results" / "v0.7")
+    assert [group.round for group in find(made).groups] == ["v3.0"]
+    (made / "results" / "v0.7").rename(made / "results" / "cluster_v1.0")
+    assert {log.round for log in find_logs([made])[0]} == {"v3.0"}
+
+
+@pytest.mark.parametrize(
+    ("below", "expected"),
+    [
+        ("sys/strong/cosmoflow", ("package", "sys", "strong", "cosmoflow")),
+        ("sys/weak/deepcam", ("package", "sys", "weak", "deepcam")),
+        ("sys/cosmoflow", ("package", "sys", "strong", "cosmoflow")),
+        ("sys", ("package", "sys", "strong", None)),
+    ],
+)
+def test_the_place_of_a_log_says_system_mode_and_benchmark(
+    tmp_path: Path, below: str, expected: tuple[str | None, ...]
+) -> None:
+    write(tmp_path / "ACME" / "results" / below / "result_0.txt", our_run())
+    ((log,), _) = find_logs([tmp_path])
+    assert (log.kind, log.system, log.mode, log.benchmark) == expected
+
+
+def test_pruned_and_resumed_logs_are_told_apart(tmp_path: Path) -> None:
+    made = package(tmp_path, runs=2)
+    folder = made / "results" / "sys" / "strong" / "cosmoflow"
+    write(folder / "pruned_results" / "result_7.txt", our_run())
+    run = tmp_path / "run1"
+    write(run / "result_0.txt", our_run())
+    write(run / "resumed_0_1.txt", our_run())
+    (run / "run.json").write_text("{}")
+    logs, _ = find_logs([tmp_path])
+    assert [(log.trial, log.pruned) for log in logs if log.kind == "package"] == [(7, True), (0, False), (1, False)]
+    assert [log.resumed for log in logs if log.kind == "run"] == [False, True]
