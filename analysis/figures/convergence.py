@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 from analysis.page.drawing import BLUE, GREEN, GREY, INK, VERMILION, clip, listed, panels
 from analysis.reference import Limit, reference_limit
 from analysis.study import NotAnswerableError, Study
+from analysis.tables.epochs import LARGEST_PLAUSIBLE
 from analysis.tables.ingest import parsed
-from analysis.tables.reading import LARGEST_PLAUSIBLE
 
 TITLE = "Convergence"
 CAPTION = (

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis.page.drawing import BLUE, GREEN, GREY, PURPLE, VERMILION, bars, beside, clip, listed
 from analysis.study import NotAnswerableError, Study
-from analysis.tables.reading import LARGEST_PLAUSIBLE
+from analysis.tables.epochs import LARGEST_PLAUSIBLE
 
 TITLE = "Inside a training step"
 CAPTION = (

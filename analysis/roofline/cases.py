@@ -27,7 +27,8 @@ from analysis.roofline.inputs import Ceilings
 from analysis.roofline.published import modelled
 from analysis.roofline.regime import COLD, COLLECTIVES, WARM, Work, roofs_of, scale_of
 from analysis.study import NotAnswerableError, Study
-from analysis.tables.reading import LARGEST_PLAUSIBLE, STEP_PARTS
+from analysis.tables.epochs import LARGEST_PLAUSIBLE
+from analysis.tables.run_row import STEP_PARTS
 
 COLD_SHARE = 0.1  # of what the loader read; below it the device had no part in a step
 LARGEST_WORK = 1e24  # FLOPs or bytes of a sample or a step

@@ -22,10 +22,9 @@ from analysis.tables.reading import (
     PHASE_COLUMNS,
     RANK_COLUMNS,
     Reading,
-    encodable,
     read,
-    text,
 )
+from analysis.tables.run_row import encodable, text
 from analysis.tables.workers import mapped
 from suite.card import Card, Target
 from suite.log.record import RunRecord

@@ -1,0 +1,281 @@
+"""The row of one log in the table of runs: who ran what where, its times, sizes and outcome, and what is doubtful."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.tables.epochs import LARGEST_PLAUSIBLE, EpochCount
+from suite.card import FULL, Target
+from suite.log import mllog
+from suite.log.reader import Log
+from suite.log.record import RunRecord
+from suite.log.results_tree import LogFile
+from suite.log.timeline import Evaluation, Timeline
+from suite.log.values import number
+
+STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
+BESIDE_STEP = ("overlapped_communication",)
+PLACEHOLDER_STAGING_S = 1.0
+COUNTS = (
+    "ranks",
+    "nodes",
+    "accelerators_per_node",
+    "global_batch_size",
+    "train_samples",
+    "eval_samples",
+    "model_parameters",
+)
+UNKNOWN = "unknown"
+
+# Columns of the table of runs and the fields they come from
+TARGET_COLUMNS = {
+    "metric": "metric",
+    "metric_name": "metric_name",
+    "target": "threshold",
+    "target_direction": "direction",
+    "target_source": "source",
+    "required_runs": "required_runs",
+}
+SHARE_COLUMNS = {
+    "staging_before_run_s": "staging_before_s",
+    "staging_in_run_s": "staging_in_run_s",
+    "staging_exposed_s": "staging_exposed_s",
+    "train_s": "train_s",
+    "eval_s": "eval_s",
+    "eval_hidden_s": "eval_hidden_s",
+    "other_s": "other_s",
+}
+WORK_COLUMNS = {
+    "model_flops_per_sample": "model_flops",
+    "executed_flops_per_sample": "executed_flops",
+    "algorithmic_bytes_per_sample": "algorithmic_bytes",
+    "all_to_all_bytes_per_sample": "all_to_all_bytes",
+    "optimizer_flops_per_step": "optimizer_flops_per_step",
+    "optimizer_bytes_per_step": "optimizer_bytes_per_step",
+    "all_reduce_bytes_per_step": "all_reduce_bytes_per_step",
+}
+
+
+@dataclass(frozen=True)
+class LogContent:
+    """A log and what was read from it, as the rows of all tables need it."""
+
+    file: LogFile
+    log: Log
+    record: RunRecord
+    line: Timeline
+    benchmark: str
+    target: Target | None
+    epochs: EpochCount
+
+
+def run_row(content: LogContent, sha256: str) -> dict[str, Any]:
+    """The row of a log. Columns and units: docs/tables.md. Numbers that cannot be are left out and named."""
+    row = _identity(content, sha256) | _target(content.target) | _times(content) | _configuration(content)
+    row |= _logged_by_us(content.record)
+    row["implausible"] = _drop_implausible(row)
+    row |= _outcome(content)
+    return row | _doubts(row, content)
+
+
+def text(value: Any) -> str | None:
+    """A value as text; None where it says nothing."""
+    if value is None or value == "" or value == {} or value == []:
+        return None
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def encodable(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose texts can be written: lone surrogates, which JSON and file names may hold, become question marks."""
+    return {
+        name: value.encode("utf-8", "replace").decode() if isinstance(value, str) and not value.isascii() else value
+        for name, value in row.items()
+    }
+
+
+def _identity(content: LogContent, sha256: str) -> dict[str, Any]:
+    file, record = content.file, content.record
+    submitter = file.submitter or record.org or UNKNOWN
+    mode = file.mode or ("weak" if record.mode == "weak" else "strong")
+    round_ = file.round or record.ruleset or UNKNOWN
+    size = record.size or FULL
+    system_key = f"{round_}/{submitter}/{file.system}"
+    return {
+        "run": file.label,
+        "group": f"{system_key}/{mode}/{content.benchmark}/{size}",
+        "system_key": system_key,
+        "round": round_,
+        "submitter": submitter,
+        "system": file.system,
+        "mode": mode,
+        "benchmark": content.benchmark,
+        "size": size,
+        "trial": file.trial,
+        "file": str(file.path),
+        "sha256": sha256,
+        "scaling_factor": _scaling_factor(file.path.parent),
+        "suite_version": record.suite_version,
+        "published": record.suite_version is None and file.round is not None,
+        "pruned": file.pruned,
+        "resumed": file.resumed or record.resumed,
+        "division": record.division or UNKNOWN,
+        "platform": record.platform,
+        "status_logged": record.status,
+    }
+
+
+def _target(target: Target | None) -> dict[str, Any]:
+    row = _fields(target, TARGET_COLUMNS)
+    if target is None:
+        row["target_source"] = "no card and no public round knows this benchmark and size"
+    return row
+
+
+def _times(content: LogContent) -> dict[str, Any]:
+    record, line = content.record, content.line
+    return {
+        "run_start_ms": line.start_ms,
+        "run_s": record.time_to_train_s,
+        "init_s": record.init_s,
+        "last_event_s": line.end_s,
+        **_fields(record.shares, SHARE_COLUMNS),
+        "run_with_staging_s": record.time_with_staging_s,
+    }
+
+
+def _configuration(content: LogContent) -> dict[str, Any]:
+    record = content.record
+    events = content.log.every(mllog.RUN_CONFIG)
+    config = next((event.value for event in events if isinstance(event.value, dict)), {})
+    about = events[0].metadata if events else {}
+    return {
+        "ranks": record.ranks,
+        "nodes": record.nodes,
+        "accelerators_per_node": record.accelerators_per_node,
+        "global_batch_size": record.global_batch_size,
+        "train_samples": record.train_samples,
+        "eval_samples": record.eval_samples,
+        "seed": None if record.seed is None else str(record.seed),
+        "precision": text(record.hyperparameters.get("precision") or config.get("precision")),
+        "cache_state": record.cache_state,
+        "device_type": text(about.get("device")),
+        "threads_per_rank": number(about.get("threads_per_rank")),
+        "model_parameters": record.model_parameters or number(record.hyperparameters.get("model_parameters_count")),
+        "config": json.dumps(config, sort_keys=True) if config else None,
+        "hyperparameters": json.dumps(dict(record.hyperparameters), sort_keys=True),
+    }
+
+
+def _logged_by_us(record: RunRecord) -> dict[str, Any]:
+    """What only our own logs carry: start-up, staging rate, work per sample, baselines, phases of the whole run."""
+    startup, staging = record.startup or {}, record.staging_stats or {}
+    phases = record.rank_mean_phases or record.phases
+    row: dict[str, Any] = {}
+    for part in ("interpreter", "imports", "init"):
+        spread = startup.get(part)
+        for name in ("min", "median", "max"):
+            row[f"startup_{part}_{name}_s"] = number(spread.get(name)) if isinstance(spread, dict) else None
+    return (
+        row
+        | _fields(phases, {f"step_{part}_s": f"{part}_s" for part in (*STEP_PARTS, *BESIDE_STEP)})
+        | {
+            "staging_bytes": number(staging.get("bytes")),
+            "staging_gb_per_s": number(staging.get("gb_per_s")),
+            "staging_reused": text(staging.get("reused")),
+            "staging_overlapped": text(staging.get("overlapped")),
+        }
+        | {column: record.work_per_sample.get(name) for column, name in WORK_COLUMNS.items()}
+        | {"baselines": json.dumps(dict(record.baselines)) if record.baselines else None}
+    )
+
+
+def _drop_implausible(row: dict[str, Any]) -> str | None:
+    """Empty the columns whose number cannot be (negative, or beyond 1e12) and name them."""
+    names = [
+        name
+        for name, value in row.items()
+        if name.startswith(("step_", "startup_", "staging_bytes", "staging_gb")) or name in COUNTS
+        if isinstance(value, int | float) and not 0 <= value <= LARGEST_PLAUSIBLE
+    ]
+    row.update(dict.fromkeys(names))
+    return ", ".join(names) or None
+
+
+def _outcome(content: LogContent) -> dict[str, Any]:
+    """Convergence by the rules: the first evaluation before run_stop that meets the target."""
+    line, target = content.line, content.target
+    closed = [e for e in line.evals if line.run_s is None or (e.reported_s or 0.0) <= line.run_s]
+    valued = [e for e in closed if e.value is not None]
+    values = [e.value for e in valued if e.value is not None]
+    hit = _first_reaching(valued, target)
+    in_run = [epoch for epoch in line.epochs if line.run_s is None or epoch.start_s < line.run_s]
+    overlapping = any(e.overlaps_training for e in line.evals)
+    return {
+        "outcome": _outcome_name(content, hit),
+        "converged": hit is not None and line.run_s is not None and not _resumed(content),
+        "epochs_to_target": content.epochs.at(hit),
+        "epochs_run": content.epochs.of_run(in_run, valued, overlapping=overlapping),
+        "target_reached_s": hit.reported_s if hit else None,
+        "reached_value": hit.value if hit else None,
+        "best_value": target.best(values) if target and values else None,
+        "last_value": values[-1] if values else None,
+        "epochs_logged": len(in_run),
+        "evals_logged": len(closed),
+    }
+
+
+def _first_reaching(evals: list[Evaluation], target: Target | None) -> Evaluation | None:
+    return next((e for e in evals if target and target.reached(e.value or 0.0)), None)
+
+
+def _outcome_name(content: LogContent, hit: Evaluation | None) -> str:
+    if _resumed(content):
+        return "resumed"
+    if content.line.run_s is None:
+        return "no run_stop"
+    if content.target is None:
+        return "no target known"
+    return "target reached" if hit else "target missed"
+
+
+def _resumed(content: LogContent) -> bool:
+    return content.file.resumed or content.record.resumed
+
+
+def _doubts(row: Mapping[str, Any], content: LogContent) -> dict[str, Any]:
+    """What a reader should know before believing the row."""
+    log, record, line = content.log, content.record, content.line
+    staging_s = record.staging_s
+    return {
+        "async_eval": any(e.overlaps_training for e in line.evals),
+        "staging_before_run": (row["staging_before_run_s"] or 0.0) > 0.0,
+        "staging_logged": staging_s is not None,
+        "staging_placeholder": staging_s is not None and staging_s < PLACEHOLDER_STAGING_S,
+        "success_without_target": record.status == "success" and row["outcome"] == "target missed",
+        "epoch_num_zero_based": line.zero_based,
+        "epoch_num_counts_samples": content.epochs.samples_per_epoch is not None,
+        "events_after_run_stop_s": None if line.run_s is None else max(0.0, line.end_s - line.run_s),
+        "logged_by_all_ranks": len(log.places.get(mllog.INIT_START, ())) > 1,
+        "benchmark_logged": record.benchmark,
+        "org_logged": record.org,
+        "event_count": len(log.events) + log.skipped,
+        "damaged_lines": len(log.problems),
+        "damage": "; ".join(f"line {p.line}: {p.message}" for p in log.problems[:3]) or None,
+    }
+
+
+def _fields(source: object, columns: Mapping[str, str]) -> dict[str, Any]:
+    """Columns from the fields of an object; all None if there is no object."""
+    return {column: None if source is None else getattr(source, name) for column, name in columns.items()}
+
+
+def _scaling_factor(folder: Path) -> float | None:
+    """The reference-convergence factor a package ships beside its logs (the official tool multiplies by it)."""
+    try:
+        return number(json.loads((folder / "scaling.json").read_text("utf-8")).get("scaling_factor"))
+    except (OSError, ValueError, AttributeError):
+        return None
