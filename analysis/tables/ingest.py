@@ -1,7 +1,7 @@
 """Result logs to tidy tables: runs, epochs, evals, phases, ranks, experts, systems. Columns and units: docs/tables.md.
 
-Nothing is repaired silently and nothing is dropped: a log that ended early, was resumed or pruned is a row that says
-so, and what is doubtful is a column. Scores are not computed here (see decompose).
+Nothing is repaired silently and nothing is dropped: a log that ended early, was resumed or pruned is a row with a column that
+says so. Scores are not computed here (see analysis.decompose).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def counts(text: str) -> list[float]:
 
 
 def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The system as its package describes it, else as the run collected it; every field as text, absent ones absent."""
+    """The system as its package describes it, else as the run collected it. Fields are text; absent fields are left out."""
     described = place.description
     fields, problem = _collected(place, row) if place.kind == "run" else ({}, None)
     if described is not None:
@@ -143,7 +143,7 @@ def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _collected(place: LogFile, row: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """What the nodes of a run folder said of themselves, as an MLPerf system description; else why there is none."""
+    """The facts of a run folder's nodes as an MLPerf system description, or the reason why there is none."""
     try:
         nodes = read_nodes(place.package)
     except ValueError as error:
@@ -160,7 +160,7 @@ def _collected(place: LogFile, row: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 
 def _mark_repeats(runs: list[dict[str, Any]]) -> None:
-    """The same run published again has the same benchmark, run_start and length; its hash may differ (edited names)."""
+    """Mark runs published before: same benchmark, run_start and length. Their hash may differ, because names were edited."""
     first: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in sorted(runs, key=lambda r: (r["round"], r["mode"], r["run"])):
         row["carried_over_from"] = row["repeats"] = None
@@ -174,7 +174,7 @@ def _mark_repeats(runs: list[dict[str, Any]]) -> None:
 
 
 def _complete_from_systems(runs: list[dict[str, Any]], systems: Mapping[str, Mapping[str, Any]]) -> None:
-    """Scale and division where the log is silent or the system description decides; both kept, a difference flagged."""
+    """Fill in scale and division from the system description. Where the log says otherwise both are kept and flagged."""
     members = Counter(row["group"] for row in runs if not row["pruned"])
     for row in runs:
         system = systems[row["system_key"]]

@@ -1,4 +1,4 @@
-"""Work spread over forked processes that read what the parent holds. Nothing is shared but by reading; order is kept."""
+"""Spread work over forked processes. They read the parent's memory and share nothing else; results keep the order of items."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _held: list[Any] = []  # in a child: the work and what it reads
 def mapped(
     work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item], chunk: int = 1
 ) -> list[Result]:
-    """``work(shared, item)`` for every item, by as many processes as this one may use; only items and results travel."""
+    """Call ``work(shared, item)`` for every item, in as many processes as there are cores. Only items and results are pickled."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     if count < 2 or multiprocessing.current_process().daemon:
         return [work(shared, item) for item in items]
@@ -42,7 +42,7 @@ def _call(item: Any) -> Any:
 
 
 def started(work: Callable[[Item], Result], item: Item) -> Callable[[], Result]:
-    """Begin ``work(item)`` in a process of its own; call what comes back for the result or the exception it raised."""
+    """Start ``work(item)`` in another process. Call the returned function for the result; it raises what the work raised."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The MLPerf log: the names of its events and the writer that cannot break a line (the reader: suite.log.reader).
+"""The MLPerf log format: names of events, and the writer. The reader is suite.log.reader.
 
 One event is one line, ``:::MLLOG {json}``, with the keys namespace, time_ms, event_type, key, value, metadata
 (format: mlcommons/logging, mllog). Key names follow the MLPerf HPC 3.0 rules; names that MLPerf does not have are
@@ -76,9 +76,11 @@ ENERGY = "energy"  # joules since the last such event or run_start, by counter, 
 
 
 class EventLog:
-    """Writes events: every rank calls, only the rank with a path writes. Each line is flushed when its call returns.
+    """Write events to a log file. Every rank makes every call; only the rank that was given a path writes.
 
-    ``wall_ms`` gives Unix milliseconds. An existing file is never opened for writing: FileExistsError.
+    Each line is flushed before the call returns, so that a killed run leaves whole lines.
+
+    ``wall_ms`` returns Unix milliseconds. FileExistsError if the file exists: a log is never overwritten.
     """
 
     def __init__(self, path: Path | None, *, wall_ms: Callable[[], int] | None = None) -> None:
@@ -95,7 +97,7 @@ class EventLog:
         event_type: str = POINT_IN_TIME,
         stack_level: int = 1,
     ) -> None:
-        """Write one event; any value is accepted (what JSON lacks is written as text)."""
+        """Write one event. Any value is accepted: what JSON cannot hold is written as text."""
         if self._file is None:
             return
         frame = sys._getframe(stack_level)
@@ -121,13 +123,13 @@ class EventLog:
 
     @contextmanager
     def interval(self, stem: str, *, metadata: Mapping[str, Any] | None = None) -> Iterator[None]:
-        """Write start and, if the body does not raise, stop: an interval that failed stays open in the log."""
+        """Write start, run the body, write stop. If the body raises, the interval stays open in the log."""
         self.event(f"{stem}_start", metadata=metadata, event_type=INTERVAL_START, stack_level=3)
         yield
         self.event(f"{stem}_stop", metadata=metadata, event_type=INTERVAL_END, stack_level=3)
 
     def close(self) -> None:
-        """Close the file after forcing it to the disk; further events are an error."""
+        """Force the file to the disk and close it. Later events raise."""
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -135,7 +137,7 @@ class EventLog:
 
 
 def jsonable(value: Any) -> Any:
-    """Any Python value as plain JSON: numpy and torch by ``tolist()``, NaN, infinities and everything else as text."""
+    """Convert any Python value to plain JSON: numpy and torch values to lists or numbers; NaN, infinities and all else to text."""
     if value is None or isinstance(value, str | bool):
         return value if not isinstance(value, str) else value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, int):

@@ -1,8 +1,8 @@
-"""Reads MLLOG lines back: every line that claims to be an event becomes an `Event` or a `Problem`, and nothing raises.
+"""Read a log: every line with the MLLOG token becomes an `Event` or a `Problem`. The content of a log never raises.
 
-Nine tenths of the large published logs are losses and learning rates of single steps, for which no rule, score or table
-asks. A block of such lines is matched by one pattern that accepts valid events only, and stands for itself by its first
-and last event, so that the clock is judged as if all were there. Whatever the pattern does not accept is decoded.
+Nine tenths of a large published log are losses and learning rates of single steps, which no rule, score or table uses. With
+``steps=False`` one regular expression matches whole blocks of such lines and only the first and last event of a block are
+kept, which is enough to check that time stamps rise. Lines that the expression does not match are decoded as usual.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Log:
-    """Everything `read_events` found: the events in file order, what could not be read, and the events not kept."""
+    """The events of a log in file order, the lines that could not be read, and the number of step events not kept."""
 
     path: Path
     events: tuple[Event, ...]
@@ -54,7 +54,7 @@ class Log:
 
     @cached_property
     def places(self) -> Mapping[str, Sequence[int]]:
-        """Indices of the events of each key, ascending; keys in the order of their first event."""
+        """Indices of the events of each key, ascending. Keys are in the order of their first event."""
         found: dict[str, list[int]] = {}
         for index, event in enumerate(self.events):
             if event[0] in found:
@@ -76,13 +76,13 @@ class Log:
         return [events[index] for index in sorted(index for key in keys for index in self.places.get(key, ()))]
 
     def until(self, key: str) -> Log:
-        """This log up to and with the first event of a key; all of it if there is none."""
+        """This log up to the first event of a key, that event included; the whole log if there is none."""
         end = self.places[key][0] + 1 if key in self.places else len(self.events)
         return self if end == len(self.events) else Log(self.path, self.events[:end])
 
 
 def read_events(path: Path, *, steps: bool = True, first_bytes: int = -1) -> Log:
-    """The events of a log file, or of its first bytes. Never raises on content; raises OSError only."""
+    """Read the events of a log file, or of its first bytes. OSError if the file cannot be read; no content raises."""
     try:
         with path.open("rb") as file:
             data = file.read(first_bytes)
@@ -93,9 +93,9 @@ def read_events(path: Path, *, steps: bool = True, first_bytes: int = -1) -> Log
 
 
 def events_of(data: bytes, path: Path, *, steps: bool = True) -> Log:
-    """The events of a log's bytes. Never raises.
+    """Parse the events in the bytes of a log. Never raises.
 
-    With ``steps`` false, of a block of consecutive events of single steps only the first and the last are kept.
+    With ``steps`` false only the first and last event of a block of consecutive step events are kept.
     """
     events: list[Event] = []
     problems: list[Problem] = []
@@ -122,10 +122,10 @@ _TIME = slice(len(_HEAD), len(_HEAD) + 13)
 
 @cache
 def _step_blocks() -> re.Pattern[bytes]:
-    """Consecutive lines that each are one event of a step, as mlcommons/logging writes it with three more metadata.
+    """Match consecutive lines that each hold one step event, in the form mlcommons/logging writes with three more metadata.
 
-    The first line is matched in full; of the others, the constant pieces must repeat its own (back references), which is
-    three times as fast as matching them anew.
+    The first line is matched in full. In the following lines the constant parts are back references to the first, which is
+    three times as fast as matching them again.
     """
     keys = rb"(?:%b)" % "|".join(STEP_KEYS).encode()
     value = rb"-?(?:0|[1-9]\d{0,14}+)(?:\.\d{1,20}+)?+(?:[eE][+-]?+\d{1,2}+)?+"
@@ -151,7 +151,7 @@ _BETWEEN = f',"{_BOUNDARY}",'.encode()
 
 
 def _decode(data: bytes, number: int, events: list[Event], problems: list[Problem]) -> int:
-    """Append what stands in these lines, the first of which is line ``number``; the number of the line after them."""
+    """Append the events and problems of these lines, the first of which is line ``number``. Returns the next line number."""
     plain: list[bytes] = []  # lines that are one event from their first byte, as nearly all are
     numbers: list[int] = []
     for line, raw in enumerate(data.split(b"\n"), start=number):
@@ -167,7 +167,7 @@ def _decode(data: bytes, number: int, events: list[Event], problems: list[Proble
 
 
 def _decode_plain(lines: Sequence[bytes], numbers: Sequence[int], events: list[Event], problems: list[Problem]) -> None:
-    """Decode lines in one go; if any is not exactly one JSON value, each by itself."""
+    """Decode lines together, which is fast; if any is not exactly one JSON value, decode each by itself."""
     text = b"[" + _BETWEEN.join([line[_JSON:] for line in lines]) + b"]"
     try:
         together = json.loads(text.decode()) if _each_once(text, len(lines)) else []
@@ -190,12 +190,12 @@ def _decode_plain(lines: Sequence[bytes], numbers: Sequence[int], events: list[E
 
 
 def _each_once(text: bytes, events: int) -> bool:
-    """True if no event can have two values of what counts; False sends each to the decoder that looks for names given twice."""
+    """True if no event repeats a JSON key we read; otherwise the slower decoder that detects repeats is used."""
     return b"\\u" not in text and all(text.count(name) == events for name in (b'"key"', b'"value"', b'"time_ms"'))
 
 
 class _TwiceError(ValueError):
-    """A JSON object that gives one name twice, of which readers take one or the other."""
+    """A JSON object has one key twice: some readers take the first value, others the last."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -213,7 +213,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _decode_alone(raw: bytes, number: int, events: list[Event], problems: list[Problem]) -> None:
-    """Every record on a line: a launcher's rank prefix may stand before it, and two ranks may have shared the line."""
+    """Decode every record on a line. A launcher may have put a rank prefix before it; two ranks may have written to one line."""
     text = raw.decode("utf-8", "replace")
     position = text.find(_TOKEN)
     while position >= 0:

@@ -1,7 +1,7 @@
-"""RunRecord: what one log says about one run. It judges nothing; times come from suite.log.timeline.
+"""RunRecord: what one log says about one run. It applies no rule; times come from suite.log.timeline.
 
-Keys alone are trusted (event_type is wrong in thousands of published lines); the first run_start and the first run_stop
-count, and whatever stands after run_stop is ignored. Every field is optional where published logs lack it.
+Only the keys of events are trusted: event_type is wrong in thousands of published lines. The first run_start and the first
+run_stop count; events after run_stop are ignored. Every field that some published log lacks is optional.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MetricValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Seconds of all training steps of a run by phase; the first five sum to ``step_s``, overlapped lies inside."""
+    """Seconds of all training steps of a run by phase. The first five sum to ``step_s``; overlapped communication is inside."""
 
     data_wait_s: float
     forward_backward_s: float
@@ -43,7 +43,7 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Everything known of one run. Times in seconds; ``run_start_s`` and ``run_stop_s`` are Unix time."""
+    """One run. Times are in seconds; ``run_start_s`` and ``run_stop_s`` are Unix time. None: the log does not say."""
 
     path: Path | None = None
     benchmark: str | None = None
@@ -98,7 +98,7 @@ class RunRecord:
 
 
 def summarise(log: Log) -> RunRecord:
-    """The record of a log. Total: any events give a record, with None where they say nothing usable."""
+    """Summarise a log. Any events give a record; fields that they do not support are None."""
     run = log.until(mllog.RUN_STOP)
     start, stop = run.first(mllog.RUN_START), run.first(mllog.RUN_STOP)
     mode = run.first(mllog.RUN_MODE)
@@ -158,14 +158,14 @@ def summarise(log: Log) -> RunRecord:
 
 
 def first_reaching(record: RunRecord, target: Target) -> MetricValue | None:
-    """The first evaluation that meets the target, or None. Runs may go on after it; convergence is when it happened."""
+    """Find the first value of the metric that meets the target, or None. The run converged then, even if it went on."""
     if record.metric_key != target.metric:
         return None
     return next((item for item in record.evals if target.reached(item.value)), None)
 
 
 def _metric_values(run: Log, key: str | None, zero_ms: float) -> tuple[MetricValue, ...]:
-    """Every value of the metric, also of several ranks; values that are not numbers are left out."""
+    """List every value of the metric, those of several ranks too. Values that are not numbers are left out."""
     found = []
     for event in run.every(key) if key is not None else ():
         if (value := finite(event.value)) is not None:
@@ -199,7 +199,7 @@ _NOT_HYPERPARAMETERS = frozenset(
 
 
 def _hyperparameters(run: Log) -> Mapping[str, Any]:
-    """First value of every key that is not the harness's own: all before run_start, and opt_* and dropout anywhere."""
+    """Collect the first value of every key that is not the harness's: all keys before run_start, opt_* and dropout anywhere."""
     found: dict[str, Any] = {}
     start = run.places[mllog.RUN_START][0] if mllog.RUN_START in run.places else len(run.events)
     for key, places in run.places.items():

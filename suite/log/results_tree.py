@@ -1,6 +1,6 @@
-"""Finds packages, results and logs under a path: the only walker of a results tree. It reads no log.
+"""Find packages, results and logs under a path. This is the only walker of a results tree; it reads no log.
 
-Names of folders are data here, never paths to follow: a symbolic link is reported as `Skipped` and not entered.
+Symbolic links are never followed: they are listed as `Skipped`, with the reason.
 
     <submitter>/systems/<system>.json
     <submitter>/results/<system>/[strong|weak/]<benchmark>/result_<i>.txt       and pruned_results/result_<i>.txt
@@ -34,7 +34,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Placement:
-    """What the folder names above a log say. ``scenario`` and ``benchmark`` are None where the layout has no such folder."""
+    """What the names of the folders above a log say. ``scenario`` and ``benchmark`` are None if the layout has no such folder."""
 
     package: Path
     system: str
@@ -44,7 +44,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Group:
-    """One folder of logs: the runs of one benchmark. Fields that its place does not tell are None."""
+    """One folder of logs: the runs of one benchmark. Fields that the folder names do not tell are None."""
 
     folder: Path
     logs: tuple[Path, ...]
@@ -75,7 +75,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Tree:
-    """Everything under a path that can be judged, and what was not followed."""
+    """The groups and packages under a path, what could not be read, and what was not followed."""
 
     path: Path
     groups: tuple[Group, ...]
@@ -86,14 +86,14 @@ class Tree:
 
 @dataclass(frozen=True)
 class SystemFile:
-    """A systems/<name>.json as read: its fields, or why there are none."""
+    """The fields of a systems/<name>.json, or the ``problem`` why there are none."""
 
     path: Path
     fields: dict[str, Any] = field(default_factory=dict)
     problem: str | None = None
 
     def number(self, name: str) -> int | None:
-        """A field that holds a number, written as text as all published ones are."""
+        """The integer in a field, None if there is none. Published files write numbers as text."""
         match = re.fullmatch(r"\s*(\d{1,9})\s*", str(self.fields.get(name, "")))
         return int(match[1]) if match else None
 
@@ -106,10 +106,10 @@ class SystemFile:
 
 @dataclass(frozen=True)
 class LogFile:
-    """One log and what its place says. ``label`` is a short path that does not depend on where the tree lies.
+    """One log and what the folders above it say. ``label`` is a short path, the same wherever the tree lies.
 
-    ``mode`` is None where the place does not say (run folders). ``kind`` run: a folder with run.json; package: an
-    MLPerf tree; loose: anything else. ``round`` is None unless a folder above is named after one.
+    ``kind``: run is a folder with run.json, package an MLPerf tree, loose anything else. ``mode`` is None outside packages,
+    ``round`` unless a folder above is named after one.
     """
 
     path: Path
@@ -134,9 +134,9 @@ _ROUND = re.compile(r"(?:.*[_\-])?v(\d+\.\d+)")
 
 
 def find(path: Path, *, partly: bool = False) -> Tree:
-    """Everything to judge under ``path``: a log, a folder of logs, a package, a round.
+    """Find what there is under ``path``: a log, a folder of logs, a package, a round.
 
-    A folder that cannot be read is an OSError, or with ``partly`` one of the tree's ``unread``. ValueError for a device.
+    OSError for a folder that cannot be read; with ``partly`` it is listed in ``unread`` instead. ValueError for a device.
     """
     if path.is_file():
         return Tree(path, (Group(path.parent, (path,)),), ())
@@ -171,7 +171,7 @@ LINK = "a symbolic link: not followed"
 
 
 def _left_out(folder: Path, folders: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Folders not to walk into, each with the reason; without a reason where nobody would miss it."""
+    """List the folders not to walk into, each with the reason. The reason is empty where the user need not know."""
     for name in folders:
         if name in (PRUNED, ".git"):  # pruned results belong to the group above them
             yield name, ""
@@ -182,9 +182,9 @@ def _left_out(folder: Path, folders: Sequence[str]) -> Iterator[tuple[str, str]]
 
 
 def find_logs(paths: Sequence[Path]) -> tuple[list[LogFile], list[Skipped]]:
-    """Every log under the paths, once each, in a stable order, and what was not followed.
+    """Find every log under the paths, once each, in a stable order, and what was not followed.
 
-    ValueError names the path that does not exist or that holds no log.
+    ValueError names a path that does not exist or that holds no log.
     """
     found: dict[Path, LogFile] = {}
     skipped: dict[Path, Skipped] = {}
@@ -206,7 +206,7 @@ def find_logs(paths: Sequence[Path]) -> tuple[list[LogFile], list[Skipped]]:
 
 
 def read_system(path: Path) -> SystemFile:
-    """Read a system description; what is wrong with it is its ``problem``."""
+    """Read a system description. If it cannot be read, ``problem`` says why."""
     try:
         if path.is_symlink() or not path.is_file():
             return SystemFile(path, problem="there is no such file")
@@ -223,13 +223,13 @@ def read_system(path: Path) -> SystemFile:
 
 
 def round_of(path: Path) -> str | None:
-    """The round that the innermost folder of a path named after one says: ``v3.0``."""
+    """The round, as ``v3.0``, in the name of the innermost folder that has one; None if no folder has."""
     matches = (_ROUND.fullmatch(part) for part in reversed(path.parts))
     return next((f"v{match[1]}" for match in matches if match), None)
 
 
 def _group(folder: Path, root: Path) -> Group | None:
-    """The group that a folder is, if it holds logs or stands where a result must be."""
+    """The group of a folder that holds logs or stands where a result must be; None for other folders."""
     place = _placement(folder)
     named = place if place is not None and place.benchmark is not None else None
     entries = sorted(folder.iterdir()) if named is not None or _holds_logs(folder) else []
@@ -260,7 +260,7 @@ def _group(folder: Path, root: Path) -> Group | None:
 
 
 def _placement(folder: Path) -> Placement | None:
-    """What the names of a folder under ``<package>/results/`` say; None for any other folder."""
+    """Parse the folder names below ``<package>/results/``; None for a folder elsewhere."""
     parts = folder.absolute().parts
     for depth in (2, 3, 4):  # of "results" from the end: results/<system>, .../<benchmark>, .../<scenario>/<benchmark>
         if len(parts) > depth and parts[-depth] == "results" and "implementations" not in parts[-depth - 1 : -depth]:
@@ -272,7 +272,7 @@ def _placement(folder: Path) -> Placement | None:
 
 
 def _above(folder: Path, levels: int) -> Path:
-    """The folder so many levels up, as the user's path writes it where that is possible."""
+    """The folder so many levels up, written as in the user's path if that is long enough, else absolute."""
     return folder.parents[levels - 1] if len(folder.parents) >= levels else folder.absolute().parents[levels - 1]
 
 
@@ -290,7 +290,7 @@ def _natural(path: Path) -> tuple[int, str]:
 
 
 def _log_files(group: Group) -> Iterator[LogFile]:
-    """The logs of a group with what their place says."""
+    """The logs of a group with what the folders above them say."""
     place = _placement(group.folder)
     for path in (*group.logs, *group.resumed, *group.pruned):
         match = _TRIAL.match(path.name)
@@ -336,7 +336,7 @@ def _placed(log: LogFile, place: Placement) -> LogFile:
 
 
 def _distinct(logs: list[LogFile]) -> list[LogFile]:
-    """Logs of two trees that are called the same, told apart by a number after the system's name and the label."""
+    """Number the systems and labels of two trees that have the same names, so that they differ."""
     trees: dict[tuple[str | None, str | None, str], list[Path]] = {}
     labels: dict[str, int] = {}
     distinct = []

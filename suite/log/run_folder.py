@@ -1,4 +1,4 @@
-"""The run folder: the only place that knows its file names. Torch-free; layout and meaning in docs/architecture.md."""
+"""The run folder: all its file names, how it is made, run.json. docs/architecture.md describes the layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUN_VERSION = 1
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The content of ``run.json``: what was asked for. ``ranks`` None: known only to the launcher of each trial."""
+    """The content of ``run.json``: what the user asked for. ``ranks`` is None if the launcher decides it per trial."""
 
     workload: str
     size: str
@@ -63,7 +63,7 @@ class RunFolder:
         return self.root / f"result_{trial}.txt"
 
     def checkpoint(self, trial: int) -> Path:
-        """Where a stopped trial leaves its state."""
+        """The checkpoint of a trial."""
         return self.root / "checkpoint" / f"trial_{trial}.pt"
 
     def output(self, trial: int) -> Path:
@@ -71,7 +71,7 @@ class RunFolder:
         return self.root / "output" / f"trial_{trial}.log"
 
     def next_resumed(self, trial: int) -> Path:
-        """The first free name for a continuation of a trial."""
+        """The log of the next continuation of a trial."""
         taken = [
             int(m[1]) for p in self.root.glob(f"resumed_{trial}_*.txt") if (m := re.search(r"_(\d+)\.txt$", p.name))
         ]
@@ -96,7 +96,7 @@ def default_folder(workload: str, size: str, now: datetime) -> Path:
 
 
 def refuse_existing(root: Path) -> None:
-    """ValueError if there is anything at the place of a new run folder."""
+    """ValueError if the path of a new run folder exists."""
     if root.exists():
         raise ValueError(f"{root}: exists already; a run never writes into an earlier one (choose another -o)")
 
@@ -119,7 +119,7 @@ def create(
 def describe(
     root: Path, config: RunConfig, *, mode: str, runs: int, ranks: int | None, same_allocation: bool = True
 ) -> RunFolder:
-    """Write config.yaml and run.json into a folder unless another process was first (instances of one job start at once)."""
+    """Write config.yaml and run.json into a folder, unless they exist: all instances of a job try at once and one wins."""
     folder = RunFolder(root)
     info = RunInfo(
         workload=config.workload,
@@ -148,7 +148,7 @@ def describe(
 
 
 def git_state(cwd: Path | None = None) -> dict[str, Any] | None:
-    """Commit and whether files differ from it; None outside a git checkout or without git."""
+    """The commit and whether tracked files differ from it; None outside a git checkout or without git."""
     here = cwd or Path(__file__).resolve().parent
 
     def git(arguments: Sequence[str]) -> str | None:

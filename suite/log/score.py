@@ -21,7 +21,7 @@ _LARGEST_LOG = 700.0  # exp of more is no float; logs may claim any time
 
 @dataclass(frozen=True, slots=True)
 class JudgedRun:
-    """One run: ``failure`` says why it did not converge, ``dropped`` why the score leaves it out; None: neither."""
+    """One run. ``failure``: why it did not converge, or None. ``dropped``: why the score leaves it out, or None."""
 
     record: RunRecord
     failure: str | None
@@ -35,7 +35,7 @@ class JudgedRun:
 
 @dataclass(frozen=True, slots=True)
 class TimeToTrain:
-    """The score of repeated runs. Mean, spread and interval are of the scored runs, None if there is no score."""
+    """The score of repeated runs. Mean, spread and interval are over the scored runs; None if there is no score."""
 
     runs: tuple[JudgedRun, ...]
     required_runs: int
@@ -67,8 +67,8 @@ class TimeToTrain:
 class Throughput:
     """The score of M concurrent runs: ``instances`` models of ``instance_scale`` units on ``total_scale`` units.
 
-    ``instance_scale_claimed`` is what the logs say, another number where that is impossible (see `instance_scale`).
-    ``spread`` of starts is the time between the first and the last run_start.
+    ``instance_scale_claimed`` is what the logs say, which may be impossible (see `instance_scale`). ``start_spread_s`` is the
+    time between the first and the last run_start.
     """
 
     runs: tuple[JudgedRun, ...]
@@ -96,7 +96,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class TimeRatio:
-    """How many times as long B takes as A, and the interval of that ratio."""
+    """Time of B divided by time of A, with its confidence interval."""
 
     ratio: float
     low: float
@@ -104,7 +104,7 @@ class TimeRatio:
 
 
 def failure(record: RunRecord, target: Target) -> str | None:
-    """Why a run does not count as converged, in one phrase; None if it does."""
+    """Explain in one phrase why a run does not count as converged; None if it does."""
     if record.resumed:
         return "resumed from a checkpoint, so not scored"
     if record.run_start_s is None:
@@ -121,9 +121,9 @@ def failure(record: RunRecord, target: Target) -> str | None:
 
 
 def time_to_train(records: Sequence[RunRecord], target: Target) -> TimeToTrain:
-    """The olympic score of runs of one benchmark on one system.
+    """Compute the olympic mean of the runs of one benchmark on one system.
 
-    With more runs than required, the N consecutive runs (by start) with the median score count, as the rules say.
+    With more runs than the N required, the rules choose the N consecutive runs, by start, whose score is the median.
     """
     need = target.required_runs
     runs = [JudgedRun(record, failure(record, target)) for record in records]
@@ -158,7 +158,7 @@ def time_to_train(records: Sequence[RunRecord], target: Target) -> TimeToTrain:
 
 
 def throughput(records: Sequence[RunRecord], target: Target, total_scale: int | None = None) -> Throughput:
-    """The score of concurrent instances. ``total_scale`` is T; without it, the units of all that overlap in time."""
+    """Compute the score of concurrent instances. ``total_scale`` is T; None: the units of all instances that overlap in time."""
     need = target.required_runs
     runs = tuple(JudgedRun(record, failure(record, target)) for record in records)
     done = [run.record for run in runs if run.converged]
@@ -184,10 +184,10 @@ def throughput(records: Sequence[RunRecord], target: Target, total_scale: int | 
 
 
 def instance_scale(records: Sequence[RunRecord], total: int | None) -> int | None:
-    """S: compute units of one instance, None if they differ.
+    """Compute S, the compute units of one instance; None if instances differ.
 
-    Published logs may claim the whole system for each of many concurrent instances, which cannot be. Then it is their
-    number of ranks if that fits into ``total``, else the share of the system that each can have had.
+    Some published logs claim the whole system for each of many concurrent instances. Then S is the number of ranks if all
+    instances with that many fit into ``total``, else an equal share of the system.
     """
     claimed = _common_scale(records)
     at_once = concurrent(records)
@@ -199,7 +199,7 @@ def instance_scale(records: Sequence[RunRecord], total: int | None) -> int | Non
 
 
 def concurrent(records: Sequence[RunRecord]) -> int:
-    """The largest number of runs that are under way at one moment."""
+    """Count the runs that are under way at one moment, at most."""
     timed = [record for record in records if record.run_start_s is not None and record.run_stop_s is not None]
     marks = [(_start(record), 1) for record in timed] + [(record.run_stop_s or 0.0, -1) for record in timed]
     running = most = 0
@@ -210,7 +210,7 @@ def concurrent(records: Sequence[RunRecord]) -> int:
 
 
 def log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Student-t interval of the geometric mean (t on log time); None for fewer than two times."""
+    """Compute the Student-t interval of the geometric mean (t on log time); None for fewer than two times."""
     if len(times) < 2:
         return None
     logs = [math.log(time) for time in times]
@@ -225,7 +225,7 @@ def _common_scale(records: Sequence[RunRecord]) -> int | None:
 
 
 def time_ratio(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> TimeRatio:
-    """Geometric mean of ``b`` over that of ``a`` with its interval: Welch's t on log time, two or more times each."""
+    """Compute the ratio of geometric means, ``b`` over ``a``, with its interval: Welch's t on log time. Two or more times each."""
     logs = [[math.log(time) for time in times] for times in (a, b)]
     difference = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
     parts = [statistics.variance(values) / len(values) for values in logs]
@@ -248,7 +248,7 @@ def _window_score(window: list[JudgedRun]) -> float:
 
 
 def _dropped(window: list[JudgedRun]) -> dict[int, str]:
-    """Which two runs of a window the olympic mean leaves out, by identity."""
+    """The two runs of a window that the olympic mean leaves out (by id), each with the reason."""
     ordered = sorted(window, key=lambda run: _time(run.record) if run.converged else math.inf)
     slowest = ordered[-1]
     why = "slowest" if slowest.converged else f"did not converge ({slowest.failure}), counts as the slowest"

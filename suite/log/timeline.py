@@ -1,7 +1,7 @@
-"""The one clock: events of a log become epochs, evaluations and staging in seconds since run_start, and shares of the run's time.
+"""The clock of a run: turn events into epochs, evaluations and staging in seconds since run_start, and into shares of its time.
 
-Events count by key and order of appearance only: event types are unreliable in published logs, every rank may have logged,
-and times need not be monotonic. Nothing here knows targets or scores.
+Only the key and the order of events count: in published logs event types are unreliable, every rank may have logged, and times
+need not rise. Nothing here knows targets or scores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Stretch = tuple[float, float]
 
 
 class Interval(NamedTuple):
-    """An interval in seconds from a zero; ``number`` is its epoch_num. ``stop_s`` None: the log never closes it."""
+    """An interval in seconds since run_start; ``number`` is its epoch_num. ``stop_s`` is None if the log never closes it."""
 
     number: float | None
     start_s: float
@@ -30,7 +30,7 @@ class Interval(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """One epoch, seconds from run_start. An epoch still open at run_stop ends there and is not ``complete``.
+    """One epoch, in seconds since run_start. An epoch that is open at run_stop ends there and is not ``complete``.
 
     ``train_s`` is its length without the evaluations that training waited for.
     """
@@ -44,7 +44,7 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation, unlogged times None. ``overlaps_training``: a later epoch was training meanwhile."""
+    """One evaluation. Times that were not logged are None. ``overlaps_training``: a later epoch trained at the same time."""
 
     number: float | None
     step: float | None
@@ -75,10 +75,10 @@ class Timeline:
 
 @dataclass(frozen=True)
 class TimeShares:
-    """Seconds of a run; staging_exposed + train + eval + other = run exactly.
+    """How a run spent its seconds: staging_exposed + train + eval + other = run.
 
-    ``eval_s`` is evaluation that training waited for; ``eval_hidden_s`` ran beside a later epoch and costs nothing.
-    ``staging_before_s`` lies before run_start and is no part of the run; ``staging_in_run_s`` has what epoch 1 hid.
+    ``eval_s`` is evaluation that training waited for; ``eval_hidden_s`` overlapped training and cost no time.
+    ``staging_before_s`` was before run_start and is no part of the run. ``staging_in_run_s`` includes what epoch 1 overlapped.
     """
 
     run_s: float
@@ -92,9 +92,9 @@ class TimeShares:
 
 
 def timeline(log: Log, metric: str) -> Timeline:
-    """Build the timeline of a log; ``metric`` is the key that carries the benchmark's metric (some log both).
+    """Compute the timeline of a log. ``metric`` is the key of the benchmark's metric; some logs have both keys.
 
-    A log without run_start is put on the clock of its first event.
+    If a log has no run_start, times count from its first event.
     """
     start, stop = log.first(mllog.RUN_START), log.first(mllog.RUN_STOP)
     init_start, init_stop = log.first(mllog.INIT_START), log.first(mllog.INIT_STOP)
@@ -116,7 +116,7 @@ def timeline(log: Log, metric: str) -> Timeline:
 
 
 def shares(line: Timeline) -> TimeShares | None:
-    """How the parts share the run, clipped at run_stop; None for a run without run_stop."""
+    """Compute how the parts share the run's time, clipped at run_stop; None for a run without run_stop."""
     if line.run_s is None:
         return None
     window = (0.0, line.run_s)
@@ -147,7 +147,7 @@ def shares(line: Timeline) -> TimeShares | None:
 
 
 def staging_seconds(line: Timeline) -> tuple[float | None, float]:
-    """Seconds of staging in all (None: no pair of events), and of those the seconds before run_start."""
+    """Compute the seconds of staging (None if the log has none) and how many of them were before run_start."""
     if not line.staging:
         return None, 0.0
     before = _clip(line.staging, (-math.inf, 0.0)) if line.start_ms is not None else []
@@ -155,7 +155,7 @@ def staging_seconds(line: Timeline) -> tuple[float | None, float]:
 
 
 def closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
-    """The epochs with an end: one that the log leaves open ends at run_stop, or is left out of a run without one."""
+    """List the epochs, each with an end. An epoch that the log leaves open ends at run_stop; without run_stop it is left out."""
     waited = _merge(
         (e.start_s, math.inf if e.stop_s is None else e.stop_s)
         for e in line.evals
@@ -174,9 +174,9 @@ _EXACT = 2**53  # integers below are floats exactly
 
 
 def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
-    """Start and stop events of some stems as intervals, in order of their starts; no stop lies before its start.
+    """Pair the start and stop events of some stems, in order of their starts. No stop is before its start.
 
-    A stop closes the interval of its epoch number, else the oldest open one. A start whose number is open already is the
+    A stop closes the interval with its epoch number, else the oldest open one. A start whose number is already open is the
     same interval, logged by another rank.
     """
     found: list[Interval] = []
@@ -244,7 +244,7 @@ def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: flo
 
 
 def _overlaps_later_epoch(evaluation: _Draft, epochs: _ByStart) -> bool:
-    """True if an epoch with a higher number was training while the evaluation went on."""
+    """True if an epoch with a higher number trained during the evaluation."""
     if evaluation.number is None or evaluation.start_s is None:
         return False
     stop_s = math.inf if evaluation.stop_s is None else evaluation.stop_s
@@ -262,7 +262,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _ByStart:
-    """Spans in order of start, and how far all up to each reach, so that what overlaps a time is found at once."""
+    """Spans sorted by start. ``reach`` is the latest end of all spans up to each, so that overlaps are found by bisection."""
 
     spans: list[Span]
     starts: list[float]
@@ -270,13 +270,13 @@ class _ByStart:
 
     @staticmethod
     def of(spans: Iterable[Span]) -> _ByStart:
-        """The same spans, ordered."""
+        """Sort spans by start."""
         ordered = sorted(spans, key=lambda span: span.start_s)
         reach = list(accumulate((span.stop_s for span in ordered), max))
         return _ByStart(ordered, [span.start_s for span in ordered], reach)
 
     def overlapping(self, start_s: float, stop_s: float) -> Iterator[Span]:
-        """Spans that begin before ``stop_s`` and end after ``start_s``, the latest first."""
+        """Find the spans that begin before ``stop_s`` and end after ``start_s``, latest first."""
         index = bisect_left(self.starts, stop_s) - 1
         while index >= 0 and self.reach[index] > start_s:
             if self.spans[index].stop_s > start_s:
@@ -300,7 +300,7 @@ def _merge(spans: Iterable[Stretch]) -> list[Stretch]:
 
 
 def _minus(spans: Sequence[Stretch], holes: Sequence[Stretch]) -> list[Stretch]:
-    """What of the merged spans no hole covers."""
+    """Subtract the holes from the merged spans."""
     left: list[Stretch] = []
     for begin, end in spans:
         at = begin

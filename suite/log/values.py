@@ -6,7 +6,7 @@ import math
 
 
 def finite(value: object) -> float | None:
-    """A JSON number as float; None for anything else (text, true, NaN, infinity, an integer too large for a float)."""
+    """Convert a JSON number to float; None for anything else (text, true, NaN, infinity, an integer too large for a float)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -17,7 +17,7 @@ def finite(value: object) -> float | None:
 
 
 def number(value: object) -> float | None:
-    """`finite`, also of a text that is a number: OpenFold's logs write their seed as text."""
+    """Convert as `finite`, and also a text that is a number: OpenFold's logs write their seed as text."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -27,7 +27,7 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    """An integer of at most 64 bits, also where a log wrote it as text or as 512.0."""
+    """Convert to an integer of at most 64 bits, also from text or from 512.0; None for anything else."""
     if isinstance(value, str):
         try:
             value = int(value)

@@ -1,4 +1,4 @@
-"""The C library's heap of a process that trains on the CPU. No torch."""
+"""Settings of the C library's memory allocator for ranks that train on a CPU."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Have freed memory stay with this process, to be used again; False where the C library is not glibc.
+    """Tell glibc to keep freed memory instead of returning it. False if libc is not glibc.
 
-    glibc maps every block above a threshold (128 KiB, at most 32 MiB) on its own and returns it when it is freed: the kernel
-    then clears the same pages for the same tensors in every step. Threads that run already keep what they have mapped.
+    By default glibc maps every block above a threshold (128 KiB, at most 32 MiB) separately and unmaps it when it is freed, so
+    the kernel clears the same pages for the same tensors in every step. Memory that is mapped already is not affected.
     """
     try:
         libc = ctypes.CDLL(None)

@@ -1,7 +1,7 @@
-"""The one training loop and the one evaluation, for every workload and any number of ranks. Writes events, no files.
+"""The training loop and the evaluation, for every workload and any number of ranks. It writes events and no other file.
 
-Every rank runs every line; rank 0's log alone has a file behind it. All collectives outside the gradient path go through
-`World`, and every decision that changes the control flow (stop, converged, diverged) is the same number on every rank.
+Every rank runs every line; only rank 0's log writes to a file. Collectives outside the gradient path go through `World`.
+Decisions that change the control flow (stop, converged, diverged) depend on numbers that are equal on every rank.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """A part of a training step before its data are loaded: 0-based global step, 1-based epoch, this rank's samples.
+    """One part of a training step, before its data are loaded: 0-based global step, 1-based epoch, this rank's samples.
 
-    A step has as many parts as gradients are accumulated over; ``begins`` and ``ends`` say whether this is its first, its last.
+    A step has as many parts as the gradient is accumulated over; ``begins``: the first part, ``ends``: the last.
     """
 
     step: int
@@ -76,7 +76,7 @@ class PlannedBatch:
 
 
 class Splits(Protocol):
-    """The data of a trial. Asked once per block, so that staging may exchange them between two blocks."""
+    """The data of a trial. The trainer asks once per block, so that staged data can replace the originals between two blocks."""
 
     def train(self, block: int) -> Dataset:
         """Training data of a block."""
@@ -152,12 +152,12 @@ class Trainer:
         return Outcome(False, f"target not reached in {self.config.max_epochs} epochs")
 
     def epoch_num(self, block: int) -> int:
-        """A block's ``epoch_num`` in the log: the epoch, or the samples seen by its end (as OpenFold's rules count)."""
+        """The ``epoch_num`` of a block in the log: the epoch, or the samples seen by its end, as OpenFold's rules count."""
         every = self.size_card.eval_every_steps
         return block if every is None else block * every * self.config.global_batch_size
 
     def train_block(self, block: int, first_step: int, watch: StopWatch) -> Outcome | None:
-        """The steps up to the next evaluation; an Outcome only if they were cut short."""
+        """Train up to the next evaluation. Returns an Outcome only if training stopped before that."""
         data = self.data.train(block)
         label = self.epoch_num(block)
         per_epoch = steps_per_epoch(len(data), self.config.global_batch_size)
@@ -201,7 +201,7 @@ class Trainer:
         return None
 
     def _log_ranks(self, totals: dict[str, float], where: dict[str, Any]) -> None:
-        """What each rank measured in a block: the distribution over ranks."""
+        """Log what the ranks measured in a block, as a distribution over ranks."""
         if self.instruments is None:
             return
         meters = self.instruments.meters
@@ -215,7 +215,7 @@ class Trainer:
             self.log.event(mllog.ENERGY, joules, metadata={"epoch_num": label} | about)
 
     def _plan(self, samples: int, per_epoch: int, begin: int, end: int) -> Iterator[PlannedBatch]:
-        """This rank's samples for the global steps from ``begin`` to before ``end``, across epochs."""
+        """List this rank's samples for the global steps ``begin`` to ``end`` (excluded), across epochs."""
         step, parts = begin, self.config.gradient_accumulation_steps
         while step < end:
             epoch, within = divmod(step, per_epoch)
@@ -234,7 +234,7 @@ class Trainer:
                 step += 1
 
     def _part(self, batch: Batch, item: PlannedBatch, window: Window) -> None:
-        """Forward and backward pass of a part of a step; after its last part, the optimizer."""
+        """Run the forward and backward pass of one part of a step and, after the last part, the optimizer."""
         self.timer.mark(DATA_WAIT)
         optimizer = self.state.optimization.optimizer
         if item.begins:
@@ -261,7 +261,7 @@ class Trainer:
         self.timer.mark(OPTIMIZER)
 
     def _close_window(self, window: Window, totals: dict[str, float]) -> float:
-        """Log the window; its loss, the mean over steps and ranks."""
+        """Log a window. Returns its loss, the mean over steps and ranks."""
         mine = window.mean_loss()
         loss = self.world.sum({"loss": mine})["loss"] / self.world.size
         where = {"epoch_num": window.epoch, "first_step": window.first_step, "steps": window.steps}
@@ -285,7 +285,7 @@ class Trainer:
         return Outcome(False, f"stopped by {reason} in epoch {label}, before step {next_step}", interrupted=True)
 
     def evaluate_block(self, block: int) -> float:
-        """Evaluate and log; the card's metric."""
+        """Evaluate, log, and return the card's metric."""
         label = self.epoch_num(block)
         where = {"epoch_num": label, "samples_count": block * self._steps_per_block * self.config.global_batch_size}
         self.log.start(mllog.EVAL, metadata=where)
@@ -329,7 +329,7 @@ class Window:
         self._loss: Tensor | None = None
 
     def add(self, loss: Tensor, *, ends_step: bool) -> None:
-        """Count a part of a step; the losses of a step's parts sum to its own."""
+        """Add one part of a step. The losses of the parts sum to the loss of the step."""
         self.steps += ends_step
         self._loss = loss if self._loss is None else self._loss + loss
 
@@ -342,7 +342,7 @@ DIVERGED = "divergence"
 
 
 class StopWatch:
-    """Agrees among all ranks about once a second whether to stop, at the same step on every rank."""
+    """Let all ranks agree, about once a second, whether to stop; all then stop before the same step."""
 
     def __init__(self, world: World, stop_signal: Callable[[], str | None]) -> None:
         self._world, self._stop_signal = world, stop_signal
@@ -353,7 +353,7 @@ class StopWatch:
         self.diverged = False
 
     def check(self) -> str | None:
-        """Count one step; on agreed steps a collective. The reason to stop, equal on all ranks, or None."""
+        """Count one step; on steps that all ranks know, a collective. Returns the reason to stop, equal on all ranks, or None."""
         self._steps += 1
         if self._steps < self._countdown:
             return None
@@ -378,7 +378,7 @@ def evaluate(
     device: torch.device,
     to_device: Callable[[Batch], Batch] = lambda batch: batch,
 ) -> dict[str, float]:
-    """Metrics over a whole split: every sample counts once, on any number of ranks and with any batch size."""
+    """Compute the metrics of a whole split. Every sample counts once, whatever the number of ranks and the batch size."""
     model.eval()
     totals: dict[str, Tensor] = {}
     indices = eval_batches(len(data), config.eval_batch_size, rank=world.rank, size=world.size)
@@ -393,7 +393,7 @@ def evaluate(
 
 
 def prefetch(load: Callable[[Item], Loaded], items: Iterable[Item], *, threads: int) -> Iterator[Loaded]:
-    """Items loaded in order by a pool of threads, ahead of their use: two per thread are in flight or ready."""
+    """Load items in order with a pool of threads, ahead of their use: two per thread are being loaded or ready."""
     with ThreadPoolExecutor(threads, thread_name_prefix="loader") as pool:
         pending: list[Future[Loaded]] = []
         try:

@@ -21,10 +21,10 @@ _NO_BUFFER_BROADCAST: dict[str, Any] = {
 
 
 def wrap(model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device: torch.device) -> nn.Module:
-    """Data parallel over all ranks; the model itself on one rank.
+    """Wrap a model for data parallelism over all ranks. On one rank, return the model itself.
 
-    After a backward pass all gradients are means over ranks: of ``sharded`` parameters they come as sums and are only
-    divided. Parameters and buffers become those of rank 0, but for the sharded ones: load a checkpoint afterwards.
+    After a backward pass all gradients are means over ranks. Those of ``sharded`` parameters arrive as sums and are divided.
+    Parameters and buffers are copied from rank 0, except sharded ones; so load a checkpoint after this call.
     """
     if world.size == 1:
         return model

@@ -1,4 +1,4 @@
-"""TrialPlan: what one trial is asked to do, the same on every rank and fixed before anything heavy is imported."""
+"""TrialPlan: what one trial is to do. It is the same on every rank and is made before torch is imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from suite.log.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """One trial: trial ``trial`` of the ``runs`` of a run folder, strong or weak ``mode``.
+    """Trial number ``trial`` of the ``runs`` of a run folder. ``mode`` is strong (time to train) or weak (throughput).
 
     ``base_seed`` None: the seed is drawn from the operating system. ``resume``: continue from the trial's checkpoint.
     """

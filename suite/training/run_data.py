@@ -1,4 +1,4 @@
-"""The data set of a trial: found before it, staged before or beside the training, opened by split. Trains nothing."""
+"""The data set of a trial: find it, stage it before or during training, open its splits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from suite.world import World
 
 
 def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
-    """The data root and its manifest, read by rank 0 alone. ValueError says how to make the data."""
+    """Find the data root and read its manifest, on rank 0 only. ValueError says how to make the data."""
     root = config.data or default_data_root(config.workload, config.size)
     manifest, error = None, None
     if world.is_first:
@@ -31,7 +31,7 @@ def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
 
 
 class RunData:
-    """The splits of the data set: from the data root, from node-local storage, or from one and then the other."""
+    """The splits of a data set, read from the data root or from node-local storage once it is staged there."""
 
     def __init__(self, plan: TrialPlan, workload: Workload, source: Path, world: World, log: EventLog) -> None:
         self._workload, self._source, self._trial = workload, source, plan.trial
@@ -45,7 +45,7 @@ class RunData:
         self._staging_world = own_world(world)
 
     def open_or_stage(self) -> None:
-        """Stage now if the config says so and not in the background; either way both splits open or fail here."""
+        """Stage before the run if the config asks for it, then open both splits. Errors are raised here, not during training."""
         directory = self._config.staging.directory
         if directory is not None and not self._config.staging.overlap:
             begin = time.perf_counter()
@@ -57,14 +57,14 @@ class RunData:
             self._split(split)
 
     def begin_overlapped(self) -> None:
-        """Start background staging, inside the run, if the config says so."""
+        """Start staging in the background, during the run, if the config asks for it."""
         if self._config.staging.directory is not None and self._config.staging.overlap:
             self._log.start(mllog.STAGING)
             self._thread = threading.Thread(target=self._stage_guarded, name="staging", daemon=True)
             self._thread.start()
 
     def train(self, block: int) -> Dataset:
-        """Training data of a block. Background staging ends before a second block begins."""
+        """Training data of a block. Before the second block, wait for background staging and change over to its copy."""
         if self._thread is not None and block > 1:
             self.finish()
         return self._split("train")
@@ -74,7 +74,7 @@ class RunData:
         return self._split("validation")
 
     def finish(self) -> None:
-        """Wait for background staging; its error is raised here, on every rank."""
+        """Wait for background staging. An error in it is raised here, on every rank."""
         if self._thread is None:
             return
         self._thread.join()

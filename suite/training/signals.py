@@ -13,7 +13,7 @@ class InterruptedTrialError(Exception):
 
 
 class StopSignals:
-    """Remembers a stop signal while training; before that, or the second time, it interrupts at once."""
+    """Handle stop signals: during training the first one is remembered; at other times, or the second time, it interrupts."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -28,9 +28,10 @@ class StopSignals:
         self.name = name
 
     def ignore(self) -> None:
-        """From here to the end of the process: the launcher may answer the first rank's exit code with a signal to all.
+        """Ignore stop signals from now to the end of the process.
 
-        Python puts its own handlers back to the default while it shuts down, but leaves an ignored signal ignored.
+        The launcher may answer the first rank's exit code with a signal to all ranks. Python restores default handlers while
+        it shuts down, but leaves an ignored signal ignored.
         """
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""When this process started and how long until it could work: the part of a run that nobody else reports. Imports nothing heavy."""
+"""How long this process has existed: the cost of starting Python and importing, which no log reports otherwise."""
 
 from __future__ import annotations
 

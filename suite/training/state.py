@@ -1,4 +1,4 @@
-"""What a trial changes: weights, their moving average, optimizer state, seed; and how far training has come."""
+"""The state of training: weights, their moving average, optimizer state, seed; and the position reached."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.workload import Optimization, Workload
 
 @dataclass(frozen=True)
 class Position:
-    """Where training stands: the next step to take, 0-based within a 1-based block between evaluations."""
+    """The next step to take: 0-based within a 1-based block. A block is the training between two evaluations."""
 
     block: int
     step: int
@@ -48,7 +48,7 @@ class TrainingState:
         return self.model if self.averaged is None else self.averaged.module
 
     def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The part that is the same on every rank, and this rank's own."""
+        """Split the state into the part that is the same on every rank and the part of this rank."""
         shared: dict[str, Any] = {}
         own: dict[str, Any] = {}
         for name, module in self._modules():
@@ -63,7 +63,7 @@ class TrainingState:
         return shared, own
 
     def restore(self, shared: dict[str, Any], own: dict[str, Any]) -> None:
-        """Load what `split` gave."""
+        """Load a state that `split` returned."""
         for name, module in self._modules():
             module.load_state_dict(shared[name] | own[name])
         state = shared["optimizer"]

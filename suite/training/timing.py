@@ -1,7 +1,7 @@
-"""Where a training step's time goes: marks on one time line per rank, so that the phases sum to the whole. No I/O.
+"""Time the phases of training steps by marks on one time line per rank, so that the phases sum to the step.
 
-A clock gives stamps and the seconds between two of them. On a GPU the stamps are events in the stream, so marking costs
-no synchronisation; `PhaseTimer.flush` waits for the last one only.
+A clock returns stamps and the seconds between two stamps. On a GPU stamps are events in the stream: marking does not
+synchronise, only `PhaseTimer.flush` waits, for the last one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def device_clock(device: torch.device) -> Clock:
 
 
 class PhaseTimer:
-    """Attributes every moment to the phase that ended with it. `mark` may be called from autograd's thread."""
+    """Assign every moment to the phase whose mark ends it. `mark` may be called from autograd's thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -79,18 +79,18 @@ class PhaseTimer:
         self._start = clock.stamp()
 
     def restart(self) -> None:
-        """Forget everything and begin a new time line here (after an evaluation, say)."""
+        """Discard all marks and start a new time line now, for example after an evaluation."""
         with self._lock:
             self._marks, self._transfers = [], []
             self._start = self._clock.stamp()
 
     def mark(self, phase: str, stamp: Any = None) -> None:
-        """End ``phase`` here, or at an earlier stamp: the time since the last mark was spent in it."""
+        """End ``phase`` now, or at an earlier stamp. The time since the last mark counts as this phase."""
         self._marks.append((phase, self._clock.stamp() if stamp is None else stamp))
 
     @contextmanager
     def other(self) -> Iterator[None]:
-        """A body that belongs to no phase of the step."""
+        """Run a body that belongs to no phase of the step."""
         yield
         self.mark(OTHER)
 
@@ -99,12 +99,12 @@ class PhaseTimer:
         return self._clock.stamp()
 
     def transfer(self, begin: Any, end: Any) -> None:
-        """Note one collective from its launch to its end."""
+        """Record one collective, from its launch to its end."""
         with self._lock:
             self._transfers.append((begin, end))
 
     def flush(self) -> dict[str, float]:
-        """Seconds per phase since the last flush, ``step`` (their sum) and overlapped communication; then start over."""
+        """Return the seconds per phase since the last flush, their sum ``step`` and overlapped communication; then start over."""
         with self._lock:
             marks, transfers, start = self._marks, self._transfers, self._start
             self._marks, self._transfers = [], []

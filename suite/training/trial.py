@@ -1,6 +1,6 @@
-"""One trial in the world it was started in: log, stage, train, and say how it ended. The only caller of the training loop.
+"""Run one trial on this rank: facts, cache drop, init (model, optimizer, data, staging), run_start, training, run_stop.
 
-Order: facts, cache drop, init (model, optimizer, data, staging), run_start, training, run_stop. The status of run_stop is computed.
+The status in run_stop is computed from the evaluations, never assumed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SHAPING = {
 
 @dataclass(frozen=True)
 class Startup:
-    """How this process started: seconds to the suite's first line, seconds of imports, and the perf_counter after them."""
+    """The start of this process: seconds to the suite's first line, seconds of imports, and perf_counter after the imports."""
 
     interpreter_s: float
     imports_s: float
@@ -55,7 +55,7 @@ class Startup:
 
 
 def run_trial(plan: TrialPlan, world: World, startup: Startup) -> int:
-    """Run one trial on every rank and return the worker's exit code. ValueError is one line for the user, equal on all ranks."""
+    """Run one trial; every rank calls. Returns the worker's exit code. ValueError is one line for the user, equal on all ranks."""
     signals = StopSignals()
     config, folder = plan.config, plan.folder
     torch.set_num_threads(threads_per_rank(world))
@@ -93,7 +93,7 @@ class _Trial:
         self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity())
 
     def run(self) -> int:
-        """The trial from init_start to run_stop; an error after run_start is logged as an aborted run and raised on."""
+        """Run from init_start to run_stop. An error after run_start is logged as an aborted run, then raised again."""
         try:
             outcome = self._initialise_and_train()
         except (Exception, KeyboardInterrupt) as error:
@@ -135,7 +135,7 @@ class _Trial:
         return self._train(trainer, data, position)
 
     def _build(self) -> tuple[Workload, TrainingState, int]:
-        """The workload, its model with optimizer on this rank's device, and the parameters of the whole model."""
+        """Build the workload and its training state on this rank's device. Also returns the parameters of the whole model."""
         world, config = self.world, self.config
         world.init_torch(self.device)
         seed = world.broadcast(draw_seed(self.plan.base_seed, self.plan.trial) if world.is_first else None)
@@ -157,7 +157,7 @@ class _Trial:
         return workload, state, parameters
 
     def _train(self, trainer: Trainer, data: RunData, position: Position) -> Outcome:
-        """The run, from run_start to run_stop."""
+        """Train, from run_start to run_stop."""
         self.world.barrier()
         self.log.start(mllog.RUN)
         self.in_run = True
@@ -230,7 +230,7 @@ class _Trial:
 
 
 def count_parameters(model: nn.Module, workload: Workload, world: World) -> int:
-    """Parameters of the whole model, of which every rank may hold only a share. A collective."""
+    """Count the parameters of the whole model, of which a rank may hold only a share. A collective."""
     shares = workload.sharded_parameters(model)
     mine = {id(parameter) for parameter in shares}
     replicated = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in mine)
@@ -238,7 +238,7 @@ def count_parameters(model: nn.Module, workload: Workload, world: World) -> int:
 
 
 def draw_seed(base_seed: int | None, trial: int) -> int:
-    """The seed of a trial: base + trial, or fresh from the operating system."""
+    """The seed of a trial: base seed + trial, or a new one from the operating system."""
     if base_seed is not None:
         return base_seed + trial
     return int.from_bytes(os.urandom(8)) >> (64 - SEED_BITS)

@@ -1,4 +1,4 @@
-"""The worker process: connects its rank, imports what training needs, runs one trial, and ends with one line whatever happens."""
+"""The worker process of one rank: connect to the others, import torch, run one trial. Every failure ends with one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USAGE = 2
 
 
 def work(plan: TrialPlan, *, first_line: float) -> int:
-    """Run one trial in this process's world and return the exit code. ``first_line``: perf_counter at the suite's first line."""
+    """Run one trial as one rank and return the exit code. ``first_line``: perf_counter at the suite's first line."""
     interpreter_s = process_age_s() - (time.perf_counter() - first_line)
     world = World.create()
     try:
@@ -67,7 +67,7 @@ def _keep_traceback(plan: TrialPlan, world: World) -> str:
 
 
 def _end(world: World, plan: TrialPlan, text: str, code: int) -> int:
-    """Say one line, then end every rank: rank 0 speaks for an error all ranks share and gets a moment to do so."""
+    """Print one line, then end every rank. Other ranks wait a moment, so that rank 0 reports an error that all ranks have."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may answer the first rank's end with it
     where = "" if world.size == 1 else f" [rank {world.rank} on {node_name()}]"
     if not world.is_first:
