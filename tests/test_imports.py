@@ -211,3 +211,11 @@ def test_extras_have_normal_names_and_make_installs_all() -> None:
     assert asked is not None
     assert set(asked.group(1).split(",")) == set(extras)
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in extras)
+
+
+def test_the_map_in_the_docs_is_that_of_the_code() -> None:
+    drawn = subprocess.run(
+        [sys.executable, "-c", "from draw_map import svg; print(svg(), end='')"],
+        capture_output=True, text=True, cwd=ROOT / "docs", check=True,
+    )  # fmt: skip
+    assert drawn.stdout == (ROOT / "docs" / "map.svg").read_text(), "run: python docs/draw_map.py"
