@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from suite.compliance.group_rules import changed_files
+from suite.compliance.manifest import changed_files
 from suite.machine.system import read_description
 from suite.package.build import build_package
 

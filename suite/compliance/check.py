@@ -13,9 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-import suite.compliance.own_rules  # noqa: F401  its rules enter the table
-from suite.compliance.group_rules import GroupContext, SeenRuns, is_weak, judge_group, judge_package, judge_system
-from suite.compliance.rules import Finding, LogContext, judge
+# The rules of a log are applied, and their findings listed, in the order of these two imports.
+import suite.compliance.log_rules
+import suite.compliance.mlhpc_rules  # noqa: F401  importing the two enters their rules into the table
+from suite.compliance.group_rules import GroupContext, SeenRuns, apply_group_rules, is_weak
+from suite.compliance.package_rules import judge_package, judge_system
+from suite.compliance.rules import Finding, LogContext, apply_log_rules
 from suite.compliance.ruleset import Benchmark, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, summarise
@@ -112,21 +115,21 @@ def _head(file: Path) -> bytes:
 
 def check_log(path: Path, rules: Ruleset) -> CheckedLog:
     """Judge one log by itself."""
-    shown = str(path)
+    name = str(path)
     try:
         log = read_events(path, steps=False)
     except OSError as error:
-        unread = Finding("log-empty", "error", shown, None, f"cannot be read: {error.strerror}")
+        unread = Finding("log-empty", "error", name, None, f"cannot be read: {error.strerror}")
         return CheckedLog(RunRecord(path=path), None, (unread,))
-    return judge_log(log, rules, shown)
+    return judge_log(log, rules, name)
 
 
-def judge_log(log: Log, rules: Ruleset, shown: str) -> CheckedLog:
-    """Judge the events of one log; ``shown`` is how its file is named in findings."""
+def judge_log(log: Log, rules: Ruleset, name: str) -> CheckedLog:
+    """Judge the events of one log; ``name`` is the name of its file in findings."""
     record = summarise(log)
     benchmark = rules.benchmark(record.benchmark, record.size)
     context = LogContext(log, record, rules, benchmark)
-    return CheckedLog(record, benchmark, tuple(judge(context, shown)))
+    return CheckedLog(record, benchmark, tuple(apply_log_rules(context, name)))
 
 
 def _root(group: Group, tree: Tree) -> Path | None:
@@ -203,7 +206,7 @@ def _cross_checks(group: Group, checked: list[CheckedLog], rules: Ruleset) -> It
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
     benchmark = next((log.benchmark for log in checked if log.benchmark is not None), None)
     context = GroupContext(group, tuple(log.record for log in checked), rules, benchmark, system)
-    yield from judge_group(context, str)
+    yield from apply_group_rules(context)
 
 
 def _check_package(package: Path, groups: list[Group], rules: Ruleset) -> Iterator[Finding]:

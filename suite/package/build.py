@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.compliance.group_rules import blank_fields, digest
+from suite.compliance.manifest import render_package_manifest
+from suite.compliance.package_rules import blank_fields
 from suite.compliance.ruleset import Benchmark, card_benchmark
 from suite.descriptor import descriptor
 from suite.files import write_whole
@@ -26,8 +27,6 @@ from suite.log.run_folder import RunFolder, RunInfo
 from suite.log.score import failure, time_to_train
 from suite.machine.facts import Facts
 from suite.machine.system import System, describe, differences, read_nodes, system_description
-
-MANIFEST_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def build_package(
             _write_logs(staged, result)
             _write_implementation(staged, result)
         _move(staged, package)
-    write_manifest(package)
+    write_package_manifest(package)
     return Package(package, results, tuple(_notes(results, submitter, division)), tuple(_unknown(package, results)))
 
 
@@ -150,12 +149,9 @@ def read_run(root: Path) -> Run:
     return Run(folder, info, tuple(summarise(read_events(path)) for path in logs), resumed, read_nodes(root))
 
 
-def write_manifest(package: Path) -> None:
-    """Write the manifest over every file of the package, in the form of sha256sum; the last thing that is written."""
-    files = sorted(path for path in package.rglob("*") if path.is_file() and path.name != MANIFEST)
-    lines = [f"# mlhpc manifest version {MANIFEST_VERSION}: sha256sum -c {MANIFEST}"]
-    lines += [f"{digest(path)}  {path.relative_to(package).as_posix()}" for path in files]
-    write_whole(package / MANIFEST, "\n".join(lines) + "\n")
+def write_package_manifest(package: Path) -> None:
+    """Write the manifest of all files of a package: the last file written, so a package that has one is complete."""
+    write_whole(package / MANIFEST, render_package_manifest(package))
 
 
 # What belongs together

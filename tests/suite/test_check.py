@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from suite.compliance import convergence
 from suite.compliance.check import Verdict, check, check_log
-from suite.compliance.group_rules import GROUP_RULES, SYSTEM_FIELDS, digest
+from suite.compliance.group_rules import GROUP_RULES
+from suite.compliance.manifest import digest
 from suite.compliance.output import FORMATS, print_table
+from suite.compliance.package_rules import SYSTEM_FIELDS
 from suite.compliance.rules import EXPLANATIONS, LOG_RULES, Finding
 from suite.compliance.ruleset import ruleset, ruleset_names
 from tests.fixtures.logs import START_MS, Line, edit, hpc_run, insert, our_run, our_runs, results, write

@@ -12,7 +12,8 @@ import pytest
 
 from suite import VERSION
 from suite.compliance.check import check
-from suite.compliance.group_rules import SYSTEM_FIELDS, changed_files, digest
+from suite.compliance.manifest import changed_files, digest
+from suite.compliance.package_rules import SYSTEM_FIELDS
 from suite.machine.facts import Cpu
 from suite.machine.system import System
 from suite.package.build import build_package, read_run

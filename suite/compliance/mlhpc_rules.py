@@ -1,22 +1,26 @@
-"""The rules for what only logs of this suite hold: what is logged twice agrees, and what was measured fits into its time."""
+"""The rules for what only logs of this suite hold: values logged twice agree, and measurements fit into their time.
+
+Other codes do not log these events, so the rules find nothing in published logs.
+"""
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from suite.compliance.rules import OURS, Found, LogContext, log_rule
+from suite.compliance.rules import OURS, LogBreach, LogContext, epoch_num, log_rule
 from suite.compliance.ruleset import same
 from suite.files import brief
 from suite.log import mllog
 from suite.log.reader import Event
+from suite.log.timeline import Epoch
 from suite.log.values import finite
 
 
-@log_rule("resumed", "a resumed run is not scored: its log is resumed_<i>_<k>.txt, never result_<i>.txt", OURS)
-def resumed(context: LogContext) -> Iterator[Found]:
+@log_rule("resumed", "a resumed run is not scored: its log is called resumed_<i>_<k>.txt, never result_<i>.txt", OURS)
+def resumed(context: LogContext) -> Iterator[LogBreach]:
     event, stop = context.first(mllog.RUN_RESUMED), context.first("run_stop")
     if event is not None:
         yield event.line, "the run was resumed from a checkpoint"
@@ -27,13 +31,14 @@ def resumed(context: LogContext) -> Iterator[Found]:
 _STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
 
 
-@log_rule("phases-sum", "the phases of a step sum to the step, and the steps fit into the epochs", OURS)
-def phases_sum(context: LogContext) -> Iterator[Found]:
+@log_rule("phases-sum", "the phases of a step sum to the step, and all steps fit into the time of all epochs", OURS)
+def phases_sum(context: LogContext) -> Iterator[LogBreach]:
     for key in (mllog.STEP_PHASES, mllog.RANK_PHASES):
         yield from islice(_phases(context, key), 1)
 
 
-def _phases(context: LogContext, key: str) -> Iterator[Found]:
+def _phases(context: LogContext, key: str) -> Iterator[LogBreach]:
+    """Compare the phases in the events of one key with their steps, and all steps with the time of all epochs."""
     total = 0.0
     for event in context.by_key.get(key, ()):
         value = event.value if isinstance(event.value, dict) else {}
@@ -41,12 +46,12 @@ def _phases(context: LogContext, key: str) -> Iterator[Found]:
             continue  # a run without instrumentation
         parts = [finite(value.get(name)) for name in _STEP_PARTS]
         step = finite(value.get("step"))
-        known = [part for part in parts if part is not None and part >= 0.0]
-        if step is None or len(known) < len(parts):
+        valid = [part for part in parts if part is not None and part >= 0.0]
+        if step is None or len(valid) < len(parts):
             yield event.line, f"{key} = {brief(event.value)}: expected seconds of step, {', '.join(_STEP_PARTS)}"
             return
-        if abs(sum(known) - step) > 0.01 * step + 1e-4:
-            yield event.line, f"{key}: the phases sum to {sum(known):.6f} s, the step is {step:.6f} s"
+        if abs(sum(valid) - step) > 0.01 * step + 1e-4:
+            yield event.line, f"{key}: the phases sum to {sum(valid):.6f} s, the step is {step:.6f} s"
             return
         total += step
     training = sum(epoch.stop_s - epoch.start_s for epoch in context.record.epochs)
@@ -54,54 +59,60 @@ def _phases(context: LogContext, key: str) -> Iterator[Found]:
         yield None, f"{key} sum to {total:.3f} s, all epochs take {training:.3f} s"
 
 
-@log_rule("rank-stats", "what ranks measured is a distribution of numbers over the ranks and fits into the epoch", OURS)
-def rank_stats(context: LogContext) -> Iterator[Found]:
+@log_rule(
+    "rank-stats", "what ranks measured is a distribution of numbers over all ranks and fits into the epoch's time", OURS
+)
+def rank_stats(context: LogContext) -> Iterator[LogBreach]:
     ranks = context.record.ranks or 1
-    epochs = {epoch.number: epoch for epoch in context.record.epochs if epoch.complete}
+    epochs = _finished_epochs(context)
     for event in context.by_key.get(mllog.RANK_STATS, ()):
-        for name, entry in event.value.items() if isinstance(event.value, dict) else ():
-            numbers = (
-                [finite(entry.get(part)) for part in ("min", "median", "max")] if isinstance(entry, dict) else [None]
-            )
-            ends = [entry.get(part) for part in ("min_rank", "max_rank")] if isinstance(entry, dict) else []
-            known = [number for number in numbers if number is not None and number >= 0.0]
-            if len(known) < len(numbers) or known != sorted(known) or not all(rank in range(ranks) for rank in ends):
-                yield (
-                    event.line,
-                    f"{name} = {brief(entry)}: expected min <= median <= max and whose they are, of {ranks} ranks",
-                )
-                return
-            each = entry.get("values") if isinstance(entry, dict) else None
-            if each is not None and not _spread(each, ranks, known[0], known[-1]):
-                yield (
-                    event.line,
-                    f"{name}: its values are not those of {ranks} ranks from {known[0]:g} to {known[-1]:g}",
-                )
-                return
-            epoch = epochs.get(finite(event.metadata.get("epoch_num")))
-            if name == "step_s" and epoch is not None and known[-1] > 1.01 * epoch.train_s + 0.1:
-                yield (
-                    event.line,
-                    f"the steps of a rank take {known[-1]:.3f} s, training the epoch {epoch.train_s:.3f} s",
-                )
+        epoch = epochs.get(epoch_num(event))
+        for name, entry in _entries(event):
+            problem = _distribution_problem(name, entry, ranks)
+            if problem is None and name == "step_s" and epoch is not None:
+                problem = _steps_problem(entry["max"], epoch)
+            if problem is not None:
+                yield event.line, problem
                 return
 
 
-def _spread(values: Any, ranks: int, least: float, most: float) -> bool:
-    """True if these are the values of so many ranks with that minimum and maximum."""
+def _distribution_problem(name: str, entry: Any, ranks: int) -> str | None:
+    """Say why ``entry`` is no distribution over so many ranks: minimum, median, maximum, whose they are, and values if any."""
+    expected = f"{name} = {brief(entry)}: expected min <= median <= max and whose they are, of {ranks} ranks"
+    if not isinstance(entry, dict):
+        return expected
+    numbers = [finite(entry.get(part)) for part in ("min", "median", "max")]
+    valid = [number for number in numbers if number is not None and number >= 0.0]
+    ends = [entry.get(part) for part in ("min_rank", "max_rank")]
+    if len(valid) < len(numbers) or valid != sorted(valid) or not all(rank in range(ranks) for rank in ends):
+        return expected
+    values, least, most = entry.get("values"), valid[0], valid[-1]
+    if values is not None and not _spans(values, ranks, least, most):
+        return f"{name}: its values are not those of {ranks} ranks from {least:g} to {most:g}"
+    return None
+
+
+def _spans(values: Any, ranks: int, least: float, most: float) -> bool:
+    """True if ``values`` is a list of one number per rank with that minimum and maximum."""
     numbers = [finite(value) for value in values] if isinstance(values, list) else []
-    known = [number for number in numbers if number is not None]
-    return len(known) == len(numbers) == ranks and (min(known), max(known)) == (least, most)
+    valid = [number for number in numbers if number is not None]
+    return len(valid) == len(numbers) == ranks and (min(valid), max(valid)) == (least, most)
 
 
-@log_rule("energy-plausible", "a counter of energy says between 0 and 100 kW", OURS)
-def energy_plausible(context: LogContext) -> Iterator[Found]:
+def _steps_problem(most_s: float, epoch: Epoch) -> str | None:
+    """Say that the steps of a rank took longer than the training of their epoch; None if they fit."""
+    if most_s <= 1.01 * epoch.train_s + 0.1:
+        return None
+    return f"the steps of a rank take {most_s:.3f} s, training the epoch {epoch.train_s:.3f} s"
+
+
+@log_rule("energy-plausible", "an energy counter shows between 0 and 100 kW", OURS)
+def energy_plausible(context: LogContext) -> Iterator[LogBreach]:
     for event in context.by_key.get(mllog.ENERGY, ()):
         seconds = finite(event.metadata.get("seconds"))
-        for name, entry in event.value.items() if isinstance(event.value, dict) else ():
-            joules, counters = (
-                finite(entry.get(part)) if isinstance(entry, dict) else None for part in ("joules", "counters")
-            )
+        for name, entry in _entries(event):
+            parts = entry if isinstance(entry, dict) else {}
+            joules, counters = finite(parts.get("joules")), finite(parts.get("counters"))
             if not seconds or not counters or joules is None or not 0.0 <= joules <= 1e5 * seconds * counters:
                 yield (
                     event.line,
@@ -110,24 +121,26 @@ def energy_plausible(context: LogContext) -> Iterator[Found]:
                 return
 
 
-@log_rule("throughput-true", "the logged throughput is that of the epoch's samples and times, within 10 %", OURS)
-def throughput_true(context: LogContext) -> Iterator[Found]:
+@log_rule(
+    "throughput-true", "the logged throughput agrees with the samples and the time of the epoch within 10 %", OURS
+)
+def throughput_true(context: LogContext) -> Iterator[LogBreach]:
     samples = _samples_per_epoch(context)
-    epochs = {epoch.number: epoch for epoch in context.record.epochs if epoch.complete}
+    epochs = _finished_epochs(context)
     for event in context.by_key.get(mllog.TRACKED_STATS, ()):
         value = finite(event.value.get("throughput")) if isinstance(event.value, dict) else None
-        epoch = epochs.get(finite(event.metadata.get("epoch_num")))
+        epoch = epochs.get(epoch_num(event))
         if value is None or epoch is None or not samples or epoch.train_s <= 0.0:
             continue
         rate = samples / epoch.train_s
-        slack = 0.1 + 0.02 / epoch.train_s
+        slack = 0.1 + 0.02 / epoch.train_s  # and 20 ms, which matter in short epochs
         if abs(value - rate) > slack * rate:
             yield event.line, f"throughput {value:g} samples/s in epoch {epoch.number:g}; its times say {rate:g}"
             return
 
 
-@log_rule("config-agrees", "the resolved configuration says what the events say", OURS)
-def config_agrees(context: LogContext) -> Iterator[Found]:
+@log_rule("config-agrees", "the resolved configuration agrees with the events", OURS)
+def config_agrees(context: LogContext) -> Iterator[LogBreach]:
     event, config = context.first(mllog.RUN_CONFIG), context.record.config or {}
     if event is None:
         return
@@ -144,7 +157,7 @@ def config_agrees(context: LogContext) -> Iterator[Found]:
 
 
 def _stated_twice(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """(name, value, key of the event) for what a configuration holds and an event says too."""
+    """(name, value, key of the event) for each value of a configuration that an event logs too."""
     for name, key in (
         ("size", mllog.BENCHMARK_SIZE),
         ("global_batch_size", mllog.GLOBAL_BATCH_SIZE),
@@ -158,20 +171,20 @@ def _stated_twice(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
             yield f"{name}.{inner}", value, f"{prefix}{inner}"
 
 
-@log_rule("metric-agrees", "a value of the metric is the same wherever the log holds it", OURS)
-def metric_agrees(context: LogContext) -> Iterator[Found]:
+@log_rule("metric-agrees", "a value of the metric is the same wherever it is logged", OURS)
+def metric_agrees(context: LogContext) -> Iterator[LogBreach]:
     benchmark = context.benchmark
     if benchmark is None:
         return
     for event in context.by_key.get(benchmark.metric, ()):
         metrics = event.metadata.get("metrics")
         if isinstance(metrics, dict) and not same(metrics.get(benchmark.metric), event.value):
-            twice = brief(metrics.get(benchmark.metric))
-            yield event.line, f"{benchmark.metric} is {brief(event.value)} and in its own metadata {twice}"
+            other = brief(metrics.get(benchmark.metric))
+            yield event.line, f"{benchmark.metric} is {brief(event.value)} and in its own metadata {other}"
             return
     reached = [item for item in context.record.evals if benchmark.reached(item.value)]
     for event in context.by_key.get(mllog.TARGET_ACCURACY_REACHED, ()):
-        epoch = finite(event.metadata.get("epoch_num"))
+        epoch = epoch_num(event)
         if not any(same(event.value, item.value) and epoch in (None, item.epoch) for item in reached):
             yield (
                 event.line,
@@ -179,48 +192,54 @@ def metric_agrees(context: LogContext) -> Iterator[Found]:
             )
 
 
-@log_rule("samples-agree", "steps, batch size and samples of an epoch say the same", OURS)
-def samples_agree(context: LogContext) -> Iterator[Found]:
-    batch, samples = context.record.global_batch_size, context.record.train_samples
-    card = context.card
+@log_rule("samples-agree", "steps, batch size and samples of an epoch agree", OURS)
+def samples_agree(context: LogContext) -> Iterator[LogBreach]:
+    batch, samples, card = context.record.global_batch_size, context.record.train_samples, context.card
     if card is None or not batch or not samples or batch < 1:
         return
     steps = card.eval_every_steps or samples // batch
-    finished = {epoch.number for epoch in context.record.epochs if epoch.complete}
-    windows: dict[float | None, float] = {}
-    for event in context.by_key.get(mllog.STEP_PHASES, ()):
-        number = finite(event.metadata.get("epoch_num"))
-        windows[number] = windows.get(number, 0.0) + (finite(event.metadata.get("steps")) or 0.0)
-    counted: list[tuple[int | None, str, float | None, object]] = [
-        (None, "step_phases", number, total) for number, total in windows.items()
-    ]
-    for event in context.every(mllog.RANK_PHASES, mllog.RANK_STATS):
-        counted.append((event.line, event.key, finite(event.metadata.get("epoch_num")), event.metadata.get("steps")))
-    for line, key, number, logged in counted:
-        if number in finished and finite(logged) != steps:
+    finished = _finished_epochs(context)
+    for line, key, number, counted in _counted_steps(context):
+        if number in finished and finite(counted) != steps:
             due = f"{samples} samples in batches of {batch} are {steps}"
-            yield line, f"{key} of epoch {_number(number)} counts {brief(logged)} steps; {due}"
+            yield line, f"{key} of epoch {_number(number)} counts {brief(counted)} steps; {due}"
             return
     for event in context.every("eval_start", card.metric, "eval_stop"):
-        epoch, seen = finite(event.metadata.get("epoch_num")), event.metadata.get("samples_count")
-        trained = None if epoch is None else epoch if card.eval_every_steps else epoch * steps * batch
-        if seen is not None and trained is not None and finite(seen) != trained:
+        epoch, seen = epoch_num(event), event.metadata.get("samples_count")
+        if epoch is None or seen is None:
+            continue
+        # With a card's eval_every_steps, epoch_num itself counts samples (docs/architecture.md).
+        trained = epoch if card.eval_every_steps else epoch * steps * batch
+        if finite(seen) != trained:
             yield event.line, f"samples_count = {brief(seen)} after epoch {epoch:g}; {trained:,.0f} were trained on"
             return
 
 
-@log_rule("measured", "every finished epoch says its throughput and its phases, unless instrumentation is off", OURS)
-def measured(context: LogContext) -> Iterator[Found]:
+def _counted_steps(context: LogContext) -> Iterator[tuple[int | None, str, float | None, object]]:
+    """(line, key, epoch, steps) wherever the log counts the steps of an epoch; step_phases are summed over the epoch."""
+    sums: dict[float | None, float] = {}
+    for event in context.by_key.get(mllog.STEP_PHASES, ()):
+        number = epoch_num(event)
+        sums[number] = sums.get(number, 0.0) + (finite(event.metadata.get("steps")) or 0.0)
+    yield from ((None, "step_phases", number, total) for number, total in sums.items())
+    for event in context.every(mllog.RANK_PHASES, mllog.RANK_STATS):
+        yield event.line, event.key, epoch_num(event), event.metadata.get("steps")
+
+
+@log_rule(
+    "measured", "every finished epoch has its throughput and its phases logged, unless instrumentation is off", OURS
+)
+def measured(context: LogContext) -> Iterator[LogBreach]:
     bare = (context.record.config or {}).get("instrumentation") is False
     for key in (mllog.TRACKED_STATS, mllog.RANK_PHASES, *(() if bare else (mllog.STEP_PHASES, mllog.RANK_STATS))):
-        logged = {finite(event.metadata.get("epoch_num")) for event in context.by_key.get(key, ())}
+        logged = {epoch_num(event) for event in context.by_key.get(key, ())}
         without = [epoch.number for epoch in context.record.epochs if epoch.complete and epoch.number not in logged]
         if without:
             yield None, f"no {key} of epoch {_number(without[0])}"
 
 
-@log_rule("eval-order", "an epoch trains, then evaluates, then ends, and all of it names one epoch_num", OURS)
-def eval_order(context: LogContext) -> Iterator[Found]:
+@log_rule("eval-order", "an epoch trains, then evaluates, then ends, and all its events have one epoch_num", OURS)
+def eval_order(context: LogContext) -> Iterator[LogBreach]:
     metric = context.benchmark.metric if context.benchmark else mllog.EVAL_ERROR
     after = {
         "epoch_start": ("eval_start",),
@@ -248,11 +267,11 @@ def eval_order(context: LogContext) -> Iterator[Found]:
         before = event
 
 
-@log_rule("duration-agrees", "no evaluation was measured longer than its time stamps are apart", OURS)
-def duration_agrees(context: LogContext) -> Iterator[Found]:
-    starts = {finite(event.metadata.get("epoch_num")): event for event in context.by_key.get("eval_start", ())}
+@log_rule("duration-agrees", "the measured time of an evaluation is no longer than its time stamps are apart", OURS)
+def duration_agrees(context: LogContext) -> Iterator[LogBreach]:
+    starts = {epoch_num(event): event for event in context.by_key.get("eval_start", ())}
     for event in context.by_key.get("eval_stop", ()):
-        start, seconds = starts.get(finite(event.metadata.get("epoch_num"))), finite(event.metadata.get("duration_s"))
+        start, seconds = starts.get(epoch_num(event)), finite(event.metadata.get("duration_s"))
         apart = None if start is None else (event.time_ms - start.time_ms) / 1e3
         if apart is not None and seconds is not None and seconds > 1.01 * apart + 0.01:
             yield event.line, f"the evaluation took {seconds:.3f} s by its own clock, {apart:.3f} s by its time stamps"
@@ -260,7 +279,7 @@ def duration_agrees(context: LogContext) -> Iterator[Found]:
 
 
 @log_rule("ranks-agree", "there are no fewer ranks than nodes and no more than accelerators", OURS)
-def ranks_agree(context: LogContext) -> Iterator[Found]:
+def ranks_agree(context: LogContext) -> Iterator[LogBreach]:
     ranks, nodes, each = context.record.ranks, context.record.nodes, context.record.accelerators_per_node
     event = context.first(mllog.NUMBER_OF_RANKS)
     if ranks is None or nodes is None or event is None:
@@ -271,8 +290,8 @@ def ranks_agree(context: LogContext) -> Iterator[Found]:
         yield event.line, f"{ranks} ranks on {nodes} nodes of {each} accelerators"
 
 
-@log_rule("cache-agrees", "caches count as dropped only where the command that drops them succeeded", OURS)
-def cache_agrees(context: LogContext) -> Iterator[Found]:
+@log_rule("cache-agrees", "caches count as dropped only if the command that drops them succeeded", OURS)
+def cache_agrees(context: LogContext) -> Iterator[LogBreach]:
     event, clear = context.first(mllog.CACHE_STATE), context.first(mllog.CACHE_CLEAR)
     if event is None:
         return
@@ -288,8 +307,8 @@ def cache_agrees(context: LogContext) -> Iterator[Found]:
         yield clear.line, f"cache_clear is {clear.value}, cache_state {brief(event.value)}"
 
 
-@log_rule("work-agrees", "the work on a sample is that of the card, within 1 %", "the workload's card")
-def work_agrees(context: LogContext) -> Iterator[Found]:
+@log_rule("work-agrees", "the FLOPs per sample agree with the card within 1 %", "the workload's card")
+def work_agrees(context: LogContext) -> Iterator[LogBreach]:
     event, card = context.first(mllog.WORK_PER_SAMPLE), context.card
     flops = context.record.work_per_sample.get("model_flops")
     if event is not None and card is not None and flops is not None:
@@ -298,12 +317,22 @@ def work_agrees(context: LogContext) -> Iterator[Found]:
             yield event.line, f"model_flops = {flops:g} per sample; the card says {due:g}"
 
 
+def _finished_epochs(context: LogContext) -> dict[float | None, Epoch]:
+    """The epochs that ended, by number."""
+    return {epoch.number: epoch for epoch in context.record.epochs if epoch.complete}
+
+
+def _entries(event: Event) -> Iterable[tuple[str, Any]]:
+    """The entries of an event whose value is a mapping; none if it is not."""
+    return event.value.items() if isinstance(event.value, dict) else ()
+
+
 def _number(epoch: float | None) -> str:
     return "without a number" if epoch is None else f"{epoch:g}"
 
 
 def _samples_per_epoch(context: LogContext) -> float | None:
-    """Samples between two evaluations: an epoch, or the steps that the card has between them."""
+    """Samples between two evaluations: those of an epoch, or of the card's eval_every_steps. None if unknown."""
     card = context.card
     if card is None or card.eval_every_steps is None:
         return context.record.train_samples

@@ -1,0 +1,409 @@
+"""The rules that every log is judged by: what it must hold, order and time of its events, what the run reached."""
+# ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from suite.compliance.rules import HPC, LOGGING, OURS, LogBreach, LogContext, epoch_num, log_rule
+from suite.compliance.ruleset import same
+from suite.files import brief
+from suite.log import mllog
+from suite.log.reader import Event
+from suite.log.record import first_reaching
+from suite.log.values import finite
+
+# What a log must hold
+
+
+@log_rule("log-empty", "a log holds at least one MLLOG event", LOGGING)
+def log_empty(context: LogContext) -> Iterator[LogBreach]:
+    if not context.log.events:
+        yield None, "no MLLOG event found; expected lines with ':::MLLOG {...}'"
+
+
+@log_rule(
+    "event-valid", "every line with the MLLOG token holds one JSON event with key, value, time_ms and metadata", LOGGING
+)
+def event_valid(context: LogContext) -> Iterator[LogBreach]:
+    yield from ((problem.line, problem.message) for problem in context.log.problems)
+
+
+@log_rule(
+    "benchmark-known", "the ruleset knows the benchmark that the log names, and in mlhpc-1.0 its size", f"{HPC} 3"
+)
+def benchmark_known(context: LogContext) -> Iterator[LogBreach]:
+    event = context.first(mllog.SUBMISSION_BENCHMARK)
+    names = context.ruleset.benchmark_names()
+    if event is not None and event.value not in names:
+        yield event.line, f"unknown benchmark {brief(event.value)}; {context.ruleset.name} knows {', '.join(names)}"
+    elif event is not None and context.benchmark is None:
+        size = context.first(mllog.BENCHMARK_SIZE)
+        yield (size or event).line, f"unknown size {brief(context.record.size)} of {brief(event.value)}"
+
+
+@log_rule("key-missing", "every key that the ruleset requires is logged", LOGGING)
+def key_missing(context: LogContext) -> Iterator[LogBreach]:
+    missing = [repr(key) for key in _missing(context) if key not in _OF_TRAINING]
+    if len(missing) > 3:
+        yield None, f"{len(missing)} required keys are not logged: {', '.join(missing)}"
+    else:
+        yield from ((None, f"required key {key} is not logged") for key in missing)
+
+
+@log_rule("training-missing", "the epochs and evaluations of a run are logged", LOGGING)
+def training_missing(context: LogContext) -> Iterator[LogBreach]:
+    for key in _missing(context):
+        if key in _OF_TRAINING:
+            yield None, f"no {key} is logged"
+
+
+@log_rule("key-repeated", "a key that is required once is logged once, even with the same value", LOGGING)
+def key_repeated(context: LogContext) -> Iterator[LogBreach]:
+    for key, events in _repeated(context):
+        if all(same(event.value, events[0].value) for event in events):
+            yield events[1].line, f"{key!r} is logged {len(events)} times with one value"
+
+
+@log_rule("key-conflict", "a key that is required once has one value", LOGGING)
+def key_conflict(context: LogContext) -> Iterator[LogBreach]:
+    for key, events in _repeated(context):
+        other = next((event for event in events if not same(event.value, events[0].value)), None)
+        if other is not None:
+            yield other.line, f"{key!r} is logged as {brief(events[0].value)} and as {brief(other.value)}"
+
+
+@log_rule("key-value", "the ruleset or the card allows every value", f"{HPC} 4 and the workload's card")
+def key_value(context: LogContext) -> Iterator[LogBreach]:
+    for key, rule in context.key_rules.items():
+        for event in context.by_key.get(key, ()) if rule.asks else ():
+            # Published logs write "seed: null"; rule seed-missing reports that.
+            problem = None if event.value is None and key == mllog.SEED else rule.problem(event.value)
+            if problem:
+                yield event.line, f"{key} = {brief(event.value)}: {problem}"
+                break
+
+
+@log_rule("key-near", "sample counts are exactly those of the benchmark", f"{HPC} 3")
+def key_near(context: LogContext) -> Iterator[LogBreach]:
+    for key, rule in context.key_rules.items():
+        event = context.first(key)
+        if event is not None and rule.about is not None and not rule.problem(event.value) and event.value != rule.about:
+            yield event.line, f"{key} = {brief(event.value)}: expected {rule.about:g}"
+
+
+@log_rule("seed-missing", "every run logs its seed", "training_policies#546; mlperf_logging seed_checker")
+def seed_missing(context: LogContext) -> Iterator[LogBreach]:
+    if context.log.events and all(event.value is None for event in context.every(mllog.SEED)):
+        yield None, "no seed is logged"
+
+
+@log_rule("ruleset-agrees", "the log was made for the ruleset it is judged by", OURS)
+def ruleset_agrees(context: LogContext) -> Iterator[LogBreach]:
+    event = context.first(mllog.RULESET)
+    if event is not None and event.value != context.ruleset.name:
+        yield event.line, f"the log was made for ruleset {brief(event.value)}, judged by {context.ruleset.name}"
+
+
+@log_rule("placeholder", "organisation and platform are no placeholders", OURS)
+def placeholder(context: LogContext) -> Iterator[LogBreach]:
+    for event in context.every(mllog.SUBMISSION_ORG, mllog.SUBMISSION_PLATFORM):
+        if isinstance(event.value, str) and "PLACEHOLDER" in event.value:
+            yield event.line, f"{event.key} = {brief(event.value)} is a placeholder"
+
+
+# Order and time
+
+
+@log_rule("event-order", "init_start, init_stop, run_start, run_stop come in this order in the file", LOGGING)
+def event_order(context: LogContext) -> Iterator[LogBreach]:
+    for earlier, later in (("init_start", "init_stop"), ("init_stop", "run_start"), ("run_start", "run_stop")):
+        first, second = context.position.get(earlier), context.position.get(later)
+        if first is not None and second is not None and second < first:
+            yield context.log.events[second].line, f"{later} comes before {earlier}"
+    stop, starts = context.first("init_stop"), context.by_key.get("init_start")
+    if stop is not None and starts and starts[-1].line > stop.line:
+        yield starts[-1].line, "init_start after init_stop"
+
+
+@log_rule("run-unfinished", "a run ends with run_stop", f"{HPC} 5; {LOGGING}")
+def run_unfinished(context: LogContext) -> Iterator[LogBreach]:
+    if context.log.events and "run_stop" not in context.by_key:
+        yield context.log.events[-1].line, "no run_stop: the run did not end"
+
+
+@log_rule("run-time", "run_stop is later than run_start", f"{HPC} 5")
+def run_time(context: LogContext) -> Iterator[LogBreach]:
+    seconds = context.record.time_to_train_s
+    stop = context.first("run_stop")
+    if seconds is not None and stop is not None and seconds <= 0.0:
+        yield stop.line, f"run_stop is {-seconds:.3f} s before run_start: the run has no time"
+
+
+@log_rule("clock-jump", "time stamps never jump back by more than a minute", OURS)
+def clock_jump(context: LogContext) -> Iterator[LogBreach]:
+    yield from islice(((line, text) for line, seconds, text in _backwards(context) if seconds > 60.0), 1)
+
+
+@log_rule("clock-unit", "time stamps are Unix time in milliseconds, of a year from 2000 to 2099", LOGGING)
+def clock_unit(context: LogContext) -> Iterator[LogBreach]:
+    event = next((event for event in context.log.events if not _YEAR_2000_MS <= event.time_ms < _YEAR_2100_MS), None)
+    if event is not None:
+        yield event.line, f"time_ms = {event.time_ms:.15g} of {brief(event.key)}: expected Unix time in milliseconds"
+
+
+@log_rule("clock-order", "time stamps never go back", OURS)
+def clock_order(context: LogContext) -> Iterator[LogBreach]:
+    yield from islice(((line, text) for line, seconds, text in _backwards(context) if seconds <= 60.0), 1)
+
+
+@log_rule("init-limit", "initialisation takes at most 30 minutes (open division: 4 hours)", f"{HPC} 5.1")
+def init_limit(context: LogContext) -> Iterator[LogBreach]:
+    limit = context.ruleset.data.init_minutes["open" if context.division == "open" else "closed"]
+    stop = context.first("init_stop")
+    if context.record.init_s is not None and stop is not None and context.record.init_s >= limit * 60.0:
+        yield stop.line, f"init took {context.record.init_s / 60.0:.1f} min; at most {limit:g} are allowed"
+
+
+@log_rule(
+    "init-gap",
+    "run_start follows init_stop at once: time between them would count neither as set-up nor as run",
+    f"{HPC} 5.1",
+)
+def init_gap(context: LogContext) -> Iterator[LogBreach]:
+    stop, start = context.first("init_stop"), context.first("run_start")
+    if stop is not None and start is not None and start.time_ms - stop.time_ms > 1000.0:
+        yield start.line, f"run_start is {(start.time_ms - stop.time_ms) / 1e3:.3f} s after init_stop"
+
+
+@log_rule("before-run", "no epoch and no evaluation begins before run_start", f"{HPC} 5.1")
+def before_run(context: LogContext) -> Iterator[LogBreach]:
+    start = context.first("run_start")
+    position = context.position.get("run_start")
+    if start is None or position is None:
+        return
+    for key in ("epoch_start", "eval_start", mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
+        event = min(context.by_key.get(key, ()), key=lambda item: item.time_ms, default=None)
+        if event is not None and event.time_ms < start.time_ms - 1.0:  # a millisecond of slack for rounded stamps
+            yield event.line, f"{key} is {(start.time_ms - event.time_ms) / 1e3:.3f} s before run_start"
+        elif context.position.get(key, position) < position:
+            yield context.log.events[context.position[key]].line, f"{key} stands before run_start"
+
+
+@log_rule("staging-order", "staging_stop has a staging_start, and up to v2.0 staging lies inside the run", f"{HPC} 5.2")
+def staging_order(context: LogContext) -> Iterator[LogBreach]:
+    start, stop, run = context.first("staging_start"), context.first("staging_stop"), context.first("run_start")
+    if stop is not None and start is None:
+        yield stop.line, "staging_stop without staging_start"
+    early = run is not None and context.position.get("staging_start", 0) < context.position["run_start"]
+    if start is not None and early and not context.ruleset.data.staging_before_run:
+        yield start.line, f"staging begins before run_start; {context.ruleset.name} times it inside the run"
+
+
+@log_rule(
+    "interval-open",
+    "every interval that begins also ends, except an epoch and an evaluation that run_stop interrupts",
+    LOGGING,
+)
+def interval_open(context: LogContext) -> Iterator[LogBreach]:
+    if "run_stop" not in context.by_key:
+        return
+    for stem, allowed in (("staging", 0), ("eval", 1), ("epoch", 1)):
+        starts, stops = context.by_key.get(f"{stem}_start", []), context.by_key.get(f"{stem}_stop", [])
+        if len(starts) > len(stops) + allowed:
+            yield starts[-1].line, f"{len(starts)} {stem}_start but {len(stops)} {stem}_stop"
+
+
+@log_rule("interval-negative", "no interval ends before it begins", OURS)
+def interval_negative(context: LogContext) -> Iterator[LogBreach]:
+    for epoch in context.record.epochs:
+        if epoch.stop_s < epoch.start_s - _CLOCK_STEP_S:
+            yield None, f"epoch {epoch.number} ends {epoch.start_s - epoch.stop_s:.3f} s before it begins"
+    for name, seconds in (
+        ("init", context.record.init_s),
+        ("staging", _staging_s(context)),
+        ("eval", _shortest_eval_s(context)),
+    ):
+        if seconds is not None and seconds < -_CLOCK_STEP_S:
+            event = context.first(f"{name}_stop")
+            yield event.line if event else None, f"{name}_stop is {-seconds:.3f} s before {name}_start"
+
+
+@log_rule("event-after-stop", "nothing is staged, trained or evaluated after run_stop", OURS)
+def event_after_stop(context: LogContext) -> Iterator[LogBreach]:
+    position = context.position.get("run_stop")
+    if position is None:
+        return
+    after = [event for event in context.log.events[position + 1 :] if event.key in _OF_A_RUN]
+    if after:
+        yield (
+            after[0].line,
+            f"{len(after)} events of staging, training or evaluation after run_stop, first {after[0].key}",
+        )
+
+
+# What the run reached
+
+
+@log_rule("run-status", "run_stop carries a status, success or aborted", f"{HPC} 5; {LOGGING}")
+def run_status(context: LogContext) -> Iterator[LogBreach]:
+    stop = context.first("run_stop")
+    if stop is None:
+        return
+    if "status" not in stop.metadata:
+        yield stop.line, "run_stop has no status"
+    elif stop.metadata["status"] not in ("success", "aborted"):
+        yield stop.line, f"status = {brief(stop.metadata['status'])}: expected 'success' or 'aborted'"
+
+
+@log_rule("run-aborted", "a scored run was not aborted", f"{HPC} 6")
+def run_aborted(context: LogContext) -> Iterator[LogBreach]:
+    stop = context.first("run_stop")
+    if stop is not None and stop.metadata.get("status") == "aborted":
+        yield stop.line, "the run was aborted"
+
+
+@log_rule("target-missed", "the run reaches the target before run_stop", f"{HPC} 3")
+def target_missed(context: LogContext) -> Iterator[LogBreach]:
+    if context.benchmark is None or first_reaching(context.record, context.benchmark) is not None:
+        return
+    values = [item.value for item in context.record.evals]
+    if not values:
+        yield None, f"no evaluation before run_stop; the target is {context.benchmark.target_text}"
+        return
+    best = min(values) if context.benchmark.direction == "min" else max(values)
+    line = next(item.line for item in context.record.evals if item.value == best)
+    yield line, f"best {context.record.metric_key} is {best:g}; the target is {context.benchmark.target_text}"
+
+
+@log_rule("status-true", "a run with status success has an evaluation that reaches the target", OURS)
+def status_true(context: LogContext) -> Iterator[LogBreach]:
+    stop = context.first("run_stop")
+    if stop is None or context.benchmark is None:
+        return
+    reached = first_reaching(context.record, context.benchmark) is not None
+    if stop.metadata.get("status") == "success" and not reached:
+        yield stop.line, "status is 'success' but no evaluation reaches the target"
+
+
+@log_rule(
+    "last-eval", "the last evaluation before run_stop reaches the target", "training_policies: stop at the target"
+)
+def last_eval(context: LogContext) -> Iterator[LogBreach]:
+    evals = context.record.evals
+    if context.benchmark is None or not evals or first_reaching(context.record, context.benchmark) is None:
+        return
+    if context.record.status != "aborted" and not context.benchmark.reached(evals[-1].value):
+        target = context.benchmark.target_text
+        yield evals[-1].line, f"the last evaluation before run_stop is {evals[-1].value:g}; the target is {target}"
+
+
+@log_rule("late-stop", "a run stops at the first evaluation that reaches the target", OURS)
+def late_stop(context: LogContext) -> Iterator[LogBreach]:
+    first = first_reaching(context.record, context.benchmark) if context.benchmark else None
+    if first is not None and first is not context.record.evals[-1]:
+        after = len(context.record.evals) - 1 - context.record.evals.index(first)
+        yield first.line, f"the target was reached {after} evaluations before the run stopped"
+
+
+@log_rule("eval-value", "every value of the metric is a number", LOGGING)
+def eval_value(context: LogContext) -> Iterator[LogBreach]:
+    for event in context.every(mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
+        # NaN and infinity are values of the metric: the training diverged, the log is valid.
+        diverged = isinstance(event.value, float) or event.value in ("nan", "inf", "-inf")
+        if finite(event.value) is None and not diverged:
+            yield event.line, f"{event.key} = {brief(event.value)}: expected a number"
+
+
+@log_rule("eval-epoch", "epochs, evaluations and metric values carry their epoch_num", LOGGING)
+def eval_epoch(context: LogContext) -> Iterator[LogBreach]:
+    keys = ("epoch_start", "epoch_stop", "eval_start", "eval_stop", mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)
+    for key in keys:
+        unnumbered = [event for event in context.by_key.get(key, ()) if epoch_num(event) is None]
+        if unnumbered:
+            yield unnumbered[0].line, f"{len(unnumbered)} {key} without a number epoch_num"
+
+
+@log_rule("epoch-numbers", "epochs are numbered 1, 2, 3, ... without a gap", f"{HPC} 4.2")
+def epoch_numbers(context: LogContext) -> Iterator[LogBreach]:
+    numbers = [(epoch_num(event), event.line) for event in context.by_key.get("epoch_start", ())]
+    counts_samples = context.benchmark is not None and context.benchmark.epoch_counts_samples
+    previous = 0.0
+    for number, line in numbers:
+        if number is None:  # rule eval-epoch reports it
+            return
+        if counts_samples and number <= previous:
+            yield line, f"epoch_num {number:g} after {previous:g}: samples seen never fall"
+            return
+        if not counts_samples and number != previous + 1:
+            yield line, f"epoch_num {number:g} where {previous + 1:g} is due"
+            return
+        previous = number
+
+
+@log_rule("eval-every-epoch", "every finished epoch is evaluated exactly once", "the workload's card")
+def eval_every_epoch(context: LogContext) -> Iterator[LogBreach]:
+    evaluated = [item.epoch for item in context.record.evals]
+    for epoch in context.record.epochs:
+        if epoch.complete and evaluated.count(epoch.number) != 1:
+            yield (
+                None,
+                f"epoch {brief(epoch.number)} has {evaluated.count(epoch.number)} values of the metric; expected 1",
+            )
+            return
+
+
+_OF_A_RUN = frozenset(
+    {
+        "staging_start",
+        "run_start",
+        "epoch_start",
+        "eval_start",
+        mllog.EVAL_ERROR,
+        mllog.EVAL_ACCURACY,
+        mllog.STEP_PHASES,
+    }
+)
+_CLOCK_STEP_S = 0.001  # slack: time stamps are milliseconds
+_YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
+_OF_TRAINING = ("epoch_start", "epoch_stop", "eval_start", "eval_stop", mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)
+
+
+def _missing(context: LogContext) -> Iterator[str]:
+    """Required keys that are not logged, except run_stop: rule run-unfinished reports it."""
+    for key, rule in context.key_rules.items():
+        if rule.count != "optional" and key not in context.by_key and key != "run_stop":
+            yield key
+
+
+def _repeated(context: LogContext) -> Iterator[tuple[str, list[Event]]]:
+    """(key, its events) for every key that is logged more often than the once it may be."""
+    for key, rule in context.key_rules.items():
+        events = context.by_key.get(key, [])
+        if rule.count == "exactly_one" and len(events) > 1:
+            yield key, events
+
+
+def _backwards(context: LogContext) -> Iterator[tuple[int, float, str]]:
+    """(line, seconds, message) for every event that is earlier than the latest event before it."""
+    latest = None
+    for event in context.log.events:
+        if latest is not None and event.time_ms < latest.time_ms:
+            seconds = (latest.time_ms - event.time_ms) / 1e3
+            yield event.line, seconds, f"{event.key} is {seconds:.3f} s earlier than {latest.key} before it"
+        else:
+            latest = event
+
+
+def _staging_s(context: LogContext) -> float | None:
+    start, stop = context.first("staging_start"), context.first("staging_stop")
+    return (stop.time_ms - start.time_ms) / 1e3 if start and stop else None
+
+
+def _shortest_eval_s(context: LogContext) -> float | None:
+    """Seconds of the shortest evaluation. None if not every evaluation that began also ended."""
+    starts, stops = context.by_key.get("eval_start", []), context.by_key.get("eval_stop", [])
+    if not starts or len(starts) != len(stops):
+        return None
+    return min((stop.time_ms - start.time_ms) / 1e3 for start, stop in zip(starts, stops, strict=True))

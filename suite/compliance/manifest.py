@@ -1,0 +1,63 @@
+"""manifest.sha256, the list of a package's files with their checksums: rendering, reading, comparing. Writes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from suite.files import brief
+from suite.log.results_tree import MANIFEST
+
+MANIFEST_VERSION = 1
+_SHA256_DIGITS = 64
+
+
+def render_package_manifest(package: Path) -> str:
+    """The manifest of a package's files as they are now, in the form of sha256sum."""
+    files = sorted(path for path in package.rglob("*") if path.is_file() and path.name != MANIFEST)
+    lines = [f"# mlhpc manifest version {MANIFEST_VERSION}: sha256sum -c {MANIFEST}"]
+    lines += [f"{digest(path)}  {path.relative_to(package).as_posix()}" for path in files]
+    return "\n".join(lines) + "\n"
+
+
+def read_package_manifest(path: Path) -> dict[str, str] | None:
+    """Map each relative path to its sha256. None if the file is no list in the form of sha256sum."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    pairs = [line.split("  ", 1) for line in lines if line and not line.startswith("#")]
+    if any(len(pair) != 2 or len(pair[0]) != _SHA256_DIGITS for pair in pairs):
+        return None
+    return {name: sha256 for sha256, name in pairs}
+
+
+def digest(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def changed_files(package: Path) -> Iterator[tuple[str, Path, str]]:
+    """Compare a package's files with its manifest; yields (rule, path, message) for each difference."""
+    path = package / MANIFEST
+    if not path.is_file():
+        yield "manifest-missing", package, f"no {MANIFEST}"
+        return
+    listed = read_package_manifest(path)
+    if listed is None:
+        yield "manifest-changed", path, "not a manifest in the form of sha256sum"
+        return
+    # Links are entries too: a link that is not in the manifest must not hide what it points to.
+    entries = (entry for entry in sorted(package.rglob("*")) if entry.is_symlink() or not entry.is_dir())
+    present = {entry.relative_to(package).as_posix(): entry for entry in entries}
+    present.pop(MANIFEST, None)
+    for name in sorted(listed.keys() - present.keys()):
+        yield "manifest-changed", path, f"{brief(name)} is listed but not there"
+    for name in sorted(present.keys() - listed.keys()):
+        yield "manifest-changed", present[name], "is not in the manifest"
+    for name in sorted(present.keys() & listed.keys()):
+        entry = present[name]
+        if entry.is_symlink() or not entry.is_file() or digest(entry) != listed[name]:
+            yield "manifest-changed", entry, "differs from its sha256 in the manifest"
