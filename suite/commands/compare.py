@@ -1,4 +1,4 @@
-"""`mlhpc compare`: says in one line whether one result is slower than another, or whether nobody can tell. Reads only."""
+"""`mlhpc compare`: says in one line whether one result is slower than another, faster, or not distinguishable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from suite.commands.score import ScoredGroup, score_group, telling
+from suite.compliance.scoring import ScoredGroup, first_named, score_group
 from suite.log.results_tree import find
 from suite.log.score import Throughput, TimeRatio, time_ratio
 
@@ -45,17 +45,17 @@ def compare(a: Path, b: Path, tolerance: float) -> None:
 
 
 def verdict(ratio: TimeRatio, tolerance: float = 0.0) -> str:
-    """slower | faster | not distinguishable: B against A, by the interval alone."""
+    """slower, faster or not distinguishable: B against A, decided by the interval of their ratio alone."""
     if ratio.low > 1.0 + tolerance / 100.0:
         return "slower"
     return "faster" if ratio.high < 1.0 else "not distinguishable"
 
 
-_Kind = tuple[str | None, str | None, str]
+_Kind = tuple[str | None, str | None, str]  # benchmark, size, scenario
 
 
 def _pairs(a: Path, b: Path) -> list[tuple[ScoredGroup, ScoredGroup]]:
-    """The results of both paths that can be compared, each with its counterpart. ValueError if none can, or it is unclear."""
+    """Pair the results of both paths by benchmark, size and scenario. ValueError if none match or a match is ambiguous."""
     first, second = _results(a), _results(b)
     shared = [kind for kind in first if kind in second]
     if not shared:
@@ -69,40 +69,40 @@ def _pairs(a: Path, b: Path) -> list[tuple[ScoredGroup, ScoredGroup]]:
 
 
 def _results(path: Path) -> dict[_Kind, list[ScoredGroup]]:
-    found: dict[_Kind, list[ScoredGroup]] = {}
+    results: dict[_Kind, list[ScoredGroup]] = {}
     for group in find(path).groups:
         if group.logs:
             scored = score_group(group)
-            first = telling(scored.records)
-            scenario = "weak" if isinstance(scored.result, Throughput) else "strong"
-            found.setdefault((first.benchmark, first.size, scenario), []).append(scored)
-    return found
+            results.setdefault(_kind_of(scored), []).append(scored)
+    return results
+
+
+def _kind_of(scored: ScoredGroup) -> _Kind:
+    first = first_named(scored.records)
+    return first.benchmark, first.size, scored.scenario
 
 
 def _verdict(a: ScoredGroup, b: ScoredGroup, tolerance: float) -> tuple[str, bool]:
-    """The line, and whether B is worse than A or cannot be compared."""
-    first = telling(a.records)
-    scenario = "weak" if isinstance(a.result, Throughput) else "strong"
-    what = _kind((first.benchmark, first.size, scenario))
+    """The line to print, and True if B is slower or one of the two is no score."""
+    what = _kind(_kind_of(a))
     for name, result in (("A", a.result), ("B", b.result)):
         if not result.valid:
             return f"{what}: {name} is {result.reason}", True
     times = _times(a), _times(b)
     ratio = time_ratio(*times)
-    said = verdict(ratio, tolerance)
-    more = f" by more than {tolerance:g} %" if tolerance and said == "slower" else ""
+    word = verdict(ratio, tolerance)
+    more = f" by more than {tolerance:g} %" if tolerance and word == "slower" else ""
     return (
         f"{what}: B takes {ratio.ratio:.4f} times as long as A, 95 % [{ratio.low:.4f}, {ratio.high:.4f}], "
-        f"n={len(times[0])} and {len(times[1])}, {_score(a)} and {_score(b)}: {said}{more}{_unlike(a, b)}",
-        said == "slower",
+        f"n={len(times[0])} and {len(times[1])}, {_score(a)} and {_score(b)}: {word}{more}{_unlike(a, b)}",
+        word == "slower",
     )
 
 
 def _unlike(a: ScoredGroup, b: ScoredGroup) -> str:
-    """What two results must not be ranked over without saying so."""
-    first, second = a.as_dict(), b.as_dict()
-    pairs = [(name, first[name], second[name]) for name in ("round", "division") if first[name] != second[name]]
-    return "".join(f"; unlike {name}s: {one or 'none'} and {other or 'none'}" for name, one, other in pairs)
+    """Differences in round and division, as the end of the line: such results are not ranked against each other."""
+    pairs = (("round", a.group.round, b.group.round), ("division", a.division, b.division))
+    return "".join(f"; unlike {name}s: {x or 'none'} and {y or 'none'}" for name, x, y in pairs if x != y)
 
 
 def _times(scored: ScoredGroup) -> list[float]:

@@ -67,7 +67,7 @@ def package(
     )
     for result in built.results:
         pruned = f", {len(result.pruned)} pruned" if result.pruned else ""
-        click.echo(f"{built.folder / result.place}: {len(result.scored)} runs{pruned}")
+        click.echo(f"{built.folder / result.folder}: {len(result.scored)} runs{pruned}")
     for note in built.notes:
         click.echo(f"note: {note}")
     for warning in built.warnings:

@@ -16,7 +16,8 @@ from suite.compliance.manifest import changed_files, digest
 from suite.compliance.package_rules import SYSTEM_FIELDS
 from suite.machine.facts import Cpu
 from suite.machine.system import System
-from suite.package.build import build_package, read_run
+from suite.package.build import build_package
+from suite.package.results import read_run
 from tests.fixtures.logs import START_MS, drop, edit, our_run, write
 from tests.fixtures.package_mutations import PackageCase, example, package_cases
 from tests.fixtures.runs import node, run_folder

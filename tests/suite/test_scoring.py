@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.card import Target
-from suite.commands.score import score_group
+from suite.commands.score import as_dict
 from suite.compliance.check import check
 from suite.compliance.ruleset import ruleset
+from suite.compliance.scoring import score_group
 from suite.log import student_t
 from suite.log.reader import read_events
 from suite.log.record import MetricValue, RunRecord, summarise
@@ -239,7 +240,7 @@ def test_a_run_that_died_before_it_began_does_not_hide_what_the_others_are(tmp_p
     (runs / "result_0.txt").write_bytes(b"".join(whole[:2]))
     (group,) = find(runs).groups
     scored = score_group(group)
-    assert (scored.as_dict()["benchmark"], scored.result.valid, scored.result.converged) == ("cosmoflow", True, 4)
+    assert (as_dict(scored)["benchmark"], scored.result.valid, scored.result.converged) == ("cosmoflow", True, 4)
     assert [run.failure for run in scored.result.runs if not run.converged] == ["no run_start"]
     found = check([runs])
     assert found.rulesets == ("mlhpc-1.0",)

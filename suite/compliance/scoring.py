@@ -1,0 +1,79 @@
+"""Scores a folder of logs by the ruleset its runs were made for. The arithmetic of scores is in suite.log.score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from suite.compliance.check import made_for
+from suite.compliance.group_rules import is_weak
+from suite.compliance.ruleset import Benchmark, ruleset
+from suite.log.reader import read_events
+from suite.log.record import RunRecord, summarise
+from suite.log.results_tree import Group, SystemFile, read_system
+from suite.log.score import JudgedRun, Throughput, TimeToTrain, throughput, time_to_train
+from suite.log.values import finite
+
+
+@dataclass(frozen=True)
+class ScoredGroup:
+    """One result and its score."""
+
+    group: Group
+    records: tuple[RunRecord, ...]
+    system: SystemFile | None
+    result: TimeToTrain | Throughput
+
+    @property
+    def scenario(self) -> str:
+        """``weak`` for throughput, ``strong`` for time to train."""
+        return "weak" if isinstance(self.result, Throughput) else "strong"
+
+    @property
+    def division(self) -> str | None:
+        """The division in the system description, else that in the logs."""
+        stated = self.system.fields.get("division") if self.system else None
+        return stated if isinstance(stated, str) else first_named(self.records).division
+
+    @property
+    def scale_factor(self) -> float | None:
+        """The factor in the scaling.json of the package. None if the package has none."""
+        path = self.group.folder / "scaling.json"
+        return finite(read_system(path).fields.get("scaling_factor")) if path in self.group.others else None
+
+
+def score_group(group: Group, ruleset_name: str | None = None) -> ScoredGroup:
+    """Score one folder of logs, by the named ruleset or by the one the runs were made for."""
+    records = tuple(summarise(read_events(path, steps=False)) for path in group.logs)
+    rules = ruleset(ruleset_name or made_for(first_named(records), group))
+    benchmark = next((known for run in records if (known := rules.benchmark(run.benchmark, run.size))), None)
+    system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
+    return ScoredGroup(group, records, system, _result(group, records, benchmark, system))
+
+
+def first_named(records: Sequence[RunRecord]) -> RunRecord:
+    """The first record that names a benchmark, else the first: a run that died before run_start names none."""
+    return next((record for record in records if record.benchmark is not None), records[0])
+
+
+def _result(
+    group: Group, records: tuple[RunRecord, ...], benchmark: Benchmark | None, system: SystemFile | None
+) -> TimeToTrain | Throughput:
+    if benchmark is None:
+        runs = tuple(JudgedRun(run, "benchmark not known") for run in records)
+        return TimeToTrain(runs, 0, f"not a score: {_unknown_benchmark(records)}")
+    named = [run for run in records if run.benchmark is not None or run.run_start_s is not None]
+    other = next((run for run in named if (run.benchmark, run.size) != (benchmark.name, benchmark.size)), None)
+    if other is not None:
+        why = f"not a score: benchmarks or sizes are mixed ({other.path}: {other.benchmark} {other.size})"
+        return TimeToTrain(tuple(JudgedRun(run, None) for run in records), benchmark.required_runs, why)
+    if is_weak(group, records):
+        return throughput(records, benchmark, system.compute_units if system else None)
+    return time_to_train(records, benchmark)
+
+
+def _unknown_benchmark(records: Sequence[RunRecord]) -> str:
+    first = first_named(records)
+    if not first.benchmark:
+        return "no log names a benchmark"
+    return f"benchmark {first.benchmark!r}{f' of size {first.size!r}' if first.size else ''} is not known"

@@ -1,0 +1,118 @@
+"""The files beside the results, under benchmarks/<benchmark>/implementations: provenance, a README and scripts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from suite.files import write_whole
+from suite.log.results_tree import PRUNED
+from suite.log.run_folder import RunInfo
+from suite.package.results import Result, Run
+
+
+def write_implementation(staged: Path, result: Result) -> None:
+    """Write the implementation folder of one result below ``staged``."""
+    folder = staged / result.implementation
+    names = result.names
+    for number, run in enumerate(result.runs):
+        provenance = folder / "provenance" / f"run_{number}"
+        for path in _provenance(run, result):
+            _copy(path, provenance / path.relative_to(run.folder.root))
+        origin = {
+            record.path.name: names[record.path] for record in run.records if record.path and record.path in names
+        }
+        document = {"version": 1, "folder": run.folder.root.name, "logs": origin}
+        write_whole(provenance / "origin.json", json.dumps(document, indent=1))
+    write_whole(folder / "README.md", _readme(result))
+    write_whole(folder / "setup.sh", _SETUP.format(commit=_commit(result.info), version=result.info.suite_version))
+    write_whole(folder / "init_datasets.sh", _DATASETS.format(workload=result.info.workload, size=result.info.size))
+    write_whole(folder / "run_and_time.sh", _run_and_time(result))
+    for script in folder.glob("*.sh"):
+        script.chmod(0o755)
+
+
+def _provenance(run: Run, result: Result) -> Iterator[Path]:
+    """Every file of a run folder that says how the result was made, except the logs of the result itself."""
+    root = run.folder.root
+    fixed = (run.folder.info_path, run.folder.config_path, root / "job.sbatch", root / "job.json")
+    yield from (path for path in fixed if path.is_file())
+    yield from sorted(run.folder.facts.glob("*.json"))
+    yield from run.resumed
+    yield from (record.path for record, _ in result.left_out if record.path and record.path.parent == root)
+
+
+def _readme(result: Result) -> str:
+    card = result.benchmark
+    first = result.scored[0]
+    info = result.info
+    logs = f"`{result.folder.as_posix()}/result_0.txt` to `result_{len(result.scored) - 1}.txt`"
+    left_out = "".join(f"- `{record.path.name}`: {why}\n" for record, why in result.left_out if record.path)
+    resumed = "".join(
+        f"- `{path.name}`: a continuation of an interrupted run\n" for run in result.runs for path in run.resumed
+    )
+    return (
+        f"# {card.name}, size {card.size}\n\n"
+        f"Target: {card.target_text}. Ruleset {first.ruleset}, {card.required_runs} runs required. Logs: {logs}.\n\n"
+        f"Made by mlhpc {info.suite_version}, commit {_commit(info)}"
+        f"{' with local changes' if info.git and info.git.get('dirty') else ''}, on {info.created}: {first.nodes} nodes, "
+        f"{first.ranks} ranks, {first.accelerators_per_node} accelerators per node, "
+        f"global batch size {first.global_batch_size}.\n\n"
+        "- `setup.sh` installs the suite as it was\n"
+        "- `init_datasets.sh` makes the data set\n"
+        "- `run_and_time.sh` runs it\n"
+        "- `provenance/` holds what each run left: run.json, config.yaml, facts of every node, the job script\n"
+        + (f"- `{PRUNED}/` beside the logs: {len(result.pruned)} instances that were pruned\n" if result.pruned else "")
+        + (f"\nNot scored, in `provenance/`:\n\n{left_out}{resumed}" if left_out or resumed else "")
+    )
+
+
+_SETUP = """\
+#!/bin/bash
+# Installs mlhpc {version} at the commit this result was made with. MLHPC_REPO: URL or path of its repository.
+set -euo pipefail
+: "${{MLHPC_REPO:?set it to the URL or path of the mlhpc repository}}"
+git clone "$MLHPC_REPO" mlhpc
+git -C mlhpc checkout {commit}
+python3 -m venv mlhpc-env
+mlhpc-env/bin/pip install -c mlhpc/constraints.txt './mlhpc[run]'
+"""
+
+_DATASETS = """\
+#!/bin/bash
+# Makes the data set: the same bytes on any machine.
+set -euo pipefail
+mlhpc data generate {workload} --size {size}
+"""
+
+
+def _run_and_time(result: Result) -> str:
+    lines = [
+        "#!/bin/bash",
+        "# The command of each run folder of this result; its events carry the times.",
+        "set -euo pipefail",
+        'cd "$(dirname "$0")"',
+    ]
+    for number, run in enumerate(result.runs):
+        script = run.folder.root / "job.sbatch"
+        command = f"sbatch provenance/run_{number}/job.sbatch" if script.is_file() else _command(run.info)
+        lines.append(command)
+    return "\n".join(lines) + "\n"
+
+
+def _command(info: RunInfo) -> str:
+    """The command as a person types it: without the path that the program had on the machine of the run."""
+    program, *rest = info.command or ("mlhpc",)
+    return shlex.join([Path(program).name, *rest])
+
+
+def _commit(info: RunInfo) -> str:
+    return str(info.git["commit"]) if info.git and info.git.get("commit") else "HEAD"
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)

@@ -1,0 +1,177 @@
+"""What goes into a package: run folders as they were read, and the results that their runs form. Writes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from suite.compliance.ruleset import Benchmark, card_benchmark
+from suite.descriptor import descriptor
+from suite.log.reader import read_events
+from suite.log.record import RunRecord, summarise
+from suite.log.results_tree import PRUNED
+from suite.log.run_folder import RunFolder, RunInfo
+from suite.log.score import failure, time_to_train
+from suite.machine.facts import Facts
+from suite.machine.system import differences, read_nodes
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder: the records of its logs in order of trial, and the logs of continued trials (``resumed``)."""
+
+    folder: RunFolder
+    info: RunInfo
+    records: tuple[RunRecord, ...]
+    resumed: tuple[Path, ...]
+    nodes: tuple[Facts, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of a package: the runs of one workload and size, of one shape, in one scenario.
+
+    ``scored`` runs count, ``pruned`` are instances of a throughput result that do not, and ``left_out`` are surplus runs,
+    each with the reason.
+    """
+
+    runs: tuple[Run, ...]
+    benchmark: Benchmark
+    scored: tuple[RunRecord, ...]
+    pruned: tuple[RunRecord, ...]
+    left_out: tuple[tuple[RunRecord, str], ...]
+    system_id: str
+    scenario: str
+
+    @property
+    def info(self) -> RunInfo:
+        """run.json of the first run folder."""
+        return self.runs[0].info
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the logs inside the package."""
+        return Path("results") / self.system_id / self.scenario / self.benchmark.name
+
+    @property
+    def names(self) -> dict[Path, str]:
+        """The new name of each log, below `folder`, by its path in the run folder."""
+        scored = {record.path: f"result_{index}.txt" for index, record in enumerate(self.scored)}
+        pruned = {
+            record.path: f"{PRUNED}/result_{index}.txt" for index, record in enumerate(self.pruned, len(self.scored))
+        }
+        return {path: name for path, name in (scored | pruned).items() if path is not None}
+
+    @property
+    def implementation(self) -> Path:
+        """The folder of code, configuration and provenance inside the package."""
+        name = f"mlhpc-{self.info.suite_version}"
+        base = Path("benchmarks") / self.benchmark.name / "implementations"
+        return base / name / self.system_id / self.scenario
+
+
+def read_run(root: Path) -> Run:
+    """Read a run folder. ValueError if it is no run folder, or has no log."""
+    folder = RunFolder(root)
+    info = folder.read_info()
+    logs = sorted(root.glob("result_*.txt"), key=_trial_numbers)
+    if not logs:
+        raise ValueError(f"{root}: no result_*.txt; the run left no log")
+    resumed = tuple(sorted(root.glob("resumed_*.txt"), key=_trial_numbers))
+    return Run(folder, info, tuple(summarise(read_events(path)) for path in logs), resumed, read_nodes(root))
+
+
+def results_of(runs: Sequence[Run], system: str) -> Iterator[Result]:
+    """Group runs by workload, size, scenario and shape. ValueError if the runs of a group do not belong together."""
+    groups: dict[tuple[str, str, str, str], list[Run]] = {}
+    for run in runs:
+        shape = _shape(run, system)
+        groups.setdefault((run.info.workload, run.info.size, run.info.mode, shape), []).append(run)
+    for (workload, size, mode, system_id), members in groups.items():
+        benchmark = card_benchmark(descriptor(workload), size)
+        deviating = differences(run.nodes[0] for run in members)
+        if deviating:
+            raise ValueError(f"the runs were made on different systems: {deviating[0]}")
+        records = [record for run in members for record in run.records]
+        _check_subject(records, benchmark, f"{workload} {size}")
+        choose = _choose_instances if mode == "weak" else _choose_runs
+        scored, pruned, left_out = choose(records, benchmark)
+        scenario = "weak" if mode == "weak" else "strong"
+        yield Result(tuple(members), benchmark, scored, pruned, left_out, system_id, scenario)
+
+
+def _check_subject(records: Sequence[RunRecord], benchmark: Benchmark, subject: str) -> None:
+    """ValueError for a log that is no run, or of another benchmark or size than its run folder."""
+    for record in records:
+        if record.benchmark is None and record.run_start_s is None:
+            raise ValueError(f"{record.path}: ended before run_start and is no run; move it out of the run folder")
+        if (record.benchmark, record.size) != (benchmark.name, benchmark.size):
+            raise ValueError(f"{record.path}: a log of {record.benchmark} {record.size} in a run of {subject}")
+
+
+def _shape(run: Run, system: str) -> str:
+    """The system's name in the package, ``<system>_[<instances>x]<nodes>x<ranks per node>_<size>``.
+
+    So results of different shape or size never share a folder. ValueError if no log has nodes and ranks.
+    """
+    first = next((record for record in run.records if record.nodes and record.ranks), None)
+    if first is None or first.nodes is None or first.ranks is None:
+        raise ValueError(f"{run.folder.root}: no log says number_of_nodes and number_of_ranks")
+    instances = f"{len(run.records)}x" if run.info.mode == "weak" else ""
+    return f"{system}_{instances}{first.nodes}x{max(first.ranks // first.nodes, 1)}_{run.info.size}"
+
+
+# Scored, pruned, and left out with the reason
+_Choice = tuple[tuple[RunRecord, ...], tuple[RunRecord, ...], tuple[tuple[RunRecord, str], ...]]
+
+
+def _choose_instances(records: Sequence[RunRecord], benchmark: Benchmark) -> _Choice:
+    """Throughput: prune instances that did not converge or repeat a seed, unless fewer than required would remain."""
+    seeds: set[int | None] = set()
+    scored = []
+    for record in records:
+        if failure(record, benchmark) is None and record.seed not in seeds:
+            seeds.add(record.seed)
+            scored.append(record)
+    if len(scored) < benchmark.required_runs:
+        return tuple(records), (), ()
+    return tuple(scored), tuple(record for record in records if record not in scored), ()
+
+
+def _choose_runs(records: Sequence[RunRecord], benchmark: Benchmark) -> _Choice:
+    """Time to train: of more runs than required, choose the N consecutive ones with the median score."""
+    if len(records) <= benchmark.required_runs:
+        return tuple(records), (), ()
+    score = time_to_train(records, benchmark)
+    outside = [run for run in score.runs if run.dropped is not None and run.dropped.startswith(("outside", "resumed"))]
+    scored = tuple(run.record for run in score.runs if run not in outside)
+    return scored, (), tuple((run.record, str(run.dropped)) for run in outside)
+
+
+def notes(results: Sequence[Result], submitter: str, division: str) -> Iterator[str]:
+    """What a person should know of the results: runs that do not count, and logs that disagree with the package."""
+    for result in results:
+        for record in result.pruned:
+            yield f"{record.path}: pruned: {failure(record, result.benchmark) or f'seed {record.seed} is repeated'}"
+        for record in result.scored:
+            if record.org != submitter:
+                yield (
+                    f"{record.path}: submission_org is {record.org!r}, not {submitter!r}; "
+                    "set submission.org in the config of the run"
+                )
+            if record.division != division:
+                yield f"{record.path}: submission_division is {record.division!r}, not {division!r}"
+        for record, why in result.left_out:
+            yield f"{record.path}: left out of the result: {why}"
+        for run in result.runs:
+            yield from (f"{path}: a continuation, kept as provenance, not scored" for path in run.resumed)
+            yield from (f"{run.folder.root}: {text}" for text in differences(run.nodes))
+            if len(run.records) < run.info.runs:
+                yield f"{run.folder.root}: {len(run.records)} of {run.info.runs} runs left a log"
+
+
+def _trial_numbers(path: Path) -> tuple[int, ...]:
+    """The numbers in the name of a log, to sort result_10 after result_9."""
+    return tuple(int(number) for number in re.findall(r"\d+", path.name))
