@@ -27,12 +27,6 @@ SYSTEMS = sorted((ROOT / "submissions" / "systems").glob("*.yaml"))
 SHIPPED = {
     "cosmoflow-mini.sbatch": ("slurm-two-node", "mini", {"nodes": 2, "runs": 5}),
     "cosmoflow-mini-throughput.sbatch": ("slurm-two-node", "mini", {"nodes": 1, "instances": 2}),
-    "cosmoflow-full.sbatch": ("gpu-pyxis", "full", {"nodes": 16, "runs": 10}),
-    "deepcam-full.sbatch": ("gpu-pyxis", "full", {"workload": "deepcam", "nodes": 8, "runs": 5}),
-    "open_catalyst-full.sbatch": ("gpu-pyxis", "full", {"workload": "open_catalyst", "nodes": 8, "runs": 5}),
-    "openfold-full.sbatch": ("gpu-pyxis", "full", {"workload": "openfold", "nodes": 16, "runs": 10}),
-    "moe_lm-full.sbatch": ("gpu-pyxis", "full", {"workload": "moe_lm", "nodes": 8, "runs": 3}),
-    "swinv2_moe-full.sbatch": ("gpu-pyxis", "full", {"workload": "swinv2_moe", "nodes": 8, "runs": 3}),
 }
 
 
@@ -58,14 +52,15 @@ def variants() -> dict[str, str]:
     texts = {name: sbatch_script(job(system, size, **changes)) for name, (system, size, changes) in SHIPPED.items()}
     for path in SYSTEMS:
         texts[path.stem] = sbatch_script(job(path.stem, "mini", nodes=2, runs=3, array=True, seed=7, run="/r/un 1"))
+    for name in descriptors():
+        texts[f"{name}-full"] = sbatch_script(job("gpu-pyxis", "full", workload=name, nodes=8, runs=3))
     return texts
 
 
-def test_every_workload_has_a_script_for_its_full_size_with_the_runs_its_card_requires() -> None:
-    runs = {
-        changes.get("workload", "cosmoflow"): changes["runs"] for _, size, changes in SHIPPED.values() if size == "full"
-    }
-    assert runs == {name: chosen.card().size("full").required_runs for name, chosen in descriptors().items()}
+def test_one_script_is_shipped_for_each_kind_of_job() -> None:
+    folder = ROOT / "submissions" / "slurm"
+    assert {path.name for path in folder.iterdir()} == set(SHIPPED)
+    assert {job(system, size, **changes).mode for system, size, changes in SHIPPED.values()} == {"strong", "weak"}
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -2,19 +2,22 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from suite.card import ReferencePoint, ReferencePoints
-from suite.commands.submit import parse_nodes
-from suite.descriptor import descriptor
+from suite.commands.submit import parse_nodes, submit
+from suite.descriptor import descriptor, descriptors
 from suite.launch import cost, jobs
 from suite.log.record import RunRecord
 from suite.log.timeline import Epoch
 
+ROOT = Path(__file__).resolve().parents[2]
 CARD = descriptor("cosmoflow").card().size("mini")
 
 
@@ -95,6 +98,23 @@ def test_a_dry_run_prints_what_would_be_submitted_and_its_cost_and_leaves_nothin
     assert "called" not in dry.stderr
     for word in ("epochs per run", "time", "data set", "files written"):
         assert f"\n  {word}" in dry.stderr
+
+
+def test_a_dry_run_prints_the_script_of_every_full_size_as_the_documentation_says(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "slurm.md").read_text()
+    rows = {
+        name: (nodes, runs) for name, nodes, runs in re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    }
+    required = {name: chosen.card().size("full").required_runs for name, chosen in descriptors().items()}
+    assert {name: int(runs) for name, (_, runs) in rows.items()} == required
+    for name, (nodes, runs) in rows.items():
+        words = [name, "--system", str(ROOT / "submissions" / "systems" / "gpu-pyxis.yaml"), "--config", "full"]
+        words += ["--nodes", nodes, "--runs", runs, "-o", str(tmp_path / name), "--dry-run"]
+        done = CliRunner().invoke(submit, words, catch_exceptions=False)
+        script = done.stdout
+        assert script.startswith(f"#!/bin/bash\n# {name} full on gpu-pyxis: {runs} scored runs, one after another,")
+        assert f"#SBATCH --nodes={nodes}\n" in script
+        assert f': "${{MLHPC_RUNS:={runs}}}"\n' in script
 
 
 @pytest.mark.parametrize(
