@@ -1,4 +1,4 @@
-"""`mlhpc ceilings`: measures the roofs of this machine, in the world it is started in or under an mpiexec of its own."""
+"""`mlhpc ceilings`: measures the roofs of this machine, in the world of a launcher or on ranks that it starts itself."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def ceilings(system: str, ranks: int, device: str, directory: Path | None, quick
         words += ["--directory", str(directory)] if directory else []
         words += ["--quick"] if quick else []
         sys.exit(start_ranks(words, ranks))
-    place = directory or Path(os.environ.get("TMPDIR") or output.parent)
+    storage = directory or Path(os.environ.get("TMPDIR") or output.parent)
     sys.exit(
         in_world(
             launch,
             lambda: refuse_existing(output),
-            lambda world: _measure(world, system, device, place, quick, output),
+            lambda world: _measure(world, system, device, storage, quick, output),
         )
     )
 
@@ -85,19 +85,19 @@ def _measure(world: World, system: str, device: str, directory: Path, quick: boo
 
 
 def _show(output: Path, text: str) -> None:
-    """The roofs as a table."""
+    """Print the roofs as a table."""
     document = json.loads(text)
     device = document["device"]
     click.echo(
         f"{output}: {device['name']}, {document['ranks']} ranks of {device['threads']} threads, {document['nodes']} nodes"
     )
     for roof in document["roofs"]:
-        what = " ".join(str(roof[key]) for key in ("resource", "name", "dtype", "mode") if roof[key])
+        name = " ".join(str(roof[key]) for key in ("resource", "name", "dtype", "mode") if roof[key])
         scale, unit = (1e9, "GFLOP/s") if roof["unit"] == "FLOP/s" else (1e9, "GB/s")
         capacity = f", up to {roof['capacity_bytes'] >> 10} KiB per thread" if roof["capacity_bytes"] else ""
         ranks = f", {roof['ranks']} ranks" if roof["resource"].startswith("all_") else ""
         click.echo(
-            f"  {what:<36} {roof['value'] / scale:10.2f} {unit} per rank (n={roof['n']}, IQR {roof['spread']:.0%}{ranks}{capacity})"
+            f"  {name:<36} {roof['value'] / scale:10.2f} {unit} per rank (n={roof['n']}, IQR {roof['spread']:.0%}{ranks}{capacity})"
         )
     for missing in document["not_measured"]:
         click.echo(f"  not measured: {missing['resource']} {missing['name'] or ''}: {missing['reason']}")

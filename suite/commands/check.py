@@ -1,4 +1,4 @@
-"""`mlhpc check`: judges logs, results, packages and rounds. Reads only; exit code 1 for any error, also for nothing to check."""
+"""`mlhpc check`: judges logs, results, packages and rounds. Reads only; exit code 1 for an error or if nothing was checked."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def check(
         print_table(verdict)
     else:
         click.echo(FORMATS[style](verdict))
-    agreed = True
+    accepted = True
     if official:
         from suite.compliance.official import run_official
 
-        second = run_official(list(paths))
-        click.echo(second.text(), err=style != "table")
-        agreed = second.accepted
-    if not verdict.compliant or not agreed:
+        official_verdict = run_official(list(paths))
+        click.echo(official_verdict.text(), err=style != "table")
+        accepted = official_verdict.accepted
+    if not verdict.compliant or not accepted:
         raise click.exceptions.Exit(1)
 
 
 def explanation(rule: str) -> str:
-    """What `--explain` prints. ValueError names the rules there are."""
+    """The text that `--explain` prints. ValueError, with the list of rules, for an unknown rule."""
     if rule not in EXPLANATIONS:
         raise ValueError(f"unknown rule {rule!r}; rules: {', '.join(EXPLANATIONS)}")
     info = EXPLANATIONS[rule]

@@ -1,4 +1,4 @@
-"""`mlhpc counters`: turns a profiler's CSV into the counters file that a report draws filled points from."""
+"""`mlhpc counters`: converts the CSV of a profiler to a counters file, from which a report draws filled points."""
 
 from __future__ import annotations
 

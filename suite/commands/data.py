@@ -1,4 +1,4 @@
-"""`mlhpc data`: generate, convert, export, verify and fetch data sets. What a workload's data are, its own module knows."""
+"""`mlhpc data`: generates, converts, exports, verifies and fetches data sets, with the functions of each workload's module."""
 
 from __future__ import annotations
 
@@ -165,17 +165,17 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
 
 
 def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
-    """True, after a look at the files, if the folder holds this data set. ValueError if another or a damaged one."""
+    """True if the folder holds this data set, complete by presence and sizes. ValueError for another or a damaged one."""
     from suite.data.shards import MANIFEST_NAME, read_manifest
     from suite.data.shards import verify as problems_of
 
     if not (root / MANIFEST_NAME).exists():
         return False
     manifest = read_manifest(root)
-    found, wanted = (manifest.workload, manifest.size, manifest.seed), (workload, size, seed)
-    if found != wanted:
+    present, wanted = (manifest.workload, manifest.size, manifest.seed), (workload, size, seed)
+    if present != wanted:
         raise ValueError(
-            f"{root}: holds {found[0]} {found[1]} of seed {found[2]}, not {workload} {size} of seed {seed}; "
+            f"{root}: holds {present[0]} {present[1]} of seed {present[2]}, not {workload} {size} of seed {seed}; "
             "choose another folder with -o"
         )
     problems = problems_of(root, deep=False)
@@ -186,7 +186,7 @@ def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
 
 
 def _start_ranks(ranks: int, words: Sequence[str]) -> None:
-    """Become mpiexec with this command for several ranks; return if one rank is wanted or a launcher started us."""
+    """Replace this process by mpiexec with several ranks. Return if one rank is wanted or a launcher started us."""
     from suite.world import detect
 
     if ranks == 1 or detect() is not None:
@@ -203,7 +203,7 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
 
 @contextmanager
 def _world() -> Iterator[World]:
-    """The ranks of this command. An error that all ranks raise is shown by the first; one that is not foreseen ends all."""
+    """The ranks of this command. Rank 0 reports an error that all ranks raise; an unforeseen error of one rank aborts all."""
     from suite.world import World
 
     world = World.create()
@@ -222,7 +222,7 @@ def _world() -> Iterator[World]:
 
 @contextmanager
 def _progress(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """Takes (done, total) and, where it is to be shown, shows a bar on a terminal, else a line now and then."""
+    """A function of (done, total) that shows progress: a bar on a terminal, else a line every few seconds, or nothing."""
     if not shown:
         yield lambda done, total: None
     elif sys.stdout.isatty() or TERMINAL_NAME in os.environ:
@@ -258,9 +258,9 @@ def _show(root: Path, world: World) -> None:
 
 
 def _show_baselines(chosen: Descriptor, root: Path) -> None:
-    """Measure what simple predictors reach and print it beside the target, so that a target can be judged.
+    """Measure and print the metric of simple predictors beside the target, so that a person can judge the target.
 
-    Nothing for data of a size that the card does not have: there is no target.
+    Prints nothing for data of a size that the card does not have: there is no target.
     """
     from suite.data.baselines import measure_baselines
     from suite.data.shards import read_manifest
@@ -285,6 +285,7 @@ def _check_new(folder: Path) -> None:
 
 
 def _ability(generator: Any, workload: str, name: str) -> Callable[..., None]:
+    """The function of that name in a workload's generator module. ValueError if it has none."""
     function = getattr(generator, name, None)
     if function is None:
         raise ValueError(f"{workload}: has no `data {name}`")

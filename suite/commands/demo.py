@@ -1,4 +1,4 @@
-"""`mlhpc demo`: data, runs, package, both checkers, the machine's roofs and the report, by the commands a person would type."""
+"""`mlhpc demo`: data, runs, package, both checkers, the machine's roofs and the report, by the commands that a person types."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Step:
     optional_inputs: tuple[Path, ...] = ()  # appended to the arguments if an earlier step wrote them
 
     def command(self) -> list[str]:
-        """The arguments with those optional inputs that exist now."""
+        """The arguments, and the optional inputs that exist now."""
         return [*self.arguments, *(str(path) for path in self.optional_inputs if path.exists())]
 
 
@@ -67,7 +67,7 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
 
 
 def steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Sequence[Step]:
-    """The demo as command lines. ``runs``: how many of each workload."""
+    """The steps of the demo. ``runs`` is the number of runs by workload."""
     packages, ceilings = str(root / "submissions" / ORG), root / "ceilings.json"
     folders = {name: str(root / ("run" if len(runs) == 1 else f"run-{name}")) for name in runs}
     made = [step for name in runs for step in _made(name, size, runs[name], ranks, root, folders[name])]
@@ -106,7 +106,7 @@ def _made(workload: str, size: str, runs: int, ranks: int, root: Path, run: str)
 
 
 def _run(step: Step) -> bool:
-    """Show and run one step; True if it exited 0. Ctrl-C, or a required step that fails, ends the demo."""
+    """Print and run one step; True if it exits with 0. Ctrl-C or a required step that fails ends the demo."""
     arguments = step.command()
     click.echo(f"\n--- {step.title}: mlhpc {' '.join(arguments)}")
     code = subprocess.run([sys.executable, "-m", "suite", *arguments]).returncode

@@ -1,6 +1,7 @@
-"""`mlhpc doctor`: one screen of what this machine has for local and Slurm runs, and the line that fixes what it lacks.
+"""`mlhpc doctor`: shows what this machine has for local and Slurm runs, and a command that fixes what is missing.
 
-Versions come from installed metadata: nothing heavy is imported. MPI is tried by running it, since that alone tells.
+Versions are read from installed metadata, so nothing heavy is imported. MPI is tested by running two ranks: a launcher and
+an mpi4py that do not fit together start without an error, as two worlds of one rank.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Literal
 import click
 
 from suite import VERSION
-from suite.launch.cost import size
+from suite.launch.cost import render_bytes
 from suite.launch.local import mpiexec_command
 
 Purpose = Literal["local", "slurm", "extra"]
@@ -37,7 +38,7 @@ from mpi4py import MPI
 if MPI.COMM_WORLD.Get_rank() == 0:
     print("RANKS", MPI.COMM_WORLD.Get_size(), " ".join(MPI.Get_library_version().splitlines()[0].split()), flush=True)
 """
-# What an import of the suite's parts needs, and the extra that brings it
+# (package, what needs it, the extra that installs it)
 PACKAGES: tuple[tuple[str, Purpose, str], ...] = (
     ("torch", "local", "run"),
     ("mpi4py", "local", "run"),
@@ -52,7 +53,7 @@ PACKAGES: tuple[tuple[str, Purpose, str], ...] = (
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. ``fix`` is the line that mends it; ``purpose`` what is impossible without it."""
+    """One thing that was looked at. ``fix`` is a command that repairs it; ``purpose`` is what cannot work without it."""
 
     name: str
     ok: bool
@@ -84,12 +85,12 @@ def doctor(as_json: bool) -> None:
 
 
 def can_run(checks: Iterable[Check], purpose: Purpose) -> bool:
-    """True if nothing needed for a purpose is missing."""
+    """True if nothing that a purpose needs is missing."""
     return all(check.ok for check in checks if check.purpose == purpose)
 
 
 def lines(checks: Sequence[Check]) -> list[str]:
-    """The screen."""
+    """The checks as lines for a terminal, grouped by purpose."""
     titles: dict[Purpose, str] = {"local": "Local runs", "slurm": "Slurm runs", "extra": "Analysis and checks"}
     text = [f"mlhpc {VERSION} on {platform.node()}"]
     for purpose, title in titles.items():
@@ -104,7 +105,7 @@ def lines(checks: Sequence[Check]) -> list[str]:
 
 
 def python_checks() -> list[Check]:
-    """The interpreter and the packages, by their metadata."""
+    """Check the interpreter and, by their metadata, the packages."""
     running = sys.version_info[:2]
     fix = f"install Python {'.'.join(map(str, PYTHON_NEEDED))} or newer"
     checks = [Check("python", running >= PYTHON_NEEDED, f"{platform.python_version()} {sys.executable}", "local", fix)]
@@ -118,7 +119,7 @@ def python_checks() -> list[Check]:
 
 
 def mpi_checks() -> list[Check]:
-    """Whether mpiexec and mpi4py are the same MPI: two ranks must see each other."""
+    """Check that mpiexec and mpi4py are of the same MPI: two ranks must be in one world."""
     try:
         command = mpiexec_command(2)
     except ValueError as error:
@@ -128,7 +129,7 @@ def mpi_checks() -> list[Check]:
 
 
 def judge_mpi(mpiexec: str, answer: Answer) -> Check:
-    """The finding from what two ranks printed."""
+    """Judge the output of two ranks."""
     worlds = re.findall(r"RANKS (\d+) ([^\n]+?)\s*(?=RANKS|\n|$)", answer.output)
     library = worlds[0][1][:60] if worlds else ""
     pip = f"{sys.executable} -m pip install --force-reinstall mpich mpi4py"
@@ -137,31 +138,31 @@ def judge_mpi(mpiexec: str, answer: Answer) -> Check:
     if worlds:
         found = f"{mpiexec} starts 2 processes that do not see each other: mpi4py belongs to {library}"
         return Check("mpiexec", False, found, "local", pip)
-    said = answer.output.strip().splitlines()[-1:] or [f"exit code {answer.code}"]
-    return Check("mpiexec", False, f"{mpiexec}: {said[0][:100]}", "local", pip)
+    last = answer.output.strip().splitlines()[-1:] or [f"exit code {answer.code}"]
+    return Check("mpiexec", False, f"{mpiexec}: {last[0][:100]}", "local", pip)
 
 
 def machine_checks() -> list[Check]:
-    """Cores, memory and places to write."""
+    """Check cores, memory and the folders that runs write to."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     checks = [
         Check("cores", True, f"{cores} usable by this process", "local"),
-        Check("memory", True, size(memory), "local"),
+        Check("memory", True, render_bytes(memory), "local"),
         _space("this folder", Path.cwd(), FREE_NEEDED_BYTES, "run where there is room, or give -o and -d other places"),
         _space(str(SHARED_MEMORY), SHARED_MEMORY, SHARED_NEEDED_BYTES, "mount -o remount,size=1G /dev/shm"),
     ]
     fix = "export {}=<a writable folder with room>"
     if "SCRATCH" in os.environ:
-        place = Path(os.environ["SCRATCH"])
-        checks.append(_space("$SCRATCH", place, FREE_NEEDED_BYTES, fix.format("SCRATCH")))
+        scratch = Path(os.environ["SCRATCH"])
+        checks.append(_space("$SCRATCH", scratch, FREE_NEEDED_BYTES, fix.format("SCRATCH")))
     checks.append(_space("temporary", Path(tempfile.gettempdir()), FREE_NEEDED_BYTES, fix.format("TMPDIR")))
     checks.append(Check("quota", True, _quota(), "local"))
     return checks
 
 
 def slurm_checks() -> list[Check]:
-    """The client commands, whether a controller answers, and how ranks can be connected."""
+    """Check the client commands, whether a controller answers, and how srun can connect ranks."""
     programs = ("sbatch", "srun", "squeue", "scancel", "sinfo")
     missing = [name for name in programs if shutil.which(name) is None]
     install = "use a login node, or as root: apt-get install -y slurm-wlm munge"
@@ -169,9 +170,9 @@ def slurm_checks() -> list[Check]:
         return [Check("commands", False, f"no {', '.join(missing)} on PATH", "slurm", install)]
     checks = [Check("commands", True, ", ".join(programs), "slurm")]
     partitions = _run(["sinfo", "--noheader", "--format=%P %D nodes %T"])
-    said = "; ".join(line.strip() for line in partitions.output.strip().splitlines())
+    text = "; ".join(line.strip() for line in partitions.output.strip().splitlines())
     fix = "export SLURM_CONF=<the site's slurm.conf>, or ask whether slurmctld runs"
-    checks.append(Check("controller", partitions.code == 0 and bool(said), said[:160] or "no answer", "slurm", fix))
+    checks.append(Check("controller", partitions.code == 0 and bool(text), text[:160] or "no answer", "slurm", fix))
     if partitions.code == 0:
         types = parse_mpi_types(_run(["srun", "--mpi=list"]).output)
         usable = [name for name in types if name.startswith(("pmi", "cray"))]
@@ -181,14 +182,14 @@ def slurm_checks() -> list[Check]:
 
 
 def parse_mpi_types(text: str) -> list[str]:
-    """The types in the answer of ``srun --mpi=list``, whose wording differs between Slurm releases."""
+    """Parse the output of ``srun --mpi=list``, whose wording differs between Slurm releases."""
     words = re.findall(r"^(?:srun: )?\s*(?:MPI types are\.\.\.)?\s*([a-z0-9_]+)\s*$", text, re.MULTILINE)
     return [word for word in dict.fromkeys(words) if word != "none"]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed, both streams, and its exit code."""
+    """The exit code of a command and its output, both streams together."""
 
     code: int
     output: str
@@ -206,16 +207,22 @@ def _run(command: Sequence[str]) -> Answer:
     return Answer(done.returncode, done.stdout)
 
 
-def _space(name: str, place: Path, needed_bytes: int, fix: str) -> Check:
-    """Whether a folder can be written and has room."""
-    if not os.access(place, os.W_OK):
-        return Check(name, False, f"{place} cannot be written", "local", fix)
-    free = shutil.disk_usage(place).free
-    return Check(name, free >= needed_bytes, f"{place}, {size(free)} free of {size(needed_bytes)} needed", "local", fix)
+def _space(name: str, folder: Path, needed_bytes: int, fix: str) -> Check:
+    """Check that a folder can be written to and has room."""
+    if not os.access(folder, os.W_OK):
+        return Check(name, False, f"{folder} cannot be written", "local", fix)
+    free = shutil.disk_usage(folder).free
+    return Check(
+        name,
+        free >= needed_bytes,
+        f"{folder}, {render_bytes(free)} free of {render_bytes(needed_bytes)} needed",
+        "local",
+        fix,
+    )
 
 
 def _quota(run: Callable[[Sequence[str]], Answer] = _run) -> str:
-    """What the quota command says about this user, in one line."""
+    """The quota of this user in one line, from the quota command."""
     answer = run(["quota", "-s"])
     if answer.code == 127:
         return "no quota command here"

@@ -1,4 +1,4 @@
-"""`mlhpc list`: the workloads there are, their sizes, targets and configs. Reads cards only."""
+"""`mlhpc list`: prints the installed workloads with their sizes, targets and configs. Reads cards only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from suite.card import SizeCard, read_reference_points
 from suite.descriptor import Descriptor, descriptor, descriptors
-from suite.launch.cost import size as size_text
+from suite.launch.cost import render_bytes
 
 
 @click.command(
@@ -33,17 +33,17 @@ def list_(workload: str | None, as_json: bool) -> None:
 
 
 def configs(item: Descriptor) -> list[str]:
-    """Names of the shipped configs of a workload."""
+    """The names of the configs that a workload ships."""
     return sorted(path.stem for path in (item.folder / "config").glob("*.yaml"))
 
 
 def data_bytes(size_card: SizeCard) -> int:
-    """Size of the data set, uncompressed."""
+    """Bytes of the data set, uncompressed."""
     return (size_card.train_samples + size_card.eval_samples) * size_card.sample_bytes
 
 
 def as_data(item: Descriptor) -> dict[str, Any]:
-    """One workload for --json."""
+    """One workload as data for --json."""
     card = item.card()
     return {
         "workload": card.workload,
@@ -84,7 +84,7 @@ def as_text(item: Descriptor) -> list[str]:
                 str(size_card.required_runs),
                 f"{size_card.train_samples:,}",
                 f"{size_card.model_parameters:,}",
-                size_text(data_bytes(size_card)),
+                render_bytes(data_bytes(size_card)),
                 size_card.description,
             )
         )

@@ -1,4 +1,4 @@
-"""`mlhpc package`: builds a results package from run folders, or proves one unchanged."""
+"""`mlhpc package`: builds a results package from run folders, or verifies that packages are unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SYSTEMS = Path("submissions") / "systems"
 @click.option(
     "--count-failed", is_flag=True, help="Take a log without run_stop as a failed run; one of a result may fail."
 )
-@click.option("--verify", is_flag=True, help="RUNS are packages: prove them unchanged since they were built.")
+@click.option("--verify", is_flag=True, help="RUNS are packages: verify that they are unchanged since they were built.")
 def package(
     runs: tuple[Path, ...],
     submitter: str | None,
@@ -76,6 +76,7 @@ def package(
 
 
 def _system_file(system: str) -> Path | None:
+    """The system file that --system names, as a path or by its name in submissions/systems. None if there is none."""
     path = Path(system)
     if path.suffix in (".yaml", ".yml"):
         return path
@@ -84,10 +85,11 @@ def _system_file(system: str) -> Path | None:
 
 
 def _verify(packages: tuple[Path, ...]) -> None:
-    bad = 0
+    """Print how each package differs from its manifest; exit code 1 if any does."""
+    count = 0
     for folder in packages:
         changes = [f"{path}: {message}" for _, path, message in changed_files(folder)]
         click.echo("\n".join(changes) if changes else f"{folder}: unchanged")
-        bad += len(changes)
-    if bad:
+        count += len(changes)
+    if count:
         raise click.exceptions.Exit(1)

@@ -1,4 +1,4 @@
-"""`mlhpc profile`: a few training steps under the torch profiler, for a person who asks which layer the time goes to."""
+"""`mlhpc profile`: runs a few training steps under the torch profiler, to find the layers that take the time."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def profile(
 def _profile(
     world: World, chosen: Descriptor, config: RunConfig, root: Path, steps: int, profiled_steps: int, output: Path
 ) -> None:
-    """Train and profile on all ranks; rank 0 writes and shows."""
+    """Train and profile on all ranks; rank 0 writes the files and prints the table."""
     import torch
 
     from suite.data.sampling import check_batch
@@ -92,7 +92,7 @@ def _profile(
     check_batch(config.global_batch_size, world.size)
     torch.set_num_threads(threads_per_rank(world))
     workload = chosen.load()(config)
-    found = profiling.run(
+    result = profiling.run(
         workload,
         config,
         workload.dataset("train", root),
@@ -103,11 +103,11 @@ def _profile(
         say=lambda text: click.echo(text, err=True) if world.is_first else None,
     )
     if world.is_first:
-        _write(output, _document(found, config, world, steps, profiled_steps), found)
+        _write(output, _document(result, config, world, steps, profiled_steps), result)
 
 
-def _document(found: Profile, config: RunConfig, world: World, steps: int, profiled_steps: int) -> dict[str, Any]:
-    ranks = found.ranks
+def _document(result: Profile, config: RunConfig, world: World, steps: int, profiled_steps: int) -> dict[str, Any]:
+    ranks = result.ranks
     return {
         "version": VERSION,
         "kind": "profile",
@@ -118,14 +118,14 @@ def _document(found: Profile, config: RunConfig, world: World, steps: int, profi
         "nodes": world.nodes,
         "steps": steps,
         "profiled_steps": profiled_steps,
-        "samples_per_rank_and_step": found.samples,
-        "phases_s": dict(found.phases),
-        "profiled_phases_s": dict(found.profiled_phases),
-        "counted_flops_per_step": found.counted.flops,
-        "stated_flops_per_step": found.stated_flops * found.samples,
-        "flops_by_operator": dict(found.counted.by_operator),
-        "operators_without_formula": dict(found.counted.uncovered),
-        "layers": [vars(layer) for layer in found.layers],
+        "samples_per_rank_and_step": result.samples,
+        "phases_s": dict(result.phases),
+        "profiled_phases_s": dict(result.profiled_phases),
+        "counted_flops_per_step": result.counted.flops,
+        "stated_flops_per_step": result.stated_flops * result.samples,
+        "flops_by_operator": dict(result.counted.by_operator),
+        "operators_without_formula": dict(result.counted.uncovered),
+        "layers": [vars(layer) for layer in result.layers],
         "stragglers": None
         if ranks is None
         else {
@@ -142,9 +142,9 @@ def _document(found: Profile, config: RunConfig, world: World, steps: int, profi
     }
 
 
-def _write(output: Path, document: dict[str, Any], found: Profile) -> None:
+def _write(output: Path, document: dict[str, Any], result: Profile) -> None:
     output.mkdir(parents=True)
-    found.trace.export_chrome_trace(str(output / "trace.json"))
+    result.trace.export_chrome_trace(str(output / "trace.json"))
     rows = document["layers"]
     lines = [",".join(rows[0]), *(",".join(str(value) for value in row.values()) for row in rows)] if rows else []
     (output / "layers.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -155,7 +155,7 @@ def _write(output: Path, document: dict[str, Any], found: Profile) -> None:
 
 
 def lines_of(document: dict[str, Any]) -> list[str]:
-    """The profile for people: phases, layers, FLOPs, ranks."""
+    """The profile as lines for people: phases, layers, FLOPs, ranks."""
     phases = {name: value for name, value in document["phases_s"].items() if name not in {"step", "other"}}
     step = document["phases_s"]["step"]
     text = [
@@ -196,10 +196,10 @@ def _rank_lines(ranks: dict[str, Any] | None) -> list[str]:
     for rank, (own, wait) in enumerate(zip(ranks["own_s"], ranks["wait_s"], strict=True)):
         text.append(f"{rank:>4} {own * 1e3:>9.2f} {wait * 1e3:>9.2f}")
     slow, excess = ranks["slow_rank"], ranks["excess_s"] / ranks["step_s"]
-    said = "is slow" if ranks["is_slow"] else "waits least, but is not clearly slow"
+    verdict = "is slow" if ranks["is_slow"] else "waits least, but is not clearly slow"
     gap, luck = ranks["gap_s"] * 1e3, ranks["gap_by_luck_s"] * 1e3
     text.append(
-        f"rank {slow} {said}: slowest over median {gap:.2f} ms, by jitter alone {luck:.2f} ms, "
+        f"rank {slow} {verdict}: slowest over median {gap:.2f} ms, by jitter alone {luck:.2f} ms, "
         f"excess {excess:.1%} of the step (p = {ranks['p']:.3g})"
     )
     return text

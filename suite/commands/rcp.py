@@ -1,4 +1,4 @@
-"""`mlhpc rcp`: records how many epochs a size needs to converge, from many seeds, and shows what is recorded."""
+"""`mlhpc rcp`: records how many epochs a size needs to converge, from runs with many seeds, and shows the records."""
 
 from __future__ import annotations
 
@@ -44,16 +44,14 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
     if not logs:
         raise ValueError(f"no result_*.txt under {', '.join(map(str, runs))}")
     descriptor, size = _subject(logs)
+    folder = descriptor.folder if output is None else output
     system = next((text for run in runs if (text := _system(run))), "unknown")
-    points = {}
-    for batch in sorted({item.global_batch_size for item in logs if item.global_batch_size is not None}):
-        members = [item for item in logs if item.global_batch_size == batch]
-        points[batch] = reference_point(members, card_benchmark(descriptor, size), system)
-    known = read_reference_points(descriptor.folder if output is None else output, size)
-    kept = {point.global_batch_size: point for point in known.points} if known else {}
-    merged = tuple(point for _, point in sorted((kept | points).items()))
+    points = _points(logs, card_benchmark(descriptor, size), system)
+    recorded = read_reference_points(folder, size)
+    earlier = {point.global_batch_size: point for point in recorded.points} if recorded else {}
+    merged = tuple(point for _, point in sorted((earlier | points).items()))
     document = ReferencePoints(version=RCP_VERSION, workload=descriptor.name, size=size, points=merged)
-    path = (descriptor.folder if output is None else output) / "rcp" / f"{size}.json"
+    path = folder / "rcp" / f"{size}.json"
     write_whole(path, json.dumps(document.model_dump(mode="json"), indent=1) + "\n")
     for point in points.values():
         click.echo(_line(point))
@@ -63,7 +61,7 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
 @rcp.command()
 @click.argument("workload")
 def show(workload: str) -> None:
-    """Show the reference points of WORKLOAD and the fewest epochs that a submission may need."""
+    """Show the reference points of WORKLOAD and the fewest epochs that are credible for a submission."""
     descriptor = find_descriptor(workload)
     for size, card in descriptor.card().sizes.items():
         known = read_reference_points(descriptor.folder, size)
@@ -76,7 +74,7 @@ def show(workload: str) -> None:
 
 
 def reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> ReferencePoint:
-    """The point that logs of one batch size make. ValueError for a repeated seed or hyperparameters that differ."""
+    """Compute the reference point of logs of one batch size. ValueError if seeds repeat or hyperparameters differ."""
     first = logs[0]
     epochs: list[float] = []
     seeds: list[int] = []
@@ -105,20 +103,30 @@ def reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str
     )
 
 
+def _points(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> dict[int, ReferencePoint]:
+    """One reference point for each batch size in the logs."""
+    batches = sorted({item.global_batch_size for item in logs if item.global_batch_size is not None})
+    return {
+        batch: reference_point([item for item in logs if item.global_batch_size == batch], benchmark, system)
+        for batch in batches
+    }
+
+
 def _subject(logs: Sequence[RunRecord]) -> tuple[Descriptor, str]:
+    """The workload and size of all logs. ValueError if they differ, or are not of this suite."""
     named = {(item.benchmark, item.size) for item in logs}
     if len(named) != 1:
         raise ValueError(f"logs of different benchmarks or sizes: {sorted(map(str, named))}; expected one")
     benchmark, size = next(iter(named))
-    found = next((item for item in descriptors().values() if item.card().mlperf_name == benchmark), None)
-    if found is None or size is None:
+    workload = next((item for item in descriptors().values() if item.card().mlperf_name == benchmark), None)
+    if workload is None or size is None:
         raise ValueError(f"{logs[0].path}: benchmark {benchmark!r} of size {size!r} is not one of this suite")
-    found.card().size(size)
-    return found, size
+    workload.card().size(size)
+    return workload, size
 
 
 def _system(run: Path) -> str | None:
-    """The processor of the first node of a run folder."""
+    """The processor of the first node of a run folder. None if the folder has no facts."""
     paths = sorted((run / "facts").glob("*.json"))
     return read_facts(paths[0]).cpu.model if paths else None
 

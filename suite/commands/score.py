@@ -1,4 +1,4 @@
-"""`mlhpc score`: the scores of run folders, result folders and packages. Reads only."""
+"""`mlhpc score`: prints the scores of run folders, result folders and packages, as text or JSON. Reads only."""
 
 from __future__ import annotations
 

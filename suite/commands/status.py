@@ -1,4 +1,4 @@
-"""`mlhpc status`: what each trial of a run folder is doing, from its log and, for Slurm, from the queue. Reads only."""
+"""`mlhpc status`: shows the state of each trial of a run folder, from its log and from Slurm's queue. Reads only."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import yaml
 from suite.card import SizeCard, read_reference_points
 from suite.descriptor import descriptor
 from suite.launch import jobs
-from suite.launch.cost import Epochs, duration, expected_epochs
+from suite.launch.cost import Epochs, expected_epochs, render_duration
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.run_folder import RunFolder, RunInfo
 
-STALE_S = 300.0  # a local run whose log and output are silent for so long is not running any more
+STALE_S = 300.0  # a local run that wrote nothing to log and output for so long counts as dead
 DEFAULT_ROOT = Path("runs")
 
 
 @dataclass(frozen=True)
 class TrialStatus:
-    """One row. ``state``: queued, running, finished (target reached), aborted, killed, incomplete.
+    """One row. ``state``: queued, running, finished (target reached), aborted, killed or incomplete.
 
-    ``eta_s`` seconds from now to the expected end, ``eta_source`` what it assumes; None where nothing is known.
+    ``eta_s`` is the time from now to the expected end, ``eta_source`` what that assumes; None if unknown.
     """
 
     run: str
@@ -47,7 +47,7 @@ class TrialStatus:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a size is judged by and how long it should take; absent for a workload that is not installed here."""
+    """The card of a size, and how many epochs a trial is expected to take."""
 
     card: SizeCard
     epochs: Epochs
@@ -55,7 +55,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The jobs of a run folder: ``state`` is the queue's, or ``exit N``, or ``gone``; ``ended`` None: not Slurm."""
+    """The Slurm jobs of a run folder. ``state`` is the queue's, ``exit N`` or ``gone``; ``ended`` is None without Slurm."""
 
     ids: tuple[str, ...] = ()
     state: str | None = None
@@ -84,16 +84,16 @@ def status(paths: tuple[Path, ...], as_json: bool) -> None:
 
 
 def find_runs(paths: Iterable[Path]) -> list[RunFolder]:
-    """The run folders among the paths and below them, in order. ValueError for a path that holds none."""
-    found = []
+    """List the run folders at the paths and up to two levels below. ValueError for a path that has none."""
+    folders = []
     for path in paths:
         below = sorted(
             info.parent for info in [*path.glob("run.json"), *path.glob("*/run.json"), *path.glob("*/*/run.json")]
         )
         if not below:
             raise ValueError(f"{path}: no run folder here (no run.json, nor in the two levels below)")
-        found += [RunFolder(folder) for folder in below]
-    return found
+        folders += [RunFolder(folder) for folder in below]
+    return folders
 
 
 def folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
@@ -105,7 +105,7 @@ def folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
 
 
 def job_status(root: Path) -> JobStatus:
-    """What is known of the folder's jobs; empty if none was submitted or began. Ended: the last one speaks."""
+    """The state of a folder's jobs: the most active one, or if all have ended, the last one. Empty without Slurm."""
     ids = tuple(sorted(_submitted(root) | jobs.started_jobs(root), key=int))
     if not ids:
         return JobStatus()
@@ -120,7 +120,7 @@ def job_status(root: Path) -> JobStatus:
 
 
 def judge(record: RunRecord | None, job: JobStatus, silent_s: float, *, resumable: bool) -> tuple[str, str]:
-    """State of a trial and a note, from its newest log, its job and how long its files have been silent."""
+    """State of a trial, and a note, from its newest log, its job and the time since its files last changed."""
     if record is None:
         if job.ended is False:
             return "queued", ""
@@ -139,11 +139,11 @@ def judge(record: RunRecord | None, job: JobStatus, silent_s: float, *, resumabl
         return "killed", "log has no end"
     if silent_s < STALE_S:
         return "running", ""
-    return "incomplete", f"log has no end, silent for {duration(silent_s)}"
+    return "incomplete", f"log has no end, silent for {render_duration(silent_s)}"
 
 
 def eta(record: RunRecord, expected: Epochs, now_s: float) -> float | None:
-    """Seconds to the expected end of a running trial: epochs that remain at the mean time of those complete."""
+    """Seconds to the expected end of a running trial: the remaining epochs at the mean time of the complete ones."""
     complete = [epoch for epoch in record.epochs if epoch.complete]
     if not complete or record.run_start_s is None:
         return None
@@ -169,14 +169,14 @@ def _texts(row: TrialStatus) -> list[str]:
         "-" if row.epoch is None else str(row.epoch),
         "-" if row.value is None else f"{row.value:.4g}",
         "-" if row.target is None else f"{row.target:g}",
-        "-" if row.eta_s is None else f"{duration(row.eta_s)} ({row.eta_source})",
+        "-" if row.eta_s is None else f"{render_duration(row.eta_s)} ({row.eta_source})",
         "-" if row.job is None else f"{row.job} {row.job_state}",
         row.note,
     ]
 
 
 def _submitted(root: Path) -> set[str]:
-    """The ids in job.json; none if it is absent or is being written."""
+    """The job ids in job.json; none if the file is missing or incomplete."""
     try:
         ids = json.loads((root / "job.json").read_text())["job_ids"]
         return {str(item) for item in ids if str(item).isdecimal()}
@@ -212,7 +212,7 @@ def _trial(folder: RunFolder, trial: int, job: JobStatus, expectation: Expectati
 
 
 def _newest_log(folder: RunFolder, trial: int) -> Path | None:
-    """The last continuation of a trial, else its first log, else None."""
+    """The log of a trial's last continuation, else its first log, else None."""
     numbers = {
         int(match[1]): path
         for path in folder.root.glob(f"resumed_{trial}_*.txt")
@@ -224,7 +224,7 @@ def _newest_log(folder: RunFolder, trial: int) -> Path | None:
 
 
 def _read(log: Path | None) -> RunRecord | None:
-    """The record of a log that may be cut anywhere; None if it vanished or cannot be read."""
+    """The record of a log that may end anywhere. None if there is no log or it cannot be read."""
     try:
         return None if log is None else summarise(read_events(log))
     except OSError:
@@ -239,11 +239,12 @@ def _modified_s(path: Path) -> float:
 
 
 def _expectation(folder: RunFolder, info: RunInfo) -> Expectation | None:
+    """The expectation for a run. None for a workload that is not installed here."""
     try:
         chosen = descriptor(info.workload)
         card = chosen.card().size(info.size)
     except ValueError:
-        return None  # a workload of someone else's: its log is shown all the same
+        return None  # a workload that is not installed here: its log is shown all the same
     config = _config(folder.config_path)
     max_epochs, batch = config.get("max_epochs"), config.get("global_batch_size")
     points = read_reference_points(chosen.folder, info.size)
@@ -265,9 +266,9 @@ def _print_table(rows: Sequence[TrialStatus]) -> None:
 
     colors = {"finished": "green", "running": "cyan", "queued": "dim", "killed": "red", "aborted": "red"}
     head, *lines = table(rows)
-    shown = Table(*(name.strip() for name in head), box=None, header_style="bold")
+    screen = Table(*(name.strip() for name in head), box=None, header_style="bold")
     for row, line in zip(rows, lines, strict=True):
         cells = [text.strip() for text in line]
         cells[2] = f"[{colors.get(row.state, 'yellow')}]{cells[2]}[/]"
-        shown.add_row(*cells)
-    Console().print(shown)
+        screen.add_row(*cells)
+    Console().print(screen)

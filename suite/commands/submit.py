@@ -1,4 +1,4 @@
-"""`mlhpc submit`: run folders with their job scripts, given to sbatch; with --dry-run only the text and the cost."""
+"""`mlhpc submit`: creates run folders with job scripts and submits them; --dry-run only prints scripts and costs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def submit(
     for job in planned:
         estimate = _cost(job, chosen, config, size_card, earlier)
         click.echo(f"{_title(job)}:", err=True)
-        for line in cost.describe(estimate, time_limit_s(job.time_limit)):
+        for line in cost.render(estimate, time_limit_s(job.time_limit)):
             click.echo(f"  {line}", err=True)
         if dry_run:
             click.echo(sbatch_script(job), nl=False)
@@ -98,7 +98,7 @@ def submit(
 
 
 def parse_nodes(text: str) -> tuple[int, ...]:
-    """Node counts ``1,2,4``, each once. ValueError otherwise."""
+    """Parse node counts such as ``1,2,4``. ValueError if one is repeated or not a positive number."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise ValueError(f"--nodes {text!r}: expected positive numbers separated by commas, for example 1,2,4")
@@ -109,7 +109,7 @@ def parse_nodes(text: str) -> tuple[int, ...]:
 
 
 def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
-    """The job of one node count. ValueError if its ranks cannot share the batch or its folder exists."""
+    """The job for one node count. ValueError if its ranks cannot share the batch evenly or its folder exists."""
     output = folder / "output" / ("job_%A_%a.log" if template.array else "job_%j.log")
     job = replace(template, nodes=nodes, run=str(folder), config=str(RunFolder(folder).config_path), output=str(output))
     accumulation = config.gradient_accumulation_steps
@@ -129,7 +129,7 @@ def _template(
     chosen: Descriptor, config: RunConfig, system: SystemFile, ranks_per_node: int | None, time_limit: str | None
 ) -> Job:
     launcher = system.launcher
-    if config.staging.directory is not None:  # chosen for this run; the site's default would override it in the script
+    if config.staging.directory is not None:  # the user's choice: in the script, the site's default would override it
         launcher = launcher.model_copy(update={"staging_directory": None})
     if config.cache_drop_command is not None:
         launcher = launcher.model_copy(update={"cache_drop_command": None})
@@ -182,7 +182,7 @@ def _cost(job: Job, chosen: Descriptor, config: RunConfig, size_card: SizeCard, 
 
 
 def _data_size(config: RunConfig, size_card: SizeCard) -> cost.DataSize:
-    """Counted from the manifest if the data set is there, else computed from the card."""
+    """The size of the data set, counted from its manifest or, without one, computed from the card."""
     root = config.data or default_data_root(config.workload, config.size)
     try:
         shards = [
@@ -195,7 +195,7 @@ def _data_size(config: RunConfig, size_card: SizeCard) -> cost.DataSize:
 
 
 def _earlier(folder: Path) -> RunRecord:
-    """The first log of an earlier run folder that ended."""
+    """The first log of a run folder that has a complete epoch. ValueError if none has."""
     RunFolder(folder).read_info()
     for path in sorted(folder.glob("result_*.txt")):
         record = summarise(read_events(path))
@@ -205,7 +205,7 @@ def _earlier(folder: Path) -> RunRecord:
 
 
 def _submit(folder: Path, job: Job, config: RunConfig) -> str:
-    """Write the run folder and submit its job. A folder whose job was refused is taken away again."""
+    """Create the run folder and submit its job; returns the job id. The folder is removed if sbatch refuses the job."""
     run = create(folder, config, mode=job.mode, runs=job.trials, ranks=job.ranks, same_allocation=not job.array)
     try:
         (folder / "output").mkdir()

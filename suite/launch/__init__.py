@@ -1,1 +1,1 @@
-"""How a trial is started: `local` by mpiexec on this machine, `slurm` by a script that sbatch takes. Neither trains."""
+"""Starting trials: `local` runs mpiexec on this machine, `slurm` renders a script for sbatch. Nothing here trains."""

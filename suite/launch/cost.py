@@ -1,4 +1,4 @@
-"""What a job will cost: time, node-hours, disk, files. Closed forms over the card; every number says its source."""
+"""Estimates what a job will cost: time, node-hours, disk, files. Closed forms over the card; each states its source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILES_PER_RUN = 5  # run.json, config.yaml, job.sbatch, job.json, exit file
 
 @dataclass(frozen=True)
 class DataSize:
-    """Bytes and files of the data set; ``source`` says whether they were counted or computed."""
+    """Bytes and files of the data set. ``source`` says whether they were counted or computed."""
 
     bytes: int
     files: int | None
@@ -22,7 +22,7 @@ class DataSize:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast one trial trains: seconds per epoch with its evaluation, and where that comes from."""
+    """How fast one trial trains: seconds per epoch including its evaluation, and the source of that number."""
 
     epoch_s: float
     source: str
@@ -30,7 +30,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Epochs:
-    """Epochs a trial is expected to take, and where that comes from."""
+    """How many epochs a trial is expected to take, and the source of that number."""
 
     count: float
     source: str
@@ -38,7 +38,7 @@ class Epochs:
 
 @dataclass(frozen=True)
 class Cost:
-    """The modelled cost of one job. ``job_s`` None: nothing is known of the pace."""
+    """The modelled cost of one job. ``pace``, ``job_s`` and ``node_hours`` are None if the pace is unknown."""
 
     epochs: Epochs
     pace: Pace | None
@@ -50,7 +50,7 @@ class Cost:
 
     @property
     def job_s(self) -> float | None:
-        """Seconds of training in the job."""
+        """Seconds of training in the job; set-up, staging and queueing are not included."""
         return None if self.pace is None else self.pace.epoch_s * self.epochs.count * self.trials_in_sequence
 
     @property
@@ -60,7 +60,7 @@ class Cost:
 
 
 def expected_epochs(points: ReferencePoints | None, global_batch_size: int, max_epochs: int) -> Epochs:
-    """The mean of the reference convergence point with the nearest batch size, else the config's limit."""
+    """The mean of the reference point with the nearest batch size, else the epoch limit of the config."""
     known = [point for point in points.points if point.epochs] if points else []
     if not known:
         return Epochs(max_epochs, "max_epochs, an upper bound: no reference convergence point")
@@ -72,13 +72,13 @@ def expected_epochs(points: ReferencePoints | None, global_batch_size: int, max_
 
 
 def pace_from_rate(card: SizeCard, ranks: int, flops_per_s_per_rank: float) -> Pace:
-    """Pace if every rank sustained a stated rate."""
+    """Compute the pace of ranks that all sustain a stated rate."""
     flops = card.train_samples * card.training_flops_per_sample + card.eval_samples * card.forward_flops_per_sample
     return Pace(flops / (ranks * flops_per_s_per_rank), f"{flops_per_s_per_rank:.3g} FLOP/s per rank as stated")
 
 
 def pace_from_record(record: RunRecord, ranks: int) -> Pace:
-    """Pace of an earlier run, as if throughput grew with the ranks. ValueError if its log has no throughput."""
+    """Compute the pace from an earlier run, assuming throughput in proportion to ranks. ValueError if no epoch is complete."""
     complete = [epoch for epoch in record.epochs if epoch.complete]
     if not complete or not record.ranks:
         raise ValueError(f"{record.path}: no complete epoch to estimate from")
@@ -89,7 +89,7 @@ def pace_from_record(record: RunRecord, ranks: int) -> Pace:
     )
 
 
-def describe(cost: Cost, time_limit_s: int) -> list[str]:
+def render(cost: Cost, time_limit_s: int) -> list[str]:
     """The cost as lines for a person."""
     lines = [f"epochs per run   {cost.epochs.count:.4g} ({cost.epochs.source})"]
     if cost.job_s is None or cost.node_hours is None or cost.pace is None:
@@ -97,31 +97,32 @@ def describe(cost: Cost, time_limit_s: int) -> list[str]:
             "time             unknown: give --estimate-from RUN, or launcher.flops_per_s_per_rank in the system"
         )
     else:
-        lines.append(f"time             {duration(cost.job_s)} of training, modelled ({cost.pace.source})")
+        lines.append(f"time             {render_duration(cost.job_s)} of training, modelled ({cost.pace.source})")
         lines.append(
             f"node-hours       {cost.node_hours:.3g}, modelled; the time limit allows {_limit(cost, time_limit_s)}"
         )
         if cost.job_s > time_limit_s:
-            lines.append(f"                 more than the time limit of {duration(time_limit_s)}: expect to resume")
+            lines.append(
+                f"                 more than the time limit of {render_duration(time_limit_s)}: expect to resume"
+            )
     files = "" if cost.data.files is None else f" in {cost.data.files} files"
-    lines.append(f"data set         {size(cost.data.bytes)}{files} ({cost.data.source})")
+    lines.append(f"data set         {render_bytes(cost.data.bytes)}{files} ({cost.data.source})")
     if cost.staged_bytes:
-        lines.append(
-            f"staged copies    {size(cost.data.bytes)} on each of {cost.nodes} nodes, {size(cost.staged_bytes)} in all"
-        )
+        each, total = render_bytes(cost.data.bytes), render_bytes(cost.staged_bytes)
+        lines.append(f"staged copies    {each} on each of {cost.nodes} nodes, {total} in all")
     lines.append(f"files written    about {cost.files_written} in the run folder")
     return lines
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people: 45 s, 12 min, 3.4 h."""
+def render_duration(seconds: float) -> str:
+    """Seconds as text for people: 45 s, 12 min, 3.4 h."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
-def size(count: int) -> str:
-    """Bytes for people, in powers of 1024."""
+def render_bytes(count: int) -> str:
+    """Bytes as text for people, in powers of 1024: 3.5 GiB."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if value < 1024:

@@ -1,4 +1,4 @@
-"""What is asked of a Slurm: take a job, say what became of it. No sacct: squeue, then scontrol, then the exit file."""
+"""Submits jobs to Slurm and asks for their state: squeue, then scontrol, then the exit file. sacct is not needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-# Settings of a job script that its caller's environment must not change; a person who calls sbatch may.
+# Settings of a job script that `mlhpc submit` does not pass on from its environment; a person who calls sbatch may set them.
 SETTINGS = (
     "MLHPC_PYTHON",
     "MLHPC_CONFIG",
@@ -23,13 +23,13 @@ SETTINGS = (
     "MLHPC_CACHE_DROP_RC",
     "MLHPC_REQUEUE",
 )
-# Best first: what a job of several array tasks is said to do
+# The most active first: a job of several array tasks has the state of its most active task
 ACTIVE_STATES = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "PENDING")
 ANSWER_TIMEOUT_S = 30
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment sbatch gets: no option of sbatch, outer job or setting of the script is inherited by accident."""
+    """The environment for sbatch: without options of sbatch, variables of an outer job and settings of the script."""
 
     def foreign(name: str) -> bool:
         return name in SETTINGS or (name.startswith(("SBATCH_", "SLURM_")) and name != "SLURM_CONF")
@@ -38,7 +38,7 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_job_id(text: str) -> str:
-    """The job id in what ``sbatch --parsable`` printed: ``123`` or ``123;cluster``."""
+    """Parse the job id that ``sbatch --parsable`` prints: ``123`` or ``123;cluster``. ValueError otherwise."""
     match = re.search(r"^(\d+)(?:;\S+)?$", text.strip(), re.MULTILINE)
     if match is None:
         raise ValueError(f"sbatch answered {text.strip()[:200]!r}: expected a job id")
@@ -46,7 +46,7 @@ def parse_job_id(text: str) -> str:
 
 
 def submit(script: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """Give a script to sbatch and return the job id. ValueError is one line with what sbatch said."""
+    """Give a script to sbatch and return the job id. ValueError with the message of sbatch in one line."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable", str(script)], env=clean_environment(environ), capture_output=True, text=True
@@ -54,29 +54,29 @@ def submit(script: Path, environ: Mapping[str, str] = os.environ) -> str:
     except FileNotFoundError:
         raise ValueError("no sbatch on PATH: submit on a login node, or see the script with --dry-run") from None
     if done.returncode:
-        said = "; ".join(line.removeprefix("sbatch: error: ") for line in done.stderr.strip().splitlines())
-        raise ValueError(f"sbatch refused {script.name}: {said or f'exit code {done.returncode}'}")
+        message = "; ".join(line.removeprefix("sbatch: error: ") for line in done.stderr.strip().splitlines())
+        raise ValueError(f"sbatch refused {script.name}: {message or f'exit code {done.returncode}'}")
     return parse_job_id(done.stdout)
 
 
 def parse_squeue(text: str) -> dict[str, str]:
-    """Lines ``<job id> <state>``, one per array task, to one state per job: the most active."""
-    found: dict[str, set[str]] = {}
+    """Parse lines ``<job id> <state>``, one per array task, to one state per job: that of the most active task."""
+    states: dict[str, set[str]] = {}
     for line in text.splitlines():
         job, _, state = line.strip().partition(" ")
         if state:
-            found.setdefault(job, set()).add(state.strip())
-    return {job: _most_active(states) for job, states in found.items()}
+            states.setdefault(job, set()).add(state.strip())
+    return {job: _most_active(of_tasks) for job, of_tasks in states.items()}
 
 
 def parse_scontrol(text: str) -> str | None:
-    """The state in the answer of ``scontrol show job``: the most active of an array's tasks."""
+    """Parse the state that ``scontrol show job`` prints: that of the most active array task. None if it prints none."""
     states = set(re.findall(r"\bJobState=(\w+)", text))
     return _most_active(states) if states else None
 
 
 def job_states(ids: Iterable[str]) -> dict[str, str]:
-    """The state of each job that squeue or scontrol still knows; others are absent, and so are all without a Slurm."""
+    """The state of each job that squeue or scontrol still knows. Without Slurm the result is empty."""
     ids = sorted(set(ids))
     if not ids:
         return {}
@@ -89,13 +89,13 @@ def job_states(ids: Iterable[str]) -> dict[str, str]:
 
 
 def started_jobs(run: Path) -> set[str]:
-    """Every job whose script began in this run folder, also those a person submitted without `mlhpc submit`."""
+    """The ids of all jobs whose script started in this run folder, including those submitted by hand."""
     names = (re.fullmatch(r"(\d+)(_\d+)?(\.running)?", path.name) for path in (run / "exit").glob("*"))
     return {match[1] for match in names if match}
 
 
 def exit_codes(run: Path, job: str) -> list[int]:
-    """What the job's script left in the run folder when it ended: one code per array task, none if it was killed."""
+    """The exit codes that the job's script wrote to the run folder: one per array task, none for a task that was killed."""
     codes = []
     for path in sorted((run / "exit").glob(f"{job}*")):
         if re.fullmatch(rf"{job}(_\d+)?", path.name):
@@ -110,7 +110,7 @@ def _most_active(states: set[str]) -> str:
 
 
 def _answer(*command: str) -> str:
-    """Standard output of a query; nothing if the program is missing, refuses (an unknown job) or does not answer."""
+    """The standard output of a query; empty if the program is missing, does not know the job or does not answer."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_TIMEOUT_S).stdout
     except (OSError, subprocess.TimeoutExpired):

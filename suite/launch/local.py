@@ -1,7 +1,8 @@
-"""One trial under mpiexec on this machine: started, shown, logged, stopped, and nothing left behind.
+"""Runs one trial under mpiexec on this machine: starts it, shows and logs its output, stops it, leaves no process behind.
 
-`worker_command` and `mpiexec_command` say what is run, `explain_end` what an exit means; only `run_local` touches
-processes. mpiexec gives every rank a session of its own, so ranks are found by a token in their environment.
+`worker_command` and `mpiexec_command` build the command line and `explain_end` interprets the exit code; only `run_local`
+touches processes. mpiexec starts every rank in a session of its own, out of reach of signals to our process group, so
+ranks are found by a token in their environment.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def worker_command(
     resume: bool = False,
     python: str = sys.executable,
 ) -> list[str]:
-    """The command of one rank (docs/architecture.md, "The worker"). ``seed`` is the base: trial i gets seed + i."""
+    """The command line of one rank (docs/architecture.md, "The worker"). ``seed`` is the base: trial i gets seed + i."""
     command = [python, "-m", "suite", "run", workload]
     command += ["--config", config, "--output", str(run), "--trial", str(trial)]
     command += ["--mode", mode] if mode != "strong" else []
@@ -51,29 +52,32 @@ def worker_command(
 
 
 def mpiexec_command(ranks: int) -> list[str]:
-    """What stands before the worker's command: nothing for one rank, else this environment's mpiexec or that of PATH.
+    """The words before the worker's command: none for one rank, else the mpiexec beside this Python or on PATH.
 
-    ValueError with the line that installs one if there is none.
+    ValueError, with the command that installs one, if there is none.
     """
     if ranks < 1:
         raise ValueError(f"--ranks {ranks}: expected at least 1")
     if ranks == 1:
         return []
     beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
+    program = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if program is None:
         raise ValueError(
             f"no mpiexec beside {sys.executable} or on PATH, needed for {ranks} ranks: "
             f"{sys.executable} -m pip install mpich mpi4py"
         )
-    return [found, "-n", str(ranks)]
+    return [program, "-n", str(ranks)]
 
 
 def trial_environment(environ: Mapping[str, str], *, ranks: int, cores: int) -> dict[str, str]:
-    """The environment of the ranks: cores shared evenly, no trace of a Slurm job, in which mpiexec would call srun."""
-    kept = {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "PMI_", "PMIX_"))}
-    kept.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
-    return kept | {"PYTHONUNBUFFERED": "1"}
+    """The environment of the ranks: cores shared evenly, and no variables of a Slurm job.
+
+    With those variables mpiexec would start the ranks with srun.
+    """
+    environment = {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "PMI_", "PMIX_"))}
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
+    return environment | {"PYTHONUNBUFFERED": "1"}
 
 
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
@@ -83,20 +87,20 @@ _BANNER = re.compile(
 
 
 def is_banner(line: str) -> bool:
-    """True for the lines of mpiexec's own message about an ended rank: kept in the log, not shown."""
+    """True for lines of mpiexec's own message about a rank that ended. They go to the log but not to the terminal."""
     return bool(_BANNER.match(line))
 
 
 def rank_signal(line: str) -> int | None:
-    """The signal that ended a rank, if this line of mpiexec's says so."""
+    """Parse the signal that ended a rank from a line of mpiexec's output. None if the line names none."""
     match = _EXIT_STRING.match(line)
     return int(match.group(1)) if match else None
 
 
 def explain_end(returncode: int, ended_by: int | None) -> tuple[int, str | None]:
-    """The trial's exit code, and a line about it where the worker could not write one itself.
+    """The trial's exit code, and a message if the worker could not print one itself.
 
-    ``ended_by`` is what `rank_signal` found; a negative ``returncode`` is a signal that ended the started process.
+    ``ended_by`` is the signal from `rank_signal`; a negative ``returncode`` means that a signal ended the process we started.
     """
     if ended_by is None and returncode < 0:
         ended_by = -returncode
@@ -117,11 +121,11 @@ def run_local(
     grace_s: float = 30.0,
     environ: Mapping[str, str] = os.environ,
 ) -> int:
-    """Run a trial's ranks to their end and return its exit code (docs/architecture.md): 0, 1, 2 or 3.
+    """Run the ranks of a trial until they end and return its exit code (docs/architecture.md): 0, 1, 2 or 3.
 
-    ``log`` gets everything the ranks print, ``echo`` each line as well, ``say`` at most one line about a bad end.
-    The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this process becomes SIGTERM to the ranks; the second one, or
-    ``grace_s`` seconds, ends them by SIGKILL. SIGTERM also reaches them if this process itself is killed.
+    Everything the ranks print is appended to ``log`` and passed to ``echo`` line by line; ``say`` gets at most one
+    message, about an abnormal end. The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this process becomes SIGTERM to the
+    ranks; a second signal, or ``grace_s`` seconds later, SIGKILL. The ranks also get SIGTERM if this process is killed.
     """
     token = uuid.uuid4().hex
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -161,7 +165,7 @@ def run_local(
 
 
 class _Stop:
-    """Ends a trial: politely at the first call, by force at the second or when the grace period is over."""
+    """Stops a trial: SIGTERM at the first call, SIGKILL at the second or when the grace period is over."""
 
     def __init__(self, process: subprocess.Popen[str], token: str, grace_s: float) -> None:
         self.forced = False
@@ -180,7 +184,7 @@ class _Stop:
             self._timer.start()
 
     def finish(self) -> None:
-        """Nothing of the trial may outlive it, however this function was reached."""
+        """Kill whatever is left of the trial, whether it ended by itself, by a signal or by an error here."""
         self._timer.cancel()
         kill_marked(self._token)
         self._process.kill()
@@ -194,7 +198,7 @@ class _Stop:
 
 
 def kill_marked(token: str, *, tries: int = 20) -> None:
-    """SIGKILL every process that carries this launch's token, until none is left."""
+    """Send SIGKILL to every process that has this launch's token, until none is left."""
     for _ in range(tries):
         pids = list(_marked(token))
         for pid in pids:
@@ -208,20 +212,20 @@ def kill_marked(token: str, *, tries: int = 20) -> None:
 
 
 def _marked(token: str) -> Iterator[int]:
-    """Processes whose environment holds the token. A zombie's environment is empty, so only living ones are found."""
+    """The processes whose environment has the token. A zombie's environment is empty, so zombies are not listed."""
     needle = f"{TOKEN_NAME}={token}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            found = needle in (entry / "environ").read_bytes().split(b"\0")
+            marked = needle in (entry / "environ").read_bytes().split(b"\0")
         except OSError:  # ended meanwhile, or another user's
             continue
-        if found:
+        if marked:
             yield int(entry.name)
 
 
 @contextmanager
 def _forwarded(handler: _Stop) -> Iterator[None]:
-    """Signals of this process go to the handler; only a main thread can ask for that, others leave signals alone."""
+    """Send signals of this process to the handler. Python allows that in the main thread only; elsewhere nothing is done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -234,10 +238,10 @@ def _forwarded(handler: _Stop) -> Iterator[None]:
 
 
 def _end_with_parent(parent: int) -> Callable[[], None] | None:
-    """Asks Linux, in the child, for SIGTERM when the starting process dies. None elsewhere."""
+    """A function that the child calls to get SIGTERM from Linux when its parent dies. None on other systems."""
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None)  # loaded here: between fork and exec the child must not load anything
 
     def ask() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Commands that measure on all ranks of a world: started under an mpiexec of their own, or being one rank of a launcher's."""
+"""For commands that measure on all ranks: start the ranks with mpiexec, or be one rank that a launcher started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAILED, USAGE = 1, 2
 
 
 def start_ranks(words: Sequence[str], ranks: int) -> int:
-    """Run ``mlhpc WORDS`` on so many ranks of this machine, show what they say, and return the exit code."""
+    """Run ``mlhpc WORDS`` on so many ranks of this machine, print their output, and return the exit code."""
     with tempfile.TemporaryDirectory(prefix="mlhpc-ranks-") as folder:
         return run_local(
             [sys.executable, "-m", "suite", *words],
@@ -32,27 +32,27 @@ def start_ranks(words: Sequence[str], ranks: int) -> int:
 
 
 def refuse_ranks(launch: Launch | None, ranks: int) -> None:
-    """Usage error for --ranks inside a launcher, whose ranks are already there."""
+    """Raise a usage error if --ranks is given inside a launcher, which has started the ranks already."""
     if launch is not None and ranks != 1:
         raise click.UsageError(f"inside {launch.launcher} the ranks are already there: leave --ranks out")
 
 
 def in_world(launch: Launch | None, check: Callable[[], None], body: Callable[[World], None]) -> int:
-    """Be one rank: rank 0 checks (ValueError, OSError) before anything is measured, then all ranks do the work.
+    """Be one rank: rank 0 calls ``check`` (ValueError, OSError), then all ranks run ``body``. Returns the exit code.
 
-    Returns the exit code. What ``check`` finds is said once; an error of one rank in ``body`` ends all of them with its line.
+    An error of ``check`` is printed once and ends all ranks. An error of ``body`` on one rank ends all ranks with its message.
     """
     from suite.world import World
 
     world = World.create(launch)
-    found: Exception | None = None
+    problem: Exception | None = None
     if world.is_first:
         try:
             check()
         except (ValueError, OSError) as error:
-            found = error
+            problem = error
     try:
-        world.check_together(found)
+        world.check_together(problem)
     except ValueError as error:
         if world.is_first:
             click.echo(f"mlhpc: {one_line(error)}", err=True)

@@ -1,7 +1,7 @@
-"""Slurm: the launcher block of a system file, and the text of the job script made from it. No process is started here.
+"""The launcher block of a system file, and the Slurm job script rendered from it. Starts no process.
 
-The script is bash that a person can read, edit and give to sbatch without this package's `submit`; it calls srun with
-the worker (docs/architecture.md) and needs neither root, scontrol, sacct, pmix, ssh nor a container.
+The script is bash that a person can read, edit and give to sbatch without `mlhpc submit`. It calls srun with the worker
+(docs/architecture.md) and needs neither root, scontrol, sacct, pmix, ssh nor a container.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Section(BaseModel):
 
 
 class Container(_Section):
-    """How the worker's Python is wrapped. Paths and the image may use variables of the job."""
+    """The container in which the worker's Python runs. Paths and the image may use variables of the job."""
 
     runtime: Literal["none", "apptainer", "pyxis"] = "none"
     image: Line | None = None
@@ -79,7 +79,7 @@ class Container(_Section):
 
 
 class Launcher(_Section):
-    """The launcher block of ``submissions/systems/<system>.yaml``: what a site's Slurm needs. Meaning: example.yaml."""
+    """The launcher block of ``submissions/systems/<system>.yaml``: a site's Slurm. example.yaml explains every key."""
 
     partition: Word | None = None
     account: Word | None = None
@@ -109,7 +109,7 @@ class Launcher(_Section):
 
 
 class SystemFile(_Section):
-    """A system file. ``description`` belongs to suite.machine.system."""
+    """A system file. ``description`` is parsed by suite.machine.system."""
 
     name: Line
     description: dict[str, Any] = {}
@@ -118,10 +118,10 @@ class SystemFile(_Section):
 
 @dataclass(frozen=True)
 class Job:
-    """One job: R scored runs one after another, or M instances at once (throughput mode) on M times the nodes.
+    """One job: ``runs`` scored runs one after another, or ``instances`` at once (throughput) on as many times the nodes.
 
-    ``run`` None leaves the run folder to the script (runs/<workload>-<size>-<job id>); ``config`` is a shipped config's
-    name or a file as the compute nodes see it; ``nodes`` are those of one trial.
+    With ``run`` None the script chooses the run folder (runs/<workload>-<size>-<job id>). ``config`` is the name of a
+    shipped config, or the path of a file on the compute nodes. ``nodes`` and ``ranks_per_node`` are those of one trial.
     """
 
     workload: str
@@ -150,12 +150,12 @@ class Job:
 
     @property
     def mode(self) -> Literal["strong", "weak"]:
-        """``weak`` is throughput mode."""
+        """``weak`` for throughput, ``strong`` for time to train."""
         return "weak" if self.instances > 1 else "strong"
 
     @property
     def trials(self) -> int:
-        """Scored runs of the job."""
+        """Number of scored runs of the job."""
         return max(self.runs, self.instances)
 
     @property
@@ -170,12 +170,12 @@ class Job:
 
 
 def sbatch_script(job: Job) -> str:
-    """The job script."""
+    """Render the job script."""
     return _TEMPLATES.get_template("job.sbatch.j2").render(job=job, launcher=job.launcher, VERSION=suite.VERSION)
 
 
 def find_system(name: str) -> Path:
-    """The file of a system: a path, or a name under submissions/systems here or beside the suite."""
+    """Find the file of a system by its path, or by its name in submissions/systems here or beside the suite."""
     path = Path(name)
     if path.suffix in {".yaml", ".yml"}:
         return path
@@ -183,12 +183,12 @@ def find_system(name: str) -> Path:
     for folder in folders:
         if (folder / f"{name}.yaml").exists():
             return folder / f"{name}.yaml"
-    names = sorted({found.stem for folder in folders for found in folder.glob("*.yaml")})
+    names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
     raise ValueError(f"unknown system {name!r}; systems: {', '.join(names)}; or a path to a .yaml file")
 
 
 def read_system(path: Path) -> SystemFile:
-    """Read a system file. ValueError says file, line, value and what was expected."""
+    """Read a system file. ValueError names file, line, value and what is expected."""
     source = YamlSource.read(path)
     try:
         return SystemFile.model_validate(source.data)
@@ -207,17 +207,17 @@ def _explain(error: ValidationError, source: YamlSource) -> str:
 
 
 def _directive(text: str) -> str:
-    """A value in an #SBATCH line, where sbatch knows double quotes and no variables."""
+    """Quote a value for an #SBATCH line: sbatch understands double quotes and expands no variables."""
     return f'"{text}"' if re.search(r"[\s&|]", text) else text
 
 
 def _inside_quotes(text: str) -> str:
-    """Text between double quotes of bash: variables stay variables, everything else stays text."""
+    """Escape text for double quotes of bash, where variables are still expanded."""
     return re.sub(r'(["`\\])', r"\\\1", text)
 
 
 def _default(text: str) -> str:
-    """Text as the default of "${NAME:=...}"."""
+    """Escape text for the default value in "${NAME:=...}"."""
     return _inside_quotes(text).replace("}", r"\}")
 
 

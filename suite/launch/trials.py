@@ -1,4 +1,4 @@
-"""Trials one after another on this machine, with their progress on the terminal or as plain lines."""
+"""Runs trials one after another on this machine and shows their progress, as a bar on a terminal or as plain lines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def run_trials(
     overrides: Sequence[str] = (),
     resume: bool = False,
 ) -> int:
-    """Run the trials with the folder's config, and return the worst exit code; a trial that was stopped ends the series.
+    """Run the trials with the folder's config and return the worst exit code. A stop or a usage error ends the series.
 
-    ``overrides`` are for a trial added to a folder whose config was written before.
+    ``overrides`` apply to a trial that is added to a folder whose config was written before.
     """
     codes: list[int] = []
     with _Terminal(len(trials)) if sys.stdout.isatty() else _Plain() as progress:
@@ -51,9 +51,9 @@ def run_trials(
 
 
 def worst(codes: Iterable[int]) -> int:
-    """Stopped over usage over failed over fine."""
-    found = set(codes)
-    return next((code for code in (STOPPED, 2, 1) if code in found), 0)
+    """The most important exit code: stopped before usage before failed before 0."""
+    present = set(codes)
+    return next((code for code in (STOPPED, 2, 1) if code in present), 0)
 
 
 class _Plain:
@@ -74,7 +74,7 @@ class _Plain:
 
 
 class _Terminal:
-    """A bar over the trials with the newest line beside it; the last line of each trial stays above it."""
+    """A progress bar over the trials with the newest line beside it. The last line of each finished trial stays above the bar."""
 
     def __init__(self, trials: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

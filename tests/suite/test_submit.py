@@ -246,7 +246,7 @@ def test_node_hours_are_nodes_times_hours_of_all_trials() -> None:
     estimate = cost.Cost(cost.Epochs(10, "x"), cost.Pace(36.0, "y"), 5, 4, data, 2**32, 20)
     assert estimate.job_s == pytest.approx(1800)
     assert estimate.node_hours == pytest.approx(2.0)
-    text = "\n".join(cost.describe(estimate, 600))
+    text = "\n".join(cost.render(estimate, 600))
     assert "30 min of training, modelled (y)" in text
     assert "more than the time limit of 10 min: expect to resume" in text
     assert "1 GiB on each of 4 nodes, 4 GiB in all" in text
