@@ -1,1 +1,1 @@
-"""One module per `mlhpc` command: the thin edge that touches files, clocks, environment and the terminal."""
+"""One module per `mlhpc` command: argument parsing and output. Arithmetic belongs to the other rooms."""

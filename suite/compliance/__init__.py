@@ -1,1 +1,1 @@
-"""The judge of logs and packages: rules are data and small pure functions. Nothing in a checked file is executed."""
+"""Judging logs and packages: rules are small pure functions and data. Nothing in a checked file is executed."""

@@ -1,6 +1,6 @@
 """Judges a log, a folder of logs, a package or a round: reads each log once, applies the rules, returns findings.
 
-Read-only, and bounded by the largest file: of a log only its record and its findings are kept.
+It only reads. Of each log it keeps the record and the findings, so memory is bounded by the largest log.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from suite.log.score import failure
 _FORGIVEN = frozenset(
     {"run-unfinished", "run-aborted", "target-missed", "last-eval", "interval-open", "training-missing"}
 )
-"""What a run that did not converge may show, if it is the only one of its result."""
+"""Rules that a run which did not converge may break, if it is the only one of its result."""
 _FORGIVEN_TO_OTHERS = _FORGIVEN | {"status-true", "run-status"}
-"""The same in MLPerf HPC rounds, whose codes logged success whatever happened."""
+"""The same in MLPerf HPC rounds, whose codes logged success whether or not the target was reached."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was checked by which rulesets, and everything found, in the order of the tree."""
+    """What was checked, by which rulesets, and all findings in the order of the tree."""
 
     rulesets: tuple[str, ...]
     logs: int
@@ -44,7 +44,7 @@ class Verdict:
 
     @property
     def compliant(self) -> bool:
-        """True if something was checked and no finding is an error."""
+        """True if no finding is an error. If nothing was checked, that is an error too (rule nothing-checked)."""
         return not any(finding.severity == "error" for finding in self.findings)
 
     def count(self, severity: Severity) -> int:
@@ -54,7 +54,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CheckedLog:
-    """What is kept of a log."""
+    """What remains of a log after its check."""
 
     record: RunRecord
     benchmark: Benchmark | None
@@ -67,7 +67,10 @@ class CheckedLog:
 
 
 def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
-    """Judge everything under the paths by one ruleset, or by the one each result was made for. ValueError for a device."""
+    """Judge everything under the paths by one ruleset, or each result by the ruleset it was made for.
+
+    ValueError for a path that is no file or folder, such as a device.
+    """
     findings: list[Finding] = []
     used: list[str] = []
     seen = SeenRuns()
@@ -99,7 +102,7 @@ def _unread(error: OSError, path: Path) -> Finding:
 
 
 def _named_otherwise(paths: list[Path]) -> str:
-    """A hint at a log that is not called result_<n>.txt, looked for among the first files."""
+    """A hint if one of the first 100 files is a log that is not named result_<n>.txt."""
     files = (Path(folder) / name for path in paths for folder, _, names in os.walk(path) for name in sorted(names))
     for file in islice(files, 100):
         with suppress(OSError):
@@ -114,7 +117,7 @@ def _head(file: Path) -> bytes:
 
 
 def check_log(path: Path, rules: Ruleset) -> CheckedLog:
-    """Judge one log by itself."""
+    """Read one log and judge it by itself. A log that cannot be read is a finding."""
     name = str(path)
     try:
         log = read_events(path, steps=False)
@@ -133,22 +136,22 @@ def judge_log(log: Log, rules: Ruleset, name: str) -> CheckedLog:
 
 
 def _root(group: Group, tree: Tree) -> Path | None:
-    """The package of the tree that a group belongs to."""
+    """The package that a group belongs to, if it is one of the tree's."""
     return group.package if group.package in tree.packages else None
 
 
 def made_for(record: RunRecord, group: Group) -> str:
-    """The ruleset a run was made for: its own word; for foreign logs the name of the round's folder, or their year."""
-    stated = f"{group.round[1:]}.0" if group.round else None
-    own = record.ruleset is not None or record.size is not None
-    return stated if stated in ruleset_names() and not own else guess_ruleset(record)
+    """The ruleset a run was made for: for logs of this suite what they say, else by the round's folder or the year."""
+    by_folder = f"{group.round[1:]}.0" if group.round else None
+    of_this_suite = record.ruleset is not None or record.size is not None
+    return by_folder if by_folder in ruleset_names() and not of_this_suite else guess_ruleset(record)
 
 
-_HEAD_BYTES = 2**18  # what names a ruleset, and the start of the run, stand at the beginning of a log
+_HEAD_BYTES = 2**18  # enough for the events that name the ruleset and for run_start
 
 
 def _newest(groups: list[Group]) -> str:
-    """The newest ruleset that the first log of any group was made for, of those that name a benchmark."""
+    """The newest ruleset among those of the groups; the first log of a group that names a benchmark decides for it."""
     known = ruleset_names()
     firsts = [(group, next(_beginnings(group), None)) for group in groups if group.logs]
     names = [made_for(first, group) if first is not None else known[-1] for group, first in firsts]
@@ -156,7 +159,7 @@ def _newest(groups: list[Group]) -> str:
 
 
 def _beginnings(group: Group) -> Iterator[RunRecord]:
-    """What the logs of a group say at their beginning; first those that name a benchmark, as one that died early does not."""
+    """Records of the beginnings of a group's logs. Logs that name no benchmark, as those that died early, come last."""
     nameless = []
     for path in group.logs:
         with suppress(OSError):
@@ -173,15 +176,15 @@ def _check_groups(groups: list[Group], rules: Ruleset, seen: SeenRuns, *, alone:
         checked = [check_log(path, rules) for path in group.logs]
         failed = [log for log in checked if not log.converged]
         for log in checked:
-            one = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
-            forgiven = one and (rules.foreign or not is_weak(group, [item.record for item in checked]))
+            only_failure = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
+            forgiven = only_failure and (rules.foreign or not is_weak(group, [item.record for item in checked]))
             yield from (_forgive(finding, rules) for finding in log.findings) if forgiven else log.findings
         for path in group.pruned:
             yield from _pruned(check_log(path, rules), rules)
         if not alone:
             yield from _cross_checks(group, checked, rules)
-            for rule, place, message in seen.compare(group, [log.record for log in checked]):
-                yield from _finding(rules, rule, place, message)
+            for rule, path, message in seen.compare(group, [log.record for log in checked]):
+                yield from _finding(rules, rule, path, message)
 
 
 def _forgive(finding: Finding, rules: Ruleset) -> Finding:
@@ -190,15 +193,14 @@ def _forgive(finding: Finding, rules: Ruleset) -> Finding:
     return finding
 
 
+_OF_CONVERGENCE = ("target-missed", "run-aborted", "last-eval")
+
+
 def _pruned(log: CheckedLog, rules: Ruleset) -> Iterator[Finding]:
-    """A pruned instance need not converge but must be compliant otherwise; rule pruned-compliant says how bad it is."""
+    """Findings in a pruned instance, which need not converge. Their severity is that of rule pruned-compliant."""
     severity = rules.severity("pruned-compliant")
     for finding in log.findings:
-        if (
-            severity
-            and finding.severity == "error"
-            and finding.rule not in ("target-missed", "run-aborted", "last-eval")
-        ):
+        if severity and finding.severity == "error" and finding.rule not in _OF_CONVERGENCE:
             yield replace(finding, severity=severity, message=f"pruned instance: {finding.message}")
 
 
@@ -210,8 +212,7 @@ def _cross_checks(group: Group, checked: list[CheckedLog], rules: Ruleset) -> It
 
 
 def _check_package(package: Path, groups: list[Group], rules: Ruleset) -> Iterator[Finding]:
-    described = sorted((package / "systems").glob("*.json"))
-    for path in described:
+    for path in sorted((package / "systems").glob("*.json")):
         system: SystemFile = read_system(path)
         for rule, message in judge_system(system):
             yield from _finding(rules, rule, path, message)

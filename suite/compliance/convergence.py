@@ -1,10 +1,10 @@
-"""Reference convergence points: how fast a submission may converge, in closed form. Pure numbers; reads nothing.
+"""Reference convergence points: computes how fast a submission may converge, in closed form. Reads no files.
 
 mlperf_logging 4.1.68 rcp_checker finds the same limit by bisection of a one-sided t test; solved for the mean it is
 ``minimum = mean - t(p, n_ref + n_sub - 2) * std * sqrt(1/n_ref + 1/n_sub)``, with p = 0.95 there, the mean of all but the
-best and worst reference run, the population standard deviation of all, and n_ref and n_sub two less than the runs. Where
-its pruning of reference points takes one pass and may stop short of the lower convex hull (mlcommons/logging#368), this
-one takes the hull.
+best and worst reference run, the population standard deviation of all, and n_ref and n_sub two less than the runs. Its
+pruning of reference points makes one pass and may miss the lower convex hull (mlcommons/logging#368); ours computes the
+hull.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from suite.log import student_t
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a submission is compared with. ``kind``: exact, interpolated, or smallest (its batch is below all)."""
+    """What a submission is compared with. ``kind`` is exact, interpolated or smallest (its batch is below all points).
+
+    ``mean``, ``std`` and ``minimum`` are epochs to the target; a submission with a mean below ``minimum`` is too fast.
+    """
 
     global_batch_size: int
     mean: float
@@ -29,7 +32,7 @@ class Limit:
 
     @property
     def max_speedup(self) -> float:
-        """How many times faster than the reference's mean a submission may converge."""
+        """How many times faster than the mean of the reference a submission may converge."""
         return self.mean / self.minimum
 
 
@@ -42,7 +45,7 @@ class _Point:
 
 
 def trimmed_mean(epochs: Sequence[float]) -> float:
-    """Mean of all but the smallest and the largest."""
+    """The mean without the smallest and the largest value."""
     return statistics.fmean(sorted(epochs)[1:-1])
 
 
@@ -57,7 +60,7 @@ def minimum_mean(mean: float, std: float, n_reference: int, n_submission: int, c
 def limit(
     points: Mapping[int, Sequence[float]], batch: int, required_runs: int, confidence: float = 0.95
 ) -> Limit | None:
-    """The limit at a batch size from epochs to target by batch size; None: no reference point reaches that far up."""
+    """The limit at a batch size. ``points`` maps batch size to epochs to target; None if the batch is above all points."""
     known = pruned(points)
     n_submission = required_runs - 2
     if not known or batch > known[-1].batch:
@@ -78,7 +81,7 @@ def limit(
 
 
 def pruned(points: Mapping[int, Sequence[float]]) -> list[_Point]:
-    """The points that count: the lower convex hull of mean over batch size, from the fastest mean upwards."""
+    """The points that are used: the lower convex hull of mean over batch size, from the fastest mean upwards."""
     known = [
         _Point(batch, trimmed_mean(epochs), statistics.pstdev(epochs), len(epochs))
         for batch, epochs in sorted(points.items())

@@ -1,7 +1,7 @@
-"""MLCommons' own tools beside ours: run in a subprocess on a copy, their text parsed, since failure is not their exit code.
+"""Runs MLCommons' own tools on a copy, in a subprocess, and parses their text: their exit code does not tell failure.
 
-Their rules execute what a log names and write into what they judge, so they see only a copy, and no log whose names are
-not plain words. Complaints are sorted into those that follow from the size (listed with the reason) and all others.
+Their tools execute files that a log names and write into what they judge. So they get only a copy, and no log whose names
+are not plain words. Complaints that follow from the size of a benchmark are listed with the reason, apart from all others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FORMATTED_INTO_PATHS = ("submission_division", "submission_benchmark", "schedul
 
 @dataclass(frozen=True)
 class OfficialRun:
-    """One of their tools on one thing. ``expected`` complaints follow from the size, each with its reason."""
+    """One run of one tool. ``expected`` complaints follow from the size, each with its reason."""
 
     tool: str
     subject: str
@@ -40,24 +40,24 @@ class OfficialRun:
 
     @property
     def accepted(self) -> bool:
-        """True if nothing but the expected was complained of."""
+        """True if the tool has no complaint but expected ones."""
         return not self.complaints
 
 
 @dataclass(frozen=True)
 class OfficialVerdict:
-    """What their tools say, all together."""
+    """The results of all tools."""
 
     runs: tuple[OfficialRun, ...]
     version: str
 
     @property
     def accepted(self) -> bool:
-        """True if something was judged and every tool accepts it, but for what the size explains."""
+        """True if something was judged and every tool accepts it, apart from expected complaints."""
         return bool(self.runs) and all(run.accepted for run in self.runs)
 
     def text(self) -> str:
-        """For people: one line a tool, then what it complains of."""
+        """For people: one line per run of a tool, then its complaints."""
         lines = [f"official: mlperf_logging {self.version}, on a copy"]
         for run in self.runs:
             lines.append(f"  {'accepted' if run.accepted else 'REJECTED'}  {run.tool}: {run.subject}")
@@ -69,7 +69,7 @@ class OfficialVerdict:
 
 
 def run_official(paths: Sequence[Path]) -> OfficialVerdict:
-    """Judge everything under the paths by mlperf_logging. ValueError if it is not installed in the pinned version."""
+    """Judge everything under the paths with mlperf_logging. ValueError if the pinned version is not installed."""
     try:
         installed = version("mlperf_logging")
     except PackageNotFoundError:
@@ -90,7 +90,7 @@ def run_official(paths: Sequence[Path]) -> OfficialVerdict:
 
 
 def _judge_logs(group: Group) -> Iterator[OfficialRun]:
-    """compliance_checker on every log of a group, by the generated rules for ours, by their own for others."""
+    """Run compliance_checker on every log of a group: with generated rules on our logs, with their own rules on others."""
     for path in group.logs:
         log = read_events(path)
         record = summarise(log)
@@ -128,14 +128,14 @@ def _compliance_options(rules: Ruleset, record: RunRecord, benchmark: Benchmark,
 
 
 def _judge_package(package: Path, groups: Sequence[Group]) -> Iterator[OfficialRun]:
-    """system_desc_checker on every system, package_checker on the whole."""
+    """Run system_desc_checker on every system description, and package_checker on the whole package."""
     logs = [read_events(path) for group in groups for path in (*group.logs, *group.pruned)]
     records = [summarise(log) for log in logs]
     if not logs or not all(_plain(log) for log in logs):
         yield OfficialRun("package_checker", str(package), (_UNSAFE if logs else "no logs",))
         return
     rules = ruleset(guess_ruleset(records[0]))
-    benchmarks = [found for run in records if (found := rules.benchmark(run.benchmark, run.size)) is not None]
+    benchmarks = [known for run in records if (known := rules.benchmark(run.benchmark, run.size)) is not None]
     with tempfile.TemporaryDirectory(prefix="mlhpc-official-") as folder:
         copy = Path(folder) / "package"
         shutil.copytree(package, copy, symlinks=True, ignore=_links)
@@ -165,7 +165,7 @@ def _package_run(package: Path, text: str, benchmarks: Sequence[Benchmark]) -> O
 
 
 def _reason(complaint: str, benchmark: Benchmark) -> str | None:
-    """Why a size that is not the MLPerf configuration itself must draw this complaint; None: it must not."""
+    """Why this complaint follows from a size that is not the MLPerf configuration. None if it does not."""
     card = benchmark.card
     if card is None or card.official.identical:
         return None
@@ -192,13 +192,13 @@ _UNSAFE = "not given to the official tool: a name in a log is not a plain word, 
 
 
 def _plain(log: Log) -> bool:
-    """True if what their rules format into file names are plain words."""
+    """True if all values that their rules format into file names are plain words."""
     named = (event.value for event in log.events if event.key in _FORMATTED_INTO_PATHS)
     return all(isinstance(value, str) and re.fullmatch(r"\w{1,40}", value) for value in named)
 
 
 def _tool(folder: Path, name: str, *arguments: str) -> str:
-    """Run one of their modules in ``folder``; its stdout and stderr as text."""
+    """Run one of their modules in ``folder`` and return its stdout and stderr as one text."""
     command = [sys.executable, "-m", f"mlperf_logging.{name}", *arguments]
     if name != "system_desc_checker":
         command += ["--log_output", str(folder / "tool.log")]
@@ -217,7 +217,7 @@ _NOISE = re.compile(
 
 
 def _complaints(text: str) -> Iterator[str]:
-    """Their errors, one line each: messages of the compliance engine (dashed blocks) and lines logged as ERROR."""
+    """Parse their errors, one line each: messages of the compliance engine (dashed blocks) and lines logged as ERROR."""
     for block in re.split(r"^-{30}$", text, flags=re.MULTILINE):
         lines = [re.sub(r"^(?:WARNING|ERROR) -\s*", "", line).strip() for line in block.splitlines()]
         test = next(

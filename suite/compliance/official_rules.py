@@ -1,4 +1,4 @@
-"""Rule files for MLCommons' engine, generated from mlhpc-1.0 and the cards. Text out; our own checker never reads them."""
+"""Renders rule files for MLCommons' engine from mlhpc-1.0 and the cards. Our own checker never reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from suite.descriptor import descriptors
 
 
 def official_rules(benchmark: Benchmark, division: str = "closed") -> str:
-    """The rules for one workload, size and division in the language of mlperf_logging's compliance_checker."""
+    """Render the rules for one workload, size and division in the language of mlperf_logging's compliance_checker."""
     rules = ruleset(RULESET)
     reached = f"0 < {{}} <= {benchmark.threshold!r}"
     if benchmark.direction == "max":
@@ -39,7 +39,7 @@ def official_rules(benchmark: Benchmark, division: str = "closed") -> str:
 
 
 def write_rules(folder: Path) -> list[Path]:
-    """Write ``<workload>_<size>_<division>.yaml`` for every workload, size and division; returns the files."""
+    """Write ``<workload>_<size>_<division>.yaml`` for every workload, size and division; returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for descriptor in descriptors().values():
@@ -148,7 +148,7 @@ def _key(name: str, rule: KeyRule, *, remembered: bool) -> str:
 
 
 def _end(conditional: Mapping[str, KeyRule]) -> str:
-    """What depends on other keys' values, which are known at the end of the log."""
+    """The checks that depend on values of other keys. They run at the end of the log, when all values are known."""
     checks = []
     for name, rule in conditional.items():
         value = f"s['values'][{name!r}]"
@@ -160,7 +160,7 @@ def _end(conditional: Mapping[str, KeyRule]) -> str:
 
 
 def _conditions(rule: KeyRule, value: str) -> list[str]:
-    """All that is asked of a key's value, each as an expression."""
+    """All conditions on a key's value, each as an expression."""
     checks = list(_checks(rule, value))
     if rule.each is not None:
         inner = " and ".join(_checks(rule.each, "x")) or "True"
@@ -169,33 +169,37 @@ def _conditions(rule: KeyRule, value: str) -> list[str]:
 
 
 def _checks(rule: KeyRule, value: str) -> Iterator[str]:
-    """A key's rule as expressions of the engine's language, which is Python."""
+    """A key's rule as expressions in the engine's language, which is Python."""
     bounds = ((rule.at_least, ">="), (rule.greater_than, ">"), (rule.at_most, "<="), (rule.less_than, "<"))
-    asked = [f"{value} {sign} {_plain(bound)}" for bound, sign in bounds if bound is not None]
+    bounded = [f"{value} {sign} {_plain(bound)}" for bound, sign in bounds if bound is not None]
     if rule.integer:
         yield f"isinstance({value}, int) and not isinstance({value}, bool)"
-    elif asked:
+    elif bounded:
         yield _NUMBER.format(value)
-    yield from asked
+    yield from bounded
     if rule.not_empty:
         yield f"isinstance({value}, str) and {value}.strip() != ''"
     if rule.truthy:
         yield f"bool({value})"
+    yield from _choices(rule, value)
+    for wanted, expression in (
+        (rule.close_to, "math.isclose({value}, {wanted!r})"),
+        (rule.about, "abs({value} - {wanted!r}) <= {slack!r}"),
+        (rule.length, "len({value}) == {wanted}"),
+        (rule.length_at_least, "len({value}) >= {wanted}"),
+    ):
+        if wanted is not None:
+            yield expression.format(value=value, wanted=wanted, slack=0.01 * wanted)
+
+
+def _choices(rule: KeyRule, value: str) -> Iterator[str]:
+    """The values that a rule allows. In Python True == 1, so a number must not be a bool."""
     if rule.equals is not None:
-        number = isinstance(rule.equals, int | float) and not isinstance(rule.equals, bool)
         yield f"{value} {'==' if not isinstance(rule.equals, bool) else 'is'} {rule.equals!r}"
-        if number:
+        if isinstance(rule.equals, int | float) and not isinstance(rule.equals, bool):
             yield f"not isinstance({value}, bool)"
     if rule.one_of is not None:
         yield f"{value} in {list(rule.one_of)!r}"
-    if rule.close_to is not None:
-        yield f"math.isclose({value}, {rule.close_to!r})"
-    if rule.about is not None:
-        yield f"abs({value} - {rule.about!r}) <= {0.01 * rule.about!r}"
-    if rule.length is not None:
-        yield f"len({value}) == {rule.length}"
-    if rule.length_at_least is not None:
-        yield f"len({value}) >= {rule.length_at_least}"
 
 
 def _plain(bound: float) -> str:

@@ -1,4 +1,4 @@
-"""A verdict as text: table for people, JSON and JUnit and GitHub annotations for machines. Pure but for `print_table`."""
+"""Renders a verdict: a table for people; JSON, JUnit and GitHub annotations for machines. Only `print_table` prints."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from suite.compliance.check import Verdict
 from suite.compliance.rules import Finding
 from suite.compliance.ruleset import Severity
 
-_SHOWN_OF_A_KIND = 5
+_LISTED_OF_A_KIND = 5
 
 
 def as_json(verdict: Verdict) -> str:
-    """The machine form, version 1."""
+    """Render as JSON, version 1."""
     findings = [
         {
             "rule": finding.rule,
@@ -38,7 +38,7 @@ def as_json(verdict: Verdict) -> str:
 
 
 def as_table(verdict: Verdict) -> str:
-    """Findings by file, errors first; of many findings of one kind the first few and a count."""
+    """Render as lines, errors first. Of many findings of one rule that are no errors: the first few and a count."""
     lines = []
     for finding, more in _ordered(verdict):
         text = (
@@ -51,7 +51,7 @@ def as_table(verdict: Verdict) -> str:
 
 
 def print_table(verdict: Verdict) -> None:
-    """The findings for a terminal: as wide as it is, errors first, in colour."""
+    """Print the findings as a table as wide as the terminal, errors first, in colour."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -67,7 +67,7 @@ def print_table(verdict: Verdict) -> None:
         if more:
             cells = (finding.severity, finding.rule, "", f"... and {more} more (--format json has all)")
         table.add_row(
-            *(Text(cell, style=colour[finding.severity] if place == 0 else "") for place, cell in enumerate(cells))
+            *(Text(cell, style=colour[finding.severity] if column == 0 else "") for column, cell in enumerate(cells))
         )
     if verdict.findings:
         console.print(Text(shared, style="bold"))
@@ -76,7 +76,7 @@ def print_table(verdict: Verdict) -> None:
 
 
 def as_github(verdict: Verdict) -> str:
-    """Workflow commands: one annotation a finding."""
+    """Render as GitHub workflow commands: one annotation per finding."""
     level = {"error": "error", "warning": "warning", "info": "notice"}
     lines = [
         f"::{level[finding.severity]} file={_property(finding.file)},line={finding.line or 1},"
@@ -87,7 +87,7 @@ def as_github(verdict: Verdict) -> str:
 
 
 def as_junit(verdict: Verdict) -> str:
-    """One test case a file and rule: errors are failures, the rest is output."""
+    """Render as JUnit XML: one test case per finding; errors are failures, the rest is output."""
     errors = [finding for finding in verdict.findings if finding.severity == "error"]
     others = [finding for finding in verdict.findings if finding.severity != "error"]
     cases = [
@@ -117,7 +117,7 @@ FORMATS: dict[str, Callable[[Verdict], str]] = {
 
 
 def where(finding: Finding) -> str:
-    """``file:line`` of a finding, printable."""
+    """The place of a finding as printable text: ``file:line``, or the file alone."""
     file = _printable(finding.file)
     return f"{file}:{finding.line}" if finding.line else file
 
@@ -125,11 +125,11 @@ def where(finding: Finding) -> str:
 def summary(verdict: Verdict) -> str:
     """The verdict in one line."""
     counts = Counter(finding.severity for finding in verdict.findings)
-    found = ", ".join(_many(counts[level], name) for level, name in _NAMES)
+    findings = ", ".join(_many(counts[level], name) for level, name in _NAMES)
     checked = (
         f"{_many(verdict.logs, 'log')}, {_many(verdict.packages, 'package')}, ruleset {', '.join(verdict.rulesets)}"
     )
-    return f"{'compliant' if verdict.compliant else 'NOT compliant'}: {checked}: {found}"
+    return f"{'compliant' if verdict.compliant else 'NOT compliant'}: {checked}: {findings}"
 
 
 _NAMES: tuple[tuple[Severity, str], ...] = (("error", "error"), ("warning", "warning"), ("info", "note"))
@@ -140,23 +140,23 @@ def _many(count: int, name: str) -> str:
 
 
 def _shared_folder(verdict: Verdict) -> str:
-    """What the printed paths of all findings begin with, up to a slash."""
+    """The folder that the printed paths of all findings have in common, with its slash; empty if there is only one path."""
     paths = [where(finding) for finding in verdict.findings]
     return os.path.commonprefix(paths).rpartition("/")[0] + "/" if len(set(paths)) > 1 else ""  # noqa: RUF071  cut at "/"
 
 
 def _ordered(verdict: Verdict) -> Iterator[tuple[Finding, int]]:
-    """Findings by severity and rule; of many alike that are no errors the first few, then one that stands for so many more."""
+    """(finding, 0) by severity and rule. Of many that are no errors the first few, then (one, number of those left out)."""
     kinds: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in verdict.findings:
         kinds[finding.severity, finding.rule].append(finding)
     for severity in ("error", "warning", "info"):
         for (level, _), findings in kinds.items():
             if level == severity:
-                shown = findings if severity == "error" else findings[:_SHOWN_OF_A_KIND]
-                yield from ((finding, 0) for finding in shown)
-                if len(findings) > len(shown):
-                    yield findings[-1], len(findings) - len(shown)
+                listed = findings if severity == "error" else findings[:_LISTED_OF_A_KIND]
+                yield from ((finding, 0) for finding in listed)
+                if len(findings) > len(listed):
+                    yield findings[-1], len(findings) - len(listed)
 
 
 def _property(text: str) -> str:
@@ -169,7 +169,7 @@ def _data(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """In one line, without what a terminal or XML cannot hold."""
+    """One line of text; characters that a terminal or XML cannot show become question marks."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 

@@ -1,4 +1,4 @@
-"""Rulesets: the data under rulesets/ with inheritance, and the benchmarks they judge by. It implements no rule."""
+"""Reads the rulesets in rulesets/*.yaml, resolves their inheritance, and finds the benchmark a log names. Has no rules."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ Severity = Literal["error", "warning", "info"]
 
 
 class KeyRule(Constraint):
-    """A `Constraint` with what the published rulesets also ask of a value."""
+    """A `Constraint` with the further conditions of the published rulesets."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     not_empty: bool = False
     integer: bool = False
-    text_integer: bool = Field(False, description="an integer, also as text: OpenFold logs write seeds so")
+    text_integer: bool = Field(False, description="an integer, also as text, as OpenFold logs write seeds")
     truthy: bool = False
     close_to: float | None = None
-    about: float | None = Field(None, description="a number within 1 %: further off is an error, less a warning")
+    about: float | None = Field(None, description="a number within 1 %; more is an error, any difference a warning")
     length: int | None = None
     length_at_least: int | None = None
-    each: KeyRule | None = Field(None, description="asked of a number or of every number of a list")
+    each: KeyRule | None = Field(None, description="the rule for a value that is no list, or for every item of a list")
 
     @cached_property
     def asks(self) -> bool:
-        """True if not every value will do."""
+        """True if the rule restricts the value at all."""
         return self.model_dump(exclude={"count", "when"}) != KeyRule().model_dump(exclude={"count", "when"})
 
     def applies(self, logged: Callable[[str], Any]) -> bool:
-        """True if the log has the values the rule is for; ``logged`` gives a key's value."""
+        """True if the log has the values that the rule depends on; ``logged`` maps a key to its value."""
         return all(same(logged(key), value) for key, value in (self.when or {}).items())
 
     def problem(self, value: Any) -> str | None:
-        """What is wrong with a value, as the end of a sentence; None if nothing is."""
+        """What is wrong with a value, as the end of a message. None if nothing is."""
         if self.each is not None:
             items = value if isinstance(value, list) and value else [value]
             return next((text for item in items if (text := self.each.problem(item))), None)
@@ -123,7 +123,7 @@ class _RulesetData(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark(Target):
-    """One benchmark, at one size where sizes exist, as a ruleset judges it: its target and what is asked of its keys."""
+    """One benchmark, at one size if it has sizes, as a ruleset judges it: its target and the rules of its keys."""
 
     name: str
     size: str | None = None
@@ -136,27 +136,27 @@ class Benchmark(Target):
 
 @dataclass(frozen=True)
 class Ruleset:
-    """A round's rules, inheritance resolved."""
+    """The rules of a round, with inheritance resolved."""
 
     data: _RulesetData
 
     @property
     def name(self) -> str:
-        """The name a user gives: 1.0.0 ... mlhpc-1.0."""
+        """The name for --ruleset: 1.0.0 ... mlhpc-1.0."""
         return self.data.name
 
     @property
     def foreign(self) -> bool:
-        """True for MLPerf HPC rounds, whose logs were written by others."""
+        """True for MLPerf HPC rounds, whose logs were written by other codes."""
         return not self.data.cards
 
     def severity(self, rule: str) -> Severity | None:
-        """How bad a finding of a rule is; None: not looked for."""
+        """The severity of a rule's findings. None if the ruleset does not apply the rule."""
         severity = self.data.severity[rule]
         return None if severity == "ignore" else severity
 
     def benchmark(self, name: str | None, size: str | None) -> Benchmark | None:
-        """The benchmark that a log names, among the known ones; None if none has that name and size."""
+        """The benchmark of that name and size. None if the ruleset has none."""
         if self.data.cards:
             return _card_benchmark(name, size) if name is not None and size is not None else None
         entry = self.data.benchmarks.get(name) if name is not None else None
@@ -176,13 +176,13 @@ class Ruleset:
         )
 
     def benchmark_names(self) -> tuple[str, ...]:
-        """The names a log may give."""
+        """The benchmark names that a log may have."""
         if self.data.cards:
             return tuple(sorted(item.card().mlperf_name for item in _descriptors().values()))
         return tuple(self.data.benchmarks)
 
     def keys(self, benchmark: Benchmark | None, division: str | None) -> dict[str, KeyRule]:
-        """What is asked of each key in a division."""
+        """The rule of each key in a division."""
         keys = dict(self.data.common)
         keys |= self.data.open if division == "open" else self.data.closed
         if benchmark is not None and division != "open":
@@ -194,7 +194,7 @@ class Ruleset:
 
 @cache
 def ruleset(name: str) -> Ruleset:
-    """A ruleset by name. ValueError names those there are."""
+    """Read a ruleset by name. ValueError, with the list of rulesets, for an unknown name."""
     if name not in ruleset_names():
         raise ValueError(f"unknown ruleset {name!r}; rulesets: {', '.join(ruleset_names())}")
     try:
@@ -205,14 +205,14 @@ def ruleset(name: str) -> Ruleset:
 
 @cache
 def ruleset_names() -> tuple[str, ...]:
-    """All rulesets, oldest first."""
+    """The names of all rulesets, oldest first."""
     return tuple(sorted((path.stem for path in FOLDER.glob("*.yaml")), key=lambda name: (name[0].isalpha(), name)))
 
 
 def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target | None:
-    """The target of a benchmark at a size: the card's, else that of the last MLPerf HPC round. None if neither knows it.
+    """Find the target of a benchmark at a size: in its card, else in the last MLPerf HPC round. None if neither has one.
 
-    ``cards`` by MLPerf name. A log never states its own target.
+    ``cards`` maps MLPerf names to cards. What a log says of its own target does not count.
     """
     card = cards.get(benchmark)
     if card is not None and size in card.sizes:
@@ -221,7 +221,7 @@ def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target 
 
 
 def guess_ruleset(record: RunRecord) -> str:
-    """The ruleset a log was made for: its own word if known, else MLPerf's round of its benchmark and its year."""
+    """The ruleset a log was made for: the one it names if known, else MLPerf's round by benchmark and year."""
     if record.ruleset in ruleset_names():
         return str(record.ruleset)
     if record.size is not None or record.ruleset is not None:
@@ -236,7 +236,7 @@ def guess_ruleset(record: RunRecord) -> str:
 
 
 def same(value: Any, expected: Any) -> bool:
-    """Equality of JSON values that does not take true for 1, nor "32" for 32."""
+    """Equality of JSON values: 1 equals 1.0, but true does not equal 1, and "32" does not equal 32."""
     if isinstance(value, bool) != isinstance(expected, bool):
         return False
     if isinstance(expected, float | int) and not isinstance(expected, bool):
@@ -259,7 +259,7 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _over(base: Any, change: Any) -> Any:
-    """``change`` over ``base``: mappings by key, null removes; a key's own rule is replaced as a whole."""
+    """Merge ``change`` into ``base``: mappings key by key, and null removes a key; the rule of a log key is replaced as a whole."""
     merged = dict(base)
     for key, value in change.items():
         if value is None and key != "extends":
@@ -288,7 +288,7 @@ def _card_benchmark(name: str, size: str) -> Benchmark | None:
 
 
 def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
-    """The benchmark that a workload's card defines at one size."""
+    """The benchmark that the card of a workload defines at one size."""
     card = descriptor.card()
     entry = card.size(size)
     points = read_reference_points(descriptor.folder, size)

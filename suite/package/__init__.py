@@ -1,1 +1,1 @@
-"""Results packages: the MLPerf HPC tree built from run folders. It reads what runs left and never edits a log."""
+"""Building results packages, in the MLPerf HPC tree, from run folders. Logs are copied and never edited."""
