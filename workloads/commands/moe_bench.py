@@ -1,4 +1,7 @@
-"""`mlhpc moe-bench`: the layer benchmark and the network sweep, on ranks it starts itself or under mpiexec, srun or torchrun."""
+"""The command `mlhpc moe-bench`: benchmarks an MoE layer or sweeps the network.
+
+It starts its own MPI ranks (``--ranks``) or runs on those of mpiexec, srun or torchrun.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from suite.world import World
+    from workloads.moe.bench import Shape
 
 MIB = 1 << 20
 
@@ -70,7 +75,7 @@ Examples:
 )
 @click.option("--up-to-mib", default=16.0, show_default=True, help="Largest message of the sweep, per rank.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="JSON file for the results.")
-def moe_bench(  # one option each
+def moe_bench(  # one parameter per option
     ranks: int,
     tokens: int,
     width: int,
@@ -115,15 +120,12 @@ def moe_bench(  # one option each
     )
     _start_ranks(ranks, sys.argv[1:])
     world, chosen = _connect(device, threads)
-    try:
+    with _failing_together(world):
         from workloads.moe import bench
 
         shape = bench.Shape(tokens, width, config, load, dtype)  # type: ignore[arg-type]
         if sweep_network:
-            if world.size == 1:
-                raise ValueError("moe-bench --sweep-network needs several ranks: --ranks 4, or srun, mpiexec, torchrun")
-            per_node = ranks_per_node or world.local_size
-            result = bench.sweep_network(world, chosen, shape, per_node, int(up_to_mib * MIB), repeats)
+            result = _sweep(world, chosen, shape, int(up_to_mib * MIB), repeats)
             table = _sweep_table
         else:
             result = bench.measure(shape, world, chosen, repeats).row()
@@ -133,19 +135,10 @@ def moe_bench(  # one option each
             if output is not None:
                 write_whole(output, json.dumps(result, indent=1) + "\n")
         world.barrier()
-    except (ValueError, OSError):
-        if world.is_first:
-            raise
-        sys.exit(2)  # the first rank says it
-    except Exception:
-        if world.size > 1:  # the others must not wait for this rank
-            traceback.print_exc()
-            world.transport.abort(1)
-        raise
 
 
 def _start_ranks(ranks: int, words: Sequence[str]) -> None:
-    """Become mpiexec with this command for several ranks; return if one is wanted or a launcher started us."""
+    """Replace this process with mpiexec running the same command. Return if one rank is asked for or a launcher started us."""
     from suite.world import detect
 
     if ranks == 1 or detect() is not None:
@@ -155,10 +148,11 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
     environment = trial_environment(os.environ, ranks=ranks, cores=len(os.sched_getaffinity(0)))
     command = [*mpiexec_command(ranks), sys.executable, "-m", "suite", *words]
     sys.stdout.flush()
-    os.execve(command[0], command, environment)  # noqa: S606  # mpiexec takes this process's place
+    os.execve(command[0], command, environment)  # noqa: S606  # replaces this process, so signals and the exit code are mpiexec's
 
 
 def _connect(device: str, threads: int) -> tuple[World, torch.device]:
+    """Join the world this process was started in and choose this rank's device."""
     import torch
 
     from suite.world import World
@@ -174,7 +168,34 @@ def _connect(device: str, threads: int) -> tuple[World, torch.device]:
     return world, chosen
 
 
+def _sweep(world: World, device: torch.device, shape: Shape, up_to_bytes: int, repeats: int) -> dict[str, Any]:
+    """Sweep the network. ValueError on one rank: there is nothing to send."""
+    from workloads.moe import bench
+
+    if world.size == 1:
+        raise ValueError("moe-bench --sweep-network needs several ranks: --ranks 4, or srun, mpiexec, torchrun")
+    ranks_per_node = shape.moe.ranks_per_node or world.local_size
+    return bench.sweep_network(world, device, shape, ranks_per_node, up_to_bytes, repeats)
+
+
+@contextmanager
+def _failing_together(world: World) -> Iterator[None]:
+    """End every rank if one fails. All ranks make the same user error at once, so only the first one reports it."""
+    try:
+        yield
+    except (ValueError, OSError):
+        if world.is_first:
+            raise
+        sys.exit(2)
+    except Exception:
+        if world.size > 1:  # the other ranks would wait for this one in their next collective, forever
+            traceback.print_exc()
+            world.transport.abort(1)
+        raise
+
+
 def _layer_table(result: dict[str, Any]) -> str:
+    """Render a layer benchmark: the shape, times and ratio to the dense FFN, load, seconds per phase."""
     load, shape = result["load"], result["shape"]
     moe = shape["moe"]
     lines = [
@@ -194,7 +215,7 @@ def _layer_table(result: dict[str, Any]) -> str:
 
 
 def _sweep_table(result: dict[str, Any]) -> str:
-    """Median microseconds by bytes, a column per grid and algorithm."""
+    """Render a sweep: median microseconds per message size, a column per grid and algorithm."""
     import statistics
 
     lines = [
