@@ -6,7 +6,7 @@ What the samples are, and what the manifest says of them beyond their files, is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -136,6 +136,13 @@ def find_data(root: Path, workload: str, size: str) -> Manifest:
     if (manifest.workload, manifest.size) != (workload, size):
         raise ValueError(f"{root}: holds {manifest.workload} {manifest.size}; expected {workload} {size}")
     return manifest
+
+
+def check_disjoint(splits: Mapping[str, Collection[int]], kind: str, leak: str) -> None:
+    """Check that training and validation have no number in common. ValueError names the ``kind`` and what would ``leak``."""
+    shared = set(splits["train"]) & set(splits["validation"])
+    if shared:
+        raise ValueError(f"{kind} {min(shared)} is in both splits, with {len(shared) - 1} more: {leak} would leak")
 
 
 @dataclass(frozen=True)

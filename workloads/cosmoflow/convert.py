@@ -16,11 +16,11 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.build import SPLITS, Arrays, Piece
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
 from suite.data.shards import Compression, ShardReader, read_manifest
 from suite.files import written_whole
 from suite.world import World
-from workloads.cosmoflow.build import build_universes
+from workloads.cosmoflow.summary import attributes, summarise
 from workloads.cosmoflow.tfrecord import Sample, read_tfrecord, write_tfrecord
 from workloads.cosmoflow.universes import read_universe
 
@@ -72,7 +72,8 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
         "files": len(found.files),
         "cube": found.cube,
     }
-    build_universes(root, recipe, _pieces(found), size=size or name, seed=0, compression=compression, world=world)
+    plan = DataSetPlan("cosmoflow", size or name, 0, recipe, _pieces(found), summarise, attributes, compression)
+    build(root, plan, world)
 
 
 def export_tfrecord(root: Path, destination: Path, *, progress: Callable[[int, int], None] | None = None) -> None:

@@ -1,23 +1,22 @@
-"""Generates CosmoFlow data sets of synthetic universes; the physics is in cosmology.py, the public data in convert.py.
+"""Generates CosmoFlow data sets of synthetic universes. cosmology.py has the physics, convert.py reads the public data.
 
-This is the module the workload's descriptor names: ``generate``, ``convert``, ``export_tfrecord`` and ``fetch``.
+The workload's descriptor names this module, so it also offers ``convert``, ``export_tfrecord`` and ``fetch``.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
-from suite.data.build import Arrays, Count, Progress, numbered_pieces, size_settings
+from suite.data.build import Arrays, Count
+from suite.data.generate import Generator, Synthetic
 from suite.data.shards import Compression
-from suite.world import World
-from workloads.cosmoflow.build import build_universes
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 from workloads.cosmoflow.convert import convert, export_tfrecord, fetch, split_cubes
 from workloads.cosmoflow.cosmology import Simulation, universe
+from workloads.cosmoflow.summary import Summary, attributes, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "export_tfrecord", "fetch", "generate"]
 
@@ -45,31 +44,6 @@ SIZES: dict[str, DataSize] = {
 }
 
 
-def generate(root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
-    """Generate a data set; a complete one is left as it is, an interrupted one is continued.
-
-    ``progress(done, total)`` counts this rank's universes. ValueError if the folder holds, or is to hold, other data.
-    """
-    settings = size_settings("cosmoflow", SIZES, size, seed)
-    recipe = {
-        "name": "synthetic",
-        "version": GENERATOR_VERSION,
-        "seed": seed,
-        "redshifts": REDSHIFTS,
-        "targets": TARGETS,
-        **asdict(settings),
-    }
-    pieces = numbered_pieces(
-        settings.train_universes,
-        settings.validation_universes,
-        settings.universes_per_shard,
-        partial(_shard, settings, seed),
-        world,
-        progress,
-    )
-    build_universes(root, recipe, pieces, size=size, seed=seed, compression=settings.compression, world=world)
-
-
 def _shard(settings: DataSize, seed: int, universes: range, count: Count) -> Arrays:
     cubes = (settings.simulation.mesh // settings.cube) ** 3
     x = np.empty((len(universes) * cubes, *(settings.cube,) * 3, len(REDSHIFTS)), dtype=np.int16)
@@ -80,3 +54,20 @@ def _shard(settings: DataSize, seed: int, universes: range, count: Count) -> Arr
         x[here] = split_cubes(counts, settings.cube)
         count(1)
     return {"x": x, "y": y, "universe": np.repeat(np.array(universes, dtype=np.int64), cubes)}
+
+
+def _universes(settings: DataSize, seed: int) -> Synthetic[Summary]:
+    return Synthetic(
+        settings.train_universes,
+        settings.validation_universes,
+        settings.universes_per_shard,
+        partial(_shard, settings, seed),
+        summarise,
+        attributes,
+        settings.compression,
+    )
+
+
+generate = Generator(
+    "cosmoflow", GENERATOR_VERSION, SIZES, _universes, constants={"redshifts": REDSHIFTS, "targets": TARGETS}
+).generate

@@ -1,6 +1,6 @@
-"""Generates DeepCAM data sets of synthetic weather; the physics is in climate.py, the public data in convert.py.
+"""Generates DeepCAM data sets of synthetic weather. climate.py has the physics, convert.py reads the public data.
 
-This is the module the workload's descriptor names: ``generate``, ``convert``, ``export_hdf5`` and ``fetch``.
+The workload's descriptor names this module, so it also offers ``convert``, ``export_hdf5`` and ``fetch``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.build import SPLITS, Arrays, Count, DataSetPlan, Progress, build, numbered_pieces, size_settings
-from suite.world import World
+from suite.data.build import SPLITS, Arrays, Count
+from suite.data.generate import Generator, Synthetic
 from workloads.deepcam.climate import Domain, snapshot
 from workloads.deepcam.config import CHANNELS, CLASSES
 from workloads.deepcam.convert import convert, export_hdf5, fetch
@@ -44,31 +44,6 @@ SIZES: dict[str, DataSize] = {
 }
 
 
-def generate(root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
-    """Generate a data set; a complete one is left as it is, an interrupted one is continued.
-
-    ``progress(done, total)`` counts this rank's snapshots. ValueError if the folder holds, or is to hold, other data.
-    """
-    settings = size_settings("deepcam", SIZES, size, seed)
-    recipe = {
-        "name": "synthetic",
-        "version": GENERATOR_VERSION,
-        "seed": seed,
-        "channels": CHANNELS,
-        "classes": CLASSES,
-        **asdict(settings),
-    }
-    pieces = numbered_pieces(
-        settings.train_samples,
-        settings.validation_samples,
-        settings.samples_per_shard,
-        partial(_shard, settings.domain, seed),
-        world,
-        progress,
-    )
-    build(root, DataSetPlan("deepcam", size, seed, recipe, pieces, summarise, _attributes), world)
-
-
 def _shard(domain: Domain, seed: int, numbers: range, count: Count) -> Arrays:
     x = np.empty((len(numbers), domain.height, domain.width, len(CHANNELS)), dtype=np.float32)
     y = np.empty(x.shape[:3], dtype=np.uint8)
@@ -80,7 +55,23 @@ def _shard(domain: Domain, seed: int, numbers: range, count: Count) -> Arrays:
 
 
 def _attributes(summaries: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
-    """Input statistics of the training split, as ``stats.h5`` of the public data has them."""
+    """Input statistics of the training split in the form of the public ``stats.h5``; class frequencies of both splits."""
     merged = {split: merge(parts) for split, parts in summaries.items()}
     frequencies = {f"{split}_class_frequencies": list(merged[split].class_frequencies) for split in SPLITS}
     return {"statistics": asdict(merged["train"].statistics), **frequencies}
+
+
+def _snapshots(settings: DataSize, seed: int) -> Synthetic[Summary]:
+    return Synthetic(
+        settings.train_samples,
+        settings.validation_samples,
+        settings.samples_per_shard,
+        partial(_shard, settings.domain, seed),
+        summarise,
+        _attributes,
+    )
+
+
+generate = Generator(
+    "deepcam", GENERATOR_VERSION, SIZES, _snapshots, constants={"channels": CHANNELS, "classes": CLASSES}
+).generate

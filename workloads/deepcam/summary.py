@@ -1,4 +1,4 @@
-"""What a shard adds to the statistics of a data set, and their sum."""
+"""Summaries of DeepCAM shards, which add up to the statistics in the manifest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Summary:
-    """Numbers of snapshots and pixels; sums over pixels and extremes per channel, ``classes`` per class."""
+    """Counts of snapshots and pixels; per channel the sums over pixels and the extremes; ``classes``: pixels per class."""
 
     snapshots: int
     pixels: int
@@ -29,7 +29,7 @@ class Summary:
 
     @property
     def statistics(self) -> Statistics:
-        """As ``stats.h5`` has them."""
+        """The statistics in the form of ``stats.h5``."""
         return Statistics(
             count=self.snapshots,
             mean=tuple((self.sums / self.pixels).tolist()),
@@ -40,12 +40,12 @@ class Summary:
 
     @property
     def class_frequencies(self) -> tuple[float, ...]:
-        """Share of the pixels of each class."""
+        """Fraction of the pixels in each class."""
         return tuple((self.classes / self.pixels).tolist())
 
 
 def summarise(arrays: Arrays) -> Summary:
-    """The summary of one shard: x (N, H, W, C) and y (N, H, W). Sums of channels run in float64."""
+    """Summarise one shard, x (N, H, W, C) and y (N, H, W). Channel sums are accumulated in float64."""
     samples = [sample.reshape(-1, len(CHANNELS)) for sample in arrays["x"]]
     return Summary(
         snapshots=len(arrays["y"]),
@@ -59,7 +59,7 @@ def summarise(arrays: Arrays) -> Summary:
 
 
 def merge(parts: Sequence[Summary]) -> Summary:
-    """The summary of several shards; sums are added in their order, so that it does not depend on ranks."""
+    """Add up summaries in the order of the shards, so that the result does not depend on the number of ranks."""
     return Summary(
         snapshots=sum(part.snapshots for part in parts),
         pixels=sum(part.pixels for part in parts),

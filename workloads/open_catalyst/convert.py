@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from suite.data.build import SPLITS, Arrays, Piece
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
 from suite.world import World
-from workloads.open_catalyst.build import build_structures
 from workloads.open_catalyst.extxyz import SUFFIXES, read_extxyz
 from workloads.open_catalyst.lmdb_form import LmdbFile
 from workloads.open_catalyst.structures import Neighbourhood, Structure, shard_arrays
+from workloads.open_catalyst.summary import attributes, summarise
 
 CONVERTER_VERSION = 1
 REFERENCE = Neighbourhood(6.0, 50)
@@ -51,7 +51,8 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None, 
         "cutoff_angstrom": REFERENCE.cutoff_angstrom,
         "max_neighbours": REFERENCE.max_neighbours,
     }
-    build_structures(root, recipe, pieces, size=size or "full", seed=0, neighbourhood=REFERENCE, world=world)
+    of_graphs = partial(attributes, REFERENCE)
+    build(root, DataSetPlan("open_catalyst", size or "full", 0, recipe, pieces, summarise, of_graphs), world)
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:

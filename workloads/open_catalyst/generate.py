@@ -1,21 +1,19 @@
-"""Generates OpenCatalyst data sets of synthetic slabs; the physics is in slabs.py, the public data in convert.py.
+"""Generates OpenCatalyst data sets of synthetic slabs. slabs.py has the physics, convert.py reads the public data.
 
-This is the module the workload's descriptor names: ``generate``, ``convert`` and ``fetch``.
+The workload's descriptor names this module, so it also offers ``convert`` and ``fetch``.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from suite.data.build import Arrays, Count, Progress, numbered_pieces, size_settings
-from suite.data.shards import MANIFEST_NAME
-from suite.world import World
-from workloads.open_catalyst.build import build_structures
+from suite.data.build import Arrays, Count
+from suite.data.generate import Generator, Synthetic
 from workloads.open_catalyst.convert import convert, fetch
 from workloads.open_catalyst.slabs import ALL_ADSORBATES, ALL_METALS, Surfaces, require_ase, trajectory
 from workloads.open_catalyst.structures import Neighbourhood, shard_arrays
+from workloads.open_catalyst.summary import Summary, attributes, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
@@ -24,7 +22,7 @@ GENERATOR_VERSION = 1
 
 @dataclass(frozen=True)
 class DataSize:
-    """The synthetic data set of one size. A trajectory gives ``surfaces.frames`` samples."""
+    """The synthetic data set of one size. Each trajectory gives ``surfaces.frames`` samples."""
 
     surfaces: Surfaces
     neighbourhood: Neighbourhood
@@ -47,27 +45,6 @@ SIZES: dict[str, DataSize] = {
 }
 
 
-def generate(root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
-    """Generate a data set; a complete one is left as it is, an interrupted one is continued.
-
-    ``progress(done, total)`` counts this rank's trajectories. ValueError if the folder holds, or is to hold, other data,
-    or if ASE is missing.
-    """
-    settings = size_settings("open_catalyst", SIZES, size, seed)
-    if not (root / MANIFEST_NAME).exists():
-        require_ase()
-    recipe = {"name": "synthetic", "version": GENERATOR_VERSION, "seed": seed, **asdict(settings)}
-    pieces = numbered_pieces(
-        settings.train_trajectories,
-        settings.validation_trajectories,
-        settings.trajectories_per_shard,
-        partial(_shard, settings, seed),
-        world,
-        progress,
-    )
-    build_structures(root, recipe, pieces, size=size, seed=seed, neighbourhood=settings.neighbourhood, world=world)
-
-
 def _shard(settings: DataSize, seed: int, numbers: range, count: Count) -> Arrays:
     structures = []
     for number in numbers:
@@ -75,3 +52,17 @@ def _shard(settings: DataSize, seed: int, numbers: range, count: Count) -> Array
         count(1)
     where = [f"seed {seed}, trajectory {each.trajectory}, frame {each.frame}" for each in structures]
     return shard_arrays(structures, settings.neighbourhood, where)
+
+
+def _trajectories(settings: DataSize, seed: int) -> Synthetic[Summary]:
+    return Synthetic(
+        settings.train_trajectories,
+        settings.validation_trajectories,
+        settings.trajectories_per_shard,
+        partial(_shard, settings, seed),
+        summarise,
+        partial(attributes, settings.neighbourhood),
+    )
+
+
+generate = Generator("open_catalyst", GENERATOR_VERSION, SIZES, _trajectories, check_tools=require_ase).generate

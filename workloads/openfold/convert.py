@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.build import SPLITS, Arrays, Piece
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
 from suite.files import write_whole
 from suite.world import World
 from workloads.openfold import residues
 from workloads.openfold.alignment_files import read_a3m, read_fasta
-from workloads.openfold.build import build_proteins
 from workloads.openfold.features import Protein
 from workloads.openfold.mmcif import read_chain
 from workloads.openfold.shard_form import NO_TEMPLATES, shard_arrays
+from workloads.openfold.summary import attributes, summarise
 
 CONVERTER_VERSION = 1
 CHAINS_PER_SHARD = 128
@@ -61,7 +61,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
         for shard, begin in enumerate(range(0, len(files[split]), CHAINS_PER_SHARD)):
             chosen = files[split][begin : begin + CHAINS_PER_SHARD]
             pieces.append(Piece(split, shard, partial(_shard, chosen, number * 2**32 + begin)))
-    build_proteins(root, recipe, pieces, size=size or "full", seed=0, world=world)
+    build(root, DataSetPlan("openfold", size or "full", 0, recipe, pieces, summarise, attributes), world)
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:

@@ -1,20 +1,19 @@
-"""Generates OpenFold data sets of synthetic families; the families are in proteins.py, real files in convert.py.
+"""Generates OpenFold data sets of synthetic protein families. proteins.py makes a family, convert.py reads real files.
 
-This is the module the workload's descriptor names: ``generate``, ``convert`` and ``fetch``.
+The workload's descriptor names this module, so it also offers ``convert`` and ``fetch``.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from suite.data.build import Arrays, Count, Progress, numbered_pieces, size_settings
-from suite.world import World
-from workloads.openfold.build import build_proteins
+from suite.data.build import Arrays, Count
+from suite.data.generate import Generator, Synthetic
 from workloads.openfold.convert import convert, fetch
 from workloads.openfold.proteins import Families, families
 from workloads.openfold.shard_form import shard_arrays
+from workloads.openfold.summary import Summary, attributes, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
@@ -39,25 +38,21 @@ SIZES: dict[str, DataSize] = {
 }
 
 
-def generate(root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
-    """Generate a data set; a complete one is left as it is, an interrupted one is continued.
-
-    ``progress(done, total)`` counts this rank's families. ValueError if the folder holds, or is to hold, other data.
-    """
-    settings = size_settings("openfold", SIZES, size, seed)
-    recipe = {"name": "synthetic", "version": GENERATOR_VERSION, "seed": seed, **asdict(settings)}
-    pieces = numbered_pieces(
-        settings.train_families,
-        settings.validation_families,
-        settings.families_per_shard,
-        partial(_shard, settings.families, seed),
-        world,
-        progress,
-    )
-    build_proteins(root, recipe, pieces, size=size, seed=seed, world=world)
-
-
 def _shard(settings: Families, seed: int, numbers: range, count: Count) -> Arrays:
     arrays = shard_arrays(families(settings, seed, numbers), list(numbers))
     count(len(numbers))
     return arrays
+
+
+def _families(settings: DataSize, seed: int) -> Synthetic[Summary]:
+    return Synthetic(
+        settings.train_families,
+        settings.validation_families,
+        settings.families_per_shard,
+        partial(_shard, settings.families, seed),
+        summarise,
+        attributes,
+    )
+
+
+generate = Generator("openfold", GENERATOR_VERSION, SIZES, _families).generate

@@ -1,19 +1,20 @@
-"""Generates data sets of snapshots; the physics is in processes.py. There are no public data to convert or fetch.
+"""Generates SwinV2-MoE data sets of process snapshots. processes.py has the physics; there are no public data.
 
-This is the module the workload's descriptor names: ``generate``, ``convert`` and ``fetch``.
+The workload's descriptor names this module, so it also has ``convert`` and ``fetch``, which refuse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from suite.data.build import Arrays, Count, DataSetPlan, Progress, build, numbered_pieces, size_settings
+from suite.data.build import Arrays, Count
+from suite.data.generate import Generator, Synthetic
 from suite.world import World
 from workloads.swinv2_moe.config import CLASSES
 from workloads.swinv2_moe.processes import snapshot
@@ -25,7 +26,7 @@ GENERATOR_VERSION = 1
 
 @dataclass(frozen=True)
 class DataSize:
-    """The data set of one size: square images, all classes equally often."""
+    """The data set of one size: square images, equally many of each class."""
 
     pixels: int
     train_samples: int
@@ -42,32 +43,13 @@ SIZES: dict[str, DataSize] = {
 }
 
 
-def generate(root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
-    """Generate a data set; a complete one is left as it is, an interrupted one is continued.
-
-    ``progress(done, total)`` counts this rank's images. ValueError if the folder holds, or is to hold, other data.
-    """
-    settings = size_settings("swinv2_moe", SIZES, size, seed)
-    recipe = {"name": "processes", "version": GENERATOR_VERSION, "seed": seed, **asdict(settings)}
-    pieces = numbered_pieces(
-        settings.train_samples,
-        settings.validation_samples,
-        settings.samples_per_shard,
-        partial(_shard, settings, seed),
-        world,
-        progress,
-    )
-    counts, attributes = partial(_counts, len(settings.classes)), partial(_attributes, settings.classes)
-    build(root, DataSetPlan("swinv2_moe", size, seed, recipe, pieces, counts, attributes), world)
-
-
 def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
-    """ValueError: there is nothing to convert."""
+    """Always raise ValueError: there are no public data to convert."""
     raise ValueError("swinv2_moe has no public data to convert: mlhpc data generate swinv2_moe --size SIZE")
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
-    """ValueError: there is nothing to fetch."""
+    """Always raise ValueError: there are no public data to fetch."""
     raise ValueError("swinv2_moe has no public data to fetch: mlhpc data generate swinv2_moe --size SIZE")
 
 
@@ -81,11 +63,24 @@ def _shard(settings: DataSize, seed: int, numbers: range, count: Count) -> Array
     return {"image": image, "label": label}
 
 
-def _counts(classes: int, arrays: Arrays) -> list[int]:
-    """Samples per class."""
+def _samples_per_class(classes: int, arrays: Arrays) -> list[int]:
     return np.bincount(arrays["label"], minlength=classes).tolist()  # type: ignore[no-any-return]
 
 
 def _attributes(classes: Sequence[str], summaries: Mapping[str, Sequence[list[int]]]) -> dict[str, Any]:
     per_class = {f"{split}_per_class": np.sum(parts, axis=0).tolist() for split, parts in summaries.items()}
     return {"classes": list(classes), "periodic": True, **per_class}
+
+
+def _snapshots(settings: DataSize, seed: int) -> Synthetic[list[int]]:
+    return Synthetic(
+        settings.train_samples,
+        settings.validation_samples,
+        settings.samples_per_shard,
+        partial(_shard, settings, seed),
+        partial(_samples_per_class, len(settings.classes)),
+        partial(_attributes, settings.classes),
+    )
+
+
+generate = Generator("swinv2_moe", GENERATOR_VERSION, SIZES, _snapshots, name="processes").generate

@@ -1,48 +1,27 @@
-"""What an OpenCatalyst data set's manifest must say: sizes of graphs, scales of forces, and that no split shares a trajectory."""
+"""The manifest attributes of an OpenCatalyst data set (graph sizes, force and energy scales), from a summary of each shard."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
-from suite.world import World
+from suite.data.build import SPLITS, Arrays, check_disjoint
 from workloads.open_catalyst.structures import Neighbourhood
 
 
-def build_structures(
-    root: Path,
-    recipe: dict[str, Any],
-    pieces: Sequence[Piece],
-    *,
-    size: str,
-    seed: int,
-    neighbourhood: Neighbourhood,
-    world: World,
-) -> None:
-    """Write a data set whose pieces give the arrays of `structures.shard_arrays`.
-
-    ValueError on every rank if the folder holds other data, a shard cannot be made, or a trajectory is in both splits.
-    """
-    attributes = partial(_attributes, neighbourhood)
-    build(root, DataSetPlan("open_catalyst", size, seed, recipe, pieces, _summarise, attributes), world)
-
-
 @dataclass(frozen=True)
-class _Summary:
-    """Of one shard; sums are added in the order of the shards, so they are the same on any number of ranks."""
+class Summary:
+    """Sums over one shard. They are added in the order of the shards, so the result is the same on any number of ranks."""
 
     samples: int
     atoms: int
     edges: int
     triplets: int
-    components: int  # of the forces on free atoms
+    components: int  # force components of free atoms: three each
     force_absolute: float
     force_square: float
     energy: float
@@ -52,10 +31,11 @@ class _Summary:
     trajectories: frozenset[int]
 
 
-def _summarise(arrays: Arrays) -> _Summary:
+def summarise(arrays: Arrays) -> Summary:
+    """Summarise the arrays of `structures.shard_arrays`. Forces on fixed atoms do not count: they are not predicted."""
     force: NDArray[np.float64] = arrays["atom.force"][arrays["atom.fixed"] == 0].astype(np.float64)
     lengths = np.diff(arrays["atom.offsets"])
-    return _Summary(
+    return Summary(
         samples=len(lengths),
         atoms=int(lengths.sum()),
         edges=int(arrays["edges"].sum()),
@@ -71,13 +51,13 @@ def _summarise(arrays: Arrays) -> _Summary:
     )
 
 
-def _attributes(neighbourhood: Neighbourhood, splits: Mapping[str, Sequence[_Summary]]) -> dict[str, Any]:
+def attributes(neighbourhood: Neighbourhood, splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
+    """Neighbourhood, mean and largest graph sizes, scales of forces and energies of the training split.
+
+    ValueError if a trajectory is in both splits.
+    """
     trajectories = {split: frozenset().union(*(each.trajectories for each in splits[split])) for split in SPLITS}
-    shared = trajectories["train"] & trajectories["validation"]
-    if shared:
-        raise ValueError(
-            f"trajectory {min(shared)} is in both splits, with {len(shared) - 1} more: its frames would leak"
-        )
+    check_disjoint(trajectories, "trajectory", "its frames")
     train, everything = splits["train"], [each for split in SPLITS for each in splits[split]]
     samples, components = sum(each.samples for each in train), sum(each.components for each in train)
 

@@ -1,0 +1,78 @@
+"""Generates data sets of numbered items: one head for every workload whose data are synthetic.
+
+An item is what is generated at once: a sample, or a universe, trajectory or family that gives several samples. How an item
+is made, and what the manifest says of the data, is the workload's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from suite.data.build import Arrays, Count, DataSetPlan, Progress, Summary, build, numbered_pieces, size_settings
+from suite.data.shards import MANIFEST_NAME, Compression
+from suite.world import World
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Settings = TypeVar("Settings", bound="DataclassInstance")
+
+
+@dataclass(frozen=True)
+class Synthetic(Generic[Summary]):
+    """The data set of one size and seed.
+
+    ``make(numbers, count)`` gives the arrays of one shard and calls ``count`` with each number of items made.
+    ``summarise`` and ``attributes`` are those of a `DataSetPlan`.
+    """
+
+    train_items: int
+    validation_items: int
+    items_per_shard: int
+    make: Callable[[range, Count], Arrays]
+    summarise: Callable[[Arrays], Summary]
+    attributes: Callable[[Mapping[str, Sequence[Summary]]], dict[str, Any]]
+    compression: Compression = "none"
+
+
+@dataclass(frozen=True)
+class Generator(Generic[Settings]):
+    """A workload's generator. ``data_set`` gives the data set of the settings of a size and a seed.
+
+    ``name``, ``version``, the seed, ``constants`` and the fields of the settings are the recipe that names the data.
+    ``check_tools`` raises ValueError if a package that generating needs is missing.
+    """
+
+    workload: str
+    version: int
+    sizes: Mapping[str, Settings]
+    data_set: Callable[[Settings, int], Synthetic[Any]]
+    name: str = "synthetic"
+    constants: Mapping[str, Any] | None = None
+    check_tools: Callable[[], None] | None = None
+
+    def generate(self, root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
+        """Generate a data set. A complete one is left as it is, an interrupted one is continued.
+
+        ``progress(done, total)`` counts this rank's items. ValueError for an unknown size, a seed out of range, a missing
+        tool, or a folder that holds other data.
+        """
+        settings = size_settings(self.workload, self.sizes, size, seed)
+        if self.check_tools is not None and not (root / MANIFEST_NAME).exists():  # before anything is written
+            self.check_tools()
+        data = self.data_set(settings, seed)
+        recipe = {
+            "name": self.name,
+            "version": self.version,
+            "seed": seed,
+            **(self.constants or {}),
+            **asdict(settings),
+        }
+        pieces = numbered_pieces(
+            data.train_items, data.validation_items, data.items_per_shard, data.make, world, progress
+        )
+        plan = DataSetPlan(self.workload, size, seed, recipe, pieces, data.summarise, data.attributes, data.compression)
+        build(root, plan, world)

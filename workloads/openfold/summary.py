@@ -1,0 +1,50 @@
+"""The manifest attributes of an OpenFold data set (lengths, alignment rows, templates), from a summary of each shard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from suite.data.build import SPLITS, Arrays, check_disjoint
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One shard: chain lengths, cells of all alignments (rows x columns), template residues, numbers of its families."""
+
+    lengths: tuple[int, ...]
+    cells: int
+    template_residues: int
+    families: frozenset[int]
+
+
+def summarise(arrays: Arrays) -> Summary:
+    """Summarise the arrays of `shard_form.shard_arrays`."""
+    return Summary(
+        tuple(np.diff(arrays["residue.offsets"]).tolist()),
+        len(arrays["alignment.residue"]),
+        len(arrays.get("template.aatype", ())),
+        frozenset(arrays["family"].tolist()),
+    )
+
+
+def attributes(splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
+    """Per split: longest and mean length, mean alignment rows, whether there are templates.
+
+    ValueError if a family is in both splits.
+    """
+    families = {split: frozenset().union(*(each.families for each in splits[split])) for split in SPLITS}
+    check_disjoint(families, "family", "its fold")
+    result: dict[str, Any] = {}
+    for split in SPLITS:
+        lengths = [length for each in splits[split] for length in each.lengths]
+        result |= {
+            f"{split}_longest": max(lengths),
+            f"{split}_mean_length": sum(lengths) / len(lengths),
+            f"{split}_mean_rows": sum(each.cells for each in splits[split]) / sum(lengths),
+            f"{split}_templates": any(each.template_residues for each in splits[split]),
+        }
+    return result
