@@ -1,7 +1,8 @@
-"""The MoE layer: router, dispatch, experts, combine, on one rank or over an `ExpertMesh`, pipelined, with any r.
+"""The MoE layer (router, dispatch, experts, combine) and its dispatcher, on one rank or over an `ExpertMesh`.
 
-One parameter layout for every execution: a rank holds 1 / (ranks per expert) of the hidden width of its experts. Weights
-are gathered as r asks for it, so changing r, the overlap degree or the all-to-all moves no tensor and no optimizer state.
+The parameter layout is the same for every execution: a rank holds 1 / (ranks per expert) of the hidden width of its experts.
+Weights are gathered as r requires, so changing r, the overlap degree or the all-to-all moves no parameter and no optimizer
+state.
 
 T tokens, D width, E experts, W ranks, L experts per rank, s ranks per expert, J chunks, N rows of this rank's buffer.
 """
@@ -27,7 +28,7 @@ from workloads.moe.router import Router, Routing
 
 @dataclass(frozen=True)
 class Execution:
-    """How a layer is executed: what the autotuner chooses. It does not change which function is computed."""
+    """How the built-in dispatcher runs a layer; the autotuner chooses it. It does not change the function computed."""
 
     r: int = 1
     degree: int = 1
@@ -42,24 +43,48 @@ class Output:
     auxiliary_loss: Tensor
 
 
-class Dispatcher(Protocol):
-    """Tokens to their experts and back. Ours is `Local` or `Parallel`; a library (DeepEP, say) is another one."""
+@dataclass(frozen=True)
+class Dispatched:
+    """What a dispatcher returns: ``y_TD``, the weighted sum of each token's experts, and the counts that are logged.
 
-    def __call__(self, x_TD: Tensor, routing: Routing) -> tuple[Tensor, Plan]:
-        """The weighted sum of each token's experts, and the plan that was followed."""
+    ``assigned_E`` (integers) counts the router's choices per expert, dropped ones included; ``kept`` (no dimensions) the
+    choices that were not dropped; ``rows`` all rows computed, empty ones included.
+    """
+
+    y_TD: Tensor
+    assigned_E: Tensor
+    kept: Tensor
+    rows: int
+
+
+class Dispatcher(Protocol):
+    """Sends tokens to their experts and combines the results; differentiable. `dispatch` is the built-in one.
+
+    It is called in evaluation too (``layer.training`` is False), where ranks may have different numbers of batches: a
+    dispatcher that communicates hands those calls to `dispatch_locally`. It may mark its phases on ``layer.marker``; the time
+    of one that does not is logged as unpermute and permute_backward.
+    """
+
+    def __call__(self, layer: MoELayer, x_TD: Tensor, routing: Routing) -> Dispatched:
+        """Compute the experts of ``layer`` that ``routing`` chose for each token, and add them up by its weights."""
         ...
 
 
 class MoELayer(nn.Module):
     """A mixture of experts in place of an FFN: (T, D) to (T, D).
 
-    With a mesh the experts are spread over its ranks and every rank calls `forward` and `backward` together. Gradients of
-    expert parameters then hold the *sum* over all ranks' tokens and must not be reduced again; the router's are the
-    rank's own. In evaluation each rank has all weights, gathered when it is entered, so ranks may take different batches.
+    With a mesh the experts are spread over its ranks, and all ranks call `forward` and `backward` together. Gradients of
+    expert parameters then hold the *sum* over all ranks' tokens and must not be reduced again; the router's gradients are
+    of this rank's tokens. Entering evaluation gathers all weights on each rank, so ranks may evaluate different batches.
+
+    ``dispatcher`` replaces the built-in way from tokens to experts and back, for example by a communication library.
     """
 
-    def __init__(self, width: int, config: MoEConfig, mesh: ExpertMesh | None = None) -> None:
+    def __init__(
+        self, width: int, config: MoEConfig, mesh: ExpertMesh | None = None, dispatcher: Dispatcher | None = None
+    ) -> None:
         super().__init__()
+        self.dispatcher: Dispatcher = dispatch if dispatcher is None else dispatcher
         self.config, self.width = config, width
         self.mesh = mesh if mesh is not None and mesh.size > 1 else None
         self.marker: Marker = NoMarker()
@@ -74,11 +99,13 @@ class MoELayer(nn.Module):
             self.experts.keep(slice(first, first + each), self.mesh.rank % self.sharers, self.sharers)
             self.use(self.execution)
         self.load = Load.empty(config.experts, torch.device("cpu"))
-        self.step_load_E: Tensor | None = None  # of the last training step: what the aux-loss-free bias is moved by
+        self.step_load_E: Tensor | None = (
+            None  # assignments of the last training step; they move the aux-loss-free bias
+        )
         self._all_weights: Weights | None = None
 
     def use(self, execution: Execution) -> None:
-        """Execute so from now on. ValueError if r is not one of those that exist. Every rank calls."""
+        """Set how the layer is executed from now on; every rank calls. ValueError if this r does not exist."""
         if self.mesh is not None:
             choices = valid_r(self.config.experts, self.mesh.size)
             if execution.r not in choices:
@@ -88,16 +115,15 @@ class MoELayer(nn.Module):
         self.execution = execution
 
     def forward(self, x_TD: Tensor) -> Output:
-        """The layer."""
+        """Route the tokens, dispatch them and, in training, count the load."""
         marker = self.marker
         x_TD = marker.boundary(x_TD, None, phases.GATE)
         routing = self.router(x_TD)
         rows_TD = marker.boundary(self._compute_dtype(x_TD), phases.GATE, phases.PERMUTE)
-        dispatcher = self._dispatcher()
-        y_TD, plan = dispatcher(rows_TD, routing)
-        y_TD = marker.boundary(y_TD, phases.UNPERMUTE, None)
+        dispatched = self.dispatcher(self, rows_TD, routing)
+        y_TD = marker.boundary(dispatched.y_TD, phases.UNPERMUTE, None)
         if self.training:
-            self._count(plan)
+            self._count(dispatched)
         return Output(y_TD.to(x_TD.dtype), routing.auxiliary_loss)
 
     def train(self, mode: bool = True) -> MoELayer:
@@ -110,36 +136,34 @@ class MoELayer(nn.Module):
         return self
 
     def update_bias(self) -> None:
-        """After an optimizer step with balance ``bias``: move the selection bias by the last step's load of all ranks.
+        """Move the selection bias by the last step's load of all ranks; called after an optimizer step with balance ``bias``.
 
-        Without expert parallelism the ranks of torch.distributed, if any, are data parallel: all of them count.
+        Without expert parallelism the ranks of torch.distributed, if any, are data parallel, and the load of all counts.
         """
         assert self.step_load_E is not None
         group = self.mesh.world if self.mesh is not None else dist.group.WORLD if dist.is_initialized() else None
         self.router.update_bias(self.step_load_E, group)
 
-    def _dispatcher(self) -> Dispatcher:
-        if self.mesh is None or not self.training:
-            return partial(_local, self)
-        return partial(_parallel, self, self.mesh)
-
-    def _permutation(self) -> Permutation:
-        own = self.config
+    def permutation(self) -> Permutation:
+        """How this layer orders, drops and pads rows. In evaluation nothing drops."""
+        config = self.config
         if not self.training:
-            return permutation("dropless", None)  # a metric must not depend on who shares a batch
+            return permutation("dropless", None)  # else a sample's result would depend on the others in its batch
         reduce = _no_reduction if self.mesh is None else partial(_maximum, self.mesh)
         alignment = self.sharers * self.execution.degree
-        return permutation(own.dispatch, own.capacity_factor, alignment=alignment, over_ranks=reduce)
+        return permutation(config.dispatch, config.capacity_factor, alignment=alignment, over_ranks=reduce)
 
-    def _run(self, rows_ND: Tensor, rows_E: Tensor, weights: Weights) -> Tensor:
+    def run_experts(self, rows_ND: Tensor, rows_E: Tensor, weights: Weights) -> Tensor:
+        """Compute the experts on rows sorted by expert, in the rows' data type. ``rows_E`` counts the rows of each expert."""
         weights = weights.map(lambda weight: weight.to(rows_ND.dtype))
         return run_experts(rows_ND, rows_E, weights, self.config.activation, self.config.backend)
 
-    def _local_weights(self) -> Weights:
+    def weights(self) -> Weights:
+        """The weights on this rank: its share in training, all weights in evaluation."""
         return self.experts.weights() if self._all_weights is None else self._all_weights
 
-    def _gathered(self, mesh: ExpertMesh) -> Weights:
-        """The weights this rank computes with under the current r; its own down bias counts 1 / r (r partial sums follow)."""
+    def gathered_weights(self, mesh: ExpertMesh) -> Weights:
+        """Gather the weights this rank computes with under the current r; every rank calls."""
         own, r = self.experts.weights(), self.execution.r
         if r == 0:
             return own.map(self._gather_all)
@@ -148,6 +172,7 @@ class MoELayer(nn.Module):
         if own.down_bias_ED is None:
             return weights
         whole = gather_slices(own.down_bias_ED, mesh.blocks[self.sharers], 1, self.sharers)
+        # each of the r classes adds the output bias to its partial sum
         return Weights(weights.up_EHD, weights.down_EHD, weights.gate_EHD, weights.up_bias_EH, whole / r)
 
     def _gather_all(self, weight: Tensor) -> Tensor:
@@ -160,68 +185,83 @@ class MoELayer(nn.Module):
             return x_TD.to(torch.get_autocast_dtype(device))
         return x_TD
 
-    def _count(self, plan: Plan) -> None:
-        if self.load.assigned_E.device != plan.assigned_E.device:
-            self.load = Load.empty(self.config.experts, plan.assigned_E.device)
-        self.load.add(plan.assigned_E, plan.kept, plan.rows)
-        self.step_load_E = plan.assigned_E
+    def _count(self, dispatched: Dispatched) -> None:
+        if self.load.assigned_E.device != dispatched.assigned_E.device:
+            self.load = Load.empty(self.config.experts, dispatched.assigned_E.device)
+        self.load.add(dispatched.assigned_E, dispatched.kept, dispatched.rows)
+        self.step_load_E = dispatched.assigned_E
 
 
-def _local(layer: MoELayer, x_TD: Tensor, routing: Routing) -> tuple[Tensor, Plan]:
-    """All experts are here."""
-    marker, permute = layer.marker, layer._permutation()
+def dispatch(layer: MoELayer, x_TD: Tensor, routing: Routing) -> Dispatched:
+    """The built-in dispatcher: over the layer's mesh in training, if it has one, else on this rank alone."""
+    if layer.mesh is None or not layer.training:
+        return dispatch_locally(layer, x_TD, routing)
+    return _dispatch_over_mesh(layer, layer.mesh, x_TD, routing)
+
+
+def dispatch_locally(layer: MoELayer, x_TD: Tensor, routing: Routing) -> Dispatched:
+    """Compute all experts on this rank, which has all weights: without a mesh, or in evaluation."""
+    marker, permute = layer.marker, layer.permutation()
     plan = permute.plan(routing, layer.config.experts)
     rows_ND = marker.boundary(permute.encode(x_TD, plan), phases.PERMUTE, phases.EXPERTS)
-    rows_ND = layer._run(rows_ND, plan.rows_E, layer._local_weights())
+    rows_ND = layer.run_experts(rows_ND, plan.rows_E, layer.weights())
     rows_ND = marker.boundary(rows_ND, phases.EXPERTS, phases.UNPERMUTE)
-    return permute.decode(rows_ND, plan, routing.weights_TK), plan
+    return _combined(permute, rows_ND, plan, routing)
 
 
-def _parallel(layer: MoELayer, mesh: ExpertMesh, x_TD: Tensor, routing: Routing) -> tuple[Tensor, Plan]:
-    """Experts spread over the mesh: rows travel to them and back (r >= 1), or all weights come here (r = 0)."""
-    marker, permute = layer.marker, layer._permutation()
+def _dispatch_over_mesh(layer: MoELayer, mesh: ExpertMesh, x_TD: Tensor, routing: Routing) -> Dispatched:
+    """Send rows to the ranks of their experts and back (r >= 1), or gather all weights here (r = 0)."""
+    marker, permute = layer.marker, layer.permutation()
     plan = permute.plan(routing, layer.config.experts)
     rows_ND = marker.boundary(permute.encode(x_TD, plan), phases.PERMUTE, phases.GATHER)
-    weights = layer._gathered(mesh)
+    weights = layer.gathered_weights(mesh)
     marker.mark(phases.GATHER)
     if layer.execution.r == 0:
         rows_ND = marker.boundary(rows_ND, None, phases.EXPERTS)
-        rows_ND = marker.boundary(layer._run(rows_ND, plan.rows_E, weights), phases.EXPERTS, phases.UNPERMUTE)
+        rows_ND = marker.boundary(layer.run_experts(rows_ND, plan.rows_E, weights), phases.EXPERTS, phases.UNPERMUTE)
     else:
         rows_ND = marker.boundary(rows_ND, None, phases.DISPATCH)
-        rows_ND = _travel(layer, mesh, rows_ND, plan.rows_E, weights)
+        rows_ND = _send_and_compute(layer, mesh, rows_ND, plan.rows_E, weights)
         rows_ND = marker.boundary(rows_ND, phases.COMBINE, phases.UNPERMUTE)
-    return permute.decode(rows_ND, plan, routing.weights_TK), plan
+    return _combined(permute, rows_ND, plan, routing)
 
 
-def _travel(layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, rows_E: Tensor, weights: Weights) -> Tensor:
-    """Rows to their experts in chunks, each chunk's transfer under way while others are computed, and back in place."""
+def _combined(permute: Permutation, rows_ND: Tensor, plan: Plan, routing: Routing) -> Dispatched:
+    y_TD = permute.decode(rows_ND, plan, routing.weights_TK)
+    return Dispatched(y_TD, plan.assigned_E, plan.kept, plan.rows)
+
+
+def _send_and_compute(layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, rows_E: Tensor, weights: Weights) -> Tensor:
+    """Send rows to their experts in chunks and return the results in the order of ``rows_ND``.
+
+    While one chunk is computed, the transfers of others are under way.
+    """
     marker, execution = layer.marker, layer.execution
     begins_JWL, counts_JWL = shares(rows_E, mesh.size, layer.sharers, execution.r, execution.degree)
     routes = plan_routes(mesh, counts_JWL, execution.algorithm, rows_ND.device)
     marker.mark(phases.COUNTS)
-    places_M = ranges(begins_JWL.reshape(-1), counts_JWL.reshape(-1)).to(rows_ND.device)
-    chunks = torch.split(_take(rows_ND, places_M, execution), counts_JWL.sum((1, 2)).tolist())
+    source_M = ranges(begins_JWL.reshape(-1), counts_JWL.reshape(-1)).to(rows_ND.device)
+    chunks = torch.split(_take(rows_ND, source_M, execution), counts_JWL.sum((1, 2)).tolist())
     going = [Journey(rows, route.hops) for rows, route in zip(chunks, routes, strict=True)]
     for journey in going:
         journey.advance()
     coming: list[Journey] = []
     for journey, route in zip(going, routes, strict=True):
         rows = marker.boundary(journey.end(), phases.DISPATCH, phases.EXPERTS)
-        rows = layer._run(rows, route.rows_L, weights)
+        rows = layer.run_experts(rows, route.rows_L, weights)
         coming.append(Journey(marker.boundary(rows, phases.EXPERTS, phases.COMBINE), route.back))
-        if len(coming) > 1:
+        if len(coming) > 1:  # the second hop (2dh) of the chunk before overlaps the next chunk's experts
             coming[-2].advance()
     coming[-1].advance()
     returned_MD = torch.cat([journey.end() for journey in coming])
-    return _put(returned_MD, places_M, len(rows_ND), execution)
+    return _put(returned_MD, source_M, len(rows_ND), execution)
 
 
 def shares(rows_E: Tensor, ranks: int, sharers: int, r: int, degree: int) -> tuple[Tensor, Tensor]:
-    """Which rows of the buffer go in which chunk to which rank's which expert: begins and counts (J, W, L).
+    """Cut the buffer into ranges of rows: one per chunk, receiving rank and local expert. Returns begins and counts (J, W, L).
 
-    The s ranks of an expert are r classes of s / r. A class holds 1 / r of the hidden width and gets every row once, its
-    ranks get equal parts of the rows; each part is cut in ``degree`` chunks.
+    The s ranks of an expert form r classes of s / r ranks. A class holds 1 / r of the hidden width and receives every row
+    once; its ranks receive equal parts of the rows, and each part is cut into ``degree`` chunks.
     """
     device, parts = rows_E.device, sharers // r
     ends_E = rows_E.cumsum(0)
@@ -236,23 +276,24 @@ def shares(rows_E: Tensor, ranks: int, sharers: int, r: int, degree: int) -> tup
     return first_WL + cuts_JWL[:-1], cuts_JWL[1:] - cuts_JWL[:-1]
 
 
-def _take(rows_ND: Tensor, places_M: Tensor, execution: Execution) -> Tensor:
+def _take(rows_ND: Tensor, source_M: Tensor, execution: Execution) -> Tensor:
+    """Copy the rows that are sent. For r = 1 that is a permutation, whose gradient is a gather instead of an index_add."""
     if execution.r == 1:
-        return rows_ND if execution.degree == 1 else reorder(rows_ND, _permuted(places_M))
-    return rows_ND.index_select(0, places_M)
+        return rows_ND if execution.degree == 1 else reorder(rows_ND, _permuted(source_M))
+    return rows_ND.index_select(0, source_M)
 
 
-def _put(rows_MD: Tensor, places_M: Tensor, rows: int, execution: Execution) -> Tensor:
-    """Rows back in their places; the r partial sums of a row are added."""
+def _put(rows_MD: Tensor, source_M: Tensor, rows: int, execution: Execution) -> Tensor:
+    """Return results to the places of their rows; the r partial sums of a row are added."""
     if execution.r == 1:
-        return rows_MD if execution.degree == 1 else reorder(rows_MD, _permuted(places_M).reversed())
-    return rows_MD.new_zeros(rows, rows_MD.shape[1]).index_add(0, places_M, rows_MD)
+        return rows_MD if execution.degree == 1 else reorder(rows_MD, _permuted(source_M).reversed())
+    return rows_MD.new_zeros(rows, rows_MD.shape[1]).index_add(0, source_M, rows_MD)
 
 
-def _permuted(places_M: Tensor) -> Reorder:
-    inverse = torch.empty_like(places_M)
-    inverse[places_M] = torch.arange(len(places_M), device=places_M.device)
-    return Reorder(places_M, inverse)
+def _permuted(source_M: Tensor) -> Reorder:
+    inverse = torch.empty_like(source_M)
+    inverse[source_M] = torch.arange(len(source_M), device=source_M.device)
+    return Reorder(source_M, inverse)
 
 
 def _no_reduction(value: int) -> int:

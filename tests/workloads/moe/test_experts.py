@@ -7,7 +7,8 @@ import torch
 
 from workloads.moe.config import MoEConfig
 from workloads.moe.experts import Experts, grouped_problem, onednn_problem, run_experts
-from workloads.moe.layer import MoELayer
+from workloads.moe.layer import Dispatched, MoELayer
+from workloads.moe.router import Routing
 
 
 def make(width: int = 8, hidden: int = 12, bias: bool = True, activation: str = "gelu") -> Experts:
@@ -87,3 +88,48 @@ def test_gradients_by_finite_differences_through_the_renormalised_gate() -> None
         return out.y_TD, out.auxiliary_loss
 
     assert torch.autograd.gradcheck(through, (x_TD, *values), atol=1e-6)
+
+
+def one_token_at_a_time(layer: MoELayer, x_TD: torch.Tensor, routing: Routing) -> Dispatched:
+    """The simplest dispatcher: each choice of each token is one row for one expert."""
+    experts = layer.config.experts
+    y_T = []
+    for x_D, experts_K, weights_K in zip(x_TD, routing.experts_TK.tolist(), routing.weights_TK, strict=True):
+        rows_E = [torch.tensor([int(e == expert) for e in range(experts)]) for expert in experts_K]
+        outputs = [layer.run_experts(x_D[None], one_E, layer.weights())[0] for one_E in rows_E]
+        y_T.append(sum(weight * output for weight, output in zip(weights_K, outputs, strict=True)))
+    assigned_E = torch.bincount(routing.experts_TK.flatten(), minlength=experts)
+    return Dispatched(torch.stack(y_T), assigned_E, assigned_E.sum(), routing.experts_TK.numel())
+
+
+def test_a_layer_runs_with_a_dispatcher_of_the_callers_own() -> None:
+    """Output, gradients and counted load are those of the built-in dispatcher, in training and in evaluation."""
+    config = MoEConfig(experts=3, hidden=5, bias=True, backend="loop")
+    torch.manual_seed(2)
+    built_in = MoELayer(4, config).double()
+    passed = MoELayer(4, config, dispatcher=one_token_at_a_time).double()
+    passed.load_state_dict(built_in.state_dict())
+    x_TD = torch.randn(7, 4, dtype=torch.float64)
+    for training in (True, False):
+        results = []
+        for layer in (built_in, passed):
+            layer.train(training)
+            x = x_TD.clone().requires_grad_()
+            out = layer(x)
+            loss = out.y_TD.square().sum() + out.auxiliary_loss
+            results.append([out.y_TD, *torch.autograd.grad(loss, [x, *layer.parameters()])])
+        for expected, got in zip(*results, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    assert passed.load.report() == built_in.load.report()
+
+
+def test_the_dispatcher_decides_how_tokens_reach_experts() -> None:
+    """Without any expert, only zeros come out: nothing but the dispatcher passed in runs the experts."""
+
+    def nothing(layer: MoELayer, x_TD: torch.Tensor, routing: Routing) -> Dispatched:
+        assigned_E = torch.bincount(routing.experts_TK.flatten(), minlength=layer.config.experts)
+        return Dispatched(torch.zeros_like(x_TD), assigned_E, torch.tensor(0), 0)
+
+    layer = MoELayer(4, MoEConfig(experts=3, hidden=5), dispatcher=nothing)
+    assert not layer(torch.randn(6, 4)).y_TD.any()
+    assert layer.load.report()["drop_rate"] == 1.0
