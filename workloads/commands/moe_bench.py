@@ -125,13 +125,11 @@ def moe_bench(  # one parameter per option
 
         shape = bench.Shape(tokens, width, config, load, dtype)  # type: ignore[arg-type]
         if sweep_network:
-            result = _sweep(world, chosen, shape, int(up_to_mib * MIB), repeats)
-            table = _sweep_table
+            result, render = _sweep(world, chosen, shape, int(up_to_mib * MIB), repeats), _sweep_table
         else:
-            result = bench.measure(shape, world, chosen, repeats).row()
-            table = _layer_table
+            result, render = bench.measure(shape, world, chosen, repeats).row(), _layer_table
         if world.is_first:
-            click.echo(table(result))
+            click.echo(render(result))
             if output is not None:
                 write_whole(output, json.dumps(result, indent=1) + "\n")
         world.barrier()
