@@ -58,21 +58,21 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
         except (OSError, ValueError) as error:
             problem = error
     world.check_together(problem)
-    found: _Source = world.broadcast(sources)
-    if found.cube not in SIZE_OF_CUBE:
+    survey: _Source = world.broadcast(sources)
+    if survey.cube not in SIZE_OF_CUBE:
         raise ValueError(
-            f"{source}: cubes of {found.cube}^3 voxels; the sizes have {', '.join(map(str, SIZE_OF_CUBE))}"
+            f"{source}: cubes of {survey.cube}^3 voxels; the sizes have {', '.join(map(str, SIZE_OF_CUBE))}"
         )
-    name, compression = SIZE_OF_CUBE[found.cube]
+    name, compression = SIZE_OF_CUBE[survey.cube]
     recipe = {
         "name": "converted",
         "version": CONVERTER_VERSION,
         "source": str(source),
-        "form": found.form,
-        "files": len(found.files),
-        "cube": found.cube,
+        "form": survey.form,
+        "files": len(survey.files),
+        "cube": survey.cube,
     }
-    plan = DataSetPlan("cosmoflow", size or name, 0, recipe, _pieces(found), summarise, attributes, compression)
+    plan = DataSetPlan("cosmoflow", size or name, 0, recipe, _pieces(survey), summarise, attributes, compression)
     build(root, plan, world)
 
 

@@ -47,11 +47,11 @@ class CosmoFlowData:
 def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None:
     """ValueError unless the data have the config's shape, are periodic if they must be, and fit the input constants."""
     shapes = {name: (array.shape[1:], str(array.dtype)) for name, array in reader.read([0]).items()}
-    wanted = {
+    required = {
         "x": ((*(config.input_size,) * 3, len(REDSHIFTS)), "int16"),
         "y": ((len(TARGETS),), "float32"),
     }
-    for name, expected in wanted.items():
+    for name, expected in required.items():
         if shapes.get(name) != expected:
             raise ValueError(f"{root}: dataset {name!r} is {shapes.get(name)}, the config wants {expected}")
     attributes = reader.manifest.attributes

@@ -67,8 +67,8 @@ def decode_example(payload: bytes) -> Sample:
                 features[key] = value
     missing = [name for name in ("x", "y") if name.encode() not in features]
     if missing:
-        found = ", ".join(sorted(key.decode("utf-8", "replace") for key in features)) or "none"
-        raise ValueError(f"not a CosmoFlow sample: no feature {missing[0]!r}; features: {found}")
+        present = ", ".join(sorted(key.decode("utf-8", "replace") for key in features)) or "none"
+        raise ValueError(f"not a CosmoFlow sample: no feature {missing[0]!r}; features: {present}")
     counts = [value for part in _fields(features[b"x"], 1) for value in _fields(part, 1)]
     targets = [value for part in _fields(features[b"y"], 2) for value in _fields(part, 1)]
     return _counts(counts), _targets(targets)

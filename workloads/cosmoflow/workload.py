@@ -27,26 +27,26 @@ class CosmoFlow(Workload):
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self._own = cast(CosmoFlowConfig, config.hyperparameters)
+        self._settings = cast(CosmoFlowConfig, config.hyperparameters)
 
     def dataset(self, split: str, root: Path) -> CosmoFlowData:
         """One split; ValueError if the data are damaged or do not fit the config."""
-        return CosmoFlowData(root, split, self._own)
+        return CosmoFlowData(root, split, self._settings)
 
     def build_model(self, world: World) -> nn.Module:
         """The network, from torch's current seed."""
-        return CosmoFlowNet(self._own, channels_last=self.config.channels_last)
+        return CosmoFlowNet(self._settings, channels_last=self.config.channels_last)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Keras-form SGD. The rate changes between epochs only, so the step does not matter."""
-        optimizer = KerasSGD(model.parameters(), lr=self._rate(1), momentum=self._own.momentum)
+        optimizer = KerasSGD(model.parameters(), lr=self._rate(1), momentum=self._settings.momentum)
         return Optimization(optimizer, lambda step, epoch: self._rate(epoch))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean squared error, plus l2 * sum(w^2) of the two hidden dense kernels: the Keras form of L2."""
         loss = F.mse_loss(model(batch["x"]), batch["y"])
-        if self._own.l2:
-            loss = loss + self._own.l2 * sum(weight.square().sum() for weight in regularised(model))
+        if self._settings.l2:
+            loss = loss + self._settings.l2 * sum(weight.square().sum() for weight in regularised(model))
         return loss
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -69,31 +69,31 @@ class CosmoFlow(Workload):
 
         A torch weight decay of the same strength is 2 * l2. All decay factors are logged, not only the largest.
         """
-        own = self._own
-        scale = own.scale(self.config.global_batch_size)
+        settings = self._settings
+        scale = settings.scale(self.config.global_batch_size)
         return {
             "global_batch_size": self.config.global_batch_size,
             "opt_name": "SGD",
-            "opt_base_learning_rate": own.base_learning_rate * scale,
-            "opt_learning_rate_warmup_epochs": own.warmup_epochs,
+            "opt_base_learning_rate": settings.base_learning_rate * scale,
+            "opt_learning_rate_warmup_epochs": settings.warmup_epochs,
             "opt_learning_rate_warmup_factor": scale,
-            "opt_learning_rate_decay_boundary_epochs": list(own.decay_boundary_epochs),
-            "opt_learning_rate_decay_factor": list(own.decay_factors),
-            "sgd_opt_momentum": own.momentum,
-            "opt_weight_decay": own.l2,
-            "dropout": own.dropout,
-            "input_norm": own.input_norm,
-            "augmentation": own.augmentation,
+            "opt_learning_rate_decay_boundary_epochs": list(settings.decay_boundary_epochs),
+            "opt_learning_rate_decay_factor": list(settings.decay_factors),
+            "sgd_opt_momentum": settings.momentum,
+            "opt_weight_decay": settings.l2,
+            "dropout": settings.dropout,
+            "input_norm": settings.input_norm,
+            "augmentation": settings.augmentation,
         }
 
     def work(self) -> Work:
         """Closed forms; bytes at the width activations are stored in."""
         element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
-        return work(self._own, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
+        return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> dict[str, float]:
         """Mean absolute error of predicting the training mean, and of ridge regression on power spectra."""
         return baselines(root)
 
     def _rate(self, epoch: int) -> float:
-        return learning_rate(self._own, self.config.global_batch_size, epoch)
+        return learning_rate(self._settings, self.config.global_batch_size, epoch)

@@ -65,9 +65,9 @@ class _GroupNormalise(torch.autograd.Function):
         ctx: Any, x: Tensor, weight_C: Tensor, bias_C: Tensor, group: dist.ProcessGroup, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         variance_C, mean_C = torch.var_mean(_wide(x), dim=(0, 2, 3), correction=0)
-        mine = torch.stack([torch.full_like(mean_C, x.numel() / x.shape[1]), mean_C, variance_C])
-        gathered = [torch.empty_like(mine) for _ in range(group.size())]
-        dist.all_gather(gathered, mine, group=group)
+        local = torch.stack([torch.full_like(mean_C, x.numel() / x.shape[1]), mean_C, variance_C])
+        gathered = [torch.empty_like(local) for _ in range(group.size())]
+        dist.all_gather(gathered, local, group=group)
         count_GC, mean_GC, variance_GC = torch.stack(gathered, dim=1)
         count_C = count_GC.sum(dim=0)
         mean_C = (count_GC * mean_GC).sum(dim=0) / count_C

@@ -219,9 +219,9 @@ def _tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *
     weather.upper_200[here] += np.float32(warm_core * (1.5 + 3 * strength)) * np.exp(-squared / 9)
     if weak:
         return np.zeros(0, np.float32)
-    found = np.zeros_like(weather.u)
-    found[here] = np.where(distance < CYCLONE_RADIUS, wind, 0)
-    return found
+    gale_wind = np.zeros_like(weather.u)
+    gale_wind[here] = np.where(distance < CYCLONE_RADIUS, wind, 0)
+    return gale_wind
 
 
 def _cold_cyclone(weather: _Weather, grid: _Grid, random: np.random.Generator) -> None:

@@ -41,14 +41,14 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
     Subfolders ``train`` and ``validation`` are the splits. Without them every ninth file, by name, goes to validation.
     ``size`` names the data set; by default the shape of its samples does.
     """
-    found, problem = None, None
+    surveyed, problem = None, None
     if world.is_first:
         try:
-            found = _survey(source)
+            surveyed = _survey(source)
         except (OSError, ValueError) as error:
             problem = error
     world.check_together(problem)
-    survey: _Source = world.broadcast(found)
+    survey: _Source = world.broadcast(surveyed)
     name = size or SIZE_OF_SHAPE.get(survey.shape)
     if name is None:
         known = ", ".join(f"{height} x {width}" for height, width in SIZE_OF_SHAPE)

@@ -45,17 +45,19 @@ class DeepCamData:
         return {"x": x, "y": torch.from_numpy(arrays["y"])}
 
     def _check(self, root: Path, config: DeepCamConfig) -> None:
-        found = {name: (array.shape[1:], str(array.dtype)) for name, array in self._reader.read([0]).items()}
+        actual = {name: (array.shape[1:], str(array.dtype)) for name, array in self._reader.read([0]).items()}
         shape = (config.height, config.width)
-        for name, wanted in {"x": ((*shape, len(CHANNELS)), "float32"), "y": (shape, "uint8")}.items():
-            if found.get(name) != wanted:
-                raise ValueError(f"{root}: dataset {name!r} is {found.get(name)}, the config wants {wanted}")
+        for name, expected in {"x": ((*shape, len(CHANNELS)), "float32"), "y": (shape, "uint8")}.items():
+            if actual.get(name) != expected:
+                raise ValueError(f"{root}: dataset {name!r} is {actual.get(name)}, the config wants {expected}")
 
 
 def input_statistics(reader: ShardReader, root: Path) -> Statistics:
     """Of the training split, from the manifest. ValueError if it has none or a channel has no range."""
-    found = reader.manifest.attributes.get("statistics")
-    if found is None:
+    recorded = reader.manifest.attributes.get("statistics")
+    if recorded is None:
         raise ValueError(f"{root}: the manifest has no attribute 'statistics'; inputs cannot be normalised")
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in recorded.items()
+    }
     return checked_statistics(Statistics(**values), str(root))

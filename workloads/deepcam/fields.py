@@ -145,11 +145,11 @@ class _Opened:
 
 def _dataset(path: Path, file: h5py.File, names: tuple[str, ...], dimensions: int) -> h5py.Dataset:
     for name in names:
-        found = file.get(name)
-        if isinstance(found, h5py.Dataset):
-            if len(found.shape) != dimensions:
-                raise ValueError(f"{path}: {name} has shape {found.shape}, expected {dimensions} dimensions")
-            return found
+        dataset = file.get(name)
+        if isinstance(dataset, h5py.Dataset):
+            if len(dataset.shape) != dimensions:
+                raise ValueError(f"{path}: {name} has shape {dataset.shape}, expected {dimensions} dimensions")
+            return dataset
     group = file.get("climate")
     inside = ", ".join(sorted(group)) if isinstance(group, h5py.Group) else "no group 'climate'"
     raise ValueError(f"{path}: no dataset {names[0]}; found: {inside or 'nothing'}")

@@ -38,11 +38,11 @@ def work(config: DeepCamConfig, *, global_batch_size: int, element_bytes: int) -
     FLOPs: forward, backward by weights, backward by inputs except by the first input. Bytes: every layer reads its inputs
     and writes its outputs once, forward and backward; parameters, gradients and moments are shared by a batch.
     """
-    found = layers(config)
-    forward = sum(layer.flops for layer in found)
-    training = 3 * forward - found[0].flops
+    all_layers = layers(config)
+    forward = sum(layer.flops for layer in all_layers)
+    training = 3 * forward - all_layers[0].flops
     values = forward_values = 0
-    for position, layer in enumerate(found):
+    for position, layer in enumerate(all_layers):
         once = layer.values_in + layer.values_out
         forward_values += once
         if layer.flops:
@@ -81,21 +81,21 @@ def parameter_count(config: DeepCamConfig) -> int:
 @lru_cache(maxsize=4)
 def layers(config: DeepCamConfig) -> tuple[Layer, ...]:
     """Convolutions and normalisations in the order they run. ReLU belongs to the normalisation before it."""
-    found: list[Layer] = []
+    result: list[Layer] = []
 
-    def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         flops, groups = 0.0, 1
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
             pixels = (inputs[0] if isinstance(module, nn.ConvTranspose2d) else output).shape[2:]
             flops = 2.0 * module.weight.numel() * prod(pixels)  # each weight meets each pixel once
             groups = module.groups
-        found.append(Layer(flops, inputs[0].numel(), output.numel(), groups))
+        result.append(Layer(flops, inputs[0].numel(), output.numel(), groups))
 
     with torch.device("meta"):
         model = DeepLabV3Plus(config, channels_last=False).eval()
         for module in model.modules():
             if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | nn.BatchNorm2d):
-                module.register_forward_hook(note)
+                module.register_forward_hook(record)
         with torch.no_grad():
             model(torch.empty(1, config.height, config.width, len(CHANNELS)))
-    return tuple(found)
+    return tuple(result)

@@ -31,12 +31,12 @@ class DeepCam(Workload):
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self._own = cast(DeepCamConfig, config.hyperparameters)
+        self._settings = cast(DeepCamConfig, config.hyperparameters)
         self._loss_weights = torch.tensor(LOSS_WEIGHTS, dtype=torch.float64)
 
     def dataset(self, split: str, root: Path) -> DeepCamData:
         """One split; ValueError if the data are damaged or do not fit the config."""
-        return DeepCamData(root, split, self._own)
+        return DeepCamData(root, split, self._settings)
 
     def build_model(self, world: World) -> nn.Module:
         """The network, from torch's current seed; its normalisation spans groups of ranks.
@@ -44,14 +44,14 @@ class DeepCam(Workload):
         Running statistics are each group's own while training; the harness averages them before an evaluation, as the
         reference does.
         """
-        model = DeepLabV3Plus(self._own, channels_last=self.config.channels_last)
-        join_groups(model, world, self._own.batchnorm_group_size)
+        model = DeepLabV3Plus(self._settings, channels_last=self.config.channels_last)
+        join_groups(model, world, self._settings.batchnorm_group_size)
         return model
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Adam, AdamW or LAMB. The rate is a function of the global step alone."""
-        optimizer = build_optimizer(model.parameters(), self._own)
-        return Optimization(optimizer, lambda step, epoch: learning_rate(self._own, step))
+        optimizer = build_optimizer(model.parameters(), self._settings)
+        return Optimization(optimizer, lambda step, epoch: learning_rate(self._settings, step))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross entropy of each pixel times the weight of its class, averaged over pixels: not over weights."""
@@ -71,36 +71,36 @@ class DeepCam(Workload):
 
     def hyperparameters(self) -> dict[str, Any]:
         """Keys of the reference; ``opt_lr`` is the rate before ``scheduler_lr_warmup_factor`` multiplies it."""
-        own = self._own
+        settings = self._settings
         logged: dict[str, Any] = {
             "global_batch_size": self.config.global_batch_size,
-            "batchnorm_group_size": own.batchnorm_group_size,
+            "batchnorm_group_size": settings.batchnorm_group_size,
             "gradient_accumulation_frequency": self.config.gradient_accumulation_steps,
-            "opt_name": own.optimizer,
-            "opt_lr": own.learning_rate,
-            "opt_betas": list(own.betas),
-            "opt_eps": own.eps,
-            "opt_weight_decay": own.weight_decay,
+            "opt_name": settings.optimizer,
+            "opt_lr": settings.learning_rate,
+            "opt_betas": list(settings.betas),
+            "opt_eps": settings.eps,
+            "opt_weight_decay": settings.weight_decay,
         }
-        if own.optimizer == "LAMB":
+        if settings.optimizer == "LAMB":
             logged["opt_bias_correction"] = BIAS_CORRECTION
             logged["opt_grad_averaging"] = GRAD_AVERAGING
             logged["opt_max_grad_norm"] = MAX_GRAD_NORM
-        logged["scheduler_type"] = own.schedule
-        logged["scheduler_lr_warmup_steps"] = own.warmup_steps
-        logged["scheduler_lr_warmup_factor"] = own.warmup_factor
-        if own.schedule == "multistep":
-            logged["scheduler_milestones"] = list(own.milestones)
-            logged["scheduler_decay_rate"] = own.decay_rate
+        logged["scheduler_type"] = settings.schedule
+        logged["scheduler_lr_warmup_steps"] = settings.warmup_steps
+        logged["scheduler_lr_warmup_factor"] = settings.warmup_factor
+        if settings.schedule == "multistep":
+            logged["scheduler_milestones"] = list(settings.milestones)
+            logged["scheduler_decay_rate"] = settings.decay_rate
         else:
-            logged["scheduler_t_max"] = own.t_max
-            logged["scheduler_eta_min"] = own.eta_min
+            logged["scheduler_t_max"] = settings.t_max
+            logged["scheduler_eta_min"] = settings.eta_min
         return logged
 
     def work(self) -> Work:
         """Closed forms; bytes at the width activations are stored in."""
         element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
-        return work(self._own, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
+        return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> dict[str, float]:
         """The metric of seeing background everywhere, and of predictors that look at one pixel's 16 values alone."""

@@ -77,15 +77,15 @@ class Autotuner:
     def candidates(self, layer: MoELayer, capacity: int, tokens: int) -> list[tuple[Execution, float]]:
         """The short list with predictions: the fastest predicted ones, and the best of every r, which differ most."""
         assert layer.mesh is not None
-        own = layer.config
+        config = layer.config
         shape = LayerShape(
             tokens=tokens,
             width=layer.width,
-            hidden=own.hidden,
-            experts=own.experts,
-            top_k=own.top_k,
-            matrices=3 if own.activation == "swiglu" else 2,
-            capacity_factor=max(1.0, capacity * own.experts / (own.top_k * max(1, tokens))),
+            hidden=config.hidden,
+            experts=config.experts,
+            top_k=config.top_k,
+            matrices=3 if config.activation == "swiglu" else 2,
+            capacity_factor=max(1.0, capacity * config.experts / (config.top_k * max(1, tokens))),
             element_bytes=layer.experts.up_EHD.element_size(),
         )
         order = ranked(shape, self.network, layer.mesh.size, self.flops_per_s)

@@ -101,11 +101,11 @@ class DenseFFN(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        own = shape.moe
-        self.activation = own.activation
-        self.up = nn.Linear(shape.width, own.hidden, bias=own.bias)
-        self.gate = nn.Linear(shape.width, own.hidden, bias=False) if own.activation == "swiglu" else None
-        self.down = nn.Linear(own.hidden, shape.width, bias=own.bias)
+        moe = shape.moe
+        self.activation = moe.activation
+        self.up = nn.Linear(shape.width, moe.hidden, bias=moe.bias)
+        self.gate = nn.Linear(shape.width, moe.hidden, bias=False) if moe.activation == "swiglu" else None
+        self.down = nn.Linear(moe.hidden, shape.width, bias=moe.bias)
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """(N, D) to (N, D)."""
@@ -155,12 +155,12 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
 
 def make_layer(shape: Shape, mesh: ExpertMesh | None, rank: int, device: torch.device) -> tuple[MoELayer, Tensor]:
     """The layer and this rank's tokens."""
-    own = shape.moe
-    layer = MoELayer(shape.width, own, mesh)
+    moe = shape.moe
+    layer = MoELayer(shape.width, moe, mesh)
     generator = torch.Generator().manual_seed(1 + rank)
     x_TD = torch.randn(shape.tokens, shape.width, generator=generator)
     if shape.load != "router":
-        router = GivenRouter(shape.width, own)
+        router = GivenRouter(shape.width, moe)
         router.load_state_dict(layer.router.state_dict())
         router.experts_TK = given_experts(shape, generator).to(device)
         layer.router = router

@@ -164,14 +164,14 @@ class MoELayer(nn.Module):
 
     def gathered_weights(self, mesh: ExpertMesh) -> Weights:
         """Gather the weights this rank computes with under the current r; every rank calls."""
-        own, r = self.experts.weights(), self.execution.r
+        local, r = self.experts.weights(), self.execution.r
         if r == 0:
-            return own.map(self._gather_all)
+            return local.map(self._gather_all)
         parts = self.sharers // r
-        weights = own.map(lambda weight: gather_slices(weight, mesh.blocks[parts], 1, parts))
-        if own.down_bias_ED is None:
+        weights = local.map(lambda weight: gather_slices(weight, mesh.blocks[parts], 1, parts))
+        if local.down_bias_ED is None:
             return weights
-        whole = gather_slices(own.down_bias_ED, mesh.blocks[self.sharers], 1, self.sharers)
+        whole = gather_slices(local.down_bias_ED, mesh.blocks[self.sharers], 1, self.sharers)
         # each of the r classes adds the output bias to its partial sum
         return Weights(weights.up_EHD, weights.down_EHD, weights.gate_EHD, weights.up_bias_EH, whole / r)
 

@@ -92,13 +92,13 @@ class MoEMonitor:
         phases = {name: value / world.size for name, value in total.items()}
         loads, useful, executed = {}, 0.0, 0.0
         for name, layer in self._layers.items():
-            load, own = layer.load, layer.config
+            load, config = layer.load, layer.config
             sums = list(world.sum({str(i): value for i, value in enumerate(_vector(load))}).values())
             needed = world.summary(float(load.needed_factor))["max"]
             loads[name] = _report(sums, needed)
-            flops = 6e-12 * (3 if own.activation == "swiglu" else 2) * layer.width * own.hidden / world.size
+            flops = 6e-12 * (3 if config.activation == "swiglu" else 2) * layer.width * config.hidden / world.size
             useful, executed = useful + flops * sums[-2], executed + flops * sums[-1]
-            layer.load = Load.empty(own.experts, load.assigned_E.device)
+            layer.load = Load.empty(config.experts, load.assigned_E.device)
         seconds = phases[EXPERTS] + phases[f"{EXPERTS}_backward"]
         efficiency = {
             "exposed_communication_s": sum(phases[name] for name in COMMUNICATION),

@@ -62,24 +62,24 @@ class Router(nn.Module):
         return x_TP @ F.normalize(self.centroids_EP, dim=1).t() * scale
 
     def _route(self, clean_TE: Tensor) -> Routing:
-        own = self.config
-        noise = own.gate_noise / own.experts if self.training else 0.0
+        config = self.config
+        noise = config.gate_noise / config.experts if self.training else 0.0
         logits_TE = clean_TE + noise * torch.randn_like(clean_TE) if noise else clean_TE
         scores_TE = logits_TE.softmax(dim=1)
         experts_TK = self._select(scores_TE.detach())
         weights_TK = scores_TE.gather(1, experts_TK)
-        if own.top_k > 1 and own.normalise_gates:
+        if config.top_k > 1 and config.normalise_gates:
             weights_TK = weights_TK / weights_TK.sum(dim=1, keepdim=True).clamp(min=torch.finfo(weights_TK.dtype).eps)
         loss = torch.zeros((), dtype=scores_TE.dtype, device=scores_TE.device)
         if len(scores_TE):  # a rank without tokens has no part in the mean
-            if own.balance == "gshard":
-                loss = loss + own.balance_coefficient * gshard_loss(scores_TE, experts_TK[:, 0])
-            elif own.balance == "importance_load" and noise:
-                balance = importance_load_loss(clean_TE, logits_TE, own.top_k, noise)
-                loss = loss + own.balance_coefficient * balance
-            if own.z_coefficient:
-                loss = loss + own.z_coefficient * z_loss(logits_TE)
-        priority_T = scores_TE.detach().amax(dim=1) if own.batch_prioritised else None
+            if config.balance == "gshard":
+                loss = loss + config.balance_coefficient * gshard_loss(scores_TE, experts_TK[:, 0])
+            elif config.balance == "importance_load" and noise:
+                balance = importance_load_loss(clean_TE, logits_TE, config.top_k, noise)
+                loss = loss + config.balance_coefficient * balance
+            if config.z_coefficient:
+                loss = loss + config.z_coefficient * z_loss(logits_TE)
+        priority_T = scores_TE.detach().amax(dim=1) if config.batch_prioritised else None
         return Routing(experts_TK, weights_TK, loss, priority_T)
 
     def _select(self, scores_TE: Tensor) -> Tensor:

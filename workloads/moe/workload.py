@@ -67,27 +67,27 @@ class MoEWorkload(Workload):
         clip_norm: float | None,
     ) -> Optimization:
         """AdamW with the config's schedule. After each step the aux-loss-free bias moves, where it is in use."""
-        own = self._training
-        groups = [{"params": decayed, "weight_decay": own.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=own.learning_rate, betas=own.adam_betas)
+        training = self._training
+        groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.adam_betas)
         layers = list(model.moe_layers().values())
-        if layers and own.moe.balance == "bias":
+        if layers and training.moe.balance == "bias":
             optimizer.register_step_post_hook(lambda *_: _update_biases(layers))
-        return Optimization(optimizer, lambda step, epoch: learning_rate(own, step), clip_norm=clip_norm)
+        return Optimization(optimizer, lambda step, epoch: learning_rate(training, step), clip_norm=clip_norm)
 
     def training_hyperparameters(self) -> dict[str, Any]:
         """The events of optimizer, schedule and MoE layers."""
-        own = self._training
+        training = self._training
         return {
             "opt_name": "adamw",
-            "opt_base_learning_rate": own.learning_rate,
-            "opt_learning_rate_warmup_steps": own.warmup_steps,
-            "opt_learning_rate_decay_steps": own.schedule_steps,
-            "opt_end_learning_rate": own.learning_rate * own.final_fraction,
-            "opt_adamw_beta_1": own.adam_betas[0],
-            "opt_adamw_beta_2": own.adam_betas[1],
-            "opt_adamw_weight_decay": own.weight_decay,
-            **logged(own.moe, dense=own.dense, precision=self.config.precision, ranks=self.layout.spread),
+            "opt_base_learning_rate": training.learning_rate,
+            "opt_learning_rate_warmup_steps": training.warmup_steps,
+            "opt_learning_rate_decay_steps": training.schedule_steps,
+            "opt_end_learning_rate": training.learning_rate * training.final_fraction,
+            "opt_adamw_beta_1": training.adam_betas[0],
+            "opt_adamw_beta_2": training.adam_betas[1],
+            "opt_adamw_weight_decay": training.weight_decay,
+            **logged(training.moe, dense=training.dense, precision=self.config.precision, ranks=self.layout.spread),
         }
 
     def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:

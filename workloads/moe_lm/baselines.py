@@ -36,8 +36,8 @@ def refine(
     """
     seen, counts = np.unique(_keys(text, order + 1), return_counts=True)
     before, totals = np.unique(_keys(text[:, :-1], order), return_counts=True) if order else (None, None)
-    wanted = _keys_by_row(rows, order + 1)[:, 0 if order else 1 :]
-    hits = _look_up(wanted, seen, counts)
+    queries = _keys_by_row(rows, order + 1)[:, 0 if order else 1 :]
+    hits = _look_up(queries, seen, counts)
     if order:
         assert before is not None
         assert totals is not None
@@ -58,11 +58,11 @@ def _keys_by_row(rows: NDArray[np.uint8], length: int) -> NDArray[np.int64]:
     """Each run of ``length`` bytes within a row as one number."""
     width = rows.shape[1] - length + 1
     key = np.zeros((len(rows), width), dtype=np.int64)
-    for place in range(length):
-        key = key * 256 + rows[:, place : place + width]
+    for position in range(length):
+        key = key * 256 + rows[:, position : position + width]
     return key
 
 
-def _look_up(wanted: NDArray[np.int64], keys: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.float64]:
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[place] == wanted, values[place], 0).astype(np.float64)
+def _look_up(queries: NDArray[np.int64], keys: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.float64]:
+    position = np.minimum(np.searchsorted(keys, queries), len(keys) - 1)
+    return np.where(keys[position] == queries, values[position], 0).astype(np.float64)

@@ -86,12 +86,12 @@ def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int, lay
 
 
 def _block_matrices(config: MoELMConfig, *, active: bool) -> list[int]:
-    own, blocks = config.moe, []
-    router = config.width * own.experts
+    moe, blocks = config.moe, []
+    router = config.width * moe.experts
     for layer in range(config.layers):
-        ffn = own.top_k * _expert(config)  # what a token passes, dense or not
+        ffn = moe.top_k * _expert(config)  # what a token passes, dense or not
         if config.has_experts(layer):
-            ffn = (own.top_k if active else own.experts) * _expert(config) + router
+            ffn = (moe.top_k if active else moe.experts) * _expert(config) + router
         blocks.append(4 * config.width**2 + ffn)
     return blocks
 

@@ -24,11 +24,11 @@ class TextData:
     def __init__(self, root: Path, split: str, config: MoELMConfig) -> None:
         self._reader = ShardReader(root, split)
         self._length = config.context + 1
-        wanted = config.row_bytes if split == "train" else self._length
-        found = self._reader.read([0])["text"].shape[1]
-        if found != wanted:
+        expected = config.row_bytes if split == "train" else self._length
+        actual = self._reader.read([0])["text"].shape[1]
+        if actual != expected:
             raise ValueError(
-                f"{root}: {split} rows have {found} bytes, the config wants {wanted}: other data than it is for"
+                f"{root}: {split} rows have {actual} bytes, the config wants {expected}: other data than it is for"
             )
 
     def __len__(self) -> int:

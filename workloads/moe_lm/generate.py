@@ -94,10 +94,10 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
         shutil.copyfile(path, destination / DJANGO_NAME)
         return
     with tempfile.TemporaryDirectory() as folder:
-        wanted = Path(folder) / "requirements.txt"
-        wanted.write_text(f"Django=={DJANGO_VERSION} --hash=sha256:{DJANGO_SHA256}\n")
+        requirements = Path(folder) / "requirements.txt"
+        requirements.write_text(f"Django=={DJANGO_VERSION} --hash=sha256:{DJANGO_SHA256}\n")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "Django"]
-        command += ["--require-hashes", "--no-build-isolation", "-r", str(wanted), "-d", folder]
+        command += ["--require-hashes", "--no-build-isolation", "-r", str(requirements), "-d", folder]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode or not (Path(folder) / DJANGO_NAME).exists():
             reason = (done.stderr.strip().splitlines() or ["no output"])[-1]

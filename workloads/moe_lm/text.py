@@ -87,9 +87,9 @@ def in_validation(name: str) -> bool:
 
 def check_archive(path: Path) -> None:
     """ValueError unless it is the pinned source package."""
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != DJANGO_SHA256:
-        raise ValueError(f"{path}: sha256 is {found}; {DJANGO_NAME} from PyPI has {DJANGO_SHA256}")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != DJANGO_SHA256:
+        raise ValueError(f"{path}: sha256 is {digest}; {DJANGO_NAME} from PyPI has {DJANGO_SHA256}")
 
 
 def _folder(source: Path) -> Iterator[tuple[str, bytes]]:

@@ -27,16 +27,16 @@ class MoELM(MoEWorkload):
     """MoELM for the harness."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._own = cast(MoELMConfig, config.hyperparameters)
-        super().__init__(config, self._own)
+        self._settings = cast(MoELMConfig, config.hyperparameters)
+        super().__init__(config, self._settings)
 
     def dataset(self, split: str, root: Path) -> TextData:
         """One split; ValueError if the rows are not the config's."""
-        return TextData(root, split, self._own)
+        return TextData(root, split, self._settings)
 
     def build_model(self, world: World) -> nn.Module:
         """The model from torch's current seed; with expert parallelism this rank's share of the experts."""
-        model = MoELanguageModel(self._own, self.mesh(world))
+        model = MoELanguageModel(self._settings, self.mesh(world))
         self.watch(model)
         return model
 
@@ -71,14 +71,14 @@ class MoELM(MoEWorkload):
         """Beside those of the MoE layers and the training."""
         return {
             "global_batch_size": self.config.global_batch_size,
-            "max_sequence_length": self._own.context,
+            "max_sequence_length": self._settings.context,
             **self.training_hyperparameters(),
         }
 
     def work(self) -> Work:
         """Closed forms, for the ranks the model was built for."""
         batch = self.config.global_batch_size
-        return work(self._own, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
+        return work(self._settings, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
 
     def baselines(self, root: Path) -> dict[str, float]:
         """Bits per byte of counts after the last 0 to 4 bytes."""

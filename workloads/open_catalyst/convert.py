@@ -37,9 +37,9 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None, 
     problem = None
     try:
         for split in SPLITS:
-            found = _files(source, split)
-            files[split] = len(found)
-            pieces += _pieces(split, found, trust_pickles)
+            paths = _files(source, split)
+            files[split] = len(paths)
+            pieces += _pieces(split, paths, trust_pickles)
     except (OSError, ValueError) as error:
         problem = error
     world.check_together(problem)
@@ -65,10 +65,10 @@ def _files(source: Path, split: str) -> list[Path]:
         folder = source / name
         if not folder.is_dir():
             continue
-        found = sorted(path for path in folder.rglob("*") if path.suffix == ".lmdb" or path.name.endswith(SUFFIXES))
-        if not found:
+        paths = sorted(path for path in folder.rglob("*") if path.suffix == ".lmdb" or path.name.endswith(SUFFIXES))
+        if not paths:
             raise ValueError(f"{folder}: no *.lmdb and no *.extxyz, *.extxyz.xz or *.extxyz.gz in it")
-        return found
+        return paths
     raise ValueError(f"{source}: no folder {' or '.join(map(repr, FOLDERS[split]))} in it: {split} data are missing")
 
 

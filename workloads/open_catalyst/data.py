@@ -37,12 +37,12 @@ class OpenCatalystData:
     ``counts``: free atoms and triplets of the batch, known here so that no step waits for the device to count them.
     """
 
-    def __init__(self, root: Path, split: str, config: RunConfig, own: OpenCatalystConfig) -> None:
+    def __init__(self, root: Path, split: str, config: RunConfig, settings: OpenCatalystConfig) -> None:
         self._reader = ShardReader(root, split)
-        self._place = f"{root / split}"
-        self._neighbourhood = Neighbourhood(own.cutoff_angstrom, own.max_neighbours)
+        self._path = f"{root / split}"
+        self._neighbourhood = Neighbourhood(settings.cutoff_angstrom, settings.max_neighbours)
         self._balance: Balance | None = None
-        if own.balanced_batches and split == "train":
+        if settings.balanced_batches and split == "train":
             triplets_S = _triplets(self._reader)
             self._balance = Balance(
                 len(triplets_S),
@@ -63,13 +63,13 @@ class OpenCatalystData:
         arrays = self._reader.read(chosen, TRAINED_ON)
         offsets = arrays["atom.offsets"]
         parts = []
-        for place, index in enumerate(chosen.tolist()):
-            here = slice(offsets[place], offsets[place + 1])
+        for position_in_batch, index in enumerate(chosen.tolist()):
+            atoms = slice(offsets[position_in_batch], offsets[position_in_batch + 1])
             try:
-                position = arrays["atom.position"][here].astype(np.float64)
-                parts.append(self._neighbourhood.edges(position, arrays["cell"][place].astype(np.float64)))
+                position = arrays["atom.position"][atoms].astype(np.float64)
+                parts.append(self._neighbourhood.edges(position, arrays["cell"][position_in_batch].astype(np.float64)))
             except (ValueError, np.linalg.LinAlgError) as error:
-                raise ValueError(f"{self._place}: sample {index}: {error}") from None
+                raise ValueError(f"{self._path}: sample {index}: {error}") from None
         return batch_of(
             position=arrays["atom.position"],
             force=arrays["atom.force"],
@@ -119,12 +119,12 @@ def batch_of(
 
 def check_data(reader: ShardReader, root: Path) -> None:
     """ValueError unless the data have the form this workload trains on."""
-    found = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
-    wanted = {f"atom.{name}": (shape, np.dtype(dtype)) for name, (dtype, shape) in PER_ATOM.items()}
-    wanted |= {"cell": ((3, 3), np.dtype(np.float32)), "energy": ((), np.dtype(np.float64))}
-    for name, expected in wanted.items():
-        if found.get(name) != expected:
-            raise ValueError(f"{root}: dataset {name!r} is {found.get(name)}, expected {expected}")
+    actual = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
+    required = {f"atom.{name}": (shape, np.dtype(dtype)) for name, (dtype, shape) in PER_ATOM.items()}
+    required |= {"cell": ((3, 3), np.dtype(np.float32)), "energy": ((), np.dtype(np.float64))}
+    for name, expected in required.items():
+        if actual.get(name) != expected:
+            raise ValueError(f"{root}: dataset {name!r} is {actual.get(name)}, expected {expected}")
 
 
 def _transposed(into: NDArray[np.int64], out_begin: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

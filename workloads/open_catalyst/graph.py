@@ -47,10 +47,10 @@ def neighbours(position: Floats, cell: Floats, *, cutoff: float, most: int) -> E
     if distance[:, 1].min() < COINCIDENT_ANGSTROM:
         atom = int(distance[:, 1].argmin())
         raise ValueError(f"atom {atom} and another one lie on each other")
-    found = np.isfinite(distance)
-    found[:, 0] = False  # the nearest of all is the atom itself
-    target, place = np.nonzero(found)
-    chosen = nearest[target, place]
+    is_neighbour = np.isfinite(distance)
+    is_neighbour[:, 0] = False  # the nearest of all is the atom itself
+    target, column = np.nonzero(is_neighbour)
+    chosen = nearest[target, column]
     offset = shifts[chosen]
     return Edges(owner[chosen], target, offset, offset @ cell)
 

@@ -102,8 +102,8 @@ def record_fields(data: Any) -> dict[str, Any]:
     attributes = vars(data) if hasattr(data, "__dict__") else {}
     store = attributes.get("_store")
     mapping = vars(store).get("_mapping") if store is not None and hasattr(store, "__dict__") else None
-    found = mapping if isinstance(mapping, dict) else attributes
-    return {str(name): _plain(value) for name, value in found.items() if not str(name).startswith("_")}
+    fields = mapping if isinstance(mapping, dict) else attributes
+    return {str(name): _plain(value) for name, value in fields.items() if not str(name).startswith("_")}
 
 
 def load_restricted(value: bytes) -> Any:

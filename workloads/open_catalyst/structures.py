@@ -49,10 +49,10 @@ class Neighbourhood:
 
     def edges(self, position: NDArray[np.float64], cell: NDArray[np.float64]) -> Edges:
         """ValueError if the structure cannot be a graph, or has no edge."""
-        found = neighbours(position, cell, cutoff=self.cutoff_angstrom, most=self.max_neighbours)
-        if not len(found):
+        edges = neighbours(position, cell, cutoff=self.cutoff_angstrom, most=self.max_neighbours)
+        if not len(edges):
             raise ValueError(f"no edge: no two of the {len(position)} atoms within {self.cutoff_angstrom:g} angstrom")
-        return found
+        return edges
 
 
 def check(structure: Structure) -> None:
@@ -60,9 +60,9 @@ def check(structure: Structure) -> None:
     atoms = len(structure.number)
     shapes = {"position": (atoms, 3), "force": (atoms, 3), "cell": (3, 3), "tag": (atoms,), "fixed": (atoms,)}
     for name, shape in shapes.items():
-        found = np.shape(getattr(structure, name))
-        if found != shape:
-            raise ValueError(f"{name} has the shape {found}, expected {shape}")
+        actual = np.shape(getattr(structure, name))
+        if actual != shape:
+            raise ValueError(f"{name} has the shape {actual}, expected {shape}")
     if not atoms:
         raise ValueError("no atoms")
     for name in ("position", "force", "cell", "energy"):
@@ -78,18 +78,18 @@ def check(structure: Structure) -> None:
         raise ValueError("all atoms are fixed: there is no force to learn")
 
 
-def shard_arrays(structures: Sequence[Structure], neighbourhood: Neighbourhood, where: Sequence[str]) -> Arrays:
+def shard_arrays(structures: Sequence[Structure], neighbourhood: Neighbourhood, origins: Sequence[str]) -> Arrays:
     """The arrays of a shard. ``where`` says for each structure, for people, where it came from."""
     edges, triplets = [], []
-    for structure, place in zip(structures, where, strict=True):
+    for structure, origin in zip(structures, origins, strict=True):
         try:
             check(structure)
             stored = structure.position.astype(np.float32).astype(np.float64)
-            found = neighbourhood.edges(stored, structure.cell.astype(np.float32).astype(np.float64))
+            graph = neighbourhood.edges(stored, structure.cell.astype(np.float32).astype(np.float64))
         except ValueError as error:
-            raise ValueError(f"{place}: {error}") from None
-        edges.append(len(found))
-        triplets.append(len(triplets_of(found, len(structure.number))[0]))
+            raise ValueError(f"{origin}: {error}") from None
+        edges.append(len(graph))
+        triplets.append(len(triplets_of(graph, len(structure.number))[0]))
     lengths = [len(structure.number) for structure in structures]
     arrays: Arrays = {"atom.offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)}
     for name, (dtype, _) in PER_ATOM.items():

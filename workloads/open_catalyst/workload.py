@@ -29,23 +29,23 @@ class OpenCatalyst(Workload):
         if config.compile:
             raise ValueError("open_catalyst: compile: torch.compile cannot differentiate twice, and forces need that")
         self.config = config
-        self._own = cast(OpenCatalystConfig, config.hyperparameters)
+        self._settings = cast(OpenCatalystConfig, config.hyperparameters)
         self._imbalance: Tensor | None = None  # sum over steps of largest / mean triplets of a rank
         self._steps = 0
 
     def dataset(self, split: str, root: Path) -> OpenCatalystData:
         """One split; ValueError if the data are damaged or have another form."""
-        return OpenCatalystData(root, split, self.config, self._own)
+        return OpenCatalystData(root, split, self.config, self._settings)
 
     def build_model(self, world: World) -> nn.Module:
         """The network, from torch's current seed."""
-        return DimeNetPlusPlus(self._own)
+        return DimeNetPlusPlus(self._settings)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """AdamW with torch's defaults. The schedule counts steps of the global batch, as the benchmark's rules do."""
-        own = self._own
-        optimizer = torch.optim.AdamW(model.parameters(), lr=own.learning_rate, weight_decay=own.weight_decay)
-        return Optimization(optimizer, lambda step, epoch: learning_rate(own, step))
+        settings = self._settings
+        optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        return Optimization(optimizer, lambda step, epoch: learning_rate(settings, step))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Absolute error of the scaled forces, summed over components and averaged over the free atoms of all ranks.
@@ -53,28 +53,28 @@ class OpenCatalyst(Workload):
         Ranks hold different numbers of free atoms, and gradients are averaged over ranks: the mean over the global batch
         is the sum here, times ranks, over the global count. One small collective tells the counts.
         """
-        own = self._own
+        settings = self._settings
         energy_N, force_A3 = model(batch)
-        error_A = (force_A3 - batch["force"] / own.target_std_ev).abs().sum(dim=1)
+        error_A = (force_A3 - batch["force"] / settings.target_std_ev).abs().sum(dim=1)
         counts_R2 = self._counts(batch["counts"])
         ranks = len(counts_R2)
-        loss = own.force_coefficient * ranks * (error_A * batch["free"]).sum() / counts_R2[:, 0].sum().float()
-        if own.energy_coefficient:
-            loss = loss + own.energy_coefficient * self._energy_error(energy_N, batch).abs().mean()
+        loss = settings.force_coefficient * ranks * (error_A * batch["free"]).sum() / counts_R2[:, 0].sum().float()
+        if settings.energy_coefficient:
+            loss = loss + settings.energy_coefficient * self._energy_error(energy_N, batch).abs().mean()
         return cast(Tensor, loss)
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sums of absolute and squared errors of force components on free atoms, in eV/angstrom, and their number."""
         energy_N, force_A3 = model(batch)
-        error_A3 = self._own.target_std_ev * force_A3.double() - batch["force"].double()
+        error_A3 = self._settings.target_std_ev * force_A3.double() - batch["force"].double()
         free_A1 = batch["free"].double()[:, None]
         stats = {
             "absolute": (error_A3.abs() * free_A1).sum(),
             "squared": (error_A3.square() * free_A1).sum(),
             "components": 3 * batch["counts"][0],
         }
-        if self._own.energy_coefficient:
-            energy = self._own.target_std_ev * self._energy_error(energy_N, batch).double().abs().sum()
+        if self._settings.energy_coefficient:
+            energy = self._settings.target_std_ev * self._energy_error(energy_N, batch).double().abs().sum()
             stats |= {"energy": energy, "samples": torch.ones_like(energy) * len(energy_N)}
         return stats
 
@@ -94,33 +94,33 @@ class OpenCatalyst(Workload):
 
     def hyperparameters(self) -> dict[str, Any]:
         """Keys of the reference; ``opt_base_learning_rate`` is the rate after warm-up."""
-        own = self._own
+        settings = self._settings
         return {
             "global_batch_size": self.config.global_batch_size,
             "opt_name": "AdamW",
-            "opt_base_learning_rate": own.learning_rate,
-            "opt_learning_rate_warmup_steps": own.warmup_steps,
-            "opt_learning_rate_warmup_factor": own.warmup_factor,
-            "opt_learning_rate_decay_boundary_steps": list(own.decay_boundary_steps),
-            "opt_learning_rate_decay_factor": own.decay_factor,
-            "opt_weight_decay": own.weight_decay,
-            "force_coefficient": own.force_coefficient,
-            "energy_coefficient": own.energy_coefficient,
-            "target_std": own.target_std_ev,
-            "cutoff": own.cutoff_angstrom,
-            "max_neighbours": own.max_neighbours,
-            "exact_angles": own.exact_angles,
-            "balanced_batches": own.balanced_batches,
+            "opt_base_learning_rate": settings.learning_rate,
+            "opt_learning_rate_warmup_steps": settings.warmup_steps,
+            "opt_learning_rate_warmup_factor": settings.warmup_factor,
+            "opt_learning_rate_decay_boundary_steps": list(settings.decay_boundary_steps),
+            "opt_learning_rate_decay_factor": settings.decay_factor,
+            "opt_weight_decay": settings.weight_decay,
+            "force_coefficient": settings.force_coefficient,
+            "energy_coefficient": settings.energy_coefficient,
+            "target_std": settings.target_std_ev,
+            "cutoff": settings.cutoff_angstrom,
+            "max_neighbours": settings.max_neighbours,
+            "exact_angles": settings.exact_angles,
+            "balanced_batches": settings.balanced_batches,
         }
 
     def work(self) -> Work:
         """Closed forms for a sample of mean size; bytes at the width activations are stored in."""
         element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
-        return work(self._own, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
+        return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> dict[str, float]:
         """Force error of no force, the mean force and a fitted pair potential."""
-        return baselines(root, self._own)
+        return baselines(root, self._settings)
 
     def window_stats(self, world: World) -> dict[str, Any]:
         """On several ranks the mean over steps of the largest share of triplets over the mean share: 1 is a perfect balance."""
@@ -144,5 +144,5 @@ class OpenCatalyst(Workload):
         return counts_R2
 
     def _energy_error(self, energy_N: Tensor, batch: Batch) -> Tensor:
-        target_N = (batch["energy"] - self._own.target_mean_ev) / self._own.target_std_ev
+        target_N = (batch["energy"] - self._settings.target_mean_ev) / self._settings.target_std_ev
         return energy_N - target_N.float()

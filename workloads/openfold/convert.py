@@ -54,7 +54,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
         "name": "converted",
         "version": CONVERTER_VERSION,
         "source": str(source),
-        "files": {split: len(found) for split, found in files.items()},
+        "files": {split: len(paths) for split, paths in files.items()},
     }
     pieces = []
     for number, split in enumerate(SPLITS):
@@ -73,11 +73,11 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
         raise ValueError(WHERE_THE_DATA_ARE)
     archive = Path(source)
     try:
-        found = hashlib.sha256(archive.read_bytes()).hexdigest()
+        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     except OSError as error:
         raise ValueError(f"{archive}: cannot be read: {error.strerror}") from None
-    if found != SAMPLE_SHA256:
-        raise ValueError(f"{archive}: sha256 is {found}, expected {SAMPLE_SHA256} of {SAMPLE_ARCHIVE}.tar.gz")
+    if digest != SAMPLE_SHA256:
+        raise ValueError(f"{archive}: sha256 is {digest}, expected {SAMPLE_SHA256} of {SAMPLE_ARCHIVE}.tar.gz")
     destination.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive) as tar:
         for name in SAMPLES:
@@ -109,10 +109,10 @@ def _same_sequence(path: Path, sequence: Any, structure: Path, aatype: Any) -> N
         raise ValueError(f"{path}: line 1: {len(sequence)} residues, but {len(aatype)} in {structure.name}")
     different = np.flatnonzero((sequence != aatype) & (sequence < residues.UNKNOWN) & (aatype < residues.UNKNOWN))
     if len(different):
-        place = int(different[0])
+        index = int(different[0])
         letters = residues.LETTERS
         raise ValueError(
-            f"{path}: line 1: residue {place + 1} is {letters[sequence[place]]}, but {letters[aatype[place]]} in {structure.name}"
+            f"{path}: line 1: residue {index + 1} is {letters[sequence[index]]}, but {letters[aatype[index]]} in {structure.name}"
         )
 
 

@@ -31,13 +31,13 @@ class OpenFoldData:
     With ``balanced_batches`` training batches too are as long as their longest crop.
     """
 
-    def __init__(self, root: Path, split: str, own: OpenFoldConfig, global_batch_size: int) -> None:
+    def __init__(self, root: Path, split: str, config: OpenFoldConfig, global_batch_size: int) -> None:
         self._reader = ShardReader(root, split)
-        self._own, self._split, self._place = own, split, f"{root / split}"
-        _check(self._reader, root, split, own)
+        self._config, self._split, self._path = config, split, f"{root / split}"
+        _check(self._reader, root, split, config)
         self._balance: Balance | None = None
-        if own.balanced_batches and split == "train":
-            cost = partial(_cost, own, _crop_lengths(self._reader, own.crop_size))
+        if config.balanced_batches and split == "train":
+            cost = partial(_cost, config, _crop_lengths(self._reader, config.crop_size))
             self._balance = Balance(len(self._reader), global_batch_size, cost, padded_shares)
 
     def __len__(self) -> int:
@@ -55,12 +55,12 @@ class OpenFoldData:
         try:
             proteins = list(proteins_of(self._reader.read(chosen)))
         except ValueError as error:
-            raise ValueError(f"{self._place}: samples {chosen.tolist()}: {error}") from None
+            raise ValueError(f"{self._path}: samples {chosen.tolist()}: {error}") from None
         length = max(map(len, proteins))
         if training:
-            length = self._own.crop_size if self._balance is None else min(length, self._own.crop_size)
+            length = self._config.crop_size if self._balance is None else min(length, self._config.crop_size)
         samples = [
-            sample(each, self._own, generator(seed, epoch, index), length=length, training=training)
+            sample(each, self._config, generator(seed, epoch, index), length=length, training=training)
             for each, index in zip(proteins, chosen.tolist(), strict=True)
         ]
         slots = 1 + max(int(each["recycles"]) for each in samples)
@@ -83,21 +83,21 @@ def _crop_lengths(reader: ShardReader, crop_size: int) -> NDArray[np.int64]:
 
 
 def _cost(
-    own: OpenFoldConfig, lengths: NDArray[np.int64], indices: NDArray[np.int64], seed: int, epoch: int
+    config: OpenFoldConfig, lengths: NDArray[np.int64], indices: NDArray[np.int64], seed: int, epoch: int
 ) -> NDArray[np.float64]:
     """Work of training on each of these samples, alone in a batch."""
-    recycles = [drawn_recycles(own, generator(seed, epoch, index)) for index in indices.tolist()]
-    return np.array([batch_work(own, 1, *each) for each in zip(lengths[indices].tolist(), recycles, strict=True)])
+    recycles = [drawn_recycles(config, generator(seed, epoch, index)) for index in indices.tolist()]
+    return np.array([batch_work(config, 1, *each) for each in zip(lengths[indices].tolist(), recycles, strict=True)])
 
 
-def batch_work(own: OpenFoldConfig, samples: int, residues: int, recycles: int) -> float:
+def batch_work(config: OpenFoldConfig, samples: int, residues: int, recycles: int) -> float:
     """Multiply-adds of a training batch: recycles without gradients, then forward and twice that backward."""
-    return samples * _multiply_adds(own, residues) * (recycles + 3)
+    return samples * _multiply_adds(config, residues) * (recycles + 3)
 
 
 @cache
-def _multiply_adds(own: OpenFoldConfig, residues: int) -> float:
-    return forward(own, residues=residues).multiply_adds
+def _multiply_adds(config: OpenFoldConfig, residues: int) -> float:
+    return forward(config, residues=residues).multiply_adds
 
 
 def _aligned(arrays: Arrays, name: str, slots: int) -> NDArray[Any]:
@@ -108,15 +108,15 @@ def _aligned(arrays: Arrays, name: str, slots: int) -> NDArray[Any]:
     return np.concatenate([np.repeat(array[:1], slots - len(array), 0), array])
 
 
-def _check(reader: ShardReader, root: Path, split: str, own: OpenFoldConfig) -> None:
+def _check(reader: ShardReader, root: Path, split: str, config: OpenFoldConfig) -> None:
     """ValueError unless the data have the form this workload trains on and validation chains fit."""
-    found = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
-    wanted = FORM | (TEMPLATE_FORM if "template.offsets" in found else {})
-    for name, (shape, dtype) in wanted.items():
-        if found.get(name) != (shape, np.dtype(dtype)):
-            raise ValueError(f"{root}: dataset {name!r} is {found.get(name)}, expected {(shape, np.dtype(dtype))}")
+    actual = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
+    expected = FORM | (TEMPLATE_FORM if "template.offsets" in actual else {})
+    for name, (shape, dtype) in expected.items():
+        if actual.get(name) != (shape, np.dtype(dtype)):
+            raise ValueError(f"{root}: dataset {name!r} is {actual.get(name)}, expected {(shape, np.dtype(dtype))}")
     longest = int(reader.manifest.attributes.get(f"{split}_longest", 0))
-    if split == "validation" and longest > own.val_max_sequence_length:
+    if split == "validation" and longest > config.val_max_sequence_length:
         raise ValueError(
-            f"{root}: a validation chain has {longest} residues, more than val_max_sequence_length {own.val_max_sequence_length}"
+            f"{root}: a validation chain has {longest} residues, more than val_max_sequence_length {config.val_max_sequence_length}"
         )

@@ -166,19 +166,19 @@ class PairBlock(nn.Module):
 class EvoformerBlock(nn.Module):
     """One block; with ``extra`` the narrow one of the extra alignment."""
 
-    def __init__(self, own: OpenFoldConfig, *, extra: bool = False) -> None:
+    def __init__(self, config: OpenFoldConfig, *, extra: bool = False) -> None:
         super().__init__()
-        msa = own.extra_msa_channels if extra else own.msa_channels
-        head = own.extra_msa_head_channels if extra else own.msa_head_channels
-        pair = own.pair_channels
-        self.msa_dropout = own.msa_dropout
-        self.msa_att_row = MsaRowAttention(msa, pair, head, own.msa_heads)
+        msa = config.extra_msa_channels if extra else config.msa_channels
+        head = config.extra_msa_head_channels if extra else config.msa_head_channels
+        pair = config.pair_channels
+        self.msa_dropout = config.msa_dropout
+        self.msa_att_row = MsaRowAttention(msa, pair, head, config.msa_heads)
         column = MsaColumnGlobalAttention if extra else MsaColumnAttention
-        self.msa_att_col = column(msa, head, own.msa_heads)
-        self.msa_transition = Transition(msa, own.transition_factor)
-        self.outer_product_mean = OuterProductMean(msa, pair, own.outer_channels)
+        self.msa_att_col = column(msa, head, config.msa_heads)
+        self.msa_transition = Transition(msa, config.transition_factor)
+        self.outer_product_mean = OuterProductMean(msa, pair, config.outer_channels)
         self.pair = PairBlock(
-            pair, pair, own.pair_head_channels, own.pair_heads, own.transition_factor, own.pair_dropout
+            pair, pair, config.pair_head_channels, config.pair_heads, config.transition_factor, config.pair_dropout
         )
 
     def forward(self, m_NSLM: Tensor, z_NIJZ: Tensor, msa_mask_NSL: Tensor, mask_NIJ: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,12 +194,12 @@ class EvoformerBlock(nn.Module):
 class EvoformerStack(nn.Module):
     """Blocks one after the other; the main one ends with the single representation of the first row."""
 
-    def __init__(self, own: OpenFoldConfig, *, extra: bool = False) -> None:
+    def __init__(self, config: OpenFoldConfig, *, extra: bool = False) -> None:
         super().__init__()
-        self.checkpointing = own.checkpointing
-        blocks = own.extra_msa_blocks if extra else own.evoformer_blocks
-        self.blocks = nn.ModuleList(EvoformerBlock(own, extra=extra) for _ in range(blocks))
-        self.linear = None if extra else Linear(own.msa_channels, own.single_channels)
+        self.checkpointing = config.checkpointing
+        blocks = config.extra_msa_blocks if extra else config.evoformer_blocks
+        self.blocks = nn.ModuleList(EvoformerBlock(config, extra=extra) for _ in range(blocks))
+        self.linear = None if extra else Linear(config.msa_channels, config.single_channels)
 
     def forward(
         self, m_NSLM: Tensor, z_NIJZ: Tensor, msa_mask_NSL: Tensor, mask_NIJ: Tensor
@@ -213,25 +213,27 @@ class EvoformerStack(nn.Module):
 class TemplateStack(nn.Module):
     """Pair features of every template to one update of the pair map: blocks, then attention of each pair over templates."""
 
-    def __init__(self, own: OpenFoldConfig) -> None:
+    def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
-        channels = own.template_channels
-        self.checkpointing = own.checkpointing
+        channels = config.template_channels
+        self.checkpointing = config.checkpointing
         self.linear = Linear(TEMPLATE_PAIR_FEATURES, channels, init="relu")
         self.pair_stack = nn.ModuleList(
             PairBlock(
                 channels,
                 channels,
-                own.template_head_channels,
-                own.pair_heads,
-                own.template_transition_factor,
-                own.pair_dropout,
+                config.template_head_channels,
+                config.pair_heads,
+                config.template_transition_factor,
+                config.pair_dropout,
                 attention_first=True,
             )
-            for _ in range(own.template_blocks)
+            for _ in range(config.template_blocks)
         )
         self.layer_norm = nn.LayerNorm(channels)
-        self.pointwise = Attention(own.pair_channels, channels, own.template_head_channels, own.pair_heads, gated=False)
+        self.pointwise = Attention(
+            config.pair_channels, channels, config.template_head_channels, config.pair_heads, gated=False
+        )
 
     def forward(self, features_NTIJ: Tensor, z_NIJZ: Tensor, mask_NIJ: Tensor, template_mask_NT: Tensor) -> Tensor:
         """The update of z; zero for samples without a template."""

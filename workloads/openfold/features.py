@@ -50,21 +50,23 @@ class Protein:
         return len(self.aatype)
 
 
-def sample(protein: Protein, own: OpenFoldConfig, rng: np.random.Generator, *, length: int, training: bool) -> Arrays:
+def sample(
+    protein: Protein, config: OpenFoldConfig, rng: np.random.Generator, *, length: int, training: bool
+) -> Arrays:
     """The arrays of one sample, padded to ``length`` residues; a longer chain is cropped at random.
 
     Those of `SLOTTED` have recycles + 1 slots.
     """
-    recycles = drawn_recycles(own, rng) if training else own.num_recycling_iters
-    clamp = float(rng.random() < own.fape_clamp_probability) if training else 1.0
+    recycles = drawn_recycles(config, rng) if training else config.num_recycling_iters
+    clamp = float(rng.random() < config.fape_clamp_probability) if training else 1.0
     begin = int(rng.integers(max(len(protein) - length, 0) + 1))
     crop = slice(begin, begin + length)
-    here = min(length, len(protein) - begin)
-    slots = [alignment(protein.msa[:, crop], protein.deletions[:, crop], own, rng) for _ in range(recycles + 1)]
+    residues_kept = min(length, len(protein) - begin)
+    slots = [alignment(protein.msa[:, crop], protein.deletions[:, crop], config, rng) for _ in range(recycles + 1)]
     arrays: Arrays = {
         "aatype": _padded(protein.aatype[crop], length, 0).astype(np.int64),
         "residue_index": _padded(protein.residue_index[crop], length, 0).astype(np.int64),
-        "mask": _padded(np.ones(here, np.float32), length, 0),
+        "mask": _padded(np.ones(residues_kept, np.float32), length, 0),
         "atoms": _padded(protein.atoms[crop], length, 0),
         "atom_mask": _padded(protein.atom_mask[crop], length, 0).astype(np.float32),
         "recycles": np.array(recycles),
@@ -74,28 +76,28 @@ def sample(protein: Protein, own: OpenFoldConfig, rng: np.random.Generator, *, l
         arrays[name] = _padded(np.stack([slot[name] for slot in slots]), length, 2)
     for name in ONLY_LAST:
         arrays[name] = arrays[name][-1]
-    if own.max_templates:
-        arrays |= _templates(protein, own, rng, crop, length, training=training)
+    if config.max_templates:
+        arrays |= _templates(protein, config, rng, crop, length, training=training)
     return arrays
 
 
-def drawn_recycles(own: OpenFoldConfig, rng: np.random.Generator) -> int:
+def drawn_recycles(config: OpenFoldConfig, rng: np.random.Generator) -> int:
     """How often a training sample is recycled: the first draw of its generator."""
-    return int(rng.integers(own.num_recycling_iters + 1))
+    return int(rng.integers(config.num_recycling_iters + 1))
 
 
 def alignment(
-    msa: NDArray[np.int8], deletions: NDArray[np.uint8], own: OpenFoldConfig, rng: np.random.Generator
+    msa: NDArray[np.int8], deletions: NDArray[np.uint8], config: OpenFoldConfig, rng: np.random.Generator
 ) -> Arrays:
     """One slot: rows drawn as cluster centres, residues of these hidden, the other rows given to the nearest centre."""
     rows, columns = msa.shape
     order = np.concatenate([[0], 1 + rng.permutation(rows - 1)])
-    chosen, others = order[: own.max_msa_clusters], order[own.max_msa_clusters :]
+    chosen, others = order[: config.max_msa_clusters], order[config.max_msa_clusters :]
     true = msa[chosen]
-    hidden, corrupted = _hide(true, msa, own.masked_msa_fraction, rng)
+    hidden, corrupted = _hide(true, msa, config.masked_msa_fraction, rng)
     profile, mean = _clusters(true, corrupted, deletions[chosen], msa[others], deletions[others])
-    extra = others[: own.max_extra_msa]
-    clusters = own.max_msa_clusters
+    extra = others[: config.max_extra_msa]
+    clusters = config.max_msa_clusters
     return {
         "msa": _rows(corrupted, clusters),
         "true_msa": _rows(true, clusters),
@@ -104,9 +106,9 @@ def alignment(
         "cluster_profile": _rows(profile, clusters),
         "cluster_deletions": _rows(mean, clusters),
         "msa_mask": _rows(np.ones(true.shape, np.float32), clusters),
-        "extra_msa": _rows(msa[extra], own.max_extra_msa),
-        "extra_deletions": _rows(deletions[extra], own.max_extra_msa),
-        "extra_msa_mask": _rows(np.ones((len(extra), columns), np.float32), own.max_extra_msa),
+        "extra_msa": _rows(msa[extra], config.max_extra_msa),
+        "extra_deletions": _rows(deletions[extra], config.max_extra_msa),
+        "extra_msa_mask": _rows(np.ones((len(extra), columns), np.float32), config.max_extra_msa),
     }
 
 
@@ -121,10 +123,10 @@ def _hide(
         rng.integers(len(msa), size=true.shape), column
     ]  # a draw from the column is one from its profile
     uniform = rng.integers(residues.UNKNOWN, size=true.shape).astype(np.int8)
-    shown = np.where(action < HIDE, np.int8(residues.MASKED), true)
-    shown = np.where((action >= HIDE) & (action < HIDE + FROM_PROFILE), from_profile, shown)
-    shown = np.where((action >= HIDE + FROM_PROFILE) & (action < HIDE + FROM_PROFILE + UNIFORM), uniform, shown)
-    return hidden, np.where(hidden, shown, true)
+    visible = np.where(action < HIDE, np.int8(residues.MASKED), true)
+    visible = np.where((action >= HIDE) & (action < HIDE + FROM_PROFILE), from_profile, visible)
+    visible = np.where((action >= HIDE + FROM_PROFILE) & (action < HIDE + FROM_PROFILE + UNIFORM), uniform, visible)
+    return hidden, np.where(hidden, visible, true)
 
 
 def _clusters(
@@ -149,20 +151,20 @@ def _clusters(
 
 
 def _templates(
-    protein: Protein, own: OpenFoldConfig, rng: np.random.Generator, crop: slice, length: int, *, training: bool
+    protein: Protein, config: OpenFoldConfig, rng: np.random.Generator, crop: slice, length: int, *, training: bool
 ) -> Arrays:
     """Up to ``max_templates``; training draws how many and which, evaluation takes the first ones."""
     there = len(protein.template_aatype)
     if training:
-        chosen = rng.permutation(there)[: min(int(rng.integers(there + 1)), own.max_templates)]
+        chosen = rng.permutation(there)[: min(int(rng.integers(there + 1)), config.max_templates)]
     else:
-        chosen = np.arange(min(there, own.max_templates))
+        chosen = np.arange(min(there, config.max_templates))
     arrays: Arrays = {
         "template_aatype": protein.template_aatype[chosen][:, crop],
         "template_atoms": protein.template_atoms[chosen][:, crop],
         "template_atom_mask": protein.template_mask[chosen][:, crop].astype(np.float32),
     }
-    return {name: _padded(_rows(each, own.max_templates), length, 1) for name, each in arrays.items()}
+    return {name: _padded(_rows(each, config.max_templates), length, 1) for name, each in arrays.items()}
 
 
 def _rows(array: NDArray[Any], rows: int) -> NDArray[Any]:

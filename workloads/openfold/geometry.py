@@ -86,9 +86,16 @@ def torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
     chosen = torch.unflatten(atom14.gather(-2, flat[..., None].expand(*flat.shape, 3)), -2, (4, 4))
     chosen_mask = torch.unflatten(mask14.gather(-1, flat), -1, (4, 4)).amin(-1)
     chi = dihedral(*chosen.unbind(-2))
-    own = mask14[..., : residues.OXYGEN].amin(-1)
+    backbone_known = mask14[..., : residues.OXYGEN].amin(-1)
     both = before_mask[..., residues.CA] * before_mask[..., residues.C]
-    mask = torch.stack([both * own, before_mask[..., residues.C] * own, own * mask14[..., residues.OXYGEN]], -1)
+    mask = torch.stack(
+        [
+            both * backbone_known,
+            before_mask[..., residues.C] * backbone_known,
+            backbone_known * mask14[..., residues.OXYGEN],
+        ],
+        -1,
+    )
     mask = torch.cat([mask, chosen_mask * table("CHI_MASK", atom14.device)[aatype]], -1)
     angle = torch.cat([torch.stack([omega, phi, psi], -2), chi], -2)
     flip = 1 - 2 * table("CHI_PERIODIC", atom14.device)[aatype]
@@ -125,10 +132,10 @@ def atoms_of(aatype: Tensor, groups: Frame) -> Tensor:
 def known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[Frame, Tensor]:
     """Frames (..., L, 8) of a known structure's rigid groups and which of them all atoms are known for."""
     torsions = torsions_of(aatype, atom14, mask14)
-    own = mask14[..., : residues.OXYGEN].amin(-1)
-    empty = torch.zeros_like(own)
-    mask = torch.stack([own, empty, empty, torsions.mask[..., 2]], -1)
-    mask = torch.cat([mask, own[..., None] * torsions.mask[..., 3:].cumprod(-1)], -1)
+    backbone_known = mask14[..., : residues.OXYGEN].amin(-1)
+    empty = torch.zeros_like(backbone_known)
+    mask = torch.stack([backbone_known, empty, empty, torsions.mask[..., 2]], -1)
+    mask = torch.cat([mask, backbone_known[..., None] * torsions.mask[..., 3:].cumprod(-1)], -1)
     unturned = torch.where(
         torsions.mask[..., None] > 0, torsions.angle, torch.tensor([0.0, 1.0], device=atom14.device, dtype=atom14.dtype)
     )

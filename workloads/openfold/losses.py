@@ -29,7 +29,7 @@ LDDT_THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
 DISTOGRAM_RANGE = (2.3125, 21.6875)
 
 
-def losses(own: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
+def losses(config: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
     """Each term (N,) and ``total``: their weighted sum times the square root of a sample's length."""
     aatype, mask14 = batch["aatype"], batch["atom_mask"]
     structure = prediction.structure
@@ -38,19 +38,19 @@ def losses(own: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict[st
         "fape_backbone": backbone_fape(structure.frames, batch["atoms"], mask14, batch["clamp_fape"]),
         "fape_sidechain": sidechain_fape(structure.groups, structure.atoms, aatype, truth, mask14),
         "supervised_chi": torsion_loss(
-            own, structure.angles, structure.raw_angles, aatype, batch["atoms"], mask14, batch["mask"]
+            config, structure.angles, structure.raw_angles, aatype, batch["atoms"], mask14, batch["mask"]
         ),
         "distogram": distogram_loss(prediction.distogram, aatype, batch["atoms"], mask14),
         "masked_msa": masked_msa_loss(prediction.masked_msa, batch),
         "plddt": plddt_loss(prediction.plddt, structure.atoms.detach(), batch["atoms"], mask14),
     }
     weights = {
-        "fape_backbone": own.fape_loss_weight * own.fape_backbone_weight,
-        "fape_sidechain": own.fape_loss_weight * own.fape_sidechain_weight,
-        "supervised_chi": own.supervised_chi_loss_weight,
-        "distogram": own.distogram_loss_weight,
-        "masked_msa": own.masked_msa_loss_weight,
-        "plddt": own.plddt_loss_weight,
+        "fape_backbone": config.fape_loss_weight * config.fape_backbone_weight,
+        "fape_sidechain": config.fape_loss_weight * config.fape_sidechain_weight,
+        "supervised_chi": config.supervised_chi_loss_weight,
+        "distogram": config.distogram_loss_weight,
+        "masked_msa": config.masked_msa_loss_weight,
+        "plddt": config.plddt_loss_weight,
     }
     total = torch.stack([weights[name] * term for name, term in terms.items()]).sum(0)
     unused = 0.0 * prediction.experimentally_resolved.float().sum()  # data parallel wants a gradient of every parameter
@@ -125,7 +125,7 @@ def renamed(predicted: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) ->
 
 
 def torsion_loss(
-    own: OpenFoldConfig,
+    config: OpenFoldConfig,
     angles_TNL: Tensor,
     raw_TNL: Tensor,
     aatype: Tensor,
@@ -142,7 +142,7 @@ def torsion_loss(
     chi_loss = (error * chi_mask).sum((-1, -2)) / (chi_mask.sum((-1, -2)) + EPS)
     norm_error = ((raw_TNL.square().sum(-1) + 1e-8).sqrt() - 1).abs() * mask_NL[..., None]
     norm_loss = norm_error.sum((-1, -2)) / (7 * mask_NL.sum(-1) + EPS)
-    return (own.chi_weight * chi_loss + own.angle_norm_weight * norm_loss).mean(0)
+    return (config.chi_weight * chi_loss + config.angle_norm_weight * norm_loss).mean(0)
 
 
 def distogram_loss(logits: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) -> Tensor:
@@ -175,14 +175,14 @@ def plddt_loss(logits: Tensor, predicted: Tensor, atoms: Tensor, mask14: Tensor)
 
 def lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
     """lDDT (N, L) of each residue from CA positions (N, L, 3): 0 to 1, without any superposition."""
-    scored, kept = _pairs(predicted, true, mask)
-    return (1e-10 + kept.sum(-1)) / (1e-10 + scored.sum(-1))
+    scored, preserved = _pairs(predicted, true, mask)
+    return (1e-10 + preserved.sum(-1)) / (1e-10 + scored.sum(-1))
 
 
 def sample_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
     """lDDT-CA (N,) of whole chains: the share of distances kept, over all pairs within the cutoff."""
-    scored, kept = _pairs(predicted, true, mask)
-    return (1e-10 + kept.sum((-1, -2))) / (1e-10 + scored.sum((-1, -2)))
+    scored, preserved = _pairs(predicted, true, mask)
+    return (1e-10 + preserved.sum((-1, -2))) / (1e-10 + scored.sum((-1, -2)))
 
 
 def _pairs(predicted: Tensor, true: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -48,26 +48,28 @@ def read_chain(path: Path, name: str | None = None) -> Chain:
     if missing:
         raise ValueError(f"{path}: line {sites[0].line}: _atom_site has no {missing[0]}")
     label = _choose(path, sites, name)
-    own = [row for row in sites if row.values["label_asym_id"] == label and row.values["label_seq_id"] not in ".?"]
-    model = own[0].values.get("pdbx_PDB_model_num")
-    own = [row for row in own if row.values.get("pdbx_PDB_model_num") == model]
-    sequence = _sequence(path, tables, label, own)
+    atom_rows = [
+        row for row in sites if row.values["label_asym_id"] == label and row.values["label_seq_id"] not in ".?"
+    ]
+    model = atom_rows[0].values.get("pdbx_PDB_model_num")
+    atom_rows = [row for row in atom_rows if row.values.get("pdbx_PDB_model_num") == model]
+    sequence = _sequence(path, tables, label, atom_rows)
     aatype = np.array([_residue(each) for each in sequence], np.int8)
     atoms = np.zeros((len(sequence), residues.ATOMS, 3), np.float32)
     occupancy = np.full((len(sequence), residues.ATOMS), -1.0)
-    for row in own:
-        place, atom = _place(path, row, sequence), _atom(row)
-        slots = residues.ATOM_NAMES[aatype[place]]
+    for row in atom_rows:
+        position, atom = _position(path, row, sequence), _atom(row)
+        slots = residues.ATOM_NAMES[aatype[position]]
         if not atom or atom not in slots:
             continue  # hydrogens, terminal oxygens
         share = _number(path, row, "occupancy") if "occupancy" in row.values else 1.0
         slot = slots.index(atom)
-        if share > occupancy[place, slot]:
-            occupancy[place, slot] = share
-            atoms[place, slot] = [_number(path, row, f"Cartn_{axis}") for axis in "xyz"]
+        if share > occupancy[position, slot]:
+            occupancy[position, slot] = share
+            atoms[position, slot] = [_number(path, row, f"Cartn_{axis}") for axis in "xyz"]
     mask = (occupancy >= 0).astype(np.int8)
     return Chain(
-        own[0].values.get("auth_asym_id", label), aatype, np.arange(len(sequence), dtype=np.int32), atoms, mask
+        atom_rows[0].values.get("auth_asym_id", label), aatype, np.arange(len(sequence), dtype=np.int32), atoms, mask
     )
 
 
@@ -82,20 +84,20 @@ def mmcif_text(name: str, aatype: NDArray[np.int8], atoms: NDArray[np.float32], 
         "_entity_poly_seq.num",
         "_entity_poly_seq.mon_id",
     ]
-    lines += [f"1 {place} {each}" for place, each in enumerate(names, start=1)]
+    lines += [f"1 {position} {each}" for position, each in enumerate(names, start=1)]
     columns = (
         "group_PDB id type_symbol label_atom_id label_alt_id label_comp_id label_asym_id label_entity_id label_seq_id "
         "Cartn_x Cartn_y Cartn_z occupancy auth_asym_id pdbx_PDB_model_num"
     )
     lines += ["#", "loop_", *(f"_atom_site.{column}" for column in columns.split())]
     serial = 0
-    for place, residue in enumerate(aatype.tolist()):
-        for slot in np.flatnonzero(atom_mask[place]).tolist():
+    for position, residue in enumerate(aatype.tolist()):
+        for slot in np.flatnonzero(atom_mask[position]).tolist():
             serial += 1
             atom = residues.ATOM_NAMES[residue][slot]
-            x, y, z = atoms[place, slot].tolist()
+            x, y, z = atoms[position, slot].tolist()
             lines.append(
-                f"ATOM {serial} {atom[0]} {atom} . {names[place]} A 1 {place + 1} {x:.3f} {y:.3f} {z:.3f} 1.00 A 1"
+                f"ATOM {serial} {atom[0]} {atom} . {names[position]} A 1 {position + 1} {x:.3f} {y:.3f} {z:.3f} 1.00 A 1"
             )
     return "\n".join([*lines, "#"]) + "\n"
 
@@ -111,26 +113,26 @@ def _choose(path: Path, sites: list[_Row], name: str | None) -> str:
     raise ValueError(f"{path}: line {sites[0].line}: no chain{f' {name!r}' if name else ''} of amino acids")
 
 
-def _sequence(path: Path, tables: dict[str, list[_Row]], label: str, own: list[_Row]) -> list[str]:
+def _sequence(path: Path, tables: dict[str, list[_Row]], label: str, atom_rows: list[_Row]) -> list[str]:
     """Residue names by place. From the tables of the polymer if there are any, else from the atoms."""
-    entity = own[0].values.get("label_entity_id")
+    entity = atom_rows[0].values.get("label_entity_id")
     scheme = [row for row in tables.get("_pdbx_poly_seq_scheme", []) if row.values.get("asym_id") == label]
-    found = {_whole(path, row, "seq_id"): row.values.get("mon_id", "") for row in scheme}
-    if not found:
+    names = {_whole(path, row, "seq_id"): row.values.get("mon_id", "") for row in scheme}
+    if not names:
         rows = [row for row in tables.get("_entity_poly_seq", []) if row.values.get("entity_id") == entity]
-        found = {_whole(path, row, "num"): row.values.get("mon_id", "") for row in rows}
-    if not found:
-        found = {_whole(path, row, "label_seq_id"): row.values["label_comp_id"] for row in own}
-    if min(found) < 1:
-        raise ValueError(f"{path}: line {own[0].line}: residue number {min(found)}: expected numbers from 1")
-    return [found.get(place, "UNK") for place in range(1, max(found) + 1)]
+        names = {_whole(path, row, "num"): row.values.get("mon_id", "") for row in rows}
+    if not names:
+        names = {_whole(path, row, "label_seq_id"): row.values["label_comp_id"] for row in atom_rows}
+    if min(names) < 1:
+        raise ValueError(f"{path}: line {atom_rows[0].line}: residue number {min(names)}: expected numbers from 1")
+    return [names.get(position, "UNK") for position in range(1, max(names) + 1)]
 
 
-def _place(path: Path, row: _Row, sequence: list[str]) -> int:
-    place = _whole(path, row, "label_seq_id") - 1
-    if not 0 <= place < len(sequence):
-        raise ValueError(f"{path}: line {row.line}: residue {place + 1} of a sequence of {len(sequence)}")
-    return place
+def _position(path: Path, row: _Row, sequence: list[str]) -> int:
+    position = _whole(path, row, "label_seq_id") - 1
+    if not 0 <= position < len(sequence):
+        raise ValueError(f"{path}: line {row.line}: residue {position + 1} of a sequence of {len(sequence)}")
+    return position
 
 
 def _atom(row: _Row) -> str:

@@ -41,13 +41,13 @@ UNIT_OF_DELETIONS = 3.0
 class InputEmbedder(nn.Module):
     """Sequence and main alignment to the first m and z (algorithms 3 and 4)."""
 
-    def __init__(self, own: OpenFoldConfig) -> None:
+    def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
-        self.linear_tf_z_i = Linear(TARGET_FEATURES, own.pair_channels)
-        self.linear_tf_z_j = Linear(TARGET_FEATURES, own.pair_channels)
-        self.linear_tf_m = Linear(TARGET_FEATURES, own.msa_channels)
-        self.linear_msa_m = Linear(MSA_FEATURES, own.msa_channels)
-        self.linear_relpos = Linear(2 * RELATIVE_POSITIONS + 1, own.pair_channels)
+        self.linear_tf_z_i = Linear(TARGET_FEATURES, config.pair_channels)
+        self.linear_tf_z_j = Linear(TARGET_FEATURES, config.pair_channels)
+        self.linear_tf_m = Linear(TARGET_FEATURES, config.msa_channels)
+        self.linear_msa_m = Linear(MSA_FEATURES, config.msa_channels)
+        self.linear_relpos = Linear(2 * RELATIVE_POSITIONS + 1, config.pair_channels)
 
     def forward(self, target_NLF: Tensor, msa_NSLF: Tensor, residue_index_NL: Tensor) -> tuple[Tensor, Tensor]:
         """m and z."""
@@ -63,10 +63,10 @@ class InputEmbedder(nn.Module):
 class RecyclingEmbedder(nn.Module):
     """The last iteration's first row, pair map and distances of pseudo-CB (algorithm 32)."""
 
-    def __init__(self, own: OpenFoldConfig) -> None:
+    def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
-        self.linear = Linear(RECYCLED_BINS[2], own.pair_channels)
-        self.layer_norm_m, self.layer_norm_z = nn.LayerNorm(own.msa_channels), nn.LayerNorm(own.pair_channels)
+        self.linear = Linear(RECYCLED_BINS[2], config.pair_channels)
+        self.layer_norm_m, self.layer_norm_z = nn.LayerNorm(config.msa_channels), nn.LayerNorm(config.pair_channels)
 
     def forward(self, m_NLM: Tensor, z_NIJZ: Tensor, beta_NL3: Tensor) -> tuple[Tensor, Tensor]:
         """Updates of the first row of m and of z."""
@@ -77,10 +77,10 @@ class RecyclingEmbedder(nn.Module):
 class TemplateAngleEmbedder(nn.Module):
     """Torsions of each template to one more row of m."""
 
-    def __init__(self, own: OpenFoldConfig) -> None:
+    def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
-        self.linear_1 = Linear(TEMPLATE_ANGLE_FEATURES, own.msa_channels, init="relu")
-        self.linear_2 = Linear(own.msa_channels, own.msa_channels, init="relu")
+        self.linear_1 = Linear(TEMPLATE_ANGLE_FEATURES, config.msa_channels, init="relu")
+        self.linear_2 = Linear(config.msa_channels, config.msa_channels, init="relu")
 
     def forward(self, features: Tensor) -> Tensor:
         """Rows (N, T, L, M)."""
@@ -104,12 +104,12 @@ class PlddtHead(nn.Module):
 class Heads(nn.Module):
     """pLDDT, distogram, masked alignment and experimentally resolved atoms."""
 
-    def __init__(self, own: OpenFoldConfig) -> None:
+    def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
-        self.plddt = PlddtHead(own.single_channels, own.plddt_channels)
-        self.distogram = Linear(own.pair_channels, DISTOGRAM_BINS, init="final")
-        self.masked_msa = Linear(own.msa_channels, residues.MSA_CLASSES, init="final")
-        self.experimentally_resolved = Linear(own.single_channels, RESOLVED_ATOMS, init="final")
+        self.plddt = PlddtHead(config.single_channels, config.plddt_channels)
+        self.distogram = Linear(config.pair_channels, DISTOGRAM_BINS, init="final")
+        self.masked_msa = Linear(config.msa_channels, residues.MSA_CLASSES, init="final")
+        self.experimentally_resolved = Linear(config.single_channels, RESOLVED_ATOMS, init="final")
 
 
 @dataclass(frozen=True)
@@ -126,18 +126,18 @@ class Prediction:
 class OpenFoldNet(nn.Module):
     """The network. A sample with r recycles starts late, so that all samples of a batch end together."""
 
-    def __init__(self, own: OpenFoldConfig) -> None:
+    def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
-        self.own = own
-        self.input_embedder = InputEmbedder(own)
-        self.recycling_embedder = RecyclingEmbedder(own)
-        self.template_angle_embedder = TemplateAngleEmbedder(own) if own.max_templates else None
-        self.template_stack = TemplateStack(own) if own.max_templates else None
-        self.extra_msa_embedder = Linear(EXTRA_MSA_FEATURES, own.extra_msa_channels)
-        self.extra_msa_stack = EvoformerStack(own, extra=True)
-        self.evoformer = EvoformerStack(own)
-        self.structure_module = StructureModule(own)
-        self.heads = Heads(own)
+        self.config = config
+        self.input_embedder = InputEmbedder(config)
+        self.recycling_embedder = RecyclingEmbedder(config)
+        self.template_angle_embedder = TemplateAngleEmbedder(config) if config.max_templates else None
+        self.template_stack = TemplateStack(config) if config.max_templates else None
+        self.extra_msa_embedder = Linear(EXTRA_MSA_FEATURES, config.extra_msa_channels)
+        self.extra_msa_stack = EvoformerStack(config, extra=True)
+        self.evoformer = EvoformerStack(config)
+        self.structure_module = StructureModule(config)
+        self.heads = Heads(config)
 
     def forward(self, batch: Batch) -> Prediction:
         """Predict. The slots of the batch say how many iterations there are, so nothing waits for the device to tell.
@@ -146,8 +146,8 @@ class OpenFoldNet(nn.Module):
         """
         recycles = batch["msa"].shape[1] - 1
         N, L = batch["aatype"].shape
-        m_NLM = batch["atoms"].new_zeros(N, L, self.own.msa_channels)
-        z_NIJZ = m_NLM.new_zeros(N, L, L, self.own.pair_channels)
+        m_NLM = batch["atoms"].new_zeros(N, L, self.config.msa_channels)
+        z_NIJZ = m_NLM.new_zeros(N, L, L, self.config.pair_channels)
         beta_NL3 = m_NLM.new_zeros(N, L, 3)
         for iteration in range(recycles):
             with torch.no_grad():
@@ -235,8 +235,8 @@ def template_features(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     N, T, L = aatype.shape
     beta, beta_mask = pseudo_beta(*flat)
     type_one_hot = one_hot(aatype.flatten(0, 1), TARGET_FEATURES).to(atoms.dtype)
-    own = flat[2][..., : residues.OXYGEN].amin(-1)
-    both, backbone = pair_mask(beta_mask)[..., None], pair_mask(own)[..., None]
+    has_backbone = flat[2][..., : residues.OXYGEN].amin(-1)
+    both, backbone = pair_mask(beta_mask)[..., None], pair_mask(has_backbone)[..., None]
     frame = backbone_frames(flat[1])
     vector = (flat[1][:, None, :, residues.CA] - flat[1][:, :, None, residues.CA])[..., None, :] @ frame.rotation[
         :, :, None

@@ -179,9 +179,9 @@ def build_atoms(aatype: list[NDArray[np.int8]], torsions: list[Floats], chi: lis
     atoms = atoms_of(kinds, group_frames(kinds, Frame(*frames), angle)).numpy()
     out = []
     for n, each in enumerate(aatype):
-        own = atoms[n, : len(each)]
-        own = own - own[:, residues.CA].mean(0)
-        out.append((own * residues.ATOM_MASK[each][..., None]).astype(np.float32))
+        centred = atoms[n, : len(each)]
+        centred = centred - centred[:, residues.CA].mean(0)
+        out.append((centred * residues.ATOM_MASK[each][..., None]).astype(np.float32))
     return out
 
 
@@ -206,9 +206,9 @@ def _protein(drawn: Drawn, atoms: list[NDArray[np.float32]], seed: int, number: 
     templates = NO_TEMPLATES
     if len(atoms) > 1:
         rng = np.random.Generator(np.random.Philox(key=[seed, number]).jumped())
-        kept = [_coverage(length, rng) for _ in atoms[1:]]
-        kinds = np.stack([np.where(keep, drawn.sequence, residues.GAP) for keep in kept]).astype(np.int8)
-        masks = np.stack([mask * keep[:, None] for keep in kept]).astype(np.int8)
+        covered = [_coverage(length, rng) for _ in atoms[1:]]
+        kinds = np.stack([np.where(keep, drawn.sequence, residues.GAP) for keep in covered]).astype(np.int8)
+        masks = np.stack([mask * keep[:, None] for keep in covered]).astype(np.int8)
         templates = (kinds, np.stack(atoms[1:]) * masks[..., None], masks)
     return Protein(
         drawn.sequence, np.arange(length, dtype=np.int32), atoms[0], mask, drawn.msa, drawn.deletions, *templates
@@ -219,5 +219,5 @@ def _coverage(length: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """A stretch of at least half the chain: what a template covers."""
     span = int(rng.integers(length // 2, length + 1))
     begin = int(rng.integers(length - span + 1))
-    place = np.arange(length)
-    return (place >= begin) & (place < begin + span)
+    index = np.arange(length)
+    return (index >= begin) & (index < begin + span)

@@ -61,8 +61,8 @@ def proteins_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Protein]:
     residue, cell = arrays["residue.offsets"], arrays["alignment.offsets"]
     template = arrays.get("template.offsets")
     for number in range(len(residue) - 1):
-        own = slice(residue[number], residue[number + 1])
-        length = own.stop - own.start
+        chain = slice(residue[number], residue[number + 1])
+        length = chain.stop - chain.start
         cells = slice(cell[number], cell[number + 1])
         if length == 0 or (cells.stop - cells.start) % length or cells.start == cells.stop:
             raise ValueError(f"{cells.stop - cells.start} alignment cells are not rows of {length} residues")
@@ -75,10 +75,10 @@ def proteins_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Protein]:
                 arrays["template.mask"][rows].reshape(-1, length, residues.ATOMS),
             )
         yield Protein(
-            aatype=arrays["residue.aatype"][own],
-            residue_index=arrays["residue.index"][own],
-            atoms=arrays["residue.atoms"][own],
-            atom_mask=arrays["residue.atom_mask"][own],
+            aatype=arrays["residue.aatype"][chain],
+            residue_index=arrays["residue.index"][chain],
+            atoms=arrays["residue.atoms"][chain],
+            atom_mask=arrays["residue.atom_mask"][chain],
             msa=arrays["alignment.residue"][cells].reshape(-1, length),
             deletions=arrays["alignment.deletions"][cells].reshape(-1, length),
             template_aatype=templates[0],

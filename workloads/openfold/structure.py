@@ -24,18 +24,18 @@ ANGSTROM_PER_UNIT = 10.0
 class InvariantPointAttention(nn.Module):
     """Attention by channels, by the pair map and by distances of points that move with the frames."""
 
-    def __init__(self, own: OpenFoldConfig) -> None:
+    def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
-        single, pair, heads = own.single_channels, own.pair_channels, own.ipa_heads
-        self.heads, self.channels = heads, own.ipa_channels
-        self.query_points, self.value_points = own.ipa_query_points, own.ipa_value_points
-        self.linear_q = Linear(single, heads * own.ipa_channels)
-        self.linear_kv = Linear(single, 2 * heads * own.ipa_channels)
+        single, pair, heads = config.single_channels, config.pair_channels, config.ipa_heads
+        self.heads, self.channels = heads, config.ipa_channels
+        self.query_points, self.value_points = config.ipa_query_points, config.ipa_value_points
+        self.linear_q = Linear(single, heads * config.ipa_channels)
+        self.linear_kv = Linear(single, 2 * heads * config.ipa_channels)
         self.linear_q_points = Linear(single, heads * self.query_points * 3)
         self.linear_kv_points = Linear(single, heads * (self.query_points + self.value_points) * 3)
         self.linear_b = Linear(pair, heads)
         self.head_weights = nn.Parameter(torch.full((heads,), math.log(math.e - 1)))  # softplus gives 1
-        self.linear_out = Linear(heads * (pair + own.ipa_channels + 4 * self.value_points), single, init="final")
+        self.linear_out = Linear(heads * (pair + config.ipa_channels + 4 * self.value_points), single, init="final")
 
     def forward(self, s_NLS: Tensor, z_NIJZ: Tensor, frame_NL: Frame, mask_NL: Tensor) -> Tensor:
         """The update of s."""
@@ -118,17 +118,17 @@ class Structure:
 class StructureModule(nn.Module):
     """Iterations with shared weights, from all frames at the origin."""
 
-    def __init__(self, own: OpenFoldConfig) -> None:
+    def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
-        single = own.single_channels
-        self.iterations = own.structure_iterations
-        self.layer_norm_s, self.layer_norm_z = nn.LayerNorm(single), nn.LayerNorm(own.pair_channels)
+        single = config.single_channels
+        self.iterations = config.structure_iterations
+        self.layer_norm_s, self.layer_norm_z = nn.LayerNorm(single), nn.LayerNorm(config.pair_channels)
         self.linear_in = Linear(single, single)
-        self.ipa = InvariantPointAttention(own)
-        self.ipa_dropout, self.layer_norm_ipa = nn.Dropout(own.structure_dropout), nn.LayerNorm(single)
-        self.transition = StructureTransition(single, own.structure_dropout)
+        self.ipa = InvariantPointAttention(config)
+        self.ipa_dropout, self.layer_norm_ipa = nn.Dropout(config.structure_dropout), nn.LayerNorm(single)
+        self.transition = StructureTransition(single, config.structure_dropout)
         self.bb_update = Linear(single, 6, init="final")
-        self.angle_resnet = AngleResnet(single, own.angle_channels)
+        self.angle_resnet = AngleResnet(single, config.angle_channels)
 
     def forward(self, s_NLS: Tensor, z_NIJZ: Tensor, aatype_NL: Tensor, mask_NL: Tensor) -> Structure:
         """The structure from the single representation and the pair map."""

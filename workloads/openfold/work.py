@@ -47,49 +47,53 @@ class Ledger:
         self.parameters += (1 if shared else times) * other.parameters
 
 
-def forward(own: OpenFoldConfig, *, residues: int) -> Ledger:
+def forward(config: OpenFoldConfig, *, residues: int) -> Ledger:
     """One iteration of the network on one sample, heads included."""
-    L, Z, M, S = residues, own.pair_channels, own.msa_channels, own.single_channels
+    L, Z, M, S = residues, config.pair_channels, config.msa_channels, config.single_channels
     total = Ledger()
     for _ in range(2):
         total.linear(L, TARGET_FEATURES, Z)
     total.linear(L, TARGET_FEATURES, M)
-    total.linear(own.max_msa_clusters * L, MSA_FEATURES, M)
+    total.linear(config.max_msa_clusters * L, MSA_FEATURES, M)
     total.parameters += 65 * Z + Z  # relative positions: a table
     total.elements += L * L * Z
     total.linear(L * L, RECYCLED_BINS, Z)
     total.norm(L, M)
     total.norm(L * L, Z)
-    if own.max_templates:
-        total.add(_templates(own, L))
-    total.linear(own.max_extra_msa * L, EXTRA_MSA_FEATURES, own.extra_msa_channels)
-    total.add(_block(own, L, extra=True), own.extra_msa_blocks)
-    total.add(_block(own, L, extra=False), own.evoformer_blocks)
+    if config.max_templates:
+        total.add(_templates(config, L))
+    total.linear(config.max_extra_msa * L, EXTRA_MSA_FEATURES, config.extra_msa_channels)
+    total.add(_block(config, L, extra=True), config.extra_msa_blocks)
+    total.add(_block(config, L, extra=False), config.evoformer_blocks)
     total.linear(L, M, S)
-    total.add(_structure(own, L))
+    total.add(_structure(config, L))
     total.norm(L, S)
-    for inputs, outputs in ((S, own.plddt_channels), (own.plddt_channels,) * 2, (own.plddt_channels, PLDDT_BINS)):
+    for inputs, outputs in (
+        (S, config.plddt_channels),
+        (config.plddt_channels,) * 2,
+        (config.plddt_channels, PLDDT_BINS),
+    ):
         total.linear(L, inputs, outputs)
     total.linear(L * L, Z, DISTOGRAM_BINS)
-    total.linear(own.max_msa_clusters * L, M, MSA_CLASSES)
+    total.linear(config.max_msa_clusters * L, M, MSA_CLASSES)
     total.linear(L, S, RESOLVED_ATOMS)
     return total
 
 
-def work(own: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) -> Work:
+def work(config: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) -> Work:
     """Training on one sample: on average half the recycles without gradients, then forward and twice that backward.
 
     Executed beside that: frames, the products of the losses, and with checkpointing the blocks' forward once more; not executed:
     gradients of features. The optimizer's traffic is shared by the batch.
     """
-    once = forward(own, residues=own.crop_size)
+    once = forward(config, residues=config.crop_size)
     flops = 2 * once.multiply_adds
-    passes = own.num_recycling_iters / 2 + 3
+    passes = config.num_recycling_iters / 2 + 3
     optimizer_bytes = OPTIMIZER_ELEMENTS * 4 * once.parameters
-    averaging = 2 * bool(own.swa_decay_rate)
+    averaging = 2 * bool(config.swa_decay_rate)
     return Work(
         model_flops=passes * flops,
-        executed_flops=passes * flops + 2 * (_beside(own) + own.checkpointing * _blocks(own)),
+        executed_flops=passes * flops + 2 * (_beside(config) + config.checkpointing * _blocks(config)),
         algorithmic_bytes=passes * once.elements * element_bytes + optimizer_bytes / global_batch_size,
         forward_flops=(passes - 2) * flops,
         forward_bytes=(passes - 2) * once.elements * element_bytes,
@@ -99,21 +103,21 @@ def work(own: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) -> 
     )
 
 
-def _blocks(own: OpenFoldConfig) -> float:
+def _blocks(config: OpenFoldConfig) -> float:
     """Multiply-adds of the blocks that checkpointing computes again."""
     total = Ledger()
-    total.add(_block(own, own.crop_size, extra=True), own.extra_msa_blocks)
-    total.add(_block(own, own.crop_size, extra=False), own.evoformer_blocks)
-    if own.max_templates:
-        total.add(_template_block(own, own.crop_size), own.template_blocks * own.max_templates, shared=True)
+    total.add(_block(config, config.crop_size, extra=True), config.extra_msa_blocks)
+    total.add(_block(config, config.crop_size, extra=False), config.evoformer_blocks)
+    if config.max_templates:
+        total.add(_template_block(config, config.crop_size), config.template_blocks * config.max_templates, shared=True)
     return total.multiply_adds
 
 
-def _beside(own: OpenFoldConfig) -> float:
+def _beside(config: OpenFoldConfig) -> float:
     """Multiply-adds of a training sample that three passes of the network do not have, less those that they have too many."""
     L, T, frames = (
-        own.crop_size,
-        own.structure_iterations,
+        config.crop_size,
+        config.structure_iterations,
         3 * (3 + 1),
     )  # per frame: rotation times rotation, times vector
     held, atoms = GROUPS_WITH_ATOMS * L, ATOMS * L
@@ -126,31 +130,35 @@ def _beside(own: OpenFoldConfig) -> float:
     means = held * atoms + T * L * L
     names = SWAPPED_ATOMS * L * atoms * (3 * (3 + 2) + 2)  # distances of atoms with two names, and sums over them
     losses = 3 * sides + 2 * means + names + chain + 2 * 9 * (held + T * L) * 2
-    features = 2 * L * TARGET_FEATURES * own.pair_channels + L * TARGET_FEATURES * own.msa_channels
-    features += own.max_msa_clusters * L * MSA_FEATURES * own.msa_channels + L * L * RECYCLED_BINS * own.pair_channels
-    features += own.max_extra_msa * L * EXTRA_MSA_FEATURES * own.extra_msa_channels
-    features += own.max_templates * L * TEMPLATE_ANGLE_FEATURES * own.msa_channels
-    features += own.max_templates * L * L * TEMPLATE_PAIR_FEATURES * own.template_channels
-    rows = own.extra_msa_blocks * own.max_extra_msa
-    rows += own.evoformer_blocks * (own.max_msa_clusters + own.max_templates)
+    features = 2 * L * TARGET_FEATURES * config.pair_channels + L * TARGET_FEATURES * config.msa_channels
+    features += (
+        config.max_msa_clusters * L * MSA_FEATURES * config.msa_channels + L * L * RECYCLED_BINS * config.pair_channels
+    )
+    features += config.max_extra_msa * L * EXTRA_MSA_FEATURES * config.extra_msa_channels
+    features += config.max_templates * L * TEMPLATE_ANGLE_FEATURES * config.msa_channels
+    features += config.max_templates * L * L * TEMPLATE_PAIR_FEATURES * config.template_channels
+    rows = config.extra_msa_blocks * config.max_extra_msa
+    rows += config.evoformer_blocks * (config.max_msa_clusters + config.max_templates)
     masks = 2 * L * rows * L
-    points = T * L * 9 * own.ipa_heads * (2 * own.ipa_query_points + 2 * own.ipa_value_points)  # rotations are detached
-    return (own.num_recycling_iters / 2 + 1) * geometry + backward + losses - features - masks - points
+    points = (
+        T * L * 9 * config.ipa_heads * (2 * config.ipa_query_points + 2 * config.ipa_value_points)
+    )  # rotations are detached
+    return (config.num_recycling_iters / 2 + 1) * geometry + backward + losses - features - masks - points
 
 
 def _attention(
     groups: int, queries: int, keys: int, channels: tuple[int, int], head: int, heads: int, *, gated: bool = True
 ) -> Ledger:
-    own, other = channels
+    query_width, key_width = channels
     total, width = Ledger(), head * heads
-    total.linear(groups * queries, own, width, bias=False)
+    total.linear(groups * queries, query_width, width, bias=False)
     for _ in range(2):
-        total.linear(groups * keys, other, width, bias=False)
+        total.linear(groups * keys, key_width, width, bias=False)
     total.product(groups * heads, queries, head, keys)
     total.product(groups * heads, queries, keys, head)
     if gated:
-        total.linear(groups * queries, own, width)
-    total.linear(groups * queries, width, own)
+        total.linear(groups * queries, query_width, width)
+    total.linear(groups * queries, width, query_width)
     return total
 
 
@@ -180,11 +188,11 @@ def _pair_block(L: int, Z: int, hidden: int, head: int, heads: int, factor: int)
     return total
 
 
-def _block(own: OpenFoldConfig, L: int, *, extra: bool) -> Ledger:
-    M = own.extra_msa_channels if extra else own.msa_channels
-    head = own.extra_msa_head_channels if extra else own.msa_head_channels
-    rows = own.max_extra_msa if extra else own.max_msa_clusters + own.max_templates
-    Z, H, C = own.pair_channels, own.msa_heads, own.outer_channels
+def _block(config: OpenFoldConfig, L: int, *, extra: bool) -> Ledger:
+    M = config.extra_msa_channels if extra else config.msa_channels
+    head = config.extra_msa_head_channels if extra else config.msa_head_channels
+    rows = config.max_extra_msa if extra else config.max_msa_clusters + config.max_templates
+    Z, H, C = config.pair_channels, config.msa_heads, config.outer_channels
     total = Ledger()
     total.norm(rows * L, M)
     total.norm(L * L, Z)
@@ -201,40 +209,40 @@ def _block(own: OpenFoldConfig, L: int, *, extra: bool) -> Ledger:
         total.linear(rows * L, head * H, M)
     else:
         total.add(_attention(L, rows, rows, (M, M), head, H))
-    total.add(_transition(rows * L, M, own.transition_factor))
+    total.add(_transition(rows * L, M, config.transition_factor))
     total.norm(rows * L, M)
     for _ in range(2):
         total.linear(rows * L, M, C)
     total.product(1, L * C, rows, L * C)
     total.product(1, L, rows, L)
     total.linear(L * L, C * C, Z)
-    total.add(_pair_block(L, Z, Z, own.pair_head_channels, own.pair_heads, own.transition_factor))
+    total.add(_pair_block(L, Z, Z, config.pair_head_channels, config.pair_heads, config.transition_factor))
     return total
 
 
-def _templates(own: OpenFoldConfig, L: int) -> Ledger:
-    C, T, M = own.template_channels, own.max_templates, own.msa_channels
+def _templates(config: OpenFoldConfig, L: int) -> Ledger:
+    C, T, M = config.template_channels, config.max_templates, config.msa_channels
     total = Ledger()
     total.linear(T * L, TEMPLATE_ANGLE_FEATURES, M)
     total.linear(T * L, M, M)
     per_template = Ledger()
-    per_template.add(_template_block(own, L), own.template_blocks)
+    per_template.add(_template_block(config, L), config.template_blocks)
     per_template.linear(L * L, TEMPLATE_PAIR_FEATURES, C)
     per_template.norm(L * L, C)
     total.add(per_template, T, shared=True)
-    channels = (own.pair_channels, C)
-    total.add(_attention(L * L, 1, T, channels, own.template_head_channels, own.pair_heads, gated=False))
+    channels = (config.pair_channels, C)
+    total.add(_attention(L * L, 1, T, channels, config.template_head_channels, config.pair_heads, gated=False))
     return total
 
 
-def _template_block(own: OpenFoldConfig, L: int) -> Ledger:
-    C = own.template_channels
-    return _pair_block(L, C, C, own.template_head_channels, own.pair_heads, own.template_transition_factor)
+def _template_block(config: OpenFoldConfig, L: int) -> Ledger:
+    C = config.template_channels
+    return _pair_block(L, C, C, config.template_head_channels, config.pair_heads, config.template_transition_factor)
 
 
-def _structure(own: OpenFoldConfig, L: int) -> Ledger:
-    S, Z, H, C = own.single_channels, own.pair_channels, own.ipa_heads, own.ipa_channels
-    Q, V, A = own.ipa_query_points, own.ipa_value_points, own.angle_channels
+def _structure(config: OpenFoldConfig, L: int) -> Ledger:
+    S, Z, H, C = config.single_channels, config.pair_channels, config.ipa_heads, config.ipa_channels
+    Q, V, A = config.ipa_query_points, config.ipa_value_points, config.angle_channels
     once = Ledger()
     once.linear(L, S, H * C)
     once.linear(L, S, 2 * H * C)
@@ -258,5 +266,5 @@ def _structure(own: OpenFoldConfig, L: int) -> Ledger:
     total.norm(L, S)
     total.norm(L * L, Z)
     total.linear(L, S, S)
-    total.add(once, own.structure_iterations, shared=True)
+    total.add(once, config.structure_iterations, shared=True)
     return total

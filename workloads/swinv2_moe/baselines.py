@@ -34,25 +34,27 @@ def baselines(root: Path) -> dict[str, float]:
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     pixels = int(np.prod(train.read([0])["image"].shape[1:]))
     chosen = np.linspace(0, len(train) - 1, min(len(train), MAX_TRAIN_PIXELS // pixels)).astype(np.int64)
-    seen, wanted = train.read(chosen), validation.read(np.arange(len(validation)))
-    counts = np.bincount(seen["label"])
-    results = {"commonest": float((wanted["label"] == counts.argmax()).mean())}
+    train_arrays, validation_arrays = train.read(chosen), validation.read(np.arange(len(validation)))
+    counts = np.bincount(train_arrays["label"])
+    results = {"commonest": float((validation_arrays["label"] == counts.argmax()).mean())}
     for name, features in FEATURES.items():
-        x = features(seen["image"])
+        x = features(train_arrays["image"])
         if x.shape[1] <= MAX_FEATURES:
-            results[name] = best_ridge(x, seen["label"], features(wanted["image"]), wanted["label"])
+            results[name] = best_ridge(
+                x, train_arrays["label"], features(validation_arrays["image"]), validation_arrays["label"]
+            )
     return results
 
 
-def best_ridge(x: Floats, y: NDArray[np.integer], x_wanted: Floats, y_wanted: NDArray[np.integer]) -> float:
+def best_ridge(x: Floats, y: NDArray[np.integer], x_test: Floats, y_test: NDArray[np.integer]) -> float:
     """Accuracy of the linear classifier with the best penalty."""
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-6
-    design, wanted = (x - mean) / std, (x_wanted - mean) / std
+    design, test = (x - mean) / std, (x_test - mean) / std
     target = np.eye(int(y.max()) + 1)[y] - 1 / (int(y.max()) + 1)
     values, vectors = np.linalg.eigh(design.T @ design)
-    projected, wanted = vectors.T @ (design.T @ target), wanted @ vectors
-    scores = (wanted @ (projected / (values + ridge * len(x))[:, None]) for ridge in RIDGES)
-    return max(float((score.argmax(axis=1) == y_wanted).mean()) for score in scores)
+    projected, test = vectors.T @ (design.T @ target), test @ vectors
+    scores = (test @ (projected / (values + ridge * len(x))[:, None]) for ridge in RIDGES)
+    return max(float((score.argmax(axis=1) == y_test).mean()) for score in scores)
 
 
 def pixels_linear(images: NDArray[np.uint8]) -> Floats:

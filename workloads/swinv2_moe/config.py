@@ -190,11 +190,11 @@ def _expert(block: Block) -> int:
 
 
 def _ffn_parameters(block: Block, *, active: bool) -> int:
-    own, width = block.experts, block.width
-    if own is None:
+    moe, width = block.experts, block.width
+    if moe is None:
         return 2 * width * block.hidden + block.hidden + width
-    biases = own.hidden + width if own.bias else 0
-    return (own.top_k if active else own.experts) * (_expert(block) + biases) + _router(block)
+    biases = moe.hidden + width if moe.bias else 0
+    return (moe.top_k if active else moe.experts) * (_expert(block) + biases) + _router(block)
 
 
 def _router(block: Block) -> int:
@@ -206,15 +206,15 @@ def _router(block: Block) -> int:
 
 def _matrix_flops(block: Block) -> float:
     """Per token: projections, FFN and router."""
-    own, width = block.experts, block.width
-    ffn = 2 * width * block.hidden if own is None else own.top_k * _expert(block) + _router(block)
+    moe, width = block.experts, block.width
+    ffn = 2 * width * block.hidden if moe is None else moe.top_k * _expert(block) + _router(block)
     return 2.0 * (4 * width**2 + ffn)
 
 
 def _traffic(block: Block) -> float:
     """Elements per token: every operator reads its inputs and writes its outputs once; scores stay on the chip."""
-    own, width = block.experts, block.width
+    moe, width = block.experts, block.width
     attention = 15 * width
-    if own is None:
+    if moe is None:
         return attention + 7 * width + 4 * block.hidden
-    return attention + own.experts + width * (7 + 5 * own.top_k) + 4 * own.top_k * own.hidden
+    return attention + moe.experts + width * (7 + 5 * moe.top_k) + 4 * moe.top_k * moe.hidden

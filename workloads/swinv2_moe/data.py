@@ -24,10 +24,10 @@ class ImageData:
     def __init__(self, root: Path, split: str, config: SwinV2MoEConfig) -> None:
         self._reader = ShardReader(root, split)
         self._augment = config.augmentation and split == "train"
-        found = {name: (array.shape[1:], str(array.dtype)) for name, array in self._reader.read([0]).items()}
-        for name, wanted in {"image": ((config.pixels,) * 2, "uint8"), "label": ((), "uint8")}.items():
-            if found.get(name) != wanted:
-                raise ValueError(f"{root}: dataset {name!r} is {found.get(name)}, the config wants {wanted}")
+        actual = {name: (array.shape[1:], str(array.dtype)) for name, array in self._reader.read([0]).items()}
+        for name, expected in {"image": ((config.pixels,) * 2, "uint8"), "label": ((), "uint8")}.items():
+            if actual.get(name) != expected:
+                raise ValueError(f"{root}: dataset {name!r} is {actual.get(name)}, the config wants {expected}")
         classes = self._reader.manifest.attributes.get("classes", ())
         if tuple(classes) != config.classes:
             raise ValueError(

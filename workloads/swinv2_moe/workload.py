@@ -31,16 +31,16 @@ class SwinV2MoEWorkload(MoEWorkload):
     def __init__(self, config: RunConfig) -> None:
         if config.channels_last:
             raise ValueError("swinv2_moe: channels_last: the model keeps channels last by itself; leave it false")
-        self._own = cast(SwinV2MoEConfig, config.hyperparameters)
-        super().__init__(config, self._own)
+        self._settings = cast(SwinV2MoEConfig, config.hyperparameters)
+        super().__init__(config, self._settings)
 
     def dataset(self, split: str, root: Path) -> ImageData:
         """One split; ValueError if the images are not the config's."""
-        return ImageData(root, split, self._own)
+        return ImageData(root, split, self._settings)
 
     def build_model(self, world: World) -> nn.Module:
         """The model from torch's current seed; with expert parallelism this rank's share of the experts."""
-        model = SwinV2MoE(self._own, self.mesh(world))
+        model = SwinV2MoE(self._settings, self.mesh(world))
         self.watch(model)
         return model
 
@@ -51,14 +51,14 @@ class SwinV2MoEWorkload(MoEWorkload):
         for name, parameter in model.named_parameters():
             matrix = parameter.ndim > 1 and not any(part in name for part in NOT_DECAYED)
             (decayed if matrix else others).append(parameter)
-        return self.adamw(cast(SwinV2MoE, model), decayed, others, clip_norm=self._own.clip_norm)
+        return self.adamw(cast(SwinV2MoE, model), decayed, others, clip_norm=self._settings.clip_norm)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean cross entropy, plus the routers' auxiliary losses."""
-        tokens = next((block.tokens for block in self._own.blocks() if block.experts is not None), 0)
+        tokens = next((block.tokens for block in self._settings.blocks() if block.experts is not None), 0)
         self.tune_once(model, tokens=len(batch["image"]) * tokens)
         logits, auxiliary = model(batch["image"])
-        label, smoothing = batch["label"].long(), self._own.label_smoothing
+        label, smoothing = batch["label"].long(), self._settings.label_smoothing
         total: Tensor = F.cross_entropy(_wide(logits), label, label_smoothing=smoothing) + auxiliary
         return total
 
@@ -71,7 +71,7 @@ class SwinV2MoEWorkload(MoEWorkload):
             "right": right.double().sum(),
             "images": torch.tensor(float(len(label)), dtype=torch.float64),
         }
-        for number in range(len(self._own.classes)):
+        for number in range(len(self._settings.classes)):
             stats[f"right_{number}"] = (right & (label == number)).double().sum()
             stats[f"images_{number}"] = (label == number).double().sum()
         return stats
@@ -82,28 +82,28 @@ class SwinV2MoEWorkload(MoEWorkload):
             "eval_accuracy": totals["right"] / totals["images"],
             "cross_entropy": totals["nats"] / totals["images"],
         }
-        for number, name in enumerate(self._own.classes):
+        for number, name in enumerate(self._settings.classes):
             if totals[f"images_{number}"]:
                 result[f"accuracy_{name}"] = totals[f"right_{number}"] / totals[f"images_{number}"]
         return result
 
     def hyperparameters(self) -> dict[str, Any]:
         """Beside those of the MoE layers and the training."""
-        own = self._own
+        settings = self._settings
         return {
             "global_batch_size": self.config.global_batch_size,
-            "image_size": own.pixels,
-            "opt_gradient_clip_norm": own.clip_norm,
-            "label_smoothing": own.label_smoothing,
-            "drop_path": own.drop_path,
-            "augmentation": own.augmentation,
+            "image_size": settings.pixels,
+            "opt_gradient_clip_norm": settings.clip_norm,
+            "label_smoothing": settings.label_smoothing,
+            "drop_path": settings.drop_path,
+            "augmentation": settings.augmentation,
             **self.training_hyperparameters(),
         }
 
     def work(self) -> Work:
         """Closed forms, for the ranks the model was built for."""
         batch = self.config.global_batch_size
-        return work(self._own, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
+        return work(self._settings, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
 
     def baselines(self, root: Path) -> dict[str, float]:
         """Accuracy of the commonest class and of linear classifiers on pixels and power spectra."""
