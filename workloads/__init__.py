@@ -1,1 +1,1 @@
-"""The workloads: one folder each, none imports another."""
+"""The workloads, one folder each. No workload imports another; those with experts share `workloads.moe`."""

@@ -1,4 +1,4 @@
-"""CosmoFlow: four cosmological parameters from the counts of dark matter particles by a 3-D CNN. No torch."""
+"""CosmoFlow: a 3-D CNN predicts four cosmological parameters from counts of dark matter particles. No torch."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What needs no network: the mean of the targets, and ridge regression on power spectra and one-point moments."""
+"""Baselines without a network: the mean of the targets, and ridge regression on power spectra and one-point moments."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from scipy import fft
 from suite.data.shards import ShardReader
 
 MAX_TRAIN_VOXELS = 1 << 27  # bounds the time of the regressor: seconds at mini, a minute at small
-MIN_TRAIN_SAMPLES = 200  # fewer cannot fit the regression: then there is no spectral baseline
+MIN_TRAIN_SAMPLES = 200  # with fewer the regression cannot be fitted and is left out
 BLOCK_VOXELS = 1 << 17
 RIDGE = 1e-3  # of the standardised features, per sample
-TINY = 1e-6  # variance of a channel in which no particle has left its voxel
+TINY = 1e-6  # added to variances: a channel where no particle has left its voxel has none
 
 Floats = NDArray[np.floating[Any]]
 
 
 def baselines(root: Path) -> dict[str, float]:
-    """Mean absolute error over the validation split of ``train_mean`` and, where affordable, ``power_spectrum_ridge``.
+    """Measure the mean absolute error on the validation split of ``train_mean`` and ``power_spectrum_ridge``.
 
-    The regressor sees at most `MAX_TRAIN_VOXELS` of the training split, evenly spaced samples.
+    The regression is fitted to at most `MAX_TRAIN_VOXELS` of the training split, evenly spaced samples, and left out if these
+    are fewer than `MIN_TRAIN_SAMPLES` samples.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     y_train, y_validation = _targets(train), _targets(validation)
@@ -40,7 +41,7 @@ def baselines(root: Path) -> dict[str, float]:
 
 
 def features(counts_NDHWC: NDArray[np.int16]) -> Floats:
-    """Per sample: log auto spectra, correlation coefficients of channels, moments of counts and of their logarithm."""
+    """Compute per sample: log auto spectra, correlation coefficients of channels, moments of counts and of log counts."""
     samples, n, *_, channels = counts_NDHWC.shape
     x_NCV = np.ascontiguousarray(np.moveaxis(counts_NDHWC, -1, 1), dtype=np.float32).reshape(samples, channels, -1)
     contrast = (x_NCV / x_NCV.mean(axis=2, keepdims=True) - 1).reshape(samples, channels, n, n, n)
@@ -57,7 +58,7 @@ def features(counts_NDHWC: NDArray[np.int16]) -> Floats:
 
 
 def ridge(x: Floats, y: Floats) -> Any:
-    """A predictor ``f(x) -> y`` fitted on standardised features and their squares."""
+    """Fit ridge regression on standardised features and their squares. Returns the predictor ``f(x) -> y``."""
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-6
 
     def expand(raw: Floats) -> Floats:
@@ -83,7 +84,7 @@ def _targets(reader: ShardReader) -> Floats:
 
 
 def _moments(x_NCV: Floats) -> Floats:
-    """Log variance, skewness and log kurtosis over the voxels."""
+    """Compute log variance, skewness and log kurtosis over the voxels."""
     centred = x_NCV - x_NCV.mean(axis=2, keepdims=True)
     square = centred * centred
     variance = square.mean(axis=2) + TINY
@@ -94,13 +95,14 @@ def _moments(x_NCV: Floats) -> Floats:
 
 @lru_cache(maxsize=2)
 def _bins(n: int) -> NDArray[np.float32]:
-    """(modes, bins) averaging matrix over shells of |k|, one fundamental mode wide up to the corner of the mesh."""
+    """Matrix (modes, bins) that averages modes over shells of |k|; a shell is one fundamental mode wide."""
     full, half = np.fft.fftfreq(n) * n, np.arange(n // 2 + 1)
     k = np.sqrt(full[:, None, None] ** 2 + full[None, :, None] ** 2 + half**2).ravel()
     shell = np.minimum(np.rint(k).astype(int), n // 2 + n // 4)
+    # rfftn stores one of each pair of conjugate modes, except on the planes 0 and n / 2, where it stores both
     weight = np.where((np.tile(half, n * n) == 0) | (np.tile(half, n * n) == n // 2), 1.0, 2.0)
     matrix = np.zeros((len(k), shell.max() + 1), dtype=np.float32)
     matrix[np.arange(len(k)), shell] = weight
-    matrix = matrix[:, 1:]  # without the mean
+    matrix = matrix[:, 1:]  # drop the mean mode
     matrix /= matrix.sum(axis=0)
     return matrix

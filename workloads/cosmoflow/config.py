@@ -1,4 +1,4 @@
-"""What may be chosen about a CosmoFlow model and its training. No torch."""
+"""Hyperparameters of CosmoFlow: model, training and learning-rate schedule. No torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PerChannel = tuple[float, float, float, float]
 
 
 class CosmoFlowConfig(Hyperparameters):
-    """Model, regularisation, input and schedule. Rates and epochs are those of the MLPerf HPC reference.
+    """Model, regularisation, input and schedule, with the names of the MLPerf HPC reference.
 
-    The learning rate rises from ``base_learning_rate`` to base * scaling factor over ``warmup_epochs`` and is then
-    multiplied by the last of ``decay_factors`` whose boundary lies behind.
+    The learning rate rises from ``base_learning_rate`` to base * scaling factor over ``warmup_epochs``. It is then
+    multiplied by the factor of the last of ``decay_boundary_epochs`` that has passed.
     """
 
     input_size: int = Field(ge=2, description="voxels along one side of a sample")
@@ -54,15 +54,15 @@ class CosmoFlowConfig(Hyperparameters):
         return self
 
     def scale(self, global_batch_size: int) -> float:
-        """Factor between the base learning rate and the rate after warm-up."""
+        """Compute the factor from the base learning rate to the rate after warm-up."""
         ratio = global_batch_size / self.base_batch_size
         return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.scaling]
 
 
 def learning_rate(config: CosmoFlowConfig, global_batch_size: int, epoch: int) -> float:
-    """The reference's schedule for a 1-based epoch; it changes between epochs only.
+    """Compute the reference's learning rate of a 1-based epoch; it is constant within an epoch.
 
-    A boundary of n epochs takes effect in epoch n + 2: the reference counts from 0 and asks for boundary < epoch.
+    A boundary of n epochs takes effect in epoch n + 2, because the reference counts from 0 and tests boundary < epoch.
     """
     epochs_done = epoch - 1
     base = config.base_learning_rate

@@ -1,4 +1,4 @@
-"""From the public CosmoFlow data to the suite's shards and back: TFRecord files and HDF5 universes. Downloads nothing."""
+"""Converts the public CosmoFlow data (TFRecord files, HDF5 universes) to shards and back. Downloads nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workloads.cosmoflow.universes import read_universe
 CONVERTER_VERSION = 1
 PUBLIC_CUBE = 128
 SUMS_NAME = "SHA256SUMS"
-VALIDATION_EVERY = 9  # of the universes of a folder without splits: 8 : 1, as the MLPerf data set
+VALIDATION_EVERY = 9  # if a folder has no splits, every ninth universe: 8 : 1, as in the MLPerf data set
 MAX_SHARD_BYTES, MAX_SHARD_FILES = 1 << 30, 256
 SIZE_OF_CUBE: dict[int, tuple[str, Compression]] = {
     16: ("mini", "none"),
@@ -46,10 +46,10 @@ WHERE_THE_DATA_ARE = (
 
 
 def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
-    """Write the sharded form of a folder of ``*.tfrecord`` files or of ``*.hdf5`` universes.
+    """Convert a folder of ``*.tfrecord`` files or of ``*.hdf5`` universes to shards.
 
     Subfolders ``train`` and ``validation`` are the splits. Without them every ninth universe, by name, goes to
-    validation. The cubes of a universe always stay together. ``size`` names the data set; by default its cube does.
+    validation. All cubes of a universe go to the same split. ``size`` defaults to the size with cubes of this side.
     """
     sources, problem = None, None
     if world.is_first:
@@ -77,7 +77,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
 
 
 def export_tfrecord(root: Path, destination: Path, *, progress: Callable[[int, int], None] | None = None) -> None:
-    """Write a sharded data set as the reference's folder: ``<split>/<universe>_<cube>.tfrecord``, gzip, one sample each."""
+    """Write a sharded data set in the reference's layout: ``<split>/<universe>_<cube>.tfrecord``, gzip, one sample each."""
     manifest = read_manifest(root)
     if destination.exists() and any(destination.iterdir()):
         raise ValueError(f"{destination}: not empty; choose another folder")
@@ -99,10 +99,10 @@ def export_tfrecord(root: Path, destination: Path, *, progress: Callable[[int, i
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
-    """Bring the public files from a copy that is already here, every byte checked against sha256 sums.
+    """Copy the public files from ``source`` on this machine, checking their sha256 sums.
 
     ``source`` is an archive with ``<archive>.sha256`` beside it, or a folder with ``SHA256SUMS`` in it, both as the
-    program sha256sum writes them. ValueError without a source, or for a URL: it says where the data are.
+    program sha256sum writes them. ValueError without a source, or for a URL; it says where to get the data.
     """
     if source is None or "://" in source:
         raise ValueError(WHERE_THE_DATA_ARE)
@@ -120,7 +120,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
 
 
 def split_cubes(counts: NDArray[np.int16], cube: int) -> NDArray[np.int16]:
-    """The cubes (M, cube, cube, cube, C) of a universe (side, side, side, C), the last space axis running fastest."""
+    """Cut a universe (side, side, side, C) into cubes (M, cube, cube, cube, C); the last space axis runs fastest."""
     m = counts.shape[0] // cube
     blocks = counts.reshape(m, cube, m, cube, m, cube, counts.shape[-1])
     return blocks.transpose(0, 2, 4, 1, 3, 5, 6).reshape(m**3, cube, cube, cube, counts.shape[-1])
@@ -135,7 +135,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _Source:
-    """What a folder holds; ``cube`` is the side of its samples in voxels."""
+    """The files of a folder; ``cube`` is the side of the samples in voxels."""
 
     form: str
     files: tuple[_File, ...]
@@ -162,7 +162,7 @@ def _survey(source: Path) -> _Source:
     files = tuple(
         _File(path, split, order[name])
         for path, split, name in zip(paths, split_of, names, strict=True)
-        if split is not None  # a "test" folder beside the two
+        if split is not None  # files in other folders, such as "test"
     )
     empty = [split for split in SPLITS if not any(file.split == split for file in files)]
     if empty:
@@ -213,7 +213,7 @@ def _cubes(path: Path, *, cube: int) -> Iterator[Sample]:
 
 
 def _sums(path: Path) -> dict[str, str]:
-    """File name to sha256, from a file that sha256sum wrote."""
+    """Read a file written by sha256sum. Returns the sha256 by file name."""
     try:
         lines = path.read_text().splitlines()
     except OSError as error:

@@ -1,7 +1,7 @@
 """Synthetic universes: power spectrum, growth, second-order displacements, particle-mesh steps, counts in voxels.
 
-Lengths are comoving Mpc/h, wave numbers h/Mpc, the scale factor a is 1 today, growth is 1 today. Everything about one
-universe is a function of (settings, seed, index): the same on any rank and in any order. No files, no MPI.
+Lengths are comoving Mpc/h, wave numbers h/Mpc; the scale factor a and the growth are 1 today. A universe is a function of
+(settings, seed, index), so it is the same on any rank and in any order. No files, no MPI.
 Vectors are arrays of shape (3, n, n, n), grids are float32.
 """
 
@@ -38,7 +38,7 @@ COLA_EXPONENT = -2.5  # u(a) = a^n of the modified leapfrog, Tassev, Zaldarriaga
 
 @dataclass(frozen=True)
 class Simulation:
-    """How a universe is made: particles^3 in a periodic box, counted on a mesh; ``steps`` is "2lpt" or "cola"."""
+    """How to simulate a universe: particles^3 in a periodic box, counted on a mesh; ``steps`` is "2lpt" or "cola"."""
 
     particles: int
     mesh: int
@@ -62,12 +62,12 @@ class Cosmology:
 
 
 def parameters(unit: Floats) -> Cosmology:
-    """The cosmology of targets in [-1, 1]^4."""
+    """Convert targets in [-1, 1]^4 to a cosmology."""
     return Cosmology(*(FIDUCIAL * (1 + HALF_WIDTH * np.asarray(unit, dtype=np.float64))).tolist())
 
 
 def universe(simulation: Simulation, seed: int, index: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-    """Counts (mesh, mesh, mesh, 4 redshifts) and the four targets of one universe."""
+    """Simulate one universe. Returns counts (mesh, mesh, mesh, 4 redshifts) and the four targets."""
     random = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
     unit = random.uniform(-1, 1, 4).astype(np.float32)
     noise = random.standard_normal((simulation.particles,) * 3, dtype=np.float32)
@@ -182,9 +182,9 @@ def displacements(modes: NDArray[np.complex64]) -> tuple[Floats, Floats]:
 
 
 def count(positions: Sequence[Floats], particles: int, mesh: int) -> NDArray[np.int16]:
-    """Nearest-grid-point counts (mesh, mesh, mesh, channels) of positions (3, n, n, n), one per channel.
+    """Count particles per nearest grid point: (mesh, mesh, mesh, channels) from one array of positions (3, n, n, n) per channel.
 
-    Positions are in particle cells. A voxel is the half-open interval of mesh coordinates that starts at its index.
+    Positions are in units of particle cells. A voxel is the half-open interval of mesh coordinates that starts at its index.
     """
     channels = len(positions)
     where = []
@@ -228,7 +228,7 @@ def _lpt_shift(first: Floats, second: Floats, a: float, omega_m: float) -> Float
 
 
 def _residual_force(position: Floats, first: Floats, second: Floats, a: float, omega_m: float) -> Floats:
-    """T^2 of the residual: the particle-mesh force less what the 2LPT trajectory already has (arXiv:1301.0322)."""
+    """T^2 of the residual: the particle-mesh force minus the acceleration of the 2LPT trajectory (arXiv:1301.0322)."""
     d1, d2 = growth(a, omega_m), second_order_growth(a, omega_m)
     force = mesh_force(position)
     force -= np.float32(d1) * first
@@ -238,7 +238,7 @@ def _residual_force(position: Floats, first: Floats, second: Floats, a: float, o
 
 
 def mesh_force(position: Floats) -> Floats:
-    """-grad laplace^-1 delta in cells at each particle: cloud-in-cell mass, spectral gradient, the same cloud back."""
+    """Compute -grad laplace^-1 delta at each particle, in cells: cloud-in-cell assignment, spectral gradient, interpolation."""
     n = position.shape[1]
     grid = _grid(n)
     modes = fft.rfftn(_assign(position)) * grid.inverse_k2
@@ -254,12 +254,14 @@ def mesh_force(position: Floats) -> Floats:
 
 
 def _assign(position: Floats) -> Floats:
-    """Density contrast on a mesh of as many cells as particles."""
+    """Compute the density contrast on a mesh with as many cells as particles."""
     n = position.shape[1]
     density = np.full((n, n**2), -1.0)
     for block in _blocks(n):
         first = int(np.floor(position[0, block].min()))
-        rows = int(np.floor(position[0, block].max())) + 2 - first  # those a block of the lattice reaches, not all
+        rows = (
+            int(np.floor(position[0, block].max())) + 2 - first
+        )  # only the rows that this block of the lattice reaches
         window = np.zeros(rows * n**2)
         for row, column, weight in _cloud(position[:, block], n):
             index = (row - first) * n**2 + column
@@ -270,12 +272,12 @@ def _assign(position: Floats) -> Floats:
 
 
 def _blocks(n: int) -> list[slice]:
-    """Slabs of the particle lattice: few enough that temporaries stay small, enough that few rows are met twice."""
+    """Slabs of the particle lattice: thin enough for small temporaries, thick enough that few mesh rows are visited twice."""
     return [slice(begin, begin + SLABS_PER_BLOCK) for begin in range(0, n, SLABS_PER_BLOCK)]
 
 
 def _cloud(position: Floats, n: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], Floats]]:
-    """The eight mesh points around each particle, corner by corner: x index (not wrapped), flat yz index, weight."""
+    """Yield the eight mesh points around each particle, corner by corner: x index (not wrapped), flat yz index, weight."""
     floor = np.floor(position)
     upper = position - floor
     weights = (1 - upper, upper)

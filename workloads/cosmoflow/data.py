@@ -1,4 +1,4 @@
-"""CosmoFlow samples as batches: shards through the memory map, augmented a whole batch at a time."""
+"""Loads CosmoFlow batches from memory-mapped shards and augments a whole batch at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
 if TYPE_CHECKING:
     from suite.workload import Batch
 
-INPUT_TOLERANCE = 0.05  # how far the configured input constants may be from the data's own, in standard deviations
+INPUT_TOLERANCE = (
+    0.05  # largest difference of the configured input means from those of the data, in standard deviations
+)
 
 _PERMUTATIONS = np.array(list(permutations(range(3))))
 _FLIPS = np.array([[(flip >> axis) & 1 for axis in range(3)] for flip in range(8)], dtype=bool)
@@ -36,7 +38,7 @@ class CosmoFlowData:
         return len(self._reader)
 
     def load(self, indices: Sequence[int] | NDArray[np.integer], *, seed: int, epoch: int) -> Batch:
-        """The samples of ``indices``; those of the training split augmented by a function of (seed, epoch, index)."""
+        """Load the samples of ``indices``. Training samples are augmented, as a function of (seed, epoch, index)."""
         arrays = self._reader.read(indices)
         x = arrays["x"]
         if self._augment:
@@ -45,7 +47,7 @@ class CosmoFlowData:
 
 
 def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None:
-    """ValueError unless the data have the config's shape, are periodic if they must be, and fit the input constants."""
+    """Check shapes, input means and, if the config augments, periodicity. ValueError if the data do not fit the config."""
     shapes = {name: (array.shape[1:], str(array.dtype)) for name, array in reader.read([0]).items()}
     required = {
         "x": ((*(config.input_size,) * 3, len(REDSHIFTS)), "int16"),
@@ -67,10 +69,10 @@ def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None
 
 
 def augment(x_NDHWC: NDArray[np.int16], draws_N: NDArray[np.uint64]) -> NDArray[np.int16]:
-    """Each sample under one of the 48 symmetries of the cube and a periodic shift, chosen by its random number.
+    """Transform each sample by one of the 48 symmetries of the cube and a periodic shift, both chosen by its random number.
 
-    One gather: the voxel's offset in the source is a sum of one table entry per axis, and four int16 channels move as
-    one 64-bit word.
+    This is one gather: the offset of a voxel's source is a sum of one table entry per axis, and the four int16 channels
+    move as one 64-bit word.
     """
     n_samples, n = x_NDHWC.shape[:2]
     assert x_NDHWC.shape[1:] == (n, n, n, 4)

@@ -1,7 +1,7 @@
-"""The CosmoFlow network, its Keras-form optimizer and the closed forms of its work. Knows no data and no schedule.
+"""The CosmoFlow network, its optimizer (SGD as in Keras) and the closed forms of its work. No data, no schedule.
 
 Shapes: N samples, D H W voxels, C channels, F features, T = 4 targets. Counts are int16 with channels last (NDHWC), as
-they are stored. Reference: mlcommons/hpc cosmoflow/models/cosmoflow.py (v1.0 and later: kernel 3).
+stored. Reference: mlcommons/hpc cosmoflow/models/cosmoflow.py (v1.0 and later: kernel 3).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CosmoFlowNet(nn.Module):
             self.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # a keyword torch does not type
 
     def reset_parameters(self) -> None:
-        """Glorot-uniform kernels and zero biases, the defaults of Keras."""
+        """Initialise kernels Glorot-uniform and biases to zero, the defaults of Keras."""
         for module in self.modules():
             if isinstance(module, nn.Conv3d | nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -61,7 +61,7 @@ class CosmoFlowNet(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, counts_NDHWC: Tensor) -> Tensor:
-        """Targets (N, T) in [-1.2, 1.2] from int16 counts."""
+        """Predict targets (N, T) in [-1.2, 1.2] from int16 counts."""
         x_NDHWC = torch.log1p(counts_NDHWC.float())
         if self.standardise:
             x_NDHWC = (x_NDHWC - self.input_mean_C) * self.input_factor_C
@@ -77,19 +77,19 @@ class CosmoFlowNet(nn.Module):
 
 
 def flat_features(config: CosmoFlowConfig) -> int:
-    """Features after the last pooling."""
+    """Compute the number of features after the last pooling."""
     return config.conv_channels[-1] * (config.input_size >> len(config.conv_channels)) ** 3
 
 
 def regularised(model: nn.Module) -> Iterator[Tensor]:
-    """The two hidden dense kernels, which alone carry L2. Finds them inside wrappers (DDP, torch.compile) too."""
+    """Yield the kernels with L2 regularisation, the two hidden dense ones; also if the model is wrapped (DDP, torch.compile)."""
     return (weight for name, weight in model.named_parameters() if "hidden." in name and name.endswith(".weight"))
 
 
 class KerasSGD(torch.optim.Optimizer):
-    """Momentum SGD as Keras has it: v = momentum * v - lr * g; w = w + v.
+    """Momentum SGD as in Keras: v = momentum * v - lr * g; w = w + v.
 
-    torch's own SGD keeps the learning rate outside the velocity, which differs as soon as the rate changes.
+    torch.optim.SGD keeps the learning rate outside the velocity, so the two differ as soon as the rate changes.
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float) -> None:
@@ -117,10 +117,10 @@ class KerasSGD(torch.optim.Optimizer):
 
 
 def work(config: CosmoFlowConfig, *, global_batch_size: int, element_bytes: int) -> Work:
-    """FLOPs and compulsory bytes of training on one sample (see docs/cosmoflow.md for what is counted).
+    """Compute FLOPs and compulsory bytes of training on one sample (docs/cosmoflow.md lists what is counted).
 
     Bytes: every operator reads its inputs and writes its outputs once, forward and backward; pooling and LeakyReLU
-    count as one operator; parameters, gradients and velocities are shared by the samples of a batch.
+    count as one operator; the traffic of parameters, gradients and velocities is divided by the batch size.
     """
     layers = list(_layers(config))
     forward = sum(flops for flops, _, _ in layers)
@@ -151,12 +151,12 @@ def work(config: CosmoFlowConfig, *, global_batch_size: int, element_bytes: int)
 
 
 def forward_flops(config: CosmoFlowConfig) -> float:
-    """FLOPs of one forward pass of one sample, 2 per multiply-add of convolutions and dense layers."""
+    """Compute the FLOPs of the forward pass of one sample, 2 per multiply-add of convolutions and dense layers."""
     return sum(flops for flops, _, _ in _layers(config))
 
 
 def parameter_count(config: CosmoFlowConfig) -> int:
-    """Trainable parameters, from the shapes alone."""
+    """Count trainable parameters from the shapes alone."""
     widths = (CHANNELS, *config.conv_channels)
     convolutions = sum((KERNEL**3 * a + 1) * b for a, b in pairwise(widths))
     features = (flat_features(config), *HIDDEN_UNITS, len(TARGETS))
@@ -164,7 +164,7 @@ def parameter_count(config: CosmoFlowConfig) -> int:
 
 
 def _layers(config: CosmoFlowConfig) -> Iterator[tuple[float, float, float]]:
-    """(FLOPs, input values, output values) of each convolution and dense layer for one sample."""
+    """Yield (FLOPs, input values, output values) of each convolution and dense layer for one sample."""
     widths = (CHANNELS, *config.conv_channels)
     side = config.input_size
     for c_in, c_out in pairwise(widths):

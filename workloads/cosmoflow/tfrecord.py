@@ -1,4 +1,4 @@
-"""The reference's on-disk form: TFRecord files, gzip or plain, of tf.train.Example, without TensorFlow.
+"""Reads and writes the reference's TFRecord files (gzip or plain) of tf.train.Example, without TensorFlow.
 
 A record is a length (u64), its checksum, the payload, its checksum; checksums are masked CRC-32C. The payload is an
 Example with the features ``x`` (one byte string: little-endian int16 counts, channels last) and ``y`` (four floats).
@@ -28,7 +28,7 @@ Sample = tuple[NDArray[np.int16], NDArray[np.float32]]
 
 
 def write_tfrecord(path: Path, samples: Iterable[Sample], *, compressed: bool = True) -> None:
-    """Write one file, beside its place and then renamed. The same samples give the same bytes."""
+    """Write one file atomically. The same samples give the same bytes."""
     content = b"".join(_frame(encode_example(x, y)) for x, y in samples)
     if compressed:
         content = gzip.compress(content, GZIP_LEVEL, mtime=0)
@@ -36,9 +36,9 @@ def write_tfrecord(path: Path, samples: Iterable[Sample], *, compressed: bool = 
 
 
 def read_tfrecord(path: Path) -> Iterator[Sample]:
-    """The samples of one file: x (n, n, n, 4) int16 and y (4,) float32.
+    """Read the samples of one file: x (n, n, n, 4) int16 and y (4,) float32.
 
-    ValueError says file and offset (in the uncompressed stream) of what is damaged or of another form.
+    ValueError names the file and the offset (in the uncompressed stream) of a damaged or unexpected record.
     """
     for offset, payload in _records(path, _content(path)):
         try:
@@ -48,7 +48,7 @@ def read_tfrecord(path: Path) -> Iterator[Sample]:
 
 
 def encode_example(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
-    """A serialised tf.train.Example, the bytes TensorFlow writes for ``x`` and ``y`` in this order."""
+    """Serialise a tf.train.Example: the bytes that TensorFlow writes for ``x`` and ``y`` in this order."""
     counts = np.ascontiguousarray(x, dtype="<i2").tobytes()
     targets = np.ascontiguousarray(y, dtype="<f4").tobytes()
     bytes_list = _delimited(1, _delimited(1, counts))  # Feature.bytes_list, BytesList.value
@@ -58,7 +58,7 @@ def encode_example(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
 
 
 def decode_example(payload: bytes) -> Sample:
-    """The sample of a serialised tf.train.Example. ValueError if it is not one, or not of this form."""
+    """Parse a serialised tf.train.Example. ValueError if it is damaged or has other features."""
     features: dict[bytes, memoryview] = {}
     for body in _fields(memoryview(payload), 1):
         for entry in _fields(body, 1):
@@ -137,7 +137,7 @@ def _records(path: Path, content: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """CRC-32C, rotated and shifted as TFRecord stores it."""
+    """Compute the CRC-32C, rotated and shifted as TFRecord stores it."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 

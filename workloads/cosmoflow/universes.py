@@ -1,6 +1,6 @@
-"""The public simulations: one HDF5 file per universe with ``full`` counts (n, n, n, 4) and targets ``unitPar``.
+"""Reads the public simulations: one HDF5 file per universe with ``full`` counts (n, n, n, 4) and targets ``unitPar``.
 
-The files also hold namePar, physPar and redshifts, which are the same facts in physical units. Source:
+The files also contain namePar, physPar and redshifts: the same information in physical units. Source:
 https://portal.nersc.gov/project/m3363/ (cosmoUniverse_2019_05_4parE, 512^3 voxels of 1 Mpc/h).
 """
 
@@ -16,7 +16,7 @@ from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 
 
 def read_universe(path: Path) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-    """Counts (n, n, n, 4) int16 and targets (4,) float32. ValueError says file, dataset and what was expected."""
+    """Read counts (n, n, n, 4) int16 and targets (4,) float32. ValueError names file, dataset and what was expected."""
     try:
         with h5py.File(path, "r", locking=False) as file:
             missing = [name for name in ("full", "unitPar") if name not in file]

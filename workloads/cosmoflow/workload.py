@@ -1,4 +1,4 @@
-"""CosmoFlow as the harness sees it: data, model, optimizer, loss, metric, logged hyperparameters."""
+"""The harness's interface to CosmoFlow: data, model, optimizer, loss, metric, logged hyperparameters."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 
 
 class CosmoFlow(Workload):
-    """CosmoFlow for the harness."""
+    """Implements `suite.workload.Workload` for CosmoFlow."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self._settings = cast(CosmoFlowConfig, config.hyperparameters)
 
     def dataset(self, split: str, root: Path) -> CosmoFlowData:
-        """One split; ValueError if the data are damaged or do not fit the config."""
+        """Open one split. ValueError if the data are damaged or do not fit the config."""
         return CosmoFlowData(root, split, self._settings)
 
     def build_model(self, world: World) -> nn.Module:
-        """The network, from torch's current seed."""
+        """Build the network, initialised from torch's current seed."""
         return CosmoFlowNet(self._settings, channels_last=self.config.channels_last)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
-        """Keras-form SGD. The rate changes between epochs only, so the step does not matter."""
+        """Build SGD as in Keras. The rate is constant within an epoch, so it does not depend on the step."""
         optimizer = KerasSGD(model.parameters(), lr=self._rate(1), momentum=self._settings.momentum)
         return Optimization(optimizer, lambda step, epoch: self._rate(epoch))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean squared error, plus l2 * sum(w^2) of the two hidden dense kernels: the Keras form of L2."""
+        """Compute the mean squared error plus l2 * sum(w^2) of the two hidden dense kernels, as Keras defines L2."""
         loss = F.mse_loss(model(batch["x"]), batch["y"])
         if self._settings.l2:
             loss = loss + self._settings.l2 * sum(weight.square().sum() for weight in regularised(model))
         return loss
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sums of absolute errors per target and of squared errors, and the number of samples."""
+        """Sum absolute errors per target and squared errors, and count samples."""
         error_NT = model(batch["x"]).double() - batch["y"].double()
         absolute_T = error_NT.abs().sum(dim=0)
         count = torch.tensor(float(len(error_NT)), dtype=torch.float64, device=error_NT.device)
@@ -58,14 +58,14 @@ class CosmoFlow(Workload):
         return stats | {"squared": error_NT.square().sum(), "samples": count}
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """``eval_error``: mean absolute error over all targets; beside it each target's and the mean squared error."""
+        """Compute ``eval_error``, the mean absolute error over all targets, and that of each target and the mean squared error."""
         samples = totals["samples"]
         per_target = {f"mae_{name}": totals[f"absolute_{name}"] / samples for name in TARGETS}
         mean = sum(per_target.values()) / len(TARGETS)
         return {"eval_error": mean, **per_target, "mse": totals["squared"] / samples / len(TARGETS)}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Keys and units of the reference: ``opt_base_learning_rate`` is the rate after warm-up, opt_weight_decay l2.
+        """Keys and units are the reference's: ``opt_base_learning_rate`` is the rate after warm-up, opt_weight_decay is l2.
 
         A torch weight decay of the same strength is 2 * l2. All decay factors are logged, not only the largest.
         """
@@ -87,12 +87,12 @@ class CosmoFlow(Workload):
         }
 
     def work(self) -> Work:
-        """Closed forms; bytes at the width activations are stored in."""
+        """Compute the closed forms, with activations stored at the run's precision."""
         element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
         return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> dict[str, float]:
-        """Mean absolute error of predicting the training mean, and of ridge regression on power spectra."""
+        """Measure the mean absolute error of the training mean and of ridge regression on power spectra."""
         return baselines(root)
 
     def _rate(self, epoch: int) -> float:

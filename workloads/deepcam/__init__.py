@@ -1,4 +1,4 @@
-"""DeepCAM: tropical cyclones and atmospheric rivers, segmented in 16-channel climate fields. No torch."""
+"""DeepCAM: segmentation of tropical cyclones and atmospheric rivers in 16-channel climate fields. No torch."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What needs no neighbourhood: background everywhere, and predictors of a pixel's class from its own 16 values."""
+"""Baselines without neighbourhood: background everywhere, and predictors of a pixel's class from its 16 values."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from workloads.deepcam.config import CHANNELS, CLASSES, LOSS_WEIGHTS
 from workloads.deepcam.data import input_statistics
 from workloads.deepcam.fields import Statistics
 
-MAX_PIXELS = 1 << 25  # of each split that are looked at: whole samples, evenly spaced
-FIT_PIXELS = 1 << 18  # of the training split that are fitted to
+MAX_PIXELS = 1 << 25  # read from each split: whole samples, evenly spaced
+FIT_PIXELS = 1 << 18  # of the training split that the predictors are fitted to
 STEPS, BATCH, RATE = 500, 4096, 1e-2
 HIDDEN = 32
 
@@ -26,7 +26,7 @@ Predictor = Callable[[Tensor], Tensor]
 
 
 def baselines(root: Path) -> dict[str, float]:
-    """The metric over the validation split of ``all_background``, ``pixel_linear`` and ``pixel_mlp``."""
+    """Measure the metric on the validation split of ``all_background``, ``pixel_linear`` and ``pixel_mlp``."""
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     x, y = _pixels(train, input_statistics(train, root))
     predictors: dict[str, Predictor] = {"all_background": _all_background}
@@ -74,7 +74,7 @@ def _fit(model: nn.Module, x_PC: Tensor, y_P: Tensor) -> Predictor:
 
 
 def _pixels(reader: ShardReader, statistics: Statistics) -> tuple[Tensor, Tensor]:
-    """Standardised values (P, C) and classes (P,) of pixels spread over the training split."""
+    """Read standardised values (P, C) and classes (P,) of pixels spread over the training split."""
     random = np.random.default_rng(0)
     samples = _evenly_spaced(reader)
     each = max(1, FIT_PIXELS // len(samples))

@@ -1,7 +1,7 @@
-"""Batch normalisation over the batches of a group of ranks, on any device that torch.distributed reaches. CPU included.
+"""Batch normalisation over the batches of a group of ranks, on any device of torch.distributed, CPU included.
 
-torch's SyncBatchNorm wants CUDA. Here a rank gathers its group's counts, means and variances in the forward pass and sums two
-numbers per channel in the backward pass; the result is that of one batch holding the samples of all ranks of the group.
+torch's SyncBatchNorm needs CUDA. Here the forward pass gathers the counts, means and variances of the group, and the
+backward pass sums two numbers per channel. The result is that of one batch with the samples of all ranks of the group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from suite.world import World
 
 
 class GroupBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d whose training statistics span the ranks of ``group``; without a group it is BatchNorm2d."""
+    """BatchNorm2d with training statistics over the ranks of ``group``; plain BatchNorm2d without a group."""
 
     group: dist.ProcessGroup | None = None
 
@@ -40,18 +40,18 @@ class GroupBatchNorm2d(nn.BatchNorm2d):
 
 
 def rank_groups(ranks: int, size: int) -> list[list[int]]:
-    """All ranks in groups of ``size`` consecutive ones. ValueError if they cannot be."""
+    """Split all ranks into groups of ``size`` consecutive ones. ValueError if size does not divide the ranks."""
     if ranks % size:
         raise ValueError(f"batchnorm_group_size {size} does not divide the {ranks} ranks of this run")
     return [list(range(begin, begin + size)) for begin in range(0, ranks, size)]
 
 
 def join_groups(model: nn.Module, world: World, size: int) -> None:
-    """Let every GroupBatchNorm2d span ``size`` consecutive ranks; torch.distributed runs already. Every rank calls."""
+    """Give every GroupBatchNorm2d a group of ``size`` consecutive ranks. Every rank calls; torch.distributed must be set up."""
     members = rank_groups(world.size, size)
     if size == 1:
         return
-    groups = [dist.new_group(ranks) for ranks in members]  # torch wants every rank to make every group
+    groups = [dist.new_group(ranks) for ranks in members]  # collective: every rank must create every group
     for module in model.modules():
         if isinstance(module, GroupBatchNorm2d):
             module.group = groups[world.rank // size]
@@ -95,5 +95,5 @@ class _GroupNormalise(torch.autograd.Function):
 
 
 def _wide(x: Tensor) -> Tensor:
-    """At least float32: sums over pixels in half precision would be wrong."""
+    """Convert to at least float32: sums over pixels overflow or lose digits in half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,8 +1,8 @@
-"""Synthetic weather: 16 channels of a CAM5 snapshot with tropical cyclones and atmospheric rivers, and where they are.
+"""Synthetic weather: 16 channels of a CAM5 snapshot with tropical cyclones and atmospheric rivers, and their labels.
 
-A zonal climate, Gaussian random fields and balanced winds carry the events. Labels come from the generating event, not from a
-detector. Decoys share single properties with events, so that no threshold on one channel finds them: cold-core cyclones,
-weak tropical lows, moist air that does not move, dry jets.
+Events are added to a zonal climate, Gaussian random fields and balanced winds. Labels come from the generating event, not
+from a detector. Decoys share one property with events, so that no threshold on one channel separates them: cold-core
+cyclones, weak tropical lows, moist air without wind, dry jets.
 
 Arrays are (H, W) float32 from south to north; distances in degrees of latitude, pressures in Pa, winds in m/s, TMQ in kg/m^2.
 """
@@ -22,14 +22,14 @@ from workloads.deepcam.config import CHANNELS
 
 Field = NDArray[np.float32]
 
-GALE = np.float32(17.0)  # m/s: a tropical cyclone is where its own wind is stronger ...
+GALE = np.float32(17.0)  # m/s: pixels where the cyclone's own wind is stronger are labelled ...
 CYCLONE_RADIUS = np.float32(4.5)  # ... within this distance
-RIVER_MOISTURE = np.float32(9.0)  # kg/m^2: an atmospheric river is where it adds more to TMQ
+RIVER_MOISTURE = np.float32(9.0)  # kg/m^2: pixels where a river adds more than this to TMQ are labelled
 AIR_DENSITY = 1.15  # kg/m^3
 METRES_PER_DEGREE = 111.2e3
 CORIOLIS = 1.454e-4  # 2 * rotation rate of the Earth, 1/s
-LONGEST_WAVE = 35.0  # degrees: random fields are flat above
-NOISE = {  # standard deviation of what no scale resolves, per channel
+LONGEST_WAVE = 35.0  # degrees: the power spectrum of random fields is flat for longer waves
+NOISE = {  # standard deviation of the pixel noise per channel
     **{"TMQ": 0.5, "U850": 0.6, "V850": 0.6, "UBOT": 0.6, "VBOT": 0.6, "QREFHT": 3e-4, "PS": 25.0, "PSL": 25.0},
     **{"T200": 0.3, "T500": 0.3, "PRECT": 1e-8, "TS": 0.4, "TREFHT": 0.4, "Z1000": 4.0, "Z200": 8.0, "ZBOT": 0.3},
 }
@@ -37,9 +37,9 @@ NOISE = {  # standard deviation of what no scale resolves, per channel
 
 @dataclass(frozen=True)
 class Domain:
-    """A window of the globe and the mean number of events and decoys in it; whole globes are periodic and keep their place.
+    """A window of the globe and the mean number of events and decoys in it. A window of 360 degrees is periodic.
 
-    ``cyclones`` and so on are means of Poisson distributions.
+    ``cyclones`` to ``dry_jets`` are means of Poisson distributions.
     """
 
     height: int
@@ -56,7 +56,7 @@ class Domain:
 
 
 def snapshot(domain: Domain, seed: int, index: int) -> tuple[Field, NDArray[np.uint8]]:
-    """Fields (H, W, 16) and labels (H, W) of one sample: a function of (domain, seed, index)."""
+    """Generate fields (H, W, 16) and labels (H, W) of one sample, a function of (domain, seed, index)."""
     random = np.random.Generator(np.random.Philox(key=[seed, index]))
     grid = _grid(domain)
     weather = _background(domain, grid, random)
@@ -88,13 +88,13 @@ class _Grid:
     coriolis: Field
 
     def place(self, random: np.random.Generator, low: float, high: float) -> tuple[float, float]:
-        """A random latitude with an absolute value in an interval, on this window's side or sides, and a longitude."""
+        """Draw a latitude with absolute value in [low, high) on a hemisphere that the window covers, and a longitude."""
         latitude = random.uniform(low, high)
         sides = [side for side in (1, -1) if self.latitude[0, 0] <= side * latitude <= self.latitude[-1, 0]] or [1]
         return latitude * sides[random.integers(len(sides))], random.uniform(0, self.degrees_east)
 
     def offsets(self, latitude: float, longitude: float) -> tuple[Field, Field]:
-        """Degrees east (of latitude, at that latitude) and north of a place."""
+        """Compute distances east and north of a point, in degrees of latitude."""
         east = self.longitude - np.float32(longitude)
         if self.period:
             east = (east + np.float32(self.period / 2)) % np.float32(self.period) - np.float32(self.period / 2)
@@ -103,7 +103,7 @@ class _Grid:
 
 @dataclass
 class _Weather:
-    """What events change; the channels are derived from it."""
+    """The state that events change; the 16 channels are derived from it."""
 
     pressure: Field
     u: Field
@@ -132,7 +132,7 @@ def _grid(domain: Domain) -> _Grid:
 
 
 def _background(domain: Domain, grid: _Grid, random: np.random.Generator) -> _Weather:
-    """Zonal climate, jet and trades, and six random fields; winds and pressure of the streamfunction are in balance."""
+    """Generate zonal climate, jet, trades and six random fields; pressure balances the winds of the streamfunction."""
     flow, warmth, humidity, cloud, deep, meander = (
         _random_field(grid, domain.height, domain.width, slope, random) for slope in (5.0, 3.5, 3.8, 2.5, 3.5, 4.0)
     )
@@ -161,7 +161,7 @@ def _background(domain: Domain, grid: _Grid, random: np.random.Generator) -> _We
 
 
 def _random_field(grid: _Grid, height: int, width: int, slope: float, random: np.random.Generator) -> Field:
-    """A periodic Gaussian random field of unit variance with power ~ k^-slope below `LONGEST_WAVE`."""
+    """Draw a periodic Gaussian random field of unit variance with power ~ k^-slope for waves shorter than `LONGEST_WAVE`."""
     modes = fft.rfft2(random.standard_normal((height, width), dtype=np.float32))
     modes *= _amplitude(height, width, grid.degrees_north, grid.degrees_east, slope)
     field: Field = fft.irfft2(modes, s=(height, width))
@@ -183,7 +183,7 @@ def _amplitude(height: int, width: int, degrees_north: float, degrees_east: floa
 
 
 def holland(distance: Field, drop: float, radius: float, shape: float, coriolis: float) -> tuple[Field, Field]:
-    """Pressure deficit and gradient wind of a Holland (1980) vortex at a distance from its centre, both positive.
+    """Compute pressure deficit and gradient wind, both positive, of a Holland (1980) vortex at a distance from its centre.
 
     ``drop`` in Pa, ``distance`` and ``radius`` of strongest wind in degrees. doi:10.1175/1520-0493(1980)108<1212:AAMOTW>2.0.CO;2
     """
@@ -196,7 +196,7 @@ def holland(distance: Field, drop: float, radius: float, shape: float, coriolis:
 
 
 def _tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *, weak: bool) -> Field:
-    """A tropical cyclone, or a low that never becomes one: as warm and wet, no gale. Its wind within `CYCLONE_RADIUS`, else 0."""
+    """Add a tropical cyclone, or a weak low: as warm and wet, without gale. Returns its wind within `CYCLONE_RADIUS`, 0 outside."""
     latitude, longitude = grid.place(random, 8, 30)
     drop = random.uniform(200, 430) if weak else random.uniform(1_500, 6_500)
     radius = random.uniform(1.0, 1.8) if weak else random.uniform(0.8, 1.3)
@@ -225,7 +225,7 @@ def _tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *
 
 
 def _cold_cyclone(weather: _Weather, grid: _Grid, random: np.random.Generator) -> None:
-    """A mid-latitude cyclone: as windy as a tropical one, larger, with a cold core."""
+    """Add a mid-latitude cyclone: as windy as a tropical one, larger, with a cold core."""
     latitude, longitude = grid.place(random, 28, 55)
     drop, radius = random.uniform(1_200, 3_500), random.uniform(3.0, 5.5)
     east, north = grid.offsets(latitude, longitude)
@@ -244,7 +244,7 @@ def _cold_cyclone(weather: _Weather, grid: _Grid, random: np.random.Generator) -
 
 
 def _moist_blob(weather: _Weather, grid: _Grid, random: np.random.Generator) -> None:
-    """Moist air without a wind of its own."""
+    """Add moist air without wind."""
     latitude, longitude = grid.place(random, 8, 50)
     angle, length, width = random.uniform(0, np.pi), random.uniform(2, 9), random.uniform(1.0, 2.5)
     along, across = _turned(*grid.offsets(latitude, longitude), angle)
@@ -254,7 +254,7 @@ def _moist_blob(weather: _Weather, grid: _Grid, random: np.random.Generator) -> 
 
 
 def _filament(weather: _Weather, grid: _Grid, random: np.random.Generator, *, dry: bool) -> Field:
-    """A curved band of wind along itself: with moisture an atmospheric river, without a jet. What it adds to TMQ."""
+    """Add a curved band of wind: an atmospheric river, or if ``dry`` a jet. Returns what the river adds to TMQ."""
     latitude, longitude = grid.place(random, 26, 46)
     poleward = np.sign(latitude)
     angle, length = random.uniform(0.25, 1.1) * poleward, random.uniform(18, 32)
@@ -278,25 +278,25 @@ def _filament(weather: _Weather, grid: _Grid, random: np.random.Generator, *, dr
 
 
 def _near(east: Field, north: Field, reach: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows and columns within a reach: a small event need not touch the whole globe."""
+    """Find the rows and columns within ``reach`` degrees, so that a small event does not touch the whole globe."""
     return np.flatnonzero(np.abs(north[:, 0]) < reach), np.flatnonzero(np.abs(east[0]) < reach)
 
 
 def _spin(weather: _Weather, here: Any, east: Field, north: Field, distance: Field, wind: Field, sense: float) -> None:
-    """Add a circulation, counter-clockwise for ``sense`` 1, as on the northern hemisphere."""
+    """Add a circulation: counter-clockwise for ``sense`` 1, as on the northern hemisphere."""
     turn = np.float32(sense) * wind / np.maximum(distance, np.float32(0.05))
     weather.u[here] -= turn * north
     weather.v[here] += turn * east
 
 
 def _turned(east: Field, north: Field, angle: float) -> tuple[Field, Field]:
-    """Coordinates along and across a direction."""
+    """Rotate offsets to coordinates along and across a direction."""
     cosine, sine = np.float32(np.cos(angle)), np.float32(np.sin(angle))
     return east * cosine + north * sine, north * cosine - east * sine
 
 
 def _channels(weather: _Weather, grid: _Grid, random: np.random.Generator) -> Field:
-    """The 16 channels, each with its noise, channels last."""
+    """Compute the 16 channels with their noise, channels last."""
     anomaly = weather.pressure - np.float32(101_300)
     reference = weather.surface - 1
     terrain = _terrain(grid)
@@ -327,7 +327,7 @@ def _channels(weather: _Weather, grid: _Grid, random: np.random.Generator) -> Fi
 
 
 def _terrain(grid: _Grid) -> Field:
-    """Smooth mountains, in metres: the same in every sample."""
+    """Smooth mountains in metres, the same in every sample."""
     east, north = np.radians(grid.longitude * 5), np.radians(grid.latitude * 4)
     height: Field = 1_200 * np.maximum(np.sin(east) * np.cos(north + 0.7), 0) ** 2
     return height.astype(np.float32)

@@ -1,4 +1,4 @@
-"""What may be chosen about a DeepCAM model and its training. No torch."""
+"""Hyperparameters of DeepCAM: model, optimizer and learning-rate schedule. No torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class DeepCamConfig(Hyperparameters):
-    """Model, optimizer and schedule. ``channel_divisor`` 1, 16 middle blocks and rates 6, 12, 18 are the reference's.
+    """Model, optimizer and schedule. The reference has ``channel_divisor`` 1, 16 middle blocks and rates 6, 12, 18.
 
     The learning rate rises over ``warmup_steps``, from 0 to ``learning_rate`` if ``warmup_factor`` is 1, else from
     ``learning_rate`` to factor times it. ``milestones`` and ``t_max`` count optimizer steps from the end of the warm-up.
@@ -66,12 +66,12 @@ class DeepCamConfig(Hyperparameters):
         return self
 
     def channels(self, reference: int) -> int:
-        """The number of channels where the reference has ``reference``: multiples of 8, at least `MIN_CHANNELS`."""
+        """Scale a channel count of the reference: a multiple of 8, at least `MIN_CHANNELS`."""
         return max(MIN_CHANNELS, 8 * math.ceil(reference / self.channel_divisor / 8))
 
 
 def learning_rate(config: DeepCamConfig, step: int) -> float:
-    """The rate of a 0-based optimizer step. Cosine annealing is periodic, as in the reference: after t_max it rises again."""
+    """Compute the rate of a 0-based optimizer step. Cosine annealing rises again after t_max, as in the reference."""
     peak = config.learning_rate * config.warmup_factor
     if step < config.warmup_steps:
         start = 0.0 if config.warmup_factor == 1 else config.learning_rate

@@ -1,4 +1,4 @@
-"""From the public DeepCAM data to the suite's shards and back: a folder of HDF5 snapshots with stats.h5. Downloads nothing."""
+"""Converts the public DeepCAM data (a folder of HDF5 snapshots with stats.h5) to shards and back. Downloads nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workloads.deepcam.fields import (
 from workloads.deepcam.summary import Summary, merge, summarise
 
 CONVERTER_VERSION = 1
-VALIDATION_EVERY = 9  # of the files of a folder without splits: 8 : 1, as the MLPerf data set
+VALIDATION_EVERY = 9  # if a folder has no splits, every ninth file: 8 : 1, as in the MLPerf data set
 MAX_SHARD_BYTES = 512 << 20
 SIZE_OF_SHAPE = {(64, 96): "smoke", (96, 144): "mini", (384, 576): "small", (768, 1152): "full"}
 WHERE_THE_DATA_ARE = (
@@ -36,10 +36,10 @@ WHERE_THE_DATA_ARE = (
 
 
 def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
-    """Write the sharded form of a folder of ``*.h5`` snapshots with ``stats.h5``; fields keep every bit.
+    """Convert a folder of ``*.h5`` snapshots with ``stats.h5`` to shards, fields bit for bit.
 
     Subfolders ``train`` and ``validation`` are the splits. Without them every ninth file, by name, goes to validation.
-    ``size`` names the data set; by default the shape of its samples does.
+    ``size`` defaults to the size with samples of this shape.
     """
     surveyed, problem = None, None
     if world.is_first:
@@ -65,7 +65,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
 
 
 def export_hdf5(root: Path, destination: Path, *, progress: Callable[[int, int], None] | None = None) -> None:
-    """Write a sharded data set as the reference reads it: ``<split>/data-<number>.h5`` and ``stats.h5``."""
+    """Write a sharded data set in the layout that the reference reads: ``<split>/data-<number>.h5`` and ``stats.h5``."""
     manifest = read_manifest(root)
     if destination.exists() and any(destination.iterdir()):
         raise ValueError(f"{destination}: not empty; choose another folder")
@@ -82,13 +82,13 @@ def export_hdf5(root: Path, destination: Path, *, progress: Callable[[int, int],
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
-    """ValueError that says where the data are: a copy that is already here needs no fetching, `convert` takes it."""
+    """Always raise ValueError, which says where to get the data; `convert` takes a copy that is already here."""
     raise ValueError(WHERE_THE_DATA_ARE)
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What a folder holds; ``shape`` is of its first snapshot."""
+    """The files of a folder; ``shape`` is that of its first snapshot."""
 
     files: dict[str, tuple[Path, ...]]
     shape: tuple[int, int]
@@ -133,6 +133,6 @@ def _shard(files: Sequence[Path], shape: tuple[int, int]) -> Arrays:
 
 
 def _attributes(statistics: Statistics, summaries: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
-    """The source's own statistics, not recomputed: normalisation is that of the benchmark."""
+    """Take the statistics from the source's stats.h5, so that inputs are normalised as in the benchmark."""
     frequencies = {f"{split}_class_frequencies": list(merge(summaries[split]).class_frequencies) for split in SPLITS}
     return {"statistics": asdict(statistics), **frequencies}

@@ -1,4 +1,4 @@
-"""DeepCAM samples as batches: shards through the memory map, each channel scaled to [0, 1] by the data set's statistics."""
+"""Loads DeepCAM batches from memory-mapped shards, each channel scaled to [0, 1] by the data set's statistics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class DeepCamData:
         self._reader = ShardReader(root, split)
         self._check(root, config)
         statistics = input_statistics(self._reader, root)
-        low = np.tile(np.array(statistics.minval), config.width)  # a whole row at a time: inner loops of 16 are slow
+        low = np.tile(
+            np.array(statistics.minval), config.width
+        )  # repeated to a whole row: loops over 16 channels are too short to be fast
         high = np.tile(np.array(statistics.maxval), config.width)
         self._low = torch.from_numpy(low.astype(np.float32))
         self._scale = torch.from_numpy((1 / (high - low)).astype(np.float32))
@@ -37,7 +39,7 @@ class DeepCamData:
         return len(self._reader)
 
     def load(self, indices: Sequence[int] | NDArray[np.integer], *, seed: int, epoch: int) -> Batch:
-        """The samples of ``indices``."""
+        """Load the samples of ``indices``."""
         arrays = self._reader.read(indices)
         x = torch.from_numpy(arrays["x"])
         rows = x.view(*x.shape[:2], -1)
@@ -53,7 +55,7 @@ class DeepCamData:
 
 
 def input_statistics(reader: ShardReader, root: Path) -> Statistics:
-    """Of the training split, from the manifest. ValueError if it has none or a channel has no range."""
+    """Read the statistics of the training split from the manifest. ValueError if absent or if a channel has no range."""
     recorded = reader.manifest.attributes.get("statistics")
     if recorded is None:
         raise ValueError(f"{root}: the manifest has no attribute 'statistics'; inputs cannot be normalised")

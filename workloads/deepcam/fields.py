@@ -1,4 +1,4 @@
-"""The field's own form: one HDF5 file per snapshot and one ``stats.h5`` per data set. Reads, checks and writes them.
+"""Reads, checks and writes the public file format: one HDF5 file per snapshot and one ``stats.h5`` per data set.
 
 climate/data      (H, W, 16) float32, channels last
 climate/labels_0  (H, W) integers: 0 background, 1 tropical cyclone, 2 atmospheric river; `labels` in the set of 2019
@@ -30,7 +30,7 @@ PER_CHANNEL = ("mean", "sqmean", "minval", "maxval")
 
 @dataclass(frozen=True)
 class Statistics:
-    """Over the training split: ``count`` snapshots; of each channel extremes, mean and mean of squares."""
+    """Statistics of the training split: number of snapshots; per channel extremes, mean and mean of squares."""
 
     count: int
     mean: tuple[float, ...]
@@ -40,14 +40,14 @@ class Statistics:
 
 
 def read_shape(path: Path) -> tuple[int, int]:
-    """Height and width of a snapshot. ValueError as `read_snapshot`."""
+    """Read the height and width of a snapshot. ValueError as in `read_snapshot`."""
     with _Opened(path) as file:
         height, width, _ = _dataset(path, file, (DATA,), 3).shape
     return height, width
 
 
 def read_snapshot(path: Path) -> tuple[Fields, Labels]:
-    """Fields and labels of one file, every value checked. ValueError is one line with file, dataset and index."""
+    """Read fields and labels of one file and check every value. ValueError names file, dataset and index in one line."""
     with _Opened(path) as file:
         data, labels = _dataset(path, file, (DATA,), 3), _dataset(path, file, LABELS, 2)
         if data.shape[2] != len(CHANNELS) or data.dtype.kind != "f":
@@ -59,8 +59,8 @@ def read_snapshot(path: Path) -> tuple[Fields, Labels]:
 
 
 def checked_fields(x: Fields, path: Path) -> Fields:
-    """The fields themselves. ValueError names the first value that is not finite."""
-    if not np.isfinite(x.sum(dtype=np.float64)):  # one pass in the usual case
+    """Return the fields unchanged. ValueError names the first value that is not finite."""
+    if not np.isfinite(x.sum(dtype=np.float64)):  # finite fields need one pass: a sum shows any NaN or infinity
         bad = np.argwhere(~np.isfinite(x))
         if len(bad):
             row, column, channel = bad[0].tolist()
@@ -72,7 +72,7 @@ def checked_fields(x: Fields, path: Path) -> Fields:
 
 
 def checked_labels(y: NDArray[Any], path: Path, name: str) -> Labels:
-    """The labels as uint8. ValueError names the first pixel whose class does not exist."""
+    """Return the labels as uint8. ValueError names the first pixel whose class does not exist."""
     bad = np.argwhere(~np.isin(y, np.arange(len(CLASSES))))
     if len(bad):
         row, column = bad[0].tolist()
@@ -82,7 +82,7 @@ def checked_labels(y: NDArray[Any], path: Path, name: str) -> Labels:
 
 
 def write_snapshot(path: Path, x: Fields, y: Labels) -> None:
-    """Write one file as the public data have it."""
+    """Write one file in the public format."""
     with written_whole(path) as part, h5py.File(part, "w") as file:
         file.create_dataset(DATA, data=x, track_times=False)
         file.create_dataset(LABELS[0], data=y.astype(np.int64), track_times=False)
@@ -109,7 +109,7 @@ def read_statistics(path: Path) -> Statistics:
 
 
 def checked_statistics(statistics: Statistics, where: str) -> Statistics:
-    """The statistics themselves. ValueError names a channel that cannot be normalised."""
+    """Return the statistics unchanged. ValueError names a channel that cannot be normalised."""
     for name, low, high in zip(CHANNELS, statistics.minval, statistics.maxval, strict=True):
         if not low < high:
             raise ValueError(f"{where}: channel {name} has minval {low:g} and maxval {high:g}: it cannot be normalised")
@@ -117,7 +117,7 @@ def checked_statistics(statistics: Statistics, where: str) -> Statistics:
 
 
 def write_statistics(path: Path, statistics: Statistics) -> None:
-    """Write ``stats.h5`` as the public data have it."""
+    """Write ``stats.h5`` in the public format."""
     with h5py.File(path, "w") as file:
         for name, value in asdict(statistics).items():
             kind = np.int64 if name == "count" else np.float64
@@ -125,7 +125,7 @@ def write_statistics(path: Path, statistics: Statistics) -> None:
 
 
 class _Opened:
-    """An HDF5 file open for reading; whatever h5py says of damage is a ValueError with the file's name."""
+    """Context manager of an HDF5 file open for reading. Errors of h5py become ValueError with the file's name."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

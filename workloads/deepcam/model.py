@@ -1,6 +1,6 @@
-"""The DeepCAM network: DeepLabv3+ on a modified Aligned Xception. Knows no data, no optimizer and no ranks.
+"""The DeepCAM network: DeepLabv3+ on a modified Aligned Xception. No data, no optimizer, no ranks.
 
-Shapes: N samples, H W pixels, C channels. Fields arrive with channels last (NHWC), as they are stored. Layers, order and
+Shapes: N samples, H W pixels, C channels. Inputs have channels last (NHWC), as stored. Layers, order and
 initialisation are those of mlcommons/hpc deepcam/src/deepCam/architecture/deeplab_xception.py at output stride 16.
 """
 
@@ -17,7 +17,7 @@ from workloads.deepcam.config import CHANNELS, CLASSES, DeepCamConfig
 
 
 class DeepLabV3Plus(nn.Module):
-    """Logits (N, classes, H, W) of fields (N, H, W, C); any H and W that are multiples of 16."""
+    """Maps fields (N, H, W, C) to logits (N, classes, H, W). H and W must be multiples of 16."""
 
     def __init__(self, config: DeepCamConfig, *, channels_last: bool) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class DeepLabV3Plus(nn.Module):
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a keyword torch does not type
 
     def forward(self, x_NHWC: Tensor) -> Tensor:
-        """Logits from normalised fields."""
+        """Compute logits from normalised fields."""
         x_NCHW = x_NHWC.permute(0, 3, 1, 2)
         if not self.channels_last:
             x_NCHW = x_NCHW.contiguous()
@@ -42,7 +42,7 @@ class DeepLabV3Plus(nn.Module):
 
 
 class Xception(nn.Module):
-    """Entry, middle and exit flow: features at 1/16 and, from the first block, at 1/4 of the resolution."""
+    """Entry, middle and exit flow: features at 1/16 of the resolution and, from the first block, at 1/4."""
 
     def __init__(self, config: DeepCamConfig) -> None:
         super().__init__()
@@ -75,16 +75,16 @@ class Xception(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features (N, 2048, H/16, W/16) and (N, 128, H/4, W/4), both after ReLU.
 
-        The reference rectifies the low-level features in place after it has handed them out: the decoder sees them rectified.
+        The reference applies an in-place ReLU to the low-level features after returning them, so its decoder sees them rectified.
         """
         low_level = torch.relu(self.low_level(self.stem(x)))
         return self.exit(self.middle(self.entry(low_level))), low_level
 
 
 class Block(nn.Module):
-    """Separable convolutions, each normalised, with ReLU between them; a skip connection around.
+    """Separable convolutions, each normalised, with ReLU between them and a skip connection around them.
 
-    ``bare``: one more separable convolution at the end, which alone has the stride and is not normalised.
+    ``bare`` appends a separable convolution without normalisation; it is the only one with the stride.
     """
 
     def __init__(self, widths: Sequence[int], *, stride: int = 1, bare: bool = False) -> None:
@@ -103,13 +103,13 @@ class Block(nn.Module):
             self.skip = nn.Sequential(nn.Conv2d(first, last, 1, stride=stride, bias=False), GroupBatchNorm2d(last))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both ways; the caller rectifies it."""
+        """Add both branches; the caller applies the ReLU."""
         result: Tensor = self.main(x) + self.skip(x)
         return result
 
 
 class Separable(nn.Sequential):
-    """Depthwise 3x3 and pointwise 1x1 convolution without bias, nothing between them."""
+    """Depthwise 3x3 then pointwise 1x1 convolution, both without bias."""
 
     def __init__(self, c_in: int, c_out: int, *, stride: int = 1, dilation: int = 1) -> None:
         super().__init__(
@@ -133,14 +133,14 @@ class Bottleneck(nn.Module):
         self.project = _normalised(nn.Conv2d(5 * c_out, c_out, 1, bias=False))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, c_out, h, w) from (N, c_in, h, w)."""
+        """Map (N, c_in, h, w) to (N, c_out, h, w)."""
         everywhere = self.global_branch(x).expand(-1, -1, *x.shape[2:])
         projected: Tensor = self.project(torch.cat([*(branch(x) for branch in self.branches), everywhere], dim=1))
         return projected
 
 
 class Affine(nn.Module):
-    """A factor and an offset per channel, where one value per sample and channel is too little to normalise."""
+    """A factor and an offset per channel. Replaces normalisation where a channel has one value per sample."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Affine(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Transposed convolutions up to full resolution, joined by the low-level features at 1/4. Default initialisation."""
+    """Transposed convolutions to full resolution; low-level features join at 1/4. Keeps torch's default initialisation."""
 
     def __init__(self, width: int, low_level: int) -> None:
         super().__init__()
@@ -166,13 +166,13 @@ class Decoder(nn.Module):
         self.to_full = nn.Sequential(_normalised(_upsample(width, width)), _upsample(width, len(CLASSES)))
 
     def forward(self, x: Tensor, low_level: Tensor) -> Tensor:
-        """Logits (N, classes, 16h, 16w) from (N, width, h, w) and (N, low_level, 4h, 4w)."""
+        """Compute logits (N, classes, 16h, 16w) from (N, width, h, w) and (N, low_level, 4h, 4w)."""
         logits: Tensor = self.to_full(self.refine(torch.cat([self.to_quarter(x), low_level], dim=1)))
         return logits
 
 
 def _normalised(layer: nn.Module) -> nn.Sequential:
-    """Layer, batch normalisation, ReLU."""
+    """Append batch normalisation and ReLU to a layer."""
     last = layer[-1] if isinstance(layer, nn.Sequential) else layer
     assert isinstance(last, nn.Conv2d | nn.ConvTranspose2d)
     return nn.Sequential(layer, GroupBatchNorm2d(last.out_channels), nn.ReLU(inplace=True))
@@ -183,7 +183,7 @@ def _upsample(c_in: int, c_out: int) -> nn.ConvTranspose2d:
 
 
 def _kaiming_normal(module: nn.Module) -> None:
-    """Kaiming-normal convolutions in encoder and pyramid. Elsewhere the reference keeps torch's default."""
+    """Initialise convolutions Kaiming-normal: encoder and pyramid only, elsewhere the reference keeps torch's default."""
     for each in module.modules():
         if isinstance(each, nn.Conv2d):
             nn.init.kaiming_normal_(each.weight)

@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2020, arXiv:1904.00962) in the form of apex's FusedLAMB, which the benchmark prescribes, in plain torch."""
+"""LAMB (You et al. 2020, arXiv:1904.00962) as in apex's FusedLAMB, which the benchmark prescribes, in plain torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BIAS_CORRECTION = GRAD_AVERAGING = True  # fixed by the benchmark
 
 
 class Lamb(torch.optim.Optimizer):
-    """Adam with decoupled decay, whose step is scaled per tensor to |w| / |step|; gradients are clipped to one global norm.
+    """Adam with decoupled weight decay and steps scaled per tensor by |w| / |step|. Gradients are clipped by their global norm.
 
-    Bias correction and gradient averaging (1 - beta1 in the first moment) are on. As in FusedLAMB, a tensor without weight
-    decay, or with |w| or |step| zero, takes the step unscaled.
+    Bias correction and gradient averaging (1 - beta1 in the first moment) are on. As in FusedLAMB, the step is not scaled
+    for a tensor without weight decay, or if |w| or |step| is zero.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Lamb(torch.optim.Optimizer):
 
 
 def build_optimizer(parameters: Iterable[Tensor], config: DeepCamConfig) -> torch.optim.Optimizer:
-    """The optimizer the config names; its rate is set before each step."""
+    """Build the optimizer that the config names. The caller sets its rate before each step."""
     choices: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "Adam": torch.optim.Adam,
         "AdamW": torch.optim.AdamW,

@@ -1,6 +1,6 @@
-"""The work of one DeepCAM sample, from the shapes of its layers: FLOPs and compulsory bytes. Runs nothing, needs no data.
+"""FLOPs and compulsory bytes of one DeepCAM sample, computed from the shapes of the layers.
 
-The shapes come from one pass of the model on torch's meta device, which holds no numbers.
+The shapes come from one pass of the model on torch's meta device, which computes and stores no values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STATE_TENSORS = 2  # of Adam, AdamW and LAMB
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution (``flops`` > 0) or a batch normalisation with its ReLU, for one sample: values read and written.
+    """A convolution (``flops`` > 0) or a batch normalisation with its ReLU: values read and written for one sample.
 
     ``groups`` is 1, or the number of channels of a depthwise convolution.
     """
@@ -33,10 +33,10 @@ class Layer:
 
 
 def work(config: DeepCamConfig, *, global_batch_size: int, element_bytes: int) -> Work:
-    """Work of training on one sample (see docs/deepcam.md for what is counted).
+    """Compute the work of training on one sample (docs/deepcam.md lists what is counted).
 
-    FLOPs: forward, backward by weights, backward by inputs except by the first input. Bytes: every layer reads its inputs
-    and writes its outputs once, forward and backward; parameters, gradients and moments are shared by a batch.
+    FLOPs: forward, gradient by weights, gradient by inputs except the first. Bytes: every layer reads its inputs and writes
+    its outputs once, forward and backward; the traffic of parameters, gradients and moments is divided by the batch size.
     """
     all_layers = layers(config)
     forward = sum(layer.flops for layer in all_layers)
@@ -67,12 +67,12 @@ def work(config: DeepCamConfig, *, global_batch_size: int, element_bytes: int) -
 
 
 def forward_flops(config: DeepCamConfig) -> float:
-    """FLOPs of one forward pass of one sample, 2 per multiply-add of convolutions."""
+    """Compute the FLOPs of the forward pass of one sample, 2 per multiply-add of convolutions."""
     return sum(layer.flops for layer in layers(config))
 
 
 def parameter_count(config: DeepCamConfig) -> int:
-    """Trainable parameters, from the shapes alone."""
+    """Count trainable parameters from the shapes alone."""
     with torch.device("meta"):
         model = DeepLabV3Plus(config, channels_last=False)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -80,14 +80,14 @@ def parameter_count(config: DeepCamConfig) -> int:
 
 @lru_cache(maxsize=4)
 def layers(config: DeepCamConfig) -> tuple[Layer, ...]:
-    """Convolutions and normalisations in the order they run. ReLU belongs to the normalisation before it."""
+    """List convolutions and normalisations in the order they run. A ReLU counts with the normalisation before it."""
     result: list[Layer] = []
 
     def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         flops, groups = 0.0, 1
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
             pixels = (inputs[0] if isinstance(module, nn.ConvTranspose2d) else output).shape[2:]
-            flops = 2.0 * module.weight.numel() * prod(pixels)  # each weight meets each pixel once
+            flops = 2.0 * module.weight.numel() * prod(pixels)  # each weight is used once per pixel
             groups = module.groups
         result.append(Layer(flops, inputs[0].numel(), output.numel(), groups))
 

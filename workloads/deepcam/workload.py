@@ -1,4 +1,4 @@
-"""DeepCAM as the harness sees it: data, model, optimizer, loss, metric, logged hyperparameters."""
+"""The harness's interface to DeepCAM: data, model, optimizer, loss, metric, logged hyperparameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class DeepCam(Workload):
-    """DeepCam for the harness."""
+    """Implements `suite.workload.Workload` for DeepCAM."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -35,13 +35,13 @@ class DeepCam(Workload):
         self._loss_weights = torch.tensor(LOSS_WEIGHTS, dtype=torch.float64)
 
     def dataset(self, split: str, root: Path) -> DeepCamData:
-        """One split; ValueError if the data are damaged or do not fit the config."""
+        """Open one split. ValueError if the data are damaged or do not fit the config."""
         return DeepCamData(root, split, self._settings)
 
     def build_model(self, world: World) -> nn.Module:
-        """The network, from torch's current seed; its normalisation spans groups of ranks.
+        """Build the network from torch's current seed; its normalisation spans groups of ranks.
 
-        Running statistics are each group's own while training; the harness averages them before an evaluation, as the
+        Each group keeps its own running statistics in training. The harness averages them before an evaluation, as the
         reference does.
         """
         model = DeepLabV3Plus(self._settings, channels_last=self.config.channels_last)
@@ -49,12 +49,12 @@ class DeepCam(Workload):
         return model
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
-        """Adam, AdamW or LAMB. The rate is a function of the global step alone."""
+        """Build Adam, AdamW or LAMB. The rate depends on the global step only."""
         optimizer = build_optimizer(model.parameters(), self._settings)
         return Optimization(optimizer, lambda step, epoch: learning_rate(self._settings, step))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Cross entropy of each pixel times the weight of its class, averaged over pixels: not over weights."""
+        """Compute the cross entropy of each pixel times its class weight, summed and divided by pixels (not by weights)."""
         logits = model(batch["x"])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         self._loss_weights = self._loss_weights.to(logits)
@@ -62,15 +62,15 @@ class DeepCam(Workload):
         return F.cross_entropy(logits, y, self._loss_weights, reduction="sum") / y.numel()
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sum of the samples' intersections over union, their number, and pixels per pair of true and predicted class."""
+        """Sum the samples' IoU, count samples, and count pixels per pair of true and predicted class."""
         return metric.statistics(model(batch["x"]).argmax(dim=1), batch["y"])
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """``eval_accuracy``: mean IoU per sample, absent classes counting 1; beside it IoU over all pixels per class."""
+        """Compute ``eval_accuracy``, the mean IoU per sample with absent classes as 1, and the IoU of each class over all pixels."""
         return metric.metrics(totals)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Keys of the reference; ``opt_lr`` is the rate before ``scheduler_lr_warmup_factor`` multiplies it."""
+        """Keys are the reference's; ``opt_lr`` is the rate before multiplication by ``scheduler_lr_warmup_factor``."""
         settings = self._settings
         logged: dict[str, Any] = {
             "global_batch_size": self.config.global_batch_size,
@@ -98,10 +98,10 @@ class DeepCam(Workload):
         return logged
 
     def work(self) -> Work:
-        """Closed forms; bytes at the width activations are stored in."""
+        """Compute the closed forms, with activations stored at the run's precision."""
         element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
         return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> dict[str, float]:
-        """The metric of seeing background everywhere, and of predictors that look at one pixel's 16 values alone."""
+        """Measure the metric of background everywhere and of predictors from the 16 values of one pixel."""
         return baselines(root)
