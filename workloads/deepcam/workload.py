@@ -66,7 +66,7 @@ class DeepCam(Workload):
         return metric.statistics(model(batch["x"]).argmax(dim=1), batch["y"])
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Compute ``eval_accuracy``, the mean IoU per sample with absent classes as 1, and the IoU of each class over all pixels."""
+        """Compute ``eval_accuracy``, the mean IoU per sample (absent classes count 1), and each class's IoU over all pixels."""
         return metric.metrics(totals)
 
     def hyperparameters(self) -> dict[str, Any]:

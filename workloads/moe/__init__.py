@@ -1,1 +1,1 @@
-"""Mixture of experts: what the MoE workloads share. Router, dispatch, experts, all-to-all, layer and autotuner; no model."""
+"""Mixture of experts, shared by the MoE workloads: router, dispatch, experts, all-to-all, layer, autotuner. No model."""

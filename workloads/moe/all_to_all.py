@@ -1,8 +1,8 @@
-"""Moving rows between ranks: variable-split all-to-all, linear and two-level, forward and backward asynchronous.
+"""Moves rows between ranks: variable-split all-to-all, linear and two-level, asynchronous forward and backward.
 
-A `Route` says which rows of one chunk go where and in what order they arrive; a `Journey` is one set of rows under way.
-Beginning and ending a transfer are two autograd nodes, so that in the backward pass, which walks the graph in reverse,
-a transfer also begins early and ends late: what overlaps forward overlaps backward.
+A `Route` says which rows of one chunk go where and in what order they arrive; a `Journey` is one set of rows in transfer.
+Beginning and ending a transfer are two autograd nodes. The backward pass walks the graph in reverse, so transfers that
+overlap in the forward pass also overlap in the backward pass.
 
 W ranks = nodes x devices (node-major), L experts per rank, J chunks. Counts are on the host.
 """
@@ -20,8 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from workloads.moe.config import Algorithm
 
-# torch 2.13 renamed them and warns of the old names, torch 2.11 has only those. Names, not functions: the harness counts
-# calls of torch.distributed by putting its own in their place
+# torch 2.13 renamed these functions and warns about the old names; torch 2.11 has only the old ones. Looked up by name at
+# each call, because the harness counts calls by replacing the functions of torch.distributed
 _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 _REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 
@@ -43,19 +43,19 @@ class ExpertMesh:
 
     @property
     def size(self) -> int:
-        """All ranks."""
+        """Number of ranks in the mesh."""
         return self.nodes * self.devices
 
     @property
     def has_me(self) -> bool:
-        """False on a rank of torch.distributed that the mesh left out."""
+        """False on ranks of torch.distributed that are not in the mesh."""
         return self.rank < self.size
 
     @staticmethod
     def create(
         device_type: str, *, ranks_per_node: int, block_sizes: Sequence[int] = (), ranks: int | None = None
     ) -> ExpertMesh:
-        """Of the first ``ranks`` ranks of torch.distributed, or all; every rank calls, and `has_me` says who is in it.
+        """Create the mesh of the first ``ranks`` ranks of torch.distributed, by default all. Every rank of torch.distributed calls.
 
         ValueError if the nodes are not equally large.
         """
@@ -76,16 +76,16 @@ class ExpertMesh:
 
 @dataclass(frozen=True)
 class Reorder:
-    """A permutation of rows: ``index`` reads them, ``inverse`` undoes it."""
+    """A permutation of rows: output row i is input row ``index[i]``; ``inverse`` undoes it."""
 
     index: Tensor
     inverse: Tensor
 
     @staticmethod
     def of_blocks(counts: Tensor, order: Sequence[int]) -> Reorder | None:
-        """Rows lie in blocks as ``counts`` (any dimensions) lists them; put the blocks in the order of permuted dimensions.
+        """Compute the permutation of blocks of rows to the order in which the dimensions of ``counts`` are permuted.
 
-        None if nothing moves.
+        ``counts`` (any dimensions) has the number of rows of each block. None if nothing moves.
         """
         moved = counts.permute(*order)
         if _same_order(counts.shape, order):
@@ -103,7 +103,7 @@ class Reorder:
 
 @dataclass(frozen=True)
 class Hop:
-    """One all-to-all: rows reordered (None: as they are), then split by ``sent`` to the ranks of a group."""
+    """One all-to-all: rows are reordered (None: unchanged), then split by ``sent`` among the ranks of a group."""
 
     group: dist.ProcessGroup
     before: Reorder | None
@@ -112,7 +112,7 @@ class Hop:
     after: Reorder | None = None
 
     def reversed(self) -> Hop:
-        """The way back."""
+        """Return the hop that sends the rows back."""
         return Hop(
             self.group,
             None if self.after is None else self.after.reversed(),
@@ -124,27 +124,28 @@ class Hop:
 
 @dataclass(frozen=True)
 class Route:
-    """The hops of one chunk to the experts. ``rows_L`` are the rows that arrive per local expert, sorted by expert."""
+    """The hops of one chunk to the experts. ``rows_L`` counts the rows that arrive per local expert; they are sorted by expert."""
 
     hops: tuple[Hop, ...]
     rows_L: Tensor
 
     @property
     def back(self) -> tuple[Hop, ...]:
-        """The hops home."""
+        """The hops back from the experts."""
         return tuple(hop.reversed() for hop in reversed(self.hops))
 
 
 def plan_routes(mesh: ExpertMesh, counts_JWL: Tensor, algorithm: Algorithm, device: torch.device) -> list[Route]:
-    """Exchange the counts and lay out one route per chunk. ``counts_JWL``: rows this rank sends, in that order, on any device;
-    ``device`` is the rows'. Collective; the one place where the host waits for the device.
+    """Exchange the counts and plan one route per chunk. Every rank calls; it is the only place where the host waits for the device.
+
+    ``counts_JWL``: rows this rank sends, in that order, on any device; ``device`` is the device of the rows.
     """
     plan = {"linear": _linear, "2dh": _two_level}[algorithm]
     return plan(mesh, counts_JWL.to(device), device)
 
 
 class Journey:
-    """Rows under way along hops. Every rank begins, advances and ends its journeys in the same order."""
+    """Rows in transfer along hops. Every rank must begin, advance and end its journeys in the same order."""
 
     def __init__(self, rows: Tensor, hops: Sequence[Hop]) -> None:
         self._left = list(hops)
@@ -153,13 +154,13 @@ class Journey:
         self._begin()
 
     def advance(self) -> None:
-        """End the hop under way and begin the next one, if there is a next one."""
+        """End the current hop and begin the next one, if there is one."""
         if self._left:
             self._land()
             self._begin()
 
     def end(self) -> Tensor:
-        """The rows at the end of the last hop."""
+        """Finish all hops and return the rows."""
         while self._left:
             self.advance()
         self._land()
@@ -182,21 +183,21 @@ class Journey:
 
 
 def reorder(rows: Tensor, order: Reorder | None) -> Tensor:
-    """Permute rows; the gradient is a gather too."""
+    """Permute rows. The gradient is a gather too, which is faster than the index_add of indexing."""
     return rows if order is None else _Reorder.apply(rows, order)  # type: ignore[no-untyped-call]
 
 
 def ranges(begins_B: Tensor, lengths_B: Tensor) -> Tensor:
-    """The numbers begin, begin + 1, … of each range, one range after the other."""
+    """Concatenate the integers begin, begin + 1, … of each range."""
     shifts_B = begins_B - (lengths_B.cumsum(0) - lengths_B)
     shifts = shifts_B.repeat_interleave(lengths_B)
     return shifts + torch.arange(len(shifts), device=shifts.device)
 
 
 def gather_slices(local: Tensor, group: dist.ProcessGroup, experts: int, parts: int) -> Tensor:
-    """Weights (L, H, …) of the ranks of a group joined to (experts * L, parts * H, …); the gradient is summed and scattered.
+    """Gather weights (L, H, …) of a group's ranks to (experts * L, parts * H, …). The gradient is summed and scattered.
 
-    Ranks of the group are expert-major: ``parts`` consecutive ones hold the slices of the same expert.
+    Ranks of the group are ordered by expert: ``parts`` consecutive ones hold the slices of the same expert.
     """
     if experts * parts == 1:
         return local
@@ -218,9 +219,10 @@ def _linear(mesh: ExpertMesh, counts_JWL: Tensor, device: torch.device) -> list[
 
 
 def _two_level(mesh: ExpertMesh, counts_JWL: Tensor, device: torch.device) -> list[Route]:
-    """First to the device of the own node that has the destination's local rank, then across nodes.
+    """Send first to the device of this node that has the destination's local rank, then across nodes.
 
-    m of the messages inside a node become one, and every message across nodes is m times larger than in the linear form.
+    With m devices per node, every message across nodes is m times larger than in the linear form, and there are m times
+    fewer.
     """
     chunks, _, experts = counts_JWL.shape
     nodes, devices = mesh.nodes, mesh.devices
@@ -258,12 +260,12 @@ def _to(order: Reorder | None, device: torch.device) -> Reorder | None:
 
 
 def _splits(counts: Tensor) -> tuple[int, ...]:
-    """Rows per first index."""
+    """Sum the counts per first index."""
     return tuple(counts.reshape(len(counts), -1).sum(1).tolist())
 
 
 def _exchange(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The first index says the rank of the group: to send to on entry, received from on return."""
+    """Exchange counts. The first index is the rank of the group: the receiver on entry, the sender on return."""
     counts = counts.contiguous()
     received = torch.empty_like(counts)
     dist.all_to_all_single(received, counts, group=group)
@@ -276,7 +278,7 @@ def _same_order(shape: Sequence[int], order: Sequence[int]) -> bool:
 
 
 class _Transfer:
-    """One all-to-all and its mirror image in the backward pass."""
+    """One all-to-all and its reverse in the backward pass."""
 
     def __init__(self, hop: Hop) -> None:
         self._hop = hop
@@ -292,7 +294,7 @@ class _Transfer:
         )
 
     def end(self) -> Tensor:
-        """Wait for what was begun, and give it away."""
+        """Wait for the transfer and return the rows, keeping no reference."""
         assert self._out is not None
         self._work.wait()
         out, self._out, self._work = self._out, None, None
@@ -300,7 +302,7 @@ class _Transfer:
 
 
 class _Begin(torch.autograd.Function):
-    """Gives an empty token in place of rows that are not here yet: forward and backward rows differ in number."""
+    """Begins a transfer. Returns an empty token, because the rows have not arrived and may differ in number from those sent."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, transfer: _Transfer) -> Tensor:

@@ -1,6 +1,6 @@
-"""Chooses r, the overlap degree and the all-to-all of an MoE layer: the closed forms make a short list, trials decide.
+"""Chooses r, the overlap degree and the all-to-all of an MoE layer: closed forms make a short list, measurements decide.
 
-Every rank calls and gets the same answer: measured times are the slowest rank's.
+Every rank calls and gets the same result, because measured times are the slowest rank's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workloads.moe.experts import run_experts
 from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.phases import NoMarker
 
-BUCKET = 128  # Tutel: one decision for capacities c with the same floor(c / 128)
+BUCKET = 128  # as in Tutel: one decision for all capacities c with the same floor(c / 128)
 SHORTLIST = 6
 REPEATS = 3
 SMALL_BYTES, LARGE_BYTES = 1 << 10, 1 << 22
@@ -29,7 +29,7 @@ SMALL_BYTES, LARGE_BYTES = 1 << 10, 1 << 22
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate: what the model says and, if it was on the short list, what was measured."""
+    """One candidate of the short list: predicted and measured seconds."""
 
     execution: Execution
     predicted_s: float
@@ -38,14 +38,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was chosen for one bucket of capacities, and from what."""
+    """The execution chosen for one bucket of capacities, and all trials."""
 
     capacity: int
     chosen: Execution
     trials: tuple[Trial, ...]
 
     def event(self) -> dict[str, Any]:
-        """For the log."""
+        """Convert to the form that is logged."""
         return {
             "capacity_bucket": self.capacity // BUCKET,
             **asdict(self.chosen),
@@ -57,7 +57,7 @@ class Decision:
 
 @dataclass
 class Autotuner:
-    """Remembers one decision per bucket of capacities. ``flops_per_s`` of one rank's expert products."""
+    """Makes and keeps one decision per bucket of capacities. ``flops_per_s``: rate of one rank's expert products."""
 
     network: Network
     flops_per_s: float
@@ -65,7 +65,7 @@ class Autotuner:
     decisions: dict[int, Decision] = field(default_factory=dict)
 
     def decide(self, layer: MoELayer, capacity: int, tokens: int, measure: Callable[[Execution], float]) -> Decision:
-        """The decision for the bucket of ``capacity`` rows per expert; trials only the first time."""
+        """Return the decision for the bucket of ``capacity`` rows per expert. Measures only the first time."""
         bucket = capacity // BUCKET
         if bucket not in self.decisions:
             candidates = self.candidates(layer, capacity, tokens)
@@ -75,7 +75,7 @@ class Autotuner:
         return self.decisions[bucket]
 
     def candidates(self, layer: MoELayer, capacity: int, tokens: int) -> list[tuple[Execution, float]]:
-        """The short list with predictions: the fastest predicted ones, and the best of every r, which differ most."""
+        """List candidates with predictions: the fastest predicted ones, and the best of every r, since these differ most."""
         assert layer.mesh is not None
         config = layer.config
         shape = LayerShape(
@@ -96,9 +96,9 @@ class Autotuner:
 
 
 def trial_timer(layer: MoELayer, x_TD: Tensor, repeats: int = REPEATS) -> Callable[[Execution], float]:
-    """Times forward and backward of the layer on these tokens: median of ``repeats``, the slowest rank's, after one warm-up.
+    """Return a function that times forward and backward of the layer on these tokens: median of ``repeats``, slowest rank.
 
-    Leaves gradients, load counts and the layer's execution as they were.
+    One warm-up comes first. Gradients, load counts and the layer's execution are left unchanged.
     """
     mesh = layer.mesh
     assert mesh is not None
@@ -123,7 +123,7 @@ def trial_timer(layer: MoELayer, x_TD: Tensor, repeats: int = REPEATS) -> Callab
 
 
 def measure_network(mesh: ExpertMesh, device: torch.device, repeats: int = REPEATS) -> Network:
-    """Latencies and bandwidths of both levels from all-to-alls of a small and a large message, and of a copy in memory."""
+    """Measure latency and bandwidth of both levels by all-to-alls of a small and a large message, and of memory by a copy."""
     levels: list[tuple[float, float] | None] = []
     for group, size in ((mesh.within_node, mesh.devices), (mesh.across_nodes, mesh.nodes)):
         if size == 1:
@@ -147,13 +147,13 @@ def measure_network(mesh: ExpertMesh, device: torch.device, repeats: int = REPEA
 
 
 def measure_memory(mesh: ExpertMesh, device: torch.device, repeats: int = REPEATS) -> float:
-    """Bytes/s read and written by a copy on this rank while all ranks copy, the slowest rank's."""
+    """Measure bytes/s read plus written by a copy while all ranks copy; the slowest rank's."""
     source = torch.zeros(LARGE_BYTES // 4, device=device)
     return 2 * LARGE_BYTES / _slowest(_median_s(source.clone, source, repeats), mesh, device)
 
 
 def measure_flops(layer: MoELayer, rows: int, repeats: int = REPEATS) -> float:
-    """FLOP/s of the experts of this rank on equally many ``rows`` each, forward, by their own back end; the slowest rank's."""
+    """Measure FLOP/s of this rank's experts, forward, on ``rows`` rows each, with the layer's back end; the slowest rank's."""
     assert layer.mesh is not None
     weights = layer.experts.weights().map(torch.Tensor.detach)
     experts, hidden, width = weights.up_EHD.shape

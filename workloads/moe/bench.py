@@ -1,6 +1,6 @@
 """Measures one MoE layer against a dense FFN of equal FLOPs in the same run, and sweeps a network. Prints nothing.
 
-Layer and dense FFN alternate, so that what disturbs the machine disturbs both; a time is the slowest rank's.
+Layer and dense FFN alternate, so that disturbances of the machine affect both. Times are the slowest rank's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ OUTSIDE = (
     phases.GATE, phases.PERMUTE, phases.COUNTS, phases.UNPERMUTE,
     *(f"{name}_backward" for name in (phases.GATE, phases.PERMUTE, phases.UNPERMUTE)),
 )  # fmt: skip
-HOT_SHARE = 0.66  # of the tokens choose expert 0 first in skewed routing: with 64 experts and k = 2 max / mean is 21
+HOT_SHARE = (
+    0.66  # share of tokens that choose expert 0 first in skewed routing: with 64 experts and k = 2, max / mean is 21
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 Load = Literal["router", "uniform", "skewed"]
@@ -48,7 +50,7 @@ Load = Literal["router", "uniform", "skewed"]
 
 @dataclass(frozen=True)
 class Shape:
-    """What is measured. ``tokens`` per rank; ``load`` router: the layer's own choice for random tokens."""
+    """The layer to measure. ``tokens`` are per rank; with ``load`` "router" the layer's router routes random tokens."""
 
     tokens: int
     width: int
@@ -82,12 +84,12 @@ class Result:
     load: dict[str, Any]
 
     def row(self) -> dict[str, Any]:
-        """As JSON."""
+        """Convert to JSON types."""
         return asdict(self)
 
 
 class GivenRouter(Router):
-    """The router's work, with experts that were chosen beforehand."""
+    """Does all the work of a router but returns experts chosen beforehand."""
 
     experts_TK: Tensor
 
@@ -97,7 +99,7 @@ class GivenRouter(Router):
 
 
 class DenseFFN(nn.Module):
-    """One FFN as wide as an expert, on as many rows as the experts get."""
+    """A dense FFN as wide as one expert. On as many rows as all experts compute, it has equal FLOPs."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -108,7 +110,7 @@ class DenseFFN(nn.Module):
         self.down = nn.Linear(moe.hidden, shape.width, bias=moe.bias)
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        """(N, D) to (N, D)."""
+        """Map (N, D) to (N, D)."""
         result: Tensor = self.down(
             activate(self.up(x_ND), None if self.gate is None else self.gate(x_ND), self.activation)
         )
@@ -116,7 +118,7 @@ class DenseFFN(nn.Module):
 
 
 def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> Result:
-    """Time the layer; every rank calls."""
+    """Measure the layer and the dense FFN. Every rank calls."""
     torch.manual_seed(0)
     mesh = expert_mesh(shape.moe, world, cuda=device.type == "cuda") if world.size > 1 else None
     layer, x_TD = make_layer(shape, mesh, world.rank, device)
@@ -154,7 +156,7 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
 
 
 def make_layer(shape: Shape, mesh: ExpertMesh | None, rank: int, device: torch.device) -> tuple[MoELayer, Tensor]:
-    """The layer and this rank's tokens."""
+    """Build the layer and this rank's tokens."""
     moe = shape.moe
     layer = MoELayer(shape.width, moe, mesh)
     generator = torch.Generator().manual_seed(1 + rank)
@@ -168,7 +170,7 @@ def make_layer(shape: Shape, mesh: ExpertMesh | None, rank: int, device: torch.d
 
 
 def given_experts(shape: Shape, generator: torch.Generator) -> Tensor:
-    """Distinct experts per token: all equally often, or expert 0 for two thirds of the tokens and the others by Zipf's law."""
+    """Choose distinct experts per token: all equally often, or expert 0 for two thirds of the tokens, the others by Zipf's law."""
     tokens, experts, top_k = shape.tokens, shape.moe.experts, shape.moe.top_k
     if shape.load == "uniform":
         flat = torch.arange(tokens * top_k).view(tokens, top_k) % experts
@@ -180,7 +182,7 @@ def given_experts(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def training_pass(module: nn.Module, x: Tensor) -> Callable[[], None]:
-    """Forward and backward with gradients of input and parameters."""
+    """Return a function that runs forward and backward with gradients of input and parameters."""
     gradient = torch.randn_like(x)
 
     def call() -> None:
@@ -196,16 +198,16 @@ def training_pass(module: nn.Module, x: Tensor) -> Callable[[], None]:
 def timed_pairs(
     first: Callable[[], None], second: Callable[[], None], world: World, device: torch.device, repeats: int
 ) -> list[tuple[float, float]]:
-    """Seconds of both, alternating, after a warm-up of each."""
+    """Measure the seconds of both calls, alternating, after a warm-up of each."""
     group = dist.group.WORLD if world.size > 1 else None
     times = timed([first, second] * (1 + repeats), group, device)[2:]
     return list(zip(times[::2], times[1::2], strict=True))
 
 
 def timed(calls: Sequence[Callable[[], None]], group: dist.ProcessGroup | None, device: torch.device) -> list[float]:
-    """The slowest rank's seconds of each call. Ranks begin each together and compare only in the end.
+    """Measure the slowest rank's seconds of each call. Ranks begin each call together and exchange times after the last.
 
-    They wait through torch.distributed: an MPI rank that waits keeps its core busy, which others may need.
+    The barrier is torch.distributed's: a rank that waits in MPI keeps its core busy, which other ranks may need.
     """
     seconds = torch.zeros(len(calls), dtype=torch.float64)
     for index, call in enumerate(calls):
@@ -225,7 +227,7 @@ def timed(calls: Sequence[Callable[[], None]], group: dist.ProcessGroup | None, 
 def sweep_network(
     world: World, device: torch.device, shape: Shape, ranks_per_node: int, up_to_bytes: int, repeats: int
 ) -> dict[str, Any]:
-    """Measure what analysis/network fits: all-to-alls over message sizes and an MoE layer, on growing grids of ranks.
+    """Measure the input of analysis/network: all-to-alls over message sizes and an MoE layer, on growing grids of ranks.
 
     Grids are the first 2, 4, … ranks of one node, then 2, 4, … nodes, and all. Experts grow with the ranks: ``shape``
     has those of the largest grid. Every rank calls. ValueError if the smallest grid has fewer experts than top_k.
@@ -261,7 +263,7 @@ def _with_experts(shape: Shape, experts: int) -> Shape:
 
 
 def grid_sizes(ranks: int, ranks_per_node: int) -> list[int]:
-    """Powers of two inside a node, then powers of two of whole nodes; the largest is all ranks."""
+    """List grid sizes: powers of two ranks inside a node, then powers of two nodes; the largest has all ranks."""
     inside = [2**i for i in range(1, ranks_per_node.bit_length()) if 2**i < ranks_per_node]
     nodes = ranks // ranks_per_node
     across = [ranks_per_node * 2**i for i in range(nodes.bit_length()) if 2**i <= nodes]
@@ -271,7 +273,7 @@ def grid_sizes(ranks: int, ranks_per_node: int) -> list[int]:
 def _sweep_grid(
     device: torch.device, shape: Shape, ranks: int, ranks_per_node: int, up_to_bytes: int, repeats: int
 ) -> dict[str, Any]:
-    """One grid; ranks outside it wait."""
+    """Measure one grid; ranks outside it wait."""
     sharers = {size for size in range(1, ranks + 1) if ranks % size == 0}
     mesh = ExpertMesh.create(device.type, ranks=ranks, ranks_per_node=ranks_per_node, block_sizes=sorted(sharers))
     grid: dict[str, Any] = {"ranks": ranks, "ranks_per_node": ranks_per_node}
@@ -284,7 +286,7 @@ def _sweep_grid(
 
 
 def _sweep_sizes(mesh: ExpertMesh, device: torch.device, up_to_bytes: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """``bytes`` is what one rank sends in one all-to-all, its own part included."""
+    """Measure all-to-alls by message size. ``bytes`` counts what one rank sends, the part for itself included."""
     size = SWEEP_FROM_BYTES
     while size <= up_to_bytes:
         each = max(1, size // mesh.size // 4)
@@ -302,9 +304,10 @@ def _sweep_sizes(mesh: ExpertMesh, device: torch.device, up_to_bytes: int, repea
 
 
 def _sweep_layer(mesh: ExpertMesh, device: torch.device, shape: Shape, repeats: int) -> dict[str, Any]:
-    """Forward and backward seconds of a layer by r, degree and algorithm, and what of it is neither experts nor network.
+    """Measure forward plus backward seconds of a layer by r, degree and algorithm.
 
-    ``outside_s`` is gate, permutation and counts exchange of one pass; ``flops_per_s`` of one rank while all compute.
+    ``outside_s``: time of one pass in neither experts nor network (gate, permutation, exchange of counts); ``flops_per_s``:
+    rate of one rank while all compute.
     """
     torch.manual_seed(0)
     layer, x_TD = make_layer(shape, mesh, mesh.rank, device)

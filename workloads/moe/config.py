@@ -1,4 +1,4 @@
-"""What may be chosen about a mixture-of-experts layer. Each idea of Tutel and MegaBlocks is one value here. No torch."""
+"""Hyperparameters of an MoE layer and of training with it. Each idea of Tutel and MegaBlocks is one value. No torch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DispatchMode = Literal["dropless", "capacity", "einsum"]
 
 
 class MoEConfig(Hyperparameters):
-    """One MoE layer: its mathematics first, then how it is executed. Execution never changes which function is computed.
+    """One MoE layer: first its mathematics, then its execution, which does not change the function computed.
 
-    The exception is Tutel's own: capacity is rounded up to a multiple of (ranks per expert * overlap_degree).
+    One exception, as in Tutel: capacity is rounded up to a multiple of (ranks per expert * overlap_degree).
     """
 
     experts: int = Field(ge=1)
@@ -63,13 +63,16 @@ class MoEConfig(Hyperparameters):
 
 
 def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
-    """The values of parallel_r that exist: 0 and the divisors of the ranks per expert. ValueError if neither divides."""
+    """List the possible values of parallel_r: 0 and the divisors of the ranks per expert.
+
+    ValueError if neither of experts and ranks divides the other.
+    """
     sharers = ranks_per_expert(experts, ranks)
     return (0, *(r for r in range(1, sharers + 1) if sharers % r == 0))
 
 
 class Training(Hyperparameters):
-    """What workloads with experts choose alike: the layer, AdamW, warm-up and cosine. ``dense: true`` is the dense twin."""
+    """Hyperparameters common to workloads with experts: the layer, AdamW, warm-up and cosine. ``dense: true``: the dense twin."""
 
     dense: bool = False
     moe: MoEConfig
@@ -82,7 +85,7 @@ class Training(Hyperparameters):
 
 
 def learning_rate(config: Training, step: int) -> float:
-    """The rate of a 0-based step: linear warm-up, cosine, constant."""
+    """Compute the rate of a 0-based step: linear warm-up, then cosine, then constant."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     span = max(1, config.schedule_steps - config.warmup_steps)
@@ -92,7 +95,7 @@ def learning_rate(config: Training, step: int) -> float:
 
 
 def ranks_per_expert(experts: int, ranks: int) -> int:
-    """Ranks that share one expert's hidden width: 1 where there are at least as many experts as ranks."""
+    """Compute how many ranks share one expert's hidden width: 1 if there are at least as many experts as ranks."""
     if experts % ranks == 0:
         return 1
     if ranks % experts == 0:
@@ -103,10 +106,10 @@ def ranks_per_expert(experts: int, ranks: int) -> int:
 def capacity_of(
     factor: float | None, tokens: int, experts: int, top_k: int, needed: int = 0, alignment: int = 1
 ) -> int:
-    """Tutel's capacity. ``needed`` is the longest queue over all ranks; it counts for factors of zero and below.
+    """Compute Tutel's capacity. ``needed``, the longest queue over all ranks, is used for factors of zero and below.
 
     factor > 0: top_k * int(factor * ceil(tokens / experts)), truncated before the product; 0: ``needed``; < 0: ``needed``,
-    but at most what -factor gives. None is the default factor, so that 0 can be asked for.
+    but at most what -factor gives. None means the default factor, because 0 has a meaning.
     """
     factor = DEFAULT_CAPACITY_FACTOR if factor is None else factor
     bound = top_k * int(abs(factor) * -(-tokens // experts))
@@ -118,8 +121,8 @@ def capacity_of(
 
 @dataclass(frozen=True)
 class Layout:
-    """How a training batch lies on the ranks: ``samples`` in one forward pass of a rank, ranks that share the experts
-    (1: every rank has all), all-to-alls that a row takes to an expert (2dh: two, where both levels have several ranks).
+    """How a training batch is distributed: ``samples`` in one forward pass of a rank; ``spread``: ranks that share the experts
+    (1: every rank has all); ``hops``: all-to-alls from a token to its expert (two with 2dh on several nodes and devices).
     """
 
     samples: float
@@ -127,9 +130,9 @@ class Layout:
     hops: int = 1
 
     def computed_rows(self, moe: MoEConfig, tokens: int) -> float:
-        """Rows that the experts compute for one sample of ``tokens`` tokens, empty ones included.
+        """Compute the rows that experts compute for one sample of ``tokens`` tokens, empty ones included.
 
-        A capacity factor of zero or below makes them depend on the routing: then the rows that hold a token if none drops.
+        With a capacity factor of zero or below these depend on the routing: then the rows that hold a token if none drops.
         """
         factor = DEFAULT_CAPACITY_FACTOR if moe.capacity_factor is None else moe.capacity_factor
         if moe.dispatch == "dropless" or factor <= 0:
@@ -139,7 +142,7 @@ class Layout:
         return moe.experts * capacity / self.samples
 
     def sent_rows(self, moe: MoEConfig, tokens: int) -> float:
-        """Rows that one sample gives to all-to-alls on the way to the experts, those for its own rank included."""
+        """Compute the rows that one sample sends in all-to-alls towards the experts, those to its own rank included."""
         if self.spread == 1:
             return 0.0
         return self.computed_rows(moe, tokens) * moe.parallel_r * self.hops

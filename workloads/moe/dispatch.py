@@ -1,8 +1,8 @@
-"""The order in which tokens queue at experts, which ones drop, and the rows they become. One rank; sends nothing.
+"""Permutes tokens to rows sorted by expert, with or without capacity. Works on one rank; no communication.
 
 Queues are Tutel's: all first choices in token order (or by score), then all second choices. A row is one assignment of a
-token to an expert, or empty; rows lie sorted by expert, then by place in its queue. Shapes follow from the number of tokens
-alone, so the host never waits for the device here, but for a capacity factor of zero or below (`Capacity`).
+token to an expert, or empty. Rows are sorted by expert, then by position in its queue. Shapes depend on the number of tokens
+only, so the host does not wait for the device, except for a capacity factor of zero or below (`Capacity`).
 T tokens, K choices, E experts, C capacity, D width, R = T * K assignments, N rows of the buffer.
 """
 
@@ -21,10 +21,10 @@ from workloads.moe.router import Routing, tally
 
 @dataclass(frozen=True)
 class Plan:
-    """Where every row comes from: its token, and its place in the flat (T, K) weights. An empty row has T and T * K.
+    """The source of every row: its token, and its index in the flat (T, K) weights; T and T * K for an empty row.
 
-    ``rows_E`` counts buffer rows per expert, empty ones included, and is on the host where there is a capacity.
-    ``assigned_E`` is what the router asked for, drops included; ``kept`` (no dimensions) counts rows that hold a token.
+    ``rows_E`` counts buffer rows per expert, empty ones included; it is on the host if there is a capacity. ``assigned_E``
+    counts the router's choices, dropped ones included; ``kept`` (no dimensions) counts rows that hold a token.
     """
 
     tokens: int
@@ -42,24 +42,24 @@ class Plan:
 
 
 class Permutation(Protocol):
-    """Tokens to rows and back; differentiable."""
+    """Converts tokens to rows and back; differentiable."""
 
     def plan(self, routing: Routing, experts: int) -> Plan:
-        """Decide the rows."""
+        """Decide which rows exist and where they come from."""
         ...
 
     def encode(self, x_TD: Tensor, plan: Plan) -> Tensor:
-        """The buffer (N, D): row by row the tokens, zeros where a place is empty."""
+        """Build the buffer (N, D): the token of each row, zeros in empty rows."""
         ...
 
     def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
-        """Tokens (T, D): the weighted sum of their rows; a token whose rows all dropped is zero."""
+        """Sum the weighted rows of each token to (T, D). A token whose assignments all dropped is zero."""
         ...
 
 
 @dataclass(frozen=True)
 class Dropless:
-    """Every assignment is a row and there is no other row (MegaBlocks)."""
+    """One row per assignment and no empty rows (MegaBlocks)."""
 
     def plan(self, routing: Routing, experts: int) -> Plan:
         """Sort by expert."""
@@ -69,7 +69,9 @@ class Dropless:
 
     def encode(self, x_TD: Tensor, plan: Plan) -> Tensor:
         """Gather."""
-        return x_TD.index_select(0, plan.tokens_N)  # not x[...]: index_select's backward is index_add
+        return x_TD.index_select(
+            0, plan.tokens_N
+        )  # not x[...]: the backward of index_select is index_add, that of indexing the slower index_put
 
     def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
         """Scale and add."""
@@ -79,10 +81,10 @@ class Dropless:
 
 @dataclass(frozen=True)
 class Capacity:
-    """C rows for each expert; later assignments drop, empty places are padding.
+    """C rows for each expert; later assignments drop, missing ones are padded with empty rows.
 
-    ``over_ranks`` gives the maximum of a number over ranks. Factors <= 0 need it, and the longest queue on the host: there
-    the number of rows follows from the routing.
+    ``over_ranks`` computes the maximum of a number over ranks. Factors <= 0 need it and the longest queue on the host,
+    because there the number of rows depends on the routing.
     """
 
     factor: float | None = None
@@ -90,7 +92,7 @@ class Capacity:
     over_ranks: Callable[[int], int] = int
 
     def plan(self, routing: Routing, experts: int) -> Plan:
-        """Queue, cut at the capacity."""
+        """Cut the queues at the capacity."""
         tokens, top_k = routing.experts_TK.shape
         queue = _queue(routing, experts)
         assigned_E = queue.assigned_E
@@ -112,11 +114,11 @@ class Capacity:
         )
 
     def encode(self, x_TD: Tensor, plan: Plan) -> Tensor:
-        """Gather; an empty row takes the zeros that follow the last token."""
+        """Gather; an empty row reads a row of zeros appended to the tokens."""
         return _with_last(x_TD, 0).index_select(0, plan.tokens_N)
 
     def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
-        """Scale and add; empty rows go to a place behind the last token."""
+        """Scale and add; empty rows are added to an extra token that is cut off."""
         added_TD: Tensor = _ScaleAndAdd.apply(  # type: ignore[no-untyped-call]
             rows_ND, _weights(plan, weights_TK, rows_ND), plan.tokens_N, plan.tokens + 1
         )
@@ -125,7 +127,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Einsum(Capacity):
-    """GShard's form: the same rows as `Capacity` through (T, E*C) masks, O(T E C D) work. The stated baseline."""
+    """GShard's form: the same rows as `Capacity` through (T, E*C) masks, O(T E C D) work. A baseline to compare with."""
 
     def encode(self, x_TD: Tensor, plan: Plan) -> Tensor:
         """Multiply by the dispatch mask."""
@@ -139,7 +141,7 @@ class Einsum(Capacity):
 def permutation(
     mode: DispatchMode, factor: float | None, *, alignment: int = 1, over_ranks: Callable[[int], int] = int
 ) -> Permutation:
-    """The permutation a config asks for."""
+    """Create the permutation of a dispatch mode."""
     if mode == "dropless":
         return Dropless()
     return {"capacity": Capacity, "einsum": Einsum}[mode](factor, alignment, over_ranks)
@@ -153,7 +155,7 @@ class _Queue:
 
 
 def _queue(routing: Routing, experts: int) -> _Queue:
-    """All assignments sorted by expert, in each in queue order."""
+    """Sort all assignments by expert, and by queue order within each."""
     tokens, top_k = routing.experts_TK.shape
     experts_TK, order_T = routing.experts_TK, None
     if routing.priority_T is not None:
@@ -168,7 +170,7 @@ def _queue(routing: Routing, experts: int) -> _Queue:
 
 
 class _ScaleAndAdd(torch.autograd.Function):
-    """Tokens from their weighted rows. Autograd's own form keeps and makes two more buffers of all rows."""
+    """Computes tokens from their weighted rows. The same in autograd operations keeps two more buffers of all rows."""
 
     @staticmethod
     def forward(ctx: Any, rows_ND: Tensor, weights_N: Tensor, tokens_N: Tensor, tokens: int) -> Tensor:
@@ -184,12 +186,12 @@ class _ScaleAndAdd(torch.autograd.Function):
 
 
 def _weights(plan: Plan, weights_TK: Tensor, rows_ND: Tensor) -> Tensor:
-    """Of each row; zero for empty ones."""
+    """Look up the weight of each row; zero for empty rows."""
     return _with_last(weights_TK.reshape(-1), 0).index_select(0, plan.choices_N).to(rows_ND.dtype)
 
 
 def _with_last(values: Tensor, last: int) -> Tensor:
-    """One more entry: what empty rows point at."""
+    """Append one entry, which empty rows point to."""
     return torch.cat((values, values.new_full((1, *values.shape[1:]), last)))
 
 

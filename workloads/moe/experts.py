@@ -1,7 +1,7 @@
-"""The experts: their weights in one layout for every way of running them, and the back ends for the products. Sends nothing.
+"""The experts: weights in one layout for every execution, and the back ends that multiply. No communication.
 
-N rows sorted by expert, E experts here, H hidden width here, D model width. All weights are (E, H, D), so that a slice of
-the hidden width is a slice of dimension 1 of each of them.
+N rows sorted by expert, E experts on this rank, H hidden width on this rank, D model width. All weights are (E, H, D), so
+that a slice of the hidden width is a slice of dimension 1 of each of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from workloads.moe.config import Activation, Backend
 
 GROUPED_ALIGNMENT_BYTES = 16  # F.grouped_mm refuses other strides
-ONEDNN_ROWS = 8  # oneDNN compiles a kernel per shape, 0.4 ms each: rows come in multiples of this
+ONEDNN_ROWS = 8  # oneDNN compiles a kernel per shape, 0.4 ms each, so the number of rows is a multiple of this
 GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -26,7 +26,7 @@ Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of the experts a rank computes with. ``gate_EHD`` exists for swiglu, the biases where asked for."""
+    """Weights of the experts that a rank computes. ``gate_EHD`` exists for swiglu, biases if the config has them."""
 
     up_EHD: Tensor
     down_EHD: Tensor
@@ -35,7 +35,7 @@ class Weights:
     down_bias_ED: Tensor | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Weights:
-        """The same function of each weight that exists."""
+        """Apply a function to each weight that exists."""
         present = {name: function(value) for name, value in vars(self).items() if value is not None}
         return replace(self, **present)
 
@@ -59,7 +59,7 @@ class Experts(nn.Module):
 
     @torch.no_grad()
     def keep(self, experts: slice, part: int, parts: int) -> None:
-        """Keep some experts and of them one part of ``parts`` of dimension 1. ValueError if it cannot be divided."""
+        """Keep only some experts, and of each one of ``parts`` slices of dimension 1. ValueError if it cannot be divided."""
         for name, parameter in list(self.named_parameters()):
             length = parameter.shape[1]
             if length % parts:
@@ -68,12 +68,12 @@ class Experts(nn.Module):
             setattr(self, name, nn.Parameter(parameter[experts, part * step : (part + 1) * step].clone()))
 
     def weights(self) -> Weights:
-        """The parameters."""
+        """Return the parameters."""
         return Weights(self.up_EHD, self.down_EHD, self.gate_EHD, self.up_bias_EH, self.down_bias_ED)
 
 
 def run_experts(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation, backend: Backend) -> Tensor:
-    """Each expert's FFN on its rows, in the order of the rows. ``auto``: grouped_mm on a GPU, onednn on a CPU, or the loop."""
+    """Compute each expert's FFN on its rows. Back end ``auto``: grouped_mm on a GPU, onednn on a CPU, else the loop."""
     if backend == "auto" and rows_ND.is_cuda:
         backend = "grouped_mm" if grouped_problem(rows_ND, weights) is None else "loop"
     elif backend == "auto":
@@ -82,7 +82,7 @@ def run_experts(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: A
 
 
 def activate(up: Tensor, gate: Tensor | None, activation: Activation) -> Tensor:
-    """The activation of the hidden layer; swiglu is silu(gate) * up."""
+    """Apply the activation of the hidden layer; swiglu is silu(gate) * up."""
     if activation == "swiglu":
         assert gate is not None
         return F.silu(gate) * up
@@ -90,7 +90,7 @@ def activate(up: Tensor, gate: Tensor | None, activation: Activation) -> Tensor:
 
 
 def grouped_problem(rows_ND: Tensor, weights: Weights) -> str | None:
-    """Why F.grouped_mm cannot take these, or None."""
+    """Explain why F.grouped_mm cannot multiply these. None if it can."""
     if not hasattr(F, "grouped_mm"):
         return "this torch has no F.grouped_mm"
     if rows_ND.dtype not in GROUPED_DTYPES:
@@ -102,7 +102,7 @@ def grouped_problem(rows_ND: Tensor, weights: Weights) -> str | None:
 
 
 def onednn_problem(rows_ND: Tensor) -> str | None:
-    """Why oneDNN's product cannot take these, or None."""
+    """Explain why oneDNN cannot multiply these. None if it can."""
     if rows_ND.device.type != "cpu" or rows_ND.dtype != torch.float32:
         return f"it is for float32 on a CPU, not {rows_ND.dtype} on {rows_ND.device.type}"
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # type: ignore[no-untyped-call]
@@ -115,12 +115,12 @@ def _uniform(shape: tuple[int, ...], bound: float) -> nn.Parameter:
 
 
 def _loop(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
-    """Expert by expert on its slice of the rows, every product written where it belongs."""
+    """Multiply expert by expert on its slice of the rows, writing each product into the result."""
     return _Loop.apply(rows_ND, rows_E.tolist(), activation, _aten_product, 1, *vars(weights).values())  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _onednn(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
-    """The loop with oneDNN's products, which torch takes for float32 convolutions but not for float32 matrices."""
+    """The loop with oneDNN's products. torch uses oneDNN for float32 convolutions but not for float32 matrix products."""
     problem = onednn_problem(rows_ND)
     if problem is not None:
         raise ValueError(f"backend onednn: {problem}; choose loop or bmm")
@@ -136,13 +136,15 @@ def _onednn_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 
 
 class _Loop(torch.autograd.Function):
-    """Autograd of the loop, written out: W[e] in a graph would write a whole zero gradient per expert, O(E^2), and `unbind`
-    still stacks the gradients in a second copy. Keeps rows and what the activation was given; the hidden layer of one
-    expert at a time is computed again in the backward pass (MegaBlocks' memory-optimised MLP) and stays in the cache.
+    """The loop with a hand-written backward pass.
 
-    ``product(a, b, out)`` is a times b transposed, in ``out`` or in a new tensor. It gets rows in multiples of ``step``: a
-    window onto the buffer that may begin or end in a neighbour's rows, whose results are not kept. Buffers do not change
-    their size with the routing: a heap with ever new sizes grows by megabytes a step.
+    Autograd of W[e] would write a zero gradient of all experts for each expert, O(E^2), and `unbind` would still stack the
+    gradients in a second copy. Saved are the rows and the inputs of the activation; the backward pass recomputes the hidden
+    layer one expert at a time (MegaBlocks' memory-optimised MLP), so that it stays in the cache.
+
+    ``product(a, b, out)`` is a times b transposed, in ``out`` or in a new tensor. The number of rows it gets is a multiple of
+    ``step``: a window of the buffer that may include a neighbour's rows, whose results are discarded. Buffer sizes do not
+    depend on the routing, because a heap with new sizes in every step grows by megabytes per step.
     """
 
     @staticmethod
@@ -184,17 +186,23 @@ class _Loop(torch.autograd.Function):
         weights, activation, product = Weights(*tensors), ctx.activation, ctx.product
         d_out_ND = d_out_ND.contiguous()
         d_rows, d_weights = torch.empty_like(rows), weights.map(torch.empty_like)
-        hidden_NH, d_up_NH, d_gate_NH = (torch.empty_like(up_NH) for _ in range(3))  # touched as far as the most rows
+        hidden_NH, d_up_NH, d_gate_NH = (
+            torch.empty_like(up_NH) for _ in range(3)
+        )  # only the rows of the largest window are ever written
         for gradient_E in vars(d_weights).values():
             for e, count in enumerate(ctx.counts):
                 if gradient_E is not None and not count:
                     gradient_E[e].zero_()
         for e, here, window, mine in _windows(ctx.counts, ctx.step, len(rows)):
             x, up, gate = rows[window], up_NH[window], None if gate_NH is None else gate_NH[window]
-            d_out = _alone(d_out_ND[window], mine)  # zero in a neighbour's rows, and so is all that follows from it
+            d_out = _alone(
+                d_out_ND[window], mine
+            )  # zero in a neighbour's rows, so that all gradients from them are zero
             hidden = up if activation == "relu" else _activated(up, gate, activation, hidden_NH)
             _put(d_weights.down_EHD[e], product(hidden.t(), d_out.t(), d_weights.down_EHD[e]))
-            d_up = product(d_out, weights.down_EHD[e], d_up_NH[: len(x)])  # until the next lines: d_hidden
+            d_up = product(
+                d_out, weights.down_EHD[e], d_up_NH[: len(x)]
+            )  # holds d_hidden until the activation's gradient is applied below
             d_gate = None
             if gate is None:
                 _ACTIVATION_GRADIENTS[activation](d_up, up, grad_input=d_up)
@@ -216,9 +224,10 @@ class _Loop(torch.autograd.Function):
 
 
 def _windows(counts: list[int], step: int, rows: int) -> Iterator[tuple[int, slice, slice, slice]]:
-    """Experts that have rows: which rows, the window around them, and where in it they are.
+    """Yield experts that have rows: their rows, the window around these, and the rows' position in the window.
 
-    A window is a multiple of ``step``, and of a sixteenth to a thirty-second of itself, so that few lengths occur.
+    The length of a window is a multiple of ``step``, and of a sixteenth to a thirty-second of itself, so that few lengths
+    occur and few kernels are compiled.
     """
     end = 0
     for e, count in enumerate(counts):
@@ -233,7 +242,7 @@ def _windows(counts: list[int], step: int, rows: int) -> Iterator[tuple[int, sli
 
 
 def _activated(up: Tensor, gate: Tensor | None, activation: Activation, scratch_NH: Tensor) -> Tensor:
-    """The hidden layer: relu's in place, for its value says as much as what it was given, the others in the scratch buffer."""
+    """Compute the hidden layer: relu in place, since its backward needs only its output; others in the scratch buffer."""
     if activation == "relu":
         return up.relu_()
     out = scratch_NH[: len(up)]

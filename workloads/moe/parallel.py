@@ -1,4 +1,4 @@
-"""What a workload with MoE layers needs of the harness's world: the mesh, the spread parameters, tuning, window statistics."""
+"""Connects MoE layers to the harness's world: the mesh, sharded parameters, tuning, statistics per window."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workloads.moe.phases import COMMUNICATION, EXPERTS, LayerTimer, Load
 
 
 def expert_mesh(config: MoEConfig, world: World, *, cuda: bool) -> ExpertMesh:
-    """The mesh of all ranks, with the groups every r needs. ValueError if nodes are not equally large."""
+    """Create the mesh of all ranks with the groups that every r needs. ValueError if nodes are not equally large."""
     sharers = ranks_per_expert(config.experts, world.size)
     sizes = {sharers // r for r in valid_r(config.experts, world.size) if r}
     per_node = config.ranks_per_node or world.local_size
@@ -26,16 +26,16 @@ def expert_mesh(config: MoEConfig, world: World, *, cuda: bool) -> ExpertMesh:
 
 
 def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters of experts that are spread over a mesh: each rank has its own share of them."""
+    """List the parameters of experts that are spread over a mesh; each rank has a different share."""
     layers = [module for module in model.modules() if isinstance(module, MoELayer) and module.mesh is not None]
     return [parameter for layer in layers for parameter in layer.experts.parameters()]
 
 
 def logged(moe: MoEConfig, *, dense: bool, precision: str, ranks: int) -> dict[str, Any]:
-    """The hyperparameter events of a workload with MoE layers: MLPerf Training's names where they exist, else ``moe_``.
+    """Build the hyperparameter events of MoE layers: MLPerf Training's names where they exist, else prefix ``moe_``.
 
-    ``ranks``: over which the experts are spread; 1 where every rank has all. Rows travel between them as they are computed,
-    gradients in float32.
+    ``ranks``: number of ranks that share the experts; 1 if every rank has all. Rows are sent at the precision they are
+    computed in, gradients in float32.
     """
     auxiliary = moe.balance in ("gshard", "importance_load") and not dense
     computed = {"float32": "fp32", "bfloat16": "bfloat16"}[precision]
@@ -57,7 +57,7 @@ def logged(moe: MoEConfig, *, dense: bool, precision: str, ranks: int) -> dict[s
 
 
 def tune(model: nn.Module, *, tokens: int) -> Autotuner:
-    """Tune every MoE layer on random tokens and use what was chosen; one set of trials for layers of one shape."""
+    """Tune on random tokens with the first MoE layer, and use the result in all layers, which have the same shape."""
     layers = [module for module in model.modules() if isinstance(module, MoELayer) and module.mesh is not None]
     first = layers[0]
     assert first.mesh is not None
@@ -81,7 +81,7 @@ class MoEMonitor:
             layer.marker = self._timer
 
     def flush(self, world: World) -> dict[str, Any]:
-        """What happened since the last flush, over all ranks; then start over. Every rank calls. Empty without MoE layers.
+        """Return the statistics over all ranks since the last flush, and reset them. Every rank calls. Empty without MoE layers.
 
         ``phases``: seconds, mean over ranks. ``load``: per layer. ``efficiency``: seconds the layers waited for
         communication; the experts' TFLOP/s per rank while they ran, of rows that hold a token and of all rows.

@@ -1,4 +1,4 @@
-"""Where an MoE layer's time goes, forward and backward, and how its load lies. Marks on a clock that is passed in; no I/O."""
+"""Measures the phases of an MoE layer, forward and backward, and counts its load."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ FORWARD = (GATE, PERMUTE, COUNTS, GATHER, DISPATCH, EXPERTS, COMBINE, UNPERMUTE)
 BACKWARD = tuple(f"{name}_backward" for name in (UNPERMUTE, COMBINE, EXPERTS, DISPATCH, GATHER, PERMUTE, GATE))
 PHASES = FORWARD + BACKWARD
 COMMUNICATION = (COUNTS, *(name + way for name in (GATHER, DISPATCH, COMBINE) for way in ("", "_backward")))
-MAX_MARKS = 200_000  # a timer that nobody reads forgets
+MAX_MARKS = 200_000  # a timer that nobody reads drops its oldest marks
 
 
 class Marker(Protocol):
-    """What the layer tells: a phase ended now; None: nothing of the layer ran since the last mark."""
+    """Receives the ends of phases from the layer. Phase None: the time since the last mark was outside the layer."""
 
     def mark(self, phase: str | None) -> None:
         """The time since the last mark was spent in ``phase``."""
         ...
 
     def boundary(self, x: Tensor, before: str | None, after: str | None) -> Tensor:
-        """``x``; forward, phase ``before`` ends here; backward, the backward of phase ``after`` does.
+        """Return ``x``. Phase ``before`` ends here in the forward pass, the backward of phase ``after`` in the backward pass.
 
         None begins a measurement.
         """
@@ -57,7 +57,7 @@ class NoMarker:
 class LayerTimer:
     """Seconds per phase over all layers that share it, since the last flush.
 
-    Communication is what the layer waited for it, so overlapped transfers do not count.
+    Communication counts the time that the layer waited for it, so overlapped transfers do not count.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -70,18 +70,18 @@ class LayerTimer:
         self._marks.append((phase, self._stamp()))
 
     def boundary(self, x: Tensor, before: str | None, after: str | None) -> Tensor:
-        """Marks now, and when the gradient of ``x`` is complete. Evaluation is not measured."""
+        """Mark now, and again when the gradient of ``x`` is complete. Evaluation is not measured."""
         if not torch.is_grad_enabled():
             return x
         if before in (None, GATE):
-            x = x.view_as(x)  # this tensor is needed elsewhere too: that part of its gradient is not this phase's
+            x = x.view_as(x)  # x is used elsewhere too; a view has only the gradient of this use
         self._marks.append((before, self._stamp()))
         if x.requires_grad:
             x.register_hook(self._ends[after])  # type: ignore[no-untyped-call]  # half the cost of an autograd function, forward and backward
         return x
 
     def flush(self) -> dict[str, float]:
-        """Seconds of every phase, and start over."""
+        """Return the seconds of every phase, and reset them."""
         seconds = dict.fromkeys(PHASES, 0.0)
         for (_, begin), (phase, end) in pairwise(self._marks):
             if phase is not None:
@@ -95,7 +95,7 @@ class LayerTimer:
 
 @dataclass
 class Load:
-    """Sums over the steps of a window, on the device until `report`. ``assigned_E`` is what the router asked for."""
+    """Sums over the steps of a window, on the device until `report`. ``assigned_E`` counts the router's choices."""
 
     assigned_E: Tensor
     kept: Tensor
@@ -122,7 +122,7 @@ class Load:
         self.steps += 1
 
     def report(self) -> dict[str, Any]:
-        """tokens_per_expert; imbalance (max / mean); drop_rate; needed_capacity (the largest of a step); padding_waste."""
+        """Compute tokens_per_expert; imbalance (max / mean); drop_rate; needed_capacity (the largest of a step); padding_waste."""
         assigned, kept, rows = float(self.assigned_E.sum()), float(self.kept), float(self.rows)
         mean = assigned / len(self.assigned_E)
         return {

@@ -1,4 +1,4 @@
-"""Which experts each token goes to, with what weight, and the losses that balance them. Moves no token.
+"""Chooses the experts and weights of each token, and computes the losses that balance the experts. Moves no token.
 
 T tokens of this rank, D model width, E experts, K choices per token, P width of the cosine projection.
 """
@@ -71,7 +71,7 @@ class Router(nn.Module):
         if config.top_k > 1 and config.normalise_gates:
             weights_TK = weights_TK / weights_TK.sum(dim=1, keepdim=True).clamp(min=torch.finfo(weights_TK.dtype).eps)
         loss = torch.zeros((), dtype=scores_TE.dtype, device=scores_TE.device)
-        if len(scores_TE):  # a rank without tokens has no part in the mean
+        if len(scores_TE):  # the mean over no tokens would be NaN
             if config.balance == "gshard":
                 loss = loss + config.balance_coefficient * gshard_loss(scores_TE, experts_TK[:, 0])
             elif config.balance == "importance_load" and noise:
@@ -89,9 +89,9 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def update_bias(self, assigned_E: Tensor, group: dist.ProcessGroup | None) -> None:
-        """After an optimizer step: raise the selection bias of experts below the mean load, lower the others.
+        """Raise the selection bias of experts below the mean load, lower the others; after an optimizer step.
 
-        ``assigned_E`` is this rank's load of the step; it is summed over the group. arXiv:2408.15664.
+        ``assigned_E`` is this rank's load of the step and is summed over the group. arXiv:2408.15664.
         """
         load_E = assigned_E.to(self.bias_E.dtype)
         if group is not None:
@@ -101,22 +101,22 @@ class Router(nn.Module):
 
 
 def tally(ids: Tensor, experts: int) -> Tensor:
-    """How often each expert occurs. Not bincount, which makes the host wait for a GPU."""
+    """Count how often each expert occurs. bincount would make the host wait for a GPU."""
     return ids.new_zeros(experts).scatter_add(0, ids, torch.ones_like(ids))
 
 
 def gshard_loss(scores_TE: Tensor, first_T: Tensor) -> Tensor:
-    """E * sum over experts of (mean score) * (share of first choices): 1 if balanced. arXiv:2006.16668."""
+    """Compute E * sum over experts of (mean score) * (share of first choices): 1 if balanced. arXiv:2006.16668."""
     tokens, experts = scores_TE.shape
     share_E = tally(first_T, experts).to(scores_TE.dtype) / tokens
     return experts * (scores_TE.mean(dim=0) * share_E).sum()
 
 
 def importance_load_loss(clean_TE: Tensor, noisy_TE: Tensor, top_k: int, noise: float) -> Tensor:
-    """Mean of the squared variation coefficients of importance and load. arXiv:2106.05974, appendix A.
+    """Compute the mean of the squared coefficients of variation of importance and load. arXiv:2106.05974, appendix A.
 
-    The load is the chance of an expert to be chosen if its noise alone were drawn again. Tutel compares *scores* with
-    the threshold on *logits* here; both are logits in the paper and below.
+    The load is the probability that an expert is chosen if only its noise were drawn again. Tutel compares *scores* with the
+    threshold on *logits* here; in the paper and below both are logits.
     """
     threshold_T1 = noisy_TE.topk(top_k, dim=1).values[:, -1:]
     load_E = torch.special.ndtr((clean_TE - threshold_T1) / noise).sum(dim=0)
@@ -124,7 +124,7 @@ def importance_load_loss(clean_TE: Tensor, noisy_TE: Tensor, top_k: int, noise: 
 
 
 def z_loss(logits_TE: Tensor) -> Tensor:
-    """Mean squared logsumexp: keeps logits small. arXiv:2202.08906."""
+    """Compute the mean squared logsumexp, which keeps logits small. arXiv:2202.08906."""
     return logits_TE.logsumexp(dim=1).square().mean()
 
 

@@ -1,4 +1,4 @@
-"""What workloads with experts share: their share of the experts, the optimizer, the log of their MoE layers."""
+"""Base class of workloads with experts: mesh, optimizer, logged hyperparameters and statistics of the MoE layers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from workloads.moe.parallel import MoEMonitor, expert_mesh, expert_parameters, l
 
 
 class WithExperts(Protocol):
-    """A model that knows its MoE layers."""
+    """A model that lists its MoE layers."""
 
     def moe_layers(self) -> Mapping[str, MoELayer]:
-        """By name, in order."""
+        """Return the MoE layers by name, in order."""
         ...
 
 
@@ -39,7 +39,7 @@ class MoEWorkload(Workload):
         self.layout = self._layout(1)
 
     def mesh(self, world: World) -> ExpertMesh | None:
-        """The mesh that the experts are spread over; None: every rank holds all. ValueError if they do not divide."""
+        """Create the mesh that shares the experts. None if every rank holds all. ValueError if they cannot be divided."""
         moe = self._training.moe
         self.layout = self._layout(world.size)
         if not moe.expert_parallel or self._training.dense or world.size == 1:
@@ -50,12 +50,12 @@ class MoEWorkload(Workload):
         return mesh
 
     def watch(self, model: WithExperts) -> None:
-        """Measure the MoE layers of a model, if the run measures itself."""
+        """Measure the MoE layers of a model, if instrumentation is on."""
         if self.config.instrumentation:
             self._monitor = MoEMonitor(model.moe_layers(), CudaClock() if self._cuda else HostClock())
 
     def tune_once(self, model: nn.Module, tokens: int) -> None:
-        """Before the first training step on several ranks, choose how the layers run, if the config asks for it."""
+        """Tune the layers before the first training step, if the config has ``autotune`` and the experts are spread over ranks."""
         if self._training.moe.autotune and self._tuner is None and self.layout.spread > 1 and model.training:
             self._tuner = tune(model, tokens=tokens)
 
@@ -66,7 +66,7 @@ class MoEWorkload(Workload):
         others: Sequence[nn.Parameter],
         clip_norm: float | None,
     ) -> Optimization:
-        """AdamW with the config's schedule. After each step the aux-loss-free bias moves, where it is in use."""
+        """Build AdamW with the config's schedule. With balance ``bias`` each step also moves the selection bias."""
         training = self._training
         groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.adam_betas)
@@ -76,7 +76,7 @@ class MoEWorkload(Workload):
         return Optimization(optimizer, lambda step, epoch: learning_rate(training, step), clip_norm=clip_norm)
 
     def training_hyperparameters(self) -> dict[str, Any]:
-        """The events of optimizer, schedule and MoE layers."""
+        """Build the hyperparameter events of optimizer, schedule and MoE layers."""
         training = self._training
         return {
             "opt_name": "adamw",
@@ -91,11 +91,11 @@ class MoEWorkload(Workload):
         }
 
     def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
-        """The experts, if they are spread over the ranks."""
+        """List the expert parameters, if they are spread over the ranks."""
         return expert_parameters(model)
 
     def window_stats(self, world: World) -> dict[str, Any]:
-        """Phases, load and efficiency of the MoE layers since the last call; every rank calls, at the end of every window."""
+        """Return phases, load and efficiency of the MoE layers since the last call. Every rank calls at the end of every window."""
         if self._monitor is None:
             return {}
         stats = self._monitor.flush(world)
@@ -108,7 +108,7 @@ class MoEWorkload(Workload):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an activation."""
+        """Bytes of one activation value."""
         return {"float32": 4, "bfloat16": 2}[self.config.precision]
 
     @property

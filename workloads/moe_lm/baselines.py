@@ -1,4 +1,4 @@
-"""What needs no network: counts of the bytes that follow the last few, in bits per byte of the validation rows."""
+"""Baselines without a network: byte models that count what follows the last few bytes, in bits per byte."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from suite.data.shards import ShardReader, read_manifest
 
-PRIOR = 4.0  # pseudo-counts of the shorter context's distribution
-ORDERS = range(5)  # bytes looked back on
+PRIOR = 4.0  # weight of the shorter context's distribution, in counts
+ORDERS = range(5)  # bytes of context
 
 
 def baselines(root: Path) -> dict[str, float]:
-    """``bytes_<n>``: interpolated counts after the last n bytes; ``entropy_rate`` where the language is generated."""
+    """Measure ``bytes_<n>``, interpolated counts with n bytes of context; ``entropy_rate`` if the language is generated."""
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     text = train.read(np.arange(len(train)))["text"]
     rows = validation.read(np.arange(len(validation)))["text"]
@@ -30,9 +30,9 @@ def baselines(root: Path) -> dict[str, float]:
 def refine(
     chances: NDArray[np.float64], text: NDArray[np.uint8], rows: NDArray[np.uint8], order: int
 ) -> NDArray[np.float64]:
-    """Chances of each row's next bytes from counts after ``order`` bytes, the given chances as prior where counts are few.
+    """Refine the probabilities of next bytes by counts with ``order`` bytes of context; ``chances`` is the prior.
 
-    Positions with fewer than ``order`` bytes before them keep what they have.
+    Positions with fewer than ``order`` bytes before them are unchanged.
     """
     seen, counts = np.unique(_keys(text, order + 1), return_counts=True)
     before, totals = np.unique(_keys(text[:, :-1], order), return_counts=True) if order else (None, None)
@@ -55,7 +55,7 @@ def _keys(rows: NDArray[np.uint8], length: int) -> NDArray[np.int64]:
 
 
 def _keys_by_row(rows: NDArray[np.uint8], length: int) -> NDArray[np.int64]:
-    """Each run of ``length`` bytes within a row as one number."""
+    """Encode each run of ``length`` bytes within a row as one integer."""
     width = rows.shape[1] - length + 1
     key = np.zeros((len(rows), width), dtype=np.int64)
     for position in range(length):

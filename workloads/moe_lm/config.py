@@ -1,4 +1,4 @@
-"""What may be chosen about the language model and its training, and what follows: parameters, FLOPs, bytes. No torch."""
+"""Hyperparameters of the language model, and its parameters, FLOPs and bytes in closed form. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VOCABULARY = 256  # bytes: no tokenizer, and bits per byte compare with any othe
 class MoELMConfig(Training):
     """A decoder of ``layers`` blocks; every ``moe_every``-th has experts, the others a dense FFN as wide as the active ones.
 
-    ``dense: true`` is the dense twin: that FFN in every block, so equal active parameters and FLOPs (but for the router).
+    ``dense: true`` is the dense twin: that FFN in every block. Its parameters and FLOPs are the active ones, less the router's.
     """
 
     layers: int = Field(ge=1)
@@ -38,26 +38,26 @@ class MoELMConfig(Training):
 
     @property
     def dense_hidden(self) -> int:
-        """Hidden width of a dense FFN: that of the experts one token goes to."""
+        """Hidden width of a dense FFN: the sum over the experts that one token uses."""
         return self.moe.top_k * self.moe.hidden
 
     def has_experts(self, layer: int) -> bool:
-        """Whether the 0-based block has experts: the last of every ``moe_every``."""
+        """True if the 0-based block has experts: the last of every ``moe_every``."""
         return not self.dense and layer % self.moe_every == self.moe_every - 1
 
 
 def parameter_count(config: MoELMConfig, *, active: bool = False) -> int:
-    """Trainable parameters of the whole model; ``active``: those one token passes, embeddings included."""
+    """Count trainable parameters of the whole model, or with ``active`` those that one token uses, embeddings included."""
     return config.width * (2 * VOCABULARY + 1) + sum(
         config.width * 2 + weights for weights in _block_matrices(config, active=active)
     )
 
 
 def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int, layout: Layout | None = None) -> Work:
-    """FLOPs and compulsory bytes of training on one sample (docs/moe.md says what is counted). No layout: one rank.
+    """Compute FLOPs and compulsory bytes of training on one sample (docs/moe.md lists what is counted).
 
-    The algorithm asks for causal attention over half the pairs; the code computes what the kernel does (all of them on
-    CPU, and the scores once more for the gradient), and with a capacity factor the experts compute C rows, empty or not.
+    Without ``layout``: one rank. Model FLOPs have causal attention over half the pairs. Executed FLOPs are the kernel's (all
+    pairs on a CPU, the scores once more for the gradient) and, with a capacity factor, include empty rows of the experts.
     """
     products = 2.0 * (config.width * VOCABULARY + sum(_block_matrices(config, active=True)))
     pairs = 4.0 * config.layers * config.context * config.width  # per position over a whole context: scores and values
@@ -89,7 +89,7 @@ def _block_matrices(config: MoELMConfig, *, active: bool) -> list[int]:
     moe, blocks = config.moe, []
     router = config.width * moe.experts
     for layer in range(config.layers):
-        ffn = moe.top_k * _expert(config)  # what a token passes, dense or not
+        ffn = moe.top_k * _expert(config)  # multiply-adds of a token, dense or not
         if config.has_experts(layer):
             ffn = (moe.top_k if active else moe.experts) * _expert(config) + router
         blocks.append(4 * config.width**2 + ffn)

@@ -1,4 +1,4 @@
-"""Text as batches of bytes: a random piece of each training row, whole evaluation rows."""
+"""Loads batches of bytes: a random piece of each training row, whole evaluation rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TextData:
         return len(self._reader)
 
     def load(self, indices: Sequence[int] | NDArray[np.integer], *, seed: int, epoch: int) -> Batch:
-        """Pieces of context + 1 bytes; where a training piece begins is a function of (seed, epoch, index)."""
+        """Load pieces of context + 1 bytes. The start of a training piece is a function of (seed, epoch, index)."""
         rows = self._reader.read(indices)["text"]
         choices = np.uint64(rows.shape[1] - self._length + 1)
         begins = (draws(seed, epoch, np.asarray(indices)) % choices).astype(np.int64)

@@ -1,4 +1,7 @@
-"""Makes the data sets of the language model: ``generate`` (smoke), ``fetch`` and ``convert`` (real text)."""
+"""Makes the data sets of the language model: ``generate`` (smoke), ``fetch`` and ``convert`` (real text).
+
+The items are rows cut from one text, not numbered ones, so `generate` does not use suite/data/generate.py.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ GENERATOR_VERSION = 1
 
 @dataclass(frozen=True)
 class DataSize:
-    """Rows of ``row_bytes`` to train on, of ``context`` + 1 to evaluate on (the first byte is only looked at).
+    """Training rows of ``row_bytes``, evaluation rows of ``context`` + 1 bytes (the first byte is not predicted).
 
-    ``train_rows`` None: all that the text gives. ``validation_rows`` are spread evenly over the validation text.
+    ``train_rows`` None means all rows of the text. ``validation_rows`` are spread evenly over the validation text.
     """
 
     context: int
@@ -48,7 +51,7 @@ SIZES: dict[str, DataSize] = {
 
 
 def generate(root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
-    """Generate the text of ``smoke``. ValueError for the sizes of real text, which says how to get it."""
+    """Generate the text of ``smoke``. ValueError for sizes with real text, which says how to get it."""
     settings = size_settings("moe_lm", SIZES, size, seed)
     if not settings.generated:
         raise ValueError(
@@ -66,7 +69,7 @@ def generate(root: Path, size: str, *, seed: int, world: World, progress: Progre
 
 
 def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
-    """Make a data set of the pinned Django archive (or the folder it was fetched to), or of a folder of ``.txt`` files."""
+    """Convert the pinned Django archive (or the folder it was fetched to) or a folder of ``.txt`` files to shards."""
     size = size or "mini"
     settings = size_settings("moe_lm", SIZES, size, 0)
     if settings.generated:
@@ -83,7 +86,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
-    """Bring the Django source package here: through pip, or from a copy that is already here; its sha256 is pinned."""
+    """Get the Django source package, with pip or from ``source`` on this machine. Its sha256 is pinned."""
     destination.mkdir(parents=True, exist_ok=True)
     if source is not None:
         path = Path(source)
@@ -107,14 +110,14 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
 
 
 def training_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
-    """Consecutive rows of the text; what does not fill one is left out."""
+    """Cut the text into consecutive rows; the remainder is dropped."""
     rows = len(text) // settings.row_bytes
     rows = rows if settings.train_rows is None else min(rows, settings.train_rows)
     return _array(text, rows * settings.row_bytes).reshape(rows, settings.row_bytes)
 
 
 def validation_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
-    """Rows that predict disjoint pieces of ``context`` bytes, evenly spread over the text."""
+    """Cut rows that predict disjoint pieces of ``context`` bytes, evenly spread over the text."""
     pieces = (len(text) - 1) // settings.context
     if pieces < settings.validation_rows:
         raise ValueError(
@@ -135,7 +138,7 @@ def _build(
     seed: int,
     world: World,
 ) -> None:
-    """One shard per split, each of what its text gives. ``known`` of the text goes to the manifest."""
+    """Build a data set of one shard per split. ``known`` are facts about the text for the manifest."""
     settings = SIZES[size]
     recipe = {"version": GENERATOR_VERSION, **origin, **asdict(settings)}
     pieces = [

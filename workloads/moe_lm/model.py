@@ -1,4 +1,4 @@
-"""The decoder: RMS norms, causal attention with rotary positions, dense or MoE FFN. Knows no parallelism beyond its layers' own.
+"""The decoder: RMS norms, causal attention with rotary positions, dense or MoE FFNs. Only MoE layers are parallel.
 
 N samples, S positions, V bytes, D width, A heads, T = N * S tokens.
 """
@@ -21,7 +21,7 @@ INIT_STD = 0.02
 
 
 class MoELanguageModel(nn.Module):
-    """Bytes (N, S) to logits of the next byte (N, S, V) and the sum of the routers' auxiliary losses."""
+    """Maps bytes (N, S) to logits of the next byte (N, S, V) and the sum of the routers' auxiliary losses."""
 
     def __init__(self, config: MoELMConfig, mesh: ExpertMesh | None = None) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class MoELanguageModel(nn.Module):
             nn.init.normal_(module.weight, std=INIT_STD)
 
     def forward(self, bytes_NS: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and auxiliary loss."""
+        """Compute logits and auxiliary loss."""
         x_NSD = self.embedding(bytes_NS.long())
         auxiliary = torch.zeros((), device=x_NSD.device)
         for block in self.blocks:
@@ -56,7 +56,7 @@ class Block(nn.Module):
         self.ffn = MoELayer(config.width, config.moe, mesh) if config.has_experts(layer) else DenseFFN(config)
 
     def forward(self, x_NSD: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream, and the auxiliary loss (0 without experts)."""
+        """Return the new stream and the auxiliary loss (0 without experts)."""
         x_NSD = x_NSD + self.attention(self.attention_norm(x_NSD))
         x_TD = self.ffn_norm(x_NSD).flatten(0, 1)
         if isinstance(self.ffn, MoELayer):
@@ -104,7 +104,7 @@ class DenseFFN(nn.Module):
 
 
 def rotate(x_NASX: Tensor) -> Tensor:
-    """Rotary positions: pairs (i, i + X/2) turn by position * base^(-2i/X)."""
+    """Apply rotary positions: rotate each pair (i, i + X/2) by position * base^(-2i/X)."""
     s, x = x_NASX.shape[-2:]
     frequency = ROTARY_BASE ** (-torch.arange(0, x, 2, device=x_NASX.device, dtype=torch.float32) / x)
     angle_SX = torch.arange(s, device=x_NASX.device, dtype=torch.float32)[:, None] * frequency

@@ -1,4 +1,4 @@
-"""Where text comes from: a generated language of known entropy, or files of an archive or a folder. Makes no data set."""
+"""Sources of text: a generated language of known entropy, or files of an archive or a folder."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import numpy as np
 DJANGO_VERSION = "5.2"
 DJANGO_NAME = f"Django-{DJANGO_VERSION}.tar.gz"
 DJANGO_SHA256 = "1a47f7a7a3d43ce64570d350e008d2949abe8c7e21737b351b6a1611277c6d89"
-SEPARATOR = b"\x00"  # between files: no text holds it
-VALIDATION_OF_256 = 13  # files whose path hashes below: 5 %
+SEPARATOR = b"\x00"  # between files; it never occurs in text
+VALIDATION_OF_256 = 13  # a file goes to validation if the first byte of its path's hash is below this: 5 %
 
 WORDS, SUCCESSORS, LETTERS = 128, 8, "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True)
 class Split:
-    """The text of both splits."""
+    """The training and the validation text."""
 
     train: bytes
     validation: bytes
 
 
 class Language:
-    """Random words; each is followed by one of eight others with chances 1 : 1/2 : … : 1/8 (a Markov chain)."""
+    """A Markov chain of random words; each is followed by one of eight others with odds 1 : 1/2 : … : 1/8."""
 
     def __init__(self, seed: int) -> None:
         draw = np.random.Generator(np.random.Philox(key=[seed, 0]))
@@ -42,7 +42,7 @@ class Language:
         self._seed = seed
 
     def text(self, length: int, stream: int) -> bytes:
-        """``length`` bytes; another stream is another text of the same language."""
+        """Generate ``length`` bytes. Another ``stream`` gives another text of the same language."""
         draw = np.random.Generator(np.random.Philox(key=[self._seed, 1 + stream]))
         parts, total, word = [], 0, int(draw.integers(WORDS))
         while total < length:
@@ -53,7 +53,7 @@ class Language:
         return b"".join(parts)[:length]
 
     def entropy_rate(self) -> float:
-        """Bits per byte of the chain: what a model that knows everything needs."""
+        """Compute the bits per byte of the chain, the lower bound for any model."""
         transition = np.zeros((WORDS, WORDS))
         np.put_along_axis(transition, self.successors, self.chances[None], axis=1)
         stationary = np.full(WORDS, 1 / WORDS)
@@ -65,9 +65,9 @@ class Language:
 
 
 def read_text(source: Path) -> Split:
-    """The ``.txt`` files of a folder, or of the documentation in an archive of Django; split by the hash of their paths.
+    """Read the ``.txt`` files of a folder, or of the documentation in Django's archive, split by the hash of their paths.
 
-    ValueError if there is none, or if the archive is not the pinned one.
+    ValueError if there are none, or if the archive is not the pinned one.
     """
     if source.is_dir() and (source / DJANGO_NAME).exists():
         source = source / DJANGO_NAME
@@ -81,12 +81,12 @@ def read_text(source: Path) -> Split:
 
 
 def in_validation(name: str) -> bool:
-    """By the file's path alone: a file is in the same split in every version and on every machine."""
+    """True if a file belongs to validation. Decided by its path alone, so the same in every version and on every machine."""
     return hashlib.sha256(name.encode()).digest()[0] < VALIDATION_OF_256
 
 
 def check_archive(path: Path) -> None:
-    """ValueError unless it is the pinned source package."""
+    """Check the sha256 of an archive. ValueError if it is not the pinned source package."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != DJANGO_SHA256:
         raise ValueError(f"{path}: sha256 is {digest}; {DJANGO_NAME} from PyPI has {DJANGO_SHA256}")

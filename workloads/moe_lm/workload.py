@@ -1,4 +1,4 @@
-"""The language model as the harness sees it: data, model, optimizer, loss, bits per byte, logged hyperparameters."""
+"""The harness's interface to the language model: data, model, optimizer, loss, bits per byte, logged hyperparameters."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 
 
 class MoELM(MoEWorkload):
-    """MoELM for the harness."""
+    """Implements `suite.workload.Workload` for the language model."""
 
     def __init__(self, config: RunConfig) -> None:
         self._settings = cast(MoELMConfig, config.hyperparameters)
         super().__init__(config, self._settings)
 
     def dataset(self, split: str, root: Path) -> TextData:
-        """One split; ValueError if the rows are not the config's."""
+        """Open one split. ValueError if the rows do not fit the config."""
         return TextData(root, split, self._settings)
 
     def build_model(self, world: World) -> nn.Module:
-        """The model from torch's current seed; with expert parallelism this rank's share of the experts."""
+        """Build the model from torch's current seed; with expert parallelism only this rank's share of the experts."""
         model = MoELanguageModel(self._settings, self.mesh(world))
         self.watch(model)
         return model
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
-        """AdamW; decay for matrices only."""
+        """Build AdamW with weight decay of matrices only."""
         matrices = [p for p in model.parameters() if p.ndim > 1]
         vectors = [p for p in model.parameters() if p.ndim <= 1]
         return self.adamw(cast(MoELanguageModel, model), matrices, vectors, clip_norm=None)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross entropy in nats, plus the routers' auxiliary losses in training."""
+        """Compute the mean cross entropy in nats, in training plus the routers' auxiliary losses."""
         text_NS = batch["bytes"]
         self.tune_once(model, tokens=text_NS[:, 1:].numel())
         logits_NSV, auxiliary = model(text_NS[:, :-1])
@@ -55,7 +55,7 @@ class MoELM(MoEWorkload):
         return result
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sum of nats, and of the bytes predicted."""
+        """Sum cross entropies in nats and count predicted bytes."""
         text_NS = batch["bytes"]
         logits_NSV, _ = model(text_NS[:, :-1])
         target_T = text_NS[:, 1:].long().flatten()
@@ -63,12 +63,12 @@ class MoELM(MoEWorkload):
         return {"nats": nats, "bytes": nats.new_tensor(float(target_T.numel()))}
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """``eval_error``: bits per byte."""
+        """Compute ``eval_error``, bits per byte."""
         nats = totals["nats"] / totals["bytes"]
         return {"eval_error": nats / math.log(2), "nats_per_byte": nats}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Beside those of the MoE layers and the training."""
+        """Hyperparameters of the model, beside those of MoE layers and training."""
         return {
             "global_batch_size": self.config.global_batch_size,
             "max_sequence_length": self._settings.context,
@@ -76,10 +76,10 @@ class MoELM(MoEWorkload):
         }
 
     def work(self) -> Work:
-        """Closed forms, for the ranks the model was built for."""
+        """Compute the closed forms for the ranks the model was built for."""
         batch = self.config.global_batch_size
         return work(self._settings, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
 
     def baselines(self, root: Path) -> dict[str, float]:
-        """Bits per byte of counts after the last 0 to 4 bytes."""
+        """Measure the bits per byte of byte models with 0 to 4 bytes of context."""
         return baselines(root)

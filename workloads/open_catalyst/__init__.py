@@ -1,4 +1,4 @@
-"""OpenCatalyst: forces on the atoms of an adsorbate on a metal slab by a graph neural network (OC20 S2EF). No torch."""
+"""OpenCatalyst: a graph neural network predicts forces on an adsorbate and a metal slab (OC20 S2EF). No torch."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What needs no network: no force at all, the mean force, and a pair potential fitted by least squares."""
+"""Baselines without a network: zero force, the mean force, and a pair potential fitted by least squares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workloads.open_catalyst.config import OpenCatalystConfig
 from workloads.open_catalyst.graph import concatenate
 from workloads.open_catalyst.structures import Neighbourhood
 
-MAX_SAMPLES = 4_000  # of each split for the pair potential: seconds, and more than its coefficients need
+MAX_SAMPLES = 4_000  # read from each split for the pair potential: takes seconds, and suffices to fit its coefficients
 MAX_SAMPLES_OF_CONSTANTS = 200_000
 SHAPES = 10  # radial functions per pair of elements
 RIDGE = 1e-6  # of the largest diagonal element
@@ -24,10 +24,10 @@ Floats = NDArray[np.floating[Any]]
 
 
 def baselines(root: Path, config: OpenCatalystConfig) -> dict[str, float]:
-    """Mean absolute error of force components on free atoms of the validation split.
+    """Measure the mean absolute error of force components on free atoms of the validation split.
 
-    ``zero_force``, ``mean_force`` (per component) and ``pair_potential`` (per pair of elements `SHAPES` radial functions;
-    only as many samples as `MAX_SAMPLES`, evenly spaced).
+    ``zero_force``; ``mean_force`` per component; ``pair_potential`` with `SHAPES` radial functions per pair of elements, on
+    at most `MAX_SAMPLES` evenly spaced samples.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     mean = _free_forces(train).mean(axis=0)
@@ -62,7 +62,7 @@ def _pair_potential(train: ShardReader, validation: ShardReader, neighbourhood: 
 def _design(
     reader: ShardReader, chosen: NDArray[np.int64], neighbourhood: Neighbourhood, elements: NDArray[np.uint8]
 ) -> tuple[Any, Floats]:
-    """Force components of free atoms as linear functions of the coefficients, and their true values."""
+    """Compute the design matrix of the force components of free atoms, and their true values."""
     arrays = reader.read(chosen)
     offsets, position = arrays["atom.offsets"], arrays["atom.position"].astype(np.float64)
     parts = [

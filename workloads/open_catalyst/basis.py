@@ -1,4 +1,4 @@
-"""Radial and angular basis functions of DimeNet, twice differentiable in few operations. No symbolic algebra.
+"""Radial and angular basis functions of DimeNet, twice differentiable with few operations.
 
 Gasteiger, Groß & Günnemann, "Directional message passing for molecular graphs", arXiv:2003.03123, equations 6 to 8.
 Shapes: E edges, T triplets, L angular and K radial functions. x is a distance in units of the cutoff.
@@ -17,12 +17,12 @@ from scipy.optimize import brentq
 from scipy.special import spherical_jn
 from torch import Tensor, nn
 
-PERIOD = 2.0  # half period of the cosines that represent a function on [0, 1]: a second interval of freedom
-SPARE_TERMS = 7  # beyond the band limit of the fastest function; then the error is 1e-11
+PERIOD = 2.0  # half period of the cosines that represent a function on [0, 1]; on the second interval the fit is free
+SPARE_TERMS = 7  # more than the band limit of the fastest function needs; then the error is 1e-11
 
 
 class Envelope(nn.Module):
-    """1/x with its value and its first two derivatives brought to 0 at x = 1 by three powers from ``exponent`` on."""
+    """1/x plus three powers from ``exponent`` on, so that the value and the first two derivatives are 0 at x = 1."""
 
     def __init__(self, exponent: int) -> None:
         super().__init__()
@@ -30,14 +30,14 @@ class Envelope(nn.Module):
         self.a, self.b, self.c = -(p + 1) * (p + 2) / 2, p * (p + 2.0), -p * (p + 1) / 2
 
     def forward(self, x_E: Tensor) -> Tensor:
-        """The envelope, of one per edge."""
+        """Evaluate the envelope, one value per edge."""
         power_E = x_E ** (self.p - 1)
         value_E: Tensor = 1 / x_E + power_E * (self.a + x_E * (self.b + self.c * x_E))
         return value_E
 
 
 class RadialBasis(nn.Module):
-    """sin(frequency_k x) under the envelope; the frequencies start at k pi and are learnt."""
+    """sin(frequency_k x) times the envelope. The frequencies are learned, starting from k pi."""
 
     def __init__(self, count: int, envelope: Envelope) -> None:
         super().__init__()
@@ -51,10 +51,10 @@ class RadialBasis(nn.Module):
 
 
 class SphericalRadialBasis(nn.Module):
-    """The normalised spherical Bessel functions j_l(z_lk x) under the envelope; z_lk is the k-th zero of j_l.
+    """Normalised spherical Bessel functions j_l(z_lk x) times the envelope; z_lk is the k-th zero of j_l.
 
-    j_l has the parity of l, so it is a sum of a few cosines (l even) or sines (l odd) of a longer period, fitted once in
-    float64. That is exact to 1e-11, and has none of the cancellation of the closed forms at small x in float32.
+    j_l has the parity of l, so it is represented by a few cosines (l even) or sines (l odd) of a longer period, fitted once
+    in float64. The error is 1e-11, without the cancellation that the closed forms suffer at small x in float32.
     """
 
     def __init__(self, angular: int, radial: int, envelope: Envelope) -> None:
@@ -85,14 +85,14 @@ class SphericalRadialBasis(nn.Module):
 
 
 def wave_count(angular: int, radial: int) -> int:
-    """Cosines, and as many sines, that the spherical Bessel functions are sums of."""
+    """Compute the number of cosines (and of sines) that represent the spherical Bessel functions."""
     return math.ceil(float(bessel_zeros(angular, radial).max()) * PERIOD / math.pi) + SPARE_TERMS
 
 
 def angular_basis(cosine_T: Tensor, count: int) -> Tensor:
-    """The real spherical harmonics Y_l0 (T, L) of an angle given by its cosine: Legendre polynomials by recurrence.
+    """Compute the real spherical harmonics Y_l0 (T, L) from the cosine of the angle, by the recurrence of Legendre polynomials.
 
-    A polynomial of the cosine: no angle is formed, so nothing is singular where three atoms lie on a line.
+    The angle itself is never computed: its derivative is singular where three atoms lie on a line.
     """
     legendre = [torch.ones_like(cosine_T), cosine_T]
     for order in range(1, count - 1):
@@ -103,7 +103,7 @@ def angular_basis(cosine_T: Tensor, count: int) -> Tensor:
 
 
 def bessel_zeros(angular: int, radial: int) -> NDArray[np.float64]:
-    """The first positive zeros of j_0 .. j_(L-1), shape (L, K): those of j_l lie between those of j_(l-1)."""
+    """Find the first positive zeros of j_0 .. j_(L-1), shape (L, K). Those of j_l lie between those of j_(l-1)."""
     between = np.arange(1, radial + angular, dtype=np.float64) * math.pi
     zeros = [between[:radial]]
     for order in range(1, angular):
@@ -113,6 +113,6 @@ def bessel_zeros(angular: int, radial: int) -> NDArray[np.float64]:
 
 
 def normalised_bessel(order: int, zero: float, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """j_l(z x) scaled so that the integral of its square times x^2 over 0..1 is 1."""
+    """Compute j_l(z x), scaled so that the integral of its square times x^2 over 0..1 is 1."""
     norm = math.sqrt(2) / abs(spherical_jn(order + 1, zero))
     return np.asarray(norm * spherical_jn(order, zero * x))

@@ -1,4 +1,4 @@
-"""What may be chosen about a DimeNet++ model and its training on S2EF. No torch."""
+"""Hyperparameters of DimeNet++ and its training on S2EF. No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUTPUT_SCALE_MEAN = -0.7554450631141663  # eV: their mean
 
 
 class OpenCatalystConfig(Hyperparameters):
-    """Model, graph, loss and schedule; the defaults are those of the MLPerf HPC reference.
+    """Model, graph, loss and schedule. Defaults are those of the MLPerf HPC reference.
 
     The learning rate rises from ``warmup_factor`` * ``learning_rate`` to ``learning_rate`` over ``warmup_steps`` and is
     multiplied by ``decay_factor`` at every boundary. Steps are of the global batch.
@@ -63,7 +63,7 @@ class OpenCatalystConfig(Hyperparameters):
 
 
 def learning_rate(config: OpenCatalystConfig, step: int) -> float:
-    """The reference's schedule for a 0-based global step: linear warm-up, then a factor per boundary at or behind."""
+    """Compute the reference's rate of a 0-based global step: linear warm-up, then one factor per boundary reached."""
     base = config.learning_rate
     if step <= config.warmup_steps and config.warmup_steps:
         progress = step / config.warmup_steps

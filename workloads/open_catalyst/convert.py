@@ -1,4 +1,4 @@
-"""From the public OC20 data to the suite's shards: LMDB files or extended XYZ. Downloads nothing."""
+"""Converts the public OC20 data (LMDB files or extended XYZ) to shards. Downloads nothing."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ WHERE_THE_DATA_ARE = (
 
 
 def convert(source: Path, root: Path, *, world: World, size: str | None = None, trust_pickles: bool = False) -> None:
-    """Write the sharded form of a folder with ``train`` and ``validation`` (or ``val_id``) of LMDB or extxyz files.
+    """Convert a folder with ``train`` and ``validation`` (or ``val_id``) of LMDB or extxyz files to shards.
 
-    Only structures are kept; edges in the source are ignored, because they are found anew when training. LMDB values are
-    pickles: data need none of what makes these dangerous, and any such pickle is refused. ``trust_pickles`` loads them all
-    the same, and so runs whatever program they contain.
+    Edges in the source are ignored: training computes them. LMDB values are pickles, which may run code when loaded; a
+    pickle that needs more than plain data is refused. ``trust_pickles`` loads it anyway and so runs its code.
     """
     pieces: list[Piece] = []
     files: dict[str, int] = {}
@@ -56,7 +55,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None, 
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
-    """Nothing is fetched: ValueError says where the data are."""
+    """Always raise ValueError, which says where to get the data."""
     raise ValueError(WHERE_THE_DATA_ARE)
 
 

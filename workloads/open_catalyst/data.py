@@ -1,6 +1,6 @@
-"""OpenCatalyst samples as batches of graphs: structures from the shards, edges and triplets found while loading.
+"""Loads OpenCatalyst batches: structures from the shards, edges and triplets computed while loading.
 
-A stored structure is 37 times smaller than one with its edges, and finding them again takes less time than reading them.
+A stored structure is 37 times smaller than one with its edges, and computing edges takes less time than reading them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TRAINED_ON = ("atom.offsets", "atom.position", "atom.force", "atom.number", "ato
 
 
 class OpenCatalystData:
-    """One split. A batch is one graph of many parts; ``structure`` says which atom belongs to which sample.
+    """One split. A batch is one graph with a part per sample; ``structure`` is the sample of each atom.
 
     Per atom: ``position``, ``force`` (A, 3), ``number``, ``structure``, ``free`` (1.0 or 0.0); per sample ``energy``; per
     edge ``source``, ``target``, ``shift`` (E, 3); per triplet ``into``, ``out`` (edge numbers, sorted by ``out``) and
     ``by_into`` (the order by ``into``), with the first triplet of every edge in both orders (``out_begin``, ``into_begin``);
-    ``counts``: free atoms and triplets of the batch, known here so that no step waits for the device to count them.
+    ``counts``: free atoms and triplets of the batch, counted here so that no step waits for the device.
     """
 
     def __init__(self, root: Path, split: str, config: RunConfig, settings: OpenCatalystConfig) -> None:
@@ -56,7 +56,7 @@ class OpenCatalystData:
         return len(self._reader)
 
     def load(self, indices: Sequence[int] | NDArray[np.integer], *, seed: int, epoch: int) -> Batch:
-        """The samples of ``indices``, or with ``balanced_batches`` this rank's share of the global batch they are of."""
+        """Load the samples of ``indices``; with ``balanced_batches`` this rank's share of the global batch that contains them."""
         chosen = np.asarray(indices, dtype=np.int64)
         if self._balance is not None:
             chosen = self._balance.share(chosen, seed=seed, epoch=epoch)
@@ -91,7 +91,7 @@ def batch_of(
     lengths: NDArray[np.int64],
     edges: Sequence[Edges],
 ) -> Batch:
-    """The batch `OpenCatalystData` describes, from atoms one structure after the other and each structure's edges."""
+    """Build the batch described in `OpenCatalystData` from concatenated atoms and the edges of each structure."""
     whole = concatenate(edges, lengths.tolist())
     into, out = triplets(whole, len(position))
     out_begin = np.searchsorted(out, np.arange(len(whole) + 1))
@@ -118,7 +118,7 @@ def batch_of(
 
 
 def check_data(reader: ShardReader, root: Path) -> None:
-    """ValueError unless the data have the form this workload trains on."""
+    """Check shapes and types of the arrays. ValueError if they are not those this workload trains on."""
     actual = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
     required = {f"atom.{name}": (shape, np.dtype(dtype)) for name, (dtype, shape) in PER_ATOM.items()}
     required |= {"cell": ((3, 3), np.dtype(np.float32)), "energy": ((), np.dtype(np.float64))}
@@ -128,7 +128,7 @@ def check_data(reader: ShardReader, root: Path) -> None:
 
 
 def _transposed(into: NDArray[np.int64], out_begin: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The order of the triplets by their first edge, stable, and where each edge's begin in it: a transposition, not a sort."""
+    """Compute the stable order of the triplets by first edge and where each edge begins in it, by transposing, not sorting."""
     edges = len(out_begin) - 1
     by_out = csr_array((np.arange(len(into)), into, out_begin), shape=(edges, edges))
     by_into = by_out.tocsc()
@@ -136,6 +136,6 @@ def _transposed(into: NDArray[np.int64], out_begin: NDArray[np.int64]) -> tuple[
 
 
 def _triplets(reader: ShardReader) -> NDArray[np.int64]:
-    """The number of triplets of every sample."""
+    """Read the number of triplets of every sample."""
     pieces = (np.arange(begin, min(begin + READ_AT_ONCE, len(reader))) for begin in range(0, len(reader), READ_AT_ONCE))
     return np.concatenate([reader.read(piece, ["triplets"])["triplets"] for piece in pieces])

@@ -1,4 +1,4 @@
-"""The public OC20 download: extended XYZ, packed with xz, and beside it a text file with one line per frame.
+"""Reads the public OC20 download: extended XYZ, compressed with xz, and beside it a text file with one line per frame.
 
     80
     Lattice="..." Properties=species:S:1:pos:R:3:move_mask:L:1:tags:I:1:forces:R:3 energy=-1.0 free_energy=-1.0 pbc="T T T"
@@ -35,9 +35,9 @@ _OPEN: dict[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open, 
 
 
 def read_extxyz(path: Path, *, trajectory: int) -> Iterator[Structure]:
-    """The frames of one file. ``trajectory`` numbers them all if no text file says which system each is of.
+    """Read the frames of one file. ``trajectory`` is their trajectory number if no text file tells the system of each frame.
 
-    ValueError says file and frame.
+    ValueError names file and frame.
     """
     labels = _labels(path)
     try:
@@ -101,7 +101,7 @@ def _structure(header: str, lines: list[str], trajectory: int, frame: int, refer
 
 
 def _columns(properties: str, lines: list[str]) -> dict[str, NDArray[Any]]:
-    """Text columns by name, as ``name:kind:count:...`` says."""
+    """Split text columns by name, as ``name:kind:count:...`` describes them."""
     parts = properties.split(":")
     if len(parts) % 3:
         raise ValueError(f"Properties {properties!r} are not name:kind:count triples")
@@ -119,7 +119,7 @@ def _columns(properties: str, lines: list[str]) -> dict[str, NDArray[Any]]:
 
 
 def _labels(path: Path) -> list[tuple[int, int, float]] | None:
-    """(system, frame, reference energy) per frame, from the text file beside ``path``; None if there is none."""
+    """Read (system, frame, reference energy) per frame from the text file beside ``path``. None if there is no such file."""
     stem = path.name.partition(".extxyz")[0]
     for suffix in (".txt", ".txt.xz", ".txt.gz"):
         beside = path.with_name(stem + suffix)

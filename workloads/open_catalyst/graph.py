@@ -1,4 +1,4 @@
-"""From atoms in a periodic cell to edges and triplets: numpy, vectorised, no loop over atoms.
+"""Computes edges and triplets of atoms in a periodic cell, with numpy and without a loop over atoms.
 
 An edge runs from a source atom j, in the image ``offset`` of the cell, to a target atom i in the cell itself; a triplet is
 two edges k->j and j->i. Conventions of the reference (ocp dimenet_plus_plus.py and atoms_to_graphs.py).
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-OFFSET_BASE = 1 << 16  # an image further away than this / 4 cells is a broken cell, not chemistry
+OFFSET_BASE = 1 << 16  # an image further away than a quarter of this, in cells, means a broken cell
 COINCIDENT_ANGSTROM = 1e-6
-FLATTEST_CELL = 1e-9  # volume over the product of the edges
+FLATTEST_CELL = 1e-9  # smallest volume divided by the product of the edge lengths
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -36,13 +36,15 @@ class Edges:
 
 
 def neighbours(position: Floats, cell: Floats, *, cutoff: float, most: int) -> Edges:
-    """The ``most`` nearest atoms within ``cutoff`` of every atom, under periodic boundaries in all three directions.
+    """Find the ``most`` nearest atoms within ``cutoff`` of every atom, with periodic boundaries in all three directions.
 
-    ValueError if the cell has no volume or two atoms lie on each other.
+    ValueError if the cell has no volume or two atoms coincide.
     """
     shifts, owner, images = _images(position, cell, cutoff)
     bound = np.nextafter(cutoff, np.inf)  # the tree's bound is exclusive
-    tree = cKDTree(images, balanced_tree=False, compact_nodes=False)  # of one use: quickly built
+    tree = cKDTree(
+        images, balanced_tree=False, compact_nodes=False
+    )  # queried once, so a cheap build matters more than fast queries
     distance, nearest = tree.query(position, k=most + 1, distance_upper_bound=bound)
     if distance[:, 1].min() < COINCIDENT_ANGSTROM:
         atom = int(distance[:, 1].argmin())
@@ -56,7 +58,7 @@ def neighbours(position: Floats, cell: Floats, *, cutoff: float, most: int) -> E
 
 
 def concatenate(parts: Sequence[Edges], atoms: Sequence[int]) -> Edges:
-    """The edges of a batch: atoms are numbered on from structure to structure."""
+    """Concatenate the edges of a batch; atom numbers continue from structure to structure."""
     first = np.concatenate([[0], np.cumsum(atoms)[:-1]])
     numbered = list(zip(parts, first, strict=True))
     return Edges(
@@ -68,9 +70,9 @@ def concatenate(parts: Sequence[Edges], atoms: Sequence[int]) -> Edges:
 
 
 def triplets(edges: Edges, atoms: int) -> tuple[Ints, Ints]:
-    """All pairs of edges (k->j, j->i) but those that go back where they came from; sorted by the second edge.
+    """List all pairs of edges (k->j, j->i) with k other than i, sorted by the second edge.
 
-    Back means the same atom in the same cell: an image of i is as good a neighbour of j as any other atom.
+    An image of i in another cell counts as another atom, so only k = i in the same cell is left out.
     """
     begin = np.searchsorted(edges.target, np.arange(atoms + 1))
     incoming = np.diff(begin)[edges.source]  # edges k->j of every edge j->i
@@ -83,16 +85,16 @@ def triplets(edges: Edges, atoms: int) -> tuple[Ints, Ints]:
 
 
 def inverse_cell(cell: Floats) -> Floats:
-    """From positions to fractions of the cell. ValueError if the cell has no volume."""
+    """Compute the matrix from positions to fractions of the cell. ValueError if the cell has no volume."""
     volume = abs(float(np.linalg.det(cell)))
     edges = float(np.prod(np.sqrt(np.einsum("ij,ij->i", cell, cell))))
-    if not volume > FLATTEST_CELL * edges:  # also if anything is NaN
+    if not volume > FLATTEST_CELL * edges:  # "not >", so that NaN is refused too
         raise ValueError(f"the cell {cell.tolist()} has no volume")
     return np.asarray(np.linalg.inv(cell), dtype=np.float64)
 
 
 def _images(position: Floats, cell: Floats, cutoff: float) -> tuple[Ints, Ints, Floats]:
-    """Images of atoms that can be within the cutoff of any atom: their cell, which atom they are, and where they lie."""
+    """List images of atoms that can be within the cutoff of any atom: cell, atom number, position."""
     inverse = inverse_cell(cell)
     reach = cutoff * np.sqrt(np.einsum("ij,ij->j", inverse, inverse)) + 1e-9  # cutoff in units of the distance of faces
     fraction = position @ inverse

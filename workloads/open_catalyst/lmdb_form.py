@@ -1,7 +1,7 @@
-"""The reference's data: LMDB files of pickled torch_geometric ``Data``. Reads them without torch_geometric, and runs no code.
+"""Reads the reference's LMDB files of pickled torch_geometric ``Data``, without torch_geometric and without running code.
 
-Keys are b"0", b"1", ... and b"length"; values are pickles. A pickle may name any function to be called, so loading one is
-running a program. The unpickler here builds tensors, arrays and inert records, and refuses every other name.
+Keys are b"0", b"1", ... and b"length"; values are pickles. A pickle can call any function by name, so loading one runs a
+program. The unpickler here builds tensors, arrays and inert records, and refuses every other name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIELDS = ("pos", "cell", "atomic_numbers", "force", "fixed", "tags", "y")
 
 
 class LmdbFile:
-    """One LMDB file. ``trust_pickles`` unpickles with Python's own unpickler, which runs what the file says."""
+    """One LMDB file. ``trust_pickles`` uses Python's own unpickler, which runs any code in the file."""
 
     def __init__(self, path: Path, *, trust_pickles: bool = False) -> None:
         self.path = path
@@ -37,11 +37,11 @@ class LmdbFile:
             raise ValueError(f"{path}: holds {self._entries!r} structures")
 
     def __len__(self) -> int:
-        """Number of structures."""
+        """Return the number of structures."""
         return int(self._entries)
 
     def structures(self, begin: int, end: int) -> Iterator[Structure]:
-        """Structures ``begin`` to ``end``. ValueError says file and index."""
+        """Read structures ``begin`` to ``end``. ValueError names file and index."""
         with _environment(self.path) as environment, environment.begin() as transaction:
             for index in range(begin, end):
                 value = transaction.get(str(index).encode())
@@ -75,7 +75,7 @@ class LmdbFile:
     def _unpickle(self, value: bytes, what: str) -> Any:
         try:
             return self._load(value)
-        except Exception as error:  # a damaged pickle raises whatever its bytes happen to ask for
+        except Exception as error:  # a damaged pickle can raise any exception
             raise ValueError(f"{self.path}: {what}: {type(error).__name__}: {str(error).splitlines()[0]}") from None
 
 
@@ -94,11 +94,11 @@ def _environment(path: Path) -> Iterator[Any]:
 
 
 class Record:
-    """An object whose class is not looked up: it has the attributes the pickle gives it and no behaviour."""
+    """Stands for an object of any class: it has the pickled attributes and no behaviour. The class is never imported."""
 
 
 def record_fields(data: Any) -> dict[str, Any]:
-    """The fields of a ``Data`` of torch_geometric before 2.0 (its attributes) or since (a mapping in its store)."""
+    """Read the fields of a ``Data`` of torch_geometric: attributes before version 2.0, a mapping in its store since."""
     attributes = vars(data) if hasattr(data, "__dict__") else {}
     store = attributes.get("_store")
     mapping = vars(store).get("_mapping") if store is not None and hasattr(store, "__dict__") else None
@@ -120,7 +120,7 @@ _RECONSTRUCT = np.empty(0).__reduce__()[
 ]  # numpy's own function for rebuilding an array, wherever this version keeps it
 _SCALAR = np.float64(0).__reduce__()[0]
 
-# What a public data pickle consists of. Nothing here opens, imports, executes or imports anything by a name of the file.
+# The names that pickles of the public data use. None of them opens a file, imports or executes by a name from the pickle.
 ALLOWED: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
@@ -147,12 +147,12 @@ class _RestrictedUnpickler(pickle.Unpickler):
 
 
 def _system(value: Any, index: int) -> int:
-    """Number of a system, which some files write as ``random123``; the structure's own index if there is none."""
+    """Read the number of a system, in some files ``random123``; the structure's index if there is none."""
     return index if value is None else int(str(np.asarray(value).item()).removeprefix("random"))
 
 
 def _plain(value: Any) -> Any:
-    """An array, a number or text. None for all else: numpy would follow ``__array_interface__``, a pointer, on a record."""
+    """Convert to an array, number or text. None for all else: numpy would follow the pointer in ``__array_interface__``."""
     if isinstance(value, torch.Tensor):
         array: NDArray[Any] = value.detach().numpy()
         return array

@@ -1,4 +1,4 @@
-"""DimeNet++ with forces, and the closed forms of its work. Knows no data form and no schedule.
+"""DimeNet++ with forces, and the closed forms of its work. No data, no schedule.
 
 Shapes: N structures, A atoms, E edges, T triplets; H hidden, C triplet channels, L x K basis functions.
 Gasteiger et al., "Fast and uncertainty-aware directional message passing", arXiv:2011.14115; layers, initialisation and
@@ -21,12 +21,14 @@ from workloads.open_catalyst.config import ELEMENTS, OpenCatalystConfig
 
 SparseMatrix = tuple[Tensor, Tensor, Tensor]
 
-FORCES = 2  # the energy and its derivative: what a prediction needs
-DIFFERENTIATIONS = 6  # energy; forces: its backward; the loss's backward through both, by inputs and by weights
+FORCES = 2  # passes of a prediction: the energy and its derivative
+DIFFERENTIATIONS = (
+    6  # passes of training: energy, its backward (forces), the loss's backward through both by inputs and by weights
+)
 
 
 class DimeNetPlusPlus(nn.Module):
-    """Energies and forces in units of the target's standard deviation, from structures with edges and triplets."""
+    """Predicts energies and forces, in units of the target's standard deviation, from structures with edges and triplets."""
 
     def __init__(self, config: OpenCatalystConfig) -> None:
         super().__init__()
@@ -39,7 +41,7 @@ class DimeNetPlusPlus(nn.Module):
         self.interactions = nn.ModuleList(InteractionBlock(config) for _ in range(config.blocks))
 
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Energy (N,) and forces (A, 3) = -dE/dx; during training differentiable once more."""
+        """Compute energy (N,) and forces (A, 3) = -dE/dx; in training the forces are differentiable."""
         with torch.enable_grad():
             position_A3 = batch["position"].detach().requires_grad_()
             energy_N = self.energy(batch, position_A3)
@@ -49,9 +51,9 @@ class DimeNetPlusPlus(nn.Module):
         return energy_N, -gradient_A3
 
     def energy(self, batch: Mapping[str, Tensor], position_A3: Tensor) -> Tensor:
-        """Energy of each structure (N,) as a function of the positions of all atoms."""
+        """Compute the energy of each structure (N,) from the positions of all atoms."""
         source_E, target_E = batch["source"], batch["target"]
-        with torch.autocast(position_A3.device.type, enabled=False):  # geometry is cheap and must not lose digits
+        with torch.autocast(position_A3.device.type, enabled=False):  # geometry needs full precision and costs little
             vector_E3 = position_A3.index_select(0, source_E) + batch["shift"] - position_A3.index_select(0, target_E)
             distance_E = vector_E3.square().sum(dim=1).sqrt()
             x_E = distance_E / self.config.cutoff_angstrom
@@ -79,15 +81,15 @@ class DimeNetPlusPlus(nn.Module):
 
 
 class Angles(Protocol):
-    """What an interaction needs of the triplets."""
+    """The sums over triplets that an interaction block needs."""
 
     def sum(self, per_edge_LEC: Tensor) -> Tensor:
-        """For each edge j->i the sum over its triplets and over l of Y_l(angle) times row (l, k->j); shape (E, C)."""
+        """Sum Y_l(angle) times row (l, k->j) over l and over the triplets of each edge j->i; shape (E, C)."""
         ...
 
 
 class ExactAngles:
-    """Triplets whose angles carry a gradient: gather, multiply, scatter."""
+    """Angles with gradients: gather, multiply, scatter."""
 
     def __init__(self, weight_TL: Tensor, into_T: Tensor, out_T: Tensor) -> None:
         self._weight_TL, self._into_T, self._out_T = weight_TL, into_T, out_T
@@ -103,9 +105,9 @@ class ExactAngles:
 
 
 class ConstantAngles:
-    """Triplets whose angles are constants: the sum is a product with a sparse matrix, the same for every block.
+    """Constant angles: the sum is a product with a sparse matrix, which all blocks share.
 
-    Nothing of the size of triplets times channels is ever stored, and every row is summed in a fixed order.
+    No tensor of triplets times channels is stored, and every row is summed in a fixed order.
     """
 
     def __init__(self, weight_TL: Tensor, batch: Mapping[str, Tensor]) -> None:
@@ -128,7 +130,7 @@ class ConstantAngles:
 
 
 class _SparseProduct(torch.autograd.Function):
-    """A constant sparse matrix (columns, row offsets, values) times rows; differentiable any number of times."""
+    """Multiplies a constant sparse matrix (columns, row offsets, values) by rows. Differentiable any number of times."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, matrix: SparseMatrix, transposed: SparseMatrix) -> Tensor:
@@ -145,7 +147,7 @@ class _SparseProduct(torch.autograd.Function):
 
 
 class _Silu(torch.autograd.Function):
-    """x sigmoid(x) with fewer operations in its derivatives than torch records to differentiate them again."""
+    """x sigmoid(x). Its derivatives take fewer operations than those that torch records for double differentiation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -185,7 +187,7 @@ def silu(x: Tensor) -> Tensor:
 
 
 class EmbeddingBlock(nn.Module):
-    """First message of an edge from its two elements and its length."""
+    """Computes the first message of an edge from its two elements and its length."""
 
     def __init__(self, config: OpenCatalystConfig) -> None:
         super().__init__()
@@ -196,7 +198,7 @@ class EmbeddingBlock(nn.Module):
         self.lin = nn.Linear(3 * hidden, hidden)
 
     def forward(self, number_A: Tensor, rbf_EK: Tensor, source_E: Tensor, target_E: Tensor) -> Tensor:
-        """(E, H). The dense layer of [target, source, radial] is split: its first two parts run per atom, not per edge."""
+        """Compute messages (E, H). The dense layer of [target, source, radial] is split: two parts run per atom, not per edge."""
         to_target, to_source, to_rbf = self.lin.weight.chunk(3, dim=1)
         x_AH = self.emb(number_A)
         per_edge = F.linear(silu(self.lin_rbf(rbf_EK)), to_rbf, self.lin.bias)
@@ -205,7 +207,7 @@ class EmbeddingBlock(nn.Module):
 
 
 class InteractionBlock(nn.Module):
-    """One round of messages: every edge hears the edges that end where it begins, weighted by length and angle."""
+    """One round of messages: every edge sums the edges that end where it begins, weighted by length and angle."""
 
     def __init__(self, config: OpenCatalystConfig) -> None:
         super().__init__()
@@ -223,10 +225,10 @@ class InteractionBlock(nn.Module):
         self.after_skip = nn.Sequential(*(Residual(hidden) for _ in range(config.after_skip)))
 
     def forward(self, x_EH: Tensor, rbf_EK: Tensor, bessel_ELK: Tensor, angles: Angles) -> Tensor:
-        """(E, H).
+        """Compute messages (E, H).
 
-        The published form multiplies message and projected basis per triplet. Of the basis only the angle belongs to the
-        triplet; lengths, both projections and the product with the message belong to the first edge and run per edge.
+        The published form multiplies message and projected basis per triplet. Only the angle depends on the triplet; lengths,
+        both projections and the product with the message depend on the first edge, so they are computed per edge.
         """
         x_ji_EH = silu(self.lin_ji(x_EH))
         x_kj_EH = silu(self.lin_kj(x_EH)) * self.lin_rbf2(self.lin_rbf1(rbf_EK))
@@ -239,7 +241,7 @@ class InteractionBlock(nn.Module):
 
 
 class OutputBlock(nn.Module):
-    """Contribution of every atom to the energy, from the edges that end at it."""
+    """Computes the contribution of every atom to the energy from the edges that end at it."""
 
     def __init__(self, config: OpenCatalystConfig) -> None:
         super().__init__()
@@ -275,7 +277,7 @@ class Residual(nn.Module):
 
 
 def glorot_orthogonal(weight: Tensor, scale: float = 2.0) -> None:
-    """An orthogonal matrix scaled to the variance of Glorot and Bengio."""
+    """Initialise with an orthogonal matrix scaled to the variance of Glorot and Bengio."""
     with torch.no_grad():
         if weight.is_meta:
             return
@@ -292,9 +294,9 @@ def _dense(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
 
 
 def work(config: OpenCatalystConfig, *, global_batch_size: int, element_bytes: int) -> Work:
-    """FLOPs and compulsory bytes of training on one sample of mean size (docs/open_catalyst.md says what is counted).
+    """Compute FLOPs and compulsory bytes of training on a sample of mean size (docs/open_catalyst.md lists what is counted).
 
-    The model's FLOPs are those of the published formulation, the executed ones and the bytes those of ours. Bytes: every
+    Model FLOPs are of the published formulation; executed FLOPs and bytes are of ours. Bytes: every
     dense layer reads its inputs and writes its outputs once in each pass; the sum over triplets reads the angular
     functions once and writes its result, its gathered rows being counted once per edge, as a cache can hold them.
     """
@@ -319,10 +321,10 @@ def work(config: OpenCatalystConfig, *, global_batch_size: int, element_bytes: i
 
 
 def executed_flops(config: OpenCatalystConfig, *, structures_per_step: float) -> float:
-    """FLOPs of a training step on one sample of mean size as our formulation does them, equal to those counted.
+    """Compute the FLOPs of our formulation for training on a sample of mean size. A test compares them with counted ones.
 
-    Not every product is done six times: constants (waves, angles) have no gradient of their own, what depends on no position
-    has no force, and an energy without loss only carries its force.
+    Not every product runs six times: constants (waves, angles) have no gradient, what does not depend on positions has no
+    force, and an energy without loss is only differentiated for its force.
     """
     c = config
     edges, spherical = c.mean_edges, c.num_spherical * c.num_radial
@@ -341,12 +343,12 @@ def executed_flops(config: OpenCatalystConfig, *, structures_per_step: float) ->
 
 
 def forward_flops(config: OpenCatalystConfig) -> float:
-    """FLOPs of the energy of one sample of mean size, 2 per multiply-add of the dense layers."""
+    """Compute the FLOPs of the energy of a sample of mean size, 2 per multiply-add of the dense layers."""
     return sum(2 * rows * inputs * outputs for rows, inputs, outputs in _layers(config))
 
 
 def parameter_count(config: OpenCatalystConfig) -> int:
-    """Trainable parameters, from the shapes alone."""
+    """Count trainable parameters from the shapes alone."""
     c = config
     hidden, out, basis, triplet = c.hidden_channels, c.output_channels, c.basis_channels, c.triplet_channels
     square = hidden * hidden + hidden
@@ -358,7 +360,7 @@ def parameter_count(config: OpenCatalystConfig) -> int:
 
 
 def _layers(config: OpenCatalystConfig) -> Iterator[tuple[float, int, int]]:
-    """(rows per sample, inputs, outputs) of every dense layer of the published formulation."""
+    """Yield (rows per sample, inputs, outputs) of every dense layer of the published formulation."""
     c = config
     atoms, edges, triplets = c.mean_atoms, c.mean_edges, c.mean_triplets
     hidden, out = c.hidden_channels, c.output_channels

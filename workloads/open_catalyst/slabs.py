@@ -1,7 +1,7 @@
 """Synthetic trajectories: an adsorbate relaxes on a metal slab under ASE's effective medium theory. Writes nothing.
 
 The potential is many-body, smooth and deterministic; its parameters for H, C, N and O are not quantitative (Jacobsen,
-Stoltze & Nørskov, doi:10.1016/0039-6028(96)00816-3). What is learnt from it is the shape of the task, not chemistry.
+Stoltze & Nørskov, doi:10.1016/0039-6028(96)00816-3). The data have the form of the task; the chemistry is not realistic.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ ALL_ADSORBATES = ("H", "C", "N", "O", "CO", "OH", "NO", "H2O")
 VACUUM_ANGSTROM = 8.0
 HEIGHT_ANGSTROM = (1.3, 2.2)  # of the lowest atom of the adsorbate above the highest of the slab
 RATTLE_ANGSTROM = 0.06
-LARGEST_FORCE = 6.0  # eV/angstrom: a frame beyond is an overlap, not a surface
+LARGEST_FORCE = 6.0  # eV/angstrom: larger forces mean overlapping atoms; the frame is rejected
 MAX_ATTEMPTS = 200
 
 
 @dataclass(frozen=True)
 class Surfaces:
-    """What trajectories are drawn from: slabs of (x, y, layers) atoms, half of them alloys of two metals."""
+    """The distribution of trajectories: slabs of (x, y, layers) atoms, half of them alloys of two metals."""
 
     metals: tuple[str, ...]
     adsorbates: tuple[str, ...]
@@ -37,7 +37,7 @@ class Surfaces:
 
 
 def trajectory(surfaces: Surfaces, seed: int, number: int) -> list[Structure]:
-    """``frames`` frames of one relaxation, a function of (seed, number) alone."""
+    """Generate ``frames`` frames of one relaxation, a function of (seed, number)."""
     random = Generator(Philox(key=[seed, number]))
     for _ in range(MAX_ATTEMPTS):
         relaxed = _relax(_draw(surfaces, random), surfaces, number)
@@ -47,7 +47,7 @@ def trajectory(surfaces: Surfaces, seed: int, number: int) -> list[Structure]:
 
 
 def require_ase() -> None:
-    """ValueError in one line if ASE is not there."""
+    """Check that ASE is installed. ValueError says how to install it."""
     try:
         import ase  # noqa: F401
     except ImportError:
@@ -55,7 +55,7 @@ def require_ase() -> None:
 
 
 def _ase(name: str) -> Any:
-    """A module of ASE, imported when it is needed: the package is optional and has no types."""
+    """Import a module of ASE on demand: the package is optional and untyped."""
     return import_module(f"ase.{name}")
 
 
@@ -86,7 +86,7 @@ def _draw(surfaces: Surfaces, random: Generator) -> Any:
 
 
 def _relax(system: Any, surfaces: Surfaces, number: int) -> list[Structure] | None:
-    """Frames spread over a BFGS relaxation; None if it ends too early or meets forces that are too large."""
+    """Relax with BFGS and pick frames spread over it. None if it ends too early or forces are too large."""
     system.calc = _ase("calculators.emt").EMT()
     fixed = np.zeros(len(system), dtype=bool)
     fixed[system.constraints[0].index] = True

@@ -1,4 +1,4 @@
-"""One structure with its energy and forces, what makes it unfit for training, and many of them as the arrays of a shard."""
+"""A structure with its energy and forces, checks of its values, and the arrays of a shard of structures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PER_ATOM = {
 
 @dataclass(frozen=True)
 class Structure:
-    """Atoms in a cell that is periodic in three directions. ``trajectory`` says which frames belong together."""
+    """Atoms in a cell that is periodic in three directions. Frames with the same ``trajectory`` belong together."""
 
     position: NDArray[np.float64]  # (A, 3) angstrom
     cell: NDArray[np.float64]  # (3, 3) angstrom, one vector a row
@@ -42,13 +42,13 @@ class Structure:
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """Which atoms see each other."""
+    """Which atoms are neighbours: within the cutoff, at most ``max_neighbours`` per atom."""
 
     cutoff_angstrom: float
     max_neighbours: int
 
     def edges(self, position: NDArray[np.float64], cell: NDArray[np.float64]) -> Edges:
-        """ValueError if the structure cannot be a graph, or has no edge."""
+        """Compute the edges. ValueError if the cell is broken, atoms coincide or there is no edge."""
         edges = neighbours(position, cell, cutoff=self.cutoff_angstrom, most=self.max_neighbours)
         if not len(edges):
             raise ValueError(f"no edge: no two of the {len(position)} atoms within {self.cutoff_angstrom:g} angstrom")
@@ -56,7 +56,7 @@ class Neighbourhood:
 
 
 def check(structure: Structure) -> None:
-    """ValueError if the values cannot be trained on."""
+    """Check shapes, ranges and finiteness. ValueError if the structure cannot be trained on."""
     atoms = len(structure.number)
     shapes = {"position": (atoms, 3), "force": (atoms, 3), "cell": (3, 3), "tag": (atoms,), "fixed": (atoms,)}
     for name, shape in shapes.items():
@@ -79,7 +79,7 @@ def check(structure: Structure) -> None:
 
 
 def shard_arrays(structures: Sequence[Structure], neighbourhood: Neighbourhood, origins: Sequence[str]) -> Arrays:
-    """The arrays of a shard. ``where`` says for each structure, for people, where it came from."""
+    """Build the arrays of a shard. ``origins`` names each structure in error messages."""
     edges, triplets = [], []
     for structure, origin in zip(structures, origins, strict=True):
         try:

@@ -1,4 +1,4 @@
-"""OpenCatalyst as the harness sees it: data, model, optimizer, loss, metric, logged hyperparameters."""
+"""The harness's interface to OpenCatalyst: data, model, optimizer, loss, metric, logged hyperparameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OpenCatalyst(Workload):
-    """OpenCatalyst for the harness."""
+    """Implements `suite.workload.Workload` for OpenCatalyst."""
 
     def __init__(self, config: RunConfig) -> None:
         if config.compile:
@@ -34,24 +34,24 @@ class OpenCatalyst(Workload):
         self._steps = 0
 
     def dataset(self, split: str, root: Path) -> OpenCatalystData:
-        """One split; ValueError if the data are damaged or have another form."""
+        """Open one split. ValueError if the data are damaged or have other arrays."""
         return OpenCatalystData(root, split, self.config, self._settings)
 
     def build_model(self, world: World) -> nn.Module:
-        """The network, from torch's current seed."""
+        """Build the network, initialised from torch's current seed."""
         return DimeNetPlusPlus(self._settings)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
-        """AdamW with torch's defaults. The schedule counts steps of the global batch, as the benchmark's rules do."""
+        """Build AdamW with torch's defaults. The schedule counts steps of the global batch, as the benchmark's rules do."""
         settings = self._settings
         optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
         return Optimization(optimizer, lambda step, epoch: learning_rate(settings, step))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Absolute error of the scaled forces, summed over components and averaged over the free atoms of all ranks.
+        """Compute the absolute error of scaled forces, summed over components and averaged over the free atoms of all ranks.
 
-        Ranks hold different numbers of free atoms, and gradients are averaged over ranks: the mean over the global batch
-        is the sum here, times ranks, over the global count. One small collective tells the counts.
+        Ranks have different numbers of free atoms, and gradients are averaged over ranks. So the mean over the global batch
+        is the local sum, times ranks, divided by the global count. One small collective exchanges the counts.
         """
         settings = self._settings
         energy_N, force_A3 = model(batch)
@@ -64,7 +64,7 @@ class OpenCatalyst(Workload):
         return cast(Tensor, loss)
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sums of absolute and squared errors of force components on free atoms, in eV/angstrom, and their number."""
+        """Sum absolute and squared errors of force components on free atoms, in eV/angstrom, and count them."""
         energy_N, force_A3 = model(batch)
         error_A3 = self._settings.target_std_ev * force_A3.double() - batch["force"].double()
         free_A1 = batch["free"].double()[:, None]
@@ -79,7 +79,7 @@ class OpenCatalyst(Workload):
         return stats
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """``eval_error``: mean absolute error of the force components on free atoms; beside it the root mean square.
+        """Compute ``eval_error``, the mean absolute error of force components on free atoms, and the root mean square.
 
         An energy error is reported only if energies are trained.
         """
@@ -93,7 +93,7 @@ class OpenCatalyst(Workload):
         return metrics
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Keys of the reference; ``opt_base_learning_rate`` is the rate after warm-up."""
+        """Keys are the reference's; ``opt_base_learning_rate`` is the rate after warm-up."""
         settings = self._settings
         return {
             "global_batch_size": self.config.global_batch_size,
@@ -114,16 +114,16 @@ class OpenCatalyst(Workload):
         }
 
     def work(self) -> Work:
-        """Closed forms for a sample of mean size; bytes at the width activations are stored in."""
+        """Compute the closed forms for a sample of mean size, with activations stored at the run's precision."""
         element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
         return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> dict[str, float]:
-        """Force error of no force, the mean force and a fitted pair potential."""
+        """Measure the force error of zero force, the mean force and a fitted pair potential."""
         return baselines(root, self._settings)
 
     def window_stats(self, world: World) -> dict[str, Any]:
-        """On several ranks the mean over steps of the largest share of triplets over the mean share: 1 is a perfect balance."""
+        """On several ranks: largest / mean triplets of a rank, averaged over the window's steps. 1 is perfect balance."""
         if self._imbalance is None:
             return {}
         mean = float(self._imbalance) / self._steps
@@ -131,7 +131,7 @@ class OpenCatalyst(Workload):
         return {"imbalance": mean}
 
     def _counts(self, own_2: Tensor) -> Tensor:
-        """(ranks, 2): free atoms and triplets of every rank's part of the global batch. A collective on several ranks."""
+        """Gather the free atoms and triplets of every rank's part of the global batch, (ranks, 2). Every rank calls."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return own_2[None]
         counts_R2 = own_2.new_zeros(dist.get_world_size(), 2)

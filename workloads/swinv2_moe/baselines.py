@@ -1,4 +1,4 @@
-"""What needs no network: the commonest class, and linear classifiers on pixels and on power spectra."""
+"""Baselines without a network: the commonest class, and linear classifiers on pixels and on power spectra."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from scipy import fft
 from suite.data.shards import ShardReader
 
 MAX_TRAIN_PIXELS = 1 << 25  # bounds the time of the classifiers: seconds
-MAX_FEATURES = 4096  # a classifier on more would need more samples than it is given
+MAX_FEATURES = 4096  # with more features a classifier would need more samples than it gets
 RIDGES = (
     1e-2,
     1e-1,
     1.0,
     10.0,
-)  # of standardised features, per sample; the best on the validation split is what counts
+)  # penalties on standardised features, per sample; the best on the validation split counts
 
 Floats = NDArray[np.floating[Any]]
 
 
 def baselines(root: Path) -> dict[str, float]:
-    """Accuracy on the validation split of ``commonest`` and of ridge classifiers on one-hot classes.
+    """Measure the accuracy on the validation split of ``commonest`` and of ridge classifiers on one-hot classes.
 
     ``pixels_linear``: the image; ``spectrum_linear``: the logarithm of its two-dimensional power spectrum;
     ``spectrum_quadratic``: that averaged over directions, with its variation over them, and all products of two of these.
@@ -47,7 +47,7 @@ def baselines(root: Path) -> dict[str, float]:
 
 
 def best_ridge(x: Floats, y: NDArray[np.integer], x_test: Floats, y_test: NDArray[np.integer]) -> float:
-    """Accuracy of the linear classifier with the best penalty."""
+    """Measure the accuracy of the linear classifier with the best penalty."""
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-6
     design, test = (x - mean) / std, (x_test - mean) / std
     target = np.eye(int(y.max()) + 1)[y] - 1 / (int(y.max()) + 1)
@@ -58,17 +58,17 @@ def best_ridge(x: Floats, y: NDArray[np.integer], x_test: Floats, y_test: NDArra
 
 
 def pixels_linear(images: NDArray[np.uint8]) -> Floats:
-    """The image."""
+    """Flatten the images."""
     return images.reshape(len(images), -1).astype(np.float64)
 
 
 def spectrum_linear(images: NDArray[np.uint8]) -> Floats:
-    """Log power of every mode of the half plane."""
+    """Compute the log power of every mode of the half plane."""
     return np.log(_power(images)).reshape(len(images), -1)
 
 
 def spectrum_quadratic(images: NDArray[np.uint8]) -> Floats:
-    """Log of the mean power and of its relative variation per shell of wave numbers; these and their products."""
+    """Compute log mean power and log relative variation per shell of wave numbers, and all products of two of these."""
     power = _power(images).reshape(len(images), -1)
     n = images.shape[1]
     k = np.hypot(np.fft.fftfreq(n)[:, None] * n, np.arange(n // 2 + 1)).ravel()

@@ -1,4 +1,4 @@
-"""What may be chosen about SwinV2-MoE and its training, and what follows: parameters, FLOPs, bytes. No torch."""
+"""Hyperparameters of SwinV2-MoE, and its parameters, FLOPs and bytes in closed form. No torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COSINE_WIDTH = 256  # of the cosine router, workloads/moe/router.py (which needs
 
 @dataclass(frozen=True)
 class Block:
-    """Shape of one transformer block. ``resolution`` and ``window`` are tokens along a side; ``experts`` None: dense FFN."""
+    """Shape of one transformer block. ``resolution`` and ``window`` are tokens along a side; no ``experts``: a dense FFN."""
 
     stage: int
     index: int
@@ -43,15 +43,15 @@ class Block:
 
     @property
     def tokens(self) -> int:
-        """Tokens per sample."""
+        """Number of tokens per sample."""
         return self.resolution**2
 
 
 class SwinV2MoEConfig(Training):
     """SwinV2 (arXiv:2111.09883) with experts in the FFN of every second block of ``moe_stages``, as Tutel's SwinV2-MoE.
 
-    ``moe.hidden`` is for the first of ``moe_stages`` and doubles with the width in later ones. ``dense: true`` is the
-    dense model. A window never exceeds its stage's resolution; where it is equal, windows do not shift.
+    ``moe.hidden`` is the hidden width in the first of ``moe_stages``; it doubles with the width in later ones. ``dense: true``
+    is the dense model. A window never exceeds its stage's resolution; where it is equal, windows do not shift.
     """
 
     pixels: int = Field(ge=8)
@@ -118,7 +118,7 @@ class SwinV2MoEConfig(Training):
 
 
 def parameter_count(config: SwinV2MoEConfig, *, active: bool = False) -> int:
-    """Trainable parameters of the whole model; ``active``: those that a token passes."""
+    """Count trainable parameters of the whole model, or with ``active`` those that one token uses."""
     total = config.patch**2 * config.channels * config.embed + 3 * config.embed
     for stage in range(len(config.depths) - 1):
         width = config.embed << stage
@@ -131,10 +131,10 @@ def parameter_count(config: SwinV2MoEConfig, *, active: bool = False) -> int:
 
 
 def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int, layout: Layout | None = None) -> Work:
-    """FLOPs and compulsory bytes of training on one sample (docs/swinv2_moe.md says what is counted). No layout: one rank.
+    """Compute FLOPs and compulsory bytes of training on one sample (docs/swinv2_moe.md lists what is counted).
 
-    Beside what the algorithm asks, the code computes the position biases once per batch, and with a capacity factor its
-    experts compute C rows, empty or not.
+    Without ``layout``: one rank. Executed beyond the model's FLOPs are the position biases, once per batch, and with a
+    capacity factor the empty rows of the experts.
     """
     traffic: float = (
         config.resolution(0) ** 2 * (config.patch**2 * config.channels + 3 * config.embed) + 2 * config.final_width
@@ -170,7 +170,7 @@ def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int,
 
 
 def forward_flops(config: SwinV2MoEConfig) -> float:
-    """FLOPs of inference on one sample, 2 per multiply-add."""
+    """Compute the FLOPs of inference on one sample, 2 per multiply-add."""
     flops = _patch_flops(config) + 2.0 * config.final_width * len(config.classes)
     for stage in range(1, len(config.depths)):
         flops += 4.0 * config.resolution(stage) ** 2 * (config.embed << stage) ** 2
@@ -184,7 +184,7 @@ def _patch_flops(config: SwinV2MoEConfig) -> float:
 
 
 def _expert(block: Block) -> int:
-    """Weights of one expert's matrices."""
+    """Count the weights of one expert's matrices."""
     assert block.experts is not None
     return (3 if block.experts.activation == "swiglu" else 2) * block.width * block.experts.hidden
 
@@ -205,14 +205,14 @@ def _router(block: Block) -> int:
 
 
 def _matrix_flops(block: Block) -> float:
-    """Per token: projections, FFN and router."""
+    """Compute the FLOPs per token of projections, FFN and router."""
     moe, width = block.experts, block.width
     ffn = 2 * width * block.hidden if moe is None else moe.top_k * _expert(block) + _router(block)
     return 2.0 * (4 * width**2 + ffn)
 
 
 def _traffic(block: Block) -> float:
-    """Elements per token: every operator reads its inputs and writes its outputs once; scores stay on the chip."""
+    """Count elements moved per token: every operator reads inputs and writes outputs once; attention scores stay on the chip."""
     moe, width = block.experts, block.width
     attention = 15 * width
     if moe is None:

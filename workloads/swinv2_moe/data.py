@@ -1,4 +1,4 @@
-"""Images as batches: shards through the memory map, each under a symmetry of the square and a periodic shift."""
+"""Loads image batches from memory-mapped shards and augments them by symmetries of the square and periodic shifts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ImageData:
         return len(self._reader)
 
     def load(self, indices: Sequence[int] | NDArray[np.integer], *, seed: int, epoch: int) -> Batch:
-        """The samples of ``indices``; those of the training split augmented by a function of (seed, epoch, index)."""
+        """Load the samples of ``indices``. Training samples are augmented, as a function of (seed, epoch, index)."""
         arrays = self._reader.read(indices)
         image = arrays["image"]
         if self._augment:
@@ -47,7 +47,7 @@ class ImageData:
 
 
 def augment(image_NPP: NDArray[np.uint8], draws_N: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """Each image, which is periodic, under one of the 8 symmetries of the square and a shift, chosen by its random number."""
+    """Transform each periodic image by one of the 8 symmetries of the square and a shift, chosen by its random number."""
     n_images, n = image_NPP.shape[:2]
     rest, symmetry = np.divmod(draws_N, np.uint64(8))
     walk = np.arange(n)

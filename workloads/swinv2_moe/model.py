@@ -1,4 +1,4 @@
-"""SwinV2 with dense or MoE FFNs (arXiv:2111.09883, arXiv:2206.03382). Knows no parallelism beyond its layers' own.
+"""SwinV2 with dense or MoE FFNs (arXiv:2111.09883, arXiv:2206.03382). Parallelism exists only inside MoE layers.
 
 N samples, R tokens along a side, W windows per sample, L tokens per window, C width, A heads, X width of a head, T = N * R * R.
 """
@@ -17,14 +17,14 @@ from workloads.moe.router import Router
 from workloads.swinv2_moe.config import BIAS_HIDDEN, Block, SwinV2MoEConfig
 
 INIT_STD = 0.02
-FIRST_SCALE = 10.0  # of the cosine attention, and its bound: 1 / tau with tau >= 0.01
+FIRST_SCALE = 10.0  # of the cosine attention; its bound is 1 / tau with tau >= 0.01
 MAX_SCALE = 100.0
 MAX_BIAS = 16.0  # 16 sigmoid(.) keeps the position bias in the range of the scores
 LOG_RANGE = 8.0  # offsets are scaled to 8 at the window's edge before the logarithm
 
 
 class SwinV2MoE(nn.Module):
-    """Images (N, P, P) of bytes, one channel, or (N, channels, P, P), to logits (N, classes) and the routers' auxiliary loss."""
+    """Maps images of bytes, (N, P, P) or (N, channels, P, P), to logits (N, classes) and the routers' auxiliary loss."""
 
     def __init__(self, config: SwinV2MoEConfig, mesh: ExpertMesh | None = None) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class SwinV2MoE(nn.Module):
             _initialise(module)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and auxiliary loss."""
+        """Compute logits and auxiliary loss."""
         x_NRRC = self.patches(scale_images(images, self.patches.weight.dtype)).permute(0, 2, 3, 1)
         x_NRRC = self.patch_norm(x_NRRC)
         auxiliary = torch.zeros((), device=x_NRRC.device)
@@ -63,7 +63,7 @@ class SwinV2MoE(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """Window attention and FFN, each normalised *after* it and then added to the stream (residual post-norm)."""
+    """Window attention and FFN; the output of each is normalised, then added to the stream (residual post-norm)."""
 
     def __init__(self, shape: Block, drop_path: float, mesh: ExpertMesh | None) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class SwinBlock(nn.Module):
         self.drop_path = drop_path
 
     def forward(self, x_NRRC: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream, and the auxiliary loss (0 without experts)."""
+        """Return the new stream and the auxiliary loss (0 without experts)."""
         x_NRRC = x_NRRC + self._dropped(self.attention_norm(self.attention(x_NRRC)))
         if isinstance(self.ffn, MoELayer):
             out = self.ffn(x_NRRC.flatten(0, 2))
@@ -87,7 +87,7 @@ class SwinBlock(nn.Module):
         return x_NRRC + self._dropped(self.ffn_norm(y_NRRC)), loss
 
     def _dropped(self, x_NRRC: Tensor) -> Tensor:
-        """Stochastic depth, arXiv:1603.09382: the branch of a whole sample is left out, the others make up for it."""
+        """Apply stochastic depth, arXiv:1603.09382: drop the branch of a whole sample and scale the others up."""
         if not self.training or not self.drop_path:
             return x_NRRC
         kept = torch.rand(len(x_NRRC), 1, 1, 1, device=x_NRRC.device) >= self.drop_path
@@ -97,7 +97,7 @@ class SwinBlock(nn.Module):
 class WindowAttention(nn.Module):
     """Self-attention inside windows of a (shifted) grid: (N, R, R, C) to (N, R, R, C).
 
-    Scores are cosines times a learned scale per head, plus a position bias, and none across the seam of the shift.
+    Scores are cosines times a learned scale per head, plus a position bias. Tokens on both sides of the shift's seam are masked.
     """
 
     mask_WLL: Tensor | None
@@ -113,7 +113,7 @@ class WindowAttention(nn.Module):
         self.register_buffer("mask_WLL", shift_mask(resolution, window, shift) if shift else None, persistent=False)
 
     def forward(self, x_NRRC: Tensor) -> Tensor:
-        """Attend."""
+        """Compute the update of the stream."""
         n, resolution, _, width = x_NRRC.shape
         windows = (resolution // self.window) ** 2
         x_NWLC = to_windows(x_NRRC.roll((-self.shift, -self.shift), (1, 2)) if self.shift else x_NRRC, self.window)
@@ -130,7 +130,7 @@ class WindowAttention(nn.Module):
         return y_NRRC.roll((self.shift, self.shift), (1, 2)) if self.shift else y_NRRC
 
     def _bias(self, windows: int) -> Tensor:
-        """What is added to the scores of every window and head: (W * A, L, L)."""
+        """Compute the position bias plus the shift's mask of every window and head, (W * A, L, L)."""
         bias_ALL: Tensor = self.position_bias()
         if self.mask_WLL is None:
             return torch.tile(bias_ALL, (windows, 1, 1))
@@ -141,7 +141,7 @@ class WindowAttention(nn.Module):
 class PositionBias(nn.Module):
     """The log-spaced continuous position bias: a small network of the offset between two tokens of a window, (A, L, L).
 
-    ``trained_window`` is the window whose offsets the network has learned: given that, weights go over to another window.
+    ``trained_window`` scales the offsets to the window the weights were trained with, so that they apply to another window.
     """
 
     offsets_O2: Tensor
@@ -155,14 +155,14 @@ class PositionBias(nn.Module):
         self.register_buffer("index_LL", offset_index(window), persistent=False)
 
     def forward(self) -> Tensor:
-        """The bias of every pair of tokens."""
+        """Compute the bias of every pair of tokens."""
         table_OA = MAX_BIAS * self.out(F.relu(self.hidden(self.offsets_O2))).sigmoid()
         result: Tensor = table_OA[self.index_LL].permute(2, 0, 1)
         return result
 
 
 class PatchMerging(nn.Module):
-    """Squares of 2 x 2 tokens become one of twice the width; normalised after the reduction."""
+    """Merges 2 x 2 tokens into one of twice the width; normalised after the reduction."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -192,14 +192,14 @@ class DenseFFN(nn.Module):
 
 
 def scale_images(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes to mean 0 and variance 1 (their histogram is uniform), with a channel dimension."""
+    """Scale bytes to mean 0 and variance 1 and add a channel dimension. The histogram is uniform, so constants suffice."""
     if images.ndim == 3:
         images = images[:, None]
     return (images.to(dtype) - 127.5) * (math.sqrt(12) / 256)
 
 
 def to_windows(x_NRRC: Tensor, window: int) -> Tensor:
-    """(N, R, R, C) to (N, W, L, C), windows and their tokens row by row."""
+    """Rearrange (N, R, R, C) to (N, W, L, C), windows and their tokens row by row."""
     n, resolution, _, width = x_NRRC.shape
     side = resolution // window
     x = x_NRRC.view(n, side, window, side, window, width).transpose(2, 3)
@@ -207,7 +207,7 @@ def to_windows(x_NRRC: Tensor, window: int) -> Tensor:
 
 
 def from_windows(x_NWLC: Tensor, resolution: int) -> Tensor:
-    """The inverse of `to_windows`."""
+    """Undo `to_windows`."""
     n, windows, tokens, width = x_NWLC.shape
     side, window = math.isqrt(windows), math.isqrt(tokens)
     x = x_NWLC.view(n, side, side, window, window, width).transpose(2, 3)
@@ -215,9 +215,9 @@ def from_windows(x_NWLC: Tensor, resolution: int) -> Tensor:
 
 
 def shift_mask(resolution: int, window: int, shift: int) -> Tensor:
-    """(W, L, L): 0 where two tokens of a window of the shifted grid were neighbours before the shift, else -inf.
+    """Compute the mask (W, L, L) of the shifted grid: -inf for two tokens of a window that the shift brought together, else 0.
 
-    Along an axis the last window holds two regions: what was there, and what came around from the other edge.
+    Along each axis the last window has two regions: its own tokens, and those wrapped around from the other edge.
     """
     side = torch.arange(resolution)
     region = (side >= resolution - window).long() + (side >= resolution - shift).long()
@@ -228,14 +228,14 @@ def shift_mask(resolution: int, window: int, shift: int) -> Tensor:
 
 
 def log_offsets(window: int, trained_window: int) -> Tensor:
-    """((2 window - 1)^2, 2): offsets along both axes, sign(d) log2(1 + |8 d / (trained_window - 1)|) / 3."""
+    """Compute ((2 window - 1)^2, 2): offsets along both axes, sign(d) log2(1 + |8 d / (trained_window - 1)|) / 3."""
     side = torch.arange(1 - window, window, dtype=torch.float64) * (LOG_RANGE / max(1, trained_window - 1))
     logs = side.sign() * (1 + side.abs()).log2() / math.log2(LOG_RANGE)
     return torch.stack(torch.meshgrid(logs, logs, indexing="ij"), dim=-1).view(-1, 2)
 
 
 def offset_index(window: int) -> Tensor:
-    """(L, L): the row of `log_offsets` that belongs to a pair of tokens."""
+    """Compute (L, L): the row of `log_offsets` for each pair of tokens."""
     place = torch.arange(window)
     apart = place[:, None] - place[None, :] + window - 1
     rows = apart[:, None, :, None] * (2 * window - 1) + apart[None, :, None, :]

@@ -1,7 +1,7 @@
-"""The processes that make fields on a torus, and the camera that sees them. A snapshot is a function of (seed, index).
+"""Simulates processes on a torus and a camera that observes them. A snapshot is a function of (seed, index).
 
-Two of the ten classes are random fields with the histogram and the power spectrum of a snapshot of a nonlinear process: no
-statistic of these two tells the one from the other. All lengths are pixels. Every field is periodic.
+Two of the ten classes are random fields with the histogram and the power spectrum of a snapshot of a nonlinear process, so
+neither statistic separates them from that process. All lengths are pixels. Every field is periodic.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOISE = (0.1, 0.5)  # standard deviation of its white noise, in standard deviati
 
 
 def snapshot(seed: int, index: int, pixels: int, classes: Sequence[str] = CLASSES) -> tuple[NDArray[np.uint8], int]:
-    """The image (pixels, pixels) and the class of sample ``index``: a position in ``classes``, whose processes have twins."""
+    """Generate the image (pixels, pixels) and the class of sample ``index``, as a position in ``classes``."""
     label = index % len(classes)
     random = np.random.Generator(np.random.Philox(key=[seed, index]))
     name = classes[label]
@@ -40,7 +40,7 @@ def snapshot(seed: int, index: int, pixels: int, classes: Sequence[str] = CLASSE
 
 
 def observe(field: Field, random: Random) -> NDArray[np.uint8]:
-    """Blur, noise of unknown strength, unknown polarity, and ranks: every image has the same uniform histogram."""
+    """Observe a field: blur, noise of random strength, random polarity, then ranks, so every image has the same histogram."""
     n = len(field)
     blurred = _filtered(field, np.exp(-0.5 * _wave_number(n) ** 2 * random.uniform(*BLUR) ** 2))
     blurred = (blurred - blurred.mean()) / max(float(blurred.std()), 1e-12)
@@ -49,9 +49,9 @@ def observe(field: Field, random: Random) -> NDArray[np.uint8]:
 
 
 def surrogate(image: NDArray[np.uint8], random: Random) -> NDArray[np.uint8]:
-    """A Gaussian twin: the image's histogram and power spectrum, otherwise random (doi:10.1103/PhysRevLett.77.635).
+    """Make a random image with the same histogram and power spectrum (doi:10.1103/PhysRevLett.77.635).
 
-    Amplitudes and ranks are imposed in turn; the histogram is exact, the spectrum to within a few percent.
+    Amplitudes and ranks are imposed in turn. The histogram is exact, the spectrum correct to a few percent.
     """
     n = len(image)
     amplitude = np.abs(fft.rfft2(image - image.mean()))
@@ -211,14 +211,14 @@ def _gray_scott(random: Random, n: int, *, feed: float, kill: float, scale: floa
 
 
 def _ranks(field: Field) -> NDArray[np.int64]:
-    """The place of every value among all, from 0; equal values in order of position."""
+    """Compute the rank of every value from 0; equal values rank in order of position."""
     ranks = np.empty(field.size, dtype=np.int64)
     ranks[np.argsort(field, axis=None, kind="stable")] = np.arange(field.size)
     return ranks.reshape(field.shape)
 
 
 def _with_power(random: Random, power: Field) -> Field:
-    """A Gaussian random field of this power spectrum (on the half plane of rfft2), without its mean."""
+    """Draw a Gaussian random field with this power spectrum (on the half plane of rfft2) and zero mean."""
     n = len(power)
     modes = fft.rfft2(random.standard_normal((n, n))) * np.sqrt(power)
     modes[0, 0] = 0

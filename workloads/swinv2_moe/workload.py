@@ -1,4 +1,4 @@
-"""SwinV2-MoE as the harness sees it: data, model, optimizer, loss, accuracy, logged hyperparameters."""
+"""The harness's interface to SwinV2-MoE: data, model, optimizer, loss, accuracy, logged hyperparameters."""
 
 from __future__ import annotations
 
@@ -22,11 +22,15 @@ from workloads.swinv2_moe.model import SwinV2MoE
 if TYPE_CHECKING:
     from suite.workload import Batch
 
-NOT_DECAYED = ("position_bias", "log_scale", "_bias_E")  # beside what has one dimension, as in the SwinV2 reference
+NOT_DECAYED = (
+    "position_bias",
+    "log_scale",
+    "_bias_E",
+)  # and all parameters of one dimension, as in the SwinV2 reference
 
 
 class SwinV2MoEWorkload(MoEWorkload):
-    """SwinV2-MoE for the harness."""
+    """Implements `suite.workload.Workload` for SwinV2-MoE."""
 
     def __init__(self, config: RunConfig) -> None:
         if config.channels_last:
@@ -35,17 +39,17 @@ class SwinV2MoEWorkload(MoEWorkload):
         super().__init__(config, self._settings)
 
     def dataset(self, split: str, root: Path) -> ImageData:
-        """One split; ValueError if the images are not the config's."""
+        """Open one split. ValueError if the images do not fit the config."""
         return ImageData(root, split, self._settings)
 
     def build_model(self, world: World) -> nn.Module:
-        """The model from torch's current seed; with expert parallelism this rank's share of the experts."""
+        """Build the model from torch's current seed; with expert parallelism only this rank's share of the experts."""
         model = SwinV2MoE(self._settings, self.mesh(world))
         self.watch(model)
         return model
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
-        """AdamW and clipping."""
+        """Build AdamW with gradient clipping."""
         decayed: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
@@ -54,7 +58,7 @@ class SwinV2MoEWorkload(MoEWorkload):
         return self.adamw(cast(SwinV2MoE, model), decayed, others, clip_norm=self._settings.clip_norm)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross entropy, plus the routers' auxiliary losses."""
+        """Compute the mean cross entropy plus the routers' auxiliary losses."""
         tokens = next((block.tokens for block in self._settings.blocks() if block.experts is not None), 0)
         self.tune_once(model, tokens=len(batch["image"]) * tokens)
         logits, auxiliary = model(batch["image"])
@@ -63,7 +67,7 @@ class SwinV2MoEWorkload(MoEWorkload):
         return total
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sum of cross entropies, images, images told right, and both per class."""
+        """Sum cross entropies; count images and correct ones, in all and per class."""
         logits, label = _wide(model(batch["image"])[0]), batch["label"].long()
         right = logits.argmax(dim=1) == label
         stats = {
@@ -77,7 +81,7 @@ class SwinV2MoEWorkload(MoEWorkload):
         return stats
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """``eval_accuracy``: share of images told right; beside it the cross entropy and the share per class."""
+        """Compute ``eval_accuracy``, the share of images classified correctly, that share per class, and the cross entropy."""
         result = {
             "eval_accuracy": totals["right"] / totals["images"],
             "cross_entropy": totals["nats"] / totals["images"],
@@ -88,7 +92,7 @@ class SwinV2MoEWorkload(MoEWorkload):
         return result
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Beside those of the MoE layers and the training."""
+        """Hyperparameters of the model, beside those of MoE layers and training."""
         settings = self._settings
         return {
             "global_batch_size": self.config.global_batch_size,
@@ -101,12 +105,12 @@ class SwinV2MoEWorkload(MoEWorkload):
         }
 
     def work(self) -> Work:
-        """Closed forms, for the ranks the model was built for."""
+        """Compute the closed forms for the ranks the model was built for."""
         batch = self.config.global_batch_size
         return work(self._settings, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
 
     def baselines(self, root: Path) -> dict[str, float]:
-        """Accuracy of the commonest class and of linear classifiers on pixels and power spectra."""
+        """Measure the accuracy of the commonest class and of linear classifiers on pixels and power spectra."""
         return baselines(root)
 
 
