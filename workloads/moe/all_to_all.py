@@ -183,7 +183,7 @@ class Journey:
 
 
 def reorder(rows: Tensor, order: Reorder | None) -> Tensor:
-    """Permute rows. The gradient is a gather too, which is faster than the index_add of indexing."""
+    """Permute rows. The gradient is a gather by the inverse, not an index_add."""
     return rows if order is None else _Reorder.apply(rows, order)  # type: ignore[no-untyped-call]
 
 

@@ -250,7 +250,9 @@ def _send_and_compute(layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, rows_E
         rows = marker.boundary(journey.end(), phases.DISPATCH, phases.EXPERTS)
         rows = layer.run_experts(rows, route.rows_L, weights)
         coming.append(Journey(marker.boundary(rows, phases.EXPERTS, phases.COMBINE), route.back))
-        if len(coming) > 1:  # the second hop (2dh) of the chunk before overlaps the next chunk's experts
+        if (
+            len(coming) > 1
+        ):  # begin the second hop (2dh) of the previous chunk's return, to overlap the next chunk's experts
             coming[-2].advance()
     coming[-1].advance()
     returned_MD = torch.cat([journey.end() for journey in coming])

@@ -1,4 +1,4 @@
-"""OpenFold: the structure of a protein from its sequence and its relatives, AlphaFold 2's network. No torch."""
+"""OpenFold: AlphaFold 2's network predicts a protein's structure from its sequence and its relatives. No torch."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""FASTA and A3M text to residue types and back. Errors are one line with file and line."""
+"""Reads FASTA and A3M files to residue types, and renders A3M. Errors name file and line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_DELETIONS = 255
 
 
 def read_fasta(path: Path) -> list[tuple[str, str]]:
-    """Names and sequences, at least one."""
+    """Read names and sequences, at least one."""
     records = [(name, text) for name, text, _ in _records(path)]
     if not records:
         raise ValueError(f"{path}: line 1: no sequence in it; expected '>' and a name")
@@ -22,7 +22,7 @@ def read_fasta(path: Path) -> list[tuple[str, str]]:
 
 
 def read_a3m(path: Path) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
-    """Rows (M, L) of residue types, the query first, and how many letters were inserted before each column.
+    """Read rows (M, L) of residue types, the query first, and the number of letters inserted before each column.
 
     Lower-case letters are insertions. ValueError if rows have different numbers of columns.
     """
@@ -52,7 +52,7 @@ def read_a3m(path: Path) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
 
 
 def a3m_text(msa: NDArray[np.int8], deletions: NDArray[np.uint8], name: str) -> str:
-    """An alignment as A3M; inserted letters, which nobody keeps, are written as 'x'."""
+    """Render an alignment as A3M. Inserted letters are written as 'x', because only their number is stored."""
     lines = []
     for number, (row, inserted) in enumerate(zip(msa, deletions, strict=True)):
         text = "".join(
@@ -63,7 +63,7 @@ def a3m_text(msa: NDArray[np.int8], deletions: NDArray[np.uint8], name: str) -> 
 
 
 def _records(path: Path) -> Iterator[tuple[str, str, int]]:
-    """Name, text and line of the name."""
+    """Yield name, text and line number of the name."""
     name, line, parts = None, 0, list[str]()
     try:
         lines = path.read_text(encoding="ascii").splitlines()

@@ -1,4 +1,4 @@
-"""What needs no network: all helix, all strand, and secondary structure voted by the letters of each alignment column."""
+"""Baselines without a network: all helix, all strand, and secondary structure by a vote of each alignment column."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from workloads.openfold.proteins import CLASS_OF, HELIX, LOOP, LOOP_TORSIONS, ST
 from workloads.openfold.shard_form import proteins_of
 
 MOST_CHAINS = 256
-COIL = tuple(np.mean(list(LOOP_TORSIONS.values()), axis=0))  # where nothing more is known
+COIL = tuple(np.mean(list(LOOP_TORSIONS.values()), axis=0))  # used for every loop residue
 
 
 def baselines(root: Path) -> dict[str, float]:
-    """lDDT-CA over (at most the first 256 chains of) the validation split."""
+    """Measure lDDT-CA on the validation split, on at most its first 256 chains."""
     reader = ShardReader(root, "validation")
     proteins = list(proteins_of(reader.read(np.arange(min(len(reader), MOST_CHAINS)))))
     return {
@@ -31,7 +31,7 @@ def baselines(root: Path) -> dict[str, float]:
 
 
 def column_vote(msa: NDArray[np.int8]) -> NDArray[np.int64]:
-    """Helix, strand or loop (L,): the class whose letters prevail in a column and, half as much, in its neighbours."""
+    """Predict helix, strand or loop (L,): the most frequent class of a column's letters; neighbouring columns count half."""
     known = msa < residues.UNKNOWN
     votes = np.stack([((CLASS_OF[np.where(known, msa, 0)] == k) & known).sum(0) for k in range(3)]).astype(float)
     padded = np.pad(votes, ((0, 0), (1, 1)))

@@ -1,4 +1,4 @@
-"""What may be chosen about an OpenFold model and its training. No torch. Defaults are the MLPerf HPC benchmark's."""
+"""Hyperparameters of OpenFold. Defaults are the MLPerf HPC benchmark's. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from suite.descriptor import Hyperparameters
 class OpenFoldConfig(Hyperparameters):
     """Sample shape, widths and depths, loss weights and schedule.
 
-    One class for all sizes: ``max_templates`` 0 leaves the template stack out, everything else is only smaller.
+    One class for all sizes: ``max_templates`` 0 omits the template stack; all else is only smaller.
     """
 
     crop_size: int = Field(256, ge=4, description="residues of a training sample; longer chains are cropped at random")
@@ -99,7 +99,7 @@ class OpenFoldConfig(Hyperparameters):
 
 
 def learning_rate(config: OpenFoldConfig, step: int) -> float:
-    """Rate of a 0-based step: a linear warm-up from ``warmup_init``, then constant but for the decay steps."""
+    """Compute the rate of a 0-based step: linear warm-up from ``warmup_init``, then constant between decay steps."""
     if step < config.warmup_steps:
         share = step / config.warmup_steps
         return config.warmup_init + share * (config.learning_rate - config.warmup_init)

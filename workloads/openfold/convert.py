@@ -1,4 +1,4 @@
-"""From mmCIF structures with A3M alignments to the suite's shards. Downloads nothing, unpickles nothing."""
+"""Converts mmCIF structures with A3M alignments to shards. Downloads nothing, unpickles nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workloads.openfold.summary import attributes, summarise
 
 CONVERTER_VERSION = 1
 CHAINS_PER_SHARD = 128
-VALIDATION_EVERY = 9  # of the files of a folder without splits
+VALIDATION_EVERY = 9  # if a folder has no splits, every ninth file
 CHAIN_IN_NAME = re.compile(r"^[0-9][0-9a-zA-Z]{3}_([0-9a-zA-Z]+)$")  # 1abc_A: the chain of an entry
 WHERE_THE_DATA_ARE = (
     "openfold: the public data are not downloaded here, because compute nodes have no internet: structures are at "
@@ -38,10 +38,10 @@ SAMPLES = tuple("1A7G 1A8O 1GBT 1LCD 2BEG 2OFG 2XHE 3JQH 4CUP 4ZHL 6WG6 6WQA 7CF
 
 
 def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
-    """Write the sharded form of a folder of ``*.cif`` files, each with an ``.a3m`` or ``.fasta`` of the same name if there is one.
+    """Convert a folder of ``*.cif`` files, each with an optional ``.a3m`` or ``.fasta`` of the same name, to shards.
 
     Subfolders ``train`` and ``validation`` are the splits. Without them every ninth file, by name, goes to validation.
-    ``1abc_A.cif`` means chain A; of any other name the first chain is taken. Without an alignment the sequence stands alone.
+    ``1abc_A.cif`` means chain A; with any other name the first chain is used. Without an alignment the chain is its only row.
     """
     problem = None
     files: dict[str, list[Path]] = {}
@@ -65,9 +65,9 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
-    """Real structures to try the reader on: some mmCIF files out of Biopython's source archive, which is known by its sha256.
+    """Extract real structures to try the reader on: mmCIF files in Biopython's source archive, whose sha256 is pinned.
 
-    ``source`` is that archive, already on this machine. ValueError without it, or for a URL: it says where the data are.
+    ``source`` is that archive on this machine. ValueError without it, or for a URL; it says where to get the data.
     """
     if source is None or "://" in source:
         raise ValueError(WHERE_THE_DATA_ARE)
@@ -87,7 +87,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
 
 
 def read_protein(path: Path) -> Protein:
-    """One mmCIF file with what lies beside it. ValueError says file, line and what was expected."""
+    """Read one mmCIF file and its alignment, if any. ValueError names file, line and what was expected."""
     match = CHAIN_IN_NAME.match(path.stem)
     chain = read_chain(path, match.group(1) if match else None)
     msa, deletions = chain.aatype[None], np.zeros((1, len(chain.aatype)), np.uint8)

@@ -1,4 +1,4 @@
-"""OpenFold samples as batches: proteins from the shards, features made while loading, padded to one length."""
+"""Loads OpenFold batches: proteins from the shards, features computed while loading, padded to one length."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ READ_AT_ONCE = 1 << 16
 
 
 class OpenFoldData:
-    """One split. Training samples have ``crop_size`` residues, those of validation are whole and as long as the batch's longest.
+    """One split. Training samples have ``crop_size`` residues; validation chains are whole, padded to the longest of the batch.
 
-    Names and shapes: `features.sample`, with the sample first. A batch has as many slots as its sample with most recycles.
-    With ``balanced_batches`` training batches too are as long as their longest crop.
+    Names and shapes are those of `features.sample` with the sample as first dimension. A batch has as many slots as the
+    sample with most recycles. With ``balanced_batches`` training batches are padded to their longest crop only.
     """
 
     def __init__(self, root: Path, split: str, config: OpenFoldConfig, global_batch_size: int) -> None:
@@ -44,7 +44,7 @@ class OpenFoldData:
         return len(self._reader)
 
     def load(self, indices: Sequence[int] | NDArray[np.integer[Any]], *, seed: int, epoch: int) -> Batch:
-        """The samples of ``indices``, or with ``balanced_batches`` this rank's share of the global batch they are of.
+        """Load the samples of ``indices``; with ``balanced_batches`` this rank's share of the global batch that contains them.
 
         Every random choice is a function of (seed, epoch, index); epoch 0 is evaluation.
         """
@@ -70,12 +70,12 @@ class OpenFoldData:
 
 
 def generator(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Randomness of one sample in one epoch."""
+    """Create the random generator of one sample in one epoch."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch, index])))
 
 
 def _crop_lengths(reader: ShardReader, crop_size: int) -> NDArray[np.int64]:
-    """Residues of every sample after cropping."""
+    """Read the number of residues of every sample after cropping."""
     pieces = (np.arange(begin, min(begin + READ_AT_ONCE, len(reader))) for begin in range(0, len(reader), READ_AT_ONCE))
     lengths = [np.diff(reader.read(piece, ["residue.offsets"])["residue.offsets"]) for piece in pieces]
     shorter: NDArray[np.int64] = np.minimum(np.concatenate(lengths), crop_size)
@@ -85,13 +85,13 @@ def _crop_lengths(reader: ShardReader, crop_size: int) -> NDArray[np.int64]:
 def _cost(
     config: OpenFoldConfig, lengths: NDArray[np.int64], indices: NDArray[np.int64], seed: int, epoch: int
 ) -> NDArray[np.float64]:
-    """Work of training on each of these samples, alone in a batch."""
+    """Compute the work of training on each of these samples, alone in a batch."""
     recycles = [drawn_recycles(config, generator(seed, epoch, index)) for index in indices.tolist()]
     return np.array([batch_work(config, 1, *each) for each in zip(lengths[indices].tolist(), recycles, strict=True)])
 
 
 def batch_work(config: OpenFoldConfig, samples: int, residues: int, recycles: int) -> float:
-    """Multiply-adds of a training batch: recycles without gradients, then forward and twice that backward."""
+    """Compute the multiply-adds of a training batch: recycles without gradients, then forward, then backward (twice forward)."""
     return samples * _multiply_adds(config, residues) * (recycles + 3)
 
 
@@ -101,7 +101,7 @@ def _multiply_adds(config: OpenFoldConfig, residues: int) -> float:
 
 
 def _aligned(arrays: Arrays, name: str, slots: int) -> NDArray[Any]:
-    """A sample's array with as many slots as its batch: its own come last, since all samples of a batch end together."""
+    """Pad a sample's array to the slots of its batch, at the front: all samples of a batch end with the same iteration."""
     array = arrays[name]
     if name not in SLOTTED or len(array) == slots:
         return array
@@ -109,7 +109,7 @@ def _aligned(arrays: Arrays, name: str, slots: int) -> NDArray[Any]:
 
 
 def _check(reader: ShardReader, root: Path, split: str, config: OpenFoldConfig) -> None:
-    """ValueError unless the data have the form this workload trains on and validation chains fit."""
+    """Check the arrays and the longest validation chain. ValueError if this workload cannot train on them."""
     actual = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
     expected = FORM | (TEMPLATE_FORM if "template.offsets" in actual else {})
     for name, (shape, dtype) in expected.items():

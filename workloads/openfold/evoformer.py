@@ -1,4 +1,4 @@
-"""The blocks that turn an alignment and a map of residue pairs into each other: Evoformer, extra MSA, template stack.
+"""The blocks that exchange information between alignment and pair map: Evoformer, extra MSA stack, template stack.
 
 Algorithms 6 to 17 of AlphaFold 2's supplement. Legend: N samples, S rows of the alignment, L (I, J) residues, H heads,
 M, Z, T channels of alignment, pair map and template; masks have the shape without channels.
@@ -14,7 +14,7 @@ from workloads.openfold.primitives import Attention, Linear, Transition, mask_bi
 
 
 class MsaRowAttention(nn.Module):
-    """Along the residues of each row, biased by the pair map."""
+    """Attention along the residues of each row, biased by the pair map."""
 
     def __init__(self, msa: int, pair: int, head: int, heads: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class MsaRowAttention(nn.Module):
 
 
 class MsaColumnAttention(nn.Module):
-    """Along the rows of each residue."""
+    """Attention along the rows of each residue."""
 
     def __init__(self, msa: int, head: int, heads: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class MsaColumnAttention(nn.Module):
 
 
 class MsaColumnGlobalAttention(nn.Module):
-    """Along the rows of each residue with one query, the mean, and keys and values shared by the heads (algorithm 19)."""
+    """Attention along the rows of each residue with the mean as only query; heads share keys and values (algorithm 19)."""
 
     def __init__(self, msa: int, head: int, heads: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class MsaColumnGlobalAttention(nn.Module):
 
 
 class OuterProductMean(nn.Module):
-    """What two residues have in common over the rows."""
+    """Updates the pair map by the mean outer product of two residues over the rows."""
 
     def __init__(self, msa: int, pair: int, hidden: int) -> None:
         super().__init__()
@@ -82,14 +82,16 @@ class OuterProductMean(nn.Module):
         m = self.layer_norm(m_NSLM)
         a, b = self.linear_1(m) * mask_NSL[..., None], self.linear_2(m) * mask_NSL[..., None]
         N, S, L, C = a.shape
-        flat = a.permute(0, 2, 3, 1).reshape(N, L * C, S) @ b.reshape(N, S, L * C)  # one product of matrices
+        flat = a.permute(0, 2, 3, 1).reshape(N, L * C, S) @ b.reshape(
+            N, S, L * C
+        )  # one matrix product instead of one per pair
         outer = flat.reshape(N, L, C, L, C).permute(0, 1, 3, 2, 4).flatten(-2)
         count = mask_NSL.transpose(1, 2) @ mask_NSL
         return self.linear_out(outer) / (count[..., None] + 1e-3)  # type: ignore[no-any-return]
 
 
 class TriangleMultiplication(nn.Module):
-    """Edge ij from edges ik and jk (outgoing) or ki and kj (incoming)."""
+    """Updates edge ij from edges ik and jk (outgoing) or ki and kj (incoming)."""
 
     def __init__(self, pair: int, hidden: int, *, outgoing: bool) -> None:
         super().__init__()
@@ -131,7 +133,7 @@ class TriangleAttention(nn.Module):
 
 
 class PairBlock(nn.Module):
-    """Triangles and transition: what all stacks do to a pair map. Templates put attention first."""
+    """The triangle updates and the transition of a pair map, common to all stacks. The template stack has attention first."""
 
     def __init__(
         self,
@@ -164,7 +166,7 @@ class PairBlock(nn.Module):
 
 
 class EvoformerBlock(nn.Module):
-    """One block; with ``extra`` the narrow one of the extra alignment."""
+    """One Evoformer block; with ``extra`` the narrower one for the extra alignment."""
 
     def __init__(self, config: OpenFoldConfig, *, extra: bool = False) -> None:
         super().__init__()
@@ -192,7 +194,7 @@ class EvoformerBlock(nn.Module):
 
 
 class EvoformerStack(nn.Module):
-    """Blocks one after the other; the main one ends with the single representation of the first row."""
+    """A sequence of blocks. The main stack also computes the single representation from the first row."""
 
     def __init__(self, config: OpenFoldConfig, *, extra: bool = False) -> None:
         super().__init__()
@@ -211,7 +213,7 @@ class EvoformerStack(nn.Module):
 
 
 class TemplateStack(nn.Module):
-    """Pair features of every template to one update of the pair map: blocks, then attention of each pair over templates."""
+    """Computes an update of the pair map from templates: blocks, then attention of each pair over the templates."""
 
     def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
@@ -253,12 +255,12 @@ TEMPLATE_ANGLE_FEATURES = 57  # residue type of 22, seven torsions and their alt
 
 
 def pair_mask(mask_NL: Tensor) -> Tensor:
-    """1 where both residues are there."""
+    """Compute the pair mask: 1 where both residues exist."""
     return mask_NL[:, :, None] * mask_NL[:, None, :]
 
 
 def binned_distance(position_NL3: Tensor, low: float, high: float, bins: int) -> Tensor:
-    """One-hot (N, L, L, bins) of squared distances: bin k from low + k (high - low) / (bins - 1), the last without end.
+    """Encode distances one-hot (N, L, L, bins): bin k begins at low + k (high - low) / (bins - 1), the last is open.
 
     Distances below ``low`` are in no bin.
     """

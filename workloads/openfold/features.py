@@ -1,6 +1,6 @@
-"""One protein and its alignment become the arrays the network sees: crop, clusters, masked residues. Numpy, pure.
+"""Computes the network's input of one protein and its alignment: crop, clusters, masked residues. Numpy only.
 
-AlphaFold 2's supplement 1.2. Every random choice comes from the generator that is passed in. Legend: L residues of the
+AlphaFold 2's supplement 1.2. Every random choice comes from the generator passed in. Legend: L residues of the
 chain, C of the crop, M rows of the alignment, S and E rows of the main and the extra alignment, R slots, T templates.
 """
 
@@ -27,9 +27,9 @@ SLOTTED = (
     "extra_deletions",
     "extra_msa_mask",
 )
-ONLY_LAST = ("true_msa", "hidden_mask")  # the loss looks at the last iteration
+ONLY_LAST = ("true_msa", "hidden_mask")  # only the loss of the last iteration needs these
 
-HIDE, FROM_PROFILE, UNIFORM = 0.7, 0.1, 0.1  # what happens to a chosen residue; the rest stay as they are
+HIDE, FROM_PROFILE, UNIFORM = 0.7, 0.1, 0.1  # probabilities for a chosen residue; otherwise it stays as it is
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Protein:
 def sample(
     protein: Protein, config: OpenFoldConfig, rng: np.random.Generator, *, length: int, training: bool
 ) -> Arrays:
-    """The arrays of one sample, padded to ``length`` residues; a longer chain is cropped at random.
+    """Compute the arrays of one sample, padded to ``length`` residues; a longer chain is cropped at random.
 
     Those of `SLOTTED` have recycles + 1 slots.
     """
@@ -82,14 +82,14 @@ def sample(
 
 
 def drawn_recycles(config: OpenFoldConfig, rng: np.random.Generator) -> int:
-    """How often a training sample is recycled: the first draw of its generator."""
+    """Draw how often a training sample is recycled. It is the generator's first draw, so it is known before loading."""
     return int(rng.integers(config.num_recycling_iters + 1))
 
 
 def alignment(
     msa: NDArray[np.int8], deletions: NDArray[np.uint8], config: OpenFoldConfig, rng: np.random.Generator
 ) -> Arrays:
-    """One slot: rows drawn as cluster centres, residues of these hidden, the other rows given to the nearest centre."""
+    """Compute one slot: draw rows as cluster centres, hide some of their residues, assign the other rows to the nearest."""
     rows, columns = msa.shape
     order = np.concatenate([[0], 1 + rng.permutation(rows - 1)])
     chosen, others = order[: config.max_msa_clusters], order[config.max_msa_clusters :]
@@ -115,13 +115,13 @@ def alignment(
 def _hide(
     true: NDArray[np.int8], msa: NDArray[np.int8], fraction: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.bool_], NDArray[np.int8]]:
-    """Which residues are to be guessed, and the rows as the network sees them."""
+    """Choose the residues to be predicted, and replace them in the rows that the network gets."""
     hidden = rng.random(true.shape) < fraction
     action = rng.random(true.shape)
     column = np.broadcast_to(np.arange(true.shape[1]), true.shape)
     from_profile = msa[
         rng.integers(len(msa), size=true.shape), column
-    ]  # a draw from the column is one from its profile
+    ]  # a random row of the column is a draw from its profile
     uniform = rng.integers(residues.UNKNOWN, size=true.shape).astype(np.int8)
     visible = np.where(action < HIDE, np.int8(residues.MASKED), true)
     visible = np.where((action >= HIDE) & (action < HIDE + FROM_PROFILE), from_profile, visible)
@@ -136,7 +136,7 @@ def _clusters(
     others: NDArray[np.int8],
     other_deletions: NDArray[np.uint8],
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Profile (S, C, 23) and mean deletions (S, C) of each centre with the rows nearest to it (gaps do not count)."""
+    """Compute profile (S, C, 23) and mean deletions (S, C) of each centre and the rows nearest to it (gaps do not count)."""
     identity = np.eye(residues.MSA_CLASSES, dtype=np.float32)
     counts = identity[centres]
     sums, members = deletions.astype(np.float32), np.ones(len(centres), np.float32)
@@ -153,7 +153,7 @@ def _clusters(
 def _templates(
     protein: Protein, config: OpenFoldConfig, rng: np.random.Generator, crop: slice, length: int, *, training: bool
 ) -> Arrays:
-    """Up to ``max_templates``; training draws how many and which, evaluation takes the first ones."""
+    """Choose up to ``max_templates``: training draws number and choice, evaluation takes the first ones."""
     there = len(protein.template_aatype)
     if training:
         chosen = rng.permutation(there)[: min(int(rng.integers(there + 1)), config.max_templates)]
@@ -172,7 +172,7 @@ def _rows(array: NDArray[Any], rows: int) -> NDArray[Any]:
 
 
 def _padded(array: NDArray[Any], length: int, axis: int) -> NDArray[Any]:
-    """Zeros behind along one axis."""
+    """Pad with zeros at the end of one axis."""
     missing = length - array.shape[axis]
     if missing <= 0:
         return array

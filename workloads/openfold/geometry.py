@@ -1,4 +1,4 @@
-"""Rigid frames, torsion angles and the atoms they make, in torch. Distances in angstrom. Knows no network and no loss.
+"""Rigid frames, torsion angles and the atoms they determine, in torch. Distances in angstrom.
 
 Legend: ... any leading dimensions, L residues, 8 rigid groups, 14 atoms, 7 torsions (pre-omega, phi, psi, chi 1 to 4).
 """
@@ -24,15 +24,15 @@ class Frame(NamedTuple):
     translation: Tensor  # (..., 3)
 
     def apply(self, points: Tensor) -> Tensor:
-        """Points (..., 3) of this frame in the outer frame."""
+        """Convert points (..., 3) of this frame to the outer frame."""
         return (self.rotation @ points[..., None])[..., 0] + self.translation
 
     def invert(self, points: Tensor) -> Tensor:
-        """Points (..., 3) of the outer frame in this frame."""
+        """Convert points (..., 3) of the outer frame to this frame."""
         return ((points - self.translation)[..., None, :] @ self.rotation)[..., 0, :]
 
     def compose(self, inner: Frame) -> Frame:
-        """First ``inner``, then this one."""
+        """Compose: apply ``inner`` first, then this frame."""
         return Frame(self.rotation @ inner.rotation, self.apply(inner.translation))
 
     def __getitem__(self, index: Any) -> Frame:  # type: ignore[override]
@@ -41,7 +41,7 @@ class Frame(NamedTuple):
 
 
 def frame_of_points(x_negative: Tensor, origin: Tensor, xy: Tensor) -> Frame:
-    """Frames with ``x_negative`` on the negative first axis and ``xy`` in the plane of the first two (Gram-Schmidt)."""
+    """Compute frames with ``x_negative`` on the negative first axis and ``xy`` in the plane of the first two (Gram-Schmidt)."""
     first = _unit(origin - x_negative)
     second = xy - origin
     second = _unit(second - (second * first).sum(-1, keepdim=True) * first)
@@ -49,13 +49,13 @@ def frame_of_points(x_negative: Tensor, origin: Tensor, xy: Tensor) -> Frame:
 
 
 def backbone_frames(atom14: Tensor) -> Frame:
-    """Frames (..., L) with CA at the origin, C on the first axis and N in the plane."""
+    """Compute frames (..., L) with CA at the origin, C on the first axis and N in the plane of the first two."""
     n, ca, c = atom14[..., residues.N, :], atom14[..., residues.CA, :], atom14[..., residues.C, :]
     return frame_of_points(2 * ca - c, ca, n)
 
 
 def dihedral(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-    """Sine and cosine (..., 2) of the dihedral angle a-b-c-d."""
+    """Compute sine and cosine (..., 2) of the dihedral angle a-b-c-d."""
     axis = _unit(c - b)
     first = a - b - ((a - b) * axis).sum(-1, keepdim=True) * axis
     second = d - c - ((d - c) * axis).sum(-1, keepdim=True) * axis
@@ -67,7 +67,7 @@ def dihedral(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
 
 
 class Torsions(NamedTuple):
-    """Seven torsions per residue: sine and cosine, the other naming of symmetric side chains, and which are known."""
+    """Seven torsions per residue: sine and cosine, these with the alternative atom names, and a mask of known ones."""
 
     angle: Tensor  # (..., L, 7, 2)
     alternative: Tensor  # (..., L, 7, 2)
@@ -75,7 +75,7 @@ class Torsions(NamedTuple):
 
 
 def torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
-    """Torsions of known structures: aatype (..., L), atoms (..., L, 14, 3) and which of them are known."""
+    """Compute the torsions of known structures from aatype (..., L), atoms (..., L, 14, 3) and the mask of known atoms."""
     before, before_mask = _shifted(atom14), _shifted(mask14)
     n, ca, c, o = (atom14[..., number, :] for number in (residues.N, residues.CA, residues.C, residues.OXYGEN))
     omega = dihedral(before[..., residues.CA, :], before[..., residues.C, :], n, ca)
@@ -104,7 +104,7 @@ def torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
 
 
 def group_frames(aatype: Tensor, backbone: Frame, angle: Tensor) -> Frame:
-    """Frames (..., L, 8) of the rigid groups from backbone frames (..., L) and torsions (..., L, 7, 2)."""
+    """Compute frames (..., L, 8) of the rigid groups from backbone frames (..., L) and torsions (..., L, 7, 2)."""
     default = table("GROUP_FRAME", angle.device)[aatype].to(angle.dtype)  # (..., L, 8, 4, 4)
     no_turn = torch.tensor([0.0, 1.0], dtype=angle.dtype, device=angle.device).expand(*angle.shape[:-2], 1, 2)
     sine, cosine = torch.cat([no_turn, angle], -2).unbind(-1)
@@ -121,7 +121,7 @@ def group_frames(aatype: Tensor, backbone: Frame, angle: Tensor) -> Frame:
 
 
 def atoms_of(aatype: Tensor, groups: Frame) -> Tensor:
-    """Atoms (..., L, 14, 3) in ideal geometry from the frames (..., L, 8) of the rigid groups; absent ones are zero."""
+    """Compute atoms (..., L, 14, 3) in ideal geometry from frames (..., L, 8) of the rigid groups; absent atoms are zero."""
     group = table("ATOM_GROUP", aatype.device)[aatype]  # (..., L, 14)
     rotation = groups.rotation.gather(-3, group[..., None, None].expand(*group.shape, 3, 3))
     translation = groups.translation.gather(-2, group[..., None].expand(*group.shape, 3))
@@ -130,7 +130,7 @@ def atoms_of(aatype: Tensor, groups: Frame) -> Tensor:
 
 
 def known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[Frame, Tensor]:
-    """Frames (..., L, 8) of a known structure's rigid groups and which of them all atoms are known for."""
+    """Compute frames (..., L, 8) of a known structure's rigid groups, and the mask of groups whose atoms are all known."""
     torsions = torsions_of(aatype, atom14, mask14)
     backbone_known = mask14[..., : residues.OXYGEN].amin(-1)
     empty = torch.zeros_like(backbone_known)
@@ -143,7 +143,7 @@ def known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[Frame,
 
 
 def pseudo_beta(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[Tensor, Tensor]:
-    """CB, or CA of glycine and unknown residues, (..., L, 3), and which are known."""
+    """Select CB, or CA of glycine and unknown residues, (..., L, 3), and the mask of known ones."""
     has_cb = table("ATOM_MASK", aatype.device)[aatype][..., residues.CB] > 0
     position = torch.where(has_cb[..., None], atom14[..., residues.CB, :], atom14[..., residues.CA, :])
     return position, torch.where(has_cb, mask14[..., residues.CB], mask14[..., residues.CA])
@@ -151,7 +151,7 @@ def pseudo_beta(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[Tensor,
 
 @cache
 def table(name: str, device: torch.device) -> Tensor:
-    """An array of `residues` on a device."""
+    """Copy an array of `residues` to a device."""
     values: NDArray[Any] = getattr(residues, name)
     return torch.from_numpy(values).to(device)
 
@@ -161,6 +161,6 @@ def _unit(vector: Tensor) -> Tensor:
 
 
 def _shifted(values: Tensor) -> Tensor:
-    """Each residue's predecessor's values; zeros for the first."""
+    """Shift values by one residue, so that each gets its predecessor's; the first gets zeros."""
     dim = values.dim() - (2 if values.shape[-1] == residues.ATOMS else 3)
     return torch.cat([torch.zeros_like(values.narrow(dim, 0, 1)), values.narrow(dim, 0, values.shape[dim] - 1)], dim)

@@ -1,4 +1,4 @@
-"""What OpenFold is trained and judged by: FAPE, torsions, distogram, masked alignment, pLDDT; lDDT-CA. All per sample.
+"""OpenFold's losses (FAPE, torsions, distogram, masked alignment, pLDDT) and its metric, lDDT-CA, per sample.
 
 AlphaFold 2's supplement 1.9; lDDT after Mariani et al. 2013. Legend: N samples, T iterations, F frames, P points,
 L residues. Each loss is (N,), so a batch's mean does not depend on how samples are batched.
@@ -30,7 +30,7 @@ DISTOGRAM_RANGE = (2.3125, 21.6875)
 
 
 def losses(config: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
-    """Each term (N,) and ``total``: their weighted sum times the square root of a sample's length."""
+    """Compute each term (N,) and ``total``, their weighted sum times the square root of the sample's length."""
     aatype, mask14 = batch["aatype"], batch["atom_mask"]
     structure = prediction.structure
     truth = renamed(structure.atoms.detach(), aatype, batch["atoms"], mask14)
@@ -53,14 +53,14 @@ def losses(config: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict
         "plddt": config.plddt_loss_weight,
     }
     total = torch.stack([weights[name] * term for name, term in terms.items()]).sum(0)
-    unused = 0.0 * prediction.experimentally_resolved.float().sum()  # data parallel wants a gradient of every parameter
+    unused = 0.0 * prediction.experimentally_resolved.float().sum()  # DDP needs a gradient of every parameter
     return terms | {"total": total * batch["mask"].sum(-1).sqrt() + unused}
 
 
 def fape(frames: Frame, points: Tensor, true_frames: Frame, true_points: Tensor) -> Tensor:
-    """Distances (..., F, P) of points (..., P, 3) seen from every frame (..., F), prediction to truth, in angstrom.
+    """Compute distances (..., F, P), in angstrom, of predicted and true points (..., P, 3) seen from every frame (..., F).
 
-    One product of matrices gives prediction minus truth: the inverse frames of both, side by side, times the points of both.
+    One matrix product gives prediction minus truth: the inverse frames of both, side by side, times the points of both.
     """
     inverse, true_inverse = frames.rotation.transpose(-1, -2), true_frames.rotation.transpose(-1, -2)
     shift = true_inverse @ true_frames.translation[..., None] - inverse @ frames.translation[..., None]
@@ -71,7 +71,7 @@ def fape(frames: Frame, points: Tensor, true_frames: Frame, true_points: Tensor)
 
 
 def backbone_fape(frames_TNL: Frame, atoms: Tensor, mask14: Tensor, clamp_N: Tensor) -> Tensor:
-    """Mean over iterations, frames and CA; clamped for samples with ``clamp_N`` 1."""
+    """Compute the mean over iterations, frames and CA atoms; clamped for samples with ``clamp_N`` 1."""
     true = backbone_frames(atoms)
     iterations = len(frames_TNL.translation)
     repeated = Frame(*(each.expand(iterations, *each.shape) for each in true))
@@ -82,7 +82,7 @@ def backbone_fape(frames_TNL: Frame, atoms: Tensor, mask14: Tensor, clamp_N: Ten
 
 
 def sidechain_fape(groups: Frame, points: Tensor, aatype: Tensor, true_atoms: Tensor, mask14: Tensor) -> Tensor:
-    """Rigid groups (N, L, 8), those that can hold atoms, against all atoms (N, L, 14, 3), clamped."""
+    """Compute FAPE of all atoms (N, L, 14, 3) in the rigid groups (N, L, 8) that can have atoms, clamped."""
     true, group_mask = known_groups(aatype, true_atoms, mask14)
     held = torch.tensor(GROUPS_WITH_ATOMS, device=aatype.device)
     flat, true_flat = (
@@ -95,13 +95,13 @@ def sidechain_fape(groups: Frame, points: Tensor, aatype: Tensor, true_atoms: Te
 
 
 def _mean_over(value: Tensor, row_mask: Tensor, column_mask: Tensor) -> Tensor:
-    """Mean (...) of a (..., R, C) over rows and columns with mask 1; 0 where there are none."""
+    """Average a (..., R, C) over rows and columns with mask 1; 0 if there are none."""
     total = (row_mask[..., None, :] @ value @ column_mask[..., None])[..., 0, 0]
     return total / (row_mask.sum(-1) * column_mask.sum(-1) + EPS)
 
 
 def renamed(predicted: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) -> Tensor:
-    """The truth (N, L, 14, 3) with symmetric side chains named as fits the prediction better (algorithm 26).
+    """Rename atoms of symmetric side chains in the truth (N, L, 14, 3) to fit the prediction better (algorithm 26).
 
     Both atoms of a symmetric pair must be known, else the residue keeps its names.
     """
@@ -133,7 +133,7 @@ def torsion_loss(
     mask14: Tensor,
     mask_NL: Tensor,
 ) -> Tensor:
-    """Squared distance on the unit circle of the chis, to the nearer naming, and how far raw angles are from the circle."""
+    """Compute the squared distance of chis on the unit circle to the nearer naming, plus the raw angles' distance from it."""
     truth = torsions_of(aatype, atoms, mask14)
     chi, chi_mask = angles_TNL[..., 3:, :], truth.mask[..., 3:]
     error = torch.minimum(
@@ -146,7 +146,7 @@ def torsion_loss(
 
 
 def distogram_loss(logits: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) -> Tensor:
-    """Cross entropy (N,) of the binned distances of pseudo-CB."""
+    """Compute the cross entropy (N,) of the binned distances of pseudo-CB."""
     position, mask = pseudo_beta(aatype, atoms, mask14)
     edges = torch.linspace(*DISTOGRAM_RANGE, DISTOGRAM_BINS - 1, device=logits.device).square()
     squared = (position[:, :, None] - position[:, None]).square().sum(-1)
@@ -157,7 +157,7 @@ def distogram_loss(logits: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor
 
 
 def masked_msa_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """Cross entropy (N,) of the residues that were hidden."""
+    """Compute the cross entropy (N,) of the residues that were hidden."""
     slot = batch["true_msa"]
     error = F.cross_entropy(logits.float().permute(0, 3, 1, 2), slot.long(), reduction="none")
     hidden = batch["hidden_mask"]
@@ -165,7 +165,7 @@ def masked_msa_loss(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def plddt_loss(logits: Tensor, predicted: Tensor, atoms: Tensor, mask14: Tensor) -> Tensor:
-    """Cross entropy (N,) of the binned lDDT-CA that the prediction has."""
+    """Compute the cross entropy (N,) of the predicted pLDDT against the binned lDDT-CA of the prediction."""
     mask = mask14[..., residues.CA]
     score = lddt_ca(predicted[..., residues.CA, :], atoms[..., residues.CA, :], mask)
     bins = (score * PLDDT_BINS).long().clamp(max=PLDDT_BINS - 1)
@@ -174,19 +174,19 @@ def plddt_loss(logits: Tensor, predicted: Tensor, atoms: Tensor, mask14: Tensor)
 
 
 def lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
-    """lDDT (N, L) of each residue from CA positions (N, L, 3): 0 to 1, without any superposition."""
+    """Compute lDDT (N, L), 0 to 1, of each residue from CA positions (N, L, 3); no superposition is needed."""
     scored, preserved = _pairs(predicted, true, mask)
     return (1e-10 + preserved.sum(-1)) / (1e-10 + scored.sum(-1))
 
 
 def sample_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
-    """lDDT-CA (N,) of whole chains: the share of distances kept, over all pairs within the cutoff."""
+    """Compute lDDT-CA (N,) of whole chains: the fraction of distances preserved, over all pairs within the cutoff."""
     scored, preserved = _pairs(predicted, true, mask)
     return (1e-10 + preserved.sum((-1, -2))) / (1e-10 + scored.sum((-1, -2)))
 
 
 def _pairs(predicted: Tensor, true: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, L, L): 1 for pairs within the cutoff in truth, and of these the share of thresholds their distance is kept within."""
+    """Compute (N, L, L) twice: 1 for pairs within the true cutoff; the fraction of thresholds that their error is within."""
     both = mask[:, :, None] * mask[:, None]
     distance = _distances(true)
     itself = torch.eye(true.shape[1], device=true.device, dtype=true.dtype)
@@ -197,5 +197,5 @@ def _pairs(predicted: Tensor, true: Tensor, mask: Tensor) -> tuple[Tensor, Tenso
 
 
 def _distances(position: Tensor) -> Tensor:
-    """(N, L, L); no matrix product, whose rounding would show below an angstrom."""
+    """Compute distances (N, L, L), without a matrix product, whose rounding errors would show below an angstrom."""
     return (position[:, :, None] - position[:, None]).square().sum(-1).sqrt()

@@ -1,7 +1,7 @@
-"""One protein chain out of an mmCIF file, and back: the first model, heavy atoms of the twenty amino acids. Small, own.
+"""Reads one protein chain from an mmCIF file and renders one: the first model, heavy atoms of the twenty amino acids.
 
-Read are ``_entity_poly_seq`` or ``_pdbx_poly_seq_scheme`` for the sequence (so that residues without atoms keep their place)
-and ``_atom_site``. Alternative locations: the one with the highest occupancy. MSE counts as MET. Errors: file and line.
+It reads ``_entity_poly_seq`` or ``_pdbx_poly_seq_scheme`` for the sequence (so that residues without atoms keep their place)
+and ``_atom_site``. Alternative locations: the one with the highest occupancy. MSE counts as MET. Errors name file and line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RESIDUE_OF = {name: number for number, name in enumerate(residues.NAMES)}
 
 @dataclass(frozen=True)
 class Chain:
-    """Sequence and heavy atoms; unknown atoms are masked and zero. ``name`` is the author's chain if the file has it."""
+    """Sequence and heavy atoms; unknown atoms are masked and zero. ``name`` is the author's name of the chain, if present."""
 
     name: str
     aatype: NDArray[np.int8]  # (L,)
@@ -39,7 +39,7 @@ class _Row:
 
 
 def read_chain(path: Path, name: str | None = None) -> Chain:
-    """A chain by author's or label name; by default the first that has amino acids. ValueError says file and line."""
+    """Read a chain by its author or label name, by default the first with amino acids. ValueError names file and line."""
     tables = _tables(path)
     sites = tables.get("_atom_site", [])
     if not sites:
@@ -74,7 +74,7 @@ def read_chain(path: Path, name: str | None = None) -> Chain:
 
 
 def mmcif_text(name: str, aatype: NDArray[np.int8], atoms: NDArray[np.float32], atom_mask: NDArray[np.int8]) -> str:
-    """One chain, A, as mmCIF that `read_chain` reads back."""
+    """Render one chain, named A, as mmCIF that `read_chain` can read."""
     names = [residues.NAMES[each] if each < residues.UNKNOWN else "UNK" for each in aatype.tolist()]
     lines = [
         f"data_{name}",
@@ -103,7 +103,7 @@ def mmcif_text(name: str, aatype: NDArray[np.int8], atoms: NDArray[np.float32], 
 
 
 def _choose(path: Path, sites: list[_Row], name: str | None) -> str:
-    """The label of the wanted chain."""
+    """Find the label of the requested chain."""
     for row in sites:
         values = row.values
         if values["label_seq_id"] in ".?" or _residue(values["label_comp_id"]) == residues.UNKNOWN:
@@ -114,7 +114,7 @@ def _choose(path: Path, sites: list[_Row], name: str | None) -> str:
 
 
 def _sequence(path: Path, tables: dict[str, list[_Row]], label: str, atom_rows: list[_Row]) -> list[str]:
-    """Residue names by place. From the tables of the polymer if there are any, else from the atoms."""
+    """Read the residue names in order, from the polymer tables if the file has any, else from the atoms."""
     entity = atom_rows[0].values.get("label_entity_id")
     scheme = [row for row in tables.get("_pdbx_poly_seq_scheme", []) if row.values.get("asym_id") == label]
     names = {_whole(path, row, "seq_id"): row.values.get("mon_id", "") for row in scheme}
@@ -167,7 +167,7 @@ WANTED = ("_atom_site", "_entity_poly_seq", "_pdbx_poly_seq_scheme")
 
 
 def _tables(path: Path) -> dict[str, list[_Row]]:
-    """The loops of `WANTED` categories."""
+    """Read the loops of the `WANTED` categories."""
     tables: dict[str, list[_Row]] = {}
     tokens = list(_tokens(path))
     position = 0
@@ -210,7 +210,7 @@ def _ends_loop(token: tuple[int, str, bool]) -> bool:
 
 
 def _tokens(path: Path) -> Iterator[tuple[int, str, bool]]:
-    """(line, text, quoted) of every value: words, quotes that end before white space, text fields between semicolons."""
+    """Yield (line, text, quoted) of every value: words, quotes that end before white space, text between semicolons."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -39,7 +39,7 @@ UNIT_OF_DELETIONS = 3.0
 
 
 class InputEmbedder(nn.Module):
-    """Sequence and main alignment to the first m and z (algorithms 3 and 4)."""
+    """Embeds sequence and main alignment as the initial m and z (algorithms 3 and 4)."""
 
     def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
@@ -55,13 +55,13 @@ class InputEmbedder(nn.Module):
             -RELATIVE_POSITIONS, RELATIVE_POSITIONS
         )
         weight, bias = self.linear_relpos.weight, self.linear_relpos.bias
-        z = F.embedding(offset + RELATIVE_POSITIONS, weight.t()) + bias  # a linear layer of a one-hot vector
+        z = F.embedding(offset + RELATIVE_POSITIONS, weight.t()) + bias  # equals a linear layer of a one-hot vector
         z = z + self.linear_tf_z_i(target_NLF)[:, :, None] + self.linear_tf_z_j(target_NLF)[:, None]
         return self.linear_msa_m(msa_NSLF) + self.linear_tf_m(target_NLF)[:, None], z
 
 
 class RecyclingEmbedder(nn.Module):
-    """The last iteration's first row, pair map and distances of pseudo-CB (algorithm 32)."""
+    """Embeds the previous iteration's first row, pair map and pseudo-CB distances (algorithm 32)."""
 
     def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class RecyclingEmbedder(nn.Module):
 
 
 class TemplateAngleEmbedder(nn.Module):
-    """Torsions of each template to one more row of m."""
+    """Embeds the torsions of each template as one more row of m."""
 
     def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class TemplateAngleEmbedder(nn.Module):
 
 
 class PlddtHead(nn.Module):
-    """Logits of the lDDT-CA of each residue."""
+    """Predicts logits of the lDDT-CA of each residue."""
 
     def __init__(self, single: int, hidden: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Heads(nn.Module):
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of the last recycling iteration."""
+    """The outputs of the last recycling iteration."""
 
     structure: Structure
     plddt: Tensor  # (N, L, 50)
@@ -124,7 +124,7 @@ class Prediction:
 
 
 class OpenFoldNet(nn.Module):
-    """The network. A sample with r recycles starts late, so that all samples of a batch end together."""
+    """The network. A sample with fewer recycles starts at a later iteration, so that all samples of a batch end together."""
 
     def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
@@ -140,9 +140,9 @@ class OpenFoldNet(nn.Module):
         self.heads = Heads(config)
 
     def forward(self, batch: Batch) -> Prediction:
-        """Predict. The slots of the batch say how many iterations there are, so nothing waits for the device to tell.
+        """Predict. The number of slots of the batch is the number of iterations, so the host does not wait for the device.
 
-        Only the last iteration has gradients. Iteration t is the first of a sample whose recycles are t less than the most.
+        Only the last iteration has gradients. A sample with t recycles fewer than the most starts at iteration t.
         """
         recycles = batch["msa"].shape[1] - 1
         N, L = batch["aatype"].shape
@@ -169,14 +169,14 @@ class OpenFoldNet(nn.Module):
         )
 
     def _structure(self, single: Tensor, z: Tensor, batch: Batch) -> Structure:
-        """In float32 whatever the rest computes in: positions of tens of angstrom need it."""
+        """Run the structure module in float32, whatever the rest computes in: positions of tens of angstrom need it."""
         with torch.autocast(z.device.type, enabled=False):
             return self.structure_module(single.float(), z.float(), batch["aatype"], batch["mask"])  # type: ignore[no-any-return]
 
     def _trunk(
         self, batch: Batch, slot: int, m_before: Tensor, z_before: Tensor, beta_before: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """m, z and the single representation of one iteration."""
+        """Compute m, z and the single representation of one iteration."""
         mask_NL = batch["mask"]
         mask_NIJ = pair_mask(mask_NL)
         msa_mask = batch["msa_mask"][:, slot]
@@ -218,17 +218,17 @@ def extra_msa_features(batch: Batch, slot: int) -> Tensor:
 
 
 def one_hot(classes: Tensor, number: int) -> Tensor:
-    """Float32 (..., number); no value is looked at, as torch's does on a CPU, so nothing is waited for."""
+    """Encode one-hot in float32 (..., number). torch's own checks the values, for which the host waits."""
     return (classes[..., None] == torch.arange(number, device=classes.device, dtype=classes.dtype)).float()
 
 
 def squashed(deletions: Tensor) -> Tensor:
-    """Numbers of deletions to 0 .. 1."""
+    """Map numbers of deletions to 0 .. 1."""
     return torch.atan(deletions / UNIT_OF_DELETIONS) * (2 / torch.pi)
 
 
 def template_features(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Pair features (N, T, L, L, 88), torsion features (N, T, L, 57) and which templates there are (N, T)."""
+    """Compute pair features (N, T, L, L, 88), torsion features (N, T, L, 57) and the mask of existing templates (N, T)."""
     aatype, atoms, atom_mask = batch["template_aatype"].long(), batch["template_atoms"], batch["template_atom_mask"]
     kinds = aatype.clamp(max=residues.UNKNOWN)  # where a template has a gap, no atom is known
     flat = (kinds.flatten(0, 1), atoms.flatten(0, 1), atom_mask.flatten(0, 1))

@@ -1,4 +1,4 @@
-"""Linear layers with AlphaFold 2's initialisations, gated attention, dropout that is shared along a dimension. No blocks."""
+"""Linear layers with AlphaFold 2's initialisations, gated attention, dropout shared along a dimension."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRUNCATED_STD = 0.87962566103423978  # standard deviation of a unit normal cut a
 
 
 class Linear(nn.Linear):
-    """nn.Linear with zero bias and one of AlphaFold 2's weight initialisations (supplement 1.11.4)."""
+    """nn.Linear with a zero bias and one of AlphaFold 2's weight initialisations (supplement 1.11.4)."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, init: Init = "lecun") -> None:
         self._init: Init = init
@@ -66,7 +66,7 @@ class Attention(nn.Module):
 
 
 class Transition(nn.Module):
-    """Layer norm, wider by a factor, ReLU, back."""
+    """Layer norm, dense layer to a multiple of the width, ReLU, dense layer back."""
 
     def __init__(self, channels: int, factor: int) -> None:
         super().__init__()
@@ -80,12 +80,12 @@ class Transition(nn.Module):
 
 
 def mask_bias(mask: Tensor) -> Tensor:
-    """0 where the mask is 1, -1e9 where it is 0: what attention adds to its scores."""
+    """Compute the bias that attention adds to its scores: 0 where the mask is 1, -1e9 where it is 0."""
     return (mask - 1) * 1e9
 
 
 def shared_dropout(x: Tensor, rate: float, dim: int, *, training: bool) -> Tensor:
-    """Dropout with one mask for all of a dimension."""
+    """Apply dropout with the same mask along one dimension."""
     if not training or rate == 0:
         return x
     shape = list(x.shape)
@@ -94,7 +94,7 @@ def shared_dropout(x: Tensor, rate: float, dim: int, *, training: bool) -> Tenso
 
 
 def recomputed(block: Callable[..., Any], *inputs: Tensor, enabled: bool) -> Any:
-    """The block's result; with ``enabled`` its inside is computed again in the backward pass instead of being stored."""
+    """Run a block. If ``enabled``, its activations are recomputed in the backward pass instead of stored."""
     if enabled and torch.is_grad_enabled():
         return checkpoint(block, *inputs, use_reentrant=False)
     return block(*inputs)

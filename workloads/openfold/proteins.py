@@ -1,8 +1,9 @@
-"""Synthetic protein families: a fold, a sequence that codes for it, relatives that keep it. No files, no network.
+"""Synthetic protein families: a fold, a sequence that determines it, and relatives with the same fold.
 
 A chain is drawn as helices, strands and loops. Each amino acid prefers one of the three; torsions are the mean of the
-element plus an offset of the ancestor's amino acid plus noise, so sequence determines structure. Relatives draw again within
-a class or at random: an alignment shows what one sequence hides. Not modelled: hydrophobic cores, contacts, knots.
+element plus an offset of the ancestor's amino acid plus noise, so the sequence determines the structure. Relatives have other
+residues of the same class or random ones, so the alignment has information that one sequence lacks. Not modelled:
+hydrophobic cores, contacts, knots.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ OFFSET = 8.0  # degrees, of an amino acid in helix or strand
 NOISE = 3.0
 CHI_NOISE = 8.0
 TEMPLATE_NOISE = 9.0
-DRIFT, REEMIT = 0.25, 0.5  # of a relative's residues: any amino acid, another of the same class
-OWN_DRIFT = 0.1  # of the chain's own residues: any amino acid, which says nothing about the torsions
+DRIFT, REEMIT = 0.25, 0.5  # fractions of a relative's residues replaced by any amino acid, by one of the same class
+OWN_DRIFT = 0.1  # fraction of the chain's residues replaced by any amino acid, independent of the torsions
 GAP_RATE, DELETION_RATE = 0.02, 0.02
 PEPTIDE_BENDS = (residues.CA_C_N, residues.C_N_CA, residues.N_CA_C)
 
@@ -64,7 +65,7 @@ _OFFSETS, _CHI = _amino_acid_angles()
 
 @dataclass(frozen=True)
 class Families:
-    """What to draw: chain lengths (both included), rows of an alignment, templates of a family, strands for one helix."""
+    """The distribution of families: chain lengths (inclusive), alignment rows, templates, strands per helix."""
 
     shortest: int
     longest: int
@@ -87,7 +88,7 @@ class Drawn:
 
 
 def families(settings: Families, seed: int, numbers: range) -> list[Protein]:
-    """The proteins of these family numbers: each a function of (seed, number) alone."""
+    """Generate the proteins of these family numbers, each a function of (seed, number)."""
     drawn = [draw(settings, seed, number) for number in numbers]
     copies = 1 + settings.templates
     aatype = [each.sequence for each in drawn for _ in range(copies)]
@@ -130,7 +131,7 @@ def _elements(length: int, strands_per_helix: int, rng: np.random.Generator) -> 
 
 
 def _emit(elements: NDArray[np.int8], pick: Floats) -> NDArray[np.int8]:
-    """An amino acid of each element's class; ``pick`` (..., L) from 0 to 1 says which."""
+    """Choose an amino acid of each element's class by ``pick`` (..., L), from 0 to 1."""
     number = (pick * _CLASS_SIZES[elements]).astype(np.int64)
     chosen: NDArray[np.int8] = _CLASSES[elements, number]
     return chosen
@@ -153,7 +154,7 @@ def _relatives(
     choice = rng.random(shape)
     same_class = _emit(elements, rng.random(shape))
     anything = rng.integers(20, size=shape).astype(np.int8)
-    # loops code by letter: they keep it unless they drift
+    # in loops each letter has its own torsions, so it changes only by drift
     reemitted = np.where((choice < DRIFT + REEMIT) & (elements != LOOP), same_class, np.broadcast_to(ancestor, shape))
     msa = np.where(choice < DRIFT, anything, reemitted)
     gaps = rng.random(shape) < GAP_RATE
@@ -163,7 +164,7 @@ def _relatives(
 
 
 def build_atoms(aatype: list[NDArray[np.int8]], torsions: list[Floats], chi: list[Floats]) -> list[NDArray[np.float32]]:
-    """Heavy atoms (L, 14, 3) of each chain in ideal geometry, its centre at the origin. Torsions in degrees."""
+    """Build the heavy atoms (L, 14, 3) of each chain in ideal geometry, centred at the origin. Torsions in degrees."""
     longest = max(map(len, aatype))
     count = len(aatype)
     types = np.zeros((count, longest), np.int64)
@@ -186,7 +187,7 @@ def build_atoms(aatype: list[NDArray[np.int8]], torsions: list[Floats], chi: lis
 
 
 def build_backbone(torsions: Floats) -> Floats:
-    """N, CA, C (B, L, 3, 3) of chains with phi and psi (B, L, 2) in degrees; all peptide bonds trans."""
+    """Build N, CA, C (B, L, 3, 3) of chains with phi and psi (B, L, 2) in degrees; all peptide bonds are trans."""
     batch, length = torsions.shape[:2]
     angle = np.radians(residues.N_CA_C)
     out = np.empty((batch, 3 * length, 3))
@@ -216,7 +217,7 @@ def _protein(drawn: Drawn, atoms: list[NDArray[np.float32]], seed: int, number: 
 
 
 def _coverage(length: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """A stretch of at least half the chain: what a template covers."""
+    """Draw the stretch that a template covers, at least half the chain."""
     span = int(rng.integers(length // 2, length + 1))
     begin = int(rng.integers(length - span + 1))
     index = np.arange(length)

@@ -1,8 +1,8 @@
-"""The twenty amino acids: names, heavy atoms, torsions, ideal geometry as arrays. Numpy only, no structures.
+"""The twenty amino acids: names, heavy atoms, torsions, ideal geometry as arrays. Numpy only.
 
 Side chains are built from bond lengths, angles and dihedrals (mean values of Engh & Huber 1991, Acta Cryst. A47, 392) with
 every chi at zero. Atoms belong to eight rigid groups of AlphaFold 2 (Jumper et al. 2021, supplement table 2): backbone,
-pre-omega, phi, psi, chi 1 to 4. Arrays are indexed by residue type, 20 being unknown, of which only the backbone is known.
+pre-omega, phi, psi, chi 1 to 4. Arrays are indexed by residue type; type 20 is unknown and has only the backbone.
 """
 
 from __future__ import annotations
@@ -63,23 +63,23 @@ _SIDE_CHAINS: Final = {
               OH CZ CE1 CD1 1.377 119.8 180""",
     "VAL": "CG1* CB CA N 1.527 110.7 0; CG2 CB CA N 1.527 110.4 122.8",
 }  # fmt: skip
-_CB_OF: Final = {"PRO": (1.531, 110.9, 115.3)}  # the ring pulls it
+_CB_OF: Final = {"PRO": (1.531, 110.9, 115.3)}  # the ring changes its angles
 _PI_PERIODIC: Final = {
     "ASP": 1,
     "GLU": 2,
     "PHE": 1,
     "TYR": 1,
-}  # number of the chi (0-based) that half a turn does not change
+}  # the 0-based chi that a half turn leaves unchanged
 _SWAPS: Final = {
     "ASP": (("OD1", "OD2"),),
     "GLU": (("OE1", "OE2"),),
     "PHE": (("CD1", "CD2"), ("CE1", "CE2")),
     "TYR": (("CD1", "CD2"), ("CE1", "CE2")),
-}  # names that chemistry does not tell apart
+}  # pairs of names that are chemically equivalent
 
 
 def place(a: Floats, b: Floats, c: Floats, length: float, angle: Floats | float, dihedral: Floats | float) -> Floats:
-    """The atom bonded to ``c`` (..., 3) at a distance, the angle b-c-atom and the dihedral a-b-c-atom in degrees."""
+    """Compute the position of an atom bonded to ``c`` (..., 3) from distance, angle b-c-atom and dihedral a-b-c-atom (degrees)."""
     theta, phi = np.radians(angle), np.radians(dihedral)
     axis = c - b
     axis = axis / np.linalg.norm(axis, axis=-1, keepdims=True)
@@ -93,7 +93,7 @@ def place(a: Floats, b: Floats, c: Floats, length: float, angle: Floats | float,
 
 
 def _frame(x_axis: Floats, xy: Floats, origin: Floats) -> Floats:
-    """4 x 4: the first axis along ``x_axis``, the second towards ``xy``."""
+    """Build a 4 x 4 frame: the first axis along ``x_axis``, the second towards ``xy``."""
     first = x_axis / np.linalg.norm(x_axis)
     second = xy - (xy @ first) * first
     second /= np.linalg.norm(second)
@@ -103,7 +103,7 @@ def _frame(x_axis: Floats, xy: Floats, origin: Floats) -> Floats:
 
 
 class _Table:
-    """The arrays of this module, filled one residue type after the other."""
+    """The arrays of this module, filled residue type by residue type."""
 
     def __init__(self) -> None:
         self.atom_names: list[tuple[str, ...]] = [("",) * ATOMS for _ in range(RESIDUE_CLASSES)]
@@ -134,7 +134,7 @@ class _Table:
             self.atom_mask[residue, number] = 1
             self.atom_group[residue, number] = group[atom]
             self.atom_position[residue, number] = frame[:3, :3].T @ (atoms[atom] - frame[:3, 3])
-        for number in range(GROUPS):  # chi 2 to 4 hang on the group before them, all others on the backbone
+        for number in range(GROUPS):  # chi 2 to 4 are attached to the group before them, all others to the backbone
             before = frames[number - 1] if number > 4 else np.eye(4)
             self.group_frame[residue, number] = np.linalg.inv(before) @ frames[number]
         if name in _PI_PERIODIC:
@@ -145,7 +145,7 @@ class _Table:
 
 
 def _residue(name: str) -> tuple[dict[str, Floats], dict[str, int], list[tuple[str, str, str, str]]]:
-    """Atoms in the backbone frame with every torsion at zero, the group of each, and the atoms of each chi."""
+    """Compute the atoms in the backbone frame with every torsion at zero, the group of each, and the atoms of each chi."""
     angle = np.radians(N_CA_C)
     atoms: dict[str, Floats] = {
         "N": N_CA * np.array([np.cos(angle), np.sin(angle), 0.0]),
@@ -180,11 +180,11 @@ CHI_MASK = _table.chi_mask  # (21, 4)
 CHI_PERIODIC = _table.chi_periodic  # (21, 4)
 SWAP = _table.swap  # (21, 14) the other naming of the same atoms
 _AMBIGUOUS = np.flatnonzero((np.arange(ATOMS) != SWAP).any(0))
-SWAPPED = (int(_AMBIGUOUS[0]), int(_AMBIGUOUS[-1]) + 1)  # half-open: the places that atoms with two names have
+SWAPPED = (int(_AMBIGUOUS[0]), int(_AMBIGUOUS[-1]) + 1)  # half-open range of the atom slots with two names
 
 
 def encode(sequence: str) -> NDArray[np.int8]:
-    """Letters to residue types; B, J, O, U, X and Z are unknown, '-' is a gap. ValueError for anything else, with its place."""
+    """Convert letters to residue types; B, J, O, U, X, Z are unknown, '-' is a gap. ValueError names any other letter."""
     out = np.array([_CODES.get(letter, -1) for letter in sequence], dtype=np.int8)
     if (out < 0).any():
         place_of = int(np.argmax(out < 0))
@@ -193,7 +193,7 @@ def encode(sequence: str) -> NDArray[np.int8]:
 
 
 def decode(types: NDArray[np.integer[Any]]) -> str:
-    """Residue types to letters."""
+    """Convert residue types to letters."""
     return "".join((LETTERS + "X-")[each] for each in types.tolist())
 
 

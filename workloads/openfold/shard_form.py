@@ -1,4 +1,4 @@
-"""Proteins as the arrays of a shard and back. Ragged: a sample has as many rows as residues, alignment cells, template residues."""
+"""Converts proteins to the ragged arrays of a shard and back: rows are residues, alignment cells, template residues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_TEMPLATES = (
 
 
 def shard_arrays(proteins: Sequence[Protein], numbers: Sequence[int]) -> Arrays:
-    """The arrays of `suite.data.shards.write_shard`; ``numbers`` name the families. Templates only if some protein has one."""
+    """Build the arrays for `suite.data.shards.write_shard`; ``numbers`` are family numbers. Template arrays only if needed."""
     arrays: Arrays = {
         "family": np.array(numbers, dtype=np.int64),
         "residue.offsets": _offsets([len(each) for each in proteins]),
@@ -57,7 +57,7 @@ def shard_arrays(proteins: Sequence[Protein], numbers: Sequence[int]) -> Arrays:
 
 
 def proteins_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Protein]:
-    """The proteins of a shard's arrays, or of what a ShardReader read. ValueError if rows and lengths do not fit."""
+    """Yield the proteins of a shard's arrays or of a ShardReader's result. ValueError if rows and lengths do not fit."""
     residue, cell = arrays["residue.offsets"], arrays["alignment.offsets"]
     template = arrays.get("template.offsets")
     for number in range(len(residue) - 1):

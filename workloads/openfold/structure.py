@@ -1,4 +1,4 @@
-"""The structure module: invariant point attention moves one frame per residue, torsions place the atoms. No loss.
+"""The structure module: invariant point attention moves one frame per residue, torsions determine the atoms. No loss.
 
 Algorithms 20 to 24 of AlphaFold 2's supplement. Inside, translations are in nanometres. Legend: N samples, L (I, J)
 residues, S and Z channels, H heads, C channels and P points of a head.
@@ -22,7 +22,7 @@ ANGSTROM_PER_UNIT = 10.0
 
 
 class InvariantPointAttention(nn.Module):
-    """Attention by channels, by the pair map and by distances of points that move with the frames."""
+    """Attention with scores from channels, the pair map and the distances of points that move with the frames."""
 
     def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class InvariantPointAttention(nn.Module):
         return self.linear_out(torch.cat([channels, *flat, norm.flatten(-2), pair], -1))  # type: ignore[no-any-return]
 
     def _points(self, flat: Tensor, frame_NL: Frame) -> Tensor:
-        """Points (N, H, L, P, 3) in the outer frame."""
+        """Compute points (N, H, L, P, 3) in the outer frame."""
         local = torch.stack(flat.chunk(3, dim=-1), -1)  # (N, L, H P, 3)
         outer = Frame(frame_NL.rotation[:, :, None], frame_NL.translation[:, :, None]).apply(local)
         return torch.unflatten(outer, 2, (self.heads, -1)).transpose(1, 2)
@@ -83,7 +83,7 @@ class StructureTransition(nn.Module):
 
 
 class AngleResnet(nn.Module):
-    """Seven torsions from the single representation, before and after the Evoformer's output."""
+    """Predicts seven torsions from the current and the initial single representation."""
 
     def __init__(self, single: int, hidden: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class AngleResnet(nn.Module):
 
 @dataclass(frozen=True)
 class Structure:
-    """What the iterations (T of them) found; positions in angstrom."""
+    """The results of the T iterations; positions in angstrom."""
 
     frames: Frame  # (T, N, L): backbone
     raw_angles: Tensor  # (T, N, L, 7, 2)
@@ -131,7 +131,7 @@ class StructureModule(nn.Module):
         self.angle_resnet = AngleResnet(single, config.angle_channels)
 
     def forward(self, s_NLS: Tensor, z_NIJZ: Tensor, aatype_NL: Tensor, mask_NL: Tensor) -> Structure:
-        """The structure from the single representation and the pair map."""
+        """Predict the structure from the single representation and the pair map."""
         s_initial = self.layer_norm_s(s_NLS)
         z = self.layer_norm_z(z_NIJZ)
         s = self.linear_in(s_initial)
@@ -150,7 +150,7 @@ class StructureModule(nn.Module):
             angles.append(angle)
             if (
                 iteration < self.iterations - 1
-            ):  # gradients of rotations do not flow from one iteration to the one before
+            ):  # as in AlphaFold 2, rotations pass no gradient to the previous iteration
                 frame = Frame(frame.rotation.detach(), frame.translation)
         backbone = Frame(torch.stack(rotations), torch.stack(translations))
         groups = group_frames(aatype_NL, Frame(rotations[-1], translations[-1]), angles[-1])

@@ -1,4 +1,4 @@
-"""Operations and traffic of OpenFold in closed form, layer by layer. Torch-free; compared with torch's counter in a test."""
+"""FLOPs and bytes of OpenFold in closed form, layer by layer. No torch; a test compares them with torch's counter."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ PLDDT_BINS, DISTOGRAM_BINS, MSA_CLASSES, RESOLVED_ATOMS = 50, 64, 23, 37
 
 @dataclass
 class Ledger:
-    """Multiply-adds, elements read and written, and parameters of what was entered."""
+    """Accumulates multiply-adds, elements read and written, and parameters of layers."""
 
     multiply_adds: float = 0.0
     elements: float = 0.0
     parameters: int = 0
 
     def linear(self, tokens: int, inputs: int, outputs: int, *, bias: bool = True) -> None:
-        """A dense layer on so many tokens."""
+        """Add a dense layer applied to ``tokens`` tokens."""
         self.multiply_adds += tokens * inputs * outputs
         self.elements += tokens * (inputs + outputs) + inputs * outputs
         self.parameters += inputs * outputs + outputs * bias
 
     def product(self, batch: int, rows: int, inner: int, columns: int) -> None:
-        """Products of matrices."""
+        """Add matrix products."""
         self.multiply_adds += batch * rows * inner * columns
         self.elements += batch * (rows * inner + inner * columns + rows * columns)
 
     def norm(self, tokens: int, channels: int) -> None:
-        """A layer norm."""
+        """Add a layer norm."""
         self.elements += 2 * tokens * channels
         self.parameters += 2 * channels
 
     def add(self, other: Ledger, times: int = 1, *, shared: bool = False) -> None:
-        """Something several times; ``shared``: with the same weights."""
+        """Add another ledger several times; ``shared``: with the same weights each time."""
         self.multiply_adds += times * other.multiply_adds
         self.elements += times * other.elements
         self.parameters += (1 if shared else times) * other.parameters
 
 
 def forward(config: OpenFoldConfig, *, residues: int) -> Ledger:
-    """One iteration of the network on one sample, heads included."""
+    """Compute one iteration of the network on one sample, heads included."""
     L, Z, M, S = residues, config.pair_channels, config.msa_channels, config.single_channels
     total = Ledger()
     for _ in range(2):
@@ -81,10 +81,10 @@ def forward(config: OpenFoldConfig, *, residues: int) -> Ledger:
 
 
 def work(config: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) -> Work:
-    """Training on one sample: on average half the recycles without gradients, then forward and twice that backward.
+    """Compute the work of training on one sample: half the recycles on average, without gradients, then forward and backward.
 
-    Executed beside that: frames, the products of the losses, and with checkpointing the blocks' forward once more; not executed:
-    gradients of features. The optimizer's traffic is shared by the batch.
+    Backward counts as twice forward. Executed in addition: frames, matrix products of the losses, with checkpointing the
+    blocks' forward again. Not executed: gradients of features. The optimizer's traffic is divided by the batch size.
     """
     once = forward(config, residues=config.crop_size)
     flops = 2 * once.multiply_adds
@@ -104,7 +104,7 @@ def work(config: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) 
 
 
 def _blocks(config: OpenFoldConfig) -> float:
-    """Multiply-adds of the blocks that checkpointing computes again."""
+    """Compute the multiply-adds of the blocks that checkpointing computes again."""
     total = Ledger()
     total.add(_block(config, config.crop_size, extra=True), config.extra_msa_blocks)
     total.add(_block(config, config.crop_size, extra=False), config.evoformer_blocks)
@@ -114,7 +114,7 @@ def _blocks(config: OpenFoldConfig) -> float:
 
 
 def _beside(config: OpenFoldConfig) -> float:
-    """Multiply-adds of a training sample that three passes of the network do not have, less those that they have too many."""
+    """Compute the multiply-adds of a training sample beyond three passes of the network, minus those the passes overcount."""
     L, T, frames = (
         config.crop_size,
         config.structure_iterations,

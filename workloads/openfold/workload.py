@@ -1,4 +1,4 @@
-"""OpenFold as the harness sees it: data, model, optimizer, loss, metric, logged hyperparameters."""
+"""The harness's interface to OpenFold: data, model, optimizer, loss, metric, logged hyperparameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class OpenFold(Workload):
-    """OpenFold for the harness."""
+    """Implements `suite.workload.Workload` for OpenFold."""
 
     def __init__(self, config: RunConfig) -> None:
         if config.channels_last:
@@ -42,16 +42,16 @@ class OpenFold(Workload):
             )
 
     def dataset(self, split: str, root: Path) -> OpenFoldData:
-        """One split; ValueError if the data are damaged, have another form or chains that are too long."""
+        """Open one split. ValueError if the data are damaged, have other arrays or too long chains."""
         return OpenFoldData(root, split, self._settings, self.config.global_batch_size)
 
     def build_model(self, world: World) -> nn.Module:
-        """The network, from torch's current seed."""
+        """Build the network, initialised from torch's current seed."""
         self._ranks = world.size
         return OpenFoldNet(self._settings)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
-        """Adam without weight decay; the harness clips the gradient's norm and averages the weights. Schedule by steps."""
+        """Build Adam without weight decay, scheduled by steps. The harness clips the gradient norm and averages the weights."""
         settings = self._settings
         optimizer = torch.optim.Adam(
             model.parameters(),
@@ -68,10 +68,10 @@ class OpenFold(Workload):
         )
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean over samples of the weighted terms, each sample times the square root of its length.
+        """Compute the mean over samples of the weighted terms, each sample times the square root of its length.
 
-        With ``balanced_batches`` ranks hold different numbers of samples: the mean over the global batch is then the mean over
-        ranks of what this gives.
+        With ``balanced_batches`` ranks have different numbers of samples; the result is scaled so that its mean over ranks is
+        the mean over the global batch.
         """
         prediction = model(batch)
         samples, slots, _, length = batch["msa"].shape
@@ -83,7 +83,7 @@ class OpenFold(Workload):
         return loss_N.sum() * shares / self.config.global_batch_size
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sums of lDDT-CA and of the loss over samples, and their number; samples of which no CA is known do not count."""
+        """Sum lDDT-CA and loss over samples and count them. Samples without a known CA do not count."""
         prediction = model(batch)
         true, mask = batch["atoms"][..., residues.CA, :], batch["atom_mask"][..., residues.CA]
         score_N = sample_lddt_ca(prediction.structure.atoms[..., residues.CA, :], true, mask).double()
@@ -92,14 +92,14 @@ class OpenFold(Workload):
         return {"lddt_ca": (score_N * known_N).sum(), "loss": (loss_N * known_N).sum(), "samples": known_N.sum()}
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """``eval_accuracy``: mean over chains of lDDT-CA, 0 to 1; beside it the mean loss."""
+        """Compute ``eval_accuracy``, the mean lDDT-CA of chains, 0 to 1, and the mean loss."""
         return {
             "eval_accuracy": totals["lddt_ca"] / totals["samples"],
             "val_loss": totals["loss"] / totals["samples"],
         }
 
     def window_stats(self, world: World) -> dict[str, Any]:
-        """Where ranks' work differs, the mean over steps of the most work of a rank over the mean: 1 is a perfect balance."""
+        """If ranks' work differs: largest / mean work of a rank, averaged over steps. 1 is perfect balance."""
         mine, self._work = self._work, []
         if world.size == 1 or not (self._settings.num_recycling_iters or self._settings.balanced_batches):
             return {}
@@ -107,7 +107,7 @@ class OpenFold(Workload):
         return {"imbalance": float((work_RS.max(0) / work_RS.mean(0)).mean())}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Keys of the reference. What the card says of a size (target, samples, evaluation interval) comes from the card."""
+        """Keys are the reference's. Target, samples and evaluation interval come from the card."""
         settings, card = self._settings, DESCRIPTOR.card().size(self.config.size)
         return {
             "global_batch_size": self.config.global_batch_size,
@@ -152,10 +152,10 @@ class OpenFold(Workload):
         }
 
     def work(self) -> Work:
-        """Closed forms for a training sample; bytes at the width activations are stored in."""
+        """Compute the closed forms for a training sample, with activations stored at the run's precision."""
         element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
         return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> dict[str, float]:
-        """lDDT-CA of chains that are all helix, all strand, and of secondary structure read from the alignment."""
+        """Measure lDDT-CA of all-helix chains, all-strand chains and secondary structure voted from the alignment."""
         return baselines(root)
