@@ -144,24 +144,15 @@ class _Source:
 
 
 def _survey(source: Path) -> _Source:
-    if not source.is_dir():
-        raise ValueError(f"{source}: expected a folder of *.tfrecord files or *.hdf5 universes")
-    for form in ("tfrecord", "hdf5"):
-        paths = sorted(source.rglob(f"*.{form}"))
-        if paths:
-            break
-    else:
-        raise ValueError(f"{source}: no *.tfrecord and no *.hdf5 file in it")
-    split_of = [next((part for part in path.relative_to(source).parts if part in SPLITS), None) for path in paths]
+    """List the files of a source with their splits and universes. ValueError if there are none, or none for a split."""
+    form, paths = _find_files(source)
+    # the cubes of one universe differ in the last three digits of their names
     names = [re.sub(r"_\d{3}$", "", path.stem) if form == "tfrecord" else path.stem for path in paths]
     order = {name: number for number, name in enumerate(sorted(set(names)))}
-    if not any(split_of):
-        validation = [number for number in order.values() if number % VALIDATION_EVERY == VALIDATION_EVERY - 1]
-        held_out = set(validation) or {len(order) - 1}
-        split_of = ["validation" if order[name] in held_out else "train" for name in names]
+    splits = _splits(source, paths, [order[name] for name in names])
     files = tuple(
         _File(path, split, order[name])
-        for path, split, name in zip(paths, split_of, names, strict=True)
+        for path, split, name in zip(paths, splits, names, strict=True)
         if split is not None  # files in other folders, such as "test"
     )
     empty = [split for split in SPLITS if not any(file.split == split for file in files)]
@@ -169,6 +160,27 @@ def _survey(source: Path) -> _Source:
         raise ValueError(f"{source}: no file for the {empty[0]} split; {len(order)} universes in {len(paths)} files")
     shapes = _shapes(form, files[0].path)
     return _Source(form, files, shapes[0][0], sum(2 * int(np.prod(shape)) for shape in shapes))
+
+
+def _find_files(source: Path) -> tuple[str, list[Path]]:
+    """Find the files of the first form that the folder has. ValueError if it has none."""
+    if not source.is_dir():
+        raise ValueError(f"{source}: expected a folder of *.tfrecord files or *.hdf5 universes")
+    for form in ("tfrecord", "hdf5"):
+        paths = sorted(source.rglob(f"*.{form}"))
+        if paths:
+            return form, paths
+    raise ValueError(f"{source}: no *.tfrecord and no *.hdf5 file in it")
+
+
+def _splits(source: Path, paths: Sequence[Path], universes: Sequence[int]) -> list[str | None]:
+    """The split of each file: that of its folder, or if no folder is named after a split every ninth universe."""
+    by_folder = [next((part for part in path.relative_to(source).parts if part in SPLITS), None) for path in paths]
+    if any(by_folder):
+        return by_folder
+    last = max(universes)
+    held_out = set(range(VALIDATION_EVERY - 1, last + 1, VALIDATION_EVERY)) or {last}
+    return ["validation" if universe in held_out else "train" for universe in universes]
 
 
 def _shapes(form: str, path: Path) -> list[tuple[int, ...]]:
