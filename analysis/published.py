@@ -65,6 +65,10 @@ COLUMNS = {  # name in the table: name in the results of a study
 }
 
 
+HELP_GROUP = "Compare"
+HELP_ORDER = 3
+
+
 @click.command(
     epilog="""\b
 Example:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import itertools
 import os
 import sys
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -18,35 +20,62 @@ from suite.files import one_line
 DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of an unforeseen error
 
 
+GROUPS = ("Run", "Package and check", "Compare", "Measure a machine")  # headings of `mlhpc --help`, in order
+OTHER = "Other commands"  # of packages that state no heading
+
+
+@dataclass(frozen=True)
+class CommandInfo:
+    """What the source of a command's module says of it: its heading and place in ``mlhpc --help``, and its first sentence."""
+
+    name: str
+    group: str
+    order: int
+    summary: str
+
+    @staticmethod
+    def read(point: EntryPoint) -> CommandInfo:
+        """Read ``HELP_GROUP``, ``HELP_ORDER`` and the docstring from the source, without importing the module."""
+        spec = importlib.util.find_spec(point.module)
+        if spec is None or spec.origin is None:
+            return CommandInfo(point.name, OTHER, 0, "(not importable)")
+        body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+        constants = {
+            node.targets[0].id: node.value.value
+            for node in body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and isinstance(node.value, ast.Constant)
+        }
+        functions = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == point.attr]
+        paragraph = " ".join(((functions and ast.get_docstring(functions[0])) or "").partition("\n\n")[0].split())
+        group, order = constants.get("HELP_GROUP"), constants.get("HELP_ORDER")
+        return CommandInfo(
+            point.name,
+            group if group in GROUPS else OTHER,
+            order if isinstance(order, int) else 0,
+            paragraph.partition(". ")[0].rstrip("."),
+        )
+
+
 class LazyGroup(click.Group):
     """A group whose commands are the entry points of ``mlhpc.commands``."""
 
     def _points(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group="mlhpc.commands")}
 
+    def _infos(self) -> list[CommandInfo]:
+        """All commands, in the order of ``mlhpc --help``."""
+        headings = [*GROUPS, OTHER]
+        infos = [CommandInfo.read(point) for point in self._points().values()]
+        return sorted(
+            infos,
+            key=lambda info: (headings.index(info.group if info.group in GROUPS else OTHER), info.order, info.name),
+        )
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands in the order a person meets them, then any that others installed."""
-        order = [
-            "demo",
-            "doctor",
-            "list",
-            "data",
-            "run",
-            "submit",
-            "status",
-            "package",
-            "check",
-            "score",
-            "compare",
-            "report",
-            "published",
-            "ceilings",
-            "profile",
-            "counters",
-            "rcp",
-        ]
-        names = self._points()
-        return [name for name in order if name in names] + sorted(set(names) - set(order))
+        """The commands in the order a person meets them, then those of packages that state no heading."""
+        return [info.name for info in self._infos()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command."""
@@ -57,11 +86,10 @@ class LazyGroup(click.Group):
             raise click.ClickException(f"command {cmd_name!r} cannot be loaded: {error}") from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with their first sentences, read from their source: no command is imported for it."""
-        rows = [(name, _first_sentence(point)) for name, point in self._points().items()]
-        order = self.list_commands(ctx)
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(rows, key=lambda row: order.index(row[0])))
+        """List the commands under their headings. No command is imported for it."""
+        for group, infos in itertools.groupby(self._infos(), key=lambda info: info.group):
+            with formatter.section(group):
+                formatter.write_dl([(info.name, info.summary) for info in infos])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -73,17 +101,6 @@ class LazyGroup(click.Group):
             hint = f" did you mean {near[0]!r}?" if near else ""
             ctx.fail(f"unknown command {args[0]!r};{hint} commands: {', '.join(names)}")
         return super().resolve_command(ctx, args)
-
-
-def _first_sentence(point: EntryPoint) -> str:
-    """The start of a command function's docstring, without importing its module."""
-    spec = importlib.util.find_spec(point.module)
-    if spec is None or spec.origin is None:
-        return "(not importable)"
-    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-    texts = [ast.get_docstring(node) for node in body if isinstance(node, ast.FunctionDef) and node.name == point.attr]
-    paragraph = " ".join((texts[0] if texts and texts[0] else "").partition("\n\n")[0].split())
-    return paragraph.partition(". ")[0].rstrip(".")
 
 
 EPILOG = """\b

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 PARTS = ("report.html", "report.json", "tables")
 
 
+HELP_GROUP = "Compare"
+HELP_ORDER = 2
+
+
 @click.command(
     epilog="""\b
 Examples:

@@ -635,6 +635,10 @@ def paper_rows() -> list[PaperRow]:
 # --- command ----------------------------------------------------------------------------------------------------------
 
 
+HELP_GROUP = "Compare"
+HELP_ORDER = 4
+
+
 @click.command(
     "network",
     epilog="""\b

@@ -20,6 +20,10 @@ THIS_MACHINE = "this-machine"
 BUSY = 0.1  # busy cores per allowed core above which a person is warned
 
 
+HELP_GROUP = "Measure a machine"
+HELP_ORDER = 1
+
+
 @click.command(
     epilog="""\b
 Examples:

@@ -13,6 +13,9 @@ from suite.compliance.output import FORMATS, print_table
 from suite.compliance.rules import EXPLANATIONS, LOG_RULES
 from suite.compliance.ruleset import ruleset, ruleset_names
 
+HELP_GROUP = "Package and check"
+HELP_ORDER = 2
+
 
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))

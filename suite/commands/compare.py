@@ -11,6 +11,9 @@ from suite.compliance.scoring import ScoredGroup, first_named, score_group
 from suite.log.results_tree import find
 from suite.log.score import Throughput, TimeRatio, time_ratio
 
+HELP_GROUP = "Compare"
+HELP_ORDER = 1
+
 
 @click.command()
 @click.argument("a", type=click.Path(exists=True, path_type=Path))

@@ -12,6 +12,9 @@ from suite.descriptor import descriptor
 from suite.performance.ceilings.document import refuse_existing, write
 from suite.performance.counters import TOOLS, VERSION, read
 
+HELP_GROUP = "Measure a machine"
+HELP_ORDER = 3
+
 
 @click.command(
     epilog="""\b

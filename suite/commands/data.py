@@ -27,6 +27,10 @@ TERMINAL_NAME = "MLHPC_TERMINAL"  # set for the ranks when the command that star
 EXPORT_PREFIX = "export_"
 
 
+HELP_GROUP = "Run"
+HELP_ORDER = 4
+
+
 @click.group(
     epilog="""\b
 Examples:

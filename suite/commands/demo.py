@@ -36,6 +36,10 @@ class Step:
         return [*self.arguments, *(str(path) for path in self.optional_inputs if path.exists())]
 
 
+HELP_GROUP = "Run"
+HELP_ORDER = 1
+
+
 @click.command(
     epilog="""\b
 Examples:

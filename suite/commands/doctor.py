@@ -62,6 +62,10 @@ class Check:
     fix: str = ""
 
 
+HELP_GROUP = "Run"
+HELP_ORDER = 2
+
+
 @click.command(
     epilog="""\b
 Examples:

@@ -11,6 +11,9 @@ from suite.card import SizeCard, read_reference_points
 from suite.descriptor import Descriptor, descriptor, descriptors
 from suite.launch.cost import render_bytes
 
+HELP_GROUP = "Run"
+HELP_ORDER = 3
+
 
 @click.command(
     name="list",

@@ -13,6 +13,10 @@ from suite.package.build import build_package
 _SYSTEMS = Path("submissions") / "systems"
 
 
+HELP_GROUP = "Package and check"
+HELP_ORDER = 1
+
+
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--submitter", metavar="ORG", help="Default: submission_org of the logs.")

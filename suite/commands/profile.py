@@ -21,6 +21,10 @@ VERSION = 1
 SHOWN = 25  # layers in the table on the screen; the file has all
 
 
+HELP_GROUP = "Measure a machine"
+HELP_ORDER = 2
+
+
 @click.command(
     epilog="""\b
 Examples:

@@ -18,8 +18,12 @@ from suite.files import write_whole
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, first_reaching, summarise
 from suite.log.results_tree import find
+from suite.log.run_folder import RunFolder
 from suite.log.score import failure
 from suite.machine.facts import read_facts
+
+HELP_GROUP = "Package and check"
+HELP_ORDER = 4
 
 
 @click.group()
@@ -127,7 +131,7 @@ def _subject(logs: Sequence[RunRecord]) -> tuple[Descriptor, str]:
 
 def _system(run: Path) -> str | None:
     """The processor of the first node of a run folder. None if the folder has no facts."""
-    paths = sorted((run / "facts").glob("*.json"))
+    paths = RunFolder(run).node_facts()
     return read_facts(paths[0]).cpu.model if paths else None
 
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from suite.training.plan import TrialPlan
 
 
+HELP_GROUP = "Run"
+HELP_ORDER = 5
+
+
 @click.command(
     epilog="""\b
 Examples:
@@ -107,7 +111,7 @@ def _launch_all(plan: TrialPlan, ranks: int) -> int:
     root, runs = plan.folder.root, plan.runs
     folder = create(root, plan.config, mode=plan.mode, runs=runs, ranks=ranks)
     code = run_trials(plan.config.workload, folder, range(runs), ranks=ranks, seed=plan.base_seed)
-    begun = sum(read_events(path).first(mllog.RUN_START) is not None for path in root.glob("result_*.txt"))
+    begun = sum(read_events(path).first(mllog.RUN_START) is not None for path in folder.results())
     text = f"{begun} of {runs} run{'s' if runs > 1 else ''} began"
     click.echo(f"{root}: {text}" + (f"; next: mlhpc score {root} --explain" if begun else ""))
     return code

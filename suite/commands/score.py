@@ -14,6 +14,9 @@ from suite.compliance.scoring import ScoredGroup, first_named, score_group
 from suite.log.results_tree import find
 from suite.log.score import MINUTE_S, JudgedRun, Throughput, TimeToTrain
 
+HELP_GROUP = "Package and check"
+HELP_ORDER = 3
+
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))

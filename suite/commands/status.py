@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,6 +59,10 @@ class JobStatus:
     ids: tuple[str, ...] = ()
     state: str | None = None
     ended: bool | None = None
+
+
+HELP_GROUP = "Run"
+HELP_ORDER = 7
 
 
 @click.command(
@@ -213,13 +216,9 @@ def _trial(folder: RunFolder, trial: int, job: JobStatus, expectation: Expectati
 
 def _newest_log(folder: RunFolder, trial: int) -> Path | None:
     """The log of a trial's last continuation, else its first log, else None."""
-    numbers = {
-        int(match[1]): path
-        for path in folder.root.glob(f"resumed_{trial}_*.txt")
-        if (match := re.fullmatch(rf"resumed_{trial}_(\d+)\.txt", path.name))
-    }
-    if numbers:
-        return numbers[max(numbers)]
+    resumed = folder.resumed(trial)
+    if resumed:
+        return resumed[-1]
     return folder.result(trial) if folder.result(trial).exists() else None
 
 

@@ -24,6 +24,10 @@ from suite.log.run_folder import RunFolder, create, default_folder
 JOB_VERSION = 1
 
 
+HELP_GROUP = "Run"
+HELP_ORDER = 6
+
+
 @click.command(
     epilog="""\b
 Examples:
@@ -197,7 +201,7 @@ def _data_size(config: RunConfig, size_card: SizeCard) -> cost.DataSize:
 def _earlier(folder: Path) -> RunRecord:
     """The first log of a run folder that has a complete epoch. ValueError if none has."""
     RunFolder(folder).read_info()
-    for path in sorted(folder.glob("result_*.txt")):
+    for path in RunFolder(folder).results():
         record = summarise(read_events(path))
         if any(epoch.complete for epoch in record.epochs):
             return record

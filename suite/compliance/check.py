@@ -5,7 +5,6 @@ It only reads. Of each log it keeps the record and the findings, so memory is bo
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,7 +21,7 @@ from suite.compliance.rules import Finding, LogContext, apply_log_rules
 from suite.compliance.ruleset import Benchmark, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, summarise
-from suite.log.results_tree import Group, SystemFile, Tree, find, read_system
+from suite.log.results_tree import Group, SystemFile, Tree, find, list_files, list_system_files, read_system
 from suite.log.score import failure
 
 _FORGIVEN = frozenset(
@@ -103,7 +102,7 @@ def _unread(error: OSError, path: Path) -> Finding:
 
 def _named_otherwise(paths: list[Path]) -> str:
     """A hint if one of the first 100 files is a log that is not named result_<n>.txt."""
-    files = (Path(folder) / name for path in paths for folder, _, names in os.walk(path) for name in sorted(names))
+    files = (file for path in paths for file in list_files(path))
     for file in islice(files, 100):
         with suppress(OSError):
             if file.is_file() and b":::MLLOG" in _head(file):
@@ -212,7 +211,7 @@ def _cross_checks(group: Group, checked: list[CheckedLog], rules: Ruleset) -> It
 
 
 def _check_package(package: Path, groups: list[Group], rules: Ruleset) -> Iterator[Finding]:
-    for path in sorted((package / "systems").glob("*.json")):
+    for path in list_system_files(package):
         system: SystemFile = read_system(path)
         for rule, message in judge_system(system):
             yield from _finding(rules, rule, path, message)

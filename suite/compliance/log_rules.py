@@ -118,25 +118,29 @@ def placeholder(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("event-order", "init_start, init_stop, run_start, run_stop come in this order in the file", LOGGING)
 def event_order(context: LogContext) -> Iterator[LogBreach]:
-    for earlier, later in (("init_start", "init_stop"), ("init_stop", "run_start"), ("run_start", "run_stop")):
+    for earlier, later in (
+        (mllog.INIT_START, mllog.INIT_STOP),
+        (mllog.INIT_STOP, mllog.RUN_START),
+        (mllog.RUN_START, mllog.RUN_STOP),
+    ):
         first, second = context.position.get(earlier), context.position.get(later)
         if first is not None and second is not None and second < first:
             yield context.log.events[second].line, f"{later} comes before {earlier}"
-    stop, starts = context.first("init_stop"), context.by_key.get("init_start")
+    stop, starts = context.first(mllog.INIT_STOP), context.by_key.get(mllog.INIT_START)
     if stop is not None and starts and starts[-1].line > stop.line:
         yield starts[-1].line, "init_start after init_stop"
 
 
 @log_rule("run-unfinished", "a run ends with run_stop", f"{HPC} 5; {LOGGING}")
 def run_unfinished(context: LogContext) -> Iterator[LogBreach]:
-    if context.log.events and "run_stop" not in context.by_key:
+    if context.log.events and mllog.RUN_STOP not in context.by_key:
         yield context.log.events[-1].line, "no run_stop: the run did not end"
 
 
 @log_rule("run-time", "run_stop is later than run_start", f"{HPC} 5")
 def run_time(context: LogContext) -> Iterator[LogBreach]:
     seconds = context.record.time_to_train_s
-    stop = context.first("run_stop")
+    stop = context.first(mllog.RUN_STOP)
     if seconds is not None and stop is not None and seconds <= 0.0:
         yield stop.line, f"run_stop is {-seconds:.3f} s before run_start: the run has no time"
 
@@ -161,7 +165,7 @@ def clock_order(context: LogContext) -> Iterator[LogBreach]:
 @log_rule("init-limit", "initialisation takes at most 30 minutes (open division: 4 hours)", f"{HPC} 5.1")
 def init_limit(context: LogContext) -> Iterator[LogBreach]:
     limit = context.ruleset.data.init_minutes["open" if context.division == "open" else "closed"]
-    stop = context.first("init_stop")
+    stop = context.first(mllog.INIT_STOP)
     if context.record.init_s is not None and stop is not None and context.record.init_s >= limit * 60.0:
         yield stop.line, f"init took {context.record.init_s / 60.0:.1f} min; at most {limit:g} are allowed"
 
@@ -172,18 +176,18 @@ def init_limit(context: LogContext) -> Iterator[LogBreach]:
     f"{HPC} 5.1",
 )
 def init_gap(context: LogContext) -> Iterator[LogBreach]:
-    stop, start = context.first("init_stop"), context.first("run_start")
+    stop, start = context.first(mllog.INIT_STOP), context.first(mllog.RUN_START)
     if stop is not None and start is not None and start.time_ms - stop.time_ms > 1000.0:
         yield start.line, f"run_start is {(start.time_ms - stop.time_ms) / 1e3:.3f} s after init_stop"
 
 
 @log_rule("before-run", "no epoch and no evaluation begins before run_start", f"{HPC} 5.1")
 def before_run(context: LogContext) -> Iterator[LogBreach]:
-    start = context.first("run_start")
-    position = context.position.get("run_start")
+    start = context.first(mllog.RUN_START)
+    position = context.position.get(mllog.RUN_START)
     if start is None or position is None:
         return
-    for key in ("epoch_start", "eval_start", mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
+    for key in (mllog.EPOCH_START, mllog.EVAL_START, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
         event = min(context.by_key.get(key, ()), key=lambda item: item.time_ms, default=None)
         if event is not None and event.time_ms < start.time_ms - 1.0:  # a millisecond of slack for rounded stamps
             yield event.line, f"{key} is {(start.time_ms - event.time_ms) / 1e3:.3f} s before run_start"
@@ -193,10 +197,14 @@ def before_run(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("staging-order", "staging_stop has a staging_start, and up to v2.0 staging lies inside the run", f"{HPC} 5.2")
 def staging_order(context: LogContext) -> Iterator[LogBreach]:
-    start, stop, run = context.first("staging_start"), context.first("staging_stop"), context.first("run_start")
+    start, stop, run = (
+        context.first(mllog.STAGING_START),
+        context.first(mllog.STAGING_STOP),
+        context.first(mllog.RUN_START),
+    )
     if stop is not None and start is None:
         yield stop.line, "staging_stop without staging_start"
-    early = run is not None and context.position.get("staging_start", 0) < context.position["run_start"]
+    early = run is not None and context.position.get(mllog.STAGING_START, 0) < context.position[mllog.RUN_START]
     if start is not None and early and not context.ruleset.data.staging_before_run:
         yield start.line, f"staging begins before run_start; {context.ruleset.name} times it inside the run"
 
@@ -207,7 +215,7 @@ def staging_order(context: LogContext) -> Iterator[LogBreach]:
     LOGGING,
 )
 def interval_open(context: LogContext) -> Iterator[LogBreach]:
-    if "run_stop" not in context.by_key:
+    if mllog.RUN_STOP not in context.by_key:
         return
     for stem, allowed in (("staging", 0), ("eval", 1), ("epoch", 1)):
         starts, stops = context.by_key.get(f"{stem}_start", []), context.by_key.get(f"{stem}_stop", [])
@@ -232,7 +240,7 @@ def interval_negative(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("event-after-stop", "nothing is staged, trained or evaluated after run_stop", OURS)
 def event_after_stop(context: LogContext) -> Iterator[LogBreach]:
-    position = context.position.get("run_stop")
+    position = context.position.get(mllog.RUN_STOP)
     if position is None:
         return
     after = [event for event in context.log.events[position + 1 :] if event.key in _OF_A_RUN]
@@ -248,7 +256,7 @@ def event_after_stop(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("run-status", "run_stop carries a status, success or aborted", f"{HPC} 5; {LOGGING}")
 def run_status(context: LogContext) -> Iterator[LogBreach]:
-    stop = context.first("run_stop")
+    stop = context.first(mllog.RUN_STOP)
     if stop is None:
         return
     if "status" not in stop.metadata:
@@ -259,7 +267,7 @@ def run_status(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("run-aborted", "a scored run was not aborted", f"{HPC} 6")
 def run_aborted(context: LogContext) -> Iterator[LogBreach]:
-    stop = context.first("run_stop")
+    stop = context.first(mllog.RUN_STOP)
     if stop is not None and stop.metadata.get("status") == "aborted":
         yield stop.line, "the run was aborted"
 
@@ -279,7 +287,7 @@ def target_missed(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("status-true", "a run with status success has an evaluation that reaches the target", OURS)
 def status_true(context: LogContext) -> Iterator[LogBreach]:
-    stop = context.first("run_stop")
+    stop = context.first(mllog.RUN_STOP)
     if stop is None or context.benchmark is None:
         return
     reached = first_reaching(context.record, context.benchmark) is not None
@@ -318,7 +326,14 @@ def eval_value(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("eval-epoch", "epochs, evaluations and metric values carry their epoch_num", LOGGING)
 def eval_epoch(context: LogContext) -> Iterator[LogBreach]:
-    keys = ("epoch_start", "epoch_stop", "eval_start", "eval_stop", mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)
+    keys = (
+        mllog.EPOCH_START,
+        mllog.EPOCH_STOP,
+        mllog.EVAL_START,
+        mllog.EVAL_STOP,
+        mllog.EVAL_ERROR,
+        mllog.EVAL_ACCURACY,
+    )
     for key in keys:
         unnumbered = [event for event in context.by_key.get(key, ()) if epoch_num(event) is None]
         if unnumbered:
@@ -327,7 +342,7 @@ def eval_epoch(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("epoch-numbers", "epochs are numbered 1, 2, 3, ... without a gap", f"{HPC} 4.2")
 def epoch_numbers(context: LogContext) -> Iterator[LogBreach]:
-    numbers = [(epoch_num(event), event.line) for event in context.by_key.get("epoch_start", ())]
+    numbers = [(epoch_num(event), event.line) for event in context.by_key.get(mllog.EPOCH_START, ())]
     counts_samples = context.benchmark is not None and context.benchmark.epoch_counts_samples
     previous = 0.0
     for number, line in numbers:
@@ -356,10 +371,10 @@ def eval_every_epoch(context: LogContext) -> Iterator[LogBreach]:
 
 _OF_A_RUN = frozenset(
     {
-        "staging_start",
-        "run_start",
-        "epoch_start",
-        "eval_start",
+        mllog.STAGING_START,
+        mllog.RUN_START,
+        mllog.EPOCH_START,
+        mllog.EVAL_START,
         mllog.EVAL_ERROR,
         mllog.EVAL_ACCURACY,
         mllog.STEP_PHASES,
@@ -367,13 +382,20 @@ _OF_A_RUN = frozenset(
 )
 _CLOCK_STEP_S = 0.001  # slack: time stamps are milliseconds
 _YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
-_OF_TRAINING = ("epoch_start", "epoch_stop", "eval_start", "eval_stop", mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)
+_OF_TRAINING = (
+    mllog.EPOCH_START,
+    mllog.EPOCH_STOP,
+    mllog.EVAL_START,
+    mllog.EVAL_STOP,
+    mllog.EVAL_ERROR,
+    mllog.EVAL_ACCURACY,
+)
 
 
 def _missing(context: LogContext) -> Iterator[str]:
     """Required keys that are not logged, except run_stop: rule run-unfinished reports it."""
     for key, rule in context.key_rules.items():
-        if rule.count != "optional" and key not in context.by_key and key != "run_stop":
+        if rule.count != "optional" and key not in context.by_key and key != mllog.RUN_STOP:
             yield key
 
 
@@ -397,13 +419,13 @@ def _backwards(context: LogContext) -> Iterator[tuple[int, float, str]]:
 
 
 def _staging_s(context: LogContext) -> float | None:
-    start, stop = context.first("staging_start"), context.first("staging_stop")
+    start, stop = context.first(mllog.STAGING_START), context.first(mllog.STAGING_STOP)
     return (stop.time_ms - start.time_ms) / 1e3 if start and stop else None
 
 
 def _shortest_eval_s(context: LogContext) -> float | None:
     """Seconds of the shortest evaluation. None if not every evaluation that began also ended."""
-    starts, stops = context.by_key.get("eval_start", []), context.by_key.get("eval_stop", [])
+    starts, stops = context.by_key.get(mllog.EVAL_START, []), context.by_key.get(mllog.EVAL_STOP, [])
     if not starts or len(starts) != len(stops):
         return None
     return min((stop.time_ms - start.time_ms) / 1e3 for start, stop in zip(starts, stops, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from suite.files import brief
-from suite.log.results_tree import MANIFEST
+from suite.log.results_tree import MANIFEST, list_files
 
 MANIFEST_VERSION = 1
 _SHA256_DIGITS = 64
@@ -15,7 +15,7 @@ _SHA256_DIGITS = 64
 
 def render_package_manifest(package: Path) -> str:
     """The manifest of a package's files as they are now, in the form of sha256sum."""
-    files = sorted(path for path in package.rglob("*") if path.is_file() and path.name != MANIFEST)
+    files = [path for path in list_files(package) if path.is_file() and path.name != MANIFEST]
     lines = [f"# mlhpc manifest version {MANIFEST_VERSION}: sha256sum -c {MANIFEST}"]
     lines += [f"{digest(path)}  {path.relative_to(package).as_posix()}" for path in files]
     return "\n".join(lines) + "\n"
@@ -50,8 +50,7 @@ def changed_files(package: Path) -> Iterator[tuple[str, Path, str]]:
         yield "manifest-changed", path, "not a manifest in the form of sha256sum"
         return
     # Links are entries too: a link that is not in the manifest must not hide what it points to.
-    entries = (entry for entry in sorted(package.rglob("*")) if entry.is_symlink() or not entry.is_dir())
-    present = {entry.relative_to(package).as_posix(): entry for entry in entries}
+    present = {entry.relative_to(package).as_posix(): entry for entry in list_files(package)}
     present.pop(MANIFEST, None)
     for name in sorted(listed.keys() - present.keys()):
         yield "manifest-changed", path, f"{brief(name)} is listed but not there"

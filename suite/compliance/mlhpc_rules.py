@@ -21,7 +21,7 @@ from suite.log.values import finite
 
 @log_rule("resumed", "a resumed run is not scored: its log is called resumed_<i>_<k>.txt, never result_<i>.txt", OURS)
 def resumed(context: LogContext) -> Iterator[LogBreach]:
-    event, stop = context.first(mllog.RUN_RESUMED), context.first("run_stop")
+    event, stop = context.first(mllog.RUN_RESUMED), context.first(mllog.RUN_STOP)
     if event is not None:
         yield event.line, "the run was resumed from a checkpoint"
     elif stop is not None and finite(stop.metadata.get("first_block", 1)) not in (0.0, 1.0):
@@ -204,7 +204,7 @@ def samples_agree(context: LogContext) -> Iterator[LogBreach]:
             due = f"{samples} samples in batches of {batch} are {steps}"
             yield line, f"{key} of epoch {_number(number)} counts {brief(counted)} steps; {due}"
             return
-    for event in context.every("eval_start", card.metric, "eval_stop"):
+    for event in context.every(mllog.EVAL_START, card.metric, mllog.EVAL_STOP):
         epoch, seen = epoch_num(event), event.metadata.get("samples_count")
         if epoch is None or seen is None:
             continue
@@ -242,15 +242,15 @@ def measured(context: LogContext) -> Iterator[LogBreach]:
 def eval_order(context: LogContext) -> Iterator[LogBreach]:
     metric = context.benchmark.metric if context.benchmark else mllog.EVAL_ERROR
     after = {
-        "epoch_start": ("eval_start",),
-        "eval_start": (metric, "eval_stop"),
-        metric: ("eval_stop",),
-        "eval_stop": ("epoch_stop",),
-        "epoch_stop": ("epoch_start",),
+        mllog.EPOCH_START: (mllog.EVAL_START,),
+        mllog.EVAL_START: (metric, mllog.EVAL_STOP),
+        metric: (mllog.EVAL_STOP,),
+        mllog.EVAL_STOP: (mllog.EPOCH_STOP,),
+        mllog.EPOCH_STOP: (mllog.EPOCH_START,),
     }
     before: Event | None = None
-    for event in context.log.until("run_stop").every(*after):
-        due = after[before.key] if before is not None else ("epoch_start",)
+    for event in context.log.until(mllog.RUN_STOP).every(*after):
+        due = after[before.key] if before is not None else (mllog.EPOCH_START,)
         if event.key not in due:
             yield (
                 event.line,
@@ -258,7 +258,7 @@ def eval_order(context: LogContext) -> Iterator[LogBreach]:
             )
             return
         number = event.metadata.get("epoch_num")
-        if before is not None and event.key != "epoch_start" and number != before.metadata.get("epoch_num"):
+        if before is not None and event.key != mllog.EPOCH_START and number != before.metadata.get("epoch_num"):
             yield (
                 event.line,
                 f"{event.key} of epoch {brief(number)} inside epoch {brief(before.metadata.get('epoch_num'))}",
@@ -269,8 +269,8 @@ def eval_order(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("duration-agrees", "the measured time of an evaluation is no longer than its time stamps are apart", OURS)
 def duration_agrees(context: LogContext) -> Iterator[LogBreach]:
-    starts = {epoch_num(event): event for event in context.by_key.get("eval_start", ())}
-    for event in context.by_key.get("eval_stop", ()):
+    starts = {epoch_num(event): event for event in context.by_key.get(mllog.EVAL_START, ())}
+    for event in context.by_key.get(mllog.EVAL_STOP, ()):
         start, seconds = starts.get(epoch_num(event)), finite(event.metadata.get("duration_s"))
         apart = None if start is None else (event.time_ms - start.time_ms) / 1e3
         if apart is not None and seconds is not None and seconds > 1.01 * apart + 0.01:

@@ -20,7 +20,7 @@ from suite.compliance.official_rules import official_rules
 from suite.compliance.ruleset import Benchmark, Ruleset, guess_ruleset, ruleset
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, summarise
-from suite.log.results_tree import Group, find
+from suite.log.results_tree import Group, find, list_system_files
 from suite.log.score import failure
 
 PINNED = "4.1.68"
@@ -139,7 +139,7 @@ def _judge_package(package: Path, groups: Sequence[Group]) -> Iterator[OfficialR
     with tempfile.TemporaryDirectory(prefix="mlhpc-official-") as folder:
         copy = Path(folder) / "package"
         shutil.copytree(package, copy, symlinks=True, ignore=_links)
-        for path in sorted((copy / "systems").glob("*.json")):
+        for path in list_system_files(copy):
             text = _tool(Path(folder), "system_desc_checker", str(path), "hpc", ROUND)
             yield OfficialRun("system_desc_checker", f"systems/{path.name}", tuple(_system_complaints(text)))
         text = _tool(

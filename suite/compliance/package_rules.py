@@ -10,7 +10,7 @@ from suite.compliance.group_rules import GroupBreach, GroupContext, group_rule
 from suite.compliance.manifest import changed_files
 from suite.compliance.rules import HPC, OURS, PACKAGE, explain
 from suite.files import brief
-from suite.log.results_tree import SCENARIOS, Group, SystemFile
+from suite.log.results_tree import SCENARIOS, Group, SystemFile, list_files
 from suite.log.score import concurrent, instance_scale
 
 BYPASS = "package_checker_params"  # a file of this name switches checks of MLCommons' package_checker off
@@ -228,5 +228,5 @@ def _implementation_missing(package: Path, groups: Sequence[Group]) -> Iterator[
     for benchmark in sorted({group.benchmark for group in groups if group.benchmark and group.logs}):
         # The name alone: a benchmark's name comes from a log and must not lead out of the package.
         code = package / "benchmarks" / Path(benchmark).name / "implementations"
-        if not any(path.is_file() for path in code.rglob("*")):
+        if not any(path.is_file() for path in list_files(code)):
             yield "implementation-missing", package, f"no benchmarks/{benchmark}/implementations"

@@ -205,6 +205,21 @@ def find_logs(paths: Sequence[Path]) -> tuple[list[LogFile], list[Skipped]]:
     return _distinct(ordered), [skipped[path] for path in sorted(skipped)]
 
 
+def list_files(folder: Path) -> list[Path]:
+    """List every file and every symbolic link below a folder, sorted. Links are listed and never followed."""
+    entries = []
+    for name, folders, files in os.walk(folder):
+        here = Path(name)
+        entries += [here / item for item in files]
+        entries += [here / item for item in folders if (here / item).is_symlink()]
+    return sorted(entries)
+
+
+def list_system_files(package: Path) -> list[Path]:
+    """List the system descriptions of a package, sorted."""
+    return sorted((package / "systems").glob("*.json"))
+
+
 def read_system(path: Path) -> SystemFile:
     """Read a system description. If it cannot be read, ``problem`` says why."""
     try:

@@ -70,12 +70,23 @@ class RunFolder:
         """stdout and stderr of a trial's ranks."""
         return self.root / "output" / f"trial_{trial}.log"
 
+    def results(self) -> list[Path]:
+        """The logs of scored runs, by trial."""
+        return sorted(self.root.glob("result_*.txt"), key=_trial_numbers)
+
+    def resumed(self, trial: int | None = None) -> list[Path]:
+        """The logs of continued trials, or of one trial, by trial and continuation."""
+        pattern = "resumed_*.txt" if trial is None else f"resumed_{trial}_*.txt"
+        return sorted(self.root.glob(pattern), key=_trial_numbers)
+
+    def node_facts(self) -> list[Path]:
+        """The facts of every node."""
+        return sorted(self.facts.glob("*.json"))
+
     def next_resumed(self, trial: int) -> Path:
         """The log of the next continuation of a trial."""
-        taken = [
-            int(m[1]) for p in self.root.glob(f"resumed_{trial}_*.txt") if (m := re.search(r"_(\d+)\.txt$", p.name))
-        ]
-        return self.root / f"resumed_{trial}_{max(taken, default=0) + 1}.txt"
+        last = max((_trial_numbers(path)[-1] for path in self.resumed(trial)), default=0)
+        return self.root / f"resumed_{trial}_{last + 1}.txt"
 
     def read_info(self) -> RunInfo:
         """Read run.json. ValueError says what is wrong with it."""
@@ -88,6 +99,11 @@ class RunFolder:
             raise ValueError(f"{self.root}: not a run folder (no run.json)") from None
         except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError, KeyError) as error:
             raise ValueError(f"{self.info_path}: not a run.json of version {RUN_VERSION}: {error}") from None
+
+
+def _trial_numbers(path: Path) -> tuple[int, ...]:
+    """The numbers in a log's name: trial, and continuation if there is one. (0,) for a name without numbers."""
+    return tuple(map(int, re.findall(r"_(\d+)", path.stem))) or (0,)
 
 
 def default_folder(workload: str, size: str, now: datetime) -> Path:

@@ -40,7 +40,7 @@ def _provenance(run: Run, result: Result) -> Iterator[Path]:
     root = run.folder.root
     fixed = (run.folder.info_path, run.folder.config_path, root / "job.sbatch", root / "job.json")
     yield from (path for path in fixed if path.is_file())
-    yield from sorted(run.folder.facts.glob("*.json"))
+    yield from run.folder.node_facts()
     yield from run.resumed
     yield from (record.path for record, _ in result.left_out if record.path and record.path.parent == root)
 

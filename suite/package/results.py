@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,11 +75,12 @@ def read_run(root: Path) -> Run:
     """Read a run folder. ValueError if it is no run folder, or has no log."""
     folder = RunFolder(root)
     info = folder.read_info()
-    logs = sorted(root.glob("result_*.txt"), key=_trial_numbers)
+    logs = folder.results()
     if not logs:
         raise ValueError(f"{root}: no result_*.txt; the run left no log")
-    resumed = tuple(sorted(root.glob("resumed_*.txt"), key=_trial_numbers))
-    return Run(folder, info, tuple(summarise(read_events(path)) for path in logs), resumed, read_nodes(root))
+    return Run(
+        folder, info, tuple(summarise(read_events(path)) for path in logs), tuple(folder.resumed()), read_nodes(root)
+    )
 
 
 def results_of(runs: Sequence[Run], system: str) -> Iterator[Result]:
@@ -170,8 +170,3 @@ def notes(results: Sequence[Result], submitter: str, division: str) -> Iterator[
             yield from (f"{run.folder.root}: {text}" for text in differences(run.nodes))
             if len(run.records) < run.info.runs:
                 yield f"{run.folder.root}: {len(run.records)} of {run.info.runs} runs left a log"
-
-
-def _trial_numbers(path: Path) -> tuple[int, ...]:
-    """The numbers in the name of a log, to sort result_10 after result_9."""
-    return tuple(int(number) for number in re.findall(r"\d+", path.name))

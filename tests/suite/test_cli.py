@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
-COMMANDS = [
-    "demo",
-    "doctor",
-    "list",
-    "data",
-    "run",
-    "submit",
-    "status",
-    "package",
-    "check",
-    "score",
-    "compare",
-    "report",
-    "published",
-    "rcp",
-]
+from suite.cli import GROUPS, OTHER
+
+COMMANDS = sorted(point.name for point in entry_points(group="mlhpc.commands"))
 
 
 def mlhpc(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -38,12 +27,20 @@ def mlhpc(*arguments: str, cwd: Path | None = None, **environ: str) -> subproces
     )
 
 
-def test_help_lists_every_command_with_examples() -> None:
+def test_help_lists_every_command_once_under_a_heading_and_in_order() -> None:
     done = mlhpc("--help")
     assert done.returncode == 0
-    listed = [line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line.startswith("  ")]
-    assert [name for name in listed if name in COMMANDS] == COMMANDS
+    places = [done.stdout.index(f"{heading}:") for heading in GROUPS]
+    assert places == sorted(places)
+    assert OTHER not in done.stdout
+    listed = [line.split()[0] for line in done.stdout[places[0] :].splitlines() if re.match(r"  [a-z]", line)]
+    assert sorted(listed) == COMMANDS
+    assert listed[:5] == ["demo", "doctor", "list", "data", "run"]
     assert "Examples:" in done.stdout
+
+
+def test_commands_are_modules_of_a_commands_folder() -> None:
+    assert all(".commands." in point.module for point in entry_points(group="mlhpc.commands"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

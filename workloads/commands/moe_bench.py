@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
+HELP_GROUP = "Measure a machine"
+HELP_ORDER = 4
+
+
 @click.command(
     "moe-bench",
     epilog="""\b
