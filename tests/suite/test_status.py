@@ -78,7 +78,7 @@ def test_a_state_follows_from_log_and_job(
 
 
 def test_time_left_is_the_epochs_that_remain_at_the_pace_so_far() -> None:
-    epochs = (Epoch(1, 0, 10, 9, 1, True), Epoch(2, 10, 22, 11, 1, True), Epoch(3, 22, 25, 3, 0, False))
+    epochs = (Epoch(1, 0, 10, 9, True), Epoch(2, 10, 22, 11, True), Epoch(3, 22, 25, 3, False))
     record = RunRecord(run_start_s=1000.0, epochs=epochs)
     assert eta(record, Epochs(6, "x"), now_s=1025.0) == pytest.approx((6 - 2) * 11 - 3)
     assert eta(record, Epochs(2, "x"), now_s=1025.0) == 0.0

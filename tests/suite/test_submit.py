@@ -234,7 +234,7 @@ def test_a_stated_rate_gives_the_time_of_the_cards_flops() -> None:
 
 
 def test_an_earlier_run_gives_its_pace_in_proportion_to_ranks() -> None:
-    epochs = (Epoch(1, 0, 10, 9, 1, True), Epoch(2, 10, 24, 13, 1, True), Epoch(3, 24, 25, 1, 0, False))
+    epochs = (Epoch(1, 0, 10, 9, True), Epoch(2, 10, 24, 13, True), Epoch(3, 24, 25, 1, False))
     pace = cost.pace_from_record(RunRecord(ranks=2, epochs=epochs), ranks=8)
     assert pace.epoch_s == pytest.approx(12 * 2 / 8)
     with pytest.raises(ValueError, match="no complete epoch to estimate from"):
