@@ -23,15 +23,25 @@ LAYERS: dict[str, set[str]] = {
     "suite": set(),
     "suite.log": {"suite"},
     "suite.machine": {"suite"},
+    "suite.machine.probes": {"suite", "suite.machine"},
     "suite.data": {"suite"},
     "suite.launch": {"suite", "suite.log"},
     "suite.compliance": {"suite", "suite.log"},
     "suite.package": {"suite", "suite.log", "suite.machine", "suite.compliance"},
-    "suite.training": {"suite", "suite.log", "suite.machine", "suite.data"},
+    "suite.training": {"suite", "suite.log", "suite.machine", "suite.machine.probes", "suite.data"},
     "suite.performance": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
-    "suite.performance.ceilings": {"suite", "suite.performance"},
+    "suite.performance.ceilings": {"suite", "suite.machine.probes", "suite.performance"},
 }
-LIGHT = {"suite", "suite.log", "suite.machine", "suite.launch", "suite.compliance", "suite.package", "suite.commands"}
+LIGHT = {
+    "suite",
+    "suite.log",
+    "suite.machine",
+    "suite.machine.probes",
+    "suite.launch",
+    "suite.compliance",
+    "suite.package",
+    "suite.commands",
+}
 ANALYSIS_MAY_USE = {"suite", "suite.log", "suite.machine", "suite.compliance", "suite.performance"}
 WORKLOADS_MAY_USE = {"suite", "suite.data", "suite.launch", "suite.training", "suite.performance"}
 

@@ -25,6 +25,7 @@ from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.log.run_folder import RunFolder
 from suite.machine.facts import write_facts
+from suite.machine.probes.collect import collect_facts
 from suite.training.allocator import keep_freed_memory
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank
@@ -276,7 +277,7 @@ def _collect_facts(folder: RunFolder, world: World) -> None:
     error = None
     if world.local_rank == 0:
         try:
-            write_facts(folder.root)
+            write_facts(collect_facts(os.environ, run_folder=folder.root), folder.root)
         except OSError as caught:
             error = ValueError(f"{folder.facts}: cannot be written: {caught.strerror}")
     world.check_together(error)

@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.commands.ceilings import ceilings
+from suite.machine.probes.processor import CpuCache
 from suite.performance.ceilings import memory, storage
 from suite.performance.ceilings.collectives import bus_share, group_sizes
 from suite.performance.ceilings.document import Findings, NotMeasured, Roof, refuse_existing, to_json, write
-from suite.performance.ceilings.memory import CPU_KERNELS, SKEW, Kernel, OsCache, cpu_caches
+from suite.performance.ceilings.memory import CPU_KERNELS, SKEW, Kernel
 from suite.performance.ceilings.plateaus import Cache, names, plateaus, sweep, with_one_memory
 from suite.performance.ceilings.samples import QUICK, Effort, Samples, repeat
 from suite.world import World
@@ -124,7 +125,7 @@ def test_a_kernel_refuses_a_buffer_that_would_cut_its_working_set(kernel: Kernel
 def test_every_cache_size_of_a_processor_can_be_swept(l3_kib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine with 300 MiB of L3 cache on which the read kernel once met a buffer smaller than its last set."""
     monkeypatch.setattr(memory, "PAST_CACHE", 1 / 64)  # the whole path, with sets that a test can afford
-    found = memory.measure_cpu(World.create(), TINY, [OsCache(3, l3_kib << 10, 1)])
+    found = memory.measure_cpu(World.create(), TINY, [CpuCache(3, "unified", l3_kib, "0")])
     largest = max(point.x for curve in found.curves for point in curve.points)
     assert largest <= max(4 * MIB, (l3_kib << 10) // 64)
 
@@ -162,27 +163,6 @@ def test_a_directory_that_is_not_there_is_not_measured(tmp_path: Path) -> None:
     assert not found.roofs
     assert {gap.resource for gap in found.not_measured} == {"storage_read", "storage_write"}
     assert "is not a directory" in found.not_measured[0].reason
-
-
-def test_caches_are_read_as_linux_lists_them(tmp_path: Path) -> None:
-    for index, (kind, level, size, shared) in enumerate(
-        [
-            ("Data", 1, "48K", "0,64"),
-            ("Instruction", 1, "32K", "0,64"),
-            ("Unified", 2, "1024K", "0,64"),
-            ("Unified", 3, "32768K", "0-7"),
-        ]
-    ):
-        folder = tmp_path / f"index{index}"
-        folder.mkdir()
-        for name, text in (("type", kind), ("level", level), ("size", size), ("shared_cpu_list", shared)):
-            (folder / name).write_text(f"{text}\n")
-    assert [(c.level, c.size_bytes >> 10, c.shared_by_cores) for c in cpu_caches(tmp_path)] == [
-        (1, 48, 2),
-        (2, 1024, 2),
-        (3, 32768, 8),
-    ]
-    assert cpu_caches(tmp_path / "none") == []
 
 
 ROOF = Roof(

@@ -1,13 +1,17 @@
 """Facts: what the node says is read right, what it does not say is unknown, and nothing secret is written."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from suite.machine import facts
-from suite.machine.facts import UNKNOWN, collect, read_facts, write_facts
+from suite.machine.facts import UNKNOWN, read_facts, write_facts
+from suite.machine.probes import collect
+from suite.machine.probes.collect import collect_facts
+from suite.machine.probes.processor import CpuCache, list_data_caches
+from suite.machine.probes.storage import list_file_systems
 
 TWO_SOCKETS = {
     "proc/cpuinfo": "\n\n".join(
@@ -78,7 +82,7 @@ def silent(command: Sequence[str]) -> str:
 
 
 def test_a_two_socket_node_with_two_gpus_is_read_right(tmp_path: Path) -> None:
-    found = collect({"SLURMD_NODENAME": "nid1"}, root=tree(tmp_path), run=nvidia)
+    found = collect_facts({"SLURMD_NODENAME": "nid1"}, root=tree(tmp_path), run=nvidia)
     assert found.problems == ()
     assert found.node == "nid1"
     cpu = found.cpu
@@ -113,15 +117,34 @@ def test_a_two_socket_node_with_two_gpus_is_read_right(tmp_path: Path) -> None:
     assert found.software.operating_system == "SUSE Linux Enterprise Server 15 SP4"
 
 
+def test_data_caches_are_read_as_linux_lists_them(tmp_path: Path) -> None:
+    caches = [("Data", "1", "48K", "0,64"), ("Instruction", "1", "32K", "0,64")]
+    caches += [("Unified", "2", "1024K", "0,64"), ("Unified", "3", "32768K", "0-7")]
+    names = ("type", "level", "size", "shared_cpu_list")
+    files = {
+        f"sys/devices/system/cpu/cpu0/cache/index{index}/{name}": f"{text}\n"
+        for index, texts in enumerate(caches)
+        for name, text in zip(names, texts, strict=True)
+    }
+    found = list_data_caches(tree(tmp_path, files))
+    assert found[0] == CpuCache(level=1, kind="data", size_kib=48, shared_cpu_list="0,64")
+    assert [(cache.level, cache.size_bytes >> 10, cache.cpus) for cache in found] == [
+        (1, 48, 2),
+        (2, 1024, 2),
+        (3, 32768, 8),
+    ]
+    assert list_data_caches(tmp_path / "none") == []
+
+
 def test_the_file_system_of_a_folder_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
     places = {"data": tmp_path}
     mounts = f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:40 / {tmp_path.parent} rw shared:1 - lustre mds:/fs rw\n"
-    (found,) = facts._file_systems(tree(tmp_path, {"proc/self/mountinfo": mounts}), places)
+    (found,) = list_file_systems(tree(tmp_path, {"proc/self/mountinfo": mounts}), places)
     assert (found.type, found.device, found.mount) == ("lustre", "mds:/fs", str(tmp_path.parent))
 
 
 def test_a_node_that_says_nothing_is_unknown_and_not_an_error(tmp_path: Path) -> None:
-    found = collect({}, root=tmp_path, run=silent)
+    found = collect_facts({}, root=tmp_path, run=silent)
     assert found.problems == ()
     assert (found.cpu.model, found.cpu.sockets, found.memory.total_gib, found.accelerators) == (UNKNOWN, None, None, ())
     assert found.software.operating_system == UNKNOWN
@@ -129,14 +152,14 @@ def test_a_node_that_says_nothing_is_unknown_and_not_an_error(tmp_path: Path) ->
 
 def test_files_full_of_nonsense_do_not_end_a_run(tmp_path: Path) -> None:
     nonsense = dict.fromkeys(TWO_SOCKETS, "\0\xff: ::\n\n - -max [] 7x\n")
-    found = collect({}, root=tree(tmp_path, nonsense), run=lambda command: "a,b\n\0,,,,,,,\n")
+    found = collect_facts({}, root=tree(tmp_path, nonsense), run=lambda command: "a,b\n\0,,,,,,,\n")
     assert found.node
     assert all(":" in problem for problem in found.problems)
 
 
 def test_a_probe_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "_storage", lambda root: 1 // 0)
-    found = collect({}, root=tmp_path, run=silent)
+    monkeypatch.setattr(collect, "list_block_devices", lambda root: 1 // 0)
+    found = collect_facts({}, root=tmp_path, run=silent)
     assert found.problems == ("storage: ZeroDivisionError: integer division or modulo by zero",)
     assert found.storage == ()
 
@@ -150,7 +173,7 @@ def test_only_listed_variables_are_written(tmp_path: Path, monkeypatch: pytest.M
     }
     for name, value in (secrets | {"SLURM_JOB_ID": "17", "OMP_NUM_THREADS": "3"}).items():
         monkeypatch.setenv(name, value)
-    text = write_facts(tmp_path).read_text()
+    text = write_facts(collect_facts(os.environ), tmp_path).read_text()
     assert "s3cr3t" not in text
     assert json.loads(text)["slurm"] == {"SLURM_JOB_ID": "17"}
     assert json.loads(text)["tuning"]["OMP_NUM_THREADS"] == "3"
@@ -159,7 +182,7 @@ def test_only_listed_variables_are_written(tmp_path: Path, monkeypatch: pytest.M
 def test_facts_are_written_once_per_node_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for node in ("n1", "n2", "n2"):
         monkeypatch.setenv("SLURMD_NODENAME", node)
-        path = write_facts(tmp_path / "run")
+        path = write_facts(collect_facts(os.environ, run_folder=tmp_path), tmp_path / "run")
         assert read_facts(path).node == node
     assert sorted(p.name for p in (tmp_path / "run/facts").iterdir()) == ["n1.json", "n2.json"]
     assert any(place.purpose == "run folder" for place in read_facts(path).file_systems)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.machine.facts import Facts, collect
+from suite.machine.facts import Facts
+from suite.machine.probes.collect import collect_facts
 from suite.machine.system import (
     REQUIRED,
     System,
@@ -33,7 +34,7 @@ launcher:
 
 @pytest.fixture(scope="module")
 def here() -> Facts:
-    return collect({}, run=lambda command: "")
+    return collect_facts({}, run=lambda command: "")
 
 
 def test_every_field_is_there_and_none_is_empty(here: Facts) -> None:

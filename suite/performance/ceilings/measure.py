@@ -6,7 +6,6 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,13 @@ import numpy as np
 import torch
 
 from suite import VERSION
+from suite.machine.probes.processor import list_data_caches, read_cpuinfo
 from suite.performance.ceilings import collectives, compute, host_link, memory, storage
 from suite.performance.ceilings.document import Findings, to_json
 from suite.performance.ceilings.samples import FULL, QUICK
 from suite.world import World
+
+ROOT = Path("/")
 
 
 def measure(
@@ -29,7 +31,7 @@ def measure(
     effort = QUICK if quick else FULL
     world.barrier()
     busy = _busy_cores()
-    caches = memory.cpu_caches()
+    caches = list_data_caches(ROOT)
     found = Findings()
     steps: tuple[tuple[str, Callable[[], Findings]], ...] = (
         ("compute", lambda: compute.measure(world, effort, device)),
@@ -59,7 +61,9 @@ def measure(
         "nodes": world.nodes,
         "node_names": list(world.node_names),
         "device": _device(device, busy),
-        "caches": [asdict(cache) for cache in caches],
+        "caches": [
+            {"level": cache.level, "size_bytes": cache.size_bytes, "shared_by_cores": cache.cpus} for cache in caches
+        ],
         "versions": _versions(device),
     }
     return str(world.broadcast(to_json(header, found)))
@@ -87,18 +91,14 @@ def _device(device: torch.device, busy: float | None) -> dict[str, Any]:
         "busy_cores_at_start": busy,
     }
     if device.type == "cpu":
-        return {"type": "cpu", "name": _cpu_name(), "count": 1, "memory_bytes": None, **host}
+        return {"type": "cpu", "name": _cpu_name(ROOT), "count": 1, "memory_bytes": None, **host}
     properties = torch.cuda.get_device_properties(device)
     return {"type": "cuda", "name": properties.name, "count": 1, "memory_bytes": properties.total_memory, **host}
 
 
-def _cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+def _cpu_name(root: Path) -> str:
+    names = [entry["model name"] for entry in read_cpuinfo(root) if "model name" in entry]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _versions(device: torch.device) -> dict[str, str | None]:

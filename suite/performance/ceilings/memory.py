@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from suite.machine.probes.processor import CpuCache
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Roof
 from suite.performance.ceilings.plateaus import Cache, Plateau, names, plateaus, sweep, with_one_memory
 from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
@@ -39,15 +39,6 @@ SKEW = 7 * LINE  # keeps the two halves of a set out of step in the low address 
 
 
 @dataclass(frozen=True)
-class OsCache:
-    """A data cache as Linux describes it: one instance, and how many of its cores' threads this machine runs on it."""
-
-    level: int
-    size_bytes: int
-    shared_by_cores: int
-
-
-@dataclass(frozen=True)
 class Kernel:
     """One access pattern. ``prepare(buffer, size, passes)`` gives the call to time and the bytes it moves."""
 
@@ -57,26 +48,11 @@ class Kernel:
     smallest: int = 0
 
 
-def cpu_caches(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> list[OsCache]:
-    """Data caches of the first core, smallest level first; empty where the system does not tell (containers, other systems)."""
-    found = []
-    for index in sorted(root.glob("index[0-9]*")):
-        try:
-            kind, level, size, shared = (
-                (index / name).read_text().strip() for name in ("type", "level", "size", "shared_cpu_list")
-            )
-        except OSError:
-            continue
-        if kind in {"Data", "Unified"} and size.endswith("K"):
-            found.append(OsCache(int(level), int(size[:-1]) << 10, len(_cpu_list(shared))))
-    return sorted(found, key=lambda cache: cache.level)
-
-
-def measure_cpu(world: World, effort: Effort, caches: Sequence[OsCache]) -> Findings:
+def measure_cpu(world: World, effort: Effort, caches: Sequence[CpuCache]) -> Findings:
     """Sweep with one working set per thread of torch's pool on every rank; roofs per level found."""
     threads = torch.get_num_threads()
     active = threads * world.local_size
-    shares = [Cache(f"L{c.level}", c.size_bytes // min(active, c.shared_by_cores)) for c in caches]
+    shares = [Cache(f"L{c.level}", c.size_bytes // min(active, c.cpus)) for c in caches]
     largest = int(agree(world, [_largest_set(shares, active)])[0])
     sizes = sweep(SMALLEST_CPU, largest, effort.points_per_octave, 4096)
     team = _Team(threads, largest + SKEW + ALIGNMENT)
@@ -296,15 +272,6 @@ def _buffer(size: int) -> NDArray[np.uint8]:
 
 def _fill(buffer: NDArray[np.uint8]) -> None:
     buffer[: buffer.size // 8 * 8].view(np.float64)[:] = 1.0
-
-
-def _cpu_list(text: str) -> list[int]:
-    """CPU numbers of a Linux list such as ``0-3,8``."""
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
-    return numbers
 
 
 GRAPH_LAUNCHES = 20

@@ -1,0 +1,127 @@
+"""Reads the processors of the node and their caches from /proc/cpuinfo and /sys/devices/system/cpu."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from suite.machine.facts import UNKNOWN, Cache, Cpu
+from suite.machine.probes.sysfs import parse_number, read_text
+
+SIMD_FLAGS = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx_vnni", "amx_bf16", "asimd", "sve", "sve2")
+CPUS = "sys/devices/system/cpu"  # below the file-system root
+KIB_PER_UNIT = {"K": 1, "M": 1024, "G": 1024**2}
+
+
+@dataclass(frozen=True)
+class CpuCache:
+    """One cache that a CPU (a hardware thread) uses. ``kind`` is data, instruction, unified or unknown.
+
+    ``shared_cpu_list`` names the CPUs that use the same cache, as Linux writes lists (``0-3,8``); "" if Linux does not say.
+    """
+
+    level: int
+    kind: str
+    size_kib: int
+    shared_cpu_list: str
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the cache in bytes."""
+        return self.size_kib << 10
+
+    @property
+    def cpus(self) -> int:
+        """How many CPUs share the cache."""
+        ranges = [part.partition("-") for part in self.shared_cpu_list.split(",")]
+        return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+
+
+def read_cpu(root: Path) -> Cpu:
+    """All processors of the node."""
+    entries = read_cpuinfo(root)
+    first = entries[0] if entries else {}
+    cpus = _list_cpus(root)
+    topology = _read_topology(cpus)
+    flags = set((first.get("flags") or first.get("Features") or "").split())  # x86 calls them flags, Arm features
+    return Cpu(
+        model=first.get("model name") or read_text(root / "sys/firmware/devicetree/base/model").strip("\0") or UNKNOWN,
+        architecture=platform.machine() or UNKNOWN,
+        sockets=len({package for package, _ in topology}) or None,
+        cores=len(set(topology)) or None,
+        threads=len(entries) or None,
+        numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
+        max_frequency_mhz=_read_max_frequency_mhz(root, entries),
+        governor=read_text(root / CPUS / "cpu0/cpufreq/scaling_governor") or UNKNOWN,
+        simd=tuple(flag for flag in SIMD_FLAGS if flag in flags),
+        virtualised="hypervisor" in flags if flags else None,
+        caches=_count_caches(cpus),
+    )
+
+
+def read_cpuinfo(root: Path) -> list[dict[str, str]]:
+    """/proc/cpuinfo: the fields of each hardware thread. Empty if it cannot be read."""
+    entries = []
+    for block in read_text(root / "proc/cpuinfo").split("\n\n"):
+        pairs = (line.partition(":") for line in block.splitlines() if ":" in line)
+        entry = {key.strip(): value.strip() for key, _, value in pairs}
+        if "processor" in entry:
+            entries.append(entry)
+    return entries
+
+
+def list_data_caches(root: Path) -> list[CpuCache]:
+    """The data and unified caches of the first CPU, by level. Empty where Linux does not describe them (containers)."""
+    caches = _list_caches(root / CPUS / "cpu0")
+    described = [cache for cache in caches if cache.kind in {"data", "unified"} and cache.shared_cpu_list]
+    return sorted(described, key=lambda cache: cache.level)
+
+
+def _list_cpus(root: Path) -> list[Path]:
+    return sorted((root / CPUS).glob("cpu[0-9]*"), key=lambda path: int(path.name[3:]))
+
+
+def _read_topology(cpus: Sequence[Path]) -> list[tuple[str, str]]:
+    """(package, core) of each CPU that has both: core numbers begin anew in every package."""
+    ids = [(read_text(cpu / "topology/physical_package_id"), read_text(cpu / "topology/core_id")) for cpu in cpus]
+    return [(package, core) for package, core in ids if package and core]
+
+
+def _read_max_frequency_mhz(root: Path, entries: Sequence[Mapping[str, str]]) -> float | None:
+    """The highest frequency the driver allows; without a driver the highest momentary one in /proc/cpuinfo."""
+    khz = parse_number(read_text(root / CPUS / "cpu0/cpufreq/cpuinfo_max_freq"))
+    if khz:
+        return khz / 1000
+    momentary = [parse_number(entry.get("cpu MHz", "")) for entry in entries]
+    return max((mhz for mhz in momentary if mhz), default=None)
+
+
+def _list_caches(cpu: Path) -> list[CpuCache]:
+    """All caches of one CPU with a known level and size."""
+    caches = []
+    for index in sorted(cpu.glob("cache/index[0-9]*")):
+        level, size_kib = parse_number(read_text(index / "level")), _parse_size_kib(read_text(index / "size"))
+        if level and size_kib:
+            kind = read_text(index / "type").lower() or UNKNOWN
+            caches.append(CpuCache(int(level), kind, size_kib, read_text(index / "shared_cpu_list")))
+    return caches
+
+
+def _count_caches(cpus: Sequence[Path]) -> tuple[Cache, ...]:
+    """The caches of the node. CPUs that share a cache have the same list of CPUs; without a list it counts as a CPU's own."""
+    sharers: dict[tuple[int, str, int], set[str]] = {}
+    for cpu in cpus:
+        for cache in _list_caches(cpu):
+            sharers.setdefault((cache.level, cache.kind, cache.size_kib), set()).add(cache.shared_cpu_list or cpu.name)
+    return tuple(
+        Cache(level=level, kind=kind, size_kib=size, instances=len(lists))
+        for (level, kind, size), lists in sorted(sharers.items())
+    )
+
+
+def _parse_size_kib(text: str) -> int | None:
+    match = re.fullmatch(r"(\d+)([KMG])", text)
+    return int(match.group(1)) * KIB_PER_UNIT[match.group(2)] if match else None

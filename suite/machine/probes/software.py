@@ -1,0 +1,67 @@
+"""Reads the operating system, container, Python environment and limits of this process."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from importlib.metadata import distributions
+from pathlib import Path
+
+from suite.machine.facts import UNKNOWN, Limits, Software
+from suite.machine.probes.sysfs import read_text, to_gib
+
+# Container runtimes, each with the environment variable it sets ("" for none) and a file that exists only inside it
+CONTAINERS: tuple[tuple[str, str, str], ...] = (
+    ("apptainer", "APPTAINER_CONTAINER", ".singularity.d"),
+    ("singularity", "SINGULARITY_CONTAINER", ".singularity.d"),
+    ("podman", "", "run/.containerenv"),
+    ("docker", "", ".dockerenv"),
+    ("pyxis/enroot", "ENROOT_RUNTIME_PATH", "etc/enroot"),
+    ("shifter", "SHIFTER_RUNTIME", "var/hostsfs"),
+)
+
+
+def read_software(root: Path, environ: Mapping[str, str]) -> Software:
+    """Names and versions; of environment modules those that are loaded."""
+    release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', read_text(root / "etc/os-release"), re.M))
+    installed = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"]}
+    return Software(
+        operating_system=release.get("PRETTY_NAME") or UNKNOWN,
+        kernel=read_text(root / "proc/sys/kernel/osrelease") or platform.release() or UNKNOWN,
+        libc=" ".join(platform.libc_ver()).strip() or UNKNOWN,
+        container=_find_container(root, environ),
+        clock_source=read_text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource") or UNKNOWN,
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        packages=dict(sorted(installed.items(), key=lambda item: item[0].lower())),
+        mpi=_read_mpi(),
+        modules=tuple(name for name in environ.get("LOADEDMODULES", "").split(":") if name),
+    )
+
+
+def read_limits(root: Path) -> Limits:
+    """The limits of the control group (version 2) and of this process."""
+    import resource
+
+    quota, _, period = read_text(root / "sys/fs/cgroup/cpu.max").partition(" ")
+    return Limits(
+        memory_gib=to_gib(read_text(root / "sys/fs/cgroup/memory.max"), 1),
+        cpu_quota=int(quota) / int(period) if quota.isdigit() and period.isdigit() else None,
+        cpus_allowed=len(os.sched_getaffinity(0)),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    )
+
+
+def _find_container(root: Path, environ: Mapping[str, str]) -> str:
+    for name, variable, marker in CONTAINERS:
+        if (variable and variable in environ) or (root / marker).exists():
+            return name
+    return "none found"
+
+
+def _read_mpi() -> str:
+    """The MPI library, if this process has loaded one: loading it here could start MPI or fail."""
+    module = sys.modules.get("mpi4py.MPI")
+    return str(module.Get_library_version()).strip("\0 \n").splitlines()[0].strip() if module else UNKNOWN

@@ -1,0 +1,46 @@
+"""Reads the short texts that the kernel and vendors' tools print, and numbers out of them. None of these functions raises."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+COMMAND_TIMEOUT_S = 20
+
+Run = Callable[[Sequence[str]], str]  # runs a command and returns what it prints, "" if it fails
+
+
+def run_command(command: Sequence[str]) -> str:
+    """What a command prints; "" if it is not installed, fails or takes longer than `COMMAND_TIMEOUT_S`."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def read_text(path: Path) -> str:
+    """The content of a file without surrounding white space; "" if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def parse_number(text: str) -> float | None:
+    """The number a text begins with ("200 Gb/sec" gives 200.0); None if it begins with none."""
+    match = re.match(r"-?\d+(\.\d+)?", text.strip())
+    return float(match.group()) if match else None
+
+
+def parse_whole(text: str) -> int | None:
+    """A text of digits as an integer; None for any other text."""
+    return int(text) if text.isdecimal() else None
+
+
+def to_gib(amount: str | float | None, unit_bytes: int) -> float | None:
+    """Convert an amount of units of ``unit_bytes`` bytes to GiB, to three digits. None if it is no number ("max", "[N/A]")."""
+    value = parse_number(amount) if isinstance(amount, str) else amount
+    return round(value * unit_bytes / 2**30, 3) if value is not None else None
