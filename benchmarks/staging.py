@@ -25,7 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
-from suite.data.shards import Manifest, shard_path, write_manifest, write_shard
+from suite.data.manifest import Manifest, write_manifest
+from suite.data.shards import shard_path, write_shard
 from suite.data.staging import stage
 from suite.world import World
 

@@ -18,7 +18,7 @@ from suite.config import default_data_root
 from suite.descriptor import descriptor
 
 if TYPE_CHECKING:
-    from suite.data.shards import Manifest
+    from suite.data.manifest import Manifest
     from suite.descriptor import Descriptor
     from suite.world import World
 
@@ -129,13 +129,14 @@ def export(workload: str, source: Path, form: str | None, output: Path) -> None:
 @click.option("--deep", is_flag=True, help="Read every byte and compare checksums, not only presence and sizes.")
 def verify(root: Path, deep: bool) -> None:
     """Check a data set against its manifest. Exit code 1 if anything is missing or damaged."""
-    from suite.data import shards
+    from suite.data.manifest import read_manifest
+    from suite.data.manifest import verify as find_problems
 
     if not root.exists():
         raise ValueError(f"{root}: does not exist; expected the folder of a data set")
     begin = time.monotonic()
     try:
-        manifest = shards.read_manifest(root)
+        manifest = read_manifest(root)
     except ValueError as problem:
         click.echo(problem, err=True)
         sys.exit(1)
@@ -147,7 +148,7 @@ def verify(root: Path, deep: bool) -> None:
             seen += amount
             tell(seen, manifest.bytes)
 
-        problems = shards.verify(root, deep=deep, progress=count)
+        problems = find_problems(root, deep=deep, progress=count)
     for text in problems:
         click.echo(text, err=True)
     if problems:
@@ -170,8 +171,8 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
 
 def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
     """True if the folder holds this data set, complete by presence and sizes. ValueError for another or a damaged one."""
-    from suite.data.shards import MANIFEST_NAME, read_manifest
-    from suite.data.shards import verify as problems_of
+    from suite.data.manifest import MANIFEST_NAME, read_manifest
+    from suite.data.manifest import verify as find_problems
 
     if not (root / MANIFEST_NAME).exists():
         return False
@@ -182,7 +183,7 @@ def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
             f"{root}: holds {present[0]} {present[1]} of seed {present[2]}, not {workload} {size} of seed {seed}; "
             "choose another folder with -o"
         )
-    problems = problems_of(root, deep=False)
+    problems = find_problems(root, deep=False)
     if problems:
         raise ValueError(f"{problems[0]}; remove {root / MANIFEST_NAME} and the damaged files to make them again")
     click.echo(f"{_summary(root, manifest)}: complete already; presence and sizes verified")
@@ -256,7 +257,7 @@ def _plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int, in
 
 def _show(root: Path, world: World) -> None:
     if world.is_first:
-        from suite.data.shards import read_manifest
+        from suite.data.manifest import read_manifest
 
         click.echo(f"{_summary(root, read_manifest(root))}: complete")
 
@@ -267,7 +268,7 @@ def _show_baselines(chosen: Descriptor, root: Path) -> None:
     Prints nothing for data of a size that the card does not have: there is no target.
     """
     from suite.data.baselines import measure_baselines
-    from suite.data.shards import read_manifest
+    from suite.data.manifest import read_manifest
 
     manifest = read_manifest(root)
     if manifest.size not in chosen.card().sizes:

@@ -15,17 +15,8 @@ from typing import Any, Generic, TypeVar
 import h5py
 from numpy.typing import NDArray
 
-from suite.data.shards import (
-    MANIFEST_NAME,
-    Compression,
-    Manifest,
-    ShardEntry,
-    read_manifest,
-    shard_entry,
-    shard_path,
-    write_manifest,
-    write_shard,
-)
+from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest, write_manifest
+from suite.data.shards import Compression, shard_entry, shard_path, write_shard
 from suite.files import write_whole
 from suite.world import World
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from suite.data.build import Arrays, Count, DataSetPlan, Progress, Summary, build, numbered_pieces, size_settings
-from suite.data.shards import MANIFEST_NAME, Compression
+from suite.data.manifest import MANIFEST_NAME
+from suite.data.shards import Compression
 from suite.world import World
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.shards import MANIFEST_NAME, Manifest, ShardEntry, read_manifest, write_manifest
+from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest, write_manifest
 from suite.files import force_to_disk
 from suite.world import World
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from suite.config import RunConfig, default_data_root
 from suite.data.build import find_data
-from suite.data.shards import Manifest
+from suite.data.manifest import Manifest
 from suite.data.staging import StagingReport, own_world, stage
 from suite.log import mllog
 from suite.log.mllog import EventLog

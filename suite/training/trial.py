@@ -19,8 +19,8 @@ from torch import nn
 from suite import RULESET, VERSION
 from suite.config import RunConfig
 from suite.data.baselines import read_baselines
+from suite.data.manifest import Manifest
 from suite.data.sampling import check_batch, steps_per_epoch
-from suite.data.shards import Manifest
 from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.log.run_folder import RunFolder

@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 
 from suite.commands import data as module
 from suite.commands.data import _plain_progress, data
-from suite.data.shards import Manifest, read_manifest, shard_path, write_manifest, write_shard
+from suite.data.manifest import Manifest, read_manifest, write_manifest
+from suite.data.shards import shard_path, write_shard
 from suite.world import World
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from suite.data.shards import Manifest, ShardReader, shard_path, write_manifest, write_shard
+from suite.data.manifest import Manifest, write_manifest
+from suite.data.shards import ShardReader, shard_path, write_shard
 from suite.machine.energy import EnergyCounter
 from suite.training.instrument import (
     COLLECTIVES,

@@ -11,17 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from suite.data.shards import (
-    Compression,
-    Manifest,
-    ShardReader,
-    read_manifest,
-    shard_entry,
-    shard_path,
-    verify,
-    write_manifest,
-    write_shard,
-)
+from suite.data.manifest import Manifest, read_manifest, verify, write_manifest
+from suite.data.shards import Compression, ShardReader, shard_entry, shard_path, write_shard
 
 SAMPLES = (5, 5, 3)
 

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.data import staging
-from suite.data.shards import Manifest, ShardEntry, shard_path, verify, write_manifest, write_shard
+from suite.data.manifest import Manifest, ShardEntry, verify, write_manifest
+from suite.data.shards import shard_path, write_shard
 from suite.data.staging import ROUND_BLOCKS, assignment, blocks, count_rounds, stage, staged_root, turns
 from suite.world import World
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from suite.card import Card, OfficialRules, SizeCard
 from suite.config import RunConfig
-from suite.data.shards import Manifest, ShardReader, shard_path, write_manifest, write_shard
+from suite.data.manifest import Manifest, write_manifest
+from suite.data.shards import ShardReader, shard_path, write_shard
 from suite.descriptor import Descriptor, Hyperparameters
 from suite.workload import Optimization, Work, Workload
 from suite.world import World

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.data.shards import ShardReader, read_manifest, verify
+from suite.data.manifest import read_manifest, verify
+from suite.data.shards import ShardReader
 from suite.world import World
 from tests.workloads.tiny import TINY, generator, make
 

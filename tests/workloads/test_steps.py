@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.config import load_config
-from suite.data.shards import read_manifest
+from suite.data.manifest import read_manifest
 from suite.descriptor import descriptor
 from suite.workload import Workload
 from suite.world import World

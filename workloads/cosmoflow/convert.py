@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
-from suite.data.shards import Compression, ShardReader, read_manifest
+from suite.data.manifest import read_manifest
+from suite.data.shards import Compression, ShardReader
 from suite.files import written_whole
 from suite.world import World
 from workloads.cosmoflow.summary import attributes, summarise

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
-from suite.data.shards import ShardReader, read_manifest
+from suite.data.manifest import read_manifest
+from suite.data.shards import ShardReader
 from suite.world import World
 from workloads.deepcam.fields import (
     STATISTICS_NAME,

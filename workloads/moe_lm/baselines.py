@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.shards import ShardReader, read_manifest
+from suite.data.manifest import read_manifest
+from suite.data.shards import ShardReader
 
 PRIOR = 4.0  # weight of the shorter context's distribution, in counts
 ORDERS = range(5)  # bytes of context

@@ -10,7 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
-from suite.data.shards import ShardReader, read_manifest, verify
+from suite.data.manifest import read_manifest, verify
+from suite.data.shards import ShardReader
 from suite.world import World
 from workloads.cosmoflow import convert as converter
 from workloads.cosmoflow.generate import convert, export_tfrecord, fetch

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suite.data.shards import ShardReader, read_manifest, verify
+from suite.data.manifest import read_manifest, verify
+from suite.data.shards import ShardReader
 from suite.world import World
 from workloads.cosmoflow import generate as generator
 from workloads.cosmoflow.cosmology import Simulation, universe

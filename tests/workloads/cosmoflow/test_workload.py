@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from suite.config import RunConfig, load_config
+from suite.data.manifest import read_manifest, write_manifest
 from suite.data.sampling import draws
-from suite.data.shards import read_manifest, write_manifest
 from suite.world import World
 from tests.workloads.tiny import TINY
 from workloads.cosmoflow import DESCRIPTOR

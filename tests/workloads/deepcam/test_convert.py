@@ -9,7 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from suite.data.shards import ShardReader, read_manifest
+from suite.data.manifest import read_manifest
+from suite.data.shards import ShardReader
 from suite.world import World
 from workloads.deepcam.convert import convert, export_hdf5, fetch
 from workloads.deepcam.fields import Statistics, read_snapshot, read_statistics, write_snapshot, write_statistics

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suite.data.shards import ShardReader, read_manifest, verify
+from suite.data.manifest import read_manifest, verify
+from suite.data.shards import ShardReader
 from workloads.deepcam import generate as generator
 from workloads.deepcam.climate import snapshot
 from workloads.deepcam.config import CHANNELS

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from suite.config import RunConfig, load_config
-from suite.data.shards import ShardReader, read_manifest, write_manifest
+from suite.data.manifest import read_manifest, write_manifest
+from suite.data.shards import ShardReader
 from suite.world import World
 from workloads.deepcam import DESCRIPTOR
 from workloads.deepcam import generate as generator

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from suite.config import load_config
-from suite.data.shards import ShardReader, read_manifest
+from suite.data.manifest import read_manifest
+from suite.data.shards import ShardReader
 from suite.world import World
 from workloads.moe_lm import DESCRIPTOR
 from workloads.moe_lm import generate as generator

@@ -16,7 +16,8 @@ import torch
 from click.testing import CliRunner
 
 from suite.commands.data import data
-from suite.data.shards import ShardReader, read_manifest, verify
+from suite.data.manifest import read_manifest, verify
+from suite.data.shards import ShardReader
 from suite.world import World
 from tests.workloads.open_catalyst.conftest import random_structure
 from workloads.open_catalyst.convert import convert, fetch

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from suite.config import load_config
-from suite.data.shards import ShardReader, read_manifest, verify
+from suite.data.manifest import read_manifest, verify
+from suite.data.shards import ShardReader
 from suite.world import World
 from workloads.open_catalyst import DESCRIPTOR
 from workloads.open_catalyst import generate as generator

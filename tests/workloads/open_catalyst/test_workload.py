@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from suite.config import RunConfig, load_config
-from suite.data.shards import ShardReader, read_manifest, shard_path, write_manifest, write_shard
+from suite.data.manifest import read_manifest, write_manifest
+from suite.data.shards import ShardReader, shard_path, write_shard
 from suite.world import World
 from tests.workloads.tiny import TINY
 from workloads.open_catalyst import DESCRIPTOR

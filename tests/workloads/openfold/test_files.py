@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suite.data.shards import ShardReader, verify
+from suite.data.manifest import verify
+from suite.data.shards import ShardReader
 from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import convert as converter

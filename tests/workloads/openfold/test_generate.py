@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from suite.data.build import VALIDATION_INDEX
-from suite.data.shards import ShardReader, read_manifest, verify
+from suite.data.manifest import read_manifest, verify
+from suite.data.shards import ShardReader
 from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import DESCRIPTOR, residues

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from suite.config import load_config
+from suite.data.manifest import read_manifest
 from suite.data.sampling import draws
-from suite.data.shards import ShardReader, read_manifest
+from suite.data.shards import ShardReader
 from suite.world import World
 from workloads.swinv2_moe import DESCRIPTOR
 from workloads.swinv2_moe import generate as generator

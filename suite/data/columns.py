@@ -1,0 +1,166 @@
+"""The datasets of one shard as memory-mapped columns: random access to their samples without calls into HDF5.
+
+A dataset holds samples of one shape (contiguous, or gzip with one chunk per sample), or it is ragged: its samples differ in
+length, and the dataset ``AXIS.offsets`` (int64, samples + 1 values that rise from 0) says which rows of ``AXIS.name`` belong
+to which sample. HDF5 is asked once per shard where each dataset lies; from then on samples are read out of the map.
+"""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from suite.files import brief
+
+OFFSETS = ".offsets"  # ends the name of the dataset that makes the others of its axis ragged
+PREFETCH_FROM_BYTES = 128 * 1024  # a sample larger than the kernel's usual read-ahead is requested before it is touched
+
+
+@dataclass(frozen=True)
+class Column:
+    """One dataset of one mapped shard. ``sample`` and ``prefetch`` take indices from -samples to samples - 1.
+
+    ``sample`` returns an array of ``shape``; of a ragged dataset some rows of ``shape``; of offsets the number of rows.
+    ``prefetch`` is None where samples are small.
+    """
+
+    samples: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sample: Callable[[int], NDArray[Any]]
+    prefetch: Callable[[int], None] | None
+    ragged: bool = False
+
+
+def map_columns(path: Path) -> dict[str, Column]:
+    """Map every dataset of a shard, by name. ValueError if the file is not HDF5, is damaged or has another layout."""
+    with _open(path) as shard:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            offsets = {name: _read_offsets(path, shard[name]) for name in shard if name.endswith(OFFSETS)}
+            return {name: _map_column(path, mapped, shard[name], name, offsets) for name in shard}
+        except (KeyError, AttributeError, OSError, RuntimeError) as error:  # how h5py answers a damaged structure
+            raise ValueError(f"{path}: damaged HDF5 structure: {error}") from None
+
+
+def offsets_name(name: str) -> str:
+    """The dataset that makes ``name`` ragged if it exists: ``AXIS.offsets`` for ``AXIS.name``, "" for names without axis."""
+    axis, separator, _ = name.partition(".")
+    return axis + OFFSETS if separator and not name.endswith(OFFSETS) else ""
+
+
+def check_offsets(values: NDArray[Any]) -> str | None:
+    """What is wrong with the values of an offsets dataset, as the end of a message; None if nothing."""
+    if values.ndim != 1 or len(values) < 2 or values.dtype != np.int64 or values[0] != 0 or (np.diff(values) < 0).any():
+        return f"is {values.dtype} {brief(values.tolist())}: expected int64 offsets that rise from 0"
+    return None
+
+
+def _open(path: Path) -> h5py.File:
+    """Open for reading without file locks, which network file systems often lack."""
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        raise ValueError(f"{path}: not a readable HDF5 file: {error}") from None
+
+
+def _read_offsets(path: Path, dataset: Any) -> NDArray[np.int64]:
+    """The offsets in the file. They are checked here, because every later read relies on them."""
+    values = np.asarray(dataset[...])
+    problem = check_offsets(values)
+    if problem is not None:
+        raise ValueError(f"{path}: dataset {dataset.name!r} {problem}")
+    return values
+
+
+def _map_column(
+    path: Path, mapped: mmap.mmap, dataset: Any, name: str, offsets: Mapping[str, NDArray[np.int64]]
+) -> Column:
+    if name in offsets:
+        lengths = np.diff(offsets[name])
+        return Column(len(lengths), (), lengths.dtype, lengths.__getitem__, None)
+    if offsets_name(name) in offsets:
+        return _map_ragged(path, mapped, dataset, offsets[offsets_name(name)])
+    if dataset.chunks is None:
+        return _map_contiguous(path, mapped, dataset)
+    return _map_chunked(path, mapped, dataset)
+
+
+def _map_ragged(path: Path, mapped: mmap.mmap, dataset: Any, offsets: NDArray[np.int64]) -> Column:
+    if dataset.chunks is not None or len(dataset) != offsets[-1]:
+        raise ValueError(
+            f"{path}: dataset {dataset.name!r} has {len(dataset)} rows: expected {offsets[-1]}, contiguous, as its offsets say"
+        )
+    begin, rows = _map_array(path, mapped, dataset)
+    samples, row_bytes = len(offsets) - 1, dataset.nbytes // len(dataset)
+
+    def sample(index: int) -> NDArray[Any]:
+        first = index % samples  # offsets have one entry more than samples, so a negative index must not reach them
+        return rows[offsets[first] : offsets[first + 1]]
+
+    prefetch = None
+    if int(np.diff(offsets).max()) * row_bytes >= PREFETCH_FROM_BYTES:
+        extents = [(begin + int(a) * row_bytes, int(b - a) * row_bytes) for a, b in pairwise(offsets)]
+        prefetch = _prefetch(mapped, extents)
+    return Column(samples, tuple(dataset.shape[1:]), dataset.dtype, sample, prefetch, ragged=True)
+
+
+def _map_contiguous(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
+    samples, *shape = dataset.shape
+    begin, array = _map_array(path, mapped, dataset)
+    sample_bytes = dataset.nbytes // samples
+    extents = [(begin + i * sample_bytes, sample_bytes) for i in range(samples)]
+    return Column(samples, tuple(shape), dataset.dtype, array.__getitem__, _prefetch(mapped, extents))
+
+
+def _map_chunked(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
+    samples, *rest = dataset.shape
+    name, shape, dtype = dataset.name, tuple(rest), dataset.dtype
+    if dataset.chunks != (1, *shape) or dataset.compression != "gzip" or dataset.shuffle or dataset.fletcher32:
+        raise ValueError(f"{path}: dataset {name!r}: expected contiguous, or gzip with one chunk per sample")
+    chunks = [dataset.id.get_chunk_info_by_coord((i, *(0 for _ in shape))) for i in range(samples)]
+    extents = [(chunk.byte_offset, chunk.size) for chunk in chunks]
+
+    def inflate(index: int) -> NDArray[Any]:
+        begin, size = extents[index]
+        try:
+            return np.frombuffer(zlib.decompress(mapped[begin : begin + size]), dtype).reshape(shape)
+        except (zlib.error, ValueError):
+            number = index % samples
+            raise ValueError(f"{path}: sample {number} of {name!r} is damaged: it does not decompress") from None
+
+    return Column(samples, shape, dtype, inflate, _prefetch(mapped, extents))
+
+
+def _map_array(path: Path, mapped: mmap.mmap, dataset: Any) -> tuple[int, NDArray[Any]]:
+    """The position of a contiguous dataset in its file, and its values as a view of the map."""
+    offset = dataset.id.get_offset()
+    if offset is None or offset + dataset.nbytes > len(mapped):
+        raise ValueError(f"{path}: dataset {dataset.name!r} does not lie inside the file's {len(mapped)} bytes")
+    return offset, np.frombuffer(mapped, dataset.dtype, dataset.size, offset).reshape(dataset.shape)
+
+
+def _prefetch(mapped: mmap.mmap, extents: Sequence[tuple[int, int]]) -> Callable[[int], None] | None:
+    """A function that requests a whole sample at once, whose (position, size) is in ``extents``; None if samples are small.
+
+    The kernel's own read-ahead is smaller than a large sample and does not know where samples end.
+    """
+    if max(size for _, size in extents) < PREFETCH_FROM_BYTES or not hasattr(mmap, "MADV_WILLNEED"):
+        return None
+
+    def prefetch(index: int) -> None:
+        begin, size = extents[index]
+        skew = begin % mmap.PAGESIZE  # madvise takes whole pages
+        mapped.madvise(mmap.MADV_WILLNEED, begin - skew, size + skew)
+
+    return prefetch

@@ -1,0 +1,150 @@
+"""The manifest of a data set: which shards it consists of, with their sizes and checksums. Reads, writes and verifies it.
+
+<root>/manifest.json              version 1, written last: a data set with a manifest is complete
+<root>/<split>/shard_00000.h5     the shards (`suite.data.shards`)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal
+
+import google_crc32c
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from suite.files import force_to_disk, read_json_document, write_whole
+
+MANIFEST_VERSION: Final = 1
+MANIFEST_NAME = "manifest.json"
+BLOCK_BYTES = 8 << 20
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ShardEntry(_Frozen):
+    """One shard. ``file`` is relative to the root of the data set; the checksums are of the whole file, in hex."""
+
+    file: str
+    samples: int = Field(ge=1)
+    bytes: int = Field(ge=1)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    crc32c: str = Field(pattern="^[0-9a-f]{8}$")
+
+    @field_validator("file")
+    @classmethod
+    def _stays_inside(cls, file: str) -> str:
+        path = PurePosixPath(file)
+        if path.is_absolute() or ".." in path.parts or not path.parts or str(path) != file:
+            raise ValueError("expected a relative path inside the data set")
+        return file
+
+
+class Manifest(_Frozen):
+    """The content of a data set. ``generator`` says how the data were made, ``attributes`` what the workload needs to know."""
+
+    version: Literal[1] = MANIFEST_VERSION
+    workload: str
+    size: str
+    seed: int
+    generator: dict[str, Any]
+    splits: dict[str, tuple[ShardEntry, ...]]
+    attributes: dict[str, Any] = {}
+
+    def text(self) -> str:
+        """The manifest as `write_manifest` writes it."""
+        return json.dumps(self.model_dump(mode="json"), indent=1) + "\n"
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the manifest file, in hex. It identifies the data set, because the manifest has every shard's checksum."""
+        return hashlib.sha256(self.text().encode()).hexdigest()
+
+    @property
+    def shards(self) -> tuple[ShardEntry, ...]:
+        """The shards of all splits, in order."""
+        return tuple(entry for entries in self.splits.values() for entry in entries)
+
+    @property
+    def bytes(self) -> int:
+        """Size of all shards together."""
+        return sum(entry.bytes for entry in self.shards)
+
+    def samples(self, split: str) -> int:
+        """Number of samples of one split."""
+        return sum(entry.samples for entry in self.splits[split])
+
+
+def write_manifest(root: Path, manifest: Manifest) -> None:
+    """Write ``manifest.json`` atomically. Write it last: from then on the data set counts as complete."""
+    write_whole(root / MANIFEST_NAME, manifest.text())
+    force_to_disk(root)
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Read ``manifest.json``. ValueError names the file, what was expected and what is there instead."""
+    path = root / MANIFEST_NAME
+    if not path.exists():
+        reason = "the folder does not exist" if not root.exists() else "an incomplete data set or none"
+        raise ValueError(f"{path}: no manifest: {reason}")
+    return read_json_document(path, Manifest, "a manifest", MANIFEST_VERSION)
+
+
+def verify(root: Path, *, deep: bool, progress: Callable[[int], None] | None = None) -> list[str]:
+    """Compare the files of a data set with its manifest: one line per file that differs, none if all agree.
+
+    Presence and sizes are compared; with ``deep`` every byte is read and the checksums too. ``progress`` is called with the
+    size of each shard after it was checked.
+    """
+    try:
+        manifest = read_manifest(root)
+    except ValueError as error:
+        return [str(error)]
+    problems = []
+    for entry in manifest.shards:
+        problem = check_shard(root, entry, deep=deep)
+        if problem is not None:
+            problems.append(problem)
+        if progress is not None:
+            progress(entry.bytes)
+    return problems
+
+
+def check_shard(root: Path, entry: ShardEntry, *, deep: bool) -> str | None:
+    """One line that says how a shard differs from its entry: missing, of another size, with ``deep`` damaged. None if not."""
+    path = root / entry.file
+    try:
+        size = path.stat().st_size
+        if size != entry.bytes:
+            difference = "truncated" if size < entry.bytes else "too long"
+            return f"{path}: {difference}: {size} bytes, manifest says {entry.bytes}"
+        if not deep:
+            return None
+        sha256, crc32c = compute_checksums(path)
+    except FileNotFoundError:
+        return f"{path}: missing"
+    except OSError as error:
+        return f"{path}: cannot be read: {error.strerror}"
+    for name, actual, expected in (("crc32c", crc32c, entry.crc32c), ("sha256", sha256, entry.sha256)):
+        if actual != expected:
+            return f"{path}: damaged: {name} {actual[:16]}, manifest says {expected[:16]}"
+    return None
+
+
+def compute_checksums(path: Path) -> tuple[str, str]:
+    """sha256 and crc32c of a file, in hex. Staging checks the crc32c, which is fast; the sha256 is safe against forgery."""
+    sha256, crc = hashlib.sha256(), 0
+    for block in _read_blocks(path):
+        sha256.update(block)
+        crc = google_crc32c.extend(crc, block)
+    return sha256.hexdigest(), f"{crc:08x}"
+
+
+def _read_blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block
