@@ -1,6 +1,6 @@
-"""Data sets as wholes: built from recipes over ranks, continued after a kill, manifest last; and found. Makes no samples.
+"""Builds a data set from a recipe, over ranks, and continues one that was interrupted. Finds a complete one.
 
-What the samples are, and what the manifest says of them beyond their files, is the workload's.
+The workload makes the samples and the manifest's attributes; this module writes shards, and the manifest last.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from numpy.typing import NDArray
 
 from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest, write_manifest
 from suite.data.shards import Compression, shard_entry, shard_path, write_shard
-from suite.files import write_whole
+from suite.files import PART_SUFFIX, write_whole
 from suite.world import World
 
-UNFINISHED_NAME = "generation.json"  # what an incomplete folder is going to be; the manifest takes its place
+UNFINISHED_NAME = "generation.json"  # the recipe of an incomplete data set; removed when the manifest is written
 
 SPLITS = ("train", "validation")
-VALIDATION_INDEX = 2**32  # validation items are numbered from here: a larger training split never meets them
+VALIDATION_INDEX = 2**32  # validation items are numbered from here, so that a larger training split never repeats one
 
 Arrays = dict[str, NDArray[Any]]
-Count = Callable[[int], None]  # told how many more items are made
-Progress = Callable[[int, int], None]  # told how many of how many items of this rank are made
+Count = Callable[[int], None]  # called with the number of items made since the last call
+Progress = Callable[[int, int], None]  # called with the items of this rank made so far, and all of them
 Settings = TypeVar("Settings")
 Summary = TypeVar("Summary")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One shard to be; ``make`` gives its arrays, with the samples in the first dimension."""
+    """One shard to write. ``make`` returns its arrays, with the samples in the first dimension."""
 
     split: str
     shard: int
@@ -43,11 +43,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class DataSetPlan(Generic[Summary]):
-    """What is to be built.
+    """The data set to build.
 
-    ``recipe`` determines every byte of the data set and names it. ``summarise`` reduces one shard, new or kept, to what
-    ``attributes`` needs of it (small: it travels to rank 0); ``attributes`` gets the summaries of each split in order of
-    shard and gives the manifest's attributes, or ValueError if the data set must not be (a leak between splits, say).
+    ``recipe`` determines every byte of the data set; the manifest stores it as ``generator``. ``summarise`` reduces one shard,
+    new or from an interrupted build, to what ``attributes`` needs of it; a summary is sent to rank 0 and should be small.
+    ``attributes`` gets the summaries of each split in order of shard and returns the manifest's attributes, or raises
+    ValueError if the data set is unusable (samples of one split occur in the other, say).
     """
 
     workload: str
@@ -61,7 +62,7 @@ class DataSetPlan(Generic[Summary]):
 
 
 def size_settings(workload: str, sizes: Mapping[str, Settings], size: str, seed: int) -> Settings:
-    """What a generator makes for a size. ValueError for a size it does not know or a seed that is not 0 to 2^63 - 1."""
+    """A generator's settings for a size. ValueError for an unknown size, or a seed outside 0 to 2^63 - 1."""
     if size not in sizes:
         raise ValueError(f"{workload}: unknown size {size!r}; sizes: {', '.join(sizes)}")
     if not 0 <= seed < 2**63:
@@ -77,9 +78,10 @@ def numbered_pieces(
     world: World,
     progress: Progress | None,
 ) -> list[Piece]:
-    """Shards of generated items, each known by its number: training from 0, validation from `VALIDATION_INDEX`.
+    """Plan the shards of items that are generated from their numbers: training from 0, validation from `VALIDATION_INDEX`.
 
-    ``make(numbers, count)`` gives a shard's arrays and counts what it makes; ``progress`` hears of this rank's items.
+    ``make(numbers, count)`` returns the arrays of a shard and calls ``count`` for the items it makes; ``progress`` is called
+    with the sum for this rank.
     """
     numbers = (range(train), range(VALIDATION_INDEX, VALIDATION_INDEX + validation))
     plan = [
@@ -99,9 +101,9 @@ def numbered_pieces(
 
 
 def build(root: Path, plan: DataSetPlan[Summary], world: World) -> None:
-    """Write a data set. A complete one of this recipe is left as it is, finished shards of an interrupted one are kept.
+    """Write the data set under ``root``. Shards of an interrupted build are kept; a complete data set is not touched.
 
-    ValueError on every rank if the folder holds other data or a shard cannot be made.
+    All ranks call it. ValueError on every rank if the folder holds other data or a shard cannot be made.
     """
     recipe = json.loads(json.dumps(plan.recipe))
     if _start(root, recipe, world):
@@ -110,6 +112,7 @@ def build(root: Path, plan: DataSetPlan[Summary], world: World) -> None:
     problem = None
     if world.is_first:
         try:
+            _remove_parts(root)
             write_manifest(root, _manifest(plan, recipe, shards))
             (root / UNFINISHED_NAME).unlink()
         except (OSError, ValueError) as error:
@@ -118,7 +121,7 @@ def build(root: Path, plan: DataSetPlan[Summary], world: World) -> None:
 
 
 def find_data(root: Path, workload: str, size: str) -> Manifest:
-    """The manifest of the complete data set of a size. ValueError says how to make it, or what is there instead."""
+    """Read the manifest of a complete data set. ValueError says how to make it, or which data set is there instead."""
     if not (root / MANIFEST_NAME).exists():
         raise ValueError(
             f"{root}: no data set here; make it with: mlhpc data generate {workload} --size {size} -o {root}"
@@ -145,7 +148,7 @@ class _Shard(Generic[Summary]):
 
 
 def _start(root: Path, recipe: dict[str, Any], world: World) -> bool:
-    """True if the data set is there already. Rank 0 notes what the folder is becoming, or compares with what it is."""
+    """True on every rank if the data set is complete already. Otherwise rank 0 has written the recipe into the folder."""
     complete, problem = False, None
     if world.is_first:
         try:
@@ -157,28 +160,29 @@ def _start(root: Path, recipe: dict[str, Any], world: World) -> bool:
 
 
 def _claim(root: Path, recipe: dict[str, Any]) -> bool:
+    """Write the recipe into an empty folder, or compare it with the one there. True if the data set is complete."""
     complete = (root / MANIFEST_NAME).exists()
     note = root / UNFINISHED_NAME
     if complete:
-        found = read_manifest(root).generator
+        existing = read_manifest(root).generator
     elif note.exists():
-        found = json.loads(note.read_text())
-    elif root.exists() and any(root.iterdir()):
+        existing = json.loads(note.read_text())
+    elif root.exists() and any(path.suffix != PART_SUFFIX for path in root.iterdir()):
         raise ValueError(f"{root}: not empty and not an unfinished data set; choose another folder")
     else:
         write_whole(note, json.dumps(recipe, indent=1) + "\n")
         return False
-    different = sorted(key for key in found.keys() | recipe.keys() if found.get(key) != recipe.get(key))
+    different = sorted(key for key in existing.keys() | recipe.keys() if existing.get(key) != recipe.get(key))
     if different:
         key = different[0]
         raise ValueError(
-            f"{root}: holds other data: {key} is {found.get(key)!r}, not {recipe.get(key)!r}; choose another folder"
+            f"{root}: holds other data: {key} is {existing.get(key)!r}, not {recipe.get(key)!r}; choose another folder"
         )
     return complete
 
 
 def _write_all(root: Path, plan: DataSetPlan[Summary], world: World) -> list[_Shard[Summary]]:
-    """Write this rank's shards, keeping finished ones; all ranks' shards in order. One rank's failure ends all."""
+    """Write this rank's shards that are not there yet. Returns the shards of all ranks in order; an error on one ends all."""
     shards, problem = [], None
     try:
         for piece in plan.pieces[world.rank :: world.size]:
@@ -192,8 +196,14 @@ def _write_all(root: Path, plan: DataSetPlan[Summary], world: World) -> list[_Sh
     except (OSError, ValueError) as error:
         problem = error
     world.check_together(problem)
-    everywhere = [shard for rank in world.allgather(shards) for shard in rank]
-    return sorted(everywhere, key=lambda shard: (shard.split, shard.shard))
+    all_shards = [shard for rank_shards in world.allgather(shards) for shard in rank_shards]
+    return sorted(all_shards, key=lambda shard: (shard.split, shard.shard))
+
+
+def _remove_parts(root: Path) -> None:
+    """Remove the files that killed builds were writing: their names hold a process id, so no later build writes over them."""
+    for path in root.rglob(f"*{PART_SUFFIX}"):
+        path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Arrays:

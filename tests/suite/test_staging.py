@@ -195,6 +195,7 @@ def test_the_part_of_a_living_writer_is_not_removed(source: Path, tmp_path: Path
     writer = staging._Writer(source, root, manifest, "n")
     part = writer._create(root / "train/alive.part", 10)
     (root / "train/dead.part").touch()
+    (root / ".manifest.json.n.1.part").touch()  # as `suite.files.written_whole` names it
     staging._remove_abandoned(root)
     assert [path.name for path in root.rglob("*.part")] == ["alive.part"]
     staging.os.close(part.file)

@@ -1,0 +1,64 @@
+"""Building a data set: an interrupted build is continued and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from suite.data.build import Arrays, DataSetPlan, Piece, build
+from suite.data.manifest import verify
+from suite.world import World
+
+
+def plan(make: Callable[[int], Arrays]) -> DataSetPlan[int]:
+    return DataSetPlan(
+        workload="toy",
+        size="smoke",
+        seed=1,
+        recipe={"name": "test"},
+        pieces=[Piece("train", shard, lambda shard=shard: make(shard)) for shard in range(2)],  # type: ignore[misc]
+        summarise=lambda arrays: len(arrays["x"]),
+        attributes=lambda summaries: {"samples": sum(summaries["train"])},
+    )
+
+
+def make(shard: int) -> Arrays:
+    return {"x": np.full((3, 4), shard, np.float32)}
+
+
+def fail_at_one(shard: int) -> Arrays:
+    if shard == 1:
+        raise ValueError("interrupted")
+    return make(shard)
+
+
+def test_a_completed_build_removes_the_part_files_of_killed_ones(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="interrupted"):
+        build(tmp_path, plan(fail_at_one), World.create())
+    for name in ("train/.shard_00001.h5.other.99.part", ".manifest.json.other.99.part"):
+        (tmp_path / name).touch()
+    build(tmp_path, plan(make), World.create())
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "manifest.json",
+        "train",
+        "train/shard_00000.h5",
+        "train/shard_00001.h5",
+    ]
+    assert verify(tmp_path, deep=True) == []
+
+
+def test_a_build_that_was_killed_before_its_first_file_is_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / ".generation.json.other.99.part").touch()
+    build(tmp_path, plan(make), World.create())
+    assert json.loads((tmp_path / "manifest.json").read_text())["attributes"] == {"samples": 6}
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ValueError, match="not empty and not an unfinished data set"):
+        build(tmp_path, plan(make), World.create())
