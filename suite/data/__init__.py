@@ -1,1 +1,1 @@
-"""Data sets: sharded files, their order over ranks, staging to node-local storage, building and finding them."""
+"""Data sets: building and finding them, their files, the order of samples over ranks, staging to node-local storage."""

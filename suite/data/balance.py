@@ -1,6 +1,6 @@
-"""Divides each global batch anew by what its samples cost, so that ranks have nearly equal work. The batch stays the same.
+"""Splits each global batch into shares of nearly equal cost, one per rank. The samples of the batch stay the same.
 
-Pure functions of the costs: every rank computes the whole partition alone, since the order of an epoch is a public function.
+Everything is a pure function of the costs and the order of the epoch, so every rank computes all shares without communication.
 """
 
 from __future__ import annotations
@@ -15,61 +15,68 @@ from numpy.typing import NDArray
 
 from suite.data.sampling import epoch_order
 
-SMALLEST = 1.0  # what a sample costs at least: one without cost is not for nothing
+SMALLEST = 1.0  # least cost of a sample: one whose stated cost is 0 still takes time
 
 Indices = NDArray[np.int64]
 Costs = NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
 
 
 def summed_shares(costs: Costs, shares: int) -> list[Indices]:
-    """Places of ``costs`` divided so that the sums are nearly equal: largest first, each to the share that has least."""
-    places: list[list[int]] = [[] for _ in range(shares)]
+    """Split samples into shares with nearly equal sums of costs. Returns indices into ``costs``, ascending in each share.
+
+    Greedy: the largest cost first, each to the share with the smallest sum so far.
+    """
+    indices: list[list[int]] = [[] for _ in range(shares)]
     loads = [(0.0, share) for share in range(shares)]
-    for place in np.argsort(-costs, kind="stable").tolist():
+    for index in np.argsort(-costs, kind="stable").tolist():
         load, share = heapq.heappop(loads)
-        places[share].append(place)
-        heapq.heappush(loads, (load + max(float(costs[place]), SMALLEST), share))
-    return [np.array(sorted(share), dtype=np.int64) for share in places]
+        indices[share].append(index)
+        heapq.heappush(loads, (load + max(float(costs[index]), SMALLEST), share))
+    return [np.array(sorted(share), dtype=np.int64) for share in indices]
 
 
 def padded_shares(costs: Costs, shares: int) -> list[Indices]:
-    """Places of ``costs`` where a share costs its number of samples times its dearest one: the largest is as small as can be.
+    """Split samples into shares that minimise the largest padded cost (samples x longest). Returns indices into ``costs``.
 
-    The best division is a contiguous one of the sorted costs; a bisection finds its largest share to six digits.
+    An optimal split is contiguous in the sorted costs; bisection finds its largest padded cost to six digits.
     """
     order = np.argsort(-costs, kind="stable")
-    dearest = costs[order].astype(np.float64)
-    low, high = 0.0, dearest[0] * -(-len(dearest) // shares)  # an even division
-    cuts = _cuts(dearest, shares, high)
+    descending = costs[order].astype(np.float64)
+    low, high = (
+        0.0,
+        descending[0] * -(-len(descending) // shares),
+    )  # the same number of samples for every share suffices
+    cuts = _find_cuts(descending, shares, high)
     assert cuts is not None, "fewer samples than shares"
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
-        found = _cuts(dearest, shares, middle)
-        if found is None:
+        smaller = _find_cuts(descending, shares, middle)
+        if smaller is None:
             low = middle
         else:
-            high, cuts = middle, found
+            high, cuts = middle, smaller
     return [np.sort(part) for part in np.split(order, cuts)]
 
 
-def _cuts(dearest: NDArray[np.float64], shares: int, limit: float) -> list[int] | None:
-    """Where to cut descending costs into so many shares of at least one sample that none exceeds a limit; None: impossible."""
+def _find_cuts(descending: NDArray[np.float64], shares: int, limit: float) -> list[int] | None:
+    """Where to cut descending costs into ``shares`` non-empty shares of padded cost up to ``limit``. None if impossible."""
     cuts: list[int] = []
     begin = 0
-    for behind in reversed(range(shares)):
-        room = int(limit // dearest[begin]) if dearest[begin] > 0 else len(dearest)
-        taken = min(room, len(dearest) - begin - behind)
+    for later_shares in reversed(range(shares)):
+        room = int(limit // descending[begin]) if descending[begin] > 0 else len(descending)
+        taken = min(room, len(descending) - begin - later_shares)  # each later share needs a sample
         if taken < 1:
             return None
         begin += taken
         cuts.append(begin)
-    return cuts[:-1] if begin == len(dearest) else None
+    return cuts[:-1] if begin == len(descending) else None
 
 
 class Balance:
-    """Finds the global batch that a rank's indices are of, and divides it anew. The same samples on any number of ranks.
+    """Replaces a rank's share of a global batch by a balanced one. The global batch is the same on any number of ranks.
 
-    ``cost(indices, seed, epoch)`` says what each of these samples costs, in any unit; ``divide`` is a function of this module.
+    ``cost(indices, seed, epoch)`` returns the cost of each of these samples, in any unit; ``divide`` is `summed_shares` or
+    `padded_shares`.
     """
 
     def __init__(
@@ -83,22 +90,23 @@ class Balance:
         self._cost, self._divide = cost, divide
         self._lock = threading.Lock()
         self._epoch: tuple[int, int] | None = None
-        self._order = self._place_of = np.empty(0, dtype=np.int64)
+        self._order = self._position_of = np.empty(0, dtype=np.int64)
 
     def share(self, indices: Indices, *, seed: int, epoch: int) -> Indices:
-        """What this rank (or this part of its share, where gradients are accumulated) computes of the batch ``indices`` are of.
+        """The balanced share in place of ``indices``, which are a rank's share of a global batch, or a part of it.
 
-        The harness gives share s of n every n-th sample of a global batch from place s on (`sampling.train_batches`).
+        Parts occur where gradients are accumulated. The harness gives share s of n every n-th sample of a global batch from
+        position s on (`sampling.train_batches`), which tells which batch and which share ``indices`` are.
         """
         with self._lock:
             if self._epoch != (seed, epoch):
                 self._epoch, self._order = (seed, epoch), epoch_order(self._samples, seed=seed, epoch=epoch)
-                self._place_of = np.argsort(self._order)
-            order, place = self._order, int(self._place_of[indices[0]])
-        number = place % self._global_batch_size
-        begin = place - number
+                self._position_of = np.argsort(self._order)
+            order, position = self._order, int(self._position_of[indices[0]])
+        share = position % self._global_batch_size
+        begin = position - share
         batch = order[begin : begin + self._global_batch_size]
         shares = len(batch) // len(indices)
-        assert np.array_equal(indices, batch[number::shares])
-        chosen: Indices = batch[self._divide(self._cost(batch, seed, epoch), shares)[number]]
+        assert np.array_equal(indices, batch[share::shares])
+        chosen: Indices = batch[self._divide(self._cost(batch, seed, epoch), shares)[share]]
         return chosen

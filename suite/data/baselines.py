@@ -1,4 +1,4 @@
-"""What trivial and analytic predictors reach on a data set, measured once when it is made: no run reads the data for it.
+"""The metric that trivial and analytic predictors reach on a data set. Measured once, when the data set is made.
 
 <data root>/baselines.json   {"version": 1, "data_manifest": sha256, "metric": key, "values": {name: value}}
 """
@@ -17,7 +17,7 @@ BASELINES_NAME = "baselines.json"
 
 
 def measure_baselines(descriptor: Descriptor, size: str, root: Path, data_manifest: str) -> dict[str, float]:
-    """Compute the workload's baselines on the data set under ``root`` and keep them beside it."""
+    """Compute the workload's baselines on the data set under ``root`` and write them into its folder. Returns name to metric."""
     config = load_config(descriptor, size)
     values: dict[str, float] = descriptor.load()(config).baselines(root)
     metric = descriptor.card().size(size).metric
@@ -27,7 +27,7 @@ def measure_baselines(descriptor: Descriptor, size: str, root: Path, data_manife
 
 
 def read_baselines(root: Path, data_manifest: str) -> dict[str, float]:
-    """The baselines measured on exactly this data set; empty if there are none."""
+    """Read the baselines of this data set. Empty if there are none, or if they were measured on other data."""
     path = root / BASELINES_NAME
     try:
         content = json.loads(path.read_text())

@@ -1,7 +1,8 @@
-"""Which rank reads which sample, when: pure integer functions of (n, seed, epoch, rank, size). No padding, no dropping.
+"""The order of samples: which rank reads which sample in which step. Pure functions of (n, seed, epoch, rank, size).
 
-The order of an epoch is one permutation of all samples, the same on every rank; a global batch is a contiguous piece of
-it, and rank r takes every size-th sample of that piece. So the global batches do not depend on the number of ranks.
+The order of an epoch is one permutation of all samples, the same on every rank. A global batch is a contiguous piece of it,
+and rank r takes every size-th sample of the piece from r on. So global batches do not depend on the number of ranks. Samples
+are neither repeated nor padded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 
 def epoch_order(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """A permutation of 0..n-1 for one epoch (1-based), from a counter-based generator keyed by (seed, epoch)."""
+    """The permutation of 0..n-1 for one epoch (1-based), from a counter-based generator with the key (seed, epoch)."""
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(n)
 
 
@@ -30,14 +31,17 @@ def draws(seed: int, epoch: int, indices: NDArray[np.integer]) -> NDArray[np.uin
 
 
 def steps_per_epoch(n: int, global_batch_size: int) -> int:
-    """Full global batches in an epoch; the samples left over are met in another epoch's order. ValueError if there is none."""
+    """The number of full global batches in an epoch. ValueError if there is none.
+
+    Fewer than a batch of samples are left over; they differ between epochs, because the orders do.
+    """
     if n < global_batch_size:
         raise ValueError(f"global_batch_size {global_batch_size} is larger than the {n} training samples")
     return n // global_batch_size
 
 
 def check_batch(global_batch_size: int, ranks: int, accumulation: int = 1) -> None:
-    """ValueError unless every rank gets the same number of samples in each of the parts it computes a batch in."""
+    """Raise ValueError unless a global batch divides evenly over all ranks and all their accumulation steps."""
     parts = ranks * accumulation
     if global_batch_size % parts:
         choices = [b for b in range(parts, 2 * global_batch_size + parts, parts) if abs(b - global_batch_size) < parts]
@@ -51,14 +55,14 @@ def check_batch(global_batch_size: int, ranks: int, accumulation: int = 1) -> No
 def train_batches(
     n: int, global_batch_size: int, *, seed: int, epoch: int, rank: int, size: int, first_step: int = 0
 ) -> Iterator[NDArray[np.int64]]:
-    """This rank's sample indices for each step of an epoch, from ``first_step`` on (for resuming)."""
+    """Yield this rank's sample indices for each step of an epoch, from ``first_step`` on (for a resumed run)."""
     order = epoch_order(n, seed=seed, epoch=epoch)
     for step in range(first_step, steps_per_epoch(n, global_batch_size)):
         yield order[step * global_batch_size + rank : (step + 1) * global_batch_size : size]
 
 
 def eval_batches(n: int, batch_size: int, *, rank: int, size: int) -> Iterator[NDArray[np.int64]]:
-    """This rank's evaluation samples in pieces of at most ``batch_size``: each sample of 0..n-1 on exactly one rank, once."""
+    """Yield this rank's evaluation samples in batches of at most ``batch_size``. All ranks together get each of 0..n-1 once."""
     mine = np.arange(rank, n, size, dtype=np.int64)
     for begin in range(0, len(mine), batch_size):
         yield mine[begin : begin + batch_size]

@@ -1,9 +1,9 @@
 """Copies a sharded data set to node-local storage: each byte leaves the shared file system once per job.
 
-Every shard is read by one node and broadcast to the ranks with the same local rank on the others. The schedule is a
-pure function of the manifest and of what the nodes lack, so that all ranks make the same collective calls; an error
-waits for the check at the end of the round and then reaches every rank. A shard gets its name only when its bytes are
-checked and on the disk, and the manifest comes last: whatever has its name is whole.
+One node reads a shard and broadcasts it to the ranks with the same local rank on the other nodes. The schedule is a pure
+function of the manifest and of what the nodes lack, so that all ranks make the same collective calls. An error is kept until
+the check at the end of the round, which raises it on every rank. A shard gets its name only after its checksum is verified
+and its bytes are on the disk, and the manifest is written last: a file under its final name is complete.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manife
 from suite.files import force_to_disk
 from suite.world import World
 
-BLOCK_BYTES = 1 << 20  # stays in the cache from read to write
-WRITE_BYTES = 256 << 10  # longer writes ask ext4 for larger folios: on a virtual machine 3 times the CPU (measured)
+BLOCK_BYTES = 1 << 20  # small enough to stay in the cache between read and write
+WRITE_BYTES = (
+    256 << 10
+)  # longer writes make ext4 use larger folios: 3 times the CPU time on a virtual machine (measured)
 BUFFERS = 4  # blocks in flight between two stages of the pipeline
-ROUND_BLOCKS = 16  # blocks of each reading node between two looks at the errors of all ranks
-SPARE_BYTES = 64 << 20  # left free on the node beside the data set
+ROUND_BLOCKS = 16  # blocks of each reading node between two checks for errors on any rank
+SPARE_BYTES = 64 << 20  # must remain free on the node
 
 
 @dataclass(frozen=True)
 class StagingReport:
-    """What staging did. ``bytes`` and ``files`` count each copied shard once, however many nodes received it."""
+    """The result of staging. ``bytes`` and ``files`` count each copied shard once, however many nodes received it."""
 
     root: Path
     bytes: int
@@ -49,7 +51,7 @@ class StagingReport:
     read_bytes_per_node: tuple[int, ...]
 
     def stats(self, *, overlapped: bool) -> dict[str, Any]:
-        """The value of the ``staging_stats`` event; ``gb_per_s`` is what one node received."""
+        """The value of the ``staging_stats`` event. ``gb_per_s`` is the rate at which one node received data."""
         return {
             "bytes": self.bytes,
             "seconds": self.seconds,
@@ -67,23 +69,23 @@ class StagingReport:
 
 
 def own_world(world: World) -> World:
-    """The same ranks with communicators of their own, for staging in a thread beside training. All ranks call it."""
+    """Copy a world with new communicators, for staging in a thread while training uses the old ones. All ranks call it."""
     return replace(world, transport=world.transport.split(0), peers=world.transport.split(world.local_rank))
 
 
 def staged_root(directory: Path, manifest: Manifest, node: str) -> Path:
-    """Where a data set lies on a node: ``{node}`` in the directory is the node's name, the folder that of the data."""
+    """The folder of a staged data set on a node, named by its checksum. ``{node}`` in the directory becomes the node's name."""
     return Path(str(directory).replace("{node}", node)) / manifest.sha256[:16]
 
 
 def stage(source: Path, directory: Path, world: World, *, block_bytes: int = BLOCK_BYTES) -> StagingReport:
-    """Copy the data set under ``source`` to ``staged_root(directory, …)`` on every node; all ranks call it.
+    """Copy the data set under ``source`` to ``staged_root(directory, …)`` on every node. All ranks call it.
 
-    Reuses what an earlier stage left complete. ValueError, the same on every rank, if the source is damaged, a node
-    lacks space or a copy fails. In a thread, pass `own_world`.
+    Complete shards of an earlier staging are kept. ValueError, the same on every rank, if the source is damaged, a node lacks
+    space or a copy fails. Called in a thread, it needs the world of `own_world`.
     """
     begin = time.monotonic()
-    manifest = _manifest(source, world)
+    manifest = _read_manifest(source, world)
     target = staged_root(directory, manifest, world.node_names[world.node])
     missing = _prepare(target, manifest, world)
     todo = sorted(set().union(*missing))
@@ -108,7 +110,7 @@ def stage(source: Path, directory: Path, world: World, *, block_bytes: int = BLO
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of one shard, by its number in the manifest."""
+    """A part of one shard; ``shard`` is the shard's position in `Manifest.shards`."""
 
     shard: int
     offset: int
@@ -117,12 +119,12 @@ class Block:
 
 
 def assignment(todo: Sequence[int], *, lanes: int, nodes: int) -> list[list[Sequence[int]]]:
-    """``[lane][node]``: the shards a node reads, in order. A lane is one local rank; its nodes take turns to send."""
+    """The shards that each rank reads, in order: ``[local rank][node]``. A lane is one local rank; its nodes send in turn."""
     return [[todo[lane::lanes][node::nodes] for node in range(nodes)] for lane in range(lanes)]
 
 
 def blocks(shards: Sequence[ShardEntry], numbers: Sequence[int], block_bytes: int) -> Iterator[Block]:
-    """The pieces of some shards, in order."""
+    """Yield the blocks of the shards ``numbers``, in order."""
     for number in numbers:
         size = shards[number].bytes
         for offset in range(0, size, block_bytes):
@@ -130,7 +132,7 @@ def blocks(shards: Sequence[ShardEntry], numbers: Sequence[int], block_bytes: in
 
 
 def count_rounds(shards: Sequence[ShardEntry], plan: Sequence[Sequence[Sequence[int]]], block_bytes: int) -> int:
-    """Rounds until the node with the most blocks of any lane has sent them: the same for every rank."""
+    """Rounds needed by the node with the most blocks in any lane. Every rank makes that many."""
     longest = max(
         sum(-(-shards[number].bytes // block_bytes) for number in numbers) for lane in plan for numbers in lane
     )
@@ -138,7 +140,7 @@ def count_rounds(shards: Sequence[ShardEntry], plan: Sequence[Sequence[Sequence[
 
 
 def turns(streams: Sequence[Iterator[Block]]) -> Iterator[tuple[int, Block]]:
-    """The next round of a lane as (sending node, block): one block of every node, then the next of every node."""
+    """Yield the next round of a lane as (sending node, block): first one block of every node, then the second, and so on."""
     for _ in range(ROUND_BLOCKS):
         for node, stream in enumerate(streams):
             block = next(stream, None)
@@ -146,8 +148,8 @@ def turns(streams: Sequence[Iterator[Block]]) -> Iterator[tuple[int, Block]]:
                 yield node, block
 
 
-def _manifest(source: Path, world: World) -> Manifest:
-    """Read by rank 0 alone, the same on every rank."""
+def _read_manifest(source: Path, world: World) -> Manifest:
+    """Read the manifest on rank 0 and send it to every rank."""
     manifest, error = None, None
     if world.is_first:
         try:
@@ -159,7 +161,7 @@ def _manifest(source: Path, world: World) -> Manifest:
 
 
 def _prepare(target: Path, manifest: Manifest, world: World) -> list[list[int]]:
-    """Make every node's folder ready; per node, the shards it lacks."""
+    """Prepare the folder on every node and check its free space. Returns the shards that each node lacks."""
     lacks: list[int] = []
     error: Exception | None = None
     if world.local_rank == 0:
@@ -177,7 +179,7 @@ def _prepare(target: Path, manifest: Manifest, world: World) -> list[list[int]]:
 
 
 def _take_stock(target: Path, manifest: Manifest) -> list[int]:
-    """The shards that are not there. If there are any, a manifest is taken away: it would claim that they are."""
+    """List the shards that are absent or incomplete. If there are any, remove the manifest, which means completeness."""
     target.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(target)
     lacks = [number for number, entry in enumerate(manifest.shards) if _size(target / entry.file) != entry.bytes]
@@ -198,7 +200,7 @@ def _size(path: Path) -> int | None:
 
 
 def _remove_abandoned(target: Path) -> None:
-    """Remove part files of stages that were killed: nobody holds their lock."""
+    """Remove part files whose writer was killed: a living writer holds a lock on its own."""
     for part in target.rglob("*.part"):
         with suppress(FileNotFoundError, BlockingIOError), part.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -224,7 +226,7 @@ def _copy(
     world: World,
     block_bytes: int,
 ) -> int:
-    """Carry the plan out; the bytes this rank read from the source. Ranks without a lane only hear of errors."""
+    """Copy the shards of the plan. Returns the bytes that this rank read. Ranks without a lane only take part in checks."""
     shards = manifest.shards
     lane = plan[world.local_rank] if world.local_rank < len(plan) else [()] * world.nodes
     streams = [blocks(shards, numbers, block_bytes) for numbers in lane]
@@ -252,7 +254,7 @@ def _copy(
 
 
 def _conclude(target: Path, manifest: Manifest, world: World) -> None:
-    """One rank of each node forces the names to the disk and writes the manifest, after all shards are everywhere."""
+    """After all nodes have all shards, one rank of each forces their names to the disk and writes the manifest."""
     error: Exception | None = None
     if world.local_rank == 0:
         try:
@@ -276,7 +278,10 @@ def _pool(block_bytes: int) -> _Pool:
 
 
 class _Reader:
-    """Reads this rank's blocks ahead in a thread. After an error its buffers hold nothing of use, but all come."""
+    """Reads this rank's blocks ahead in a thread.
+
+    After an error it still delivers a buffer for every block, with undefined content: other ranks expect the broadcast.
+    """
 
     def __init__(self, source: Path, manifest: Manifest, blocks: Iterator[Block], block_bytes: int) -> None:
         self.error: Exception | None = None
@@ -289,7 +294,7 @@ class _Reader:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop the thread."""
         self._closed = True
         self.pool.put(np.empty(0, np.uint8))  # wakes the thread
         self._thread.join()
@@ -341,7 +346,7 @@ def _fill(file: int, buffer: _Buffer, offset: int) -> None:
 
 @dataclass
 class _Part:
-    """A shard on its way to its name. The lock says that its writer lives."""
+    """A shard that is being written under a temporary name. Its file is locked as long as the writer lives."""
 
     path: Path
     file: int
@@ -349,7 +354,7 @@ class _Part:
 
 
 class _Writer:
-    """Checks and writes blocks in a thread; a complete shard is forced to the disk and named in a second one."""
+    """Writes blocks and computes checksums in a thread. A second thread forces complete shards to the disk and renames them."""
 
     def __init__(self, source: Path, target: Path, manifest: Manifest, node: str) -> None:
         self.error: Exception | None = None
@@ -363,11 +368,11 @@ class _Writer:
         self._thread.start()
 
     def put(self, block: Block, buffer: _Buffer, pool: _Pool) -> None:
-        """Write the block, then give the buffer back to its pool."""
+        """Write the block, then return the buffer to its pool. Does not wait."""
         self._queue.put((block, buffer, pool))
 
     def close(self) -> None:
-        """Wait for everything that was put; unfinished shards are removed."""
+        """Wait until all blocks are written, then remove unfinished shards."""
         self._queue.put(None)
         self._thread.join()
         self._finisher.shutdown()
@@ -423,7 +428,7 @@ class _Writer:
 
 
 def _named(problem: Exception, path: Path) -> Exception:
-    """An error of the operating system as one that names the file it concerns; others name theirs already."""
+    """Turn an OSError into a ValueError that names its file; other errors name theirs already."""
     if isinstance(problem, OSError):
         return ValueError(f"{problem.filename or path}: {problem.strerror or problem}")
     return problem
