@@ -1,1 +1,1 @@
-"""What a machine is and consumes: facts of its nodes, its description as a system, its energy counters."""
+"""The machine: facts of its nodes and the probes for them, its description as a system, energy counters, page caches."""

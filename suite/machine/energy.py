@@ -1,14 +1,15 @@
-"""Joules that the machine itself counts: RAPL, Cray's pm_counters, NVML. What a machine does not tell is named, never zero.
+"""Energy counters of the machine: RAPL, Cray's pm_counters, NVML. A counter that is absent is named with the reason, never zero.
 
-Files and clocks only; NVML through the optional package ``pynvml`` (pip: nvidia-ml-py). Slurm's ``sacct -o ConsumedEnergy`` is for
-afterwards: docs/architecture.md.
+Reads files, and NVML through the optional package ``pynvml`` (pip: nvidia-ml-py). Slurm's ``sacct -o ConsumedEnergy`` is known
+only after the job: docs/architecture.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 POWERCAP = Path("/sys/class/powercap")
 PM_COUNTERS = Path("/sys/cray/pm_counters")
@@ -21,18 +22,64 @@ SCOPES = {
 
 @dataclass(frozen=True)
 class EnergyCounter:
-    """A counter of joules. It starts anew at ``range_j``, where it has one; ``name`` begins with its source."""
+    """A counter of joules. ``name`` begins with its source. It wraps to zero at ``range_j``; None if it does not wrap."""
 
     name: str
     read: Callable[[], float]
     range_j: float | None = None
 
 
+@dataclass(frozen=True)
+class FoundCounters:
+    """The counters that can be read here. ``absent`` has the reason for each source without one."""
+
+    counters: Sequence[EnergyCounter] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EnergyReading:
+    """Joules by counter since the last reading of one rank. ``lost`` has the reason for each counter that failed."""
+
+    joules: Mapping[str, float]
+    lost: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class CounterSum:
+    """Joules summed over all counters of one name, and how many counters these were."""
+
+    joules: float = 0.0
+    counters: int = 0
+
+
+@dataclass(frozen=True)
+class EnergyUse:
+    """The energy that a run used in ``seconds``, by name of counter. ``absent`` is what it lacks, with reasons."""
+
+    by_counter: Mapping[str, CounterSum]
+    seconds: float
+    absent: Mapping[str, str]
+
+    def value(self) -> dict[str, dict[str, float]]:
+        """The value of an ``energy`` event."""
+        return {name: {"joules": total.joules, "counters": total.counters} for name, total in self.by_counter.items()}
+
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of an ``energy`` event: duration, what each source measures, and what is absent."""
+        sources = dict.fromkeys(name.partition("/")[0] for name in self.by_counter)
+        return {
+            "seconds": self.seconds,
+            "scopes": {source: SCOPES[source] for source in sources},
+            "absent": dict(self.absent),
+        }
+
+
 @dataclass
 class EnergyMeter:
-    """Joules of some counters since the last `take`. `sample` often enough that no counter wraps twice in between.
+    """Follows some counters. Call `sample` often enough that no counter wraps twice between two calls.
 
-    A counter that fails on the way is left out from then on; ``lost`` says why.
+    A counter that fails once is left out from then on; ``lost`` has the reason.
     """
 
     counters: Sequence[EnergyCounter]
@@ -44,7 +91,7 @@ class EnergyMeter:
         self._last = {counter.name: counter.read() for counter in self.counters}
 
     def sample(self) -> None:
-        """Read all counters."""
+        """Read all counters and add what they counted since the last call."""
         for counter in self.counters:
             if counter.name in self.lost:
                 continue
@@ -52,7 +99,7 @@ class EnergyMeter:
                 now = counter.read()
             except Exception as error:  # a file that is gone, a driver that failed: no reason to end a run
                 self.lost[counter.name] = f"{type(error).__name__}: {error}"
-                self._joules.pop(counter.name, None)
+                self._joules.pop(counter.name, None)  # a part of the interval would pass for the whole
                 continue
             used = now - self._last[counter.name]
             if used < 0 and counter.range_j is not None:
@@ -60,48 +107,62 @@ class EnergyMeter:
             self._joules[counter.name] = self._joules.get(counter.name, 0.0) + used
             self._last[counter.name] = now
 
-    def take(self) -> dict[str, float]:
-        """Joules by counter since the last call."""
+    def take(self) -> EnergyReading:
+        """Sample, return the joules since the last call and begin anew."""
         self.sample()
         joules, self._joules = self._joules, {}
-        return joules
+        return EnergyReading(joules, dict(self.lost))
 
 
-def node_counters(
-    powercap: Path = POWERCAP, pm_counters: Path = PM_COUNTERS
-) -> tuple[list[EnergyCounter], dict[str, str]]:
-    """The counters of this node, and of each source that gives none the reason."""
-    found: list[EnergyCounter] = []
+def sum_readings(readings: Sequence[EnergyReading], seconds: float, absent: Mapping[str, str]) -> EnergyUse:
+    """Sum the readings of all ranks, in rank order, over ``seconds``. A counter that a rank lost is added to ``absent``."""
+    by_counter: dict[str, CounterSum] = {}
+    reasons = dict(absent)
+    for rank, reading in enumerate(readings):
+        reasons |= {f"{name} of rank {rank}": reason for name, reason in reading.lost.items()}
+        for name, joules in reading.joules.items():
+            total = by_counter.get(name, CounterSum())
+            by_counter[name] = CounterSum(total.joules + joules, total.counters + 1)
+    return EnergyUse(by_counter, seconds, reasons)
+
+
+def node_counters(powercap: Path = POWERCAP, pm_counters: Path = PM_COUNTERS) -> FoundCounters:
+    """Find the counters of this node."""
+    counters: list[EnergyCounter] = []
     absent: dict[str, str] = {}
-    for source, folder, counters in (("rapl", powercap, _rapl), ("pm_counters", pm_counters, _pm_counters)):
+    for source, folder, list_counters in (("rapl", powercap, _rapl), ("pm_counters", pm_counters, _pm_counters)):
         try:
-            here = list(counters(folder))
+            of_source = list(list_counters(folder))
         except (OSError, ValueError) as error:
             absent[source] = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         else:
-            found += here
-            if not here:
+            counters += of_source
+            if not of_source:
                 absent[source] = f"{folder}: no counter of energy there"
-    return found, absent
+    return FoundCounters(counters, absent)
 
 
-def gpu_counter(uuid: str) -> tuple[list[EnergyCounter], dict[str, str]]:
-    """The counter of the GPU with this UUID, or the reason why there is none."""
+def gpu_counter(uuid: str) -> FoundCounters:
+    """Find the counter of the GPU with this UUID."""
     try:
         import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        return [], {"nvml": "the package nvidia-ml-py is not installed (pip install 'mlhpc[nvml]')"}
+        return FoundCounters(absent={"nvml": "the package nvidia-ml-py is not installed (pip install 'mlhpc[nvml]')"})
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except pynvml.NVMLError as error:
-        return [], {"nvml": str(error)}
-    return [EnergyCounter("nvml/gpu", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)], {}
+        return FoundCounters(absent={"nvml": str(error)})
+    return FoundCounters(
+        [
+            EnergyCounter("nvml/gpu", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
+        ]  # NVML counts in mJ
+    )
 
 
 def _rapl(folder: Path) -> Iterable[EnergyCounter]:
-    """Packages and their DRAM; cores and GPUs on the die are parts of the package."""
+    """Packages and their DRAM. Zones of cores and of a GPU on the die are parts of a package and left out."""
     for zone in sorted(path for path in folder.iterdir() if path.name.startswith("intel-rapl:")):
         name = (zone / "name").read_text().strip()
         parent = zone.parent / zone.name.rpartition(":")[0]
@@ -123,13 +184,13 @@ def _pm_counters(folder: Path) -> Iterable[EnergyCounter]:
             yield _file_counter(f"pm_counters/{part}", path, 1.0, None)
 
 
-def _file_counter(name: str, path: Path, joules: float, range_j: float | None) -> EnergyCounter:
+def _file_counter(name: str, path: Path, joules_per_count: float, range_j: float | None) -> EnergyCounter:
     def read() -> float:
         text = path.read_text()
-        number = text.split(maxsplit=1)[0] if text.strip() else text
-        if not number.isdigit():
+        count = text.split(maxsplit=1)[0] if text.strip() else text
+        if not count.isdigit():
             raise ValueError(f"{path}: {text[:40]!r} is not a count")
-        return int(number) * joules
+        return int(count) * joules_per_count
 
-    read()  # an unreadable counter is absent from the start
+    read()  # raises here if the counter cannot be read, so that it counts as absent from the start
     return EnergyCounter(name, read, range_j)

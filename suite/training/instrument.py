@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import GradBucket  # what torch.distributed.Grad
 from torch.nn.parallel import DistributedDataParallel
 
 from suite.data.shards import bytes_read
-from suite.machine.energy import SCOPES, EnergyMeter, gpu_counter, node_counters
+from suite.machine.energy import EnergyMeter, EnergyUse, gpu_counter, node_counters, sum_readings
 from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, Clock, NoTimer, PhaseTimer
 from suite.world import Transport, World
 
@@ -230,7 +230,8 @@ class EnergyReader:
 
     def __init__(self, world: World, device: torch.device) -> None:
         self._world = world
-        counters, self.absent = node_counters()
+        node = node_counters()
+        counters, self.absent = list(node.counters), dict(node.absent)
         uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
         readers = world.allgather((world.node, uuid))
         if world.local_rank != 0:
@@ -238,8 +239,9 @@ class EnergyReader:
         if uuid is None:
             self.absent["nvml"] = "the ranks use no GPU"
         elif readers.index((world.node, uuid)) == world.rank:
-            gpu, absent = gpu_counter(uuid)
-            counters, self.absent = counters + gpu, self.absent | absent
+            gpu = gpu_counter(uuid)
+            counters += gpu.counters
+            self.absent |= gpu.absent
         self.meter = EnergyMeter(counters)
         self._since = time.perf_counter()
 
@@ -248,20 +250,11 @@ class EnergyReader:
         self.meter.take()
         self._since = time.perf_counter()
 
-    def take(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Value and metadata of an ``energy`` event since the last call. Every rank calls; right on rank 0."""
+    def take(self) -> EnergyUse:
+        """The energy of the run since the last call. Every rank calls it; log that of rank 0, which has rank 0's ``absent``."""
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
-        value: dict[str, dict[str, float]] = {}
-        absent = dict(self.absent)
-        for rank, (joules, lost) in enumerate(self._world.allgather((self.meter.take(), self.meter.lost))):
-            absent |= {f"{name} of rank {rank}": reason for name, reason in lost.items()}
-            for name, used in joules.items():
-                entry = value.setdefault(name, {"joules": 0.0, "counters": 0})
-                entry["joules"] += used
-                entry["counters"] += 1
-        scopes = {source: SCOPES[source] for source in {name.partition("/")[0] for name in value}}
-        return value, {"seconds": seconds, "scopes": scopes, "absent": absent}
+        return sum_readings(self._world.allgather(self.meter.take()), seconds, self.absent)
 
 
 class Instruments:

@@ -211,8 +211,8 @@ class Trainer:
 
     def _log_energy(self, label: int) -> None:
         if self.instruments is not None:
-            joules, about = self.instruments.energy.take()
-            self.log.event(mllog.ENERGY, joules, metadata={"epoch_num": label} | about)
+            used = self.instruments.energy.take()
+            self.log.event(mllog.ENERGY, used.value(), metadata={"epoch_num": label} | used.metadata())
 
     def _plan(self, samples: int, per_epoch: int, begin: int, end: int) -> Iterator[PlannedBatch]:
         """List this rank's samples for the global steps ``begin`` to ``end`` (excluded), across epochs."""

@@ -6,8 +6,6 @@ The status in run_stop is computed from the evaluations, never assumed.
 from __future__ import annotations
 
 import os
-import shlex
-import subprocess
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.log.run_folder import RunFolder
 from suite.machine.facts import write_facts
+from suite.machine.page_cache import drop_page_caches
 from suite.machine.probes.collect import collect_facts
 from suite.training.allocator import keep_freed_memory
 from suite.training.checkpoint import Checkpoint
@@ -39,7 +38,6 @@ from suite.world import World
 
 REACHED, MISSED, STOPPED = 0, 1, 3  # exit codes of a worker (2: usage)
 SEED_BITS = 31
-COLD_BY_SIZE_FACTOR = 5  # data over memory from which no cache can hold it (rule of MLPerf Storage)
 SHAPING = {
     *("workload", "size", "global_batch_size", "gradient_accumulation_steps"),
     *("precision", "channels_last", "compile", "hyperparameters"),
@@ -66,12 +64,12 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup) -> int:
     source, manifest = open_data(config, world)
     path = folder.next_resumed(plan.trial) if plan.resume else folder.result(plan.trial)
     _collect_facts(folder, world)
-    cache_state = drop_caches(config, world, manifest)
+    cache_state = drop_page_caches(config.cache_drop_command, manifest.bytes, world)
     log = _open_log(path, world)
     try:
-        log.event(mllog.CACHE_STATE, cache_state["state"], metadata=cache_state)
+        log.event(mllog.CACHE_STATE, cache_state.state, metadata=asdict(cache_state))
         log.start(mllog.INIT)
-        log.event(mllog.CACHE_CLEAR, cache_state["state"] == "dropped")
+        log.event(mllog.CACHE_CLEAR, cache_state.state == "dropped")
         return _Trial(plan, world, device, source, manifest, log, signals, startup, keeps_freed_memory).run()
     finally:
         log.close()
@@ -243,34 +241,6 @@ def draw_seed(base_seed: int | None, trial: int) -> int:
     if base_seed is not None:
         return base_seed + trial
     return int.from_bytes(os.urandom(8)) >> (64 - SEED_BITS)
-
-
-def drop_caches(config: RunConfig, world: World, manifest: Manifest) -> dict[str, Any]:
-    """Run the site's cache-drop command on every node, or take what the job script reports, and say what is known of the caches.
-
-    ``dropped`` needs exit code 0 on every node; ``cold-by-size`` a data set no memory can hold; else ``unverified``.
-    """
-    command, code = config.cache_drop_command, None
-    if "MLHPC_CACHE_DROP_COMMAND" in os.environ:
-        command, reported = os.environ["MLHPC_CACHE_DROP_COMMAND"], os.environ.get("MLHPC_CACHE_DROP_RC", "")
-        code = int(reported) if reported.lstrip("-").isdigit() else None
-    elif command and world.local_rank == 0:
-        code = _exit_code(command)
-    codes = sorted({c for c in world.allgather(code) if c is not None})
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    facts = {"command": command, "exit_codes": codes, "data_bytes": manifest.bytes, "memory_bytes": memory_bytes}
-    if command and codes == [0]:
-        return {"state": "dropped"} | facts
-    if manifest.bytes > COLD_BY_SIZE_FACTOR * memory_bytes:
-        return {"state": "cold-by-size"} | facts
-    return {"state": "unverified"} | facts
-
-
-def _exit_code(command: str) -> int:
-    try:
-        return subprocess.run(shlex.split(command), capture_output=True, timeout=300).returncode
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return 127
 
 
 def _collect_facts(folder: RunFolder, world: World) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.machine.energy import EnergyCounter, EnergyMeter, gpu_counter, node_counters
+from suite.machine.energy import EnergyCounter, EnergyMeter, FoundCounters, gpu_counter, node_counters
 
 
 def zone(root: Path, place: str, name: str, microjoules: int) -> Path:
@@ -24,21 +24,21 @@ def test_rapl_counts_packages_and_their_dram_but_not_cores_twice(tmp_path: Path)
     zone(tmp_path / "p", "intel-rapl:0:0", "core", 4_000_000)
     zone(tmp_path / "p", "intel-rapl:0:1", "dram", 1_000_000)
     zone(tmp_path / "p", "intel-rapl:1", "package-1", 7_500_000)
-    counters, absent = node_counters(tmp_path / "p", tmp_path / "none")
-    assert {counter.name: counter.read() for counter in counters} == {
+    found = node_counters(tmp_path / "p", tmp_path / "none")
+    assert {counter.name: counter.read() for counter in found.counters} == {
         "rapl/package-0": 5.0,
         "rapl/package-0/dram": 1.0,
         "rapl/package-1": 7.5,
     }
-    assert absent == {"pm_counters": f"{tmp_path}/none: No such file or directory"}
+    assert found.absent == {"pm_counters": f"{tmp_path}/none: No such file or directory"}
 
 
 def test_a_counter_that_starts_anew_loses_nothing(tmp_path: Path) -> None:
     package = zone(tmp_path, "intel-rapl:0", "package-0", 262_143_000_000)
-    meter = EnergyMeter(node_counters(tmp_path, tmp_path / "none")[0])
+    meter = EnergyMeter(node_counters(tmp_path, tmp_path / "none").counters)
     (package / "energy_uj").write_text("1000000\n")
-    assert meter.take() == {"rapl/package-0": pytest.approx(1.32885)}
-    assert meter.take() == {"rapl/package-0": 0.0}
+    assert meter.take().joules == {"rapl/package-0": pytest.approx(1.32885)}
+    assert meter.take().joules == {"rapl/package-0": 0.0}
 
 
 def test_samples_between_two_events_add_up() -> None:
@@ -46,44 +46,46 @@ def test_samples_between_two_events_add_up() -> None:
     meter = EnergyMeter((EnergyCounter("x", lambda: next(readings)),))
     meter.sample()
     meter.sample()
-    assert meter.take() == {"x": 10.0}
+    assert meter.take().joules == {"x": 10.0}
 
 
 def test_pm_counters_name_the_node_and_its_parts(tmp_path: Path) -> None:
     for name, text in (("energy", "500 J 17 us"), ("accel0_energy", "200 J 17 us"), ("power", "90 W 17 us")):
         (tmp_path / name).write_text(text)
-    counters, absent = node_counters(tmp_path / "none", tmp_path)
-    assert {counter.name: counter.read() for counter in counters} == {
+    found = node_counters(tmp_path / "none", tmp_path)
+    assert {counter.name: counter.read() for counter in found.counters} == {
         "pm_counters/accel0": 200.0,
         "pm_counters/node": 500.0,
     }
-    assert list(absent) == ["rapl"]
+    assert list(found.absent) == ["rapl"]
 
 
 @pytest.mark.parametrize("text", ["", "many\n"])
 def test_a_counter_that_cannot_be_read_is_absent_with_its_reason(tmp_path: Path, text: str) -> None:
     package = zone(tmp_path, "intel-rapl:0", "package-0", 1)
     (package / "energy_uj").write_text(text)
-    counters, absent = node_counters(tmp_path, tmp_path / "none")
-    assert counters == []
-    assert absent["rapl"].startswith(str(tmp_path))
+    found = node_counters(tmp_path, tmp_path / "none")
+    assert list(found.counters) == []
+    assert found.absent["rapl"].startswith(str(tmp_path))
     (package / "energy_uj").unlink()
-    assert node_counters(tmp_path, tmp_path / "none")[1]["rapl"] == f"{package}/energy_uj: No such file or directory"
+    assert (
+        node_counters(tmp_path, tmp_path / "none").absent["rapl"] == f"{package}/energy_uj: No such file or directory"
+    )
 
 
 def test_a_counter_that_fails_on_the_way_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
     first = zone(tmp_path, "intel-rapl:0", "package-0", 1_000_000)
     second = zone(tmp_path, "intel-rapl:1", "package-1", 1_000_000)
-    meter = EnergyMeter(node_counters(tmp_path, tmp_path / "none")[0])
+    meter = EnergyMeter(node_counters(tmp_path, tmp_path / "none").counters)
     (first / "energy_uj").unlink()
     (second / "energy_uj").write_text("3000000")
-    assert meter.take() == {"rapl/package-1": 2.0}
+    assert meter.take().joules == {"rapl/package-1": 2.0}
     assert "No such file" in meter.lost["rapl/package-0"]
-    assert meter.take() == {"rapl/package-1": 0.0}
+    assert meter.take().joules == {"rapl/package-1": 0.0}
 
 
 def test_a_folder_without_counters_says_so(tmp_path: Path) -> None:
-    assert node_counters(tmp_path, tmp_path)[1] == {
+    assert node_counters(tmp_path, tmp_path).absent == {
         "rapl": f"{tmp_path}: no counter of energy there",
         "pm_counters": f"{tmp_path}: no counter of energy there",
     }
@@ -112,11 +114,11 @@ class Nvml:
 
 def test_a_gpu_is_found_by_its_uuid_and_counts_millijoules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml([0, 5_000, 12_000]))
-    counters, absent = gpu_counter("aa")
-    assert absent == {}
-    assert EnergyMeter(counters).take() == {"nvml/gpu": 7.0}
-    assert gpu_counter("bb") == ([], {"nvml": "Not Found"})
+    found = gpu_counter("aa")
+    assert found.absent == {}
+    assert EnergyMeter(found.counters).take().joules == {"nvml/gpu": 7.0}
+    assert gpu_counter("bb") == FoundCounters(absent={"nvml": "Not Found"})
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    counters, absent = gpu_counter("aa")
-    assert counters == []
-    assert absent["nvml"].startswith("the package nvidia-ml-py is not installed")
+    found = gpu_counter("aa")
+    assert list(found.counters) == []
+    assert found.absent["nvml"].startswith("the package nvidia-ml-py is not installed")

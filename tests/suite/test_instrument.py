@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from suite.data.manifest import Manifest, write_manifest
 from suite.data.shards import ShardReader, shard_path, write_shard
-from suite.machine.energy import EnergyCounter
+from suite.machine.energy import CounterSum, EnergyCounter, EnergyReading, FoundCounters
 from suite.training.instrument import (
     COLLECTIVES,
     VALUES_UP_TO,
@@ -117,20 +117,22 @@ def test_energy_is_summed_over_nodes_and_what_is_missing_is_named(monkeypatch: p
         size = 2
 
         def allgather(self, value: Any) -> list[Any]:
-            return [value, (value[0], {"rapl/package-1": "gone"})] if isinstance(value[0], dict) else [value] * 2
+            if not isinstance(value, EnergyReading):
+                return [value] * 2
+            return [value, EnergyReading(value.joules, {"rapl/package-1": "gone"})]
 
     readings = iter([0.0, 4.0, 10.0])
     counter = EnergyCounter("rapl/package-0", lambda: next(readings))
     monkeypatch.setattr(
-        "suite.training.instrument.node_counters", lambda: ([counter], {"pm_counters": "no such folder"})
+        "suite.training.instrument.node_counters", lambda: FoundCounters([counter], {"pm_counters": "no such folder"})
     )
     reader = EnergyReader(World("test", 0, 2, 0, 2, 0, 1, ("a", "b"), Two(), Alone()), torch.device("cpu"))
     reader.restart()
-    value, about = reader.take()
-    assert value == {"rapl/package-0": {"joules": 12.0, "counters": 2}}
-    assert about["absent"] == {
+    used = reader.take()
+    assert used.by_counter == {"rapl/package-0": CounterSum(joules=12.0, counters=2)}
+    assert list(used.metadata()["scopes"]) == ["rapl"]
+    assert used.metadata()["absent"] == {
         "pm_counters": "no such folder",
         "nvml": "the ranks use no GPU",
         "rapl/package-1 of rank 1": "gone",
     }
-    assert list(about["scopes"]) == ["rapl"]
