@@ -30,7 +30,7 @@ from suite.card import Card, Target
 from suite.log.record import RunRecord
 from suite.log.results_tree import LogFile, Skipped, find_logs
 from suite.log.values import number
-from suite.machine.system import describe, read_nodes, system_description
+from suite.machine.system import describe_system, read_nodes, system_description
 
 POOL_FROM_LOGS = 100  # fewer are read sooner by one process
 
@@ -149,7 +149,7 @@ def _collected(place: LogFile, row: Mapping[str, Any]) -> tuple[dict[str, Any], 
     except ValueError as error:
         return {}, str(error).replace(f"{place.package.parent}/", "")
     fields = system_description(
-        describe(nodes),
+        describe_system(nodes),
         submitter=row["submitter"],
         division=row["division"],
         status="",

@@ -43,7 +43,7 @@ def drop_page_caches(
         code = int(reported) if reported.lstrip("-").isdigit() else None
     elif command and world.local_rank == 0:
         code = _run(command)
-    exit_codes = tuple(sorted({code for code in world.allgather(code) if code is not None}))
+    exit_codes = tuple(sorted({each for each in world.allgather(code) if each is not None}))
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     state = _state(command, exit_codes, data_bytes, memory_bytes)
     return CacheState(state, command, exit_codes, data_bytes, memory_bytes)

@@ -1,6 +1,6 @@
-"""System: what a machine is, typed and with units in the names, from the facts of its nodes and from its system file.
+"""The description of a system: from the facts of its nodes and from its system file to the system JSON of MLPerf.
 
-`system_description` turns it into the system JSON of MLPerf. What nobody knows is None here and "unknown" there.
+`System` has typed fields with units in their names. An unknown value is None in it and "unknown" in the JSON.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from suite.files import YamlSource, first_error, unknown_key
 from suite.machine.facts import UNKNOWN, Accelerator, Cpu, Facts, FileSystem, NetworkInterface, read_facts
 
 LOCAL_FILE_SYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")
-ALIKE = 0.02  # relative
+ALIKE = 0.02  # relative difference up to which measured values of two nodes count as equal
+# Packages that a result may depend on, in the order of the software stack
 STACK = ("mpi4py", "mpich", "numpy", "h5py", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "triton")
 PACKAGES_OF_FRAMEWORKS = {"torch": "PyTorch"}
 
 
 class System(BaseModel):
-    """One system; None is unknown. Also the ``description:`` block of a system file, which wins over the facts."""
+    """One system; None means unknown. Also the ``description:`` block of a system file, which has precedence over the facts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,7 +62,7 @@ class System(BaseModel):
 
 
 def read_nodes(run_folder: Path) -> tuple[Facts, ...]:
-    """The facts a run left, by node name. ValueError if there are none or one is damaged."""
+    """Read the facts of all nodes of a run, in order of node name. ValueError if there are none or one is damaged."""
     paths = sorted((run_folder / "facts").glob("*.json"))
     if not paths:
         raise ValueError(f"{run_folder / 'facts'}: expected the facts of at least one node, found none")
@@ -69,7 +70,7 @@ def read_nodes(run_folder: Path) -> tuple[Facts, ...]:
 
 
 def read_description(path: Path) -> System:
-    """The ``description:`` block of a system file; empty if it has none. The other blocks are not looked at."""
+    """Read the ``description:`` block of a system file; all fields are None without one. Other blocks are ignored."""
     source = YamlSource.read(path)
     block = source.data.get("description") or {}
     if not isinstance(block, dict):
@@ -85,22 +86,22 @@ def read_description(path: Path) -> System:
 
 
 class _InFile(BaseModel):
-    """Gives errors the key path they have in the file."""
+    """A wrapper that gives pydantic's errors the key path they have in the file."""
 
     description: System
 
 
-def describe(nodes: Sequence[Facts], stated: System | None = None) -> System:
-    """The system these nodes belong to: the first node's facts, under what a system file states."""
+def describe_system(nodes: Sequence[Facts], stated: System | None = None) -> System:
+    """Describe the system of these nodes by the facts of the first. Fields that a system file states replace them."""
     system = system_of(nodes[0])
     if stated is None:
         return system
-    given = stated.model_dump(exclude_none=True, exclude={"software"})
-    return system.model_copy(update=given | {"software": system.software | stated.software})
+    fields = stated.model_dump(exclude_none=True, exclude={"software"})
+    return system.model_copy(update=fields | {"software": system.software | stated.software})
 
 
 def differences(nodes: Iterable[Facts]) -> list[str]:
-    """Where nodes of one run are not alike in hardware or software: one line per field and deviating node."""
+    """Compare the hardware and software of the nodes of a run with the first node: one line per field and differing node."""
     first, *others = nodes
     reference = system_of(first).model_dump()
     return [
@@ -112,7 +113,7 @@ def differences(nodes: Iterable[Facts]) -> list[str]:
 
 
 def system_of(facts: Facts) -> System:
-    """What one node tells of its system."""
+    """Describe the system by the facts of one node."""
     cpu, software = facts.cpu, facts.software
     accelerator = facts.accelerators[0] if facts.accelerators else None
     local = _local_storage(facts)
@@ -149,7 +150,7 @@ def system_description(
     nodes: int,
     accelerators_per_node: int | None = None,
 ) -> dict[str, str | dict[str, str]]:
-    """The MLPerf system JSON. ``accelerators_per_node`` are those the run used; default: all that a node has."""
+    """The content of the MLPerf system JSON. ``accelerators_per_node`` counts those that the run used; default: all of a node."""
     used = system.accelerators_per_node if accelerators_per_node is None else accelerators_per_node
     fixed: dict[str, str | dict[str, str]] = {
         "submitter": submitter,
@@ -161,13 +162,13 @@ def system_description(
         "other_software_stack": dict(system.software) or UNKNOWN,
     }
     without_accelerators = used == 0
-    for key, (show, concerns_accelerators) in FIELDS.items():
-        text = _words(show(system))
+    for key, (render, concerns_accelerators) in FIELDS.items():
+        text = _words(render(system))
         fixed[key] = "N/A" if concerns_accelerators and without_accelerators else text
     return {key: fixed[key] for key in REQUIRED}
 
 
-# Every field of the MLPerf system JSON, in the order of mlperf_logging 4.1.68, system_desc_checker.
+# All fields of the MLPerf system JSON, in the order of system_desc_checker in mlperf_logging 4.1.68
 REQUIRED = (
     *("submitter", "division", "status", "system_name", "number_of_nodes"),
     *("host_processors_per_node", "host_processor_model_name", "host_processor_core_count"),
@@ -180,7 +181,7 @@ REQUIRED = (
     *("framework", "other_software_stack", "operating_system", "sw_notes"),
 )
 
-# How a field is shown, and whether it concerns accelerators: on a system that uses none it says "N/A".
+# How to render each field, and whether it concerns accelerators: then it is "N/A" for a run that used none
 FIELDS: Mapping[str, tuple[Callable[[System], Any], bool]] = {
     "host_processors_per_node": (lambda s: s.processors_per_node, False),
     "host_processor_model_name": (lambda s: s.processor_model, False),
@@ -225,12 +226,12 @@ def _size(kib: int) -> str:
 
 
 def _local_storage(facts: Facts) -> FileSystem | None:
-    """The file system of the node's own disks among those the run looked at."""
+    """The first of the run's file systems that lies on the node's own disks. None if all are shared or in memory."""
     return next((each for each in facts.file_systems if each.type in LOCAL_FILE_SYSTEMS), None)
 
 
 def _storage(facts: Facts, local: FileSystem | None) -> str | None:
-    """The node's disks, and the types of the shared file systems of the run."""
+    """The node's disks and the types of the run's shared file systems, for people to read."""
     kinds = {True: "rotational", False: "solid state", None: "unknown kind"}
     disks = [f"{device.model} ({kinds[device.rotational]})" for device in facts.storage]
     shared = {each.type for each in facts.file_systems} - {*LOCAL_FILE_SYSTEMS, "tmpfs", "overlay", UNKNOWN}
@@ -239,7 +240,7 @@ def _storage(facts: Facts, local: FileSystem | None) -> str | None:
 
 
 def _network(ports: Sequence[NetworkInterface]) -> str | None:
-    """Ports that are up or of unknown state, alike ones counted."""
+    """Ports that are up or of unknown state, with the number of each kind."""
     texts: dict[str, int] = {}
     for port in ports:
         if port.state in {"up", "active", UNKNOWN}:
@@ -250,7 +251,7 @@ def _network(ports: Sequence[NetworkInterface]) -> str | None:
 
 
 def _injection_gbit_s(ports: Sequence[NetworkInterface]) -> float | None:
-    """Sum over the fastest kind of active ports: RDMA ports if there are any, since they are the same cables."""
+    """Sum of the speeds of active ports: of RDMA ports if there are any, else of interfaces. Both may be the same cables."""
     speeds: dict[bool, float] = {}
     for port in ports:
         if port.speed_gbit_s and port.state in {"up", "active"}:
@@ -276,7 +277,7 @@ def _framework(packages: Mapping[str, str]) -> str | None:
 
 
 def _stack(facts: Facts) -> dict[str, str]:
-    """The software a result may depend on; the whole list stays in the facts."""
+    """The software that a result is most likely to depend on; the facts list all of it."""
     software = facts.software
     drivers = sorted({each.driver for each in facts.accelerators} - {UNKNOWN})
     stack = {"python": software.python, "libc": software.libc, "container": software.container}
@@ -307,7 +308,7 @@ def _failed(facts: Facts) -> set[str]:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Equal; measured quantities of like nodes differ a little (memory the firmware keeps, momentary frequency)."""
+    """True if equal, or measured and nearly equal: memory that the firmware keeps and momentary frequencies vary a little."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=ALIKE)
     return bool(one == other)

@@ -21,7 +21,7 @@ from suite.files import write_whole
 from suite.log.record import RunRecord
 from suite.log.results_tree import MANIFEST
 from suite.log.score import failure
-from suite.machine.system import System, describe, system_description
+from suite.machine.system import System, describe_system, system_description
 from suite.package.implementation import write_implementation
 from suite.package.results import Result, Run, notes, read_run, results_of
 
@@ -77,7 +77,7 @@ def build_package(
     with tempfile.TemporaryDirectory(prefix=f".{submitter}-", dir=package.absolute().parent) as scratch:
         staged = Path(scratch)
         for result in results:
-            described = describe(result.runs[0].nodes, stated)
+            described = describe_system(result.runs[0].nodes, stated)
             named = described.model_copy(update={"system_name": described.system_name or system})
             _write_system(staged, package, result, named, (submitter, division, status))
             _write_logs(staged, result)

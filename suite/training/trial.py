@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from suite import RULESET, VERSION
-from suite.config import RunConfig
 from suite.data.baselines import read_baselines
 from suite.data.manifest import Manifest
 from suite.data.sampling import check_batch, steps_per_epoch

@@ -10,7 +10,7 @@ from suite.machine.probes.collect import collect_facts
 from suite.machine.system import (
     REQUIRED,
     System,
-    describe,
+    describe_system,
     differences,
     read_description,
     read_nodes,
@@ -39,7 +39,12 @@ def here() -> Facts:
 
 def test_every_field_is_there_and_none_is_empty(here: Facts) -> None:
     text = system_description(
-        describe([here]), submitter="ACME", division="closed", status="research", nodes=4, accelerators_per_node=0
+        describe_system([here]),
+        submitter="ACME",
+        division="closed",
+        status="research",
+        nodes=4,
+        accelerators_per_node=0,
     )
     assert tuple(text) == REQUIRED
     assert len(REQUIRED) == 33
@@ -63,7 +68,7 @@ def test_nothing_known_is_unknown_in_every_field() -> None:
 def test_the_official_checker_accepts_it(here: Facts, tmp_path: Path) -> None:
     checker = pytest.importorskip("mlperf_logging.system_desc_checker.system_desc_checker")
     path = tmp_path / "system.json"
-    text = system_description(describe([here]), submitter="A", division="closed", status="onprem", nodes=1)
+    text = system_description(describe_system([here]), submitter="A", division="closed", status="onprem", nodes=1)
     path.write_text(json.dumps(text))
     valid, name, *_ = checker.check_system_desc(str(path), "hpc", "3.0.0")
     assert valid
@@ -73,7 +78,7 @@ def test_the_official_checker_accepts_it(here: Facts, tmp_path: Path) -> None:
 def test_a_system_file_wins_over_the_facts_and_its_launcher_block_is_not_ours(here: Facts, tmp_path: Path) -> None:
     path = tmp_path / "mysite.yaml"
     path.write_text(FILE)
-    system = describe([here], read_description(path))
+    system = describe_system([here], read_description(path))
     assert (system.system_name, system.cooling, system.memory_per_node_gib) == ("Big Iron", "liquid", 512)
     assert system.processor_model == system_of(here).processor_model
     assert system.software["cuda"] == "12.4"
