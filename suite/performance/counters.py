@@ -1,7 +1,7 @@
-"""Hardware counters from the CSV of ncu, rocprof, likwid-perfctr or perf stat, as FLOPs and bytes by kernel. Torch-free.
+"""Reads hardware counters from the CSV of ncu, rocprof, likwid-perfctr or perf stat: FLOPs and bytes by kernel. Torch-free.
 
-What a file lacks is an error that names the counters wanted, never a zero. Formulas are those of the vendors'
-documentation and of Yang et al., arXiv:2009.05257 (Nsight); levels are called as in a ceilings file.
+A counter that a file lacks is an error that names the counters to collect, never a zero. The formulas are those of the
+vendors' documentation and of Yang et al., arXiv:2009.05257 (Nsight). Memory levels have the names of a ceilings file.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 VERSION = 1
-WHOLE = "(whole program)"  # tools that do not tell kernels apart
+WHOLE = "(whole program)"  # the kernel of tools that do not distinguish kernels
+NUMBER = re.compile(r"[-+.\deE]+")
 
 
 @dataclass
 class Kernel:
-    """Sums over all launches. ``bytes`` by memory level."""
+    """Sums over all launches of a kernel. ``bytes`` is by memory level."""
 
     name: str
     count: float = 0.0
@@ -27,7 +28,7 @@ class Kernel:
     bytes: dict[str, float] = field(default_factory=dict)
 
     def add(self, seconds: float, flops: float, moved: Mapping[str, float]) -> None:
-        """One more launch."""
+        """Add one launch; ``moved`` is bytes by memory level."""
         self.count += 1
         self.seconds += seconds
         self.flops += flops
@@ -36,58 +37,87 @@ class Kernel:
 
 
 def read(tool: str, path: Path) -> list[Kernel]:
-    """The kernels of a tool's file, longest first. ValueError names the file and what it lacks."""
+    """Read the kernels in a file of a tool of `TOOLS`, longest first. ValueError names the file and what it lacks."""
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         try:
-            found = TOOLS[tool](file.read().splitlines())
+            kernels = TOOLS[tool](file.read().splitlines())
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-    if not found:
+    if not kernels:
         raise ValueError(f"{path}: no kernel in it; is it CSV of {tool}?")
-    return sorted(found, key=lambda kernel: -kernel.seconds)
+    return sorted(kernels, key=lambda kernel: -kernel.seconds)
 
 
-def _ncu(lines: Sequence[str]) -> list[Kernel]:
-    """`ncu --csv`, one metric a line, or `--page raw`, one launch a line with a line of units."""
+NCU_FLOPS = {
+    f"sm__sass_thread_inst_executed_op_{precision}{operation}_pred_on.sum": weight
+    for precision in "hfd"
+    for operation, weight in (("add", 1), ("mul", 1), ("fma", 2))
+}
+NCU_BYTES = {"L1": "l1tex__t_bytes.sum", "L2": "lts__t_bytes.sum", "dram": "dram__bytes.sum"}
+
+
+def _parse_ncu(lines: Sequence[str]) -> list[Kernel]:
+    """`ncu --csv`: one metric per line; with `--page raw` one launch per line after a line of units."""
     body = [line for line in lines if not line.startswith("==") and line.strip()]
     rows = list(csv.DictReader(body))
     if not rows or "Kernel Name" not in rows[0]:
         raise ValueError("no column 'Kernel Name'; write it with ncu --csv")
+    launches = _group_ncu_metrics(rows) if "Metric Name" in rows[0] else _parse_ncu_page(rows)
+    return _sum_launches((name, *_ncu_launch(metrics)) for name, metrics in launches.values())
+
+
+def _group_ncu_metrics(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, dict[str, float]]]:
+    """Kernel name and metrics of each launch by its id, from one metric per row."""
     launches: dict[str, tuple[str, dict[str, float]]] = {}
-    if "Metric Name" in rows[0]:
-        for row in rows:
-            metrics = launches.setdefault(row["ID"], (row["Kernel Name"], {}))[1]
-            metrics[row["Metric Name"]] = _number(row["Metric Value"]) * _unit(row["Metric Unit"])
-    else:
-        units, *rows = rows
-        for row in rows:
-            known = {k: v for k, v in row.items() if k and "__" in k and v}
-            launches[row["ID"]] = (row["Kernel Name"], {k: _number(v) * _unit(units[k]) for k, v in known.items()})
-    return _summed((name, *_ncu_launch(metrics)) for name, metrics in launches.values())
+    for row in rows:
+        metrics = launches.setdefault(row["ID"], (row["Kernel Name"], {}))[1]
+        metrics[row["Metric Name"]] = _parse_number(row["Metric Value"]) * _unit_factor(row["Metric Unit"])
+    return launches
+
+
+def _parse_ncu_page(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, dict[str, float]]]:
+    """Kernel name and metrics of each launch by its id, from one launch per row; the first row has the units."""
+    units, *rows = rows
+    launches = {}
+    for row in rows:
+        metrics = {name: value for name, value in row.items() if name and "__" in name and value}
+        launches[row["ID"]] = (
+            row["Kernel Name"],
+            {name: _parse_number(value) * _unit_factor(units[name]) for name, value in metrics.items()},
+        )
+    return launches
 
 
 def _ncu_launch(metrics: Mapping[str, float]) -> tuple[float, float, dict[str, float]]:
+    """Seconds, FLOPs and bytes by level of one launch."""
     seconds = _first(metrics, "gpu__time_duration.sum", "gpu__time_duration.avg")
-    flops, seen = 0.0, False
-    for precision in "hfd":
-        for operation, weight in (("add", 1), ("mul", 1), ("fma", 2)):
-            name = f"sm__sass_thread_inst_executed_op_{precision}{operation}_pred_on.sum"
-            flops, seen = flops + weight * metrics.get(name, 0.0), seen or name in metrics
+    plain = _weighted_sum(metrics, NCU_FLOPS)
     tensor = {k: v for k, v in metrics.items() if re.fullmatch(r"sm__ops_path_tensor_src_(?!int)\w+\.sum", k)}
-    plain = {k: v for k, v in tensor.items() if "sparsity" not in k}
-    flops += sum((plain or tensor).values())
-    if not seen and not tensor:
+    if plain is None and not tensor:
         wanted = "sm__sass_thread_inst_executed_op_{hadd,…,dfma}_pred_on.sum and sm__ops_path_tensor_src_*.sum"
         raise ValueError(f"no counter of FLOPs; collect {wanted}")
-    levels = {"L1": "l1tex__t_bytes.sum", "L2": "lts__t_bytes.sum", "dram": "dram__bytes.sum"}
-    moved = {level: metrics[name] for level, name in levels.items() if name in metrics}
+    # Counters by kind of sparsity count the same operations as those without: take them only where they are alone
+    without_sparsity = {name: value for name, value in tensor.items() if "sparsity" not in name}
+    flops = (plain or 0.0) + sum((without_sparsity or tensor).values())
+    moved = {level: metrics[name] for level, name in NCU_BYTES.items() if name in metrics}
     if not moved:
-        raise ValueError(f"no counter of bytes; collect {', '.join(levels.values())}")
+        raise ValueError(f"no counter of bytes; collect {', '.join(NCU_BYTES.values())}")
     return seconds, flops, moved
 
 
-def _rocprof(lines: Sequence[str]) -> list[Kernel]:
-    """rocprof's results.csv: one launch a line, a column per counter (CDNA2 and later)."""
+# A vector instruction works on 64 lanes; an MFMA counter counts in units of 512 operations
+ROCPROF_FLOPS = {
+    **{
+        f"SQ_INSTS_VALU_{operation}_{width}": 64 * weight
+        for width in ("F16", "F32", "F64")
+        for operation, weight in (("ADD", 1), ("MUL", 1), ("FMA", 2), ("TRANS", 1))
+    },
+    **{f"SQ_INSTS_VALU_MFMA_MOPS_{width}": 512 for width in ("F16", "BF16", "F32", "F64")},
+}
+
+
+def _parse_rocprof(lines: Sequence[str]) -> list[Kernel]:
+    """rocprof's results.csv: one launch per line, one column per counter (CDNA2 and later)."""
     rows = list(csv.DictReader(lines))
 
     def launches() -> Iterator[tuple[str, float, float, dict[str, float]]]:
@@ -95,33 +125,39 @@ def _rocprof(lines: Sequence[str]) -> list[Kernel]:
             name = row.get("KernelName") or row.get("Kernel_Name")
             if not name:
                 raise ValueError("no column 'KernelName' or 'Kernel_Name'")
-            counters = {k: float(v) for k, v in row.items() if k and v and re.fullmatch(r"[-+.\deE]+", v)}
+            counters = {k: float(v) for k, v in row.items() if k and v and NUMBER.fullmatch(v)}
             yield name, *_rocprof_launch(counters)
 
-    return _summed(launches())
+    return _sum_launches(launches())
 
 
 def _rocprof_launch(counters: Mapping[str, float]) -> tuple[float, float, dict[str, float]]:
-    begin, end = (
-        counters.get(a, counters.get(b)) for a, b in (("BeginNs", "Start_Timestamp"), ("EndNs", "End_Timestamp"))
-    )
-    duration = counters.get("DurationNs", None if begin is None or end is None else end - begin)
-    if duration is None:
-        raise ValueError("no duration; collect with --timestamp on")
-    flops, seen = 0.0, False
-    for width in ("F16", "F32", "F64"):
-        for operation, weight in (("ADD", 1), ("MUL", 1), ("FMA", 2), ("TRANS", 1)):
-            name = f"SQ_INSTS_VALU_{operation}_{width}"
-            flops, seen = flops + 64 * weight * counters.get(name, 0.0), seen or name in counters
-    for width in ("F16", "BF16", "F32", "F64"):
-        name = f"SQ_INSTS_VALU_MFMA_MOPS_{width}"
-        flops, seen = flops + 512 * counters.get(name, 0.0), seen or name in counters
-    if not seen:
+    """Seconds, FLOPs and bytes by level of one launch."""
+    seconds = _rocprof_seconds(counters)
+    flops = _weighted_sum(counters, ROCPROF_FLOPS)
+    if flops is None:
         raise ValueError(
             "no counter of FLOPs; collect SQ_INSTS_VALU_{ADD,MUL,FMA,TRANS}_F* and SQ_INSTS_VALU_MFMA_MOPS_*"
         )
+    moved = _rocprof_bytes(counters)
+    if not moved:
+        raise ValueError("no counter of bytes; collect TCC_EA_{RDREQ,RDREQ_32B,WRREQ,WRREQ_64B}_sum")
+    return seconds, flops, moved
+
+
+def _rocprof_seconds(counters: Mapping[str, float]) -> float:
+    begin = counters.get("BeginNs", counters.get("Start_Timestamp"))
+    end = counters.get("EndNs", counters.get("End_Timestamp"))
+    duration_ns = counters.get("DurationNs", None if begin is None or end is None else end - begin)
+    if duration_ns is None:
+        raise ValueError("no duration; collect with --timestamp on")
+    return duration_ns * 1e-9
+
+
+def _rocprof_bytes(counters: Mapping[str, float]) -> dict[str, float]:
+    """Bytes by level. A request moves 64 bytes, except reads counted as 32 B and writes not counted as 64 B."""
     moved = {}
-    for prefix in ("TCC_EA_", "TCC_EA0_"):
+    for prefix in ("TCC_EA_", "TCC_EA0_"):  # the name up to MI200, and since MI300
         reads, writes = counters.get(f"{prefix}RDREQ_sum"), counters.get(f"{prefix}WRREQ_sum")
         if reads is not None and writes is not None:
             small, large = counters.get(f"{prefix}RDREQ_32B_sum", 0.0), counters.get(f"{prefix}WRREQ_64B_sum", writes)
@@ -130,45 +166,60 @@ def _rocprof_launch(counters: Mapping[str, float]) -> tuple[float, float, dict[s
         moved["L2"] = 64 * (counters["TCP_TCC_READ_REQ_sum"] + counters.get("TCP_TCC_WRITE_REQ_sum", 0.0))
     if "TCP_TOTAL_CACHE_ACCESSES_sum" in counters:
         moved["L1"] = 64 * counters["TCP_TOTAL_CACHE_ACCESSES_sum"]
-    if not moved:
-        raise ValueError("no counter of bytes; collect TCC_EA_{RDREQ,RDREQ_32B,WRREQ,WRREQ_64B}_sum")
-    return duration * 1e-9, flops, moved
+    return moved
 
 
-def _likwid(lines: Sequence[str]) -> list[Kernel]:
+LIKWID_RUNTIME = "Runtime (RDTSC) [s]"
+LIKWID_RATES = ("SP [MFLOP/s]", "DP [MFLOP/s]", "HP [MFLOP/s]")
+LIKWID_BYTES = {
+    "L2": "L2 data volume [GBytes]",
+    "L3": "L3 data volume [GBytes]",
+    "dram": "Memory data volume [GBytes]",
+}
+
+
+def _parse_likwid(lines: Sequence[str]) -> list[Kernel]:
     """`likwid-perfctr -O`: the metric tables of each region of the marker API, or of the whole program."""
+    return [_likwid_kernel(region, metrics) for region, metrics in _parse_likwid_tables(lines).items()]
+
+
+def _parse_likwid_tables(lines: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+    """Values per thread of each metric, by region. Tables of raw counts and of statistics over threads are passed over."""
     regions: dict[str, dict[str, list[float]]] = {}
-    region = None
+    metrics: dict[str, list[float]] | None = None  # of the table being read; None outside metric tables
     for cells in csv.reader(lines):
-        if cells and cells[0] == "TABLE":
-            is_metric = any(re.fullmatch(r"Group \d+ Metric", cell) for cell in cells)
-            named = next((cell.removeprefix("Region ") for cell in cells if cell.startswith("Region ")), WHOLE)
-            region = regions.setdefault(named, {}) if is_metric else None
-        elif cells and cells[0] == "STRUCT":
-            region = None
-        elif region is not None and len(cells) > 1 and cells[0] != "Metric":
-            region.setdefault(cells[0], [_number(cell) for cell in cells[1:] if re.fullmatch(r"[-+.\deE]+", cell)])
-    found = []
-    for name, metrics in regions.items():
-        runtime = metrics.get("Runtime (RDTSC) [s]")
-        rates = [metrics[unit] for unit in ("SP [MFLOP/s]", "DP [MFLOP/s]", "HP [MFLOP/s]") if unit in metrics]
-        volumes = {
-            "L2": "L2 data volume [GBytes]",
-            "L3": "L3 data volume [GBytes]",
-            "dram": "Memory data volume [GBytes]",
-        }
-        moved = {level: 1e9 * sum(metrics[key]) for level, key in volumes.items() if key in metrics}
-        if not runtime or not rates or not moved:
-            raise ValueError(
-                f"region {name}: needs runtime, MFLOP/s and a data volume; measure groups such as MEM_SP or MEM_DP"
-            )
-        flops = sum(
-            1e6 * rate * seconds for per_thread in rates for rate, seconds in zip(per_thread, runtime, strict=False)
+        head = cells[0] if cells else ""
+        if head == "TABLE":
+            region = _likwid_region(cells)
+            metrics = None if region is None else regions.setdefault(region, {})
+        elif head == "STRUCT":
+            metrics = None
+        elif metrics is not None and len(cells) > 1 and head != "Metric":
+            metrics.setdefault(head, [_parse_number(cell) for cell in cells[1:] if NUMBER.fullmatch(cell)])
+    return regions
+
+
+def _likwid_region(cells: Sequence[str]) -> str | None:
+    """The region of a table, from the line that begins it; None if it is not a table of metrics."""
+    if not any(re.fullmatch(r"Group \d+ Metric", cell) for cell in cells):
+        return None
+    return next((cell.removeprefix("Region ") for cell in cells if cell.startswith("Region ")), WHOLE)
+
+
+def _likwid_kernel(region: str, metrics: Mapping[str, Sequence[float]]) -> Kernel:
+    runtime = metrics.get(LIKWID_RUNTIME)
+    rates = [metrics[name] for name in LIKWID_RATES if name in metrics]
+    moved = {level: 1e9 * sum(metrics[name]) for level, name in LIKWID_BYTES.items() if name in metrics}
+    if not runtime or not rates or not moved:
+        raise ValueError(
+            f"region {region}: needs runtime, MFLOP/s and a data volume; measure groups such as MEM_SP or MEM_DP"
         )
-        kernel = Kernel(name)
-        kernel.add(max(runtime), flops, moved)
-        found.append(kernel)
-    return found
+    flops = sum(
+        1e6 * rate * seconds for per_thread in rates for rate, seconds in zip(per_thread, runtime, strict=False)
+    )
+    kernel = Kernel(region)
+    kernel.add(max(runtime), flops, moved)
+    return kernel
 
 
 # FLOPs per count. Intel counts a fused multiply-add twice itself; AMD's event counts operations
@@ -186,25 +237,17 @@ PERF_FLOPS = {
 CACHE_LINE = 64
 
 
-def _perf(lines: Sequence[str]) -> list[Kernel]:
-    """`perf stat -x,`: the whole program; per-socket lines of uncore events are summed."""
-    seconds = None
-    flops, moved, seen = 0.0, 0.0, False
-    for cells in csv.reader(line for line in lines if line.strip() and not line.startswith("#")):
-        position = next((i for i, cell in enumerate(cells) if _perf_event(cell)), None)
-        if position is None or position < 2:
-            continue
-        value, unit, event = cells[position - 2], cells[position - 1], cells[position].removesuffix(":u").lower()
-        if not re.fullmatch(r"[-+.\deE]+", value):
-            raise ValueError(f"{event}: {value!r} is not a count (the event was not measured)")
-        amount = float(value)
+def _parse_perf(lines: Sequence[str]) -> list[Kernel]:
+    """`perf stat -x,`: the whole program. Lines per socket of uncore events are summed."""
+    seconds, flops, moved = None, None, 0.0
+    for event, amount, unit in _parse_perf_events(lines):
         if event == "duration_time":
-            seconds = amount * (1e-9 if unit in {"", "ns"} else _unit(unit))
+            seconds = amount * (1e-9 if unit in {"", "ns"} else _unit_factor(unit))
         elif "cas_count" in event:
-            moved += amount * (_unit(unit) if unit else CACHE_LINE)
+            moved += amount * (_unit_factor(unit) if unit else CACHE_LINE)
         else:
-            flops, seen = flops + PERF_FLOPS[event] * amount, True
-    if seconds is None or not seen or not moved:
+            flops = (flops or 0.0) + PERF_FLOPS[event] * amount
+    if seconds is None or flops is None or not moved:
         raise ValueError(
             f"needs duration_time, cas_count_read and cas_count_write of uncore_imc, and of {', '.join(PERF_FLOPS)} those there are"
         )
@@ -213,34 +256,54 @@ def _perf(lines: Sequence[str]) -> list[Kernel]:
     return [kernel]
 
 
-def _perf_event(cell: str) -> bool:
+def _parse_perf_events(lines: Sequence[str]) -> Iterator[tuple[str, float, str]]:
+    """(event, amount, unit) of each line with an event used here. Options of perf put columns before these three."""
+    for cells in csv.reader(line for line in lines if line.strip() and not line.startswith("#")):
+        position = next((i for i, cell in enumerate(cells) if _is_perf_event(cell)), None)
+        if position is None or position < 2:
+            continue
+        value, unit, event = cells[position - 2], cells[position - 1], cells[position].removesuffix(":u").lower()
+        if not NUMBER.fullmatch(value):
+            raise ValueError(f"{event}: {value!r} is not a count (the event was not measured)")
+        yield event, float(value), unit
+
+
+def _is_perf_event(cell: str) -> bool:
     name = cell.removesuffix(":u").lower()
     return name == "duration_time" or name in PERF_FLOPS or "cas_count" in name
 
 
 TOOLS: Mapping[str, Callable[[Sequence[str]], list[Kernel]]] = {
-    "ncu": _ncu,
-    "rocprof": _rocprof,
-    "likwid": _likwid,
-    "perf": _perf,
+    "ncu": _parse_ncu,
+    "rocprof": _parse_rocprof,
+    "likwid": _parse_likwid,
+    "perf": _parse_perf,
 }
 
 
-def _summed(launches: Iterable[tuple[str, float, float, dict[str, float]]]) -> list[Kernel]:
+def _sum_launches(launches: Iterable[tuple[str, float, float, dict[str, float]]]) -> list[Kernel]:
+    """One kernel per name, from (name, seconds, FLOPs, bytes by level) of each launch."""
     kernels: dict[str, Kernel] = {}
     for name, seconds, flops, moved in launches:
         kernels.setdefault(name, Kernel(name)).add(seconds, flops, moved)
     return list(kernels.values())
 
 
+def _weighted_sum(counters: Mapping[str, float], weights: Mapping[str, int]) -> float | None:
+    """Sum of the counters that have a weight, each times its weight. None if there are none."""
+    values = [weight * counters[name] for name, weight in weights.items() if name in counters]
+    return sum(values) if values else None
+
+
 def _first(metrics: Mapping[str, float], *names: str) -> float:
+    """The first of some metrics that is there. ValueError names the first of them."""
     for name in names:
         if name in metrics:
             return metrics[name]
     raise ValueError(f"no {names[0]}; collect it")
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text.replace(",", ""))
     except ValueError:
@@ -254,6 +317,6 @@ _UNITS = {
 }
 
 
-def _unit(text: str) -> float:
-    """What a value in this unit is multiplied with; units of metrics that are not used here pass as 1."""
+def _unit_factor(text: str) -> float:
+    """The factor from a unit to seconds, bytes or counts. Unknown units give 1: only metrics that are not used here have them."""
     return _UNITS.get(text.strip().lower(), 1.0)
