@@ -1,4 +1,4 @@
-"""RunConfig: what a person may choose about a run. YAML first, ``--set key=value`` over it; unknown keys are refused."""
+"""The configuration of a run: a YAML file, changed by ``--set key=value``. Unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Staging(_Section):
 
 
 class Submission(_Section):
-    """What MLPerf asks a submitter to state."""
+    """What MLPerf requires a submitter to state."""
 
     org: str = Field("unknown", min_length=1)
     division: Literal["closed", "open"] = "closed"
@@ -35,7 +35,7 @@ class Submission(_Section):
 
 
 class RunConfig(_Section):
-    """One run, resolved. Nothing here depends on the number of ranks, which is a fact of the launch."""
+    """The resolved configuration of a run. Nothing in it depends on the number of ranks, which the launch determines."""
 
     workload: str
     size: str
@@ -63,12 +63,12 @@ class RunConfig(_Section):
 
 
 def default_data_root(workload: str, size: str) -> Path:
-    """Where a data set lies unless a person says otherwise: $MLHPC_DATA (else ``data``) / <workload>-<size>."""
+    """The default folder of a data set: $MLHPC_DATA (or ``data``) / <workload>-<size>."""
     return Path(os.environ.get("MLHPC_DATA") or "data") / f"{workload}-{size}"
 
 
 def load_config(descriptor: Descriptor, name: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """Resolve a config of a workload: ``name`` is one of its shipped configs or a path to a YAML file.
+    """Load a config of a workload: ``name`` is one of its shipped configs or the path of a YAML file.
 
     ``overrides`` are ``key=value`` with dotted keys and YAML values. ValueError is one line for the user.
     """
@@ -90,7 +90,7 @@ def load_config(descriptor: Descriptor, name: str, overrides: Iterable[str] = ()
 
 
 def _model(descriptor: Descriptor) -> type[RunConfig]:
-    """RunConfig with the workload's own hyperparameter class in its place."""
+    """RunConfig with the hyperparameter class of the workload, so that pydantic checks its fields too."""
 
     class WorkloadRunConfig(RunConfig):
         hyperparameters: descriptor.hyperparameters  # type: ignore[name-defined]
@@ -99,6 +99,7 @@ def _model(descriptor: Descriptor) -> type[RunConfig]:
 
 
 def _find(descriptor: Descriptor, name: str) -> Path:
+    """The path of a config. ValueError names the shipped ones."""
     path = Path(name)
     if path.suffix in {".yaml", ".yml"}:
         return path
@@ -112,6 +113,7 @@ def _find(descriptor: Descriptor, name: str) -> Path:
 
 
 def _override(data: dict[str, Any], text: str) -> tuple[str, ...]:
+    """Set one ``key=value`` in ``data``; returns the parts of its key."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise ValueError(f"--set {text!r}: expected key=value, for example hyperparameters.dropout=0.1")
@@ -131,17 +133,19 @@ def _override(data: dict[str, Any], text: str) -> tuple[str, ...]:
 def _explain(
     error: ValidationError, source: YamlSource, model: type[BaseModel], override_keys: list[tuple[str, ...]]
 ) -> str:
+    """Render the first mistake as one line: with file and line, or with --set if an override made it."""
     item = error.errors()[0]
     key = tuple(str(part) for part in item["loc"])
     message = first_error(error, source)
     if item["type"] == "extra_forbidden":
         message = f"{source.where(*key)}: {unknown_key(_section(model, key[:-1]), key[-1])}"
-    if any(key[: len(given)] == given for given in override_keys):
+    if any(key[: len(override)] == override for override in override_keys):
         return f"--set {'.'.join(key)}: {message.partition(': ')[2]}"
     return message
 
 
 def _section(model: type[BaseModel], key: tuple[str, ...]) -> type[BaseModel]:
+    """The model of the section at a key path."""
     for part in key:
         inner = model.model_fields[part].annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):

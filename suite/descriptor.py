@@ -1,6 +1,6 @@
-"""What is known of a workload without importing torch: its name, card, hyperparameters, and where its code is.
+"""Descriptors of workloads: name, card, hyperparameters and where the code is. Torch-free; finds installed workloads.
 
-A workload is a folder with a torch-free ``__init__`` that holds a `Descriptor`; installed ones are found by entry point.
+A workload is a folder whose ``__init__`` holds a `Descriptor` and imports no torch. Entry points name the installed ones.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from suite.card import Card, read_card
 
 
 class Hyperparameters(BaseModel):
-    """Base of every workload's own hyperparameters: frozen, unknown keys refused."""
+    """The base class of each workload's hyperparameters: frozen, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 @dataclass(frozen=True)
 class Descriptor:
-    """What is known of a workload without importing torch. ``implementation`` and ``generator`` are ``module:name``."""
+    """A workload without its code. ``implementation`` and ``generator`` name what to import, as ``module:name`` or ``module``."""
 
     name: str
     folder: Path
@@ -35,7 +35,7 @@ class Descriptor:
 
     @cache  # noqa: B019  descriptors are module constants
     def card(self) -> Card:
-        """The workload's card."""
+        """Read the workload's card, once per process."""
         return read_card(self.folder)
 
     def load(self) -> Any:
@@ -48,12 +48,12 @@ class Descriptor:
 
 
 def descriptors() -> dict[str, Descriptor]:
-    """Every installed workload by name (entry-point group ``mlhpc.workloads``)."""
+    """Load the descriptors of all installed workloads, by name (entry-point group ``mlhpc.workloads``)."""
     return {point.name: point.load() for point in sorted(entry_points(group="mlhpc.workloads"), key=lambda p: p.name)}
 
 
 def descriptor(name: str) -> Descriptor:
-    """One workload. ValueError names those there are."""
+    """Load the descriptor of one workload. ValueError names the installed ones."""
     points = {point.name: point for point in entry_points(group="mlhpc.workloads")}
     if name not in points:
         raise ValueError(f"unknown workload {name!r}; workloads: {', '.join(sorted(points))}")

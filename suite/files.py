@@ -1,4 +1,4 @@
-"""Files as the suite reads and writes them: written whole or not at all, read with one clear line for any mistake."""
+"""Reads and writes files: a file is written completely or not at all, and an unreadable one is a ValueError of one line."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PART_SUFFIX = ".part"
 
 @contextmanager
 def written_whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
-    """Give a name beside ``path`` to write to; when the body ends, force that file to the disk and rename it to ``path``.
+    """Yield a temporary path to write to. When the body ends, force that file to the disk and rename it to ``path``.
 
-    Readers see the old file or the new one, never a part. The name holds node and process id, so that two writers never
-    share one. If the body raises, its file is removed and ``path`` stays as it was. Missing folders are made.
-    With ``overwrite`` false, FileExistsError if ``path`` exists at the end.
+    Readers see the old file or the new one, never a part. The temporary path is in the same folder and contains node and
+    process id, so that two writers never share one. If the body raises, the temporary file is removed and ``path`` is not
+    touched. Missing folders are made. With ``overwrite`` false, FileExistsError if ``path`` exists at the end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}{PART_SUFFIX}")
@@ -39,12 +39,13 @@ def written_whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: str | bytes, *, overwrite: bool = True) -> None:
-    """Write a file with `written_whole`. Text is UTF-8; what UTF-8 cannot hold becomes a question mark."""
+    """Write a file with `written_whole`. Text becomes UTF-8; a surrogate, which UTF-8 cannot encode, becomes a question mark."""
     with written_whole(path, overwrite=overwrite) as part:
         part.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
 
 
 def _rename_new(part: Path, path: Path) -> None:
+    """Rename, or FileExistsError if ``path`` exists."""
     try:
         os.link(part, path)  # unlike a rename, fails if the name is taken
     except FileExistsError:
@@ -56,7 +57,7 @@ def _rename_new(part: Path, path: Path) -> None:
 
 
 def force_to_disk(path: Path) -> None:
-    """Force a file, or the names in a folder, to the disk."""
+    """Force a file to the disk, or of a folder the names in it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -65,14 +66,14 @@ def force_to_disk(path: Path) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error as one line: of an OSError the file and the reason, without Python's error number."""
+    """Render an error as one line: an OSError as file and reason, without Python's error number."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def brief(value: object, *, longest: int = 60) -> str:
-    """The repr of a wrong value for a message, cut to ``longest`` characters; its type if it has no repr."""
+    """Render a wrong value for a message: its repr cut to ``longest`` characters, or its type if repr fails."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
@@ -81,7 +82,7 @@ def brief(value: object, *, longest: int = 60) -> str:
 
 
 def read_json_document(path: Path, model: type[Model], kind: str, version: int) -> Model:
-    """The document in a file. ValueError says file, what was wanted (``kind`` names it, as "facts") and what was found."""
+    """Read a JSON document. ValueError names the file, what was expected (``kind``, for example "facts") and what it holds."""
     try:
         data = json.loads(path.read_bytes())
     except OSError as error:
@@ -89,8 +90,8 @@ def read_json_document(path: Path, model: type[Model], kind: str, version: int) 
     except ValueError as error:
         raise ValueError(f"{path}: expected JSON: {error}") from None
     if not isinstance(data, dict) or data.get("version") != version:
-        found = repr(data.get("version")) if isinstance(data, dict) else type(data).__name__
-        raise ValueError(f"{path}: expected {kind} of version {version}, found {found}")
+        actual = repr(data.get("version")) if isinstance(data, dict) else type(data).__name__
+        raise ValueError(f"{path}: expected {kind} of version {version}, found {actual}")
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -102,7 +103,7 @@ def read_json_document(path: Path, model: type[Model], kind: str, version: int) 
 
 @dataclass(frozen=True)
 class YamlSource:
-    """Plain data of a YAML mapping and the line of every key path in it."""
+    """The data of a YAML mapping, and the line of every key path in it."""
 
     path: Path
     data: dict[str, Any]
@@ -110,7 +111,7 @@ class YamlSource:
 
     @staticmethod
     def read(path: Path) -> YamlSource:
-        """Read a mapping. ValueError for a missing file, bad YAML, a repeated key or anything but a mapping."""
+        """Read a file with a mapping. ValueError if it is missing, not YAML or not a mapping, or repeats a key."""
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -130,7 +131,7 @@ class YamlSource:
         return YamlSource(path, data, lines)
 
     def where(self, *key: str) -> str:
-        """``file:line`` of a key path, or of its nearest parent that the file contains."""
+        """``file:line`` of a key path, or of its nearest parent in the file; the file if there is none."""
         for end in range(len(key), 0, -1):
             if key[:end] in self.lines:
                 return f"{self.path}:{self.lines[key[:end]]}"
@@ -138,6 +139,7 @@ class YamlSource:
 
 
 def _collect(node: yaml.Node, prefix: tuple[str, ...], lines: dict[tuple[str, ...], int], path: Path) -> None:
+    """Add the line of each key below ``prefix``. ValueError for a repeated key, of which PyYAML silently keeps the last."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             here = (*prefix, str(key.value))
@@ -148,7 +150,7 @@ def _collect(node: yaml.Node, prefix: tuple[str, ...], lines: dict[tuple[str, ..
 
 
 def first_error(error: ValidationError, source: YamlSource) -> str:
-    """One line for the first mistake pydantic found: file, line, key, value, what was expected."""
+    """Render the first mistake that pydantic found as one line: file, line, key, value, what was expected."""
     item = error.errors()[0]
     key = tuple(str(part) for part in item["loc"])
     name = ".".join(key)
@@ -160,5 +162,5 @@ def first_error(error: ValidationError, source: YamlSource) -> str:
 
 
 def unknown_key(model: type[BaseModel], key: str) -> str:
-    """The end of a message about an unknown key: the keys that are valid there."""
+    """The end of a message about an unknown key, with the keys that the model has."""
     return f"unknown key {key!r}; valid keys: {', '.join(sorted(model.model_fields))}"

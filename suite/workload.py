@@ -1,6 +1,6 @@
-"""The narrow waist: what a workload gives the harness. Importable without torch; the types of torch are names only.
+"""The interface between workloads and harness: what a workload must implement. Imports no torch at run time.
 
-A workload is a folder with a torch-free ``__init__`` that holds a `Descriptor`; the class it names implements `Workload`.
+A workload is a folder whose ``__init__`` holds a `Descriptor`; the class that it names implements `Workload`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """Work of training, from the workload's own closed forms; of one sample, or of a step where the name says so.
+    """The work of training on one sample, or of one step where the name says so, by the workload's closed forms.
 
-    ``model_flops`` is what the algorithm asks (2 per multiply-add; forward, backward), ``executed_flops`` what the code
-    does (recompute, padding), ``algorithmic_bytes`` the compulsory traffic of all operators, in bytes. ``forward_*`` is the
-    forward pass's share of model FLOPs and of bytes; the optimizer's bytes are in ``algorithmic_bytes`` too, shared by
-    the samples of a batch, its (elementwise) FLOPs in none.
-    ``all_reduce_bytes_per_step`` is the message of the gradients of what every rank holds, ``all_to_all_bytes`` the rows that
-    one sample has sent to experts and back, those for its own rank included, if experts are spread over ranks.
+    ``model_flops`` is what the algorithm needs for forward and backward pass (2 per multiply-add), ``executed_flops`` what the
+    code does (with recomputation and padding), ``algorithmic_bytes`` the compulsory traffic of all operators. ``forward_flops``
+    and ``forward_bytes`` are the forward pass's part of ``model_flops`` and ``algorithmic_bytes``. The optimizer's bytes, divided
+    by the samples of a batch, are in ``algorithmic_bytes``; its FLOPs are elementwise and in none of the three.
+    ``all_reduce_bytes_per_step`` is the size of the gradients of parameters that every rank holds. ``all_to_all_bytes`` is the
+    size of the rows that one sample sends to experts and back if experts are spread over ranks, rows that stay included.
     """
 
     model_flops: float
@@ -51,9 +51,9 @@ GRADIENT_BYTES = 4  # gradients are reduced in float32
 
 @dataclass(frozen=True)
 class Optimization:
-    """An optimizer and its schedule. ``learning_rate(step, epoch)`` is pure: 0-based global step, 1-based epoch.
+    """An optimizer and its schedule. ``learning_rate(step, epoch)`` is pure; steps are global from 0, epochs from 1.
 
-    ``clip_norm``: gradients are scaled down to this L2 norm over all parameters. ``ema_decay``: evaluation uses the
+    With ``clip_norm`` gradients are scaled down to this L2 norm over all parameters. With ``ema_decay`` evaluation uses the
     exponential moving average of the weights.
     """
 
@@ -71,75 +71,75 @@ class Dataset(Protocol):
         ...
 
     def load(self, indices: Sequence[int] | NDArray[np.int64], *, seed: int, epoch: int) -> Batch:
-        """Samples as CPU tensors, first dimension the sample.
+        """Load samples as CPU tensors; the first dimension is the sample.
 
-        Random choices (augmentation) are a function of (seed, epoch, sample index) alone, so that a sample is the same on
-        any rank and in any batch; ``epoch`` is 0 for evaluation, where nothing is random.
+        Random choices (augmentation) depend only on seed, epoch and sample index, so that a sample is the same on any rank
+        and in any batch. ``epoch`` is 0 for evaluation, where nothing is random.
         """
         ...
 
 
 class Workload(Protocol):
-    """One benchmark at one size. Constructed by the harness as ``cls(config)`` with the resolved RunConfig.
+    """One benchmark at one size. The harness constructs it as ``cls(config)`` with the resolved RunConfig.
 
-    Implementations inherit from it: the methods at the end have a default that fits a data-parallel model.
+    Implementations inherit from it: the methods at the end have defaults for a data-parallel model.
     """
 
     config: RunConfig
 
     def dataset(self, split: str, root: Path) -> Dataset:
-        """The ``"train"`` or ``"validation"`` split under a data root in the suite's sharded form. ValueError if damaged."""
+        """Open the ``"train"`` or ``"validation"`` split of the data set under ``root``. ValueError if it is damaged."""
         ...
 
     def build_model(self, world: World) -> nn.Module:
-        """The model on CPU in float32, initialised from torch's current seed; the harness moves and wraps it."""
+        """Build the model on the CPU in float32, initialised from torch's current seed. The harness moves and wraps it."""
         ...
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
-        """Optimizer and schedule for the config's global batch size."""
+        """Build optimizer and schedule for the config's global batch size."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Scalar mean loss over the batch's samples, regularisation included."""
+        """Compute the scalar mean loss over the batch's samples, with regularisation."""
         ...
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Additive sums and counts of a batch (float64 scalars): the harness adds over batches and ranks."""
+        """Compute sums and counts of a batch (float64 scalars), which the harness adds over batches and ranks."""
         ...
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of the summed statistics; the card's metric key is among them."""
+        """Compute metrics from the summed statistics; the card's metric is among them."""
         ...
 
     def hyperparameters(self) -> dict[str, Any]:
-        """The MLLOG hyperparameter events of a run, key to value, in the order they are logged."""
+        """The hyperparameters to log, key to value, in the order of their MLLOG events."""
         ...
 
     def work(self) -> Work:
-        """Work of training on one sample at this size."""
+        """Compute the work of training on one sample at this size."""
         ...
 
     def baselines(self, root: Path) -> dict[str, float]:
-        """The card's metric as trivial and analytic predictors reach it on the validation split: name to value."""
+        """Measure the card's metric of trivial and analytic predictors on the validation split: name to value."""
         ...
 
     def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
-        """Parameters of which each rank holds its own share; the shares of all ranks together are the whole. None here.
+        """List the parameters that are split over ranks: each rank holds a share, all shares are the whole. Default: none.
 
-        The backward pass must leave in their gradients the sum over the losses of all ranks. The harness makes it the mean
-        that all other gradients are, reduces them no further, and saves a share with its rank.
+        The backward pass must leave the sum over the losses of all ranks in their gradients. The harness divides it by the
+        number of ranks, as DDP does for other gradients, does not reduce it over ranks, and saves each rank's share.
         """
         return ()
 
     def before_evaluation(self, model: nn.Module, world: World) -> None:
-        """Agree on what differed between ranks while training; every rank calls. Here: buffers become means over ranks."""
+        """Make equal on all ranks what training left different. All ranks call it. Default: average buffers over ranks."""
         from suite.world import average_buffers
 
         average_buffers(model, world)
 
     def window_stats(self, world: World) -> dict[str, Any]:
-        """What is logged as ``window_stats`` of the steps since the last call; every rank calls, with every step_phases.
+        """The ``window_stats`` to log for the steps since the last call. All ranks call it at each ``step_phases`` event.
 
-        Plain numbers, lists and mappings, the same on every rank or only right on rank 0. Nothing here.
+        Returns plain numbers, lists and mappings; rank 0's are logged. Default: none.
         """
         return {}

@@ -1,7 +1,7 @@
-"""World: who the ranks are and how they talk outside the gradient path. MPI where there is one, else torch's gloo.
+"""The ranks of a run and their communication outside the gradient path: through MPI where there is one, else torch's gloo.
 
-`detect` reads the launcher's environment and imports nothing heavy; `World.create` connects. Gradients go through
-torch.distributed (`World.init_torch`); everything here is control traffic, sums of a few numbers and staged bytes.
+`detect` reads the launcher's environment and imports nothing heavy; `World.create` connects the ranks. Control messages, sums of
+a few numbers and staged bytes go through `World`; gradients go through torch.distributed, which `World.init_torch` starts.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
-TIMEOUT = timedelta(minutes=30)  # of a collective: longer than any staging or evaluation another rank may still be in
+TIMEOUT = timedelta(
+    minutes=30
+)  # of a collective; longer than a staging or evaluation that another rank may still be in
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher's environment says about this process."""
+    """The launcher that started this process, and its rank and number of ranks by the launcher's variables."""
 
     launcher: str
     rank: int
     size: int
 
 
-# Rank and size variables of each launcher, in the order they are believed: the innermost launcher first.
+# Rank and size variables of each launcher. The first pair that is set counts: an inner launcher stands before an outer one
 LAUNCHERS: tuple[tuple[str, str, str], ...] = (
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("pmi", "PMI_RANK", "PMI_SIZE"),
-    ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # STEP_: set by srun, not in the batch script itself
+    ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun sets STEP_ variables, the batch script has none
 )
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """The launcher that started this process, or None for a plain process. ValueError if its variables make no sense."""
+    """Find the launcher that started this process; None if there was none. ValueError if its variables are inconsistent."""
     for launcher, rank_name, size_name in LAUNCHERS:
         if rank_name in environ and size_name in environ:
             try:
@@ -60,12 +62,12 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
-    """This node's name: Slurm's, so that several slurmd on one host are several nodes; else the host's."""
+    """The name of this node: Slurm's if set, so that several slurmd on one host count as several nodes; else the host's."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 class Transport(Protocol):
-    """Collectives of plain objects and bytes. Every rank makes every call."""
+    """Collectives of Python objects and bytes. Every rank makes every call, in the same order."""
 
     rank: int
     size: int
@@ -80,30 +82,30 @@ class Transport(Protocol):
 
 
 class Alone:
-    """One process."""
+    """The transport of a single process."""
 
     rank, size = 0, 1
 
     def barrier(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def allgather(self, value: Any) -> list[Any]:
-        """The value of the only rank."""
+        """A list with the value."""
         return [value]
 
     def broadcast(self, value: Any, root: int) -> Any:
-        """The value itself."""
+        """The value."""
         return value
 
     def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The values themselves."""
+        """The values."""
         return values
 
     def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
-        """The buffer is already everywhere."""
+        """Leave the buffer as it is."""
 
     def split(self, color: int) -> Alone:
-        """Alone in every group."""
+        """The same transport: the only rank is alone in any group."""
         return self
 
     def abort(self, code: int) -> None:
@@ -112,7 +114,7 @@ class Alone:
 
 
 class MpiTransport:
-    """mpi4py."""
+    """The transport through mpi4py."""
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
@@ -142,7 +144,7 @@ class MpiTransport:
         self._comm.Bcast(buffer, root=root)
 
     def split(self, color: int) -> MpiTransport:
-        """The ranks that gave the same color."""
+        """A transport between the ranks that passed the same color."""
         return MpiTransport(self._comm.Split(color, self.rank))
 
     def abort(self, code: int) -> None:
@@ -151,7 +153,7 @@ class MpiTransport:
 
 
 class TorchTransport:
-    """torch.distributed with gloo: for torchrun, and for srun without an MPI plug-in."""
+    """The transport through torch.distributed with gloo: for torchrun, and for srun without an MPI plug-in."""
 
     def __init__(self, group: Any = None) -> None:
         import torch.distributed as dist
@@ -199,7 +201,7 @@ class TorchTransport:
         dist.broadcast(torch.from_numpy(buffer), group=self._group, group_src=root)
 
     def split(self, color: int) -> TorchTransport:
-        """The ranks that gave the same color. Only of the whole world: torch wants every rank to make every group."""
+        """A transport between the ranks that passed the same color. Only of the whole world: torch makes groups with all ranks."""
         assert self._group is None
         import torch.distributed as dist
 
@@ -212,15 +214,16 @@ class TorchTransport:
         return TorchTransport(mine)
 
     def abort(self, code: int) -> None:
-        """End this rank; the launcher ends the others."""
+        """End this rank at once; the launcher then ends the others."""
         os._exit(code)
 
 
 @dataclass(frozen=True)
 class World:
-    """All ranks of a run. ``peers`` are the ranks with this local rank on every node, in node order.
+    """All ranks of a run, as one of them sees them.
 
-    ``node`` and ``local_rank`` are positions (0-based), ``local_size`` the ranks on this node.
+    ``node`` is the 0-based number of this rank's node, ``local_rank`` the rank's number on it, ``local_size`` the number of ranks
+    on it. ``peers`` connects the ranks with this local rank on every node, in node order.
     """
 
     launcher: str
@@ -236,7 +239,7 @@ class World:
 
     @staticmethod
     def create(launch: Launch | None = None) -> World:
-        """Connect the ranks of the launch this process belongs to (default: `detect`)."""
+        """Connect the ranks of a launch (default: that of `detect`). All ranks call it."""
         launch = launch or detect()
         transport = Alone() if launch is None or launch.size == 1 else _connect(launch)
         names = transport.allgather(node_name())
@@ -259,7 +262,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """True on rank 0, which alone writes."""
+        """True on rank 0, the only rank that writes."""
         return self.rank == 0
 
     def barrier(self) -> None:
@@ -275,7 +278,7 @@ class World:
         return self.transport.allgather(value)
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sum over ranks of named numbers in float64. Every rank passes the same names in the same order."""
+        """Sum named numbers over ranks, in float64. Every rank passes the same names in the same order."""
         import numpy as np
 
         totals = self.transport.sum(np.array(list(values.values()), dtype=np.float64))
@@ -287,14 +290,17 @@ class World:
         return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
     def check_together(self, error: Exception | None) -> None:
-        """Raise on every rank if any rank brings an error: the first one by rank. Keeps ranks out of lone collectives."""
+        """Raise ValueError on every rank if any rank passes an error: that of the lowest rank. All ranks call it.
+
+        Without it the rank with the error would leave the others waiting in their next collective.
+        """
         errors = self.allgather(None if error is None else one_line(error))
         first = next((text for text in errors if text is not None), None)
         if first is not None:
             raise ValueError(first)
 
     def init_torch(self, device: torch.device) -> None:
-        """Start torch.distributed for gradients: gloo, and NCCL beside it on CUDA. Nothing to do on one rank."""
+        """Start torch.distributed for gradients with gloo, on CUDA with NCCL too. Does nothing on one rank or if it is started."""
         import torch.distributed as dist
 
         if self.size == 1 or dist.is_initialized():
@@ -304,7 +310,7 @@ class World:
 
 
 def average_buffers(model: nn.Module, world: World) -> None:
-    """Floating-point buffers (running statistics of batch normalisation) become their means over all ranks, in float64."""
+    """Replace floating-point buffers (running statistics of batch normalisation) by their means over ranks, in float64."""
     import torch
 
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
@@ -327,7 +333,7 @@ def _connect(launch: Launch) -> Transport:
 
 
 def _rendezvous(launch: Launch) -> None:
-    """torch.distributed from the environment alone: torchrun's variables, or the node list and job id of Slurm."""
+    """Start torch.distributed without MPI, from torchrun's variables or Slurm's node list and job id."""
     import torch
 
     env = os.environ
@@ -336,6 +342,7 @@ def _rendezvous(launch: Launch) -> None:
     elif "SLURM_JOB_ID" in env:
         first = first_node(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"])
         address = "127.0.0.1" if env.get("SLURM_STEP_NUM_NODES") == "1" else first
+        # All ranks must compute the same port without communication; jobs and steps on one node should get different ones
         port = str(20000 + (int(env["SLURM_JOB_ID"]) * 131 + int(env.get("SLURM_STEP_ID", "0"))) % 40000)
     else:
         raise ValueError(
@@ -350,7 +357,7 @@ def _init(cuda: bool, address: str, rank: int, size: int) -> None:
 
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=TIMEOUT)
-    atexit.register(_leave)  # threads of gloo that outlive the interpreter end it with an abort now and then
+    atexit.register(_leave)  # threads of gloo that outlive the interpreter sometimes abort it
 
 
 def _leave() -> None:
@@ -361,7 +368,7 @@ def _leave() -> None:
 
 
 def first_node(nodelist: str) -> str:
-    """The first host of a Slurm node list, ``node[1-2,7]`` gives ``node1``: no scontrol, which containers lack."""
+    """The first host of a Slurm node list: ``node[1-2,7]`` gives ``node1``. Containers have no scontrol to ask."""
     match = re.match(r"([^\[,]+)(?:\[(\d+))?", nodelist)
     if match is None:
         raise ValueError(f"{nodelist!r} is not a Slurm node list")
@@ -369,7 +376,7 @@ def first_node(nodelist: str) -> str:
 
 
 def _address() -> str:
-    """An address other nodes reach this one by; loopback when the host's name does not resolve."""
+    """The address by which other nodes reach this one; loopback if the host's name does not resolve."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:

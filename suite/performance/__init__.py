@@ -1,1 +1,1 @@
-"""How fast a machine and a model are: measured ceilings, FLOP counts, profiles, hardware counters, cost models."""
+"""Performance of machines and models: measured ceilings, FLOP counts, profiles, hardware counters, cost models."""

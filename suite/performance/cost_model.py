@@ -1,7 +1,7 @@
-"""Closed forms for the time of collectives, pipelining and expert parallelism: alpha-beta with two levels. Measures nothing.
+"""Predicts times of collectives, pipelining and expert parallelism with closed forms: alpha-beta models of two kinds of link.
 
-Used by the MoE autotuner and by analysis; no torch, no numpy. n ranks, m of them per node, S bytes that one rank sends
-in one all-to-all, its own part included. Formulas are in docs/moe.md.
+The MoE autotuner and analysis use it; it needs neither torch nor numpy. Below, n is the number of ranks, m those per node, and
+S the bytes that one rank sends in one all-to-all, the part for itself included. docs/moe.md has the formulas.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Literal
 Algorithm = Literal["linear", "2dh"]
 
 ALGORITHMS: tuple[Algorithm, ...] = ("linear", "2dh")
-DEGREES = (1, 2, 4, 8)  # degrees above 8 never paid in the model nor in Tutel's paper
-SPLIT_LOSS = 0.02  # of GEMM efficiency, per further chunk
+DEGREES = (1, 2, 4, 8)  # degrees above 8 never paid off, neither in the model nor in Tutel's paper
+SPLIT_LOSS = 0.02  # loss of GEMM efficiency for each chunk after the first
 BACKWARD_FACTOR = 2.0  # FLOPs of the backward pass over those of the forward pass
 
 
 @dataclass(frozen=True)
 class Network:
-    """A machine's links as one rank sees them: latencies per message, bandwidths in bytes/s per rank.
+    """The links of a machine as one rank sees them: latencies per message, bandwidths in bytes/s per rank.
 
-    ``congestion`` is the loss of a linear all-to-all per doubling of the ranks above ``congestion_from``.
+    ``congestion`` is the relative slowdown of a linear all-to-all per doubling of the ranks above ``congestion_from``.
     """
 
     ranks_per_node: int
@@ -38,11 +38,11 @@ class Network:
     congestion_from: int = 64
 
     def slowdown(self, ranks: int) -> float:
-        """Factor on the inter-node streaming time of a linear all-to-all."""
+        """The factor by which congestion lengthens the inter-node streaming time of a linear all-to-all."""
         return 1 + self.congestion * max(0.0, math.log2(ranks / self.congestion_from))
 
 
-# Fitted to Tutel's paper (arXiv:2206.03382; Azure NDm A100 v4, 8 A100 and 8 HDR links per node): docs/moe.md says to which rows
+# Fitted to Tutel's paper (arXiv:2206.03382; Azure NDm A100 v4, 8 A100 and 8 HDR links per node); docs/moe.md names the rows
 AZURE_NDV4 = Network(
     ranks_per_node=8,
     inter_latency_s=25e-6,
@@ -58,20 +58,20 @@ AZURE_NDV4 = Network(
 
 @dataclass(frozen=True)
 class Transfer:
-    """One collective: what each message costs whatever its size, and what the bytes cost. Seconds."""
+    """Seconds of one collective: a part that does not depend on the size of messages, and a part proportional to bytes."""
 
     latency_s: float
     streaming_s: float
 
     @property
     def total_s(self) -> float:
-        """Their sum."""
+        """The time of the whole collective."""
         return self.latency_s + self.streaming_s
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """An MoE layer on one rank: ``tokens`` of that rank, ``matrices`` 2 for an FFN and 3 for a gated one."""
+    """An MoE layer on one rank. ``tokens`` are those of the rank; ``matrices`` is 2 for an FFN, 3 for a gated one."""
 
     tokens: int
     width: int
@@ -84,7 +84,7 @@ class LayerShape:
 
     @property
     def rows(self) -> float:
-        """Assignments of this rank's tokens, times the capacity factor."""
+        """Rows sent to experts: this rank's tokens times ``top_k`` times the capacity factor."""
         return self.top_k * self.capacity_factor * self.tokens
 
     @property
@@ -94,18 +94,18 @@ class LayerShape:
 
     @property
     def expert_bytes(self) -> float:
-        """Weights of one expert."""
+        """Bytes of the weights of one expert."""
         return float(self.matrices * self.width * self.hidden * self.element_bytes)
 
     @property
     def forward_flops(self) -> float:
-        """Products of the experts for this rank's rows, 2 per multiply-add."""
+        """FLOPs of the experts' products for this rank's rows, 2 per multiply-add."""
         return 2.0 * self.matrices * self.rows * self.width * self.hidden
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to execute the layer and its predicted forward and backward time."""
+    """One way to execute the layer, and its predicted time of forward and backward pass."""
 
     r: int
     degree: int
@@ -114,7 +114,7 @@ class Choice:
 
 
 def linear_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transfer:
-    """Every rank sends S / n to every other one; both kinds of link work at once, the slower one decides."""
+    """Every rank sends S / n to every other. Both kinds of link work at the same time; the slower one determines the time."""
     local = min(network.ranks_per_node, ranks)
     inter = Transfer(
         network.launch_s + (ranks - local) * network.inter_latency_s,
@@ -128,7 +128,7 @@ def linear_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transf
 
 
 def two_level_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transfer:
-    """2DH: gather inside the node what goes to the same local rank, then n / m - 1 messages m times as large between nodes."""
+    """2DH: ranks of a node exchange what goes to the same local rank; then each sends n / m - 1 messages, m times as large."""
     local = min(network.ranks_per_node, ranks)
     nodes = ranks / local
     latency = 4 * network.launch_s + (local - 1) * network.intra_latency_s + (nodes - 1) * network.two_level_latency_s
@@ -139,12 +139,12 @@ def two_level_all_to_all(network: Network, ranks: int, size_bytes: float) -> Tra
 
 
 def all_to_all(network: Network, ranks: int, size_bytes: float, algorithm: Algorithm) -> Transfer:
-    """One of the two."""
+    """The all-to-all by the algorithm of this name."""
     return {"linear": linear_all_to_all, "2dh": two_level_all_to_all}[algorithm](network, ranks, size_bytes)
 
 
 def all_gather(network: Network, ranks: int, size_bytes: float) -> Transfer:
-    """Ring over consecutive ranks that ends with ``size_bytes`` on each; a reduce-scatter takes as long."""
+    """Ring over consecutive ranks, after which each has ``size_bytes``. A reduce-scatter takes the same time."""
     inside = ranks <= network.ranks_per_node
     latency = network.intra_latency_s if inside else network.inter_latency_s
     bandwidth = network.intra_bandwidth if inside else network.inter_bandwidth
@@ -154,15 +154,15 @@ def all_gather(network: Network, ranks: int, size_bytes: float) -> Transfer:
 
 
 def all_reduce(network: Network, ranks: int, size_bytes: float) -> Transfer:
-    """Ring: a reduce-scatter and an all-gather."""
+    """Ring: a reduce-scatter, then an all-gather."""
     half = all_gather(network, ranks, size_bytes)
     return Transfer(2 * half.latency_s, 2 * half.streaming_s)
 
 
 def pipelined_s(compute_s: float, transfer: Transfer, degree: int, *, split_loss: float = SPLIT_LOSS) -> float:
-    """Dispatch, experts, combine of one pass in ``degree`` chunks: one stream of transfers, one of computation.
+    """Dispatch, experts and combine of one pass in ``degree`` chunks, with one stream of transfers and one of computation.
 
-    Either the transfers never wait, or the computation does not once it has begun.
+    The longer of two cases: transfers run without a pause, or computation runs without a pause after the first chunk arrived.
     """
     communication_bound = 2 * (degree * transfer.latency_s + transfer.streaming_s)
     computing = compute_s * (1 + split_loss * (degree - 1))
@@ -170,12 +170,12 @@ def pipelined_s(compute_s: float, transfer: Transfer, degree: int, *, split_loss
 
 
 def best_degree(compute_s: float, transfer: Transfer, *, split_loss: float = SPLIT_LOSS) -> float:
-    """The continuous optimum if computation dominates: the ends of the pipeline against the loss by splitting."""
+    """The best degree, not rounded, if computation dominates: more chunks shorten the ends of the pipeline but cost efficiency."""
     return math.sqrt(2 * transfer.streaming_s / (split_loss * compute_s))
 
 
 def traffic_bytes(shape: LayerShape, ranks: int, r: int) -> float:
-    """Bytes a rank moves in a forward and a backward pass: tokens four times, weights gathered and gradients scattered."""
+    """Bytes that a rank moves in forward and backward pass: tokens four times, gathered weights and scattered gradients."""
     if r == 0:
         return 2 * shape.experts * shape.expert_bytes * (1 - 1 / ranks)
     sharers = max(1, ranks // shape.experts)
@@ -183,17 +183,17 @@ def traffic_bytes(shape: LayerShape, ranks: int, r: int) -> float:
 
 
 def best_r(shape: LayerShape, ranks: int) -> int:
-    """The r with the least traffic, the smallest of equals."""
+    """The r with the least traffic; of equal ones the smallest."""
     return min(valid_r(shape.experts, ranks), key=lambda r: (traffic_bytes(shape, ranks, r), r))
 
 
 def continuous_r(shape: LayerShape) -> float:
-    """Where the traffic of r >= 1 is least: sqrt(P_e / 2S)."""
+    """The r >= 1 with the least traffic, not rounded: sqrt(P_e / 2S), P_e the bytes of an expert."""
     return math.sqrt(shape.expert_bytes / (2 * shape.dispatch_bytes))
 
 
 def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
-    """0, and the divisors of the ranks per expert (1 if there are at least as many experts as ranks)."""
+    """The values r can have: 0 and the divisors of the ranks per expert (1 if there are at least as many experts as ranks)."""
     sharers = max(1, ranks // experts)
     return (0, *(r for r in range(1, sharers + 1) if sharers % r == 0))
 
@@ -201,7 +201,10 @@ def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
 def layer_s(
     shape: LayerShape, network: Network, ranks: int, flops_per_s: float, *, r: int, degree: int, algorithm: Algorithm
 ) -> float:
-    """Forward and backward of the experts with all communication; gate and permutation left out (they do not depend on it)."""
+    """Time of forward and backward pass of the experts with all communication.
+
+    Gate and permutation are left out: they take the same time for every r, degree and algorithm.
+    """
     compute_s = shape.forward_flops / flops_per_s
     if r == 0:
         weights = all_gather(network, ranks, shape.experts * shape.expert_bytes)
@@ -209,9 +212,8 @@ def layer_s(
     block = max(1, ranks // shape.experts) // r
     local_experts = max(1, shape.experts // ranks)
     weights = all_gather(network, block, local_experts * shape.expert_bytes / r)
-    chunk = all_to_all(
-        network, ranks, r * shape.dispatch_bytes / degree, algorithm
-    )  # its slower kind of link may change
+    # Of a chunk another kind of link may be the slower one than of the whole: the model is evaluated for the chunk
+    chunk = all_to_all(network, ranks, r * shape.dispatch_bytes / degree, algorithm)
     transfer = Transfer(chunk.latency_s, degree * chunk.streaming_s)
     passes = (pipelined_s(factor * compute_s, transfer, degree) for factor in (1.0, BACKWARD_FACTOR))
     return sum(passes) + 2 * weights.total_s
@@ -226,7 +228,7 @@ def ranked(
     degrees: Iterable[int] = DEGREES,
     algorithms: Iterable[Algorithm] = ALGORITHMS,
 ) -> list[Choice]:
-    """Every way to execute the layer, the fastest predicted first; at r = 0 nothing but r matters."""
+    """Every way to execute the layer, fastest first. r = 0 occurs once: it uses no all-to-all, so nothing else matters."""
     choices = [Choice(0, 1, "linear", layer_s(shape, network, ranks, flops_per_s, r=0, degree=1, algorithm="linear"))]
     for r in valid_r(shape.experts, ranks)[1:]:
         for degree in degrees:
@@ -237,5 +239,5 @@ def ranked(
 
 
 def einsum_flops(tokens: int, width: int, top_k: int, capacity_factor: float = 1.0) -> float:
-    """GShard's dense encode and decode, forward and backward: 3 passes of 2 products of (T, kfT) masks with (T, D)."""
+    """FLOPs of GShard's dense encode and decode, forward and backward: 3 passes of 2 products of (T, kfT) masks with (T, D)."""
     return 3 * 2 * 2.0 * tokens * (top_k * capacity_factor * tokens) * width

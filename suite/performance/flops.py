@@ -1,7 +1,7 @@
-"""FLOPs of a piece of torch code as it runs: torch's counter with formulas it lacks or has wrong, and what no formula covers.
+"""Counts the FLOPs of torch code while it runs, with torch's counter and formulas that torch lacks or has wrong.
 
-A multiply-add is two. Only products count (matrices, convolutions, attention, sparse sums); elementwise operators, reductions,
-normalisations and moves of data do not, and whatever else is met without a formula is listed by name.
+A multiply-add is two FLOPs. Products count (matrices, convolutions, attention, sparse sums). By convention elementwise operators,
+reductions, normalisations and moves of data do not. Every other operator without a formula is listed by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 aten = torch.ops.aten
 Shape = Sequence[int]
 
-# Operators whose arithmetic is not counted by convention, and moves of data, beside those torch tags as pointwise or as views
+# Operators that are not counted by convention, besides those that torch tags as pointwise or as views
 NOT_COUNTED = frozenset(
     """
     sum mean amax amin max min prod var var_mean std linalg_vector_norm any all argmax argmin cumsum cumprod sort
@@ -54,9 +54,9 @@ NOT_COUNTED = frozenset(
 
 @dataclass(frozen=True)
 class Count:
-    """What ran: FLOPs in all, by operator, and by path of module what its calls did (not their backward pass).
+    """FLOPs in all, by operator, and by path of module (its calls, without their backward pass).
 
-    ``uncovered``: calls of operators without a formula.
+    ``uncovered`` has the number of calls of each operator without a formula.
     """
 
     flops: int
@@ -65,7 +65,7 @@ class Count:
     uncovered: Mapping[str, int]
 
     def lines(self) -> list[str]:
-        """The count for people: operators by FLOPs, then what is not in it."""
+        """Render the count for people: operators by FLOPs, then those without a formula."""
         text = [f"{self.flops:,} FLOPs"]
         text += [f"  {name:<44}{flops:>24,}" for name, flops in sorted(self.by_operator.items(), key=lambda i: -i[1])]
         calls = ", ".join(f"{name} ({count} calls)" for name, count in sorted(self.uncovered.items()))
@@ -73,7 +73,7 @@ class Count:
 
 
 def count(run: Callable[[], object], model: nn.Module | None = None) -> Count:
-    """Run once under the counter, outside any timing: the counter slows execution. ``model``: whose modules are told apart."""
+    """Run once and count, also by module of ``model``. Do not time it: the counter slows execution."""
     seen = _Seen()
     counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
     by_module: dict[str, int] = {}
@@ -88,9 +88,9 @@ def count(run: Callable[[], object], model: nn.Module | None = None) -> Count:
 
 @contextmanager
 def _modules_counted(model: nn.Module | None, counter: FlopCounterMode, by_module: dict[str, int]) -> Iterator[None]:
-    """Adds what is counted between the begin and the end of each module's calls.
+    """Within the body the FLOPs of each module's calls are added to ``by_module``.
 
-    torch's own tracker of modules charges operators of the backward pass to modules that did not cause them.
+    torch's own module tracker is not used: it charges backward operators to modules that did not cause them.
     """
     begins: list[int] = []
 
@@ -115,7 +115,7 @@ def _modules_counted(model: nn.Module | None, counter: FlopCounterMode, by_modul
 
 
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the calls of operators that are neither pointwise, nor views, nor in `NOT_COUNTED`."""
+    """Counts the calls of each operator that is not excluded by convention (`_excluded_by_convention`)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -124,12 +124,12 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not _by_convention(func):
+        if not _excluded_by_convention(func):
             self.calls[func.overloadpacket] += 1
         return func(*args, **kwargs or {})
 
 
-def _by_convention(func: Any) -> bool:
+def _excluded_by_convention(func: Any) -> bool:
     name = func.overloadpacket.__name__
     if func.namespace in {"prim", "prims", "c10d", "_c10d_functional", "profiler"}:
         return True  # bookkeeping and collectives
@@ -137,11 +137,12 @@ def _by_convention(func: Any) -> bool:
         return False  # a custom operator can be anything
     if name in NOT_COUNTED or name.startswith("_foreach_") or torch.Tag.pointwise in func.tags or func.is_view:
         return True
+    # In-place ("add_") and backward forms are excluded like the operator itself
     return any(_is_pointwise(name.removesuffix(suffix)) for suffix in ("", "_", "_backward") if name.endswith(suffix))
 
 
 def _is_pointwise(name: str) -> bool:
-    """True for an operator of which torch tags a form: of in-place, out and backward forms it tags only some."""
+    """True if torch tags any overload of the operator as pointwise: it tags only some of the overloads."""
     packet = getattr(aten, name, None)
     return packet is not None and any(
         torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()
@@ -164,9 +165,9 @@ def convolution_backward_flops(
     out_shape: object = None,
     **_: object,
 ) -> int:
-    """Gradients by input and by weight each cost what the forward pass does, for any number of groups.
+    """The gradients by input and by weight each cost as much as the forward pass, for any number of groups.
 
-    torch (2.13) takes the weight gradient of a grouped convolution for that of a full one: ``groups`` times too much.
+    torch (2.13) counts the weight gradient of a grouped convolution as that of a full one: ``groups`` times too much.
     """
     pixels = (x if transposed else grad_out)[2:]
     forward = 2 * x[0] * prod(weight) * prod(pixels)
@@ -174,7 +175,7 @@ def convolution_backward_flops(
 
 
 def grouped_mm_flops(left: Shape, right: Shape, *_: object, **__: object) -> int:
-    """Products of groups of rows (T K, E K N), of groups of columns, or of a batch; the offsets only say where groups end.
+    """Products of groups of rows (T K, E K N), of groups of columns, or of a batch. Offsets do not change the count.
 
     torch counts none of them.
     """
@@ -186,17 +187,17 @@ def grouped_mm_flops(left: Shape, right: Shape, *_: object, **__: object) -> int
 
 
 def attention_flops(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    """Scores and weighted values over all pairs: kernels on the CPU do the masked half of causal attention too."""
+    """Scores and weighted values over all pairs: CPU kernels compute the masked half of causal attention too."""
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
 def attention_backward_flops(grad_out: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    """Five products: the scores again, and the gradients of values, weights, queries and keys."""
+    """Five products: the scores once more, and the gradients of values, weights, queries and keys."""
     return int(sdpa_backward_flop_count(grad_out, query, key, value))  # type: ignore[no-untyped-call]
 
 
 def product_flops(*arguments: Any, **_: object) -> int:
-    """The product of the last two tensors; of a sparse one only stored values are multiplied (torch counts it as dense)."""
+    """The product of the last two tensors. Of a sparse one only the stored values count; torch counts it as dense."""
     left, right = [argument for argument in arguments if isinstance(argument, torch.Tensor)][-2:]
     if left.layout != torch.strided:
         return 2 * _stored(left) * right.shape[1]
@@ -206,7 +207,7 @@ def product_flops(*arguments: Any, **_: object) -> int:
 
 
 def embedding_bag_flops(weight: Shape, indices: Shape, *arguments: Any, **keywords: Any) -> int:
-    """Weighted sums of rows are products with a sparse matrix; sums without weights only add, which is not counted."""
+    """Weighted sums of rows count as products with a sparse matrix. Sums without weights only add and do not count."""
     per_row = keywords.get("per_sample_weights", arguments[4] if len(arguments) > 4 else None)
     return 0 if per_row is None else 2 * prod(indices) * weight[1]
 
@@ -216,12 +217,12 @@ def _stored(sparse: torch.Tensor) -> int:
 
 
 def linear_flops(x: Shape, weight: Shape, *_: object, **__: object) -> int:
-    """Rows times a matrix whose rows are the outputs; what is fused behind it does not count."""
+    """Rows times a matrix (outputs, inputs). Operators that are fused with it do not count."""
     return 2 * prod(x) * weight[0]
 
 
 def distance_flops(left: Shape, right: Shape, *_: object, **__: object) -> int:
-    """Distances of all pairs as one product: coordinates, and both squared lengths as two more columns."""
+    """Distances of all pairs, computed as one product of coordinates with both squared lengths as two more columns."""
     return 2 * prod(left[:-1]) * right[-2] * (left[-1] + 2)
 
 

@@ -1,8 +1,8 @@
-"""A few training steps under the torch profiler: phases and layers by name on the trace, times and FLOPs by layer, ranks compared.
+"""Profiles a few training steps: a trace with phases and layers by name, times and FLOPs by layer, a comparison of ranks.
 
-First come steps without the profiler, from which ranks are compared; then profiled ones, whose times its own cost inflates: shares
-are right, absolute times are not. Forward times are those of the module's call; a backward operator is charged to the
-module that called its forward operator (torch gives both one sequence number).
+Ranks are compared by steps without the profiler. Steps under the profiler come after them; its cost inflates their times, so
+that shares are right and absolute times are not. The forward time of a layer is that of its calls. A backward operator is
+charged to the module that called its forward operator: torch gives both the same sequence number.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from suite.training.timing import DATA_WAIT, EXPOSED_COMMUNICATION, OPTIMIZER, P
 from suite.workload import Dataset, Optimization, Workload
 from suite.world import World
 
-LAYER = "layer "  # what a module's range on the trace is called, before its path
+LAYER = "layer "  # begins the name of a module's range on the trace; its path follows
 PHASE = "phase "
-FORWARD, BACKWARD = "forward", "backward"  # the two halves of forward_backward
+FORWARD, BACKWARD = "forward", "backward"  # the two parts of the phase forward_backward
 ROOT = "(model)"
 SEED = 0
 
 
 @dataclass
 class LayerTime:
-    """Seconds per profiled step of one module, its children included; ``own_s`` without them."""
+    """Seconds per profiled step of one module with its children; ``own_s`` is without them."""
 
     path: str
     kind: str
@@ -52,7 +52,10 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """What rank 0 saw, and of all ranks what `Straggling` needs. ``phases`` are seconds per step without the profiler."""
+    """The profile of rank 0, and the comparison of all ranks (None for one rank).
+
+    ``phases`` are seconds per step without the profiler, ``profiled_phases`` with it.
+    """
 
     layers: Sequence[LayerTime]
     phases: Mapping[str, float]
@@ -78,7 +81,7 @@ class _Session:
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
     def step(self) -> None:
-        """One training step, its phases marked in the timer and named on the trace."""
+        """Make one training step; its phases are marked in the timer and named on the trace."""
         with record_function(PHASE + DATA_WAIT):
             batch = next(self.batches)
         self.timer.mark(DATA_WAIT)
@@ -109,7 +112,7 @@ def run(
     profiled_steps: int,
     say: Callable[[str], None],
 ) -> Profile:
-    """Train for two warm-up steps, ``steps`` timed and ``profiled_steps`` profiled ones; a collective of all ranks."""
+    """Train for two warm-up steps, ``steps`` timed steps and ``profiled_steps`` profiled steps. All ranks call it."""
     world.init_torch(device)
     torch.manual_seed(SEED)
     model = workload.build_model(world).to(device)
@@ -150,43 +153,65 @@ def run(
 def layer_times(trace: profile, model: nn.Module, counted: Count, steps: int, *, on_device: bool) -> list[LayerTime]:
     """Times of every module that ran, in the order of the model's tree."""
     kinds = {path: type(module).__name__ for path, module in model.named_modules()}
-    found = {path: LayerTime(path or ROOT, kind, path.count(".") + bool(path)) for path, kind in kinds.items()}
+    layers = {path: LayerTime(path or ROOT, kind, path.count(".") + bool(path)) for path, kind in kinds.items()}
     events = [event for event in trace.events() or [] if event.device_type.name == "CPU"]  # type: ignore[no-untyped-call]
-    caller: dict[int, str] = {}  # sequence number of a forward operator to the innermost module around it
+    callers = _add_forward(layers, events, steps, on_device=on_device)
+    _add_backward(layers, events, callers, steps, on_device=on_device)
+    for path, flops in counted.by_module.items():
+        layers[path].forward_flops = flops
+    _set_own_times(layers)
+    return [layer for layer in layers.values() if layer.calls]
+
+
+def _add_forward(
+    layers: Mapping[str, LayerTime], events: Sequence[Any], steps: int, *, on_device: bool
+) -> dict[int, str]:
+    """Add calls and forward times. Returns the innermost module around each forward operator, by sequence number."""
+    callers: dict[int, str] = {}
     for event in events:
         path = _path(event)
         if path is None:
             continue
         if event.name.startswith(LAYER):
-            layer = found[path]
-            layer.calls += 1 / steps
-            layer.forward_s += _seconds(event, on_device=on_device) / steps
+            layers[path].calls += 1 / steps
+            layers[path].forward_s += _seconds(event, on_device=on_device) / steps
         elif event.sequence_nr >= 0 and event.scope == 0 and not event.name.startswith("autograd::"):
-            caller[event.sequence_nr] = path
+            callers[event.sequence_nr] = path
+    return callers
+
+
+def _add_backward(
+    layers: Mapping[str, LayerTime], events: Sequence[Any], callers: Mapping[int, str], steps: int, *, on_device: bool
+) -> None:
+    """Charge each backward operator to the module that called its forward operator, and to all modules around it."""
     for event in events:
-        if event.name.startswith("autograd::engine::evaluate_function") and event.sequence_nr in caller:
-            for path in _and_above(caller[event.sequence_nr]):
-                found[path].backward_s += _seconds(event, on_device=on_device) / steps
-    for path, flops in counted.by_module.items():
-        found[path].forward_flops = flops
-    for path, layer in found.items():
-        children = [other for name, other in found.items() if name and _parent(name) == path and name != path]
-        whole = layer.forward_s + layer.backward_s
-        layer.own_s = max(0.0, whole - sum(child.forward_s + child.backward_s for child in children))
-    return [layer for layer in found.values() if layer.calls]
+        if event.name.startswith("autograd::engine::evaluate_function") and event.sequence_nr in callers:
+            for path in _with_ancestors(callers[event.sequence_nr]):
+                layers[path].backward_s += _seconds(event, on_device=on_device) / steps
+
+
+def _set_own_times(layers: Mapping[str, LayerTime]) -> None:
+    children: dict[str, list[LayerTime]] = {}
+    for path, layer in layers.items():
+        if path:
+            children.setdefault(_parent(path), []).append(layer)
+    for path, layer in layers.items():
+        inside = sum(child.forward_s + child.backward_s for child in children.get(path, ()))
+        layer.own_s = max(0.0, layer.forward_s + layer.backward_s - inside)
 
 
 def _timed(session: _Session, steps: int) -> list[dict[str, float]]:
-    found = []
+    """Seconds by phase of each of some steps."""
+    phases = []
     session.timer.restart()
     for _ in range(steps):
         session.step()
-        found.append(session.timer.flush())
-    return found
+        phases.append(session.timer.flush())
+    return phases
 
 
 def _counted(session: _Session) -> Count:
-    """FLOPs of one more step's forward and backward pass on this rank's samples."""
+    """Count the FLOPs of the forward and backward pass of one more step on this rank's samples."""
     batch = next(session.batches)
 
     def passes() -> None:
@@ -198,7 +223,7 @@ def _counted(session: _Session) -> Count:
 
 
 def _by_rank(world: World, timed: Sequence[Mapping[str, float]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Own time and wait (K steps, R ranks), seconds: data, computation and optimizer; the exposed gradient exchange."""
+    """Own time and waiting time of each step and rank (K, R) in seconds. Waiting is the exposed gradient exchange, own the rest."""
     own = [step["step"] - step[EXPOSED_COMMUNICATION] for step in timed]
     wait = [step[EXPOSED_COMMUNICATION] for step in timed]
     pairs = world.allgather((own, wait))
@@ -206,7 +231,7 @@ def _by_rank(world: World, timed: Sequence[Mapping[str, float]]) -> tuple[np.nda
 
 
 def _batches(config: RunConfig, data: Dataset, world: World, device: torch.device, steps: int) -> Iterator[Any]:
-    """This rank's batches on the device, epoch after epoch as often as steps ask."""
+    """Yield ``steps`` batches of this rank on the device, over as many epochs as that takes."""
 
     def indices() -> Iterator[tuple[int, Any]]:
         epoch = 1
@@ -231,7 +256,7 @@ def _epoch(config: RunConfig, data: Dataset, world: World, epoch: int) -> Iterat
 
 @contextmanager
 def _layers_named(model: nn.Module) -> Iterator[None]:
-    """Every call of a module is a range on the trace, called after its path."""
+    """Within the body every call of a module is a range on the trace, named by its path."""
     open_ranges: list[record_function] = []
 
     def enter(path: str) -> Callable[..., None]:
@@ -256,7 +281,7 @@ def _layers_named(model: nn.Module) -> Iterator[None]:
 
 
 def _path(event: Any) -> str | None:
-    """The module around an event (or that it is the range of); None outside all modules."""
+    """The path of the innermost module around an event, or of the module whose range it is. None outside all modules."""
     while event is not None and not event.name.startswith(LAYER):
         event = event.cpu_parent
     if event is None:
@@ -269,7 +294,8 @@ def _parent(path: str) -> str:
     return path.rpartition(".")[0]
 
 
-def _and_above(path: str) -> Iterator[str]:
+def _with_ancestors(path: str) -> Iterator[str]:
+    """A module, the modules around it, and the model."""
     while path:
         yield path
         path = _parent(path)

@@ -1,8 +1,10 @@
-"""Which rank is slow, from per-rank times of blocks of steps, and what it costs beyond what jitter alone would. Pure.
+"""Finds the slow rank from times of blocks of steps per rank, and what it costs beyond chance. Pure functions.
 
 In synchronous training every rank logs the same step time. The slow rank is the one that waits least at the gradient
-exchange, because all others wait for it. Its gap is its mean own time over the median rank's; how large a gap equal ranks
-would show by luck is found by dealing the ranks' times anew within each block. K blocks, R ranks.
+exchange, because all others wait for it. Its gap is its mean own time minus that of the median rank. A permutation test gives
+the gap that equal ranks would show by chance: within each block, the times are dealt to the ranks at random.
+
+K blocks, R ranks.
 """
 
 from __future__ import annotations
@@ -13,14 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_RANKS = 2
-DEALINGS = 2000
+DEALINGS = 2000  # permutations of the test
 SIGNIFICANT = 0.05
-WORTH_A_NAME = 0.01  # of the step: a smaller excess is nobody's business
+WORTH_A_NAME = 0.01  # share of the step: a rank with a smaller excess is not called slow
 
 
 @dataclass(frozen=True)
 class Straggling:
-    """Seconds per step. ``own_s`` and ``wait_s`` are means over blocks by rank; ``p`` is that luck gives such a gap."""
+    """Seconds per step; ``own_s`` and ``wait_s`` are means over blocks, by rank.
+
+    ``luck_s`` is the mean gap of the permutations, ``p`` the share of them with a gap at least as large.
+    """
 
     own_s: NDArray[np.float64]
     wait_s: NDArray[np.float64]
@@ -37,17 +42,17 @@ class Straggling:
 
     @property
     def excess_s(self) -> float:
-        """The gap beyond what luck gives equal ranks; not negative."""
+        """The part of the gap that exceeds the gap by chance; 0 if it does not."""
         return max(0.0, self.gap_s - self.luck_s)
 
     @property
     def waiting_s(self) -> float:
-        """What the median rank waits longer than the slow one: bytes that both exchange are not in it."""
+        """How much longer the median rank waits than the slow one. The exchange itself takes both the same time and cancels."""
         return float(np.median(self.wait_s) - self.wait_s.min())
 
     @property
     def is_slow(self) -> bool:
-        """True if the slow rank is no accident: it also computes longest, and its excess is significant and worth a name."""
+        """True if the rank that waits least also computes longest, and its excess is significant and over `WORTH_A_NAME`."""
         return (
             self.excess_s > WORTH_A_NAME * self.step_s
             and self.p < SIGNIFICANT
@@ -56,14 +61,14 @@ class Straggling:
 
     @property
     def least_p(self) -> float:
-        """The smallest p that so many blocks can give: each has R! orders, of which the statistic sees who is where."""
+        """The smallest p that the test can give for so many blocks: by chance one rank is the slowest in all of them."""
         return float(len(self.own_s) ** (1.0 - self.blocks))
 
 
 def straggling(
     own_KR: NDArray[np.float64], wait_KR: NDArray[np.float64], steps_K: NDArray[np.float64]
 ) -> Straggling | None:
-    """What the ranks of one result say, from seconds of whole blocks; None for fewer than two ranks."""
+    """Test the ranks of one result, from seconds and numbers of steps of its blocks. None for fewer than two ranks."""
     blocks, ranks = own_KR.shape
     if ranks < LEAST_RANKS or not blocks:
         return None
@@ -84,5 +89,5 @@ def straggling(
 
 
 def _gap(mean: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Slowest rank over the median one, ranks along the last axis."""
+    """Slowest rank minus median rank, ranks along the last axis."""
     return np.asarray(mean.max(axis=-1) - np.median(mean, axis=-1))

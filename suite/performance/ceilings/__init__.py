@@ -1,4 +1,4 @@
-"""Measured roofs of the machine a process runs on: what `mlhpc ceilings` does. Each resource is one module here.
+"""Measures the roofs of the machine, for `mlhpc ceilings`. Each resource is one module.
 
-`document` is the file and `plateaus` finds memory levels; both are pure. The others measure, and every rank calls them.
+`document` holds the types and the file, `plateaus` finds memory levels; both are pure. The others measure: all ranks call them.
 """

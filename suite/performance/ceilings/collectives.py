@@ -1,4 +1,4 @@
-"""All-reduce and all-to-all of the job's first 2, 4, … N ranks over message sizes, through torch.distributed as training does."""
+"""Measures all-reduce and all-to-all of the first 2, 4, … N ranks over message sizes, with torch.distributed like training."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ STEP = 4
 
 
 def measure(world: World, effort: Effort, device: torch.device) -> Findings:
-    """Curves and the best bus bandwidth of each collective at each number of ranks."""
+    """Measure each collective at each number of ranks: a curve over message sizes and the best bus bandwidth."""
     if world.size == 1:
         reason = "one rank: start with --ranks 2, or under srun or mpiexec"
         return Findings(not_measured=[NotMeasured("all_reduce", reason), NotMeasured("all_to_all", reason)])
     world.init_torch(device)
-    found = Findings()
+    findings = Findings()
     for ranks in group_sizes(world.size):
         group = dist.group.WORLD if ranks == world.size else dist.new_group(range(ranks))
         nodes = len(set(world.allgather(world.node)[:ranks]))
         for resource, prepare in COLLECTIVES:
-            found.add(_collective(world, effort, device, resource, prepare, group, ranks, nodes))
-    return found
+            findings.add(_collective(world, effort, device, resource, prepare, group, ranks, nodes))
+    return findings
 
 
 def group_sizes(ranks: int) -> list[int]:
-    """Powers of two below the number of ranks, and that number."""
+    """The numbers of ranks to measure: powers of two below ``ranks``, and ``ranks``."""
     return [2**i for i in range(1, ranks.bit_length()) if 2**i < ranks] + [ranks]
 
 
 def bus_share(resource: str, ranks: int) -> float:
-    """Bytes a rank must send per byte of message: of an all-reduce 2 (n-1)/n, of an all-to-all (n-1)/n."""
+    """Bytes that a rank must send per byte of message: 2 (n-1)/n for an all-reduce, (n-1)/n for an all-to-all."""
     return (2 if resource == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
-Prepare = Callable[[torch.Tensor, object], Callable[[], object]]
+Prepare = Callable[[torch.Tensor, object], Callable[[], object]]  # from message and group to the call to time
 
 
 def _collective(

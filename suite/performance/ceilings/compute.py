@@ -1,4 +1,4 @@
-"""GEMM ceilings per element type: burst at several orders, then sustained at the best one, with every library there is."""
+"""Measures GEMM per element type with every available library: bursts at several orders, then sustained at the best one."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Po
 from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
 from suite.world import World
 
-LAUNCH_ORDER = 16  # far from any roof: what it takes is what issuing an operator costs
+LAUNCH_ORDER = 16  # far from any roof: its time is the overhead of issuing an operator
 CPU_ORDERS = (LAUNCH_ORDER, 256, 384, 512, 768, 1024, 2048)
 GPU_ORDERS = (LAUNCH_ORDER, 1024, 2048, 4096, 8192, 16384)
 CPU_TYPES = ("float32", "float64", "bfloat16")
 GPU_TYPES = ("float32", "tf32", "float64", "bfloat16", "float16")
-SLOWEST_S = 0.5  # an order whose one product takes longer is not tried
-ORDER_S = 0.5  # repetitions of one order take about this long, and are at least three
+SLOWEST_S = 0.5  # orders whose product takes longer are skipped
+ORDER_S = 0.5  # repetitions of one order take about this long in all; at least three are made
 
 
 @dataclass(frozen=True)
 class Product:
-    """C = A B of one order: ``multiply`` runs it once, ``library`` does it."""
+    """A product C = A B of square matrices. ``multiply`` computes it once with ``library``."""
 
     library: str
     multiply: Callable[[], object]
 
 
 def measure(world: World, effort: Effort, device: torch.device) -> Findings:
-    """Square products on all ranks at once. The roof is the best library's, burst and sustained."""
-    found = Findings()
+    """Measure square products on all ranks at the same time. The roofs, burst and sustained, are those of the best library."""
+    findings = Findings()
     for dtype in GPU_TYPES if device.type == "cuda" else CPU_TYPES:
-        reason = _missing(device, dtype)
+        reason = _reason_against(device, dtype)
         if reason:
-            found.not_measured.append(NotMeasured("compute", reason, dtype))
+            findings.not_measured.append(NotMeasured("compute", reason, dtype))
             continue
         with _tf32(dtype == "tf32"):
-            found.add(_of_type(world, effort, device, dtype))
-    return found
+            findings.add(_measure_type(world, effort, device, dtype))
+    return findings
 
 
 def flops(order: int) -> float:
-    """Operations of a product of two square matrices; a multiply-add is two."""
+    """FLOPs of a product of two square matrices; a multiply-add is two."""
     return 2.0 * order**3
 
 
 def products(device: torch.device, dtype: str, order: int) -> list[Product]:
-    """The same product by every library that can do it."""
+    """The same product with every library that has it."""
     element = getattr(torch, "float32" if dtype == "tf32" else dtype)
     left, right = (torch.full((order, order), 0.5, dtype=element, device=device) for _ in range(2))
     out = torch.empty_like(left)
@@ -63,7 +63,7 @@ def products(device: torch.device, dtype: str, order: int) -> list[Product]:
 
 
 def seconds(multiply: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Wall seconds of so many products, the device idle before and after."""
+    """Measure the wall-clock seconds of ``calls`` products. The device is idle before and after."""
     _wait(device)
     begin = time.perf_counter()
     for _ in range(calls):
@@ -72,7 +72,8 @@ def seconds(multiply: Callable[[], object], calls: int, device: torch.device) ->
     return time.perf_counter() - begin
 
 
-def _of_type(world: World, effort: Effort, device: torch.device, dtype: str) -> Findings:
+def _measure_type(world: World, effort: Effort, device: torch.device, dtype: str) -> Findings:
+    """A curve over orders for each library, and the two roofs of the best library at its best order."""
     sampled: dict[str, dict[int, Samples]] = {}
     for order in GPU_ORDERS if device.type == "cuda" else CPU_ORDERS:
         for product in products(device, dtype, order):
@@ -88,10 +89,10 @@ def _of_type(world: World, effort: Effort, device: torch.device, dtype: str) -> 
             sampled.setdefault(product.library, {})[order] = repeat(world, rate, repetitions)
     value, library, order = max((s.value, lib, o) for lib, by_order in sampled.items() for o, s in by_order.items())
     best = sampled[library][order]
-    found = Findings(curves=[_curve(world, dtype, lib, by_order) for lib, by_order in sampled.items()])
+    findings = Findings(curves=[_curve(world, dtype, lib, by_order) for lib, by_order in sampled.items()])
     product = next(p for p in products(device, dtype, order) if p.library == library)
     for mode, samples in (("burst", best), ("sustained", _sustained(world, effort, device, product, order, value))):
-        found.roofs.append(
+        findings.roofs.append(
             samples.roof(
                 "compute",
                 "gemm",
@@ -104,21 +105,21 @@ def _of_type(world: World, effort: Effort, device: torch.device, dtype: str) -> 
                 shape=(order, order, order),
             )
         )
-    return found
+    return findings
 
 
 def _sustained(
     world: World, effort: Effort, device: torch.device, product: Product, order: int, burst: float
 ) -> Samples:
-    """Rates of consecutive tenths of one run without pause: all ranks at once, clocks and power limits as they settle."""
+    """Rates of consecutive tenths of one run without pause on all ranks: clocks and power limits settle meanwhile."""
     few = calls_for(effort.sustained_s / 40, flops(order) / burst)
     once = agree(world, [seconds(product.multiply, few, device) / few])[0]
-    calls = calls_for(effort.sustained_s / 10, once)  # by what it takes now, not in a burst
+    calls = calls_for(effort.sustained_s / 10, once)  # a sustained call may take longer than one in a burst
     return repeat(world, lambda: flops(order) * calls / seconds(product.multiply, calls, device), 10)
 
 
 def _warm(product: Product, device: torch.device) -> float:
-    """Seconds of one product after its first call, which sets libraries up."""
+    """Seconds of the second product: the first one initialises the library."""
     seconds(product.multiply, 1, device)
     return seconds(product.multiply, 1, device)
 
@@ -130,8 +131,8 @@ def _curve(world: World, dtype: str, library: str, by_order: dict[int, Samples])
     return Curve("compute", library, "burst", "order", "FLOP/s", world.size, world.nodes, points, dtype=dtype)
 
 
-def _missing(device: torch.device, dtype: str) -> str:
-    """Why a type cannot be measured here, or nothing."""
+def _reason_against(device: torch.device, dtype: str) -> str:
+    """Why a type cannot be measured on this device; "" if it can."""
     if dtype == "tf32" and (torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0)):
         return "this GPU has no TF32"
     if dtype == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
@@ -141,7 +142,7 @@ def _missing(device: torch.device, dtype: str) -> str:
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """TensorFloat-32 in float32 products, on or off, whatever it was before."""
+    """Within the body float32 products use TensorFloat-32, or not. The earlier setting is restored."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
     try:
@@ -155,8 +156,8 @@ def _torch_library(device: torch.device, dtype: str) -> str:
         return "hipblaslt" if torch.version.hip else "cublas"
     if dtype == "bfloat16" and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return "torch onednn"
-    found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
-    return f"torch {found.group(1) if found else 'blas'}"
+    match = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return f"torch {match.group(1) if match else 'blas'}"
 
 
 def _numpy_library() -> str:

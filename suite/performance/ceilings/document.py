@@ -1,4 +1,4 @@
-"""The ceilings file (docs/ceilings.md): roofs, curves and what was not measured. Torch-free; measures nothing."""
+"""The ceilings file (docs/ceilings.md) and its types: roofs, curves, what was not measured. Torch-free; measures nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Unit = Literal["FLOP/s", "B/s"]
 
 @dataclass(frozen=True)
 class Roof:
-    """One measured ceiling, per rank with all ranks active. docs/ceilings.md has the meaning of each field."""
+    """One measured ceiling, per rank while all ranks are active. docs/ceilings.md explains the fields."""
 
     resource: Resource
     name: str
@@ -41,7 +41,7 @@ class Roof:
 
 @dataclass(frozen=True)
 class Point:
-    """One place of a curve: the median rate of ``n`` repetitions; ``seconds`` is the median time of one call."""
+    """One point of a curve: the median rate of ``n`` repetitions at size ``x``. ``seconds`` is the median time of one call."""
 
     x: int
     value: float
@@ -52,7 +52,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Rates over sizes: what roofs were taken from."""
+    """Rates over sizes, from which roofs were taken."""
 
     resource: Resource
     name: str
@@ -67,7 +67,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class NotMeasured:
-    """A resource (or one name of it) without a roof, and why."""
+    """A resource, or one name of it, without a roof, and the reason."""
 
     resource: Resource
     reason: str
@@ -76,27 +76,27 @@ class NotMeasured:
 
 @dataclass
 class Findings:
-    """What the measuring modules return."""
+    """The results of one or more measuring modules."""
 
     roofs: list[Roof] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     not_measured: list[NotMeasured] = field(default_factory=list)
 
     def add(self, other: Findings) -> None:
-        """Take in what another module found."""
+        """Add the results of another module."""
         self.roofs += other.roofs
         self.curves += other.curves
         self.not_measured += other.not_measured
 
 
-def to_json(header: dict[str, Any], found: Findings) -> str:
-    """The file's text. Numbers that are not finite are refused: they would not be JSON."""
-    body = {"version": VERSION, "kind": "ceilings", **header, **asdict(found)}
+def to_json(header: dict[str, Any], findings: Findings) -> str:
+    """Render the text of the file. ValueError for a number that is not finite: JSON has none."""
+    body = {"version": VERSION, "kind": "ceilings", **header, **asdict(findings)}
     return json.dumps(body, indent=1, allow_nan=False) + "\n"
 
 
 def refuse_existing(path: Path) -> None:
-    """ValueError if the output exists or its folder cannot be written: before minutes of measuring, not after."""
+    """Raise ValueError if the file exists or its folder cannot be written. Called before measuring, which takes minutes."""
     if path.exists():
         raise ValueError(f"{path}: exists already; a ceilings file is never overwritten (choose another -o)")
     folder = path.parent
@@ -107,7 +107,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a new ceilings file. ValueError if a file has appeared there meanwhile: it is not overwritten."""
+    """Write a new file. ValueError if one has appeared there meanwhile: it is not overwritten."""
     try:
         write_whole(path, text, overwrite=False)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Copies between host and device memory, one GPU per rank and all ranks at once."""
+"""Measures copies between host and device memory: one GPU per rank, all ranks at the same time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SIZE = 256 << 20
 
 
 def measure(world: World, effort: Effort, device: torch.device) -> Findings:
-    """Both directions, from pinned and from pageable memory."""
+    """Measure both directions with pinned and with pageable host memory."""
     if device.type == "cpu":
         return Findings(not_measured=[NotMeasured("host_link", "the device is the host: nothing is copied")])
-    found = Findings()
+    findings = Findings()
     on_device = torch.ones(SIZE, dtype=torch.uint8, device=device)
     for mode, on_host in (
         ("pinned", torch.ones(SIZE, dtype=torch.uint8, pin_memory=True)),
@@ -44,7 +44,7 @@ def measure(world: World, effort: Effort, device: torch.device) -> Findings:
                 return SIZE * calls / run(calls)
 
             samples = repeat(world, rate, effort.repetitions)
-            found.roofs.append(
+            findings.roofs.append(
                 samples.roof(
                     "host_link",
                     name,
@@ -56,4 +56,4 @@ def measure(world: World, effort: Effort, device: torch.device) -> Findings:
                     size_bytes=SIZE,
                 )
             )
-    return found
+    return findings

@@ -1,4 +1,4 @@
-"""All roofs of the world a process is in, one resource after the other, and the file's header."""
+"""Measures all roofs, one resource after the other, and makes the ceilings file of them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ ROOT = Path("/")
 def measure(
     world: World, *, system: str, quick: bool, device: torch.device, directory: Path, say: Callable[[str], None]
 ) -> str:
-    """The ceilings file's text, the same on every rank; a collective. ``directory``: where storage is measured."""
+    """Measure all resources and return the text of the file, the same on every rank. All ranks call it.
+
+    Storage is measured in ``directory``; ``say`` is called with one line per resource.
+    """
     begin, began = time.perf_counter(), datetime.now(UTC)
     effort = QUICK if quick else FULL
     world.barrier()
     busy = _busy_cores()
     caches = list_data_caches(ROOT)
-    found = Findings()
+    findings = Findings()
     steps: tuple[tuple[str, Callable[[], Findings]], ...] = (
         ("compute", lambda: compute.measure(world, effort, device)),
         (
@@ -49,7 +52,7 @@ def measure(
     )
     for title, step in steps:
         since = time.perf_counter()
-        found.add(step())
+        findings.add(step())
         say(f"{title}: {time.perf_counter() - since:.1f} s")
     header = {
         "system": system,
@@ -66,11 +69,14 @@ def measure(
         ],
         "versions": _versions(device),
     }
-    return str(world.broadcast(to_json(header, found)))
+    return str(world.broadcast(to_json(header, findings)))
 
 
 def _busy_cores(seconds: float = 0.5) -> float | None:
-    """Cores that others keep busy while this process sleeps (the load average would still hold what ended a minute ago)."""
+    """Measure how many cores other processes use while this one sleeps. None if Linux does not say.
+
+    The load average is not used: it still contains processes that ended a minute ago.
+    """
 
     def used() -> float:
         user, nice, system, _, _, irq, softirq, steal = map(float, Path("/proc/stat").read_text().split()[1:9])

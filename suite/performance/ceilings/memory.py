@@ -1,8 +1,8 @@
-"""Bandwidth of every memory level, by a sweep over working sets: private buffers, every thread (CPU) or the whole GPU.
+"""Measures the bandwidth of every memory level by a sweep over working sets, on all threads (CPU) or the whole GPU.
 
-A call from Python costs as much as reading an L1 cache several times, so each timed call passes over its working set many
+One call from Python takes as long as reading an L1 cache several times. So each timed call passes over its working set many
 times: `torch.sum` over a view that repeats one row, `numpy.add.reduce` of such a view into a row of the working set, and a
-copy between two windows that move one cache line per pass. On a GPU, launches are put into a CUDA graph.
+copy between two windows that move on by one cache line per pass. On a GPU a CUDA graph holds many launches.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ ALIGNMENT = 2 << 20  # a huge page
 SMALLEST_CPU, SMALLEST_GPU = 8 << 10, 64 << 10
 LARGEST_FALLBACK = 64 << 20  # per thread, where no cache size is known
 PAST_CACHE = 8  # the sweep ends at this many times the largest cache
-LEAST, LONG_S = 5, 0.25  # repetitions of the largest sets: these or as many as take about this long
-TEAM = 3  # samples of several threads are so many times longer: they start up to 0.1 ms apart
-SKEW = 7 * LINE  # keeps the two halves of a set out of step in the low address bits, which stall stores otherwise
+LEAST, LONG_S = 5, 0.25  # repetitions of the largest sets: as many as take about LONG_S, at least LEAST
+TEAM = 3  # factor on the length of samples of several threads, which start up to 0.1 ms apart
+SKEW = 7 * LINE  # offset between the halves of a set: equal low address bits of loads and stores would stall the stores
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One access pattern. ``prepare(buffer, size, passes)`` gives the call to time and the bytes it moves."""
+    """One access pattern. ``prepare(buffer, size, passes)`` returns the call to time and the bytes it moves."""
 
     name: str
     library: str
@@ -49,14 +49,14 @@ class Kernel:
 
 
 def measure_cpu(world: World, effort: Effort, caches: Sequence[CpuCache]) -> Findings:
-    """Sweep with one working set per thread of torch's pool on every rank; roofs per level found."""
+    """Sweep with one working set per thread of torch's pool on every rank. Returns a roof for each level found."""
     threads = torch.get_num_threads()
     active = threads * world.local_size
     shares = [Cache(f"L{c.level}", c.size_bytes // min(active, c.cpus)) for c in caches]
     largest = int(agree(world, [_largest_set(shares, active)])[0])
     sizes = sweep(SMALLEST_CPU, largest, effort.points_per_octave, 4096)
     team = _Team(threads, largest + SKEW + ALIGNMENT)
-    torch.set_num_threads(1)  # each thread of the team is one thread of torch
+    torch.set_num_threads(1)  # the team has its own threads: torch must not start more in each
     try:
         sampled = {
             kernel: {size: _cpu_rate(world, team, kernel, size, effort) for size in sizes if size >= kernel.smallest}
@@ -68,7 +68,7 @@ def measure_cpu(world: World, effort: Effort, caches: Sequence[CpuCache]) -> Fin
 
 
 def measure_gpu(world: World, effort: Effort, device: torch.device) -> Findings:
-    """Sweep a triad over the whole device; the level-1 caches belong to single multiprocessors and are not seen."""
+    """Sweep a triad over the whole device. It does not see L1 caches, which belong to single multiprocessors."""
     properties = torch.cuda.get_device_properties(device)
     l2 = int(getattr(properties, "L2_cache_size", 0))
     shares = [Cache("L2", l2)] if l2 else []
@@ -84,29 +84,30 @@ def measure_gpu(world: World, effort: Effort, device: torch.device) -> Findings:
             return moved / _gpu_seconds(launch, calls)
 
         rates[size] = repeat(world, rate, effort.repetitions)
-    found = _findings(world, {Kernel("triad", "torch", _cpu_triad): rates}, shares)
-    found.not_measured.append(
+    findings = _findings(world, {Kernel("triad", "torch", _cpu_triad): rates}, shares)
+    findings.not_measured.append(
         NotMeasured("memory", "private to a multiprocessor: no sweep of the device sees it", "L1")
     )
-    return found
+    return findings
 
 
 def _findings(world: World, sampled: dict[Kernel, dict[int, Samples]], shares: Sequence[Cache]) -> Findings:
+    """Find the levels on the first kernel's rates; a roof for each, and the reason for each cache without one."""
     detector = next(iter(sampled.values()))
     sizes = list(detector)
-    found = with_one_memory(plateaus(sizes, [samples.best for samples in detector.values()]), shares)
-    results = Findings(curves=[_curve(world, kernel, rates) for kernel, rates in sampled.items()])
-    named = names(found, sizes[-1], shares)
-    for plateau, name in zip(found, named, strict=True):
-        results.roofs.append(_roof(world, sampled, sizes, plateau, name, shares))
+    levels = with_one_memory(plateaus(sizes, [samples.best for samples in detector.values()]), shares)
+    level_names = names(levels, sizes[-1], shares)
+    findings = Findings(curves=[_curve(world, kernel, rates) for kernel, rates in sampled.items()])
+    for level, name in zip(levels, level_names, strict=True):
+        findings.roofs.append(_roof(world, sampled, sizes, level, name, shares))
     for cache in shares:
-        if cache.name not in named:
+        if cache.name not in level_names:
             reason = f"no plateau near its {cache.share_bytes} bytes per thread: the rate does not fall behind it"
-            results.not_measured.append(NotMeasured("memory", reason, cache.name))
-    if "dram" not in named:
+            findings.not_measured.append(NotMeasured("memory", reason, cache.name))
+    if "dram" not in level_names:
         reason = f"the sweep ends at {sizes[-1]} bytes per thread, less than 4 times the largest cache"
-        results.not_measured.append(NotMeasured("memory", reason, "dram"))
-    return results
+        findings.not_measured.append(NotMeasured("memory", reason, "dram"))
+    return findings
 
 
 def _roof(
@@ -117,7 +118,7 @@ def _roof(
     name: str,
     shares: Sequence[Cache],
 ) -> Roof:
-    """The best median of any kernel on a plateau. Of ``dram`` only sets past four times the caches count."""
+    """The best median of any kernel on a plateau. For ``dram`` only sets above four times every cache count."""
     low, high = sizes[plateau.first], plateau.capacity or sizes[-1]
     if name == "dram":
         low = max([low, *(4 * cache.share_bytes for cache in shares)])
@@ -148,7 +149,7 @@ def _curve(world: World, kernel: Kernel, rates: dict[int, Samples]) -> Curve:
 
 
 class _Team:
-    """Threads with a private buffer each, written by its own thread so that its pages are near."""
+    """Threads with a private buffer each. Its own thread writes a buffer first, so that its pages are on the thread's NUMA node."""
 
     def __init__(self, threads: int, size: int) -> None:
         self._threads = threads
@@ -156,7 +157,7 @@ class _Team:
         self.seconds([partial(_fill, buffer) for buffer in self.buffers])
 
     def seconds(self, calls: Sequence[Callable[[], object]]) -> float:
-        """From the first start to the last end of one call per thread; they start together."""
+        """Seconds from the first start to the last end of one call per thread; the threads start together."""
         if self._threads == 1:
             begin = time.perf_counter()
             calls[0]()
@@ -179,8 +180,8 @@ class _Team:
 
 
 def _cpu_rate(world: World, team: _Team, kernel: Kernel, size: int, effort: Effort) -> Samples:
-    """Bytes/s of all threads of a rank together."""
-    estimate = 20e9  # bytes/s, only to choose the passes of the first call
+    """Measure the bytes/s of all threads of a rank together."""
+    estimate = 20e9  # bytes/s; only decides how many passes the first call makes
     sample_s = effort.sample_s * (1 if len(team.buffers) == 1 else TEAM)
 
     def prepared(passes: int) -> tuple[list[Callable[[], object]], float]:
@@ -211,7 +212,7 @@ def _cpu_update(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Call
 
 
 def _cpu_copy(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
-    # A row step of 0 would be taken as the inner loop, so each pass moves on by one line, within a window of a sixteenth
+    # numpy would make a repeated row (step 0) its inner loop, so each pass moves on by one line within a sixteenth of the set
     half = size // 2 // LINE * LINE
     steps = max(1, half // 16 // LINE)
     width = half - steps * LINE
@@ -239,32 +240,34 @@ def _cpu_triad(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Calla
 
 
 def _part(buffer: NDArray[np.uint8], start: int, size: int, dtype: type[np.generic]) -> NDArray[Any]:
-    """``size`` bytes of a buffer from ``start`` on. A buffer too small would be cut silently and the rate overstated."""
+    """``size`` bytes of a buffer from ``start`` on. Asserts that the buffer has them: a slice would be cut without an error."""
     assert start + size <= buffer.size, f"working set of {start + size} bytes in a buffer of {buffer.size}"
     return buffer[start : start + size].view(dtype)
 
 
-# The first is the detector of levels: pure reads, whose rate falls at a cache's size and not before or after it
+# The first finds the levels: pure reads, whose rate falls just where a working set exceeds a cache
 CPU_KERNELS = (
     Kernel("read", "torch", _cpu_read),
     Kernel("update", "numpy", _cpu_update),
     Kernel("copy", "numpy", _cpu_copy),
-    Kernel("triad", "torch", _cpu_triad, smallest=4 << 20),  # one call per pass: only where that costs nothing
+    Kernel(
+        "triad", "torch", _cpu_triad, smallest=4 << 20
+    ),  # one call per pass: only for sets so large that calls cost nothing
 )
 
 
 def _largest_set(shares: Sequence[Cache], active: int) -> int:
-    """Bytes per thread: `PAST_CACHE` times the largest share, but never over a quarter of the free memory in all."""
+    """Bytes per thread of the largest set: `PAST_CACHE` times the largest share, all sets at most a quarter of the free memory."""
     wanted = PAST_CACHE * shares[-1].share_bytes if shares else LARGEST_FALLBACK
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(4 << 20, min(wanted, free // 4 // active))
 
 
 def _buffer(size: int) -> NDArray[np.uint8]:
-    """Untouched pages from a huge page's boundary on; huge pages where the system gives them on request."""
+    """Allocate untouched pages from the boundary of a huge page on; huge ones where the system gives them on request."""
     mapped = mmap.mmap(-1, size + ALIGNMENT)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages: ordinary ones it is
+        with suppress(OSError):  # this kernel has no huge pages: use ordinary ones
             mapped.madvise(mmap.MADV_HUGEPAGE)
     raw = np.frombuffer(mapped, np.uint8)
     return raw[-raw.ctypes.data % ALIGNMENT :][:size]
@@ -278,7 +281,7 @@ GRAPH_LAUNCHES = 20
 
 
 def _gpu_triad(device: torch.device, size: int) -> Callable[[], None]:
-    """Twenty triads over a working set of ``size`` bytes as one CUDA graph."""
+    """Capture `GRAPH_LAUNCHES` triads over a working set of ``size`` bytes in a CUDA graph; returns its launch."""
     a, b, c = (torch.ones(size // 12, device=device) for _ in range(3))
     torch.add(b, c, alpha=0.5, out=a)
     torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Memory levels in a working-set sweep: where the rate falls, and which cache that is. Pure."""
+"""Finds memory levels in a sweep of working sets: where the rate falls, and which cache ends there. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-RAMP = 0.90  # sizes before the first rate this near the best are dominated by the cost of starting a pass
-FALL = 0.90  # a rate that falls below this in one octave leaves a level (L1 to L2 of a Zen 5 core: 0.81)
-SAME_CACHE = 4.0  # a plateau is a cache the system names if its capacity is within this factor, and nearer than others
+RAMP = 0.90  # the first rate above this share of the best ends the ramp, where starting a pass costs most
+FALL = 0.90  # a level ends where the rate falls below this share within an octave (L1 to L2 of a Zen 5 core: 0.81)
+SAME_CACHE = 4.0  # largest factor between the capacity of a plateau and that of the cache it is named after
 
 
 @dataclass(frozen=True)
 class Plateau:
-    """Sizes that run at one rate: indices ``first`` to ``last`` of the sweep.
+    """Sizes with about the same rate: indices ``first`` to ``last`` of the sweep.
 
-    ``capacity`` is the largest size that still runs above the geometric mean of this rate and the next; None for the last.
+    ``capacity`` is the largest size whose rate is above the geometric mean of this plateau's and the next one's rate; None for
+    the last plateau.
     """
 
     first: int
@@ -26,49 +27,53 @@ class Plateau:
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache as the operating system tells it, as one thread sees it: its share where active threads share it."""
+    """A cache that the operating system reports, and the bytes of it that one thread has when active threads share it."""
 
     name: str
     share_bytes: int
 
 
 def plateaus(sizes: Sequence[int], rates: Sequence[float]) -> list[Plateau]:
-    """The plateaus of a sweep by growing size.
+    """Find the plateaus of a sweep by growing size.
 
-    Rates are smoothed by a median of three neighbours and, after the ramp, by isotonic regression: no rate rises with size.
+    Rates are smoothed by a median of three neighbours and, after the ramp, by isotonic regression, so that none rises with
+    size. ValueError if there are fewer than two sizes, or a rate is not positive.
     """
     if len(sizes) != len(rates) or len(sizes) < 2 or min(rates) <= 0:
         raise ValueError(f"expected a positive rate for each of at least two sizes, got {len(sizes)} and {len(rates)}")
-    smooth = [median(rates[max(0, i - 1) : i + 2]) if 0 < i < len(rates) - 1 else rate for i, rate in enumerate(rates)]
+    smooth = [rates[0], *(median(rates[i - 1 : i + 2]) for i in range(1, len(rates) - 1)), rates[-1]]
     start = next(i for i, rate in enumerate(smooth) if rate >= RAMP * max(smooth))
     logs = _falling([math.log(rate) for rate in smooth[start:]])
     edges = _falls(sizes[start:], logs)
     begins = [0, *(end for _, end in edges)]
     ends = [*(begin for begin, _ in edges), len(logs) - 1]
     levels = [sum(logs[b : e + 1]) / (e + 1 - b) for b, e in zip(begins, ends, strict=True)]
-    found = []
+    result = []
     for position, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         capacity = None
         if position + 1 < len(levels):
-            middle = (levels[position] + levels[position + 1]) / 2
+            middle = (levels[position] + levels[position + 1]) / 2  # the mean of logarithms: a geometric mean
             capacity = sizes[start + max(i for i in range(begin, len(logs)) if logs[i] >= middle)]
-        found.append(Plateau(start + begin, start + end, capacity))
-    return found
+        result.append(Plateau(start + begin, start + end, capacity))
+    return result
 
 
-def with_one_memory(found: Sequence[Plateau], caches: Sequence[Cache]) -> list[Plateau]:
-    """All plateaus that follow one of at least half the largest cache are main memory: noise may have split them."""
-    for position, plateau in enumerate(found):
+def with_one_memory(levels: Sequence[Plateau], caches: Sequence[Cache]) -> list[Plateau]:
+    """Join all plateaus after one of at least half the largest cache: they are main memory, which noise may have split."""
+    for position, plateau in enumerate(levels):
         if plateau.capacity and caches and plateau.capacity >= max(cache.share_bytes for cache in caches) / 2:
-            rest = found[position + 1 :]
-            return [*found[: position + 1], Plateau(rest[0].first, rest[-1].last, None)]
-    return list(found)
+            rest = levels[position + 1 :]
+            return [*levels[: position + 1], Plateau(rest[0].first, rest[-1].last, None)]
+    return list(levels)
 
 
-def names(found: Sequence[Plateau], largest_size: int, caches: Sequence[Cache]) -> list[str]:
-    """A name per plateau: a cache's, in order and each once; ``dram`` for the last if it is well past every cache."""
+def names(levels: Sequence[Plateau], largest_size: int, caches: Sequence[Cache]) -> list[str]:
+    """Name each plateau after a cache, in order and each cache once. The last is ``dram`` if it reaches far beyond all caches.
+
+    A plateau that fits no cache is ``level_<position>``.
+    """
     named, left = [], list(caches)
-    for position, plateau in enumerate(found):
+    for position, plateau in enumerate(levels):
         if plateau.capacity is None:
             past = all(largest_size >= 4 * cache.share_bytes for cache in caches)
             named.append("dram" if past else f"level_{position + 1}")
@@ -97,7 +102,7 @@ def sweep(smallest: int, largest: int, per_octave: int, multiple: int) -> list[i
 
 
 def _falling(values: Sequence[float]) -> list[float]:
-    """The non-increasing sequence nearest in least squares: neighbours that rise are pooled to their mean."""
+    """The nearest non-increasing sequence in least squares (pool adjacent violators): rising neighbours get their mean."""
     pools: list[tuple[float, int]] = []
     for value in values:
         mean, count = value, 1
@@ -109,10 +114,10 @@ def _falling(values: Sequence[float]) -> list[float]:
 
 
 def _falls(sizes: Sequence[int], logs: Sequence[float]) -> list[tuple[int, int]]:
-    """Intervals of indices over which the rate falls: runs of sizes that lose more than `FALL` within an octave."""
+    """Intervals of indices over which the rate falls below `FALL` of itself within an octave; those that overlap are joined."""
     edges: list[tuple[int, int]] = []
     for i, size in enumerate(sizes):
-        octave = max(j for j in range(i, len(sizes)) if sizes[j] <= 2.05 * size)
+        octave = max(j for j in range(i, len(sizes)) if sizes[j] <= 2.05 * size)  # sizes are rounded to a multiple
         if octave == i or logs[octave] - logs[i] > math.log(FALL):
             continue
         begin = _last_before_fall(logs, i, octave)
@@ -125,6 +130,6 @@ def _falls(sizes: Sequence[int], logs: Sequence[float]) -> list[tuple[int, int]]
 
 
 def _last_before_fall(logs: Sequence[float], begin: int, end: int) -> int:
-    """The last index from which most of the fall between two indices is still to come."""
+    """The last index between two at which at most a tenth of the fall between them has happened."""
     tolerance = 0.1 * (logs[begin] - logs[end])
     return max(i for i in range(begin, end) if logs[i] >= logs[begin] - tolerance)

@@ -1,4 +1,4 @@
-"""Repeated measurement on all ranks at once: medians, spreads, the slowest rank, and the roof they are."""
+"""Repeats a measurement on all ranks at the same time, and reduces the samples to medians, spreads and a roof."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from suite.world import World
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure. ``sustained_s`` is the uninterrupted run at the best GEMM size.
+    """How long and how much to measure.
 
-    ``sample_s`` is the least length of one repetition: many short ones, since the best of them is what finds memory levels
-    on a machine that others use too. ``points_per_octave`` of the memory sweep, ``largest_message_bytes`` of the collectives,
-    ``storage_bytes`` per rank.
+    ``sample_s`` is the least length of one repetition. Repetitions are many and short: on a shared machine the best of them
+    is the least disturbed, and memory levels are found on the best. ``sustained_s`` is the uninterrupted run at the best GEMM
+    size, ``points_per_octave`` is of the memory sweep, ``storage_bytes`` is per rank.
     """
 
     repetitions: int
@@ -50,7 +50,7 @@ FULL = Effort(
 
 @dataclass(frozen=True)
 class Samples:
-    """Rates of each rank's repetitions; ranks that took no part have none."""
+    """The rates of each rank's repetitions. Ranks that took no part are left out."""
 
     by_rank: tuple[tuple[float, ...], ...]
 
@@ -66,22 +66,22 @@ class Samples:
 
     @property
     def slowest(self) -> float:
-        """The smallest median of a rank."""
+        """The smallest of the ranks' medians."""
         return float(min(np.median(rates) for rates in self.by_rank))
 
     @property
     def best(self) -> float:
-        """Median over ranks of each rank's best repetition: what other load on the machine lowers least."""
+        """Median over ranks of each rank's best repetition: the value that other load on the machine lowers least."""
         return float(np.median([max(rates) for rates in self.by_rank]))
 
     @property
     def spread(self) -> float:
-        """Interquartile range over median, the largest of all ranks."""
+        """Interquartile range divided by the median, the largest of all ranks."""
         ranges = [np.subtract(*np.percentile(rates, [75, 25])) / np.median(rates) for rates in self.by_rank]
         return float(max(ranges))
 
     def roof(self, resource: Resource, name: str, mode: str, unit: Unit, **where: Any) -> Roof:
-        """The ceiling that these rates are; ``where`` are the fields of `Roof` that rates do not know."""
+        """Make a roof of these rates. ``where`` are the fields of `Roof` that do not follow from rates."""
         return Roof(
             resource,
             name,
@@ -97,7 +97,7 @@ class Samples:
 
 
 def repeat(world: World, rate: Callable[[], float], n: int, *, member: bool = True) -> Samples:
-    """Call ``rate`` n times on every member rank, all starting together; a collective of all ranks."""
+    """Call ``rate`` n times on every member rank; each time all start together. All ranks call it."""
     mine = []
     for _ in range(n):
         world.barrier()
@@ -107,10 +107,10 @@ def repeat(world: World, rate: Callable[[], float], n: int, *, member: bool = Tr
 
 
 def agree(world: World, numbers: Sequence[float]) -> list[float]:
-    """The largest of each number over ranks: so that all make the same number of calls."""
+    """The largest of each number over ranks. With it all ranks choose the same number of calls."""
     return [max(column) for column in zip(*world.allgather(list(numbers)), strict=True)]
 
 
 def calls_for(seconds: float, one_call_s: float) -> int:
-    """How many calls fill so many seconds; at least one."""
+    """The number of calls that take at least ``seconds``; at least one."""
     return max(1, math.ceil(seconds / max(one_call_s, 1e-9)))

@@ -1,7 +1,7 @@
-"""Sequential reads and writes of one file per rank in a directory: cold where the page cache can be emptied, and warm.
+"""Measures sequential reads and writes of one file per rank in a directory: cold where the page cache can be dropped, and warm.
 
-Cold means that this node's page cache held nothing of the file, which is checked; caches behind it (a hypervisor's, a file
-server's) are not under this program's control.
+Cold means that this node's page cache holds nothing of the file, which is verified. Caches behind it (of a hypervisor or a file
+server) cannot be controlled from here.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from suite.world import World
 
 BLOCK = 4 << 20
 REPETITIONS = 3
-COLD = 0.01  # a file of which less than this share is in the page cache is cold
+COLD = 0.01  # a file is cold if less than this share of it is in the page cache
 
 
 def measure(world: World, effort: Effort, directory: Path) -> Findings:
-    """Write with fsync, read cold, read warm; the files are removed. A directory that cannot be written is not measured."""
+    """Measure a write with fsync, a cold read and a warm read; then remove the files. Nothing if the directory is unsuitable."""
     size = min(effort.storage_bytes, _free(directory, world) // 10) // BLOCK * BLOCK
     path = directory / f".mlhpc-ceilings-{os.getpid()}-{world.rank}"
     reason = _reason(world, directory, size)
     if reason:
         return Findings(not_measured=[NotMeasured("storage_read", reason), NotMeasured("storage_write", reason)])
     block = np.random.default_rng(world.rank).bytes(BLOCK)
-    found = Findings()
+    findings = Findings()
     try:
         written = repeat(world, lambda: size / _write(path, block, size), REPETITIONS)
-        found.roofs.append(_roof(world, "storage_write", directory, "fsync", written, size))
+        findings.roofs.append(_roof(world, "storage_write", directory, "fsync", written, size))
         cold = [all(world.allgather(_evict(path)))]
 
         def read_cold() -> float:
@@ -43,20 +43,20 @@ def measure(world: World, effort: Effort, directory: Path) -> Findings:
 
         samples = repeat(world, read_cold, REPETITIONS)
         if all(world.allgather(all(cold))):
-            found.roofs.append(_roof(world, "storage_read", directory, "cold", samples, size))
+            findings.roofs.append(_roof(world, "storage_read", directory, "cold", samples, size))
         else:
             reason = "the page cache keeps the file (a file system in memory, or one that ignores POSIX_FADV_DONTNEED)"
-            found.not_measured.append(NotMeasured("storage_read", reason, "cold"))
+            findings.not_measured.append(NotMeasured("storage_read", reason, "cold"))
         _read(path)
         warm = repeat(world, lambda: size / _read(path), REPETITIONS)
-        found.roofs.append(_roof(world, "storage_read", directory, "warm", warm, size))
+        findings.roofs.append(_roof(world, "storage_read", directory, "warm", warm, size))
     finally:
         path.unlink(missing_ok=True)
-    return found
+    return findings
 
 
 def resident_share(path: Path) -> float:
-    """Share of a file's pages that are in the page cache, by mincore(2)."""
+    """The share of a file's pages that are in the page cache, by mincore(2)."""
     size = path.stat().st_size
     pages = -(-size // mmap.PAGESIZE)
     present = (ctypes.c_ubyte * pages)()
@@ -72,7 +72,7 @@ def resident_share(path: Path) -> float:
 
 
 def _evict(path: Path) -> bool:
-    """Drop a file from this node's page cache; True if it is gone from there."""
+    """Drop a file from this node's page cache. True if it is gone."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -82,7 +82,7 @@ def _evict(path: Path) -> bool:
 
 
 def _write(path: Path, block: bytes, size: int) -> float:
-    """Seconds to write a file of blocks and have it on the device."""
+    """Seconds to write a file of blocks and force it to the device."""
     begin = time.perf_counter()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -97,7 +97,7 @@ def _write(path: Path, block: bytes, size: int) -> float:
 
 
 def _read(path: Path) -> float:
-    """Seconds to read a file from its begin to its end."""
+    """Seconds to read a whole file."""
     buffer = bytearray(BLOCK)
     begin = time.perf_counter()
     descriptor = os.open(path, os.O_RDONLY)
@@ -110,7 +110,7 @@ def _read(path: Path) -> float:
 
 
 def _free(directory: Path, world: World) -> int:
-    """Free bytes of the directory's file system for each rank of a node."""
+    """Free bytes of the directory's file system divided by the ranks of the node; 0 if unknown."""
     try:
         status = os.statvfs(directory)
     except OSError:
@@ -119,7 +119,7 @@ def _free(directory: Path, world: World) -> int:
 
 
 def _reason(world: World, directory: Path, size: int) -> str:
-    """Why no rank measures, or nothing: one rank that cannot is enough."""
+    """Why storage is not measured; "" if it is. One rank that cannot write is enough. All ranks call it."""
     mine = ""
     if not directory.is_dir():
         mine = f"{directory} is not a directory (choose another --directory)"
