@@ -1,7 +1,7 @@
-"""The card of a workload: per size, the target, the required runs, the constraints and the counts a run is judged by.
+"""The card of a workload: for each size the target, required runs, constraints and counts by which runs are judged.
 
-Read from ``card.yaml`` without torch. A run never states its own rules: compliance reads the card, not the log.
-Reference convergence points (RCPs) lie beside it in ``rcp/<size>.json``.
+Reads ``card.yaml`` without torch, and reference convergence points (RCPs) from ``rcp/<size>.json`` beside it. Compliance takes its
+rules from the card and never from the log: a run must not state its own rules.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ RCP_VERSION = 1
 
 @dataclass(frozen=True)
 class Target:
-    """What a run must reach and how many runs a time-to-train score needs. ``source`` names the card or rules it is from.
+    """The value that a run must reach, and the runs that a time-to-train score needs.
 
-    ``metric`` is the MLLOG key of its values, ``metric_name`` its name for people. ``direction`` min: smaller is better.
+    ``metric`` is the MLLOG key of the values, ``metric_name`` its name for people. With ``direction`` min, smaller values are
+    better. ``source`` names the card or ruleset that sets the target.
     """
 
     metric: str
@@ -48,7 +49,7 @@ class Target:
         return f"{self.metric} {'<=' if self.direction == 'min' else '>='} {self.threshold:g}"
 
     def best(self, values: Sequence[float]) -> float:
-        """The value nearest to the target's good side, of at least one."""
+        """The best of some values. ValueError if there are none."""
         return min(values) if self.direction == "min" else max(values)
 
 
@@ -57,9 +58,9 @@ class _Frozen(BaseModel):
 
 
 class Constraint(_Frozen):
-    """What the closed division asks of one MLLOG key. An absent bound is no bound; bounds apply to numbers only.
+    """The constraint of the closed division on one MLLOG key. Bounds that are None do not apply; bounds are for numbers only.
 
-    ``when`` maps other keys to values: nothing is asked of this key in a log where one of those has another value.
+    ``when`` maps other keys to values: the constraint holds only in logs where all of those have these values.
     """
 
     when: dict[str, Any] | None = None
@@ -73,7 +74,7 @@ class Constraint(_Frozen):
 
 
 class OfficialRules(_Frozen):
-    """The MLPerf HPC constants this size is measured against, and what MLCommons' own tools will therefore say."""
+    """The constants of MLPerf HPC that MLCommons' own tools apply to a result of this size."""
 
     benchmark: str
     threshold: float
@@ -82,7 +83,7 @@ class OfficialRules(_Frozen):
 
 
 class SizeCard(_Frozen):
-    """One size of one workload. FLOPs count 2 per multiply-add; bytes are of the sample as stored, uncompressed."""
+    """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is the size of a stored sample without compression."""
 
     description: str
     metric: Literal["eval_error", "eval_accuracy"]
@@ -115,13 +116,13 @@ class Card(_Frozen):
     sizes: dict[str, SizeCard]
 
     def size(self, name: str) -> SizeCard:
-        """The card of one size. ValueError names the sizes there are."""
+        """The card of one size. ValueError names the known sizes."""
         if name not in self.sizes:
             raise ValueError(f"{self.workload}: unknown size {name!r}; sizes: {', '.join(self.sizes)}")
         return self.sizes[name]
 
     def target(self, size: str) -> Target:
-        """The target of one size. ValueError names the sizes there are."""
+        """The target of one size. ValueError names the known sizes."""
         entry = self.size(size)
         return Target(
             metric=entry.metric,
@@ -134,7 +135,7 @@ class Card(_Frozen):
 
 
 class ReferencePoint(_Frozen):
-    """Epochs to target of many seeds at one batch size. ``epochs`` has one entry per seed that converged."""
+    """Epochs to target at one batch size, over seeds. ``epochs`` has one entry per seed that converged."""
 
     global_batch_size: int
     epochs: tuple[float, ...]
@@ -166,7 +167,7 @@ class ReferencePoints(_Frozen):
 
 
 def read_card(folder: Path) -> Card:
-    """Read ``<folder>/card.yaml``. ValueError says file, line, value and what was expected."""
+    """Read ``<folder>/card.yaml``. ValueError names file, line and value, and what was expected."""
     source = YamlSource.read(folder / "card.yaml")
     try:
         return Card.model_validate(source.data)
@@ -175,7 +176,7 @@ def read_card(folder: Path) -> Card:
 
 
 def read_reference_points(folder: Path, size: str) -> ReferencePoints | None:
-    """Read ``<folder>/rcp/<size>.json``; None if none was recorded. ValueError on a file that is not valid."""
+    """Read ``<folder>/rcp/<size>.json``. None if there is none; ValueError if it is not valid."""
     path = folder / "rcp" / f"{size}.json"
     if not path.exists():
         return None
