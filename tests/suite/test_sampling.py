@@ -47,6 +47,10 @@ def test_batches_that_cannot_be_split_are_refused_with_those_that_can() -> None:
         check_batch(16, 6)
     with pytest.raises(ValueError, match="nearest that can: 8"):
         check_batch(4, 8)
+    with pytest.raises(ValueError, match="8 cannot be split evenly over 2 ranks in 3 accumulation steps; nearest"):
+        check_batch(8, 2, 3)
+    with pytest.raises(ValueError, match="7 cannot be split evenly over 2 ranks; nearest that can: 6, 8"):
+        check_batch(7, 2)
     with pytest.raises(ValueError, match="larger than the 5 training samples"):
         steps_per_epoch(5, 8)
 

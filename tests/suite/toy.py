@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def toy_card(threshold: float = 0.02) -> Card:
         eval_every_steps=int(os.environ["TOY_EVAL_EVERY_STEPS"]) if "TOY_EVAL_EVERY_STEPS" in os.environ else None,
         train_samples=TRAIN,
         eval_samples=VALIDATION,
-        model_parameters=WIDTH * WIDTH + ("TOY_SHARDED" in os.environ),
+        model_parameters=WIDTH * WIDTH,
         forward_flops_per_sample=2.0 * WIDTH**2,
         training_flops_per_sample=6.0 * WIDTH**2,
         sample_bytes=8 * WIDTH,
@@ -203,32 +204,47 @@ def toy_config(data: Path, **changes: Any) -> RunConfig:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`toy.py DATA RUN TRIAL SEED [key=value ...] [resume]`: a worker of the toy in the world it was started in."""
+    """`toy.py DATA TRIAL...`: trials of the toy, one after another, in the world this process was started in.
+
+    A trial is `RUN TRIAL SEED [key=value ...] [NAME=value ...] [resume]`; NAME is an environment variable that holds for this
+    trial, and `--` stands between two trials. One process start, which imports torch, serves them all. The first rank prints
+    the exit code of each trial; the process ends with the last one's.
+    """
+    data, *rest = argv
+    code = 0
+    while rest:
+        end = rest.index("--") if "--" in rest else len(rest)
+        code = run_trial(Path(data), *rest[:3], options=rest[3:end])
+        if os.environ.get("PMI_RANK", "0") == "0":
+            print(f"exit code {code}", flush=True)
+        rest = rest[end + 1 :]
+    return code
+
+
+def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str]) -> int:
+    """One trial; its exit code."""
     import time
 
     import yaml
 
     from suite.training.worker import work
 
-    data, run, trial, seed, *rest = argv
+    first_line = time.perf_counter()
     changes: dict[str, Any] = {}
-    for text in rest:
-        if "=" in text:
-            key, value = text.split("=", 1)
-            section, _, name = key.rpartition(".")
-            (changes.setdefault(section, {}) if section else changes)[name] = yaml.safe_load(value)
-    config = toy_config(Path(data), **changes)
-    return work(
-        DESCRIPTOR,
-        config,
-        Path(run),
-        int(trial),
-        3,
-        int(seed),
-        "strong",
-        "resume" in rest,
-        first_line=time.perf_counter(),
-    )
+    with mock.patch.dict(os.environ):
+        for text in options:
+            if "=" in text:
+                key, value = text.split("=", 1)
+                if key.isupper():
+                    os.environ[key] = value
+                    continue
+                section, _, name = key.rpartition(".")
+                (changes.setdefault(section, {}) if section else changes)[name] = yaml.safe_load(value)
+        config = toy_config(data, **changes)
+        return work(
+            *(DESCRIPTOR, config, Path(run), int(trial), 3, int(seed), "strong", "resume" in options),
+            first_line=first_line,
+        )
 
 
 class LateSignal:
