@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.fixtures.once import made_once
+from tests.fixtures.readme import GENERATE
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FIRST = (  # files of more than half a minute: begun last, one of them would keep one worker busy and the others idle
@@ -36,9 +41,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def smoke_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder ($MLHPC_DATA) with the smoke size of CosmoFlow."""
-    folder = tmp_path_factory.mktemp("data")
-    root = folder / "cosmoflow-smoke"
-    command = ["data", "generate", "cosmoflow", "--size", "smoke", "--ranks", "2", "-o", str(root)]
-    subprocess.run([sys.executable, "-m", "suite", *command], cwd=ROOT, check=True, capture_output=True, timeout=240)
-    return folder
+    """A data folder ($MLHPC_DATA) with the smoke size of CosmoFlow, generated once by the README's own command."""
+
+    def generate(folder: Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != "MLHPC_DATA"}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = subprocess.run(
+            shlex.split(GENERATE),
+            cwd=folder,
+            env=environment | {"PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return made_once(tmp_path_factory, "smoke", generate) / "data"

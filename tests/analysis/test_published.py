@@ -5,9 +5,6 @@ Uses MLHPC_PUBLISHED_RESULTS (a clone, or a folder of clones, of mlcommons/hpc_r
 
 from __future__ import annotations
 
-import os
-import tarfile
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -16,9 +13,7 @@ import pytest
 from analysis.decompose import choose, per_run, results
 from analysis.statistics import efficiency, run_spread
 from analysis.tables.ingest import Tables, ingest
-
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-ARCHIVE = SHARED / "mlperf_hpc_results.tar.xz"
+from tests.fixtures.published import SHARED, published_results
 
 # Quantity of the first round's analysis: our column, and our unit in its unit.
 COLUMNS = {
@@ -63,15 +58,7 @@ REVIEW = {"v0.7/RIKEN/fugaku_512xA64FX_tensorflow_closed/strong/cosmoflow/full":
 
 @pytest.fixture(scope="session")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
-    given = os.environ.get("MLHPC_PUBLISHED_RESULTS")
-    if given:
-        return ingest([Path(given)], {})
-    if not ARCHIVE.exists():
-        pytest.skip("needs published logs: set MLHPC_PUBLISHED_RESULTS to a clone of mlcommons/hpc_results_v0.7, ...")
-    folder = tmp_path_factory.mktemp("published")
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
-    return ingest([folder], {})
+    return ingest([published_results(tmp_path_factory)], {})
 
 
 def expected(name: str) -> pd.DataFrame:

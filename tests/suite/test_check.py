@@ -511,7 +511,7 @@ KNOWN_PACKAGE_ERRORS = {"rcp-speed"}  # docs/checker.md lists where
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return published_results(tmp_path_factory.mktemp("published"))
+    return published_results(tmp_path_factory)
 
 
 def test_published_logs_pass_by_their_own_round(published: Path) -> None:

@@ -205,7 +205,7 @@ def test_sizes_are_never_scored_together(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return published_results(tmp_path_factory.mktemp("published"))
+    return published_results(tmp_path_factory)
 
 
 @pytest.mark.skipif(not SCORES.is_file(), reason="no published_scores_expected.csv beside the checkout")
