@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from suite.compliance.output import FORMATS, print_table
 from suite.compliance.package_rules import SYSTEM_FIELDS
 from suite.compliance.rules import EXPLANATIONS, LOG_RULES, Finding
 from suite.compliance.ruleset import ruleset, ruleset_names
+from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, Line, edit, hpc_run, insert, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
 from tests.fixtures.package_mutations import example
@@ -364,12 +363,6 @@ def test_convergence_that_is_too_fast_is_an_error(tmp_path: Path) -> None:
 
 
 # Output and command line
-
-
-def mlhpc(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "suite", *map(str, arguments)], capture_output=True, text=True, timeout=60
-    )
 
 
 def test_json_output(tmp_path: Path) -> None:

@@ -12,23 +12,13 @@ from pathlib import Path
 import pytest
 
 from suite.cli import GROUPS, OTHER
+from tests.fixtures.cli import mlhpc
 
 COMMANDS = sorted(point.name for point in entry_points(group="mlhpc.commands"))
 
 
-def mlhpc(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "suite", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd,
-        env=os.environ | environ,
-    )
-
-
 def test_help_lists_every_command_once_under_a_heading_and_in_order() -> None:
-    done = mlhpc("--help")
+    done = subprocess.run([sys.executable, "-m", "suite", "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
     places = [done.stdout.index(f"{heading}:") for heading in GROUPS]
     assert places == sorted(places)

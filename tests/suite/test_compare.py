@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,13 +11,8 @@ from hypothesis import strategies as st
 
 from suite.commands.compare import verdict
 from suite.log.score import TimeRatio, time_ratio
+from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import hpc_run, our_run, our_runs, results, write
-
-
-def mlhpc(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "suite", *map(str, arguments)], capture_output=True, text=True, timeout=60
-    )
 
 
 def test_the_interval_is_welch_on_log_time() -> None:

@@ -1,18 +1,13 @@
 """`mlhpc list`: every workload with its sizes, as the cards say."""
 
 import json
-import subprocess
-import sys
 
 from suite.descriptor import descriptors
-
-
-def mlhpc(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "suite", "list", *arguments], capture_output=True, text=True)
+from tests.fixtures.cli import mlhpc
 
 
 def test_every_size_of_every_card_is_listed_with_its_target() -> None:
-    listed = {item["workload"]: item for item in json.loads(mlhpc("--json").stdout)}
+    listed = {item["workload"]: item for item in json.loads(mlhpc("list", "--json").stdout)}
     for name, item in descriptors().items():
         for size, card in item.card().sizes.items():
             shown = listed[name]["sizes"][size]
@@ -21,13 +16,13 @@ def test_every_size_of_every_card_is_listed_with_its_target() -> None:
 
 
 def test_the_text_names_workload_targets_and_configs() -> None:
-    text = mlhpc("cosmoflow").stdout
+    text = mlhpc("list", "cosmoflow").stdout
     assert text.startswith("cosmoflow  ")
     assert "<= 0.124" in text
     assert text.splitlines()[-1].startswith("  configs: ")
 
 
 def test_an_unknown_workload_is_answered_with_those_there_are() -> None:
-    done = mlhpc("cosmofow")
+    done = mlhpc("list", "cosmofow")
     assert done.returncode == 2
     assert done.stderr.startswith("mlhpc: unknown workload 'cosmofow'; workloads: ")

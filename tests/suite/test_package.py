@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from suite.machine.facts import Cpu
 from suite.machine.system import System
 from suite.package.build import build_package
 from suite.package.results import read_run
+from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, drop, edit, our_run, write
 from tests.fixtures.package_mutations import PackageCase, example, package_cases
 from tests.fixtures.runs import node, run_folder
@@ -265,11 +265,6 @@ def test_an_aborted_run_is_packaged_and_counts_as_the_one_that_may_fail(tmp_path
 
 def test_package_command(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a")
-
-    def mlhpc(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "suite", *map(str, arguments)], capture_output=True, text=True, timeout=60
-        )
 
     done = mlhpc("package", run, "--system", "bed", "-o", tmp_path / "out" / "ACME")
     assert done.returncode == 0, done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,13 +12,8 @@ from suite.commands.rcp import reference_point
 from suite.compliance.ruleset import ruleset
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
+from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import our_run, our_runs, write
-
-
-def mlhpc(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "suite", *map(str, arguments)], capture_output=True, text=True, timeout=60
-    )
 
 
 def records(folder: Path) -> list[RunRecord]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from suite.log.reader import read_events
 from suite.log.record import MetricValue, RunRecord, summarise
 from suite.log.results_tree import find
 from suite.log.score import concurrent, failure, log_interval, throughput, time_to_train
+from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, our_runs, write
 from tests.fixtures.published import SCORES, published_results
 
@@ -162,12 +161,6 @@ def test_interval_is_student_t_on_log_time() -> None:
     low, high = log_interval([math.e, math.e**2, math.e**3]) or (0, 0)
     assert math.log(high) - 2 == pytest.approx(4.302652729749462 / math.sqrt(3))
     assert math.log(low) + math.log(high) == pytest.approx(4)
-
-
-def mlhpc(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "suite", *map(str, arguments)], capture_output=True, text=True, timeout=60
-    )
 
 
 def test_score_command(tmp_path: Path) -> None:

@@ -16,20 +16,15 @@ from suite.descriptor import descriptor, descriptors
 from suite.launch import cost, jobs
 from suite.log.record import RunRecord
 from suite.log.timeline import Epoch
+from tests.fixtures import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 CARD = descriptor("cosmoflow").card().size("mini")
 
 
 def mlhpc(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": f"{tmp_path / 'tools'}:/usr/bin:/bin", "HOME": str(tmp_path)}
-    return subprocess.run(
-        [sys.executable, "-m", "suite", "submit", "cosmoflow", *arguments],
-        cwd=tmp_path,
-        env=environment | variables,
-        capture_output=True,
-        text=True,
-    )
+    environment = {"PATH": f"{tmp_path / 'tools'}:/usr/bin:/bin", "HOME": str(tmp_path)} | variables
+    return cli.mlhpc("submit", "cosmoflow", *arguments, cwd=tmp_path, environment=environment)
 
 
 def fake_sbatch(tmp_path: Path, body: str) -> None:
