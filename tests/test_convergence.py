@@ -1,6 +1,6 @@
 """Every workload reaches its targets: one seed of each ``smoke`` and five fresh seeds of each ``mini``, in `make test-long`.
 
-`make test` trains `moe_lm` and CosmoFlow to their `smoke` targets where the demo and the README's commands are run.
+`make test` trains CosmoFlow to its `smoke` target where the README's commands are run.
 
 Where reference points are recorded, fresh seeds need as many epochs as they say.
 """

@@ -1,20 +1,20 @@
-"""The README is run: its commands in order in an empty folder; the two make commands are parsed and the demo runs small."""
+"""The README is run: its commands in order; the two make commands are parsed, the demo is led through its steps."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from suite.commands.demo import demo
-from suite.descriptor import descriptor
-from suite.log.reader import read_events
-from suite.log.record import first_reaching, summarise
 from tests.fixtures.readme import COMMANDS, MLHPC_COMMANDS, ROOT
 
 ENV = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
@@ -29,20 +29,52 @@ def test_the_readme_names_two_make_commands_that_the_makefile_has() -> None:
     assert "pytest" in done.stdout
 
 
-@pytest.mark.timeout(400)
+def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(line, shell=True, cwd=folder, env=ENV, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_the_three_jobs_work_as_written(smoke_data: Path, tmp_path: Path) -> None:
     """In a folder that has the data already: the fixture ran the README's own command for them."""
-    assert len(MLHPC_COMMANDS) >= 10
     (tmp_path / "data").symlink_to(smoke_data)
     for line in MLHPC_COMMANDS:
-        done = subprocess.run(line, shell=True, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=300)
+        done = shell(line, tmp_path)
         assert done.returncode == 0, f"$ {line}\n{done.stdout}\n{done.stderr}"
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
 
 
+@pytest.fixture(scope="module")
+def followed(smoke_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """The folder of a person who typed the README's commands, but one run for five, and what `check` and `score` said.
+
+    Those two find that one run is too few, and only that; every other command ends well.
+    """
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "data").symlink_to(smoke_data)
+    said = {}
+    for line in MLHPC_COMMANDS:
+        name = line.split()[1]
+        done = shell(line.replace("--runs 5 --set", "--runs 1 --set"), folder)
+        assert done.returncode == (1 if name in {"check", "score"} else 0), f"$ {line}\n{done.stdout}\n{done.stderr}"
+        said[name] = done.stdout
+    return folder, said
+
+
+@pytest.mark.timeout(400)
+def test_the_three_jobs_work_with_one_run(followed: tuple[Path, dict[str, str]]) -> None:
+    assert len(MLHPC_COMMANDS) >= 10
+    folder, said = followed
+    assert [line.split()[1] for line in said["check"].splitlines() if line.startswith("error")] == ["run-count"]
+    assert "not a score: 1 of 5 runs" in said["score"]
+    assert "accepted  compliance_checker" in said["check"]
+    assert (folder / "report" / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_demo_runs_small_and_says_what_one_run_is_not(tmp_path: Path) -> None:
-    """With another workload than the README's commands; its run reaches the target of `smoke`."""
+    """With another workload than the README's commands."""
     done = subprocess.run(
         [sys.executable, "-m", "suite", "demo", "moe_lm", "--size", "smoke", "--runs", "1", "-o", "out"],
         cwd=tmp_path,
@@ -54,8 +86,40 @@ def test_the_demo_runs_small_and_says_what_one_run_is_not(tmp_path: Path) -> Non
     assert "Traceback" not in done.stdout + done.stderr
     assert done.returncode == 1, done.stdout + done.stderr  # one run is too few for a score: a finding
     assert (tmp_path / "out" / "report" / "report.html").exists()
-    (log,) = (tmp_path / "out").glob("submissions/demo/results/*/strong/moe_lm/result_*.txt")
-    assert first_reaching(summarise(read_events(log)), descriptor("moe_lm").card().size("smoke")) is not None
+    assert len(list((tmp_path / "out").glob("submissions/demo/results/*/strong/moe_lm/result_*.txt"))) == 1
+
+
+def parse(command: click.Command, words: list[str]) -> None:
+    """Let a command, or the subcommand that is named first, parse its arguments; a mistake is raised."""
+    if isinstance(command, click.Group):
+        parse(command.commands[words[0]], words[1:])
+    else:
+        command.make_context(command.name, words)
+
+
+@pytest.mark.timeout(400)
+def test_the_demos_commands_are_understood_and_make_a_package_and_a_report_of_a_run(
+    followed: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes long is parsed only, and the run is that of the README's commands; the rest is executed."""
+    start = subprocess.run
+
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        name, *words = command[3:]
+        if name in {"data", "run", "ceilings"}:
+            parse(getattr(importlib.import_module(f"suite.commands.{name}"), name), words)
+            if name == "run":
+                shutil.copytree(followed[0] / "runs" / "first", words[words.index("-o") + 1])
+            return subprocess.CompletedProcess(command, 0)
+        return start(command, capture_output=True, text=True, timeout=200)
+
+    monkeypatch.setattr("suite.commands.demo.subprocess.run", run)
+    done = CliRunner().invoke(demo, ["--size", "smoke", "--runs", "1", "-o", str(tmp_path / "out")])
+    assert done.exit_code == 1, done.output
+    failed = [line.split("`")[1] for line in done.output.splitlines() if line.startswith("  failed:")]
+    assert failed == ["mlhpc check", "mlhpc score"]  # one run is too few for a score
+    assert (tmp_path / "out" / "report" / "report.html").exists()
+    assert len(list((tmp_path / "out").glob("submissions/demo/results/*/strong/cosmoflow/result_*.txt"))) == 1
 
 
 def test_the_demo_reaches_its_report_when_the_ceilings_cannot_be_measured(

@@ -95,15 +95,39 @@ LAYER = st.fixed_dictionaries(
 )
 
 
+ANY_LOAD = ANY | st.dictionaries(st.text(max_size=3), LAYER, max_size=3)
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-@given(load=ANY | st.dictionaries(st.text(max_size=3), LAYER, max_size=3))
-def test_no_load_stops_the_figure(
+@given(load=ANY_LOAD)
+def test_no_load_stops_the_answer(
     tmp_path_factory: pytest.TempPathFactory, log: Build, cards: dict[str, Card], load: Any
 ) -> None:
     data = made(tmp_path_factory.mktemp("any"), log, cards, load, {"a": layer([1, 2, 3])})
     expert_load.table(data)
     expert_load.answer(data)
+
+
+def check_figure(folder: Path, log: Build, cards: dict[str, Card], load: Any) -> None:
+    data = made(folder, log, cards, load, {"a": layer([1, 2, 3])})
     svg(expert_load.draw(data), "load", "Expert load", "")
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(load=ANY_LOAD)
+def test_no_load_stops_the_figure(
+    tmp_path_factory: pytest.TempPathFactory, log: Build, cards: dict[str, Card], load: Any
+) -> None:
+    check_figure(tmp_path_factory.mktemp("any"), log, cards, load)
+
+
+@pytest.mark.long
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(load=ANY_LOAD)
+def test_no_load_of_many_stops_the_figure(
+    tmp_path_factory: pytest.TempPathFactory, log: Build, cards: dict[str, Card], load: Any
+) -> None:
+    check_figure(tmp_path_factory.mktemp("any"), log, cards, load)
 
 
 @pytest.mark.parametrize("colour", [(0.0, 0.447, 0.698), (0.835, 0.369, 0.0), (0.97, 0.97, 0.97)])

@@ -257,6 +257,7 @@ def test_a_report_takes_a_sweep_beside_its_logs(tmp_path: Path, run_folder: Any)
     assert "extrapolat" in html
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_without_a_sweep_says_what_is_missing(tmp_path: Path, run_folder: Any) -> None:
     output = tmp_path / "report"
     done = CliRunner().invoke(report, [str(run_folder(tmp_path / "runs")), "-o", str(output)])

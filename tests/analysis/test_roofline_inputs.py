@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from analysis.commands.report import report
-from analysis.figures import figures
+from analysis.figures import FigureModule, figures
 from analysis.page.drawing import style, svg
 from analysis.roofline.bounds import Demand, Resource
 from analysis.roofline.cases import Case, measured_cases, published_cases
@@ -258,16 +258,6 @@ def test_a_ceiling_in_a_wrong_unit_is_refused_in_the_report(
     assert "above the roof" in case.bounds.refused[0].reason
 
 
-def test_the_figures_are_the_same_every_time(made: Study) -> None:
-    for name in ("extended_roofline", "roofline", "time_roofline", "hierarchical_roofline", "stragglers"):
-        module = figures()[name]
-        drawn = []
-        for _ in range(2):
-            with style():
-                drawn.append(svg(module.draw(made), name, module.TITLE, module.CAPTION) + module.answer(made))
-        assert drawn[0] == drawn[1], name
-
-
 ABSURD = [
     ("number_of_ranks", 0), ("number_of_ranks", -3), ("number_of_ranks", 10**15), ("number_of_ranks", "many"),
     ("number_of_nodes", 0), ("global_batch_size", 0), ("global_batch_size", 1e300), ("model_parameters", -1),
@@ -280,25 +270,54 @@ ABSURD = [
 ]  # fmt: skip
 
 
+DRAWN = ("number_of_nodes", "model_parameters")  # the others in `make test-long`
+
+
 @pytest.mark.parametrize(("key", "value"), ABSURD, ids=str)
+def test_no_log_can_stop_the_answers(
+    tmp_path: Path, run_folder: Build, ceilings: Build, counters: Build, cards: dict[str, Card], key: str, value: Any
+) -> None:
+    made = absurd(tmp_path, run_folder, ceilings, counters, cards, key, value)
+    for module in of_files():
+        with suppress(NotAnswerableError):
+            assert module.answer(made)
+            assert len(module.table(made))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [pytest.param(*case, marks=() if case[0] in DRAWN else pytest.mark.long) for case in ABSURD],
+    ids=str,
+)
 def test_no_log_can_stop_the_figures(
     tmp_path: Path, run_folder: Build, ceilings: Build, counters: Build, cards: dict[str, Card], key: str, value: Any
 ) -> None:
-    folder = run_folder(tmp_path)
-    for log in folder.glob("result_*.txt"):
+    made = absurd(tmp_path, run_folder, ceilings, counters, cards, key, value)
+    for module in of_files():
+        with suppress(NotAnswerableError), style():
+            svg(module.draw(made), "figure", module.TITLE, module.CAPTION)
+
+
+def of_files() -> list[FigureModule]:
+    """The figures that show ceilings or counters files."""
+    wanted = {"stragglers", "what_if"}
+    return [module for name, module in figures().items() if name.endswith("roofline") or name in wanted]
+
+
+def absurd(
+    folder: Path, run_folder: Build, ceilings: Build, counters: Build, cards: dict[str, Card], key: str, value: Any
+) -> Study:
+    """Logs that begin with this event, with ceilings here and elsewhere."""
+    runs = run_folder(folder)
+    for log in runs.glob("result_*.txt"):
         record = {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": key, "value": value}
         line = json.dumps(record | {"metadata": {"epoch_num": 1, "steps": 10}})
         log.write_text(f":::MLLOG {line}\n{log.read_text()}")
-    given = [ceilings(tmp_path / "c.json"), counters(tmp_path / "k.json")]
-    made = study([folder], cards, read_inputs(given, [ceilings(tmp_path / "d.json", "other", faster=2.0)]))
-    for name, module in figures().items():
-        if name.endswith("roofline") or name in {"stragglers", "what_if"}:
-            with suppress(NotAnswerableError), style():
-                svg(module.draw(made), name, module.TITLE, module.CAPTION)
-                assert module.answer(made)
-                assert len(module.table(made))
+    given = [ceilings(folder / "c.json"), counters(folder / "k.json")]
+    return study([runs], cards, read_inputs(given, [ceilings(folder / "d.json", "other", faster=2.0)]))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_takes_ceilings_among_its_paths_and_refuses_them_alone(
     tmp_path: Path, run_folder: Build, ceilings: Build
 ) -> None:
