@@ -14,18 +14,17 @@ from tests.fixtures.once import made_once
 from tests.fixtures.readme import GENERATE
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST_FIRST = (  # files of more than half a minute: begun last, one of them would keep one worker busy and the others idle
-    "tests/test_readme.py",
+LONGEST_FIRST = (  # files of more than ten seconds: begun last, one of them would keep one worker busy and the others idle
     "tests/slurm/",
-    "tests/suite/test_harness.py",
+    "tests/test_readme.py",
     "tests/test_run.py",
+    "tests/suite/test_harness.py",
     "tests/workloads/moe/",
+    "tests/suite/test_staging.py",
     "tests/analysis/test_report.py",
-    "tests/suite/test_check.py",
-    "tests/test_convergence.py",
-    "tests/suite/test_profile.py",
     "tests/workloads/deepcam/",
-    "tests/analysis/test_roofline",
+    "tests/workloads/open_catalyst/",
+    "tests/suite/test_profile.py",
 )
 
 

@@ -1,4 +1,4 @@
-"""`exact_worker.py RANKS quick|long`: every case of RANKS ranks in one process start; prints cases and largest errors.
+"""`exact_worker.py RANKS quick|long`: every case of RANKS ranks (`1,2,4`: of each) in one process start; prints cases and errors.
 
 The ranks are forked after torch is imported. Each case: all weights and every rank's tokens from a seed, the dense float64
 reference of `oracle` on all of them, the layer on this rank's, then y, dX, dGate and dW compared.
@@ -79,6 +79,12 @@ def cases(ranks: int, amount: str) -> Iterator[Case]:
     for backend, dtype, share, quick in FORMS:
         chosen = thinned(matrix, len(matrix) // share if amount == "long" else quick)
         yield from (replace(case, backend=backend, dtype=dtype) for case in chosen)
+    # The slice has 20 of each r: every third one is another kind of case with each of three r in a row
+    yield from itertools.islice(uncrossed(ranks, amount), 0, None, 1 if amount == "long" else 3)
+
+
+def uncrossed(ranks: int, amount: str) -> Iterator[Case]:
+    """Activations, biases and priorities with every number of experts and every r."""
     for experts in EXPERTS[ranks]:
         for r in valid_r(experts, ranks):
             for activation, bias in (("swiglu", False), ("gelu", True), ("silu", True)):
@@ -276,9 +282,14 @@ def fork_ranks(ranks: int, run: Callable[[int], None]) -> int:
 
 
 def main() -> int:
-    ranks, amount = int(sys.argv[1]), sys.argv[2]
+    amount = sys.argv[2]
+    return max(run_all(int(ranks), amount) for ranks in sys.argv[1].split(","))
+
+
+def run_all(ranks: int, amount: str) -> int:
     if ranks == 1:
         run_rank(0, 1, Path(), amount)
+        sys.stdout.flush()  # else each forked rank prints it again
         return 0
     with tempfile.TemporaryDirectory() as folder:
         return fork_ranks(ranks, lambda rank: run_rank(rank, ranks, Path(folder) / "store", amount))

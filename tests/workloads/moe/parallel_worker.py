@@ -1,4 +1,4 @@
-"""`parallel_worker.py WORKLOAD RANKS`: a few steps in the harness's way, experts replicated and spread, against one rank."""
+"""`parallel_worker.py WORKLOAD,... RANKS`: a few steps in the harness's way, experts replicated and spread, against one rank."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # the first optimizer imports it: here once, not in every forked rank
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -123,15 +124,15 @@ def run_rank(name: str, rank: int, ranks: int, store: Path) -> None:
             assert (seconds["a2a_dispatch"] > 0) == (seconds["a2a_combine_backward"] > 0) == moves_tokens
         assert ("autotuned" in stats) == tuned
         if rank == 0:
-            print(f"same losses: {' '.join(form) or 'data parallel'}", flush=True)
+            print(f"{name} has the same losses: {' '.join(form) or 'data parallel'}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
 
 def main() -> int:
-    name, ranks = sys.argv[1], int(sys.argv[2])
+    names, ranks = sys.argv[1].split(","), int(sys.argv[2])
     with tempfile.TemporaryDirectory() as folder:
-        return fork_ranks(ranks, lambda rank: run_rank(name, rank, ranks, Path(folder) / "store"))
+        return fork_ranks(ranks, lambda rank: [run_rank(name, rank, ranks, Path(folder) / name) for name in names])
 
 
 if __name__ == "__main__":

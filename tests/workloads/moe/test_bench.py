@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,31 +39,36 @@ def test_a_sweep_needs_ranks() -> None:
     assert "needs several ranks" in str(done.exception)
 
 
-def test_it_starts_its_own_ranks_and_sweeps_ever_larger_grids(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.json"
-    options = [
-        "--experts",
-        "2",
-        "--top-k",
-        "1",
-        "--sweep-network",
-        "--ranks-per-node",
-        "2",
-        "--up-to-mib",
-        "0.002",
-        "-o",
-        str(path),
-    ]
+def sweep(path: Path, ranks: int, per_node: int) -> dict[str, Any]:
+    """The document of a sweep of the network by ranks that the command starts itself."""
+    words = ["--experts", "2", "--top-k", "1", "--sweep-network", "--ranks-per-node", str(per_node)]
+    words += ["--up-to-mib", "0.002", "-o", str(path)]
     done = subprocess.run(
-        [sys.executable, "-m", "suite", "moe-bench", "--ranks", "4", *SMALL, *options],
+        [sys.executable, "-m", "suite", "moe-bench", "--ranks", str(ranks), *SMALL, *words],
         cwd=Path(__file__).resolve().parents[3],
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    assert "layer on 4 ranks: fastest r" in done.stdout
-    result = json.loads(path.read_text())
+    assert f"layer on {ranks} ranks: fastest r" in done.stdout
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_it_starts_its_own_ranks_and_sweeps_a_grid_of_two_nodes(tmp_path: Path) -> None:
+    (grid,) = sweep(tmp_path / "sweep.json", 2, 1)["grids"]
+    assert (grid["ranks"], grid["ranks_per_node"]) == (2, 1)
+    assert {row["bytes"] for row in grid["all_to_all"]} == {1024, 2048}
+    assert {(run["r"], run["degree"]) for run in grid["layer"]["runs"]} == {
+        (0, 1),
+        *((1, degree) for degree in (1, 2, 4)),
+    }
+
+
+@pytest.mark.long
+def test_it_sweeps_ever_larger_grids(tmp_path: Path) -> None:
+    result = sweep(tmp_path / "sweep.json", 4, 2)
     assert [(grid["ranks"], grid["ranks_per_node"]) for grid in result["grids"]] == [(2, 2), (4, 2)]
     inside, across = result["grids"]
     assert {row["algorithm"] for row in inside["all_to_all"]} == {"linear"}  # one node has no second level
