@@ -227,6 +227,8 @@ def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str
 
     import yaml
 
+    from suite.log.run_folder import RunFolder
+    from suite.training.plan import TrialPlan
     from suite.training.worker import work
 
     first_line = time.perf_counter()
@@ -241,10 +243,10 @@ def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str
                 section, _, name = key.rpartition(".")
                 (changes.setdefault(section, {}) if section else changes)[name] = yaml.safe_load(value)
         config = toy_config(data, **changes)
-        return work(
-            *(DESCRIPTOR, config, Path(run), int(trial), 3, int(seed), "strong", "resume" in options),
-            first_line=first_line,
+        plan = TrialPlan(
+            DESCRIPTOR, config, RunFolder(Path(run)), int(trial), runs=3, base_seed=int(seed), resume="resume" in options
         )
+        return work(plan, first_line=first_line)
 
 
 class LateSignal:
