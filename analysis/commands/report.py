@@ -75,7 +75,8 @@ def report(
     if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise click.UsageError("--tables parquet needs pyarrow: pip install 'mlhpc[parquet]'")
 
-    from analysis.network.fit import fit_sweep, is_sweep, read_sweep
+    from analysis.network.fit import fit_sweep
+    from analysis.network.sweep import is_sweep, read_sweep
     from analysis.page.report import build
     from analysis.roofline.inputs import read_inputs, split
     from analysis.study import study

@@ -7,7 +7,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figures.moe_network_fit import NEEDED
-from analysis.network.fit import EXTRAPOLATED_RANKS, KIB, MIB, Fit, crossover_bytes
+from analysis.network.fit import EXTRAPOLATED_RANKS, Fit, crossover_bytes
+from analysis.network.sweep import KIB, MIB
 from analysis.page.drawing import CYCLE, INK, MARKERS, clip, loglog, panels
 from analysis.study import NotAnswerableError, Study
 from suite.performance.cost_model import all_to_all

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.network.fit import KIB, Compared, Fit, typical_error
+from analysis.network.fit import Compared, Fit, typical_error
+from analysis.network.sweep import KIB
 from analysis.page.drawing import CYCLE, clip, loglog, panels
 from analysis.study import NotAnswerableError, Study
 from suite.performance.cost_model import ALGORITHMS, all_to_all
