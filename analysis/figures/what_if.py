@@ -123,9 +123,9 @@ def _range(made: Prediction) -> str:
 def _predictions(study: Study) -> list[Elsewhere]:
     if not study.inputs.what_if:
         raise NotAnswerableError("ceilings of another machine: mlhpc report PATH... ceilings.json --what-if other.json")
-    rows = study.results.set_index("label")
+    rows = study.results.set_index("group")
     return [
-        _elsewhere(case, there, rows.loc[case.label])
+        _elsewhere(case, there, rows.loc[case.group])
         for case in measured_cases(study)
         for there in study.inputs.what_if
     ]

@@ -40,9 +40,11 @@ GRADIENT_BYTES = 4
 class Case:
     """One result, or a published one (``ceilings`` None): its step and the bounds on it.
 
-    ``remark`` says what a reader must know of the ceilings, ``scale`` is n*.
+    ``group`` names the result: several classes may have the same ``label``. ``remark`` says what a reader must know of
+    the ceilings, ``scale`` is n*.
     """
 
+    group: str
     label: str
     benchmark: str
     size: str
@@ -98,6 +100,7 @@ def published_cases(study: Study) -> list[Case]:
     found = [(row, modelled({str(k): v for k, v in row.items()})) for row in rows.to_dict("records")]
     return [
         Case(
+            group=row["group"],
             label=row["label"],
             benchmark=row["benchmark"],
             size=row["size"],
@@ -238,6 +241,7 @@ def _case(row: Mapping[str, Any], work: Work, file: Ceilings, remark: str) -> Ca
     step_s = sum(work.phases.values())
     roofs = roofs_of(file, work)
     return Case(
+        group=row["group"],
         label=row["label"],
         benchmark=row["benchmark"],
         size=row["size"],

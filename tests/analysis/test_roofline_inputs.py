@@ -268,6 +268,19 @@ def test_the_figures_are_the_same_every_time(made: Study) -> None:
         assert drawn[0] == drawn[1], name
 
 
+def test_results_of_one_system_with_one_label_are_predicted_one_by_one(
+    tmp_path: Path, package: Build, ceilings: Build, cards: dict[str, Card]
+) -> None:
+    """A package with two benchmarks on one system once stopped the report."""
+    for benchmark in ("cosmoflow", "deepcam"):
+        package(tmp_path, benchmark=benchmark, size="mini", ours=True, phases=True)
+    elsewhere = ceilings(tmp_path / "d.json", "elsewhere", faster=2.0)
+    made = study([tmp_path / "ACME"], cards, read_inputs([ceilings(tmp_path / "c.json")], [elsewhere]))
+    assert made.results["label"].nunique() == 1
+    rows = figures()["what_if"].table(made)
+    assert set(rows["benchmark"]) == {"cosmoflow", "deepcam"}
+
+
 ABSURD = [
     ("number_of_ranks", 0), ("number_of_ranks", -3), ("number_of_ranks", 10**15), ("number_of_ranks", "many"),
     ("number_of_nodes", 0), ("global_batch_size", 0), ("global_batch_size", 1e300), ("model_parameters", -1),
