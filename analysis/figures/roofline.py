@@ -41,7 +41,7 @@ def table(study: Study) -> pd.DataFrame:
             "size": placed.case.size,
             "ranks": placed.case.ranks,
             "point": placed.point.name,
-            "share of the roof": math.nan if placed.refused else placed.point.rate / placed.allowed,
+            "share of the roof": placed.point.rate / placed.allowed if placed.state == "drawn" else math.nan,
             "roof": placed.binds,
             "FLOP/B": placed.point.intensity,
             "FLOP/s": placed.point.rate,
@@ -54,7 +54,7 @@ def table(study: Study) -> pd.DataFrame:
             "compute roof from": f"{placed.peak.name}: {placed.peak.source}",
             "memory roof [B/s]": placed.bandwidth.per_s,
             "memory roof from": f"{placed.bandwidth.name}: {placed.bandwidth.source}",
-            "state": f"refused: {placed.refused}" if placed.refused else "drawn",
+            "state": placed.state,
             "ceilings": f"{machine.file.system}, {machine.file.date[:10]}",
         }
         for machine in machines(study)
@@ -99,7 +99,7 @@ def draw(study: Study) -> Figure:
 
 
 def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> Sequence[tuple[float, float, str, bool]]:
-    shown = [placed for placed in machine.placed if not placed.refused]
+    shown = [placed for placed in machine.placed if placed.state == "drawn"]
     peaks = list({placed.peak.name: placed.peak for placed in machine.placed}.values())
     left, right, low, high = _limits(machine, shown, peaks)
     axis.set_xscale("log")

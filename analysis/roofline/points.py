@@ -28,8 +28,15 @@ class Placed:
 
     @property
     def allowed(self) -> float:
-        """What the roofs allow at this intensity, FLOP/s."""
+        """FLOP/s that the roofs allow at this intensity."""
         return attainable(self.peak.per_s, self.bandwidth.per_s, self.point.intensity)
+
+    @property
+    def state(self) -> str:
+        """Whether the classic roofline can show the point, and if not, why."""
+        if self.refused:
+            return f"refused: {self.refused}"
+        return "drawn" if self.point.flops else "not drawn: no FLOPs"
 
     @property
     def binds(self) -> str:

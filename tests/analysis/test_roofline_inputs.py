@@ -268,6 +268,23 @@ def test_the_figures_are_the_same_every_time(made: Study) -> None:
         assert drawn[0] == drawn[1], name
 
 
+def test_a_kernel_without_flops_is_in_the_tables_and_not_on_the_classic_roofline(
+    tmp_path: Path, run_folder: Build, ceilings: Build, counters: Build, cards: dict[str, Card]
+) -> None:
+    """Copies have bytes and no FLOPs; they once stopped the report."""
+    path = counters(tmp_path / "k.json")
+    document = json.loads(path.read_text())
+    document["kernels"][0] |= {"name": "copy", "flops": 0.0}
+    path.write_text(json.dumps(document))
+    made = study([run_folder(tmp_path)], cards, read_inputs([ceilings(tmp_path / "c.json"), path]))
+    for name in ("roofline", "time_roofline", "hierarchical_roofline"):
+        module = figures()[name]
+        with style():
+            assert svg(module.draw(made), name, module.TITLE, module.CAPTION)
+    rows = figures()["roofline"].table(made).set_index("point")
+    assert rows.loc["copy", "state"] == "not drawn: no FLOPs"
+
+
 def test_results_of_one_system_with_one_label_are_predicted_one_by_one(
     tmp_path: Path, package: Build, ceilings: Build, cards: dict[str, Card]
 ) -> None:
