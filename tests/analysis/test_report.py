@@ -22,11 +22,12 @@ import pytest
 from click.testing import CliRunner
 
 from analysis.commands.report import report as command
-from analysis.commands.report import verdict
 from analysis.figures import figures
+from analysis.page.cells import range_texts, spread_texts
+from analysis.page.checked import check_path
 from analysis.page.drawing import style, svg
 from analysis.page.questions import goals
-from analysis.page.report import NOT_VERIFIED, Report, _ranges, _spread, build
+from analysis.page.report import NOT_VERIFIED, Report, render_report
 from analysis.roofline.inputs import Inputs, read_inputs
 from analysis.study import NotAnswerableError, study
 from suite.card import Card
@@ -76,7 +77,7 @@ class Page(HTMLParser):
 
 
 def made(paths: list[Path], cards: Cards, inputs: Inputs | None = None) -> Report:
-    return build(study(paths, cards, inputs), [verdict(path) for path in paths])
+    return render_report(study(paths, cards, inputs), [check_path(path) for path in paths])
 
 
 # figures of ceilings files and all-to-all sweeps: test_roofline*.py and test_network.py
@@ -242,7 +243,7 @@ def test_numbers_of_page_json_and_csv_agree(rich: Report) -> None:
 
 
 def test_a_report_without_a_check_does_not_claim_compliance(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
-    html = build(study([run_folder(tmp_path)], cards), []).html
+    html = render_report(study([run_folder(tmp_path)], cards), []).html
     assert "not checked" in html
     assert "no errors" not in html
 
@@ -327,10 +328,10 @@ def test_the_whole_of_analysis_loads_no_torch() -> None:
 
 
 def test_a_deviation_has_two_digits_and_a_range_one_number_of_decimals() -> None:
-    assert _spread(pd.Series([99.625, 53.875, 0.2088, 69.0, 4.0]), pd.Series([12.89, 4.853, 0.01939, 0.0, np.nan])) == [
+    assert spread_texts(pd.Series([99.625, 53.875, 0.2088, 69.0, 4.0]), pd.Series([12.89, 4.853, 0.01939, 0.0, np.nan])) == [
         "100 ± 13", "53.9 ± 4.9", "0.209 ± 0.019", "69 ± 0", 4.0,
     ]  # fmt: skip
-    assert _ranges(pd.Series([111.7, 7.078]), pd.Series([117.0, 7.94])) == ["111.7 – 117.0", "7.078 – 7.940"]
+    assert range_texts(pd.Series([111.7, 7.078]), pd.Series([117.0, 7.94])) == ["111.7 – 117.0", "7.078 – 7.940"]
 
 
 def test_a_result_is_not_compared_with_its_own_copy(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
