@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import BLUE, VERMILION, Diagonals, clip, loglog, name_points, panels
-from analysis.published import missing, published
+from analysis.published.scores import missing, published
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Beside the published systems"

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from analysis.page.drawing import BLUE, GREY, INK, bars, clip, listed
-from analysis.statistics import CONFIDENCE, Comparison, compare, holm
+from analysis.statistics.comparison import CONFIDENCE, Comparison, compare, holm
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Is the difference real?"

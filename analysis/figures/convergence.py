@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.page.drawing import BLUE, GREEN, GREY, INK, VERMILION, clip, listed, panels
-from analysis.reference import Limit, reference_limit
+from analysis.results.convergence import Limit, reference_limit
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.ingest import parsed
 from analysis.tables.reading import LARGEST_PLAUSIBLE

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import BLUE, GREY, VERMILION, clip, listed, loglog, panels
-from analysis.reference import reference_limit, reference_points
+from analysis.results.convergence import reference_limit, reference_points
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Epochs and batch size"

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from analysis.page.drawing import INK, clip, legend_of, looks, name_points
-from analysis.published import ROUNDS, missing, published
+from analysis.published.scores import ROUNDS, missing, published
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "From round to round"

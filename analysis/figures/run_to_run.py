@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, bars, clip
-from analysis.statistics import run_spread
+from analysis.statistics.spread import run_spread
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Run to run"

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, VERMILION, clip, listed, panels
-from analysis.scaling import (
+from analysis.statistics.scaling import (
     DASHED_REACH,
     SOLID_REACH,
     Factors,

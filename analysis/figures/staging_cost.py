@@ -7,7 +7,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import ORANGE, bars, beside, clip
-from analysis.study import NotAnswerableError, Study, heading
+from analysis.results.names import heading
+from analysis.study import NotAnswerableError, Study
 
 TITLE = "Staging in epochs"
 CAPTION = (

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, clip, panels
-from analysis.scaling import Factors, Split, factors
+from analysis.statistics.scaling import Factors, Split, factors
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Why is it faster?"

@@ -8,7 +8,8 @@ from typing import Literal
 
 import pandas as pd
 
-from analysis.study import CLASS, Study, heading
+from analysis.results.names import CLASS, heading
+from analysis.study import Study
 from analysis.tables.ingest import parsed
 
 SAME_CURVE_EVALS = 3

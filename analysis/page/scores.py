@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 
 from analysis.page.cells import HtmlTable, drop_empty, html_table, is_absent, number_text, range_texts, spread_texts
-from analysis.published import stated_minutes
-from analysis.study import CLASS, Study, heading
+from analysis.published.scores import stated_minutes
+from analysis.results.names import CLASS, heading
+from analysis.study import Study
 from analysis.tables.ingest import parsed
 
 

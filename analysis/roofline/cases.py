@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.published import published
+from analysis.published.scores import published
 from analysis.roofline.bounds import (
     ALL_REDUCE,
     Bounds,

@@ -15,7 +15,7 @@ import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from analysis.published import published
+from analysis.published.scores import published
 from analysis.roofline.bounds import ALL_REDUCE, Bounds, Demand, Resource, Roof, bounds, moved_by
 
 VERSION = 1
@@ -106,7 +106,7 @@ def numbers(found: Published) -> list[tuple[str, str, Number]]:
 
 
 def modelled(row: Mapping[str, Any]) -> Bounds | None:
-    """The modelled extended roofline of a row of `analysis.published.published`; None where something needed is missing."""
+    """The modelled extended roofline of a row of `analysis.published.scores.published`; None where something needed is missing."""
     found = table()
     benchmark = str(row["benchmark"])
     device = found.devices.get(str(row["device"]))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-import pandas as pd
 
 from suite.log import student_t
 
@@ -93,54 +92,3 @@ def holm(p: Sequence[float]) -> list[float]:
         least = max(least, min(1.0, (len(p) - rank) * p[index]))
         adjusted[index] = least
     return adjusted
-
-
-@dataclass(frozen=True)
-class RunSpread:
-    """Spread of training time E·tau over runs. ``variance_*`` are of natural logs and sum to that of log(E·tau).
-
-    ``axis_1`` and ``axis_2`` are the variances (log10²) along the principal axes of (log10 E, log10 tau), larger first;
-    ``along_epochs`` is the share of the first axis' direction that epochs have (1: all spread is convergence);
-    ``correlation`` is that of the logs, NaN if one of them does not vary.
-    """
-
-    n: int
-    variance_epochs: float
-    variance_epoch_time: float
-    covariance_twice: float
-    axis_1: float
-    axis_2: float
-    along_epochs: float
-    correlation: float
-
-    @property
-    def axis_1_share(self) -> float:
-        """Share of the variance along the first axis."""
-        return self.axis_1 / (self.axis_1 + self.axis_2) if self.axis_1 + self.axis_2 > 0 else math.nan
-
-
-def run_spread(epochs: pd.Series, tau_s: pd.Series) -> RunSpread | None:
-    """The spread of runs; None for fewer than two, which have none."""
-    kept = epochs.notna() & tau_s.notna() & (epochs > 0) & (tau_s > 0)
-    if kept.sum() < 2:
-        return None
-    logs = np.log10(np.stack([epochs[kept].to_numpy(float), tau_s[kept].to_numpy(float)]))
-    covariance = np.cov(logs, ddof=1)
-    variances, axes = np.linalg.eigh(covariance)
-    natural = covariance * math.log(10) ** 2
-    varies = bool((logs.std(axis=1) > 0).all())
-    return RunSpread(
-        n=int(kept.sum()),
-        variance_epochs=float(natural[0, 0]),
-        variance_epoch_time=float(natural[1, 1]),
-        covariance_twice=float(2 * natural[0, 1]),
-        axis_1=float(max(variances[1], 0.0)),
-        axis_2=float(max(variances[0], 0.0)),
-        along_epochs=float(axes[0, 1] ** 2),
-        correlation=float(np.corrcoef(logs)[0, 1]) if varies else math.nan,
-    )
-
-
-def efficiency(rate: float, units: float, base_rate: float, base_units: float) -> float:
-    """Rate per compute unit relative to another result's: 1 is perfect scaling."""
-    return (rate / units) / (base_rate / base_units)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.selection import Convergence, Selection, select
+from analysis.results.selection import Convergence, Selection, select
 from analysis.tables.ingest import Tables
 
 TIME_PARTS = ("staging_exposed_s", "train_s", "eval_s", "other_s")

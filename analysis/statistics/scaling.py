@@ -82,11 +82,6 @@ def factors(a: Split, b: Split) -> Factors:
     )
 
 
-def weak_efficiency(a_s: float, b_s: float) -> float:
-    """Efficiency at equal work per unit: time of the smaller machine over that of the larger."""
-    return a_s / b_s
-
-
 @dataclass(frozen=True)
 class Term:
     """n^exponent · log2(n)^log_power in units x time (PMNF's normal form)."""
