@@ -32,6 +32,7 @@ LEGEND_CHARACTERS = 110  # across a figure, the signs and gaps of a column taken
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 _DECIMALS = re.compile(r"(\.\d\d)\d+")  # a hundredth of a point is finer than any screen
+_HASHED_ID = r"(?:[mph]|C\d+_\d+_)[0-9a-f]{10}"  # of markers, clip paths, hatches and collections
 _STYLE: dict[str, Any] = {
     "svg.hashsalt": "mlhpc",
     "svg.fonttype": "none",
@@ -84,9 +85,7 @@ def svg(figure: Figure, name: str, title: str, description: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
-    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", text)
-    text = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
+    text = _prefix_ids(_number_ids(text), name)
     text = text.replace(INK, "currentColor")
     text = re.sub(r'(?<= )(d|x|y|transform)="[^"]+"', lambda found: _DECIMALS.sub(r"\1", found.group()), text)
     head_end = text.index(">")
@@ -98,6 +97,22 @@ def svg(figure: Figure, name: str, title: str, description: str) -> str:
         f'\n<title id="{name}-title">{_xml(title)}</title>\n<desc id="{name}-desc">{_xml(description)}</desc>'
     )
     return head + text[head_end + 1 :].rstrip()
+
+
+def _number_ids(text: str) -> str:
+    """Replace hashed ids by numbers in the order of their definition.
+
+    Matplotlib hashes the exact position of an axis, and the last bits of a computed layout are not the same in every run.
+    """
+    hashed = dict.fromkeys(re.findall(rf'\bid="({_HASHED_ID})"', text))
+    numbered = {old: f"{old[0]}{number}" for number, old in enumerate(hashed)}
+    return re.sub(rf'(?<=[#"]){_HASHED_ID}(?=[)"])', lambda match: numbered.get(match.group(), match.group()), text)
+
+
+def _prefix_ids(text: str, name: str) -> str:
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
+    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", text)
+    return re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
 
 
 def panels(count: int, columns: int, height_in: float, extra_in: float = 0.0) -> tuple[Figure, list[Axes]]:
