@@ -41,6 +41,14 @@ class Study:
         """Results by benchmark, size and mode, each with a heading. Only results of one class may share a panel."""
         return [(heading(*key), group) for key, group in self.results.groupby(CLASS, sort=True)]
 
+    def fitted_networks(self) -> tuple[Fit, ...]:
+        """``networks``; NotAnswerableError without one."""
+        if not self.networks:
+            raise NotAnswerableError(
+                "an all-to-all sweep (mlhpc moe-bench --sweep-network -o FILE) among the report's paths"
+            )
+        return self.networks
+
     def runs_of(self, group: str) -> pd.DataFrame:
         """The runs of one result."""
         return self.runs[self.runs["group"] == group]

@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, VERMILION, clip, listed, panels
+from analysis.results.decompose import split_of
 from analysis.statistics.scaling import (
     DASHED_REACH,
     SOLID_REACH,
     Factors,
     Model,
     NotEnoughPointsError,
-    Split,
     factors,
     fit,
 )
@@ -150,16 +150,7 @@ def _times(study: Study, rows: pd.DataFrame) -> dict[float, list[float]]:
 
 
 def _factors(rows: pd.DataFrame) -> list[Factors]:
-    splits = [
-        Split(
-            units=float(row["units"]),
-            epochs=float(row["epochs.mean"]),
-            compute_s=float(row["epoch_time_s.mean"]),
-            staging_s=float(row["staging_exposed_s.mean"]),
-            other_s=float(row["other_s.mean"]),
-        )
-        for row in rows.to_dict("records")
-    ]
+    splits = [split_of(row) for row in rows.to_dict("records")]
     return [factors(splits[0], split) for split in splits]
 
 

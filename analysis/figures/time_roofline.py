@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.page.drawing import GREY, INK, ORANGE, clip, legend_of, listed, looks, name_points, panels
+from analysis.page.drawing import GREY, INK, ORANGE, clip, legend_of, listed, log_frame, looks, name_panels, panels
 from analysis.roofline.bounds import Complexity, si
 from analysis.roofline.drawing import series, si_scale
 from analysis.roofline.points import Machine, Placed, machines
@@ -31,12 +31,8 @@ ORDER = 43
 def table(study: Study) -> pd.DataFrame:
     """A row per point."""
     lines = [
-        {
-            "label": placed.case.label,
-            "benchmark": placed.case.benchmark,
-            "size": placed.case.size,
-            "ranks": placed.case.ranks,
-            "point": found.name,
+        placed.identity
+        | {
             "at the compute roof [s]": found.compute_s,
             "at the memory roof [s]": found.memory_s,
             "operators": placed.point.count or math.nan,
@@ -78,8 +74,7 @@ def draw(study: Study) -> Figure:
     figure, axes = panels(len(found), columns, 5.4, extra_in=0.5)
     named = [_panel(axis, machine, signs, 90 // columns) for machine, axis in zip(found, axes, strict=True)]
     legend_of(figure, axes[0], signs)
-    for axis, points in zip(axes, named, strict=True):
-        name_points(figure, axis, points)
+    name_panels(figure, axes, named)
     return figure
 
 
@@ -89,10 +84,7 @@ def _panel(
     points = machine.complexities()
     times = [t for _, c in points for t in (c.compute_s, c.memory_s, c.seconds, c.launch_s, machine.launch_s) if t > 0]
     low, high = min(times) / 10, max(times) * 10
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlim(low, high)
-    axis.set_ylim(low, high)
+    log_frame(axis, (low, high), (low, high))
     axis.set_aspect("equal")
     axis.plot([low, high], [low, high], color=GREY, linewidth=1.0)
     launch = max((c.launch_s for _, c in points), default=0.0) or machine.launch_s

@@ -65,6 +65,9 @@ _STYLE: dict[str, Any] = {
 }
 
 
+NamedPoint = tuple[float, float, str, bool]  # x, y, text, bold
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """The suite's look, for the time of drawing and saving."""
@@ -151,6 +154,20 @@ def legend_of(figure: Figure, axis: Axes, signs: Mapping[str, tuple[str, str]]) 
     figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(4, len(labels), columns)))
 
 
+def name_panels(figure: Figure, axes: Sequence[Axes], points: Sequence[Sequence[NamedPoint]]) -> None:
+    """`name_points` in every panel. Call it after everything else, the legend included: both change the layout."""
+    for axis, named in zip(axes, points, strict=True):
+        name_points(figure, axis, named)
+
+
+def log_frame(axis: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
+    """Two logarithmic axes with these limits."""
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlim(*x)
+    axis.set_ylim(*y)
+
+
 @dataclass(frozen=True)
 class Diagonals:
     """Lines of equal ``scale`` · x^power · y in a log-log panel, labelled at powers of ten with ``unit``."""
@@ -197,7 +214,7 @@ def loglog(axis: Axes, x: Sequence[float], y: Sequence[float], lines: Diagonals 
             axis.text(at, height, f"{value:g} {lines.unit}", color=INK, ha="right", va="bottom", alpha=0.8)
 
 
-def name_points(figure: Figure, axis: Axes, points: Sequence[tuple[float, float, str, bool]]) -> None:
+def name_points(figure: Figure, axis: Axes, points: Sequence[NamedPoint]) -> None:
     """Write (x, y, text, bold) beside points where it covers neither another text nor a point; without room, nothing.
 
     Call it last: it lays the figure out to know where points are.

@@ -8,13 +8,14 @@ ratios of means for shares (Farrell et al., MLHPC 2021, arXiv 2110.11466).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.results.selection import Convergence, Selection, select
+from analysis.statistics.scaling import Split
 from analysis.tables.ingest import Tables
 
 TIME_PARTS = ("staging_exposed_s", "train_s", "eval_s", "other_s")
@@ -86,6 +87,17 @@ def results(table: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.Data
     table[numbers] = table[numbers].apply(pd.to_numeric)
     table["score_tool_s"] = table["score_s"] * table["scaling_factor"].fillna(1.0).where(table["mode"] == "strong", 1.0)
     return table
+
+
+def split_of(row: Mapping[Hashable, Any] | pd.Series) -> Split:
+    """The mean run of a result, split for the arithmetic of speed-ups."""
+    return Split(
+        units=float(row["units"]),
+        epochs=float(row["epochs.mean"]),
+        compute_s=float(row["epoch_time_s.mean"]),
+        staging_s=float(row["staging_exposed_s.mean"]),
+        other_s=float(row["other_s.mean"]),
+    )
 
 
 def choose(tables: Tables, *, convergence: Convergence = "rules") -> dict[str, Selection]:

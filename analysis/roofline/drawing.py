@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -19,6 +20,13 @@ def si_scale(scale: Axis, unit: str) -> None:
     scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
     scale.set_major_formatter(FuncFormatter(lambda value, _: f"{si(value)}{unit}".strip()))
     scale.set_minor_formatter(NullFormatter())
+
+
+def intensity_axes(axis: Axes) -> None:
+    """The axes of a roofline: FLOP/s over arithmetic intensity."""
+    si_scale(axis.yaxis, "FLOP/s")
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_xlabel("arithmetic intensity [FLOP/B]")
 
 
 def series(case: Case) -> str:

@@ -44,6 +44,17 @@ class Placed:
         compute = self.peak.per_s <= self.bandwidth.per_s * self.point.intensity
         return "compute" if compute else f"memory ({self.bandwidth.name.split(',')[0]})"
 
+    @property
+    def identity(self) -> dict[str, object]:
+        """The first columns of the point's row in a figure's table."""
+        return {
+            "label": self.case.label,
+            "benchmark": self.case.benchmark,
+            "size": self.case.size,
+            "ranks": self.case.ranks,
+            "point": self.point.name,
+        }
+
 
 @dataclass(frozen=True)
 class Machine:
