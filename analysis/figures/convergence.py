@@ -58,13 +58,13 @@ def table(study: Study) -> pd.DataFrame:
 
 def answer(study: Study) -> str:
     """Mean epochs of each result, and the reference's where there is one."""
-    said = []
+    sentences = []
     for row in table(study).to_dict("records"):
         if pd.notna(row["epochs to target, mean"]):
             bound = row["reference mean [epochs]"]
             against = f" (reference {bound:.3g})" if pd.notna(bound) else ""
-            said.append(f"{row['label']} {row['benchmark']} {row['epochs to target, mean']:.3g}{against}")
-    return listed(said)
+            sentences.append(f"{row['label']} {row['benchmark']} {row['epochs to target, mean']:.3g}{against}")
+    return listed(sentences)
 
 
 def draw(study: Study) -> Figure:

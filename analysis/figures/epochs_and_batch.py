@@ -41,18 +41,18 @@ def table(study: Study) -> pd.DataFrame:
 
 def answer(study: Study) -> str:
     """Smallest and largest batch of each benchmark."""
-    said = []
+    sentences = []
     for (benchmark, size), rows in _shown(study).groupby(PROBLEM, sort=True):
         ordered = rows.sort_values("global_batch_size")
         low, high = ordered.iloc[0], ordered.iloc[-1]
         if low["global_batch_size"] == high["global_batch_size"]:
-            said.append(f"{benchmark} {size}: one batch size only, {low['global_batch_size']:g}")
+            sentences.append(f"{benchmark} {size}: one batch size only, {low['global_batch_size']:g}")
         else:
-            said.append(
+            sentences.append(
                 f"{benchmark} {size}: batch {low['global_batch_size']:g} to {high['global_batch_size']:g} takes "
                 f"{low['epochs_to_target.mean']:.3g} to {high['epochs_to_target.mean']:.3g} epochs"
             )
-    return listed(said)
+    return listed(sentences)
 
 
 def draw(study: Study) -> Figure:

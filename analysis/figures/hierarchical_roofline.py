@@ -91,9 +91,9 @@ def answer(study: Study) -> str:
 
 def draw(study: Study) -> Figure:
     """A panel per result."""
-    found = _cases(study)
-    figure, axes = panels(len(found), 1, 6.0, extra_in=0.4)
-    named = [_panel(axis, levels) for levels, axis in zip(found, axes, strict=True)]
+    results = _cases(study)
+    figure, axes = panels(len(results), 1, 6.0, extra_in=0.4)
+    named = [_panel(axis, levels) for levels, axis in zip(results, axes, strict=True)]
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     name_panels(figure, axes, named)
     return figure
@@ -153,11 +153,11 @@ def _cases(study: Study) -> list[list[Level]]:
         raise NotAnswerableError(
             "needs counters: a counters file of the workload on this system among the report's paths"
         )
-    found = [levels for case in measured_cases(study) if (levels := _levels(study, case))]
-    if not found:
-        given = ", ".join(f"{c.benchmark} {c.size} on {c.system}" for c in study.inputs.counters)
-        raise NotAnswerableError(f"needs counters of a result shown here; those given are of {given}")
-    return found
+    results = [levels for case in measured_cases(study) if (levels := _levels(study, case))]
+    if not results:
+        counted = ", ".join(f"{c.benchmark} {c.size} on {c.system}" for c in study.inputs.counters)
+        raise NotAnswerableError(f"needs counters of a result shown here; those given are of {counted}")
+    return results
 
 
 def _levels(study: Study, case: Case) -> list[Level]:

@@ -33,15 +33,15 @@ def table(study: Study) -> pd.DataFrame:
 def answer(study: Study) -> str:
     """How often each r wins on the measured grids and beyond."""
     frame = table(study)
-    said = []
+    sentences = []
     for name, rows in frame.groupby("sweep", sort=False):
         counts = Counter(rows["r"])
         wins = ", ".join(f"r {r} in {count}" for r, count in sorted(counts.items()))
         flat = (rows["degree"] == 1).sum()
-        said.append(
+        sentences.append(
             f"{clip(name)}: of {len(rows)} cases {wins}; no overlap is best in {flat}; 2DH in {(rows['algorithm'] == '2dh').sum()}"
         )
-    return "; ".join(said)
+    return "; ".join(sentences)
 
 
 def draw(study: Study) -> Figure:

@@ -25,17 +25,17 @@ def table(study: Study) -> pd.DataFrame:
 
 def answer(study: Study) -> str:
     """What the ideas are worth where it was measured, and what the model says of the largest machine."""
-    said = []
+    sentences = []
     for fit in study.fitted_networks():
         layer = fit.sweep.layers[-1]
         measured = measured_ideas_s(layer)
         gain = measured[IDEAS[1]].seconds / measured[IDEAS[-1]].seconds
         far = ideas_s(fit, EXTRAPOLATED_RANKS[-1])
-        said.append(
+        sentences.append(
             f"{clip(fit.sweep.name)}: {gain:.2f}x over linear with r 1 on {layer.ranks} ranks (measured), "
             f"{far[IDEAS[1]] / far[IDEAS[-1]]:.3g}x on {EXTRAPOLATED_RANKS[-1]:,} (extrapolated)"
         )
-    return "; ".join(said)
+    return "; ".join(sentences)
 
 
 def draw(study: Study) -> Figure:
@@ -45,8 +45,8 @@ def draw(study: Study) -> Figure:
     figure, axes = panels(len(fits), min(2, len(fits)), 4.2)
     for fit, axis in zip(fits, axes, strict=True):
         rows = frame[frame["sweep"] == fit.sweep.name]
-        shown = pd.concat([rows["model [s]"], rows["measured [s]"]]).dropna()
-        loglog(axis, rows["ranks"].tolist(), (1e3 * shown).tolist())
+        times = pd.concat([rows["model [s]"], rows["measured [s]"]]).dropna()
+        loglog(axis, rows["ranks"].tolist(), (1e3 * times).tolist())
         for idea, colour, marker in zip(IDEAS, CYCLE, MARKERS, strict=False):
             own = rows[rows["idea"] == idea]
             axis.plot(own["ranks"], 1e3 * own["model [s]"], color=colour, linewidth=1.4, label=idea)

@@ -49,16 +49,16 @@ def table(study: Study) -> pd.DataFrame:
 
 def answer(study: Study) -> str:
     """The error where the fit did not look."""
-    said = []
+    sentences = []
     for fit in study.fitted_networks():
         middle, worst = typical_error(fit.held_out)
         further = typical_error(fit.next_grid)[0]
-        said.append(
+        sentences.append(
             f"{clip(fit.sweep.describe(), 90)}: sizes left out of the fit are missed by {100 * middle:.0f} % (median; largest "
             f"{100 * worst:.0f} %)"
             + (f", the largest grid by {100 * further:.0f} % when fitted to smaller ones" if fit.next_grid else "")
         )
-    return "; ".join(said)
+    return "; ".join(sentences)
 
 
 def draw(study: Study) -> Figure:

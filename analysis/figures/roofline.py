@@ -88,11 +88,11 @@ def _sentence(placed: Placed) -> str:
 def draw(study: Study) -> Figure:
     """A panel per machine."""
     table(study)
-    found = [machine for machine in machines(study) if machine.placed]
-    labels = {series(placed.case) for machine in found for placed in machine.placed}
+    shown = [machine for machine in machines(study) if machine.placed]
+    labels = {series(placed.case) for machine in shown for placed in machine.placed}
     signs = looks(labels)
-    figure, axes = panels(len(found), 1, 6.2, extra_in=0.5)
-    named = [_panel(axis, machine, signs) for machine, axis in zip(found, axes, strict=True)]
+    figure, axes = panels(len(shown), 1, 6.2, extra_in=0.5)
+    named = [_panel(axis, machine, signs) for machine, axis in zip(shown, axes, strict=True)]
     legend_of(figure, axes[0], signs)
     name_panels(figure, axes, named)
     return figure
@@ -202,14 +202,14 @@ def _slope(axis: Axes, level: Roof, peak: float, *, solid: bool) -> None:
 
 def _named(levels: Sequence[Roof]) -> list[tuple[str, float]]:
     """What is written along which slope: levels whose lines are too close share one text."""
-    found: list[tuple[str, float]] = []
+    texts: list[tuple[str, float]] = []
     for level in sorted(levels, key=lambda roof: -roof.per_s):
         text = f"{level.name}: {si(level.per_s)}B/s"
-        if found and found[-1][1] < CLOSE * level.per_s:
-            found[-1] = (f"{found[-1][0]} · {text}", found[-1][1])
+        if texts and texts[-1][1] < CLOSE * level.per_s:
+            texts[-1] = (f"{texts[-1][0]} · {text}", texts[-1][1])
         else:
-            found.append((text, level.per_s))
-    return found
+            texts.append((text, level.per_s))
+    return texts
 
 
 def _along(axis: Axes, text: str, per_s: float, peak: float) -> None:

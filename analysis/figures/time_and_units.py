@@ -43,16 +43,16 @@ def table(study: Study) -> pd.DataFrame:
 
 def answer(study: Study) -> str:
     """The fastest and the cheapest result of each benchmark and size."""
-    said = []
+    sentences = []
     for (benchmark, size), rows in _shown(study).groupby(PROBLEM, sort=True):
         scored = rows[rows["score_s"].notna()]
         rows, without = (scored, "") if len(scored) else (rows, ", none with a score")
         fast, cheap = rows.loc[rows["run_s.mean"].idxmin()], rows.loc[rows["unit_hours"].idxmin()]
-        said.append(
+        sentences.append(
             f"{benchmark} {size}: fastest {fast['label']} ({seconds(fast['run_s.mean'])}), cheapest {cheap['label']} "
             f"({cheap['unit_hours']:.3g} unit h){without}"
         )
-    return listed(said)
+    return listed(sentences)
 
 
 def draw(study: Study) -> Figure:

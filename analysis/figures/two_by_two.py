@@ -45,20 +45,20 @@ def table(study: Study) -> pd.DataFrame:
 
 def answer(study: Study) -> str:
     """What changes from the smallest to the largest machine."""
-    said = []
+    sentences = []
     for (benchmark, size), rows in _shown(study).groupby(PROBLEM, sort=True):
         ordered = rows.sort_values("units")
         small, large = ordered.iloc[0], ordered.iloc[-1]
         if small["units"] == large["units"]:
-            said.append(f"{benchmark} {size}: one machine size only, {small['units']:g}")
+            sentences.append(f"{benchmark} {size}: one machine size only, {small['units']:g}")
             continue
-        said.append(
+        sentences.append(
             f"{benchmark} {size}: from {small['units']:g} to {large['units']:g} units batch "
             f"{small['global_batch_size']:g} to {large['global_batch_size']:g}, epochs "
             f"{small['epochs_to_target.mean']:.3g} to {large['epochs_to_target.mean']:.3g}, samples/s "
             f"{small['train_rate.mean']:,.0f} to {large['train_rate.mean']:,.0f}"
         )
-    return listed(said)
+    return listed(sentences)
 
 
 def draw(study: Study) -> Figure:

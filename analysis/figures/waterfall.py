@@ -103,7 +103,7 @@ def _write_above(axis: Axes, text: str, x: float, y: float) -> None:
 
 def _pairs(study: Study) -> list[Pair]:
     """The pairs of every class, those asked for by name first; the first SHOWN of a class get a panel."""
-    found = []
+    pairs = []
     for title, rows in study.classes():
         known = rows[(rows["mode"] == "strong") & rows["units"].notna() & (rows["epoch_time_s.mean"] > 0)]
         if len(known) < 2:
@@ -111,8 +111,8 @@ def _pairs(study: Study) -> list[Pair]:
         for place, (a, b) in enumerate(_pairs_of_class(known, study.between)):
             split = factors(split_of(a), split_of(b))
             if math.isfinite(split.speed_up) and split.speed_up > 0:
-                found.append(Pair(title, a, b, split, place < SHOWN))
-    return found
+                pairs.append(Pair(title, a, b, split, place < SHOWN))
+    return pairs
 
 
 def _pairs_of_class(known: pd.DataFrame, between: Sequence[tuple[str, str]]) -> list[tuple[pd.Series, pd.Series]]:

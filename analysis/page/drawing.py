@@ -90,7 +90,7 @@ def svg(figure: Figure, name: str, title: str, description: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
     text = _prefix_ids(_number_ids(text), name)
     text = text.replace(INK, "currentColor")
-    text = re.sub(r'(?<= )(d|x|y|transform)="[^"]+"', lambda found: _DECIMALS.sub(r"\1", found.group()), text)
+    text = re.sub(r'(?<= )(d|x|y|transform)="[^"]+"', lambda match: _DECIMALS.sub(r"\1", match.group()), text)
     head_end = text.index(">")
     box = re.search(r'viewBox="([^"]+)"', text)
     assert box is not None
@@ -247,10 +247,10 @@ def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def listed(said: Sequence[str], most: int = 6) -> str:
+def listed(statements: Sequence[str], most: int = 6) -> str:
     """The first of several statements as one line, and how many more there are."""
-    more = f"; and {len(said) - most} more" if len(said) > most else ""
-    return "; ".join(said[:most]) + more
+    more = f"; and {len(statements) - most} more" if len(statements) > most else ""
+    return "; ".join(statements[:most]) + more
 
 
 def beside(axis: Axes, x: float, y: float, text: str) -> None:

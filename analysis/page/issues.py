@@ -27,9 +27,9 @@ class Issue:
 
 def issues(study: Study) -> list[Issue]:
     """Every issue, problems first, in a stable order."""
-    found = [*_of_results(study), *_of_classes(study)]
+    unsorted = [*_of_results(study), *_of_classes(study)]
     order = {"problem": 0, "doubt": 1, "note": 2}
-    return sorted(found, key=lambda issue: (order[issue.severity], issue.where, issue.text))
+    return sorted(unsorted, key=lambda issue: (order[issue.severity], issue.where, issue.text))
 
 
 @dataclass(frozen=True)

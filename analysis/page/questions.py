@@ -47,7 +47,7 @@ def goals() -> tuple[Goal, ...]:
 
 def question_of(figure: str) -> str:
     """The question that a figure answers. ValueError if questions.yaml knows none."""
-    found = next((q.question for goal in goals() for q in goal.questions if q.figure == figure), None)
-    if found is None:
+    question = next((q.question for goal in goals() for q in goal.questions if q.figure == figure), None)
+    if question is None:
         raise ValueError(f"figure {figure!r} answers no question of questions.yaml")
-    return found
+    return question

@@ -110,12 +110,12 @@ def choose(tables: Tables, *, convergence: Convergence = "rules") -> dict[str, S
 
 def harmonic(values: pd.Series) -> tuple[float, float]:
     """Harmonic mean of rates and its spread 1 / (1/mean - std(1/x)) - mean, as the first round's analysis took them."""
-    kept = values.dropna()
-    if kept.empty:
+    known = values.dropna()
+    if known.empty:
         return math.nan, math.nan
-    inverse = 1.0 / kept
+    inverse = 1.0 / known
     mean = 1.0 / float(inverse.mean())
-    spread = float(inverse.std(ddof=1)) if len(kept) > 1 else math.nan
+    spread = float(inverse.std(ddof=1)) if len(known) > 1 else math.nan
     return mean, 1.0 / (1.0 / mean - spread) - mean
 
 
@@ -168,8 +168,8 @@ def _result(group: pd.DataFrame, chosen: Selection) -> dict[str, Any]:
 
 def _agreed(values: pd.Series) -> Any:
     """The one value of a column, or None where runs differ or none has it."""
-    kept = values.dropna().unique()
-    return kept[0] if len(kept) == 1 else None
+    distinct = values.dropna().unique()
+    return distinct[0] if len(distinct) == 1 else None
 
 
 def _positive(values: pd.Series) -> pd.Series:

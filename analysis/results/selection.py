@@ -52,10 +52,10 @@ def select(
     if not score.valid:
         done = _converged(names, score.runs)
         return Selection(done, 0, None, None, _reason(score.reason), fate)
-    kept = tuple(name for name, run in zip(names, score.runs, strict=True) if run.dropped is None)
+    averaged = tuple(name for name, run in zip(names, score.runs, strict=True) if run.dropped is None)
     failed = any(not run.converged and "outside" not in (run.dropped or "") for run in score.runs)
     return Selection(
-        averaged=kept,
+        averaged=averaged,
         scored=score.required_runs,
         score_s=score.mean_s,
         score_with_staging_s=score.mean_with_staging_s,

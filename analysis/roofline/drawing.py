@@ -1,4 +1,4 @@
-"""What the figures of rooflines share: logarithmic scales in SI units, the name of a result's signs."""
+"""Drawing shared by the figures of rooflines: logarithmic scales with decimal prefixes, axes, and names of signs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analysis.roofline.cases import Case
 
 
 def si_scale(scale: Axis, unit: str) -> None:
-    """Ticks of a logarithmic scale with decimal prefixes, at 1, 2 and 5 where less than three decades are shown."""
+    """Ticks with decimal prefixes on a logarithmic scale: at 1, 2 and 5 if it spans less than three decades."""
     low, high = scale.get_view_interval()
     few = math.log10(high / low) < 3
     scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
@@ -30,5 +30,5 @@ def intensity_axes(axis: Axes) -> None:
 
 
 def series(case: Case) -> str:
-    """What tells a result's points from others': one system may have run several benchmarks."""
+    """The legend entry of a result's points: one system may have run several benchmarks."""
     return clip(f"{case.benchmark} {case.size}, {case.label}", 40)

@@ -130,14 +130,14 @@ def fit(runs: Mapping[float, Sequence[float]], least_scales: int = LEAST_SCALES)
     times = np.array([sample.mean() for sample in samples])
     chance = np.random.default_rng(0)
     drawn = np.array([[chance.choice(sample, len(sample)).mean() for sample in samples] for _ in range(REPLICATES)])
-    found = [
+    models = [
         _model("Amdahl", "T1·(s + (1 - s)/n)", _amdahl, units, times, drawn),
         _model("USL", "(1 + a(n - 1) + b·n(n - 1)) / (g·n)", _usl, units, times, drawn),
     ]
     terms = select_terms(units, times)
     form = f"(c0 + {' + '.join(f'c{i}·{term}' for i, term in enumerate(terms, start=1))}) / n"
-    found.append(_model("PMNF", form, pmnf(terms), units, times, drawn))
-    return found
+    models.append(_model("PMNF", form, pmnf(terms), units, times, drawn))
+    return models
 
 
 def pmnf(terms: Sequence[Term]) -> Callable[[Floats], Floats]:
@@ -153,7 +153,9 @@ def pmnf(terms: Sequence[Term]) -> Callable[[Floats], Floats]:
 def select_terms(units: Floats, times: Floats) -> tuple[Term, ...]:
     """One or two terms by leave-one-out error; the second must improve it by a tenth."""
     terms = [Term(i, j) for i in EXPONENTS for j in LOG_POWERS if (i, j) != (0.0, 0)]
-    single = min(((leave_one_out(pmnf([term]), units, times), (term,)) for term in terms), key=lambda found: found[0])
+    single = min(
+        ((leave_one_out(pmnf([term]), units, times), (term,)) for term in terms), key=lambda candidate: candidate[0]
+    )
     if len(units) < LEAST_SCALES:
         return single[1]
     pairs = (
@@ -161,7 +163,7 @@ def select_terms(units: Floats, times: Floats) -> tuple[Term, ...]:
         for pair in combinations(terms, 2)
         if pair[0].exponent <= 1.0 and pair[1].exponent <= 1.0
     )
-    double = min(pairs, key=lambda found: found[0])
+    double = min(pairs, key=lambda candidate: candidate[0])
     return double[1] if double[0] < 0.9 * single[0] else single[1]
 
 
@@ -169,10 +171,10 @@ def leave_one_out(basis: Callable[[Floats], Floats], units: Floats, times: Float
     """Mean symmetric relative error of each scale predicted from all others."""
     matrix = basis(units)
     errors = []
-    for out in range(len(units)):
-        kept = np.arange(len(units)) != out
-        predicted = float(matrix[out] @ _least_squares(matrix[kept], times[kept]))
-        errors.append(2 * abs(predicted - times[out]) / (abs(predicted) + times[out]))
+    for left_out in range(len(units)):
+        others = np.arange(len(units)) != left_out
+        predicted = float(matrix[left_out] @ _least_squares(matrix[others], times[others]))
+        errors.append(2 * abs(predicted - times[left_out]) / (abs(predicted) + times[left_out]))
     return float(np.mean(errors))
 
 

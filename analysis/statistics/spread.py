@@ -35,16 +35,16 @@ class RunSpread:
 
 def run_spread(epochs: pd.Series, tau_s: pd.Series) -> RunSpread | None:
     """The spread of runs; None for fewer than two, which have none."""
-    kept = epochs.notna() & tau_s.notna() & (epochs > 0) & (tau_s > 0)
-    if kept.sum() < 2:
+    usable = epochs.notna() & tau_s.notna() & (epochs > 0) & (tau_s > 0)
+    if usable.sum() < 2:
         return None
-    logs = np.log10(np.stack([epochs[kept].to_numpy(float), tau_s[kept].to_numpy(float)]))
+    logs = np.log10(np.stack([epochs[usable].to_numpy(float), tau_s[usable].to_numpy(float)]))
     covariance = np.cov(logs, ddof=1)
     variances, axes = np.linalg.eigh(covariance)
     natural = covariance * math.log(10) ** 2
     varies = bool((logs.std(axis=1) > 0).all())
     return RunSpread(
-        n=int(kept.sum()),
+        n=int(usable.sum()),
         variance_epochs=float(natural[0, 0]),
         variance_epoch_time=float(natural[1, 1]),
         covariance_twice=float(2 * natural[0, 1]),
