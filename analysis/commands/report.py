@@ -66,14 +66,7 @@ def report(
     (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe-bench --sweep-network`). OUTPUT gets report.html, report.json and
     tables/ with the same numbers; docs/tables.md says what the columns mean.
     """
-    existing = [path for name in PARTS if (path := output / name).exists()]
-    if existing and not force:
-        raise click.UsageError(f"{existing[0]} exists; --force replaces it")
-    if output.is_file():
-        raise click.UsageError(f"-o {output}: is a file; the report is a folder")
-    if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise click.UsageError("--tables parquet needs pyarrow: pip install 'mlhpc[parquet]'")
-
+    _refuse(output, form, force)
     from analysis.network.fit import fit_sweep
     from analysis.network.sweep import is_sweep, read_sweep
     from analysis.page.checked import check_paths
@@ -90,7 +83,7 @@ def report(
     for path in logs:
         if path.is_file() and b":::MLLOG" not in path.read_bytes():
             raise click.UsageError(f"{path}: holds no MLLOG event and is no file that a report reads")
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where no home can be written it says so, at length
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
     inputs = read_inputs(files, what_if)
     checked = started(check_paths, logs)  # in a second process: the check reads the same logs by its own rules
     rendered = render_report(study(logs, installed_cards(), inputs, networks, between), checked())
@@ -99,6 +92,17 @@ def report(
     click.echo(
         f"{output / 'report.html'}  {size:.2f} MB; numbers: {output / 'report.json'}, {output / 'tables'}/*.{form}"
     )
+
+
+def _refuse(output: Path, form: str, force: bool) -> None:
+    """Raise UsageError, before anything is read, if the report could not be written."""
+    existing = [path for name in PARTS if (path := output / name).exists()]
+    if existing and not force:
+        raise click.UsageError(f"{existing[0]} exists; --force replaces it")
+    if output.is_file():
+        raise click.UsageError(f"-o {output}: is a file; the report is a folder")
+    if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise click.UsageError("--tables parquet needs pyarrow: pip install 'mlhpc[parquet]'")
 
 
 def _write(rendered: Report, output: Path, form: str) -> None:

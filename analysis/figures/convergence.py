@@ -13,10 +13,11 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.page.drawing import BLUE, GREEN, GREY, INK, VERMILION, clip, listed, panels
 from analysis.page.scatter import result_table
-from analysis.results.convergence import Limit, reference_limit
+from analysis.results.convergence import reference_limit
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.ingest import parsed
 from analysis.tables.reading import LARGEST_PLAUSIBLE
+from suite.compliance.convergence import Limit
 
 TITLE = "Convergence"
 CAPTION = (

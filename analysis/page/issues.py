@@ -1,4 +1,4 @@
-"""What a reader should know before believing a number: the doubts of the tables in words. Judges no rules."""
+"""Doubts about a study's numbers in words: what a reader should know before believing them. Compliance is not judged here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def issues(study: Study) -> list[Issue]:
 
 @dataclass(frozen=True)
 class _Check:
-    """What is said of the runs of one result for which ``holds``: the end of a sentence."""
+    """A doubt about the runs of a result for which ``holds`` is true. ``text`` continues "3 of 5 runs ..."."""
 
     severity: Severity
     text: str
@@ -103,7 +103,7 @@ def _seeds(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
 
 
 def _curves(where: str, runs: pd.DataFrame, evals: pd.DataFrame) -> Iterator[Issue]:
-    """Runs whose metric agrees in every evaluation are one experiment repeated, not a sample of seeds."""
+    """Runs with equal metrics in all evaluations are one experiment repeated, not independent samples."""
     curves = evals[evals["run"].isin(runs["run"])].groupby("run")["value"].agg(tuple)
     same = curves[curves.map(len) >= SAME_CURVE_EVALS].duplicated(keep=False)
     if same.any():

@@ -1,4 +1,4 @@
-"""Whether results differ and why runs do: ratios of times with intervals, log T split into epochs and epoch time. Numbers only."""
+"""Whether two results differ: ratios of times with intervals and p values. Numbers in, numbers out."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MOST_PERMUTATIONS = 200_000
 
 @dataclass(frozen=True)
 class Comparison:
-    """How many times longer A takes than B: ratio of geometric means, with a Welch interval on log time.
+    """Time of A over time of B: ratio of geometric means, with a 95 % Welch interval on log time.
 
-    ``p_welch`` and ``p_permutation`` are two-sided, of no difference; ``p_permutation`` counts every way to deal the runs
-    to two groups of these sizes and is NaN where that is more than 200,000 ways. ``detectable`` is the smallest ratio
-    that so many runs with this spread would find with 80 % power.
+    ``p_welch`` and ``p_permutation`` are two-sided, for the hypothesis of no difference. ``p_permutation`` is exact: it
+    counts all ways to divide the runs into groups of these sizes, and is NaN if there are more than 200,000.
+    ``detectable`` is the smallest ratio that so many runs with this spread would detect with 80 % power.
     """
 
     n_a: int
@@ -41,7 +41,7 @@ class Comparison:
 
 
 def compare(a_s: Sequence[float], b_s: Sequence[float]) -> Comparison | None:
-    """Compare two samples of times; None unless both have two positive times and at least one of them varies."""
+    """Compare two samples of times. None unless both have two positive times and at least one sample varies."""
     a, b = (np.log(np.asarray([t for t in times if t > 0.0], float)) for times in (a_s, b_s))
     if len(a) < 2 or len(b) < 2:
         return None
@@ -65,7 +65,7 @@ def compare(a_s: Sequence[float], b_s: Sequence[float]) -> Comparison | None:
 
 
 def permutation_p(a: np.ndarray, b: np.ndarray) -> float:
-    """Share of all dealings of the pooled values to two groups with means at least as far apart; NaN if too many."""
+    """Share of all divisions of the pooled values into two groups whose means differ at least as much; NaN if too many."""
     pooled, size = np.concatenate([a, b]), min(len(a), len(b))
     if math.comb(len(pooled), size) > MOST_PERMUTATIONS:
         return math.nan
@@ -77,7 +77,7 @@ def permutation_p(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def detectable_ratio(n: int, spread: float) -> float:
-    """Smallest ratio of times that two results of ``n`` runs each find with 80 % power; ``spread``: std of log time."""
+    """Smallest ratio that two results of ``n`` runs each detect with 80 % power. ``spread`` is the std of log time."""
     dof = 2.0 * n - 2.0
     return math.exp(
         (student_t.quantile(0.5 + CONFIDENCE / 2, dof) + student_t.quantile(POWER, dof)) * spread * math.sqrt(2.0 / n)
@@ -85,7 +85,7 @@ def detectable_ratio(n: int, spread: float) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p values adjusted for their number (Holm 1979): the chance of one false claim among all stays at the level."""
+    """Adjust p values for their number (Holm 1979), so that the chance of any false claim among all stays at the level."""
     order = sorted(range(len(p)), key=lambda index: p[index])
     adjusted, least = [0.0] * len(p), 0.0
     for rank, index in enumerate(order):

@@ -11,10 +11,11 @@ import pandas as pd
 
 @dataclass(frozen=True)
 class RunSpread:
-    """Spread of training time E·tau over runs. ``variance_*`` are of natural logs and sum to that of log(E·tau).
+    """Spread of the training time E·tau over runs.
 
-    ``axis_1`` and ``axis_2`` are the variances (log10²) along the principal axes of (log10 E, log10 tau), larger first;
-    ``along_epochs`` is the share of the first axis' direction that epochs have (1: all spread is convergence);
+    ``variance_epochs``, ``variance_epoch_time`` and ``covariance_twice`` (natural logs) sum to the variance of log(E·tau).
+    ``axis_1`` and ``axis_2`` are the variances (log10²) along the principal axes of (log10 E, log10 tau), larger first.
+    ``along_epochs`` is the squared epochs component of the first axis' direction (1: all spread is convergence).
     ``correlation`` is that of the logs, NaN if one of them does not vary.
     """
 
@@ -34,7 +35,7 @@ class RunSpread:
 
 
 def run_spread(epochs: pd.Series, tau_s: pd.Series) -> RunSpread | None:
-    """The spread of runs; None for fewer than two, which have none."""
+    """Compute the spread of runs; None for fewer than two runs."""
     usable = epochs.notna() & tau_s.notna() & (epochs > 0) & (tau_s > 0)
     if usable.sum() < 2:
         return None
