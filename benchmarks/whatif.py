@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.published import published
-from analysis.reference import reference_limit
+from analysis.published.scores import published
+from analysis.results.convergence import reference_limit
 from analysis.roofline.bounds import Bounds
 from analysis.roofline.cases import Case, measured_cases
 from analysis.roofline.inputs import read_inputs

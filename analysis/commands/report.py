@@ -1,11 +1,10 @@
-"""The command `mlhpc report`: reads logs, asks the checker, writes page, JSON and CSV beside each other."""
+"""The command `mlhpc report`: read and check logs, then write a page, a JSON document and tables into one folder."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ import click
 from suite.files import write_whole
 
 if TYPE_CHECKING:
-    from analysis.page.report import Report, Verdict
+    from analysis.page.report import Report
 
 PARTS = ("report.html", "report.json", "tables")
 
@@ -71,16 +70,11 @@ def report(
     (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe-bench --sweep-network`). OUTPUT gets report.html, report.json and
     tables/ with the same numbers; docs/tables.md says what the columns mean.
     """
-    existing = [path for name in PARTS if (path := output / name).exists()]
-    if existing and not force:
-        raise click.UsageError(f"{existing[0]} exists; --force replaces it")
-    if output.is_file():
-        raise click.UsageError(f"-o {output}: is a file; the report is a folder")
-    if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise click.UsageError("--tables parquet needs pyarrow: pip install 'mlhpc[parquet]'")
-
-    from analysis.network.fit import fit_sweep, is_sweep, read_sweep
-    from analysis.page.report import build
+    _refuse(output, form, force)
+    from analysis.network.fit import fit_sweep
+    from analysis.network.sweep import is_sweep, read_sweep
+    from analysis.page.checked import check_paths
+    from analysis.page.report import render_report
     from analysis.roofline.inputs import read_inputs, split
     from analysis.study import study
     from analysis.tables.workers import started
@@ -93,49 +87,40 @@ def report(
     for path in logs:
         if path.is_file() and b":::MLLOG" not in path.read_bytes():
             raise click.UsageError(f"{path}: holds no MLLOG event and is no file that a report reads")
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where no home can be written it says so, at length
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
     inputs = read_inputs(files, what_if)
-    checked = started(verdicts, logs)  # the check reads the same logs by its own rules, meanwhile
-    made = build(study(logs, installed_cards(), inputs, networks, between), checked())
-    _write(made, output, form)
+    checked = started(check_paths, logs)  # in a second process: the check reads the same logs by its own rules
+    rendered = render_report(study(logs, installed_cards(), inputs, networks, between), checked())
+    _write(rendered, output, form)
     size = (output / "report.html").stat().st_size / 1e6
     click.echo(
         f"{output / 'report.html'}  {size:.2f} MB; numbers: {output / 'report.json'}, {output / 'tables'}/*.{form}"
     )
 
 
-def verdicts(paths: Sequence[Path]) -> list[Verdict]:
-    """What the compliance check says of each path; a path that is not there is the reader's to name."""
-    return [verdict(path) for path in paths if path.exists()]
+def _refuse(output: Path, form: str, force: bool) -> None:
+    """Raise UsageError, before anything is read, if the report could not be written."""
+    existing = [path for name in PARTS if (path := output / name).exists()]
+    if existing and not force:
+        raise click.UsageError(f"{existing[0]} exists; --force replaces it")
+    if output.is_file():
+        raise click.UsageError(f"-o {output}: is a file; the report is a folder")
+    if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise click.UsageError("--tables parquet needs pyarrow: pip install 'mlhpc[parquet]'")
 
 
-def verdict(path: Path) -> Verdict:
-    """What the compliance check says of a path; files are named from the path's last part on."""
-    from analysis.page.report import Finding, Verdict
-    from suite.compliance.check import check
-
-    said = check([path])
-    place = str(path.resolve().parent) + "/"
-    findings = tuple(Finding(f.rule, f.severity, _below(f.file, path, place), f.line, f.message) for f in said.findings)
-    return Verdict(path.resolve().name, said.rulesets, said.logs, said.compliant, findings)
-
-
-def _below(file: str, path: Path, place: str) -> str:
-    return str(Path(file).resolve()).removeprefix(place) if Path(file).is_absolute() or Path(file).exists() else file
-
-
-def _write(made: Report, output: Path, form: str) -> None:
-    """Everything beside first, then renamed; the page last, so that a page is never without its numbers."""
+def _write(rendered: Report, output: Path, form: str) -> None:
+    """Write every part under a temporary name and rename it; the page is last, so that its numbers always exist."""
     output.mkdir(parents=True, exist_ok=True)
     part, tables = output / "tables.part", output / "tables"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
-    for name, frame in made.frames.items():
+    for name, frame in rendered.frames.items():
         if form == "parquet":
             frame.to_parquet(part / f"{name}.parquet", index=False)
         else:
-            (part / f"{name}.csv").write_text(made.csv[name], encoding="utf-8", errors="replace")
+            (part / f"{name}.csv").write_text(rendered.csv[name], encoding="utf-8", errors="replace")
     shutil.rmtree(tables, ignore_errors=True)
     part.rename(tables)
-    for name, text in (("report.json", made.json), ("report.html", made.html)):
+    for name, text in (("report.json", rendered.json), ("report.html", rendered.html)):
         write_whole(output / name, text)

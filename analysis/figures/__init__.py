@@ -40,8 +40,8 @@ class FigureModule(Protocol):
 
 def figures() -> dict[str, FigureModule]:
     """Every figure by name, in the order of the page."""
-    found = {
+    modules = {
         info.name: cast(FigureModule, importlib.import_module(f"{__name__}.{info.name}"))
         for info in pkgutil.iter_modules(__path__)
     }
-    return dict(sorted(found.items(), key=lambda item: (item[1].ORDER, item[0])))
+    return dict(sorted(modules.items(), key=lambda item: (item[1].ORDER, item[0])))

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import BLUE, VERMILION, Diagonals, clip, loglog, name_points, panels
-from analysis.published import missing, published
+from analysis.published.scores import missing, published
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Beside the published systems"
@@ -42,14 +42,14 @@ def table(study: Study) -> pd.DataFrame:
 def answer(study: Study) -> str:
     """Own and the fastest of the best-known machines."""
     frame = table(study)
-    said = []
+    sentences = []
     for benchmark, rows in frame.groupby("benchmark", sort=True):
         own = rows[rows["whose"] != "published"].iloc[0]
         stars = rows[(rows["whose"] == "published") & rows["system"].isin(NAMED)].drop_duplicates("system")
         others = ", ".join(f"{r['system']} {r['time to train [min]']:.3g}" for r in stars.to_dict("records"))
         different = "" if own["size"] == "full" else f" on size {own['size']}, a different problem"
-        said.append(f"{benchmark} [min]: {own['system']} {own['time to train [min]']:.3g}{different}; {others}")
-    return "; ".join(said) + (f". {missing()}" if missing() else "")
+        sentences.append(f"{benchmark} [min]: {own['system']} {own['time to train [min]']:.3g}{different}; {others}")
+    return "; ".join(sentences) + (f". {missing()}" if missing() else "")
 
 
 def draw(study: Study) -> Figure:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from analysis.page.drawing import BLUE, GREY, INK, bars, clip, listed
-from analysis.statistics import CONFIDENCE, Comparison, compare, holm
+from analysis.statistics.comparison import CONFIDENCE, Comparison, compare, holm
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Is the difference real?"
@@ -34,11 +34,11 @@ def table(study: Study) -> pd.DataFrame:
         base = _times(study, best["group"])
         part = []
         for row in known.drop(best.name).sort_values("run_s.mean").to_dict("records"):
-            found = _compared(_times(study, row["group"]), base)
-            if found is not None:
+            comparison = _compared(_times(study, row["group"]), base)
+            if comparison is not None:
                 part.append(
                     {"class": title, "label": row["label"], "against": best["label"], "division": row["division"]}
-                    | vars(found)
+                    | vars(comparison)
                 )
         for line, adjusted in zip(part, holm([line["p_welch"] for line in part]), strict=True):
             real = adjusted < 1 - CONFIDENCE and (line["low"] > 1 or line["high"] < 1)
@@ -62,15 +62,15 @@ def _copies(study: Study) -> set[str]:
 
 def answer(study: Study) -> str:
     """The closest follower of each class."""
-    said = []
+    sentences = []
     for _, rows in table(study).groupby("class", sort=True):
         first = rows.iloc[0]
         if first["verdict"] == "slower":
             what = f"{first['ratio of times']:.3g} [{first['95 % from']:.3g}, {first['95 % to']:.3g}] times the time of"
         else:
             what = "not distinguishable from"
-        said.append(f"{first['class']}: {first['label']} is {what} {first['against']}")
-    return listed(said)
+        sentences.append(f"{first['class']}: {first['label']} is {what} {first['against']}")
+    return listed(sentences)
 
 
 def draw(study: Study) -> Figure:

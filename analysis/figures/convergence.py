@@ -7,14 +7,17 @@ from textwrap import fill
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.page.drawing import BLUE, GREEN, GREY, INK, VERMILION, clip, listed, panels
-from analysis.reference import Limit, reference_limit
+from analysis.page.scatter import result_table
+from analysis.results.convergence import reference_limit
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.epochs import LARGEST_PLAUSIBLE
 from analysis.tables.ingest import parsed
+from suite.compliance.convergence import Limit
 
 TITLE = "Convergence"
 CAPTION = (
@@ -28,6 +31,8 @@ ORDER = 20
 COLUMNS = 3
 NAME_HIGH = 0.11  # of a panel: baselines closer than a line of text are named once, the table has all
 
+Row = Mapping[Hashable, Any]
+
 
 def table(study: Study) -> pd.DataFrame:
     """Epochs to target and the metric reached, by result."""
@@ -35,11 +40,10 @@ def table(study: Study) -> pd.DataFrame:
     if frame.empty:
         raise NotAnswerableError("no log has an evaluation with a metric value and an epoch number")
     bounds = [_reference(row) for row in frame.to_dict("records")]
-    return pd.DataFrame(
+    return result_table(
+        frame,
+        ("label",),
         {
-            "benchmark": frame["benchmark"],
-            "size": frame["size"],
-            "label": frame["label"],
             "runs started": frame["n_started"],
             "runs that reached the target": frame["n_reached"],
             "n averaged": frame["n_averaged"],
@@ -49,69 +53,80 @@ def table(study: Study) -> pd.DataFrame:
             "least allowed mean [epochs]": [bound.minimum if bound else None for bound in bounds],
             "target": frame["target"],
             "metric at target, mean": frame["reached_value.mean"],
-        }
-    ).reset_index(drop=True)
+        },
+    )
 
 
 def answer(study: Study) -> str:
     """Mean epochs of each result, and the reference's where there is one."""
-    said = []
+    sentences = []
     for row in table(study).to_dict("records"):
         if pd.notna(row["epochs to target, mean"]):
             bound = row["reference mean [epochs]"]
             against = f" (reference {bound:.3g})" if pd.notna(bound) else ""
-            said.append(f"{row['label']} {row['benchmark']} {row['epochs to target, mean']:.3g}{against}")
-    return listed(said)
+            sentences.append(f"{row['label']} {row['benchmark']} {row['epochs to target, mean']:.3g}{against}")
+    return listed(sentences)
 
 
 def draw(study: Study) -> Figure:
     """A panel per result, rows filled class by class."""
     table(study)
     curves = _curves(study)
-    shown = study.results[study.results["group"].isin(curves["group"])]
-    rows_shown = [
-        row for _, rows in study.classes() for row in rows[rows["group"].isin(shown["group"])].to_dict("records")
+    results = [
+        row for _, rows in study.classes() for row in rows[rows["group"].isin(curves["group"])].to_dict("records")
     ]
-    columns = min(COLUMNS, len(rows_shown))
-    figure, axes = panels(len(rows_shown), columns, 2.5)
+    columns = min(COLUMNS, len(results))
+    figure, axes = panels(len(results), columns, 2.5)
     limits = {key: _limits(part) for key, part in curves.groupby(["benchmark", "size"])}
-    for position, (row, axis) in enumerate(zip(rows_shown, axes, strict=True)):
-        low, high, last = limits[(row["benchmark"], row["size"])]
-        for _, run in curves[curves["group"] == row["group"]].groupby("run"):
-            axis.plot(run["epochs"], run["value"], color=BLUE, linewidth=0.9, alpha=0.55)
-            hits = run[run["reached"]]
-            end = hits.iloc[0] if len(hits) else run.iloc[-1]
-            axis.plot(
-                end["epochs"], end["value"], marker="o" if len(hits) else "x", markersize=5,
-                color=BLUE if len(hits) else VERMILION, linestyle="none",
-            )  # fmt: skip
-        if pd.notna(row["target"]):
-            axis.axhline(row["target"], color=INK, linestyle="--", linewidth=1.0)
-        bound = _reference(row)
-        if bound:
-            axis.axvspan(bound.minimum, 2 * bound.mean - bound.minimum, color=GREEN, alpha=0.18, linewidth=0)
-            axis.axvline(bound.mean, color=GREEN, linewidth=1.2)
-        written: list[float] = []
-        for name, value in sorted(_baselines(row["baselines"]).items(), key=lambda item: item[1]):
-            axis.axhline(value, color=GREY, linestyle=":", linewidth=1.4)
-            if all(abs(value - other) > NAME_HIGH * (high - low) for other in written):
-                axis.text(last, value, clip(name, 24), ha="right", va="bottom", color=INK)
-                written.append(value)
-        axis.set_ylim(low, high)
-        axis.set_xlim(0, last)
-        if last > 2:
-            axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        kind = f"{clip(row['benchmark'], 14)} {clip(row['size'], 14)} · {clip(row['round'], 12)}"
-        axis.set_title(f"{clip(row['name'], 36)}\n{kind}", fontsize=11, fontweight="normal")
-        before = rows_shown[position - 1]["metric_name"] if position % columns else None
-        if row["metric_name"] != before:
+    for position, (row, axis) in enumerate(zip(results, axes, strict=True)):
+        _panel(axis, row, curves[curves["group"] == row["group"]], limits[(row["benchmark"], row["size"])])
+        left = results[position - 1]["metric_name"] if position % columns else None
+        if row["metric_name"] != left:  # a row of panels names a metric once
             axis.set_ylabel(fill(clip(row["metric_name"] or "metric", 60), 24))
-        if position + columns >= len(rows_shown):
+        if position + columns >= len(results):
             axis.set_xlabel("epochs trained")
     return figure
 
 
-def _reference(row: Mapping[Hashable, Any]) -> Limit | None:
+def _panel(axis: Axes, row: Row, curves: pd.DataFrame, limits: tuple[float, float, float]) -> None:
+    low, high, last = limits
+    for _, run in curves.groupby("run"):
+        _draw_run(axis, run)
+    if pd.notna(row["target"]):
+        axis.axhline(row["target"], color=INK, linestyle="--", linewidth=1.0)
+    bound = _reference(row)
+    if bound:
+        axis.axvspan(bound.minimum, 2 * bound.mean - bound.minimum, color=GREEN, alpha=0.18, linewidth=0)
+        axis.axvline(bound.mean, color=GREEN, linewidth=1.2)
+    _draw_baselines(axis, _baselines(row["baselines"]), last, NAME_HIGH * (high - low))
+    axis.set_ylim(low, high)
+    axis.set_xlim(0, last)
+    if last > 2:
+        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    problem = f"{clip(row['benchmark'], 14)} {clip(row['size'], 14)} · {clip(row['round'], 12)}"
+    axis.set_title(f"{clip(row['name'], 36)}\n{problem}", fontsize=11, fontweight="normal")
+
+
+def _draw_run(axis: Axes, run: pd.DataFrame) -> None:
+    """The metric of one run, with a dot where it first reached the target, or a cross at its end."""
+    axis.plot(run["epochs"], run["value"], color=BLUE, linewidth=0.9, alpha=0.55)
+    hits = run[run["reached"]]
+    end = hits.iloc[0] if len(hits) else run.iloc[-1]
+    marker, colour = ("o", BLUE) if len(hits) else ("x", VERMILION)
+    axis.plot(end["epochs"], end["value"], marker=marker, markersize=5, color=colour, linestyle="none")
+
+
+def _draw_baselines(axis: Axes, baselines: Mapping[str, float], last: float, name_height: float) -> None:
+    """A line per trivial baseline; the name is left out where it would cover another."""
+    named: list[float] = []
+    for name, value in sorted(baselines.items(), key=lambda item: item[1]):
+        axis.axhline(value, color=GREY, linestyle=":", linewidth=1.4)
+        if all(abs(value - other) > name_height for other in named):
+            axis.text(last, value, clip(name, 24), ha="right", va="bottom", color=INK)
+            named.append(value)
+
+
+def _reference(row: Row) -> Limit | None:
     """The reference's epochs at the batch size of a result."""
     names = ("benchmark", "size", "round", "train_samples", "global_batch_size", "required_runs")
     return reference_limit(*(row[name] for name in names))

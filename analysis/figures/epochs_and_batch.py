@@ -6,8 +6,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import BLUE, GREY, VERMILION, clip, listed, loglog, panels
-from analysis.reference import reference_limit, reference_points
+from analysis.page.drawing import BLUE, GREY, VERMILION, listed, loglog, panels
+from analysis.page.scatter import PROBLEM, label_axes, problems, result_table
+from analysis.results.convergence import reference_limit, reference_points
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Epochs and batch size"
@@ -24,43 +25,41 @@ def table(study: Study) -> pd.DataFrame:
     frame = _shown(study)
     names = ["benchmark", "size", "round", "train_samples", "global_batch_size", "required_runs"]
     bounds = [reference_limit(*row) for row in frame[names].itertuples(index=False)]
-    return pd.DataFrame(
+    return result_table(
+        frame,
+        ("label", "division"),
         {
-            "benchmark": frame["benchmark"],
-            "size": frame["size"],
-            "label": frame["label"],
-            "division": frame["division"],
             "global batch": frame["global_batch_size"],
             "epochs to target, mean": frame["epochs_to_target.mean"],
             "epochs to target, std": frame["epochs_to_target.std"],
             "n": frame["n_averaged"],
             "reference mean [epochs]": [bound.mean if bound else None for bound in bounds],
             "least allowed mean [epochs]": [bound.minimum if bound else None for bound in bounds],
-        }
-    ).reset_index(drop=True)
+        },
+    )
 
 
 def answer(study: Study) -> str:
     """Smallest and largest batch of each benchmark."""
-    said = []
-    for (benchmark, size), rows in _shown(study).groupby(["benchmark", "size"], sort=True):
+    sentences = []
+    for (benchmark, size), rows in _shown(study).groupby(PROBLEM, sort=True):
         ordered = rows.sort_values("global_batch_size")
         low, high = ordered.iloc[0], ordered.iloc[-1]
         if low["global_batch_size"] == high["global_batch_size"]:
-            said.append(f"{benchmark} {size}: one batch size only, {low['global_batch_size']:g}")
+            sentences.append(f"{benchmark} {size}: one batch size only, {low['global_batch_size']:g}")
         else:
-            said.append(
+            sentences.append(
                 f"{benchmark} {size}: batch {low['global_batch_size']:g} to {high['global_batch_size']:g} takes "
                 f"{low['epochs_to_target.mean']:.3g} to {high['epochs_to_target.mean']:.3g} epochs"
             )
-    return listed(said)
+    return listed(sentences)
 
 
 def draw(study: Study) -> Figure:
     """A panel per benchmark and size."""
-    classes = list(_shown(study).groupby(["benchmark", "size"], sort=True))
+    classes = problems(_shown(study))
     figure, axes = panels(len(classes), min(2, len(classes)), 3.4)
-    for (key, rows), axis in zip(classes, axes, strict=True):
+    for (title, rows), axis in zip(classes, axes, strict=True):
         batches, means = rows["global_batch_size"].tolist(), rows["epochs_to_target.mean"].tolist()
         reference = _reference(axis, rows.sort_values("round").iloc[-1])
         for row in rows.to_dict("records"):
@@ -72,9 +71,7 @@ def draw(study: Study) -> Figure:
                 marker="s" if is_open else "o", color=colour, mfc="none" if is_open else colour, capsize=3, markersize=7,
             )  # fmt: skip
         loglog(axis, [*batches, *(x for x, _ in reference)], [*means, *(y for _, y in reference)])
-        axis.set_title(clip(f"{key[0]} · size {key[1]}", 50))
-        axis.set_xlabel("global batch size [samples]")
-        axis.set_ylabel("epochs to target")
+        label_axes(axis, title, "global batch size [samples]", "epochs to target")
     return figure
 
 

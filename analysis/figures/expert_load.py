@@ -68,17 +68,17 @@ def table(study: Study) -> pd.DataFrame:
 
 def answer(study: Study) -> str:
     """The busiest expert at the beginning and the end, and the tokens dropped."""
-    said = []
+    sentences = []
     for load in _loads(study):
         course = load.over_training("imbalance")["mean"]
         dropped = 100 * load.windows["drop_rate"].mean()
         lost = "no token dropped" if dropped == 0 else f"{dropped:.2g} % of tokens dropped"
         runs = f"{load.runs} run" + ("" if load.runs == 1 else "s")
-        said.append(
+        sentences.append(
             f"{clip(load.label)} ({load.benchmark} {load.size}, {runs}): the busiest expert has {course.iloc[0]:.2f} times "
             f"the mean at first, {course.iloc[-1]:.2f} times in the end; {lost}"
         )
-    return listed(said)
+    return listed(sentences)
 
 
 def draw(study: Study) -> Figure:
@@ -122,8 +122,8 @@ def _experts(figure: Figure, axis: Axes, load: Load) -> None:
             ink = readable_on(colours(norm(share))[:3])
             axis.text(column + 0.5, row + 0.5, f"{share:.2f}", ha="center", va="center", color=ink)
     axis.set_yticks(np.arange(len(layers)) + 0.5, [clip(name, 18) for name in layers])
-    shown = np.arange(0, shares.shape[1], 1 if shares.shape[1] <= 16 else 8)
-    axis.set_xticks(shown + 0.5, [str(number) for number in shown])
+    ticks = np.arange(0, shares.shape[1], 1 if shares.shape[1] <= 16 else 8)
+    axis.set_xticks(ticks + 0.5, [str(number) for number in ticks])
     axis.invert_yaxis()
     axis.grid(visible=False)
     axis.set_xlabel("expert")

@@ -42,30 +42,30 @@ def answer(study: Study) -> str:
     """Which resource binds each result, and how far it is from it."""
     cases = _cases(study)
     own = [case for case in cases if not case.modelled]
-    said = [sentence(case) for case in own]
+    sentences = [sentence(case) for case in own]
     remarks = list(dict.fromkeys(case.remark for case in own if case.remark))
     if not own:
         missing = _why_no_own(study)
         best = {case.benchmark: case for case in sorted(cases, key=lambda c: -c.bounds.distance)}
-        said = [f"modelled, {sentence(case)}" for case in best.values()]
-        said += [f"own results: {missing}"] if missing else []
-    return ". ".join([listed(said), *remarks])
+        sentences = [f"modelled, {sentence(case)}" for case in best.values()]
+        sentences += [f"own results: {missing}"] if missing else []
+    return ". ".join([listed(sentences), *remarks])
 
 
 def sentence(case: Case) -> str:
     """One result in one sentence."""
-    found = case.bounds
-    if found.binding is None:
-        refused = "; ".join(refusal.reason for refusal in found.refused)
-        return f"{case.label}: {found.verdict}" + (f" ({refused})" if refused else "")
-    place = f"{case.label} ({case.benchmark} {case.size})"
+    bounds = case.bounds
+    if bounds.binding is None:
+        refused = "; ".join(refusal.reason for refusal in bounds.refused)
+        return f"{case.label}: {bounds.verdict}" + (f" ({refused})" if refused else "")
+    result = f"{case.label} ({case.benchmark} {case.size})"
     text = (
-        f"{place}: {NAMES[found.binding.resource]} binds, the step of {si(found.step_s)}s takes {found.distance:.3g} times the "
-        f"{si(found.lower_s)}s at that roof; {found.verdict}"
+        f"{result}: {NAMES[bounds.binding.resource]} binds, the step of {si(bounds.step_s)}s takes {bounds.distance:.3g} times the "
+        f"{si(bounds.lower_s)}s at that roof; {bounds.verdict}"
     )
     if case.scale is not None:
         text += f"; the network roof is hit at {case.scale:,} ranks"
-    for refusal in found.refused:
+    for refusal in bounds.refused:
         text += f"; refused: {refusal.reason}"
     return text
 
@@ -95,10 +95,10 @@ def draw(study: Study) -> Figure:
 
 
 def _row(axis: Axes, place: int, case: Case) -> set[str]:
-    found = case.bounds
-    if found.terms:
-        axis.barh([place], [found.upper_s - found.lower_s], left=found.lower_s, height=0.5, color=GREY, alpha=0.4)
-    for term in found.terms:
+    bounds = case.bounds
+    if bounds.terms:
+        axis.barh([place], [bounds.upper_s - bounds.lower_s], left=bounds.lower_s, height=0.5, color=GREY, alpha=0.4)
+    for term in bounds.terms:
         colour, marker = LOOKS[term.resource]
         known = term.demand.basis in {"counted", "logged"}
         thin = term.roof.origin != "measured"
@@ -106,14 +106,14 @@ def _row(axis: Axes, place: int, case: Case) -> set[str]:
             [term.seconds], [place], marker, color=colour, markerfacecolor=colour if known else "none",
             markersize=6 if thin else 9, markeredgewidth=0.9 if thin else 1.8,
         )  # fmt: skip
-    axis.plot([found.step_s], [place], "|", color=INK, markersize=17, markeredgewidth=3)
+    axis.plot([bounds.step_s], [place], "|", color=INK, markersize=17, markeredgewidth=3)
     text = "no roof known"
-    if found.binding is not None:
-        text = f"{si(found.step_s)}s = {found.distance:.3g} × {NAMES[found.binding.resource]}"
-    if found.refused:
-        text += f"; refused: {', '.join(NAMES[refusal.term.resource] for refusal in found.refused)}"
-    axis.annotate(text, (found.step_s, place), xytext=(9, 0), textcoords="offset points", va="center", ha="left")
-    return {term.resource for term in found.terms}
+    if bounds.binding is not None:
+        text = f"{si(bounds.step_s)}s = {bounds.distance:.3g} × {NAMES[bounds.binding.resource]}"
+    if bounds.refused:
+        text += f"; refused: {', '.join(NAMES[refusal.term.resource] for refusal in bounds.refused)}"
+    axis.annotate(text, (bounds.step_s, place), xytext=(9, 0), textcoords="offset points", va="center", ha="left")
+    return {term.resource for term in bounds.terms}
 
 
 def _scale(axis: Axes, cases: list[Case]) -> None:
@@ -131,28 +131,28 @@ def _name(case: Case) -> str:
 
 
 def _lines(case: Case) -> list[dict[str, object]]:
-    found = case.bounds
+    bounds = case.bounds
     head: dict[str, object] = {"label": case.label, "benchmark": case.benchmark, "size": case.size}
     tail: dict[str, object] = {
         "ranks": case.ranks,
         "global batch": case.batch,
         "n": case.n,
-        "step [s]": found.step_s,
-        "band from [s]": found.lower_s,
-        "band to [s]": found.upper_s,
-        "step lies": found.verdict.split(":")[0],
+        "step [s]": bounds.step_s,
+        "band from [s]": bounds.lower_s,
+        "band to [s]": bounds.upper_s,
+        "step lies": bounds.verdict.split(":")[0],
         "network roof at [ranks]": case.scale,
         "ceilings": f"{case.ceilings.system}, {case.ceilings.date[:10]}" if case.ceilings else "modelled",
     }
-    terms = [(term, "binds" if term is found.binding else "in the band") for term in found.terms]
-    terms += [(refusal.term, f"refused: {refusal.reason}") for refusal in found.refused]
+    terms = [(term, "binds" if term is bounds.binding else "in the band") for term in bounds.terms]
+    terms += [(refusal.term, f"refused: {refusal.reason}") for refusal in bounds.refused]
     lines = []
     for term, state in sorted(terms, key=lambda item: RESOURCES.index(item[0].resource)):
-        own = term.roof.origin == "measured"
+        measured = term.roof.origin == "measured"
         resource = {
             "resource": NAMES[term.resource],
             "T = Q / C [s]": term.seconds,
-            "T / step": term.seconds / found.step_s if own and not state.startswith("refused") else math.nan,
+            "T / step": term.seconds / bounds.step_s if measured and not state.startswith("refused") else math.nan,
             "state": state,
             "Q": term.demand.amount,
             "unit": UNITS[term.resource],
@@ -160,10 +160,10 @@ def _lines(case: Case) -> list[dict[str, object]]:
             "Q from": term.demand.note,
             "C [unit/s]": term.roof.per_s,
             "C is": term.roof.name,
-            "source of C": term.roof.source if own else f"{term.roof.origin}: {term.roof.source}",
+            "source of C": term.roof.source if measured else f"{term.roof.origin}: {term.roof.source}",
         }
         lines.append(head | resource | tail)
-    lines += [head | {"resource": NAMES[r], "state": f"unknown: {why}"} | tail for r, why in found.unknown.items()]
+    lines += [head | {"resource": NAMES[r], "state": f"unknown: {why}"} | tail for r, why in bounds.unknown.items()]
     return lines
 
 

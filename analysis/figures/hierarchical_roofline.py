@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
-from analysis.page.drawing import CYCLE, INK, MARKERS, clip, listed, name_points, panels
+from analysis.page.drawing import CYCLE, INK, MARKERS, NamedPoint, clip, listed, log_frame, name_panels, panels
 from analysis.roofline.bounds import Point, Roof, above_roof, si
 from analysis.roofline.cases import Case, measured_cases
-from analysis.roofline.drawing import si_scale
+from analysis.roofline.drawing import intensity_axes
 from analysis.roofline.points import counters_of, kernels
 from analysis.roofline.regime import memory_levels, peaks_of, scaled
 from analysis.study import NotAnswerableError, Study
@@ -38,6 +38,11 @@ class Level:
     roof: Roof
     name: str
     points: tuple[Point, ...]
+
+    @property
+    def believed(self) -> list[Point]:
+        """The points that lie under the roof."""
+        return [point for point in self.points if not above_roof(point, self.peak, self.roof)]
 
 
 def table(study: Study) -> pd.DataFrame:
@@ -86,63 +91,61 @@ def answer(study: Study) -> str:
 
 def draw(study: Study) -> Figure:
     """A panel per result."""
-    found = _cases(study)
-    figure, axes = panels(len(found), 1, 6.0, extra_in=0.4)
-    named = [_panel(axis, levels) for levels, axis in zip(found, axes, strict=True)]
+    results = _cases(study)
+    figure, axes = panels(len(results), 1, 6.0, extra_in=0.4)
+    named = [_panel(axis, levels) for levels, axis in zip(results, axes, strict=True)]
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
-    for axis, points in zip(axes, named, strict=True):
-        name_points(figure, axis, points)
+    name_panels(figure, axes, named)
     return figure
 
 
-def _panel(axis: Axes, levels: list[Level]) -> list[tuple[float, float, str, bool]]:
-    peak = levels[0].peak
-    drawn = [
-        (k, level, p) for k, level in enumerate(levels) for p in level.points if not above_roof(p, peak, level.roof)
-    ]
-    intensities = [p.intensity for _, _, p in drawn] + [peak.per_s / level.roof.per_s for level in levels]
-    rates = [p.rate for _, _, p in drawn if p.flops] + [peak.per_s]
-    left, right = min(i for i in intensities if i > 0) / 4, max(intensities) * 6
-    low = min(min(rates) / 3, peak.per_s / 10**LEAST_DECADES)
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlim(left, right)
-    axis.set_ylim(low, peak.per_s * 3)
-    for k, level in enumerate(levels):
-        ridge = peak.per_s / level.roof.per_s
-        axis.plot([low / level.roof.per_s, ridge], [low, peak.per_s], color=CYCLE[k % len(CYCLE)], linewidth=1.6)
-        axis.plot(
-            [], [], MARKERS[k % len(MARKERS)], linestyle="-", color=CYCLE[k % len(CYCLE)], markersize=8,
-            label=f"{level.name}: {si(level.roof.per_s)}B/s",
-        )  # fmt: skip
-    axis.plot([peak.per_s / levels[0].roof.per_s, right], [peak.per_s] * 2, color=INK, linewidth=1.8)
-    axis.annotate(
-        f"{peak.name}: {si(peak.per_s)}FLOP/s",
-        (right, peak.per_s),
-        xytext=(-4, 4),
-        textcoords="offset points",
-        ha="right",
-    )
+def _panel(axis: Axes, levels: list[Level]) -> list[NamedPoint]:
+    """Draw one result, and return what is to be written at its points."""
+    peak, case = levels[0].peak, levels[0].case
+    left, right, low, high = _limits(levels)
+    log_frame(axis, (left, right), (low, high))
+    _draw_roofs(axis, levels)
     names = []
-    for kernel in dict.fromkeys(p.name for _, _, p in drawn):
-        places = [(p.intensity, p.rate) for _, _, p in drawn if p.name == kernel and p.flops]
-        if not places:
-            continue
-        xs, ys = zip(*places, strict=True)
+    drawn = [(number, point) for number, level in enumerate(levels) for point in level.believed if point.flops]
+    for kernel in dict.fromkeys(point.name for _, point in drawn):
+        xs, ys = zip(*((p.intensity, p.rate) for _, p in drawn if p.name == kernel), strict=True)
         axis.plot(xs, ys, "-", color=INK, linewidth=0.8, alpha=0.7)
         names.append((max(xs), ys[0], clip(kernel, 30), False))
-    for k, _, point in drawn:
-        if point.flops:
-            axis.plot(
-                [point.intensity], [point.rate], MARKERS[k % len(MARKERS)], color=CYCLE[k % len(CYCLE)], markersize=9
-            )
-    si_scale(axis.yaxis, "FLOP/s")
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_xlabel("arithmetic intensity [FLOP/B]")
-    case = levels[0].case
+    for number, point in drawn:
+        colour, marker = _look(number)
+        axis.plot([point.intensity], [point.rate], marker, color=colour, markersize=9)
+    intensity_axes(axis)
     axis.set_title(clip(f"{case.label}: {case.benchmark} {case.size}", 80))
-    lines = [(x, peak.per_s, "", False) for x in np.geomspace(left, right, 120)]
-    return names + [point for point in lines if math.isfinite(point[0])]
+    roof = [(x, peak.per_s, "", False) for x in np.geomspace(left, right, 120)]  # keeps names off the compute roof
+    return names + [point for point in roof if math.isfinite(point[0])]
+
+
+def _limits(levels: Sequence[Level]) -> tuple[float, float, float, float]:
+    """Limits around all believed points and the ridges of all levels."""
+    peak = levels[0].peak.per_s
+    points = [point for level in levels for point in level.believed]
+    intensities = [p.intensity for p in points] + [peak / level.roof.per_s for level in levels]
+    rates = [p.rate for p in points if p.flops] + [peak]
+    low = min(min(rates) / 3, peak / 10**LEAST_DECADES)
+    return min(i for i in intensities if i > 0) / 4, max(intensities) * 6, low, peak * 3
+
+
+def _draw_roofs(axis: Axes, levels: Sequence[Level]) -> None:
+    peak, right, low = levels[0].peak, axis.get_xlim()[1], axis.get_ylim()[0]
+    for number, level in enumerate(levels):
+        colour, marker = _look(number)
+        ridge = peak.per_s / level.roof.per_s
+        axis.plot([low / level.roof.per_s, ridge], [low, peak.per_s], color=colour, linewidth=1.6)
+        label = f"{level.name}: {si(level.roof.per_s)}B/s"
+        axis.plot([], [], marker, linestyle="-", color=colour, markersize=8, label=label)
+    axis.plot([peak.per_s / levels[0].roof.per_s, right], [peak.per_s] * 2, color=INK, linewidth=1.8)
+    text = f"{peak.name}: {si(peak.per_s)}FLOP/s"
+    axis.annotate(text, (right, peak.per_s), xytext=(-4, 4), textcoords="offset points", ha="right")
+
+
+def _look(level: int) -> tuple[str, str]:
+    """Colour and marker of a memory level."""
+    return CYCLE[level % len(CYCLE)], MARKERS[level % len(MARKERS)]
 
 
 def _cases(study: Study) -> list[list[Level]]:
@@ -150,11 +153,11 @@ def _cases(study: Study) -> list[list[Level]]:
         raise NotAnswerableError(
             "needs counters: a counters file of the workload on this system among the report's paths"
         )
-    found = [levels for case in measured_cases(study) if (levels := _levels(study, case))]
-    if not found:
-        given = ", ".join(f"{c.benchmark} {c.size} on {c.system}" for c in study.inputs.counters)
-        raise NotAnswerableError(f"needs counters of a result shown here; those given are of {given}")
-    return found
+    results = [levels for case in measured_cases(study) if (levels := _levels(study, case))]
+    if not results:
+        counted = ", ".join(f"{c.benchmark} {c.size} on {c.system}" for c in study.inputs.counters)
+        raise NotAnswerableError(f"needs counters of a result shown here; those given are of {counted}")
+    return results
 
 
 def _levels(study: Study, case: Case) -> list[Level]:

@@ -9,10 +9,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.figures.moe_network_fit import NEEDED
 from analysis.network.fit import EXTRAPOLATED_RANKS, Fit, best_choice
 from analysis.page.drawing import BLUE, GREEN, GREY, INK, ORANGE, clip, panels
-from analysis.study import NotAnswerableError, Study
+from analysis.study import Study
 from suite.performance.cost_model import layer_s
 
 TITLE = "MoE layer: which r, degree and all-to-all win"
@@ -28,23 +27,21 @@ LOADS = (0.25, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 def table(study: Study) -> pd.DataFrame:
     """The choice and its gain by ranks and load."""
-    if not study.networks:
-        raise NotAnswerableError(NEEDED)
-    return pd.DataFrame([row for fit in study.networks for row in _rows(fit)])
+    return pd.DataFrame([row for fit in study.fitted_networks() for row in _rows(fit)])
 
 
 def answer(study: Study) -> str:
     """How often each r wins on the measured grids and beyond."""
     frame = table(study)
-    said = []
+    sentences = []
     for name, rows in frame.groupby("sweep", sort=False):
         counts = Counter(rows["r"])
         wins = ", ".join(f"r {r} in {count}" for r, count in sorted(counts.items()))
         flat = (rows["degree"] == 1).sum()
-        said.append(
+        sentences.append(
             f"{clip(name)}: of {len(rows)} cases {wins}; no overlap is best in {flat}; 2DH in {(rows['algorithm'] == '2dh').sum()}"
         )
-    return "; ".join(said)
+    return "; ".join(sentences)
 
 
 def draw(study: Study) -> Figure:

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures.moe_network_fit import NEEDED
-from analysis.network.fit import EXTRAPOLATED_RANKS, KIB, MIB, Fit, crossover_bytes
+from analysis.network.fit import EXTRAPOLATED_RANKS, Fit, crossover_bytes
+from analysis.network.sweep import KIB, MIB
 from analysis.page.drawing import CYCLE, INK, MARKERS, clip, loglog, panels
-from analysis.study import NotAnswerableError, Study
+from analysis.study import Study
 from suite.performance.cost_model import all_to_all
 
 TITLE = "2DH against the linear all-to-all"
@@ -23,29 +23,27 @@ SIZES = np.geomspace(2.0**10, 2.0**28, 60)
 
 def table(study: Study) -> pd.DataFrame:
     """The ratio by ranks and bytes, of the model and, where it was measured, of the sweep."""
-    if not study.networks:
-        raise NotAnswerableError(NEEDED)
-    return pd.DataFrame([row for fit in study.networks for row in _rows(fit)])
+    return pd.DataFrame([row for fit in study.fitted_networks() for row in _rows(fit)])
 
 
 def answer(study: Study) -> str:
     """Up to which size 2DH wins."""
-    table(study)
     return "; ".join(
         f"{clip(fit.sweep.name)}: "
         + ", ".join(
             f"{ranks:,} ranks{' (extrapolated)' if ranks > fit.sweep.ranks else ''} {_edge(fit, ranks)}"
             for ranks in (fit.sweep.ranks, EXTRAPOLATED_RANKS[-1])
         )
-        for fit in study.networks
+        for fit in study.fitted_networks()
     )
 
 
 def draw(study: Study) -> Figure:
     """A panel per sweep."""
     frame = table(study)
-    figure, axes = panels(len(study.networks), min(2, len(study.networks)), 4.2)
-    for fit, axis in zip(study.networks, axes, strict=True):
+    fits = study.fitted_networks()
+    figure, axes = panels(len(fits), min(2, len(fits)), 4.2)
+    for fit, axis in zip(fits, axes, strict=True):
         rows = frame[frame["sweep"] == fit.sweep.name]
         gains = pd.concat([rows["model, linear / 2DH"], rows["measured, linear / 2DH"], pd.Series([1.0])]).dropna()
         loglog(axis, [SIZES[0] / KIB, SIZES[-1] / KIB], gains.tolist())

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures.moe_network_fit import NEEDED
 from analysis.network.fit import EXTRAPOLATED_RANKS, IDEAS, Fit, ideas_s, measured_ideas_s
 from analysis.page.drawing import CYCLE, GREY, INK, MARKERS, clip, loglog, panels
-from analysis.study import NotAnswerableError, Study
+from analysis.study import Study
 
 TITLE = "MoE layer: time by idea"
 CAPTION = (
@@ -21,35 +20,33 @@ ORDER = 81
 
 def table(study: Study) -> pd.DataFrame:
     """Predicted and measured seconds by ranks and idea."""
-    if not study.networks:
-        raise NotAnswerableError(NEEDED)
-    return pd.DataFrame([row for fit in study.networks for row in _rows(fit)])
+    return pd.DataFrame([row for fit in study.fitted_networks() for row in _rows(fit)])
 
 
 def answer(study: Study) -> str:
     """What the ideas are worth where it was measured, and what the model says of the largest machine."""
-    table(study)
-    said = []
-    for fit in study.networks:
+    sentences = []
+    for fit in study.fitted_networks():
         layer = fit.sweep.layers[-1]
         measured = measured_ideas_s(layer)
         gain = measured[IDEAS[1]].seconds / measured[IDEAS[-1]].seconds
         far = ideas_s(fit, EXTRAPOLATED_RANKS[-1])
-        said.append(
+        sentences.append(
             f"{clip(fit.sweep.name)}: {gain:.2f}x over linear with r 1 on {layer.ranks} ranks (measured), "
             f"{far[IDEAS[1]] / far[IDEAS[-1]]:.3g}x on {EXTRAPOLATED_RANKS[-1]:,} (extrapolated)"
         )
-    return "; ".join(said)
+    return "; ".join(sentences)
 
 
 def draw(study: Study) -> Figure:
     """A panel per sweep."""
     frame = table(study)
-    figure, axes = panels(len(study.networks), min(2, len(study.networks)), 4.2)
-    for fit, axis in zip(study.networks, axes, strict=True):
+    fits = study.fitted_networks()
+    figure, axes = panels(len(fits), min(2, len(fits)), 4.2)
+    for fit, axis in zip(fits, axes, strict=True):
         rows = frame[frame["sweep"] == fit.sweep.name]
-        shown = pd.concat([rows["model [s]"], rows["measured [s]"]]).dropna()
-        loglog(axis, rows["ranks"].tolist(), (1e3 * shown).tolist())
+        times = pd.concat([rows["model [s]"], rows["measured [s]"]]).dropna()
+        loglog(axis, rows["ranks"].tolist(), (1e3 * times).tolist())
         for idea, colour, marker in zip(IDEAS, CYCLE, MARKERS, strict=False):
             own = rows[rows["idea"] == idea]
             axis.plot(own["ranks"], 1e3 * own["model [s]"], color=colour, linewidth=1.4, label=idea)

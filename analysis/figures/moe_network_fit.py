@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.network.fit import KIB, Compared, Fit, typical_error
+from analysis.network.fit import Compared, Fit, typical_error
+from analysis.network.sweep import KIB
 from analysis.page.drawing import CYCLE, clip, loglog, panels
-from analysis.study import NotAnswerableError, Study
+from analysis.study import Study
 from suite.performance.cost_model import ALGORITHMS, all_to_all
 
 TITLE = "All-to-all: measured and fitted"
@@ -18,13 +20,10 @@ CAPTION = (
     "nodes are fitted in log seconds; the bandwidth of copies is measured."
 )
 ORDER = 80
-NEEDED = "an all-to-all sweep (mlhpc moe-bench --sweep-network -o FILE) among the report's paths"
 
 
 def table(study: Study) -> pd.DataFrame:
     """Measured, predicted, and whether the fit saw it."""
-    if not study.networks:
-        raise NotAnswerableError(NEEDED)
     return pd.DataFrame(
         [
             {
@@ -41,7 +40,7 @@ def table(study: Study) -> pd.DataFrame:
                 "error [%]": 100 * item.error,
                 "in the fit": fitted,
             }
-            for fit in study.networks
+            for fit in study.fitted_networks()
             for items, fitted in ((fit.fitted, True), (fit.held_out, False))
             for item in items
         ]
@@ -50,49 +49,50 @@ def table(study: Study) -> pd.DataFrame:
 
 def answer(study: Study) -> str:
     """The error where the fit did not look."""
-    table(study)
-    said = []
-    for fit in study.networks:
+    sentences = []
+    for fit in study.fitted_networks():
         middle, worst = typical_error(fit.held_out)
         further = typical_error(fit.next_grid)[0]
-        said.append(
+        sentences.append(
             f"{clip(fit.sweep.describe(), 90)}: sizes left out of the fit are missed by {100 * middle:.0f} % (median; largest "
             f"{100 * worst:.0f} %)"
             + (f", the largest grid by {100 * further:.0f} % when fitted to smaller ones" if fit.next_grid else "")
         )
-    return "; ".join(said)
+    return "; ".join(sentences)
 
 
 def draw(study: Study) -> Figure:
     """A panel per sweep."""
-    table(study)
-    figure, axes = panels(len(study.networks), min(2, len(study.networks)), 4.2)
-    for fit, axis in zip(study.networks, axes, strict=True):
-        everything = (*fit.fitted, *fit.held_out)
-        sizes = [item.measurement.size_bytes / KIB for item in everything]
-        loglog(axis, sizes, [1e3 * item.measurement.seconds for item in everything])
-        colours = dict(zip(_grids(fit), CYCLE * 3, strict=False))
-        for (ranks, per_node), colour in colours.items():
-            for items, filled in ((fit.fitted, True), (fit.held_out, False)):
-                for algorithm, marker in zip(ALGORITHMS, ("o", "s"), strict=True):
-                    shown = _of(items, ranks, algorithm)
-                    axis.plot(
-                        [item.measurement.size_bytes / KIB for item in shown],
-                        [1e3 * item.measurement.seconds for item in shown],
-                        marker, color=colour, mfc=colour if filled else "none", linestyle="none", markersize=6,
-                    )  # fmt: skip
-            reach = np.geomspace(min(sizes), max(sizes), 80)
-            for algorithm, line in zip(ALGORITHMS, ("-", "--"), strict=True):
-                if algorithm == "2dh" and ranks <= per_node:
-                    continue
-                model = [1e3 * all_to_all(fit.grid_network(ranks), ranks, x * KIB, algorithm).total_s for x in reach]
-                label = f"{ranks} ranks" + (", 2DH" if algorithm == "2dh" else "")
-                axis.plot(reach, model, line, color=colour, linewidth=1.2, label=label)
-        axis.set_title(clip(fit.sweep.name, 50))
-        axis.set_xlabel("sent by each rank [KiB]")
-        axis.set_ylabel("all-to-all [ms]")
-        axis.legend()
+    fits = study.fitted_networks()
+    figure, axes = panels(len(fits), min(2, len(fits)), 4.2)
+    for fit, axis in zip(fits, axes, strict=True):
+        _panel(axis, fit)
     return figure
+
+
+def _panel(axis: Axes, fit: Fit) -> None:
+    measured = (*fit.fitted, *fit.held_out)
+    sizes = [item.measurement.size_bytes / KIB for item in measured]
+    loglog(axis, sizes, [1e3 * item.measurement.seconds for item in measured])
+    reach = np.geomspace(min(sizes), max(sizes), 80)
+    for (ranks, per_node), colour in zip(_grids(fit), CYCLE * 3, strict=False):
+        for items, face in ((fit.fitted, colour), (fit.held_out, "none")):
+            for algorithm, marker in zip(ALGORITHMS, ("o", "s"), strict=True):
+                chosen = [item.measurement for item in _of(items, ranks, algorithm)]
+                axis.plot(
+                    [m.size_bytes / KIB for m in chosen], [1e3 * m.seconds for m in chosen],
+                    marker, color=colour, mfc=face, linestyle="none", markersize=6,
+                )  # fmt: skip
+        for algorithm, line in zip(ALGORITHMS, ("-", "--"), strict=True):
+            if algorithm == "2dh" and ranks <= per_node:
+                continue  # on one node 2DH is the linear all-to-all
+            model = [1e3 * all_to_all(fit.grid_network(ranks), ranks, x * KIB, algorithm).total_s for x in reach]
+            label = f"{ranks} ranks" + (", 2DH" if algorithm == "2dh" else "")
+            axis.plot(reach, model, line, color=colour, linewidth=1.2, label=label)
+    axis.set_title(clip(fit.sweep.name, 50))
+    axis.set_xlabel("sent by each rank [KiB]")
+    axis.set_ylabel("all-to-all [ms]")
+    axis.legend()
 
 
 def _grids(fit: Fit) -> list[tuple[int, int]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import INK, clip, legend_of, listed, loglog, looks, name_points, panels
+from analysis.page.drawing import INK, clip, legend_of, listed, loglog, looks, name_panels, panels
+from analysis.page.scatter import PROBLEM, label_axes, plot_sign, problems, result_table, several_per_problem
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and cost"
@@ -20,17 +21,15 @@ ORDER = 16
 def table(study: Study) -> pd.DataFrame:
     """Time, cost and whether a result is on the front."""
     frame = _shown(study)
-    return pd.DataFrame(
+    return result_table(
+        frame,
+        ("label", "division"),
         {
-            "benchmark": frame["benchmark"],
-            "size": frame["size"],
-            "label": frame["label"],
-            "division": frame["division"],
             "time to train [min]": frame["run_s.mean"] / 60,
             "cost [unit hours]": frame["unit_hours"],
             "nobody faster and cheaper": frame["front"],
-        }
-    ).reset_index(drop=True)
+        },
+    )
 
 
 def answer(study: Study) -> str:
@@ -38,7 +37,7 @@ def answer(study: Study) -> str:
     return listed(
         [
             f"{benchmark} {size}: {', '.join(rows.loc[rows['front']].sort_values('run_s.mean')['label'])}"
-            for (benchmark, size), rows in _shown(study).groupby(["benchmark", "size"], sort=True)
+            for (benchmark, size), rows in _shown(study).groupby(PROBLEM, sort=True)
         ]
     )
 
@@ -47,17 +46,13 @@ def draw(study: Study) -> Figure:
     """Log-log panels; the front is named."""
     frame = _shown(study)
     signs = looks(frame["device"])
-    classes = list(frame.groupby(["benchmark", "size"], sort=True))
+    classes = problems(frame)
     figure, axes = panels(len(classes), min(2, len(classes)), 3.8, extra_in=0.3 * -(-len(signs) // 4))
     named = []
-    for (key, rows), axis in zip(classes, axes, strict=True):
+    for (title, rows), axis in zip(classes, axes, strict=True):
         for row in rows.to_dict("records"):
-            colour, marker = signs[row["device"]]
-            hollow = pd.notna(row["carried_over_from"])
-            axis.plot(
-                [row["run_s.mean"] / 60], [row["unit_hours"]], marker, color=colour, markersize=9,
-                mfc="none" if hollow else colour, linestyle="none",
-            )  # fmt: skip
+            carried_over = pd.notna(row["carried_over_from"])
+            plot_sign(axis, row["run_s.mean"] / 60, row["unit_hours"], signs[row["device"]], hollow=carried_over)
         loglog(axis, (rows["run_s.mean"] / 60).tolist(), rows["unit_hours"].tolist())
         front = rows[rows["front"]].sort_values("run_s.mean")
         axis.step(front["run_s.mean"] / 60, front["unit_hours"], where="post", color=INK, linewidth=1.0, zorder=0)
@@ -67,12 +62,9 @@ def draw(study: Study) -> Figure:
                 for r in rows.to_dict("records")
             ]
         )
-        axis.set_title(clip(f"{key[0]} · size {key[1]}", 50))
-        axis.set_xlabel("time to train [min]")
-        axis.set_ylabel("cost [compute unit hours]")
+        label_axes(axis, title, "time to train [min]", "cost [compute unit hours]")
     legend_of(figure, axes[0], signs)
-    for axis, points in zip(axes, named, strict=True):
-        name_points(figure, axis, points)
+    name_panels(figure, axes, named)
     return figure
 
 
@@ -80,14 +72,14 @@ def _shown(study: Study) -> pd.DataFrame:
     frame = study.results[(study.results["mode"] == "strong") & study.results["unit_hours"].notna()]
     scored = frame["score_s"].notna()
     frame = frame[scored | ~scored.groupby([frame["benchmark"], frame["size"]]).transform("any")]
-    frame = frame[frame.groupby(["benchmark", "size"])["group"].transform("size") > 1]
+    frame = several_per_problem(frame)
     if frame.empty:
         raise NotAnswerableError("two time-to-train results of one benchmark and size with known compute units")
-    return frame.assign(front=[_unbeaten(row, frame) for row in frame.itertuples()])
+    return frame.assign(front=[_unbeaten(row, frame) for _, row in frame.iterrows()])
 
 
-def _unbeaten(row: object, frame: pd.DataFrame) -> bool:
-    same = frame[(frame["benchmark"] == row.benchmark) & (frame["size"] == row.size)]  # type: ignore[attr-defined]
-    mine = frame.loc[row.Index]  # type: ignore[attr-defined]
-    faster, cheaper = same["run_s.mean"] < mine["run_s.mean"], same["unit_hours"] < mine["unit_hours"]
+def _unbeaten(row: pd.Series, frame: pd.DataFrame) -> bool:
+    """True if no result of the same benchmark and size is both faster and cheaper."""
+    others = frame[(frame["benchmark"] == row["benchmark"]) & (frame["size"] == row["size"])]
+    faster, cheaper = others["run_s.mean"] < row["run_s.mean"], others["unit_hours"] < row["unit_hours"]
     return not bool((faster & cheaper).any())

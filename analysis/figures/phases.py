@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import BLUE, GREEN, GREY, PURPLE, VERMILION, bars, beside, clip, listed
+from analysis.roofline.cases import steps_of
 from analysis.study import NotAnswerableError, Study
-from analysis.tables.epochs import LARGEST_PLAUSIBLE
 
 TITLE = "Inside a training step"
 CAPTION = (
@@ -31,15 +31,13 @@ OVERLAPPED = ("overlapped_communication", "overlapped communication")
 def table(study: Study) -> pd.DataFrame:
     """Milliseconds per training step by phase and result."""
     rows = []
-    steps = study.tables.phases.drop_duplicates(["run", "source", "epoch_num", "first_step"])
-    per_run = steps[steps["source"] == "rank 0, window"].groupby("run")["steps"].sum()
-    per_run = per_run[per_run.between(1, LARGEST_PLAUSIBLE)]
+    steps = steps_of(study)
     for row in study.results.to_dict("records"):
         chosen = study.runs[study.runs["run"].isin(study.selections[row["group"]].averaged)]
-        chosen = chosen[chosen["step_forward_backward_s"].notna() & chosen["run"].isin(per_run.index)]
+        chosen = chosen[chosen["step_forward_backward_s"].notna() & chosen["run"].isin(steps.index)]
         if chosen.empty:
             continue
-        count = chosen["run"].map(per_run).to_numpy(float)
+        count = chosen["run"].map(steps).to_numpy(float)
         line = {name: row[name] for name in ("benchmark", "size", "mode", "label")} | {"n": len(chosen)}
         for part, title in (*((name, title) for name, title, _ in PARTS), OVERLAPPED):
             spent = pd.to_numeric(chosen[f"step_{part}_s"]).to_numpy(float)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from analysis.page.drawing import INK, clip, legend_of, looks, name_points
-from analysis.published import ROUNDS, missing, published
+from analysis.published.scores import ROUNDS, missing, published
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "From round to round"
@@ -58,12 +58,12 @@ def answer(study: Study) -> str:
     rows = table(study)
     first = rows.groupby("benchmark")["round"].first()
     last = rows.groupby("benchmark", sort=True).tail(1)
-    said = [
+    sentences = [
         f"{r['benchmark']} {r['faster than the first [x]']:.3g}× from {first[r['benchmark']]} to {r['round']}"
         for r in last.to_dict("records")
         if r["faster than the first [x]"] > 1
     ]
-    return "; ".join(said) + (f". {missing()}" if missing() else "")
+    return "; ".join(sentences) + (f". {missing()}" if missing() else "")
 
 
 def draw(study: Study) -> Figure:

@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
-from analysis.page.drawing import GREY, INK, clip, legend_of, listed, looks, name_points, panels
+from analysis.page.drawing import GREY, INK, NamedPoint, clip, legend_of, listed, log_frame, looks, name_panels, panels
 from analysis.roofline.bounds import Roof, si
-from analysis.roofline.drawing import series, si_scale
+from analysis.roofline.drawing import intensity_axes, series
 from analysis.roofline.points import Machine, Placed, machines
 from analysis.roofline.published import vendor_roofs
 from analysis.study import NotAnswerableError, Study
@@ -35,13 +34,9 @@ POINT_AREA = 200.0  # of a whole step, in square points
 def table(study: Study) -> pd.DataFrame:
     """A row per point."""
     lines = [
-        {
-            "label": placed.case.label,
-            "benchmark": placed.case.benchmark,
-            "size": placed.case.size,
-            "ranks": placed.case.ranks,
-            "point": placed.point.name,
-            "share of the roof": math.nan if placed.refused else placed.point.rate / placed.allowed,
+        placed.identity
+        | {
+            "share of the roof": placed.point.rate / placed.allowed if placed.state == "drawn" else math.nan,
             "roof": placed.binds,
             "FLOP/B": placed.point.intensity,
             "FLOP/s": placed.point.rate,
@@ -54,7 +49,7 @@ def table(study: Study) -> pd.DataFrame:
             "compute roof from": f"{placed.peak.name}: {placed.peak.source}",
             "memory roof [B/s]": placed.bandwidth.per_s,
             "memory roof from": f"{placed.bandwidth.name}: {placed.bandwidth.source}",
-            "state": f"refused: {placed.refused}" if placed.refused else "drawn",
+            "state": placed.state,
             "ceilings": f"{machine.file.system}, {machine.file.date[:10]}",
         }
         for machine in machines(study)
@@ -66,52 +61,78 @@ def table(study: Study) -> pd.DataFrame:
 
 
 def answer(study: Study) -> str:
-    """Which roof is above each result, and how far."""
+    """The roof above each result's step, and how far the step is below it."""
     table(study)
-    said = []
-    for placed in (
-        p for machine in machines(study) for p in machine.placed if p.point.name == machine.placed[0].point.name
-    ):
-        place = f"{placed.case.label} ({placed.case.benchmark} {placed.case.size})"
-        if placed.refused:
-            said.append(f"{place}: refused, {placed.refused}")
-            continue
-        said.append(
-            f"{place}: {placed.binds} binds, the {placed.point.name} reaches {si(placed.point.rate)}FLOP/s, "
-            f"{100 * placed.point.rate / placed.allowed:.2g} % of the {si(placed.allowed)}FLOP/s at its "
-            f"{placed.point.intensity:.3g} FLOP/B ({placed.point.basis} bytes)"
-        )
-    return listed(said)
+    firsts = [
+        placed
+        for machine in machines(study)
+        for placed in machine.placed
+        if placed.point.name == machine.placed[0].point.name
+    ]
+    return listed([_sentence(placed) for placed in firsts])
+
+
+def _sentence(placed: Placed) -> str:
+    result = f"{placed.case.label} ({placed.case.benchmark} {placed.case.size})"
+    if placed.refused:
+        return f"{result}: refused, {placed.refused}"
+    if not placed.point.flops:
+        return f"{result}: {placed.point.name} has no FLOPs"
+    return (
+        f"{result}: {placed.binds} binds, the {placed.point.name} reaches {si(placed.point.rate)}FLOP/s, "
+        f"{100 * placed.point.rate / placed.allowed:.2g} % of the {si(placed.allowed)}FLOP/s at its "
+        f"{placed.point.intensity:.3g} FLOP/B ({placed.point.basis} bytes)"
+    )
 
 
 def draw(study: Study) -> Figure:
     """A panel per machine."""
     table(study)
-    found = [machine for machine in machines(study) if machine.placed]
-    labels = {series(placed.case) for machine in found for placed in machine.placed}
+    shown = [machine for machine in machines(study) if machine.placed]
+    labels = {series(placed.case) for machine in shown for placed in machine.placed}
     signs = looks(labels)
-    figure, axes = panels(len(found), 1, 6.2, extra_in=0.5)
-    named = [_panel(axis, machine, signs) for machine, axis in zip(found, axes, strict=True)]
+    figure, axes = panels(len(shown), 1, 6.2, extra_in=0.5)
+    named = [_panel(axis, machine, signs) for machine, axis in zip(shown, axes, strict=True)]
     legend_of(figure, axes[0], signs)
-    for axis, points in zip(axes, named, strict=True):
-        name_points(figure, axis, points)
+    name_panels(figure, axes, named)
     return figure
 
 
-def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> Sequence[tuple[float, float, str, bool]]:
-    shown = [placed for placed in machine.placed if not placed.refused]
+def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> list[NamedPoint]:
+    """Draw one machine, and return what is to be written at its points."""
+    shown = [placed for placed in machine.placed if placed.state == "drawn"]
     peaks = list({placed.peak.name: placed.peak for placed in machine.placed}.values())
     left, right, low, high = _limits(machine, shown, peaks)
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlim(left, right)
-    axis.set_ylim(low, high)
+    log_frame(axis, (left, right), (low, high))
     axis.set_aspect("equal")
-    best = max(peak.per_s for peak in peaks)
+    _draw_memory_roofs(axis, machine, max(peak.per_s for peak in peaks))
+    _draw_compute_roofs(axis, machine, peaks)
+    _draw_vendor_roofs(axis, machine)
+    for placed in shown:
+        colour, marker = signs[series(placed.case)]
+        area = POINT_AREA * min(1.0, placed.point.seconds / placed.case.bounds.step_s)
+        axis.plot(
+            [placed.point.intensity], [placed.point.rate], marker, color=colour, markersize=math.sqrt(area),
+            markeredgewidth=2, markerfacecolor=colour if placed.point.basis == "counted" else "none",
+        )  # fmt: skip
+    intensity_axes(axis)
+    axis.set_title(clip(machine.title, 96))
+    names = [
+        (p.point.intensity, p.point.rate, f"{p.point.name}: {100 * p.point.rate / p.allowed:.2g} %", False)
+        for p in shown
+    ]
+    return names + _points_of_lines(axis, machine, peaks)
+
+
+def _draw_memory_roofs(axis: Axes, machine: Machine, best: float) -> None:
     for level in machine.levels:
         _slope(axis, level, best, solid=level is machine.levels[-1])
     for names, per_s in _named(machine.levels):
         _along(axis, names, per_s, best)
+
+
+def _draw_compute_roofs(axis: Axes, machine: Machine, peaks: Sequence[Roof]) -> None:
+    left, right = axis.get_xlim()
     for peak in peaks:
         start = max(left, peak.per_s / machine.levels[0].per_s)
         axis.plot([start, right], [peak.per_s] * 2, color=INK, linewidth=1.8)
@@ -122,36 +143,26 @@ def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> S
     for roof in machine.lesser_peaks:
         start = max(left, roof.per_s / machine.levels[0].per_s)
         axis.plot([start, right], [roof.per_s] * 2, color=INK, linewidth=0.9, linestyle="--")
+
+
+def _draw_vendor_roofs(axis: Axes, machine: Machine) -> None:
+    left, high = axis.get_xlim()[0], axis.get_ylim()[1]
     precisions = sorted({case.precision for case in machine.cases})
     for roof in (roof for name in precisions for roof in vendor_roofs(machine.file.device.name, name)):
         if roof.per_s < high:
             axis.axhline(roof.per_s, color=GREY, linewidth=0.9, linestyle=":")
-            axis.annotate(
-                f"vendor: {roof.name}, {si(roof.per_s)}FLOP/s",
-                (left, roof.per_s),
-                xytext=(4, 2),
-                textcoords="offset points",
-            )
-    for placed in shown:
-        colour, marker = signs[series(placed.case)]
-        area = POINT_AREA * min(1.0, placed.point.seconds / placed.case.bounds.step_s)
-        axis.plot(
-            [placed.point.intensity], [placed.point.rate], marker, color=colour, markersize=math.sqrt(area),
-            markeredgewidth=2, markerfacecolor=colour if placed.point.basis == "counted" else "none",
-        )  # fmt: skip
-    si_scale(axis.yaxis, "FLOP/s")
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_xlabel("arithmetic intensity [FLOP/B]")
-    axis.set_title(clip(machine.title, 96))
-    lines = [(x, min(best, machine.levels[-1].per_s * x), "", False) for x in np.geomspace(left, right, 160)]
-    texts = [
-        (p.point.intensity, p.point.rate, f"{p.point.name}: {100 * p.point.rate / p.allowed:.2g} %", False)
-        for p in shown
-    ]
-    named = np.geomspace(right / (right / left) ** 0.75, right, 120)
-    lines += [(x, peak.per_s * 1.15, "", False) for peak in peaks for x in named]
-    lines += [(x, peak.per_s, "", False) for peak in machine.lesser_peaks for x in named]
-    return texts + lines  # a place on a line without text keeps the names of points off the line
+            text = f"vendor: {roof.name}, {si(roof.per_s)}FLOP/s"
+            axis.annotate(text, (left, roof.per_s), xytext=(4, 2), textcoords="offset points")
+
+
+def _points_of_lines(axis: Axes, machine: Machine, peaks: Sequence[Roof]) -> list[NamedPoint]:
+    """Points without a name along the roofs, so that names of other points do not cover the lines and their texts."""
+    left, right = axis.get_xlim()
+    best = max(peak.per_s for peak in peaks)
+    texts = np.geomspace(right / (right / left) ** 0.75, right, 120)
+    points = [(x, min(best, machine.levels[-1].per_s * x), "", False) for x in np.geomspace(left, right, 160)]
+    points += [(x, peak.per_s * 1.15, "", False) for peak in peaks for x in texts]
+    return points + [(x, peak.per_s, "", False) for peak in machine.lesser_peaks for x in texts]
 
 
 def _dashed(machine: Machine, peak: Roof) -> str:
@@ -191,14 +202,14 @@ def _slope(axis: Axes, level: Roof, peak: float, *, solid: bool) -> None:
 
 def _named(levels: Sequence[Roof]) -> list[tuple[str, float]]:
     """What is written along which slope: levels whose lines are too close share one text."""
-    found: list[tuple[str, float]] = []
+    texts: list[tuple[str, float]] = []
     for level in sorted(levels, key=lambda roof: -roof.per_s):
         text = f"{level.name}: {si(level.per_s)}B/s"
-        if found and found[-1][1] < CLOSE * level.per_s:
-            found[-1] = (f"{found[-1][0]} · {text}", found[-1][1])
+        if texts and texts[-1][1] < CLOSE * level.per_s:
+            texts[-1] = (f"{texts[-1][0]} · {text}", texts[-1][1])
         else:
-            found.append((text, level.per_s))
-    return found
+            texts.append((text, level.per_s))
+    return texts
 
 
 def _along(axis: Axes, text: str, per_s: float, peak: float) -> None:

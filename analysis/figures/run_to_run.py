@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, bars, clip
-from analysis.statistics import run_spread
+from analysis.statistics.spread import run_spread
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Run to run"
@@ -62,9 +62,9 @@ def draw(study: Study) -> Figure:
     table(study)
     classes = []
     for title, rows in study.classes():
-        kept = [row for row in rows.to_dict("records") if study.runs_of(row["group"])["converged"].sum() > 1]
-        if kept:
-            classes.append((title, kept))
+        results = [row for row in rows.to_dict("records") if study.runs_of(row["group"])["converged"].sum() > 1]
+        if results:
+            classes.append((title, results))
     figure, axes = bars([len(rows) for _, rows in classes], 3, sharey="row")
     for (title, rows), panels in zip(classes, axes, strict=True):
         for axis, (name, part, colour, marker) in zip(panels, PARTS, strict=True):

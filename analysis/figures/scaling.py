@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, VERMILION, clip, listed, panels
-from analysis.scaling import (
+from analysis.results.decompose import split_of
+from analysis.statistics.scaling import (
     DASHED_REACH,
     SOLID_REACH,
     Factors,
     Model,
     NotEnoughPointsError,
-    Split,
     factors,
     fit,
 )
@@ -43,20 +43,20 @@ def table(study: Study) -> pd.DataFrame:
     for title, rows in _series(study):
         known = _factors(rows)
         models, why = _models(study, rows)
-        for row, found in zip(rows.to_dict("records"), known, strict=True):
+        for row, factors_to in zip(rows.to_dict("records"), known, strict=True):
             fixed = row["global_batch_size"] / row["units"] == rows["global_batch_size"].iloc[0] / rows["units"].iloc[0]
             lines.append(
                 {
                     "series": title,
                     "compute units": row["units"],
                     "label": row["label"],
-                    "speed-up": found.speed_up,
-                    "efficiency": found.efficiency,
-                    "system": found.system,
-                    "algorithmic": found.algorithmic,
-                    "staging": found.staging,
-                    "other": found.other,
-                    "weak efficiency (equal batch per unit)": found.system if fixed else None,
+                    "speed-up": factors_to.speed_up,
+                    "efficiency": factors_to.efficiency,
+                    "system": factors_to.system,
+                    "algorithmic": factors_to.algorithmic,
+                    "staging": factors_to.staging,
+                    "other": factors_to.other,
+                    "weak efficiency (equal batch per unit)": factors_to.system if fixed else None,
                     "models": why
                     or "; ".join(f"{m.name} {m.form}, left-out error {100 * m.loo_error:.1f} %" for m in models),
                 }
@@ -150,25 +150,16 @@ def _times(study: Study, rows: pd.DataFrame) -> dict[float, list[float]]:
 
 
 def _factors(rows: pd.DataFrame) -> list[Factors]:
-    splits = [
-        Split(
-            units=float(row["units"]),
-            epochs=float(row["epochs.mean"]),
-            compute_s=float(row["epoch_time_s.mean"]),
-            staging_s=float(row["staging_exposed_s.mean"]),
-            other_s=float(row["other_s.mean"]),
-        )
-        for row in rows.to_dict("records")
-    ]
+    splits = [split_of(row) for row in rows.to_dict("records")]
     return [factors(splits[0], split) for split in splits]
 
 
 def _series(study: Study) -> list[Series]:
-    found = []
+    series = []
     frame = study.results
     frame = frame[(frame["mode"] == "strong") & (frame["units"] > 0) & (frame["epoch_time_s.mean"] > 0)]
     for key, rows in frame.groupby(["benchmark", "size", "round", "machine", "device"], sort=True):
         if rows["units"].nunique() > 1:
             title = f"{key[3]} · {key[0]}" + (f" {key[1]}" if key[1] != "full" else "") + f" · {key[2]}"
-            found.append((title, rows.sort_values(["units", "run_s.mean"])))
-    return found
+            series.append((title, rows.sort_values(["units", "run_s.mean"])))
+    return series

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
 from analysis.page.drawing import BLUE, INK, clip, panels
-from analysis.statistics import run_spread
+from analysis.statistics.spread import run_spread
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Direction of the spread"

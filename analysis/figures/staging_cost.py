@@ -7,7 +7,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import ORANGE, bars, beside, clip
-from analysis.study import NotAnswerableError, Study, heading
+from analysis.page.scatter import result_table
+from analysis.results.names import heading
+from analysis.study import NotAnswerableError, Study
 
 TITLE = "Staging in epochs"
 CAPTION = (
@@ -22,19 +24,17 @@ def table(study: Study) -> pd.DataFrame:
     frame = study.results[study.results["staging_in_epochs"].notna()]
     if frame.empty:
         raise NotAnswerableError("a result that logs at least a second of staging and its epochs")
-    return pd.DataFrame(
+    return result_table(
+        frame,
+        ("mode", "label"),
         {
-            "benchmark": frame["benchmark"],
-            "size": frame["size"],
-            "mode": frame["mode"],
-            "label": frame["label"],
             "n": frame["n_averaged"],
             "staging [s]": frame["staging_s.mean"],
             "of it before the run [s]": frame["staging_before_run_s.mean"],
             "seconds per epoch": frame["tau_s.mean"],
             "staging [epochs]": frame["staging_in_epochs"],
-        }
-    ).reset_index(drop=True)
+        },
+    )
 
 
 def answer(study: Study) -> str:

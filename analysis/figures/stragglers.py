@@ -35,7 +35,7 @@ class Ranks:
     label: str
     benchmark: str
     size: str
-    found: Straggling
+    straggling: Straggling
 
 
 def table(study: Study) -> pd.DataFrame:
@@ -49,24 +49,24 @@ def table(study: Study) -> pd.DataFrame:
                 "rank": rank,
                 "own [s/step]": own,
                 "wait [s/step]": wait,
-                "epochs": item.found.blocks,
-                "slow rank": item.found.slow,
-                "gap [s/step]": item.found.gap_s,
-                "gap by luck [s/step]": item.found.luck_s,
-                "excess [s/step]": item.found.excess_s,
-                "excess / step": item.found.excess_s / item.found.step_s,
-                "p": item.found.p,
-                "named": "yes" if item.found.is_slow and rank == item.found.slow else "no",
+                "epochs": item.straggling.blocks,
+                "slow rank": item.straggling.slow,
+                "gap [s/step]": item.straggling.gap_s,
+                "gap by luck [s/step]": item.straggling.luck_s,
+                "excess [s/step]": item.straggling.excess_s,
+                "excess / step": item.straggling.excess_s / item.straggling.step_s,
+                "p": item.straggling.p,
+                "named": "yes" if item.straggling.is_slow and rank == item.straggling.slow else "no",
             }
             for item in _items(study)
-            for rank, (own, wait) in enumerate(zip(item.found.own_s, item.found.wait_s, strict=True))
+            for rank, (own, wait) in enumerate(zip(item.straggling.own_s, item.straggling.wait_s, strict=True))
         ]
     )
 
 
 def answer(study: Study) -> str:
     """The slow rank of each result, or that luck explains the differences."""
-    return listed([_said(item) for item in _items(study)])
+    return listed([_sentence(item) for item in _items(study)])
 
 
 def draw(study: Study) -> Figure:
@@ -80,15 +80,15 @@ def draw(study: Study) -> Figure:
 
 
 def _panel(axis: Axes, item: Ranks) -> None:
-    found = item.found
-    ranks = np.arange(len(found.own_s))
-    own, wait = 1e3 * found.own_s, 1e3 * found.wait_s
+    result = item.straggling
+    ranks = np.arange(len(result.own_s))
+    own, wait = 1e3 * result.own_s, 1e3 * result.wait_s
     bars = axis.bar(ranks, own, color=BLUE, width=0.8, label="own")
     axis.bar(ranks, wait, bottom=own, color=ORANGE, width=0.8, label="wait")
     axis.plot([], [], "v", color=VERMILION, label="waits least")
-    axis.plot([found.slow], [own[found.slow] + wait[found.slow]], "v", color=VERMILION, markersize=9, clip_on=False)
-    if found.is_slow:
-        bars[found.slow].set_hatch("//")
+    axis.plot([result.slow], [own[result.slow] + wait[result.slow]], "v", color=VERMILION, markersize=9, clip_on=False)
+    if result.is_slow:
+        bars[result.slow].set_hatch("//")
     axis.set_ylim(0, 1.12 * (own + wait).max())
     step = max(1, len(ranks) // 16)
     axis.set_xticks(ranks[::step], [str(rank) for rank in ranks[::step]])
@@ -98,29 +98,29 @@ def _panel(axis: Axes, item: Ranks) -> None:
     axis.grid(visible=False, axis="x")
 
 
-def _said(item: Ranks) -> str:
-    found = item.found
-    place = f"{item.label} ({item.benchmark} {item.size})"
-    share = f"{100 * found.excess_s / found.step_s:.2g} % of the step"
-    if found.is_slow:
-        return f"{place}: rank {found.slow} is slow, {share} beyond luck (p = {found.p:.2g}); the others wait for it"
-    if found.least_p >= SIGNIFICANT:
+def _sentence(item: Ranks) -> str:
+    result = item.straggling
+    label = f"{item.label} ({item.benchmark} {item.size})"
+    share = f"{100 * result.excess_s / result.step_s:.2g} % of the step"
+    if result.is_slow:
+        return f"{label}: rank {result.slow} is slow, {share} beyond luck (p = {result.p:.2g}); the others wait for it"
+    if result.least_p >= SIGNIFICANT:
         return (
-            f"{place}: rank {found.slow} waits least, {si(found.waiting_s)}s a step less than the median; {found.blocks} "
-            f"epoch{'s' * (found.blocks > 1)} on {len(found.own_s)} ranks are too few to tell a slow rank from luck"
+            f"{label}: rank {result.slow} waits least, {si(result.waiting_s)}s a step less than the median; {result.blocks} "
+            f"epoch{'s' * (result.blocks > 1)} on {len(result.own_s)} ranks are too few to tell a slow rank from luck"
         )
-    if found.p < SIGNIFICANT:
-        return f"{place}: no rank costs 1 % of the step; rank {found.slow} waits least, its excess is {share} (p = {found.p:.2g})"
-    return f"{place}: no rank stands out, luck explains a gap of {si(found.gap_s)}s a step (p = {found.p:.2g})"
+    if result.p < SIGNIFICANT:
+        return f"{label}: no rank costs 1 % of the step; rank {result.slow} waits least, its excess is {share} (p = {result.p:.2g})"
+    return f"{label}: no rank stands out, luck explains a gap of {si(result.gap_s)}s a step (p = {result.p:.2g})"
 
 
 def _items(study: Study) -> list[Ranks]:
     items = []
     for row in study.results[~study.results["published"]].to_dict("records"):
         runs = set(study.selections[row["group"]].averaged) or set(study.runs_of(row["group"])["run"])
-        found = _straggling(study.tables.ranks[study.tables.ranks["run"].isin(runs)])
-        if found is not None:
-            items.append(Ranks(row["label"], row["benchmark"], row["size"], found))
+        result = _straggling(study.tables.ranks[study.tables.ranks["run"].isin(runs)])
+        if result is not None:
+            items.append(Ranks(row["label"], row["benchmark"], row["size"], result))
     if not items:
         raise NotAnswerableError("rank_stats events of a run on 2 to 64 ranks; only this suite logs them")
     return items
@@ -143,6 +143,6 @@ def _straggling(ranks: pd.DataFrame) -> Straggling | None:
 
 def _values(text: str) -> np.ndarray:
     """The JSON list of a table's cell; empty if a log says something else."""
-    found = json.loads(text)
-    usable = isinstance(found, list) and all(isinstance(v, int | float) and abs(v) < 1e12 for v in found)
-    return np.array(found if usable else [], dtype=float)
+    values = json.loads(text)
+    usable = isinstance(values, list) and all(isinstance(v, int | float) and abs(v) < 1e12 for v in values)
+    return np.array(values if usable else [], dtype=float)

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from analysis.page.drawing import BLUE, VERMILION, bars, clip, listed
+from analysis.page.scatter import PROBLEM, result_table
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Training throughput"
@@ -27,27 +28,24 @@ def table(study: Study) -> pd.DataFrame:
     frame = study.results[study.results["train_rate.mean"].notna()]
     if frame.empty:
         raise NotAnswerableError("no run has training time, epochs and train_samples")
-    return pd.DataFrame(
+    return result_table(
+        frame,
+        ("mode", "label", "ranks"),
         {
-            "benchmark": frame["benchmark"],
-            "size": frame["size"],
-            "mode": frame["mode"],
-            "label": frame["label"],
-            "ranks": frame["ranks"],
             "compute units": frame["units"],
             "n": frame["n_averaged"],
             "train [samples/s], harmonic mean": frame["train_rate.mean"],
             "train [samples/s], spread": frame["train_rate.std"],
             "train [samples/s/unit]": frame["train_rate_per_unit"],
             "evaluation [samples/s], harmonic mean": frame["eval_rate.mean"],
-        }
-    ).reset_index(drop=True)
+        },
+    )
 
 
 def answer(study: Study) -> str:
     """The most samples per second of each class."""
     rows = table(study).sort_values("train [samples/s], harmonic mean", ascending=False)
-    first = rows.groupby(["benchmark", "size"], sort=True).head(1)
+    first = rows.groupby(PROBLEM, sort=True).head(1)
     return listed(
         [
             f"{r['benchmark']} {r['size']}: {r['train [samples/s], harmonic mean']:,.0f} samples/s ({r['label']})"

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.page.drawing import BLUE, VERMILION, beside, clip, listed, panels
+from analysis.page.scatter import PROBLEM, result_table
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Throughput mode"
@@ -23,12 +24,10 @@ def table(study: Study) -> pd.DataFrame:
     frame = study.results[study.results["models_per_min"].notna()]
     if frame.empty:
         raise NotAnswerableError("a throughput-mode result (several instances at once) with a score")
-    return pd.DataFrame(
+    return result_table(
+        frame,
+        ("label", "models"),
         {
-            "benchmark": frame["benchmark"],
-            "size": frame["size"],
-            "label": frame["label"],
-            "models": frame["models"],
             "models/min": frame["models_per_min"],
             "time to train all [min]": frame["score_s"] / 60,
             "mean time of one [min]": frame["run_s.mean"] / 60,
@@ -36,13 +35,13 @@ def table(study: Study) -> pd.DataFrame:
             "units of an instance": frame["units"],
             "models/min per 1000 units": 1000 * frame["models_per_min"] / frame["units_described"],
             "instances running, mean share [%]": 100 * frame["run_s.mean"] / frame["score_s"],
-        }
-    ).reset_index(drop=True)
+        },
+    )
 
 
 def answer(study: Study) -> str:
     """The most models per minute of each benchmark."""
-    rows = table(study).sort_values("models/min", ascending=False).groupby(["benchmark", "size"], sort=True).head(1)
+    rows = table(study).sort_values("models/min", ascending=False).groupby(PROBLEM, sort=True).head(1)
     return listed(
         [
             f"{r['benchmark']} {r['size']}: {r['models/min']:.3g} models/min ({r['label']})"

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import Diagonals, clip, legend_of, listed, loglog, looks, name_points, panels, seconds
+from analysis.page.drawing import Diagonals, clip, legend_of, listed, loglog, looks, name_panels, panels, seconds
+from analysis.page.scatter import PROBLEM, label_axes, plot_ring, plot_sign, problems, result_table, several_per_problem
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and machine size"
@@ -27,62 +28,55 @@ ORDER = 15
 def table(study: Study) -> pd.DataFrame:
     """Score, units and cost by result."""
     frame = _shown(study)
-    return pd.DataFrame(
+    return result_table(
+        frame,
+        ("label", "division", "device"),
         {
-            "benchmark": frame["benchmark"],
-            "size": frame["size"],
-            "label": frame["label"],
-            "division": frame["division"],
-            "device": frame["device"],
             "compute units": frame["units"],
             "score [min]": frame["score_s"] / 60,
             "mean of runs [min]": frame["run_s.mean"] / 60,
             "n": frame["n_averaged"],
             "cost [unit hours]": frame["unit_hours"],
-        }
-    ).reset_index(drop=True)
+        },
+    )
 
 
 def answer(study: Study) -> str:
     """The fastest and the cheapest result of each benchmark and size."""
-    said = []
-    for (benchmark, size), rows in _shown(study).groupby(["benchmark", "size"], sort=True):
+    sentences = []
+    for (benchmark, size), rows in _shown(study).groupby(PROBLEM, sort=True):
         scored = rows[rows["score_s"].notna()]
         rows, without = (scored, "") if len(scored) else (rows, ", none with a score")
         fast, cheap = rows.loc[rows["run_s.mean"].idxmin()], rows.loc[rows["unit_hours"].idxmin()]
-        said.append(
+        sentences.append(
             f"{benchmark} {size}: fastest {fast['label']} ({seconds(fast['run_s.mean'])}), cheapest {cheap['label']} "
             f"({cheap['unit_hours']:.3g} unit h){without}"
         )
-    return listed(said)
+    return listed(sentences)
 
 
 def draw(study: Study) -> Figure:
     """Log-log panels; the legend is shared."""
     frame = _shown(study)
     signs = looks(frame["device"])
-    classes = list(frame.groupby(["benchmark", "size"], sort=True))
+    classes = problems(frame)
     figure, axes = panels(len(classes), min(2, len(classes)), 4.2, extra_in=0.3 * -(-len(signs) // 4))
     named = []
-    for (key, rows), axis in zip(classes, axes, strict=True):
+    for (title, rows), axis in zip(classes, axes, strict=True):
         for row in rows.to_dict("records"):
-            colour, marker = signs[row["device"]]
+            colour = signs[row["device"]][0]
             runs = study.runs_of(row["group"]).query("converged")["run_s"].to_numpy(float) / 60
             axis.plot(np.full(len(runs), row["units"]), runs, ".", color=colour, alpha=0.45, markersize=4)
             hollow = pd.isna(row["score_s"]) or pd.notna(row["carried_over_from"])
-            place = [row["units"]], [_minutes(row)]
-            axis.plot(*place, marker, color=colour, markersize=9, mfc="none" if hollow else colour, linestyle="none")
+            plot_sign(axis, row["units"], _minutes(row), signs[row["device"]], hollow=hollow)
             if row["division"] == "open":
-                axis.plot(*place, "o", color=colour, markersize=15, mfc="none", mew=1.0, linestyle="none")
+                plot_ring(axis, row["units"], _minutes(row), colour, size=15, width=1.0)
         loglog(axis, rows["units"].tolist(), (rows["run_s.mean"] / 60).tolist(), Diagonals("unit h", 1 / 60))
         best = {rows["run_s.mean"].idxmin(), rows["unit_hours"].idxmin()}
         named.append([(r["units"], _minutes(r), clip(r["label"], 30), i in best) for i, r in rows.iterrows()])
-        axis.set_title(clip(f"{key[0]} · size {key[1]}", 50))
-        axis.set_xlabel("compute units")
-        axis.set_ylabel("time to train [min]")
+        label_axes(axis, title, "compute units", "time to train [min]")
     legend_of(figure, axes[0], signs)
-    for axis, points in zip(axes, named, strict=True):
-        name_points(figure, axis, points)
+    name_panels(figure, axes, named)
     return figure
 
 
@@ -93,7 +87,7 @@ def _minutes(row: Mapping[Hashable, Any] | pd.Series) -> float:
 def _shown(study: Study) -> pd.DataFrame:
     frame = study.results[(study.results["mode"] == "strong") & study.results["units"].notna()]
     frame = frame[frame["run_s.mean"].notna()]
-    frame = frame[frame.groupby(["benchmark", "size"])["group"].transform("size") > 1]
+    frame = several_per_problem(frame)
     if frame.empty:
         raise NotAnswerableError("two time-to-train results of one benchmark and size with known compute units")
     return frame

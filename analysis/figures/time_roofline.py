@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.page.drawing import GREY, INK, ORANGE, clip, legend_of, listed, looks, name_points, panels
+from analysis.page.drawing import GREY, INK, ORANGE, clip, legend_of, listed, log_frame, looks, name_panels, panels
 from analysis.roofline.bounds import Complexity, si
 from analysis.roofline.drawing import series, si_scale
 from analysis.roofline.points import Machine, Placed, machines
@@ -31,26 +31,22 @@ ORDER = 43
 def table(study: Study) -> pd.DataFrame:
     """A row per point."""
     lines = [
-        {
-            "label": placed.case.label,
-            "benchmark": placed.case.benchmark,
-            "size": placed.case.size,
-            "ranks": placed.case.ranks,
-            "point": found.name,
-            "at the compute roof [s]": found.compute_s,
-            "at the memory roof [s]": found.memory_s,
+        placed.identity
+        | {
+            "at the compute roof [s]": complexity.compute_s,
+            "at the memory roof [s]": complexity.memory_s,
             "operators": placed.point.count or math.nan,
-            "issuing them [s]": found.launch_s if placed.point.count else math.nan,
-            "measured [s]": found.seconds,
-            "bound by": found.bound,
-            "measured / roof": found.seconds / found.roof_s,
+            "issuing them [s]": complexity.launch_s if placed.point.count else math.nan,
+            "measured [s]": complexity.seconds,
+            "bound by": complexity.bound,
+            "measured / roof": complexity.seconds / complexity.roof_s,
             "bytes are": placed.point.basis,
             "one launch [s]": machine.launch_s or math.nan,
-            "measured / one launch": found.seconds / machine.launch_s if machine.launch_s else math.nan,
+            "measured / one launch": complexity.seconds / machine.launch_s if machine.launch_s else math.nan,
             "ceilings": f"{machine.file.system}, {machine.file.date[:10]}",
         }
         for machine in machines(study)
-        for placed, found in machine.complexities()
+        for placed, complexity in machine.complexities()
     ]
     if not lines:
         raise NotAnswerableError("points below the ceilings of products in the run's number format and of memory")
@@ -72,14 +68,13 @@ def answer(study: Study) -> str:
 def draw(study: Study) -> Figure:
     """A panel per machine."""
     table(study)
-    found = [machine for machine in machines(study) if machine.complexities()]
-    signs = looks(series(placed.case) for machine in found for placed, _ in machine.complexities())
-    columns = min(2, len(found))
-    figure, axes = panels(len(found), columns, 5.4, extra_in=0.5)
-    named = [_panel(axis, machine, signs, 90 // columns) for machine, axis in zip(found, axes, strict=True)]
+    shown = [machine for machine in machines(study) if machine.complexities()]
+    signs = looks(series(placed.case) for machine in shown for placed, _ in machine.complexities())
+    columns = min(2, len(shown))
+    figure, axes = panels(len(shown), columns, 5.4, extra_in=0.5)
+    named = [_panel(axis, machine, signs, 90 // columns) for machine, axis in zip(shown, axes, strict=True)]
     legend_of(figure, axes[0], signs)
-    for axis, points in zip(axes, named, strict=True):
-        name_points(figure, axis, points)
+    name_panels(figure, axes, named)
     return figure
 
 
@@ -89,10 +84,7 @@ def _panel(
     points = machine.complexities()
     times = [t for _, c in points for t in (c.compute_s, c.memory_s, c.seconds, c.launch_s, machine.launch_s) if t > 0]
     low, high = min(times) / 10, max(times) * 10
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlim(low, high)
-    axis.set_ylim(low, high)
+    log_frame(axis, (low, high), (low, high))
     axis.set_aspect("equal")
     axis.plot([low, high], [low, high], color=GREY, linewidth=1.0)
     launch = max((c.launch_s for _, c in points), default=0.0) or machine.launch_s
@@ -101,14 +93,14 @@ def _panel(
         axis.add_patch(square)
         axis.annotate("launch", (low, launch), xytext=(4, 3), textcoords="offset points", color=INK)
     corners = _corners(points)
-    for placed, found in points:
+    for placed, complexity in points:
         colour, marker = signs[series(placed.case)]
-        t = found.seconds
+        t = complexity.seconds
         counted = placed.point.basis == "counted"
-        if found.name in corners:
+        if complexity.name in corners:
             axis.plot([low, t, t], [t, t, low], linestyle="--", color=colour, linewidth=1.2)
         axis.plot(
-            [found.memory_s], [found.compute_s], marker, color=colour, markersize=7 if counted else 11,
+            [complexity.memory_s], [complexity.compute_s], marker, color=colour, markersize=7 if counted else 11,
             markeredgewidth=2, markerfacecolor=colour if counted else "none",
         )  # fmt: skip
     for scale in (axis.xaxis, axis.yaxis):
@@ -125,4 +117,4 @@ def _corners(points: Sequence[tuple[Placed, Complexity]]) -> set[str]:
     """Points with a corner at their measured time: phases, or kernels if they are few; of several results the first alone."""
     if len({series(placed.case) for placed, _ in points}) > 1:
         return {points[0][1].name}
-    return {found.name for placed, found in points if placed.point.basis != "counted" or len(points) < 4}
+    return {complexity.name for placed, complexity in points if placed.point.basis != "counted" or len(points) < 4}

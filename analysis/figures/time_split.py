@@ -46,16 +46,16 @@ def table(study: Study) -> pd.DataFrame:
 def answer(study: Study) -> str:
     """Shares over all results, least and most."""
     frame = table(study)
-    said = []
+    sentences = []
     for _, part, _, hatch in PARTS:
         shares = 100 * frame[f"{part} [s]"] / frame["run [s]"]
         if not hatch and shares.max() > 0:
-            said.append(
+            sentences.append(
                 f"{part} {shares.min():.0f} to {shares.max():.0f} %"
                 if len(frame) > 1
                 else f"{part} {shares.max():.0f} %"
             )
-    return "; ".join(said)
+    return "; ".join(sentences)
 
 
 def draw(study: Study) -> Figure:

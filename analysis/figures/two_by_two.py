@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import Diagonals, clip, legend_of, listed, loglog, looks, panels
+from analysis.page.drawing import Diagonals, legend_of, listed, loglog, looks, panels
+from analysis.page.scatter import PROBLEM, plot_ring, plot_sign, problems, result_table
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Batch, epochs, throughput, units"
@@ -15,18 +16,22 @@ CAPTION = (
     "unit) and against epochs (lines: training time). A ring marks the open division."
 )
 ORDER = 34
+AXES = {
+    "units": "compute units",
+    "global_batch_size": "global batch size",
+    "epochs_to_target.mean": "epochs to target",
+    "train_rate.mean": "training samples/s",
+}
 
 
 def table(study: Study) -> pd.DataFrame:
     """The four quantities by result."""
     frame = _shown(study)
     steps = frame["epochs_to_target.mean"] * frame["train_samples"] / frame["global_batch_size"]
-    return pd.DataFrame(
+    return result_table(
+        frame,
+        ("label", "device"),
         {
-            "benchmark": frame["benchmark"],
-            "size": frame["size"],
-            "label": frame["label"],
-            "device": frame["device"],
             "compute units": frame["units"],
             "global batch": frame["global_batch_size"],
             "batch per unit": frame["global_batch_size"] / frame["units"],
@@ -34,35 +39,35 @@ def table(study: Study) -> pd.DataFrame:
             "training steps": steps,
             "train [samples/s]": frame["train_rate.mean"],
             "train [samples/s/unit]": frame["train_rate_per_unit"],
-        }
-    ).reset_index(drop=True)
+        },
+    )
 
 
 def answer(study: Study) -> str:
     """What changes from the smallest to the largest machine."""
-    said = []
-    for (benchmark, size), rows in _shown(study).groupby(["benchmark", "size"], sort=True):
+    sentences = []
+    for (benchmark, size), rows in _shown(study).groupby(PROBLEM, sort=True):
         ordered = rows.sort_values("units")
         small, large = ordered.iloc[0], ordered.iloc[-1]
         if small["units"] == large["units"]:
-            said.append(f"{benchmark} {size}: one machine size only, {small['units']:g}")
+            sentences.append(f"{benchmark} {size}: one machine size only, {small['units']:g}")
             continue
-        said.append(
+        sentences.append(
             f"{benchmark} {size}: from {small['units']:g} to {large['units']:g} units batch "
             f"{small['global_batch_size']:g} to {large['global_batch_size']:g}, epochs "
             f"{small['epochs_to_target.mean']:.3g} to {large['epochs_to_target.mean']:.3g}, samples/s "
             f"{small['train_rate.mean']:,.0f} to {large['train_rate.mean']:,.0f}"
         )
-    return listed(said)
+    return listed(sentences)
 
 
 def draw(study: Study) -> Figure:
     """Two rows of two panels per benchmark and size."""
     frame = _shown(study)
     signs = looks(frame["device"])
-    classes = list(frame.groupby(["benchmark", "size"], sort=True))
+    classes = problems(frame)
     figure, axes = panels(4 * len(classes), 2, 3.3, extra_in=0.4)
-    for place, (key, rows) in enumerate(classes):
+    for place, (title, rows) in enumerate(classes):
         samples = float(rows["train_samples"].median())
         views = (
             ("units", "global_batch_size", Diagonals("per unit", power=-1)),
@@ -70,25 +75,18 @@ def draw(study: Study) -> Figure:
             ("units", "train_rate.mean", Diagonals("/s/unit", power=-1)),
             ("epochs_to_target.mean", "train_rate.mean", Diagonals("s", 1 / samples, power=-1, invert=True)),
         )
-        names = {
-            "units": "compute units",
-            "global_batch_size": "global batch size",
-            "epochs_to_target.mean": "epochs to target",
-            "train_rate.mean": "training samples/s",
-        }
         for number, ((x, y, lines), axis) in enumerate(zip(views, axes[4 * place : 4 * place + 4], strict=True)):
             for row in rows.to_dict("records"):
-                colour, marker = signs[row["device"]]
-                axis.plot([row[x]], [row[y]], marker, color=colour, markersize=8, linestyle="none")
+                plot_sign(axis, row[x], row[y], signs[row["device"]], size=8)
                 if row["division"] == "open":
-                    axis.plot([row[x]], [row[y]], "o", color=colour, markersize=14, mfc="none", linestyle="none")
+                    plot_ring(axis, row[x], row[y], signs[row["device"]][0], size=14)
             loglog(axis, rows[x].tolist(), rows[y].tolist(), lines)
             if number == 0:
-                axis.set_title(clip(f"{key[0]} · size {key[1]}", 50))
+                axis.set_title(title)
             if number % 2 == 0:
-                axis.set_ylabel(names[y])
+                axis.set_ylabel(AXES[y])
             if number > 1:
-                axis.set_xlabel(names[x])
+                axis.set_xlabel(AXES[x])
     legend_of(figure, axes[0], signs)
     return figure
 
@@ -97,7 +95,7 @@ def _shown(study: Study) -> pd.DataFrame:
     frame = study.results[study.results["mode"] == "strong"]
     needed = ["units", "global_batch_size", "epochs_to_target.mean", "train_rate.mean", "train_samples"]
     frame = frame[(frame[needed].astype(float) > 0).all(axis=1)]
-    classes = frame.groupby(["benchmark", "size"])
+    classes = frame.groupby(PROBLEM)
     several = (classes["units"].transform("nunique") > 1) | (classes["global_batch_size"].transform("nunique") > 1)
     frame = frame[several]
     if frame.empty:

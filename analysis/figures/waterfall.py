@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, clip, panels
-from analysis.scaling import Factors, Split, factors
+from analysis.results.decompose import split_of
+from analysis.statistics.scaling import Factors, factors
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Why is it faster?"
@@ -28,13 +31,24 @@ PARTS = ("units", "system", "algorithmic", "staging", "other")
 NAMES = ("units", "speed/unit", "epochs", "staging", "other", "total")
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Two results of one class and the speed-up from ``a`` to ``b``. Only a ``shown`` pair has a panel."""
+
+    title: str
+    a: pd.Series
+    b: pd.Series
+    factors: Factors
+    shown: bool
+
+
 def table(study: Study) -> pd.DataFrame:
     """The factors of every pair."""
     lines = [
-        {"class": title, "from": a["label"], "to": b["label"]}
-        | {name.replace("\n", " "): getattr(found, part) for name, part in zip(NAMES, PARTS, strict=False)}
-        | {"speed-up": found.speed_up, "efficiency": found.efficiency, "shown": shown}
-        for title, a, b, found, shown in _pairs(study)
+        {"class": pair.title, "from": pair.a["label"], "to": pair.b["label"]}
+        | {name: getattr(pair.factors, part) for name, part in zip(NAMES, PARTS, strict=False)}
+        | {"speed-up": pair.factors.speed_up, "efficiency": pair.factors.efficiency, "shown": pair.shown}
+        for pair in _pairs(study)
     ]
     if not lines:
         raise NotAnswerableError("two time-to-train results of one benchmark and size with units and epochs")
@@ -53,78 +67,69 @@ def answer(study: Study) -> str:
 def draw(study: Study) -> Figure:
     """A panel per shown pair."""
     table(study)
-    pairs = [pair for pair in _pairs(study) if pair[4]]
-    columns = min(3, len(pairs))
-    figure, axes = panels(len(pairs), columns, 3.0)
-    for (title, a, b, found, _), axis in zip(pairs, axes, strict=True):
-        at = 1.0
-        for place, part in enumerate(PARTS):
-            factor = getattr(found, part)
-            colour = GREEN if factor >= 1 else VERMILION
-            axis.bar(
-                [place], [at * factor - at], bottom=at, width=0.7, color=colour, hatch=None if factor >= 1 else "//"
-            )
-            axis.plot([place - 0.35, place + 1.35], [at * factor] * 2, color=INK, linewidth=0.7)
-            axis.annotate(
-                f"×{factor:.2g}", (place, max(at, at * factor)), xytext=(0, 3), textcoords="offset points", ha="center"
-            )
-            at *= factor
-        axis.bar([len(PARTS)], [at - 1], bottom=1.0, width=0.7, color=BLUE)
-        axis.annotate(f"×{at:.3g}", (len(PARTS), max(at, 1.0)), xytext=(0, 3), textcoords="offset points", ha="center")
-        axis.axhline(1.0, color=INK, linewidth=0.8)
-        axis.set_yscale("log", base=2)
-        reached = [1.0, at, *_levels(found)]
-        axis.set_ylim(min(reached) / 1.25, max(reached) * 1.5)
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_xticks(range(len(NAMES)), NAMES, rotation=35, ha="right", rotation_mode="anchor")
-        axis.set_title(
-            f"{clip(title.split(' ·')[0], 14)}: {clip(a['label'], 26)}\n→ {clip(b['label'], 32)}", fontsize=11
-        )
-        axis.grid(visible=False, axis="x")
+    pairs = [pair for pair in _pairs(study) if pair.shown]
+    figure, axes = panels(len(pairs), min(3, len(pairs)), 3.0)
+    for pair, axis in zip(pairs, axes, strict=True):
+        _panel(axis, pair)
     return figure
 
 
-def _levels(found: Factors) -> Iterator[float]:
-    at = 1.0
-    for part in PARTS:
-        at *= getattr(found, part)
-        yield at
+def _panel(axis: Axes, pair: Pair) -> None:
+    """Bars that each begin where the one before ends: on the logarithmic axis, products become sums."""
+    at, reached = 1.0, [1.0]
+    for place, part in enumerate(PARTS):
+        factor = getattr(pair.factors, part)
+        colour, hatch = (GREEN, None) if factor >= 1 else (VERMILION, "//")
+        axis.bar([place], [at * factor - at], bottom=at, width=0.7, color=colour, hatch=hatch)
+        axis.plot([place - 0.35, place + 1.35], [at * factor] * 2, color=INK, linewidth=0.7)
+        _write_above(axis, f"×{factor:.2g}", place, max(at, at * factor))
+        at *= factor
+        reached.append(at)
+    axis.bar([len(PARTS)], [at - 1], bottom=1.0, width=0.7, color=BLUE)
+    _write_above(axis, f"×{at:.3g}", len(PARTS), max(at, 1.0))
+    axis.axhline(1.0, color=INK, linewidth=0.8)
+    axis.set_yscale("log", base=2)
+    axis.set_ylim(min(reached) / 1.25, max(reached) * 1.5)
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_xticks(range(len(NAMES)), NAMES, rotation=35, ha="right", rotation_mode="anchor")
+    a, b = clip(pair.a["label"], 26), clip(pair.b["label"], 32)
+    axis.set_title(f"{clip(pair.title.split(' ·')[0], 14)}: {a}\n→ {b}", fontsize=11)
+    axis.grid(visible=False, axis="x")
 
 
-def _pairs(study: Study) -> list[tuple[str, pd.Series, pd.Series, Factors, bool]]:
-    """Pairs by class: those asked for by name, consecutive sizes of a machine, then every result against the fastest."""
-    found = []
+def _write_above(axis: Axes, text: str, x: float, y: float) -> None:
+    axis.annotate(text, (x, y), xytext=(0, 3), textcoords="offset points", ha="center")
+
+
+def _pairs(study: Study) -> list[Pair]:
+    """The pairs of every class, those asked for by name first; the first SHOWN of a class get a panel."""
+    pairs = []
     for title, rows in study.classes():
         known = rows[(rows["mode"] == "strong") & rows["units"].notna() & (rows["epoch_time_s.mean"] > 0)]
         if len(known) < 2:
             continue
-        best = known.loc[known["run_s.mean"].idxmin()]
-        pairs = []
-        for _, series in known.groupby(["round", "machine", "device"], sort=True):
-            ordered = [row for _, row in series.sort_values(["units", "run_s.mean"]).iterrows()]
-            pairs += [(a, b) for a, b in itertools.pairwise(ordered) if a["units"] < b["units"]]
-        asked = [(known[known["group"] == a], known[known["group"] == b]) for a, b in study.between]
-        named = [(a.iloc[0], b.iloc[0]) for a, b in asked if len(a) and len(b)]
-        names = {(a.name, b.name) for a, b in named}
-        pairs = named + [(a, b) for a, b in pairs if (a.name, b.name) not in names]
-        own_first = known.drop(best.name).sort_values(["published", "run_s.mean"])
-        pairs += [
-            (row, best)
-            for _, row in own_first.iterrows()
-            if not any(a.name == row.name and b.name == best.name for a, b in pairs)
-        ]
-        for place, (a, b) in enumerate(pairs):
-            split = factors(_split(a), _split(b))
+        for place, (a, b) in enumerate(_pairs_of_class(known, study.between)):
+            split = factors(split_of(a), split_of(b))
             if math.isfinite(split.speed_up) and split.speed_up > 0:
-                found.append((title, a, b, split, place < SHOWN))
-    return found
+                pairs.append(Pair(title, a, b, split, place < SHOWN))
+    return pairs
 
 
-def _split(row: pd.Series) -> Split:
-    return Split(
-        units=float(row["units"]),
-        epochs=float(row["epochs.mean"]),
-        compute_s=float(row["epoch_time_s.mean"]),
-        staging_s=float(row["staging_exposed_s.mean"]),
-        other_s=float(row["other_s.mean"]),
-    )
+def _pairs_of_class(known: pd.DataFrame, between: Sequence[tuple[str, str]]) -> list[tuple[pd.Series, pd.Series]]:
+    """Pairs asked for by name, then consecutive sizes of a machine, then every other result against the fastest."""
+    best = known.loc[known["run_s.mean"].idxmin()]
+    of_group = {row["group"]: row for _, row in known.iterrows()}
+    pairs = [(of_group[a], of_group[b]) for a, b in between if a in of_group and b in of_group]
+    own_first = known.drop(best.name).sort_values(["published", "run_s.mean"])
+    to_best = [(row, best) for _, row in own_first.iterrows()]
+    asked = {(a.name, b.name) for a, b in pairs}
+    pairs += [(a, b) for a, b in _consecutive(known) if (a.name, b.name) not in asked]
+    listed_already = {(a.name, b.name) for a, b in pairs}
+    return pairs + [(a, b) for a, b in to_best if (a.name, b.name) not in listed_already]
+
+
+def _consecutive(known: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:
+    """Each machine's results in one round, from one number of units to the next larger one."""
+    for _, series in known.groupby(["round", "machine", "device"], sort=True):
+        ordered = [row for _, row in series.sort_values(["units", "run_s.mean"]).iterrows()]
+        yield from ((a, b) for a, b in itertools.pairwise(ordered) if a["units"] < b["units"])

@@ -61,19 +61,19 @@ def table(study: Study) -> pd.DataFrame:
             | {
                 "of": name,
                 "measured [s]": measured,
-                "predicted [s]": made.seconds,
-                "from [s]": made.low_s,
-                "to [s]": made.high_s,
+                "predicted [s]": predicted.seconds,
+                "from [s]": predicted.low_s,
+                "to [s]": predicted.high_s,
                 "carried over by": why,
             }
-            for name, measured, made, why in rows
+            for name, measured, predicted, why in rows
         ]
     return pd.DataFrame(lines)
 
 
 def answer(study: Study) -> str:
     """The predicted step and solution of each result."""
-    said = []
+    sentences = []
     for item in _predictions(study):
         text = (
             f"{item.case.label} ({item.case.benchmark} {item.case.size}) on {item.there.system}: a step of {_range(item.step)} "
@@ -81,11 +81,11 @@ def answer(study: Study) -> str:
         )
         if item.solution is not None and item.measured_solution_s is not None:
             text += f", the solution in {_range(item.solution)} instead of {si(item.measured_solution_s)}s"
-        kept = [
+        unchanged = [
             phase.name.replace("_", " ") for phase in item.phases if phase.because == "kept" and phase.measured_s > 0
         ]
-        said.append(text + (f"; kept as measured: {', '.join(kept)}" if kept else ""))
-    return listed(said)
+        sentences.append(text + (f"; kept as measured: {', '.join(unchanged)}" if unchanged else ""))
+    return listed(sentences)
 
 
 def draw(study: Study) -> Figure:
@@ -96,9 +96,11 @@ def draw(study: Study) -> Figure:
         pairs = [(item.case.bounds.step_s, item.step)]
         if item.solution is not None and item.measured_solution_s is not None:
             pairs.append((item.measured_solution_s, item.solution))
-        for axis, (measured, made) in zip(axes, pairs, strict=False):
-            axis.barh([place], [made.high_s - made.low_s], left=made.low_s, height=0.45, color=GREY, alpha=0.4)
-            axis.plot([made.seconds], [place], "D", color=BLUE, markersize=8)
+        for axis, (measured, predicted) in zip(axes, pairs, strict=False):
+            axis.barh(
+                [place], [predicted.high_s - predicted.low_s], left=predicted.low_s, height=0.45, color=GREY, alpha=0.4
+            )
+            axis.plot([predicted.seconds], [place], "D", color=BLUE, markersize=8)
             axis.plot([measured], [place], "|", color=INK, markersize=17, markeredgewidth=3)
     for axis, text in zip(axes, ("seconds of a training step", "seconds to the solution"), strict=True):
         axis.set_xscale("log")
@@ -116,16 +118,16 @@ def draw(study: Study) -> Figure:
     return figure
 
 
-def _range(made: Prediction) -> str:
-    return f"{si(made.seconds)}s [{si(made.low_s)}s, {si(made.high_s)}s]"
+def _range(predicted: Prediction) -> str:
+    return f"{si(predicted.seconds)}s [{si(predicted.low_s)}s, {si(predicted.high_s)}s]"
 
 
 def _predictions(study: Study) -> list[Elsewhere]:
     if not study.inputs.what_if:
         raise NotAnswerableError("ceilings of another machine: mlhpc report PATH... ceilings.json --what-if other.json")
-    rows = study.results.set_index("label")
+    rows = study.results.set_index("group")
     return [
-        _elsewhere(case, there, rows.loc[case.label])
+        _elsewhere(case, there, rows.loc[case.group])
         for case in measured_cases(study)
         for there in study.inputs.what_if
     ]
@@ -137,10 +139,10 @@ def _elsewhere(case: Case, there: Ceilings, row: pd.Series) -> Elsewhere:
     phases = predict(case.work.phases, terms_there(case.ceilings, case.work), terms_there(there, case.work))
     step = total(phases)
     train_s, eval_s, measured = (float(row[f"{name}.mean"]) for name in ("train_s", "eval_s", "run_s"))
-    made = None
+    predicted = None
     if measured == measured and train_s > 0:
         evaluation = scaled_work(phases, "forward_backward").times(eval_s if eval_s == eval_s else 0.0)
-        made = solution(step, train_s / case.bounds.step_s, evaluation=evaluation) + exactly(
+        predicted = solution(step, train_s / case.bounds.step_s, evaluation=evaluation) + exactly(
             measured - train_s - eval_s
         )
-    return Elsewhere(case, there, phases, step, measured if made else None, made)
+    return Elsewhere(case, there, phases, step, measured if predicted else None, predicted)

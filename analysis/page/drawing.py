@@ -1,6 +1,6 @@
-"""The look of figures and how they become SVG for the page: one style, unique ids, the page's own text colour.
+"""Drawing tools of all figures: style, panels, axes and labels, and rendering to SVG for the page.
 
-Figures are drawn without pyplot, so nothing is global. Same figure in, same bytes out.
+Figures do not use pyplot, so there is no global state. The same figure always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 WIDTH_IN = 11.0  # 792 user units; the page never shows it narrower than 792 px, so 11 pt text is at least 11 px
 LEGEND_IN = 0.45
 BAR_IN, FRAME_IN = 0.36, 0.9  # height of one bar, and of title, axis and label around bars
-INK = "#123456"  # stands for the page's text colour, in light and dark mode
+INK = "#123456"  # a placeholder that svg() replaces by the page's text colour, which differs in dark mode
 # Okabe and Ito, https://jfly.uni-koeln.de/color/ (black left out: it is no colour in dark mode)
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442",
@@ -32,6 +32,7 @@ LEGEND_CHARACTERS = 110  # across a figure, the signs and gaps of a column taken
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 _DECIMALS = re.compile(r"(\.\d\d)\d+")  # a hundredth of a point is finer than any screen
+_HASHED_ID = r"(?:[mph]|C\d+_\d+_)[0-9a-f]{10}"  # of markers, clip paths, hatches and collections
 _STYLE: dict[str, Any] = {
     "svg.hashsalt": "mlhpc",
     "svg.fonttype": "none",
@@ -64,9 +65,12 @@ _STYLE: dict[str, Any] = {
 }
 
 
+NamedPoint = tuple[float, float, str, bool]  # x, y, text, bold
+
+
 @contextmanager
 def style() -> Iterator[None]:
-    """The suite's look, for the time of drawing and saving."""
+    """Set the style of figures; use it around drawing and saving."""
     with mpl.rc_context(cast(Any, _STYLE)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         warnings.filterwarnings("ignore", message="constrained_layout not applied")  # absurd numbers have long labels
@@ -74,9 +78,9 @@ def style() -> Iterator[None]:
 
 
 def svg(figure: Figure, name: str, title: str, description: str) -> str:
-    """The figure as an ``<svg>`` element to stand inside a page.
+    """Render a figure to an ``<svg>`` element for a page.
 
-    Ids are prefixed with ``name``, so that several figures can share a page; INK becomes the page's text colour.
+    All ids get the prefix ``name``, so that several figures can share a page. INK becomes the page's text colour.
     """
     with style():
         buffer = io.StringIO()
@@ -84,11 +88,9 @@ def svg(figure: Figure, name: str, title: str, description: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
-    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", text)
-    text = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
+    text = _prefix_ids(_number_ids(text), name)
     text = text.replace(INK, "currentColor")
-    text = re.sub(r'(?<= )(d|x|y|transform)="[^"]+"', lambda found: _DECIMALS.sub(r"\1", found.group()), text)
+    text = re.sub(r'(?<= )(d|x|y|transform)="[^"]+"', lambda match: _DECIMALS.sub(r"\1", match.group()), text)
     head_end = text.index(">")
     box = re.search(r'viewBox="([^"]+)"', text)
     assert box is not None
@@ -100,8 +102,24 @@ def svg(figure: Figure, name: str, title: str, description: str) -> str:
     return head + text[head_end + 1 :].rstrip()
 
 
+def _number_ids(text: str) -> str:
+    """Replace hashed ids by numbers in the order of their definition.
+
+    Matplotlib hashes the exact position of an axis, and the last bits of a computed layout are not the same in every run.
+    """
+    hashed = dict.fromkeys(re.findall(rf'\bid="({_HASHED_ID})"', text))
+    numbered = {old: f"{old[0]}{number}" for number, old in enumerate(hashed)}
+    return re.sub(rf'(?<=[#"]){_HASHED_ID}(?=[)"])', lambda match: numbered.get(match.group(), match.group()), text)
+
+
+def _prefix_ids(text: str, name: str) -> str:
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
+    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", text)
+    return re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
+
+
 def panels(count: int, columns: int, height_in: float, extra_in: float = 0.0) -> tuple[Figure, list[Axes]]:
-    """A figure of ``count`` equal panels, row by row, and ``extra_in`` inches for what stands around them."""
+    """A figure of ``count`` equal panels in rows, with ``extra_in`` inches for legends around them."""
     rows = -(-count // columns)
     figure = Figure(figsize=(WIDTH_IN, rows * height_in + extra_in), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -111,7 +129,7 @@ def panels(count: int, columns: int, height_in: float, extra_in: float = 0.0) ->
 
 
 def bars(rows: Sequence[int], columns: int, *, legend: bool = False, **options: Any) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with a row of axes per entry of ``rows``, its number of bars; a bar is as high in every row."""
+    """A figure with one row of axes per entry of ``rows``, the number of bars in it. All bars have the same height."""
     heights = [FRAME_IN + BAR_IN * count for count in rows]
     figure = Figure(figsize=(WIDTH_IN, sum(heights) + (LEGEND_IN if legend else 0.0)), layout="constrained")
     axes = figure.subplots(len(rows), columns, squeeze=False, height_ratios=[count + 0.2 for count in rows], **options)
@@ -122,18 +140,32 @@ def bars(rows: Sequence[int], columns: int, *, legend: bool = False, **options: 
 
 
 def looks(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """A colour and a marker for each name, the same for the same set."""
+    """A colour and a marker for each name. The same set of names always gets the same."""
     ordered = sorted(set(names))
     return {name: (CYCLE[i % len(CYCLE)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(ordered)}
 
 
 def legend_of(figure: Figure, axis: Axes, signs: Mapping[str, tuple[str, str]]) -> None:
-    """A legend below the panels that explains colours and markers."""
+    """Draw a legend of colours and markers below the panels."""
     for name, (colour, marker) in signs.items():
         axis.plot([], [], marker, color=colour, linestyle="none", markersize=9, label=clip(name, 40))
     handles, labels = axis.get_legend_handles_labels()
     columns = LEGEND_CHARACTERS // (max(map(len, labels), default=0) + 8)
     figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(4, len(labels), columns)))
+
+
+def name_panels(figure: Figure, axes: Sequence[Axes], points: Sequence[Sequence[NamedPoint]]) -> None:
+    """`name_points` in every panel. Call it after everything else, the legend included: both change the layout."""
+    for axis, named in zip(axes, points, strict=True):
+        name_points(figure, axis, named)
+
+
+def log_frame(axis: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
+    """Two logarithmic axes with these limits."""
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlim(*x)
+    axis.set_ylim(*y)
 
 
 @dataclass(frozen=True)
@@ -147,7 +179,7 @@ class Diagonals:
 
 
 def loglog(axis: Axes, x: Sequence[float], y: Sequence[float], lines: Diagonals | None = None) -> None:
-    """Logarithmic axes around the data with plain numbers on them, and the lines that cross the frame."""
+    """Set logarithmic axes around the data, with plain numbers, and draw the diagonals that cross the frame."""
     left, right = min(x) / 1.6, max(x) * 1.6
     low, high = min(y) / 1.9, max(y) * 1.9
     axis.set_xscale("log", base=2)
@@ -182,10 +214,10 @@ def loglog(axis: Axes, x: Sequence[float], y: Sequence[float], lines: Diagonals 
             axis.text(at, height, f"{value:g} {lines.unit}", color=INK, ha="right", va="bottom", alpha=0.8)
 
 
-def name_points(figure: Figure, axis: Axes, points: Sequence[tuple[float, float, str, bool]]) -> None:
-    """Write (x, y, text, bold) beside points where it covers neither another text nor a point; without room, nothing.
+def name_points(figure: Figure, axis: Axes, points: Sequence[NamedPoint]) -> None:
+    """Write the text of each point beside it, bold ones first. A text that would cover a point or another text is left out.
 
-    Call it last: it lays the figure out to know where points are.
+    Call it last: it computes the layout to know the positions of points.
     """
     figure.draw_without_rendering()
     dots = [tuple(axis.transData.transform((x, y))) for x, y, _, _ in points]
@@ -215,19 +247,19 @@ def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def listed(said: Sequence[str], most: int = 6) -> str:
-    """The first of several statements as one line, and how many more there are."""
-    more = f"; and {len(said) - most} more" if len(said) > most else ""
-    return "; ".join(said[:most]) + more
+def listed(statements: Sequence[str], most: int = 6) -> str:
+    """The first ``most`` statements in one line, and the number of the others."""
+    more = f"; and {len(statements) - most} more" if len(statements) > most else ""
+    return "; ".join(statements[:most]) + more
 
 
 def beside(axis: Axes, x: float, y: float, text: str) -> None:
-    """A value right of the end of a bar."""
+    """Write a value to the right of the end of a bar."""
     axis.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", ha="left")
 
 
 def clip(text: object, length: int = 44) -> str:
-    """A label that fits: one line, printable, cut in the middle (names differ at both ends)."""
+    """A label of at most ``length`` printable characters. Longer ones are cut in the middle: names differ at both ends."""
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
     if len(line) <= length:
         return line
@@ -236,21 +268,21 @@ def clip(text: object, length: int = 44) -> str:
 
 
 def readable_on(colour: tuple[float, float, float]) -> str:
-    """Black or white, whichever has the higher contrast on a colour (sRGB, 0 to 1; WCAG 2.2, at least 4.5:1)."""
+    """Black or white, whichever has the higher contrast on an sRGB colour (0 to 1); at least 4.5:1 (WCAG 2.2)."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#FFFFFF" if luminance < 0.179 else "#000000"
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """Seconds per unit and the unit for an axis that ends there."""
+    """Seconds per unit and name of the unit, for an axis up to ``longest_s``."""
     if longest_s > 7200:
         return 3600.0, "hours"
     return (60.0, "minutes") if longest_s > 300 else (1.0, "seconds")
 
 
 def seconds(value: float) -> str:
-    """Seconds for people: three digits, in s below 10 minutes, then min, then h."""
+    """Seconds as text for people: s below 10 minutes, then min, below 10 hours, then h."""
     if value != value:  # NaN
         return "–"
     if value < 600:

@@ -1,4 +1,4 @@
-"""What a reader should know before believing a number: the doubts of the tables in words. Judges no rules."""
+"""Doubts about a study's numbers in words: what a reader should know before believing them. Compliance is not judged here."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Literal
 
 import pandas as pd
 
-from analysis.study import CLASS, Study, heading
+from analysis.results.names import CLASS, heading
+from analysis.study import Study
 from analysis.tables.ingest import parsed
+from suite.log.results_tree import CODE
 
 SAME_CURVE_EVALS = 3
+SHOWN_PARTS = 6  # of a path: submitter, results, system, scenario, benchmark, log
 Severity = Literal["problem", "doubt", "note"]
 
 
@@ -26,14 +29,14 @@ class Issue:
 
 def issues(study: Study) -> list[Issue]:
     """Every issue, problems first, in a stable order."""
-    found = [*_of_results(study), *_of_classes(study)]
+    unsorted = [*_of_skipped(study), *_of_results(study), *_of_classes(study)]
     order = {"problem": 0, "doubt": 1, "note": 2}
-    return sorted(found, key=lambda issue: (order[issue.severity], issue.where, issue.text))
+    return sorted(unsorted, key=lambda issue: (order[issue.severity], issue.where, issue.text))
 
 
 @dataclass(frozen=True)
 class _Check:
-    """What is said of the runs of one result for which ``holds``: the end of a sentence."""
+    """A doubt about the runs of a result for which ``holds`` is true. ``text`` continues "3 of 5 runs ..."."""
 
     severity: Severity
     text: str
@@ -75,6 +78,13 @@ _CHECKS = (
 )
 
 
+def _of_skipped(study: Study) -> Iterator[Issue]:
+    """Paths that were not read. The code of a package never holds results, so nobody needs to be told of it."""
+    for item in study.tables.skipped:
+        if item.reason != CODE:
+            yield Issue("problem", "/".join(item.path.parts[-SHOWN_PARTS:]), f"not read: {item.reason}")
+
+
 def _of_results(study: Study) -> Iterator[Issue]:
     for row in study.results.to_dict("records"):
         runs = study.runs_of(row["group"])
@@ -102,7 +112,7 @@ def _seeds(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
 
 
 def _curves(where: str, runs: pd.DataFrame, evals: pd.DataFrame) -> Iterator[Issue]:
-    """Runs whose metric agrees in every evaluation are one experiment repeated, not a sample of seeds."""
+    """Runs with equal metrics in all evaluations are one experiment repeated, not independent samples."""
     curves = evals[evals["run"].isin(runs["run"])].groupby("run")["value"].agg(tuple)
     same = curves[curves.map(len) >= SAME_CURVE_EVALS].duplicated(keep=False)
     if same.any():

@@ -1,4 +1,4 @@
-"""What the report answers: goals, questions, the metrics they need and the figure that answers each, from questions.yaml."""
+"""The questions of the report, read from questions.yaml: goals, questions, metrics, and the figure that answers each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Frozen(BaseModel):
 
 
 class Question(_Frozen):
-    """One question. Without ``figure`` nothing answers it yet and ``missing`` says why; ``decision`` is its rule."""
+    """One question. ``missing`` says why no figure answers it yet; ``decision`` is the rule for deciding on the answer."""
 
     id: str
     question: str
@@ -26,7 +26,7 @@ class Question(_Frozen):
 
 
 class Goal(_Frozen):
-    """What somebody wants to know, who, and the questions that lead there."""
+    """A goal, whose goal it is, and the questions that lead to it."""
 
     goal: str
     viewpoint: str
@@ -46,8 +46,8 @@ def goals() -> tuple[Goal, ...]:
 
 
 def question_of(figure: str) -> str:
-    """The question that a figure answers. ValueError if questions.yaml knows none."""
-    found = next((q.question for goal in goals() for q in goal.questions if q.figure == figure), None)
-    if found is None:
+    """The question that a figure answers. Raises ValueError if questions.yaml has none."""
+    question = next((q.question for goal in goals() for q in goal.questions if q.figure == figure), None)
+    if question is None:
         raise ValueError(f"figure {figure!r} answers no question of questions.yaml")
-    return found
+    return question

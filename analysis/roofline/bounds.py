@@ -1,15 +1,15 @@
-"""Rooflines as arithmetic: what a step asks of each resource, what the resource gives, and what follows. Reads no file.
+"""Rooflines as arithmetic: the demand of a training step on each resource, the resource's rate, and the bounds. Pure.
 
-Everything is of one rank and one training step. The extended roofline is T_r = Q_r / C_r for each resource r; a step can
-take no less than the largest T_r (everything overlaps) and, if the machine gave its ceilings, no more than their sum
-(nothing overlaps). Classic, hierarchical and time-based rooflines: Williams et al., CACM 2009; Yang et al., arXiv
+All quantities are of one rank and one training step. The extended roofline is T_r = Q_r / C_r for each resource r. A step
+takes at least the largest T_r (everything overlaps) and, if every resource runs at its ceiling, at most their sum (nothing
+overlaps). Classic, hierarchical and time-based rooflines: Williams et al., CACM 2009; Yang et al., arXiv
 2009.05257; Wang et al., arXiv 2009.04598. docs/roofline.md has the definitions in words.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,13 +23,13 @@ NAMES: Mapping[str, str] = {
     "all_reduce": "all-reduce", "all_to_all": "all-to-all",
 }  # fmt: skip
 UNITS: Mapping[str, str] = {name: "FLOP" if name == "compute" else "B" for name in RESOURCES}
-TOLERANCE = 0.05  # a roof and a step are both measured: only beyond this is a point above its roof
+TOLERANCE = 0.05  # roof and step both have measurement errors: a point is above its roof only beyond this
 MOST_RANKS = 2**24
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What one rank asks of a resource in one step: FLOPs or bytes. ``basis`` is how it is known, ``note`` from what."""
+    """What one rank needs of a resource in one step: FLOPs or bytes. ``basis`` is how it is known, ``note`` the source."""
 
     amount: float
     basis: Basis
@@ -38,9 +38,9 @@ class Demand:
 
 @dataclass(frozen=True)
 class Roof:
-    """What one rank gets of a resource, FLOP/s or bytes/s, in the regime that ``name`` states.
+    """The rate of a resource for one rank, FLOP/s or bytes/s, under the conditions that ``name`` states.
 
-    ``spread`` is relative; ``source`` says where the number is from: a measurement with its n, or a citation.
+    ``spread`` is relative; ``source`` is a measurement with its n, or a citation.
     """
 
     per_s: float
@@ -51,13 +51,13 @@ class Roof:
 
     @property
     def most_per_s(self) -> float:
-        """The highest rate that can be believed."""
+        """The highest rate that a measurement may have and still be believed."""
         return self.per_s * (1 + max(TOLERANCE, self.spread))
 
 
 @dataclass(frozen=True)
 class Term:
-    """One resource of a step."""
+    """Demand and roof of one resource in a step."""
 
     resource: Resource
     demand: Demand
@@ -71,7 +71,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A term that says more than the roof allows, and why it is not believed."""
+    """A term whose rate would be above the roof, and the likely reason. It is shown as an input error."""
 
     term: Term
     reason: str
@@ -81,8 +81,8 @@ class Refusal:
 class Bounds:
     """The extended roofline of one step that took ``step_s``.
 
-    ``terms`` are believed, ``refused`` contradict the measured step, ``unknown`` lack the quantity or the ceiling: resource to
-    what is missing.
+    ``terms`` are consistent with the measured step, ``refused`` contradict it. ``unknown`` maps each resource without
+    quantity or ceiling to what is missing.
     """
 
     step_s: float
@@ -92,12 +92,12 @@ class Bounds:
 
     @property
     def lower_s(self) -> float:
-        """The largest T_r: perfect overlap."""
+        """The largest T_r: the time of a step in which everything overlaps."""
         return max((term.seconds for term in self.terms), default=math.nan)
 
     @property
     def upper_s(self) -> float:
-        """The sum of all T_r: no overlap."""
+        """The sum of all T_r: the time of a step in which nothing overlaps."""
         return sum(term.seconds for term in self.terms) if self.terms else math.nan
 
     @property
@@ -107,12 +107,12 @@ class Bounds:
 
     @property
     def distance(self) -> float:
-        """How many times as long as the largest T_r the step takes; 1 is at the roof."""
+        """Time of the step over the largest T_r; 1 is at the roof."""
         return self.step_s / self.lower_s
 
     @property
     def verdict(self) -> str:
-        """Where the step lies: inside the band, or above it, which no resource with a known roof explains."""
+        """Whether the step lies within the band, or above it, where no resource with a known roof explains its time."""
         if not self.terms:
             return "no resource has both a quantity and a ceiling"
         if self.step_s > self.upper_s * (1 + TOLERANCE):
@@ -121,9 +121,9 @@ class Bounds:
 
 
 def bounds(step_s: float, demands: Mapping[Resource, Demand], roofs: Mapping[Resource, Roof | str]) -> Bounds:
-    """The extended roofline. A roof that is text says why there is none. A demand of zero is no term.
+    """The extended roofline. A roof may be text that says why there is none. A demand of zero makes no term.
 
-    A term longer than the measured step is an input error (a wrong unit, number format or memory level) and is refused.
+    A term longer than the measured step is an input error (wrong unit, number format or memory level) and is refused.
     """
     terms: list[Term] = []
     refused: list[Refusal] = []
@@ -156,7 +156,7 @@ _LIKELY = {
 
 
 def contradiction(term: Term, step_s: float) -> str | None:
-    """Why a term cannot be: it would take longer than the step that contained it. None if it can."""
+    """Why a term is impossible: it would take longer than the step that contained it. None if it is possible."""
     if term.demand.amount <= step_s * term.roof.most_per_s:
         return None
     unit = UNITS[term.resource]
@@ -169,9 +169,9 @@ def contradiction(term: Term, step_s: float) -> str | None:
 
 @dataclass(frozen=True)
 class Point:
-    """A phase or kernel for the classic roofline: work, traffic and time of all its launches in a step.
+    """A phase or kernel: FLOPs, bytes and seconds of all its launches in a step.
 
-    ``count`` is how many kernels it is; 0 if unknown.
+    ``count`` is the number of launches; 0 if unknown.
     """
 
     name: str
@@ -194,12 +194,12 @@ class Point:
 
 
 def attainable(peak: float, bandwidth: float, intensity: float) -> float:
-    """y = min(P, B * I), FLOP/s."""
+    """FLOP/s that the classic roofline allows: min(P, B * I)."""
     return min(peak, bandwidth * intensity)
 
 
 def above_roof(point: Point, peak: Roof, bandwidth: Roof) -> str | None:
-    """Why a point cannot be believed; None if it lies under its roof."""
+    """Why a point above its roof is not believed; None if it lies under its roof."""
     allowed = attainable(peak.per_s, bandwidth.per_s, point.intensity)
     if point.rate <= attainable(peak.most_per_s, bandwidth.most_per_s, point.intensity):
         return None
@@ -210,7 +210,7 @@ def above_roof(point: Point, peak: Roof, bandwidth: Roof) -> str | None:
 
 @dataclass(frozen=True)
 class Complexity:
-    """A point of the time-based roofline: the seconds its FLOPs, its bytes and its launches take at the ceilings."""
+    """A point of the time-based roofline: seconds of its FLOPs, of its bytes and of its launches at the ceilings."""
 
     name: str
     compute_s: float
@@ -220,7 +220,7 @@ class Complexity:
 
     @property
     def bound(self) -> str:
-        """What decides: compute, memory or launch."""
+        """The largest of the three: compute, memory or launch."""
         parts = {"compute": self.compute_s, "memory": self.memory_s, "launch": self.launch_s}
         return max(parts, key=lambda name: parts[name])
 
@@ -231,7 +231,7 @@ class Complexity:
 
 
 def complexity(point: Point, peak: Roof, bandwidth: Roof, launch_s: float) -> Complexity:
-    """Where a point lies in the time-based roofline."""
+    """A point's coordinates in the time-based roofline."""
     return Complexity(
         point.name,
         point.flops / peak.per_s,
@@ -243,7 +243,7 @@ def complexity(point: Point, peak: Roof, bandwidth: Roof, launch_s: float) -> Co
 
 @dataclass(frozen=True)
 class Ring:
-    """A collective of n ranks as latency and bandwidth: ``latency_s`` per message, ``per_s`` bytes/s that one rank moves.
+    """A ring collective as latency and bandwidth: ``latency_s`` per message, ``per_s`` bytes/s that one rank sends.
 
     All-reduce moves 2 (1 - 1/n) S in 2 (n - 1) messages; all-to-all (1 - 1/n) S in n - 1.
     """
@@ -253,7 +253,7 @@ class Ring:
     per_s: float
 
     def seconds(self, ranks: float, size_bytes: float) -> float:
-        """Time of one collective of S bytes per rank; 0 on one rank."""
+        """Seconds of one collective of S bytes per rank; 0 on one rank."""
         messages, moved = moved_by(self.passes, ranks, size_bytes)
         return messages * self.latency_s + moved / self.per_s
 
@@ -262,14 +262,14 @@ ALL_REDUCE, ALL_TO_ALL = 2, 1  # passes over the ring
 
 
 def moved_by(passes: int, ranks: float, size_bytes: float) -> tuple[float, float]:
-    """Messages and bytes of one rank in one collective."""
+    """Number of messages and bytes that one rank sends in one collective."""
     return passes * (ranks - 1), passes * (1 - 1 / ranks) * size_bytes
 
 
 def fit_ring(passes: int, measured: Iterable[tuple[float, float, float]]) -> Ring | None:
-    """Latency and bandwidth from (ranks, bytes, seconds), by least relative squares; None without a usable pair.
+    """Fit latency and bandwidth to (ranks, bytes, seconds) by least squares of relative errors; None without a usable row.
 
-    Neither can be negative: without evidence for a latency it is 0.
+    If the best latency would be negative, it is 0 and only the bandwidth is fitted.
     """
     rows = [
         (messages / seconds, moved / seconds)
@@ -279,8 +279,8 @@ def fit_ring(passes: int, measured: Iterable[tuple[float, float, float]]) -> Rin
     ]
     if not rows:
         return None
-    aa, ab, bb = (sum(x * y for x, y in pairs) for pairs in _products(rows))
-    a, b = sum(row[0] for row in rows), sum(row[1] for row in rows)
+    aa, ab, bb = (sum(row[i] * row[k] for row in rows) for i, k in ((0, 0), (0, 1), (1, 1)))
+    a, b = (sum(row[i] for row in rows) for i in (0, 1))
     determinant = aa * bb - ab * ab
     latency, per_byte = -1.0, -1.0
     if determinant > 1e-12 * aa * bb:
@@ -290,14 +290,10 @@ def fit_ring(passes: int, measured: Iterable[tuple[float, float, float]]) -> Rin
     return Ring(passes, latency, 1.0 / per_byte)
 
 
-def _products(rows: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    return [[(x, x) for x, _ in rows], list(rows), [(y, y) for _, y in rows]]
-
-
 def network_scale(compute_s: Callable[[float], float], network_s: Callable[[float], float]) -> int | None:
-    """n*: the fewest ranks at which the network takes as long as the computation; None below 2^24 ranks.
+    """n*: the fewest ranks at which the network takes as long as the computation; None if that is beyond 2^24 ranks.
 
-    ``compute_s(n)`` falls and ``network_s(n)`` rises with n.
+    ``compute_s(n)`` must fall and ``network_s(n)`` rise with n.
     """
 
     def reached(ranks: int) -> bool:
@@ -316,7 +312,7 @@ def network_scale(compute_s: Callable[[float], float], network_s: Callable[[floa
 
 
 def si(value: float) -> str:
-    """Three digits and a decimal prefix: 1.23 G, 45 m. A unit follows."""
+    """A number with three digits and a decimal prefix, to be followed by a unit: "1.23 G", "45 m"."""
     if not math.isfinite(value):
         return "– "
     if value == 0.0:

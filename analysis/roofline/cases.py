@@ -1,6 +1,6 @@
-"""Results as cases for the rooflines: what one rank asked of each resource in a step, what it could get, and the step.
+"""Results as cases for the rooflines: what one rank asked of each resource in a step, the roofs, and the time of the step.
 
-Own results take measured ceilings (analysis.roofline.inputs), published ones the table of analysis.roofline.published.
+Own results are compared with measured ceilings (analysis.roofline.inputs), published ones with analysis.roofline.published.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.published import published
+from analysis.published.scores import published
 from analysis.roofline.bounds import (
     ALL_REDUCE,
     Bounds,
@@ -30,7 +30,7 @@ from analysis.study import NotAnswerableError, Study
 from analysis.tables.epochs import LARGEST_PLAUSIBLE
 from analysis.tables.run_row import STEP_PARTS
 
-COLD_SHARE = 0.1  # of what the loader read; below it the device had no part in a step
+COLD_SHARE = 0.1  # share of the loaded bytes that came from the device; below it a step read from the page cache
 LARGEST_WORK = 1e24  # FLOPs or bytes of a sample or a step
 SHORTEST_STEP_S = 1e-9
 BUCKET_BYTES = 25 * 2**20  # of a DDP bucket of gradients, torch's default
@@ -41,9 +41,11 @@ GRADIENT_BYTES = 4
 class Case:
     """One result, or a published one (``ceilings`` None): its step and the bounds on it.
 
-    ``remark`` says what a reader must know of the ceilings, ``scale`` is n*.
+    ``group`` identifies the result: results of different classes may have the same ``label``. ``remark`` is what a reader
+    must know about the ceilings. ``scale`` is n*, the ranks at which the network takes as long as the computation.
     """
 
+    group: str
     label: str
     benchmark: str
     size: str
@@ -64,29 +66,29 @@ class Case:
 
 
 def measured_cases(study: Study) -> list[Case]:
-    """Own results with ceilings. NotAnswerableError says what is missing."""
-    found, why = [], []
+    """Own results that have ceilings and logged their work. Raises NotAnswerableError if there is none."""
+    cases, reasons = [], []
     for row in study.results[~study.results["published"]].to_dict("records"):
         work = work_of(study, row)
         if isinstance(work, str):
-            why.append(f"{row['label']}: {work}")
+            reasons.append(f"{row['label']}: {work}")
             continue
-        given = ceilings_of(study, row, work)
-        if isinstance(given, str):
-            why.append(given)
+        ceilings = ceilings_of(study, row, work)
+        if isinstance(ceilings, str):
+            reasons.append(ceilings)
             continue
-        file, remark = given
-        found.append(_case(row, work, file, remark))
-    if not found:
-        raise NotAnswerableError("; ".join(dict.fromkeys(why)) or "own results with phases and work per sample")
-    return found
+        file, remark = ceilings
+        cases.append(_case(row, work, file, remark))
+    if not cases:
+        raise NotAnswerableError("; ".join(dict.fromkeys(reasons)) or "own results with phases and work per sample")
+    return cases
 
 
 def published_cases(study: Study) -> list[Case]:
-    """Published results against modelled roofs: those of the study, else the shipped ones of its benchmarks, a machine's best."""
-    own = study.results[study.results["published"] & (study.results["mode"] == "strong")]
-    if len(own):
-        rows = own.assign(train_rate=own["train_rate.mean"])
+    """Published results with modelled roofs: those of the study, else each machine's best of the study's benchmarks."""
+    results = study.results[study.results["published"] & (study.results["mode"] == "strong")]
+    if len(results):
+        rows = results.assign(train_rate=results["train_rate.mean"])
     else:
         shipped = published()
         rows = shipped[(shipped["mode"] == "strong") & shipped["benchmark"].isin(study.results["benchmark"])]
@@ -96,9 +98,10 @@ def published_cases(study: Study) -> list[Case]:
         rows = rows.assign(label=labels)
         rows = rows.sort_values("score_s").drop_duplicates(["benchmark", "machine"])
     rows = rows[rows["carried_over_from"].isna()]
-    found = [(row, modelled({str(k): v for k, v in row.items()})) for row in rows.to_dict("records")]
+    modelled_rows = [(row, modelled({str(k): v for k, v in row.items()})) for row in rows.to_dict("records")]
     return [
         Case(
+            group=row["group"],
             label=row["label"],
             benchmark=row["benchmark"],
             size=row["size"],
@@ -111,14 +114,14 @@ def published_cases(study: Study) -> list[Case]:
             ceilings=None,
             scale=_modelled_scale(bounded, float(row["units"])),
         )
-        for row, bounded in found
+        for row, bounded in modelled_rows
         if bounded is not None
     ]
 
 
-def _modelled_scale(found: Bounds, units: float) -> int | None:
-    """n* under modelled roofs: a network without latency."""
-    terms = {term.resource: term for term in found.terms}
+def _modelled_scale(bounded: Bounds, units: float) -> int | None:
+    """n* under modelled roofs, with a network that has no latency."""
+    terms = {term.resource: term for term in bounded.terms}
     compute, exchange = terms.get("compute"), terms.get("all_reduce")
     if compute is None or exchange is None or units < 2:
         return None
@@ -128,36 +131,30 @@ def _modelled_scale(found: Bounds, units: float) -> int | None:
 
 
 def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
-    """What a step of a result asked for, mean over its averaged runs; text says what is missing."""
-    runs = study.runs[study.runs["run"].isin(study.selections[row["group"]].averaged)]
-    if runs.empty:
-        runs = study.runs_of(row["group"])
+    """What one rank asked for in a training step, mean over the averaged runs of a result; text says what is missing."""
     steps = steps_of(study)
-    runs = runs[runs["run"].isin(steps.index) & runs["step_forward_backward_s"].notna()]
+    runs = _runs_with_phases(study, row, steps)
     if runs.empty:
         return "step_phases events, which only this suite logs"
     flops = _mean(runs, "executed_flops_per_sample")
     ranks, batch = _plausible(row["ranks"]), _plausible(row["global_batch_size"])
     if not flops or not ranks or not batch:
         return "work_per_sample, ranks and batch size that can be, which this suite logs"
-    count = runs["run"].map(steps).to_numpy(float)
-    phases = {
-        part: float(np.mean(pd.to_numeric(runs[f"step_{part}_s"]).to_numpy(float) / count)) for part in STEP_PARTS
-    }
+    phases = _phases(runs, runs["run"].map(steps).to_numpy(float))
     if not SHORTEST_STEP_S < sum(phases.values()) < LARGEST_PLAUSIBLE:
         return "phases that can be"
     samples = batch / ranks
-    asked = _logged(study, runs)
-    demands: dict[Resource, Demand] = {"compute": Demand(flops * samples, "logged", "executed FLOPs, closed form")}
+    logged = _logged(study, runs)
     update = _mean(runs, "optimizer_bytes_per_step") or 0.0
+    parameters = (_mean(runs, "model_parameters") or 0.0) * GRADIENT_BYTES
+    gradient = logged.get("all_reduce_bytes") or _mean(runs, "all_reduce_bytes_per_step") or parameters
+    exchanged = (_mean(runs, "all_to_all_bytes_per_sample") or 0.0) * samples
+    demands: dict[Resource, Demand] = {"compute": Demand(flops * samples, "logged", "executed FLOPs, closed form")}
     if traffic := _mean(runs, "algorithmic_bytes_per_sample"):
         moved = (traffic - update / batch) * samples + update  # every rank updates all parameters
         demands["memory"] = Demand(moved, "algorithmic", "operands and results of every operator")
-    demands |= _reading(asked, on_gpu=(runs["device_type"] == "cuda").any())
-    parameters = (_mean(runs, "model_parameters") or 0.0) * GRADIENT_BYTES
-    gradient = asked.get("all_reduce_bytes") or _mean(runs, "all_reduce_bytes_per_step") or parameters
-    exchanged = (_mean(runs, "all_to_all_bytes_per_sample") or 0.0) * samples
-    demands |= _communication(asked, ranks, {"all_reduce": gradient, "all_to_all": exchanged})
+    demands |= _reading(logged, on_gpu=(runs["device_type"] == "cuda").any())
+    demands |= _communication(logged, ranks, {"all_reduce": gradient, "all_to_all": exchanged})
     return Work(
         ranks=ranks,
         nodes=min(_plausible(row["nodes"]) or 1.0, ranks),
@@ -168,77 +165,93 @@ def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
         demands=demands,
         phases=phases,
         gradient_bytes=gradient,
-        message_bytes=_messages(asked, gradient),
+        message_bytes=_messages(logged, gradient),
         update_flops=_mean(runs, "optimizer_flops_per_step") or 0.0,
         update_bytes=update or parameters,
     )
 
 
+def _runs_with_phases(study: Study, row: Mapping[str, Any], steps: pd.Series) -> pd.DataFrame:
+    """The averaged runs of a result, without any all its runs, of which steps and phases were logged."""
+    runs = study.runs[study.runs["run"].isin(study.selections[row["group"]].averaged)]
+    if runs.empty:
+        runs = study.runs_of(row["group"])
+    return runs[runs["run"].isin(steps.index) & runs["step_forward_backward_s"].notna()]
+
+
+def _phases(runs: pd.DataFrame, steps: np.ndarray) -> dict[str, float]:
+    """Seconds per step of each phase, mean over the runs."""
+    return {part: float(np.mean(pd.to_numeric(runs[f"step_{part}_s"]).to_numpy(float) / steps)) for part in STEP_PARTS}
+
+
 def _logged(study: Study, runs: pd.DataFrame) -> dict[str, float]:
-    """What the ranks counted of themselves, per step, mean over ranks, blocks and runs."""
+    """The quantities of rank_stats per step, mean over ranks, epochs and runs."""
     ranks = study.tables.ranks
     ranks = ranks[ranks["run"].isin(runs["run"]) & ranks["mean"].between(0, LARGEST_WORK)]
     totals = ranks.groupby("quantity")[["mean", "steps"]].sum()
     return {str(name): row["mean"] / row["steps"] for name, row in totals.iterrows() if row["steps"] > 0}
 
 
-def _reading(asked: Mapping[str, float], *, on_gpu: bool) -> dict[Resource, Demand]:
-    """Samples read, from the device or from the page cache, and carried to a GPU."""
-    found: dict[Resource, Demand] = {}
-    if (loaded := asked.get("loader_bytes")) is None:
-        return found if on_gpu else {"host_link": Demand(0.0, "logged", "the device is the host")}
-    found["host_link"] = Demand(loaded if on_gpu else 0.0, "logged", "samples as read")
-    fetched = asked.get("storage_bytes", 0.0)
+def _reading(logged: Mapping[str, float], *, on_gpu: bool) -> dict[Resource, Demand]:
+    """Demands of reading samples, from the device or the page cache, and of copying them to a GPU."""
+    demands: dict[Resource, Demand] = {}
+    if (loaded := logged.get("loader_bytes")) is None:
+        return demands if on_gpu else {"host_link": Demand(0.0, "logged", "the device is the host")}
+    demands["host_link"] = Demand(loaded if on_gpu else 0.0, "logged", "samples as read")
+    fetched = logged.get("storage_bytes", 0.0)
     cold = fetched > COLD_SHARE * loaded
-    found["storage"] = Demand(fetched, "logged", COLD) if cold else Demand(loaded, "logged", WARM)
-    return found
+    demands["storage"] = Demand(fetched, "logged", COLD) if cold else Demand(loaded, "logged", WARM)
+    return demands
 
 
 def _communication(
-    asked: Mapping[str, float], ranks: float, closed_form: Mapping[Resource, float]
+    logged: Mapping[str, float], ranks: float, closed_form: Mapping[Resource, float]
 ) -> dict[Resource, Demand]:
-    """Bytes a rank must send in a step (docs/ceilings.md: bus bytes), as counted, else by closed form."""
-    found: dict[Resource, Demand] = {}
+    """Bytes that a rank must send in a step (bus bytes, docs/ceilings.md): counted, else by closed form."""
+    demands: dict[Resource, Demand] = {}
     for resource, passes in COLLECTIVES.items():
-        given = asked.get(f"{resource}_bytes", 0.0 if asked else None)
-        if given is None:
+        counted = logged.get(f"{resource}_bytes", 0.0 if logged else None)
+        if counted is None:
             _, moved = moved_by(passes, ranks, closed_form[resource])
-            found[resource] = Demand(moved, "algorithmic", "closed form")
+            demands[resource] = Demand(moved, "algorithmic", "closed form")
         else:
-            found[resource] = Demand(moved_by(passes, ranks, given)[1], "logged", "every collective counted")
-    return found
+            demands[resource] = Demand(moved_by(passes, ranks, counted)[1], "logged", "every collective counted")
+    return demands
 
 
-def _messages(asked: Mapping[str, float], gradient_bytes: float) -> dict[Resource, float]:
-    """Mean size of a message; gradients go in buckets where nothing was counted."""
-    found: dict[Resource, float] = {"all_reduce": min(gradient_bytes, float(BUCKET_BYTES))}
+def _messages(logged: Mapping[str, float], gradient_bytes: float) -> dict[Resource, float]:
+    """Mean bytes of a message. If nothing was counted, gradients are sent in buckets of DDP's default size."""
+    sizes: dict[Resource, float] = {"all_reduce": min(gradient_bytes, float(BUCKET_BYTES))}
     for resource in COLLECTIVES:
-        if calls := asked.get(f"{resource}_calls"):
-            found[resource] = asked[f"{resource}_bytes"] / calls
-    return found
+        if calls := logged.get(f"{resource}_calls"):
+            sizes[resource] = logged[f"{resource}_bytes"] / calls
+    return sizes
 
 
 def steps_of(study: Study) -> pd.Series:
-    """Training steps that each run's phases were measured over."""
+    """The number of training steps over which each run measured its phases."""
     windows = study.tables.phases.drop_duplicates(["run", "source", "epoch_num", "first_step"])
     counts = windows[windows["source"] == "rank 0, window"].groupby("run")["steps"].sum()
     return counts[counts.between(1, LARGEST_PLAUSIBLE)]
 
 
 def ceilings_of(study: Study, row: Mapping[str, Any], work: Work) -> tuple[Ceilings, str] | str:
-    """The ceilings file of a result's system and a remark; text says why there is none."""
+    """The ceilings file of a result's system, and a remark for the reader; text says why there is none."""
     systems = study.tables.systems.set_index("system_key")
     names = {str(row["system"]), str(systems.loc[row["system_key"], "name"]), str(row["machine"])}
-    found = study.inputs.of_system(names, work.ranks, work.nodes)
-    if not isinstance(found, str) and work.device not in (None, found[0].device.type):
-        return f"{row['label']} ran on {work.device}, the ceilings of {found[0].system!r} are of {found[0].device.type}"
-    return found
+    chosen = study.inputs.of_system(names, work.ranks, work.nodes)
+    if not isinstance(chosen, str) and work.device not in (None, chosen[0].device.type):
+        return (
+            f"{row['label']} ran on {work.device}, the ceilings of {chosen[0].system!r} are of {chosen[0].device.type}"
+        )
+    return chosen
 
 
 def _case(row: Mapping[str, Any], work: Work, file: Ceilings, remark: str) -> Case:
     step_s = sum(work.phases.values())
     roofs = roofs_of(file, work)
     return Case(
+        group=row["group"],
         label=row["label"],
         benchmark=row["benchmark"],
         size=row["size"],
@@ -255,14 +268,14 @@ def _case(row: Mapping[str, Any], work: Work, file: Ceilings, remark: str) -> Ca
 
 
 def _mean(runs: pd.DataFrame, column: str) -> float | None:
-    """Mean of a column's values that can be: from 1 up."""
+    """Mean of a column's plausible values, 1 to LARGEST_WORK; None without any."""
     values = pd.to_numeric(runs[column], errors="coerce")
-    kept = values[values.between(1.0, LARGEST_WORK)]
-    return float(kept.mean()) if len(kept) else None
+    plausible = values[values.between(1.0, LARGEST_WORK)]
+    return float(plausible.mean()) if len(plausible) else None
 
 
 def _plausible(value: Any) -> float:
-    """A count that can be, from 1 up; else 0."""
+    """The value if it is a plausible count, from 1 up; else 0."""
     number = float(value) if isinstance(value, int | float) else 0.0
     return number if 1.0 <= number <= LARGEST_PLAUSIBLE else 0.0
 

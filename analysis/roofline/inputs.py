@@ -1,7 +1,7 @@
-"""Ceilings files beside logs: read, checked, and matched to the systems of a report. Formats: docs/ceilings.md.
+"""Ceilings and counters files: read, checked, and matched to the systems of a report. Formats: docs/ceilings.md.
 
-A file is never guessed for a system: its system id is one of the system's names, or it is the only system that the files
-name, and then the report says so.
+A file belongs to a result if its system id is one of the names of the result's system. If the files name one system only, it
+is used for every result, and the report says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Lenient(BaseModel):
 
 
 class MeasuredRoof(_Lenient):
-    """One roof of a file: per rank with all ranks active, FLOP/s or bytes/s."""
+    """One roof of a file: FLOP/s or bytes/s of one rank while all ranks are active."""
 
     resource: str
     name: str
@@ -42,14 +42,14 @@ class MeasuredRoof(_Lenient):
 
     @property
     def source(self) -> str:
-        """How it was measured: the number of repetitions and their spread, and what did it."""
+        """How it was measured: repetitions, spread, and the library."""
         spread = "" if self.spread is None else f", IQR {100 * self.spread:.2g} %"
         by = f", {self.library}" if self.library else ""
         return f"measured, n={self.n}{spread}{by}"
 
 
 class CurvePoint(_Lenient):
-    """One size; ``seconds`` of one call."""
+    """One size of a curve; ``seconds`` is the time of one call."""
 
     x: float = Field(gt=0, allow_inf_nan=False)
     value: float = Field(gt=0, allow_inf_nan=False)
@@ -57,7 +57,7 @@ class CurvePoint(_Lenient):
 
 
 class Curve(_Lenient):
-    """Values over sizes, ascending."""
+    """Measured values over ascending sizes."""
 
     resource: str
     name: str
@@ -108,13 +108,13 @@ class Ceilings(_Lenient):
 
     @property
     def title(self) -> str:
-        """System, date, ranks, device, versions: what a caption needs."""
+        """System, date, ranks, device and torch version in one line."""
         torch = self.versions.get("torch")
         counted = f"{self.ranks} rank{'s' * (self.ranks > 1)} on {self.nodes} node{'s' * (self.nodes > 1)}"
         return f"{self.system}, {self.date[:10]}, {counted}, {self.device.name}" + (f", torch {torch}" if torch else "")
 
     def of(self, resource: str) -> list[MeasuredRoof]:
-        """Its roofs of one resource."""
+        """The roofs of one resource."""
         return [roof for roof in self.roofs if roof.resource == resource]
 
     def why_not(self, resource: str) -> str:
@@ -123,7 +123,7 @@ class Ceilings(_Lenient):
 
 
 class Kernel(_Lenient):
-    """All launches of one kernel in the steps that were counted; ``bytes`` by memory level, as the ceilings file names them."""
+    """All launches of one kernel in the counted steps. ``bytes`` by memory level, named as in the ceilings file."""
 
     name: str
     count: float = Field(ge=0)
@@ -133,7 +133,7 @@ class Kernel(_Lenient):
 
 
 class Counters(_Lenient):
-    """A counters file: what hardware counted on one rank over ``steps`` training steps of a workload."""
+    """A counters file: hardware counters of one rank over ``steps`` training steps of a workload."""
 
     version: Literal[1]
     kind: Literal["counters"]
@@ -147,16 +147,16 @@ class Counters(_Lenient):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a report was given beside logs. ``what_if`` are ceilings of machines to predict for."""
+    """The files of a report that are not logs. ``what_if`` are the ceilings of machines to predict for."""
 
     ceilings: tuple[Ceilings, ...] = ()
     what_if: tuple[Ceilings, ...] = ()
     counters: tuple[Counters, ...] = ()
 
     def of_system(self, names: Iterable[str], ranks: float, nodes: float) -> tuple[Ceilings, str] | str:
-        """The file for a system by its names, and a remark; text says why there is none.
+        """The ceilings file of a system that has these names, and a remark for the reader; text says why there is none.
 
-        Of several files of a system the one with as many ranks on a node, else the nearest number.
+        Of several files of one system, the one with the nearest number of ranks on a node is used.
         """
         known = {name.casefold() for name in names if name}
         systems = sorted({file.system for file in self.ceilings})
@@ -183,13 +183,13 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def split(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Logs and folders of logs; JSON files given by name, which are inputs beside them."""
+    """Split paths into logs (with folders of logs) and JSON files."""
     files = [path for path in paths if path.is_file() and path.suffix == ".json"]
     return [path for path in paths if path not in files], files
 
 
 def read_inputs(files: Sequence[Path], what_if: Sequence[Path] = ()) -> Inputs:
-    """Read ceilings and counters files. ValueError is one line that names the file and what is wrong with it."""
+    """Read ceilings and counters files. Raises ValueError, one line that names the file and what is wrong with it."""
     kinds = {path: kind_of(path) for path in files}
     return Inputs(
         ceilings=tuple(read_ceilings(path) for path, kind in kinds.items() if kind != "counters"),
@@ -199,21 +199,21 @@ def read_inputs(files: Sequence[Path], what_if: Sequence[Path] = ()) -> Inputs:
 
 
 def kind_of(path: Path) -> object:
-    """What a JSON file says it is; None if it says nothing. ValueError if it is no JSON."""
+    """The "kind" of a JSON file, or None. Raises ValueError if it is not JSON."""
     document = _document(path)
     return document.get("kind") if isinstance(document, dict) else None
 
 
 def read_ceilings(path: Path) -> Ceilings:
-    """One ceilings file. ValueError says file and what is wrong."""
+    """Read one ceilings file. Raises ValueError as `read_inputs` does."""
     return validated(path, "ceilings", Ceilings)
 
 
 def validated(path: Path, kind: str, model: type[Model]) -> Model:
-    """A JSON file of a kind. ValueError says file, what was wanted and what was found."""
-    document, found = _document(path), kind_of(path)
-    if found != kind:
-        raise ValueError(f"{path}: expected a file of kind {kind!r}, found {found!r}")
+    """Read a JSON file of one kind into its model. Raises ValueError as `read_inputs` does."""
+    document, kind_found = _document(path), kind_of(path)
+    if kind_found != kind:
+        raise ValueError(f"{path}: expected a file of kind {kind!r}, found {kind_found!r}")
     if document.get("version") != VERSION:
         raise ValueError(f"{path}: {kind} version {document.get('version')!r}; this suite reads {VERSION}")
     try:

@@ -1,4 +1,4 @@
-"""Phases and kernels of own results as points under the measured roofs of their machine. Draws nothing."""
+"""Phases and kernels of own results as points under the measured roofs of their machine. Pure: no drawing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from analysis.roofline.regime import holding, memory_levels, peaks_of, scaled
 from analysis.study import Study
 
 TOP_KERNELS = 8
-TINY_ORDER = 64  # of a product whose time is what issuing it costs
+TINY_ORDER = 64  # a matrix product of this order or less takes only the time of issuing it
 STEP, PASSES, UPDATES = "training step", "forward + backward", "optimizer"
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A point of a case under its roofs; ``refused`` says why it is not believed, empty if it is."""
+    """A point of a case with the roofs above it. ``refused`` says why it is not believed; empty if it is."""
 
     case: Case
     point: Point
@@ -28,8 +28,15 @@ class Placed:
 
     @property
     def allowed(self) -> float:
-        """What the roofs allow at this intensity, FLOP/s."""
+        """FLOP/s that the roofs allow at this intensity."""
         return attainable(self.peak.per_s, self.bandwidth.per_s, self.point.intensity)
+
+    @property
+    def state(self) -> str:
+        """Whether the classic roofline can show the point, and if not, why."""
+        if self.refused:
+            return f"refused: {self.refused}"
+        return "drawn" if self.point.flops else "not drawn: no FLOPs"
 
     @property
     def binds(self) -> str:
@@ -37,10 +44,21 @@ class Placed:
         compute = self.peak.per_s <= self.bandwidth.per_s * self.point.intensity
         return "compute" if compute else f"memory ({self.bandwidth.name.split(',')[0]})"
 
+    @property
+    def identity(self) -> dict[str, object]:
+        """The first columns of the point's row in a figure's table."""
+        return {
+            "label": self.case.label,
+            "benchmark": self.case.benchmark,
+            "size": self.case.size,
+            "ranks": self.case.ranks,
+            "point": self.point.name,
+        }
+
 
 @dataclass(frozen=True)
 class Machine:
-    """A ceilings file, the results on it, and their points. ``levels`` are its memory roofs, the smallest level first."""
+    """A ceilings file, the results on that machine, and their points. ``levels``: memory roofs, the smallest level first."""
 
     file: Ceilings
     cases: tuple[Case, ...]
@@ -49,7 +67,7 @@ class Machine:
 
     @property
     def title(self) -> str:
-        """The file's, and how its host is used where that is not as it was measured."""
+        """The file's title, and the run's ranks and threads if they differ from those of the measurement."""
         work = self.cases[0].work
         assert work is not None
         mine, theirs = self.file.device.threads or 1, work.threads or self.file.device.threads or 1
@@ -59,13 +77,13 @@ class Machine:
 
     @property
     def lesser_peaks(self) -> list[Roof]:
-        """What is sustained of the compute roofs, where that is less than they are in a burst."""
-        found = {roof.name: roof for case in self.cases if case.work for roof in peaks_of(self.file, case.work)[1:]}
-        return list(found.values())
+        """The lower compute roofs, which are sustained rates where the highest one is a burst."""
+        roofs = {roof.name: roof for case in self.cases if case.work for roof in peaks_of(self.file, case.work)[1:]}
+        return list(roofs.values())
 
     @property
     def launch_s(self) -> float:
-        """Seconds of the smallest product that was measured: what issuing one operator costs; 0 if unknown."""
+        """Seconds to issue one operator: the time of the smallest measured matrix product; 0 if unknown."""
         products = [curve for curve in self.file.curves if curve.resource == "compute"]
         times = [p.seconds for curve in products for p in curve.points if p.seconds and p.x <= TINY_ORDER]
         return min(times, default=0.0)
@@ -80,9 +98,9 @@ class Machine:
 
 
 def machines(study: Study) -> list[Machine]:
-    """Ceilings files with the points of the results on them, apart by how many ranks share a node.
+    """Ceilings files with the points of their results, one entry per number of ranks and threads on a node.
 
-    NotAnswerableError as of `measured_cases`.
+    Raises NotAnswerableError as `measured_cases` does.
     """
     groups: dict[tuple[str, float, float], list[Case]] = {}
     for case in measured_cases(study):
@@ -96,8 +114,8 @@ def _machine(study: Study, cases: Sequence[Case]) -> Machine:
     file, work = cases[0].ceilings, cases[0].work
     assert file is not None
     assert work is not None
-    found = memory_levels(file)
-    levels = tuple(scaled(file, work, m, f"{m.name}, {m.mode}", shared=m is found[-1]) for m in found)
+    measured = memory_levels(file)
+    levels = tuple(scaled(file, work, m, f"{m.name}, {m.mode}", shared=m is measured[-1]) for m in measured)
     return Machine(file, tuple(cases), levels, tuple(placed for case in cases for placed in _placed(study, file, case)))
 
 
@@ -115,25 +133,25 @@ def _placed(study: Study, file: Ceilings, case: Case) -> Iterator[Placed]:
 
 
 def last_level(levels: Sequence[MeasuredRoof]) -> str:
-    """The name of the memory behind all caches."""
+    """The name of the memory level behind all caches."""
     return levels[-1].name
 
 
 def counters_of(study: Study, case: Case) -> Counters | None:
-    """What hardware counted of a case's workload on its system; None if nothing was given."""
+    """The counters file of a case's workload on its system; None without one."""
     assert case.ceilings is not None
     wanted = (case.ceilings.system, case.benchmark, case.size)
-    found = [c for c in study.inputs.counters if (c.system, c.benchmark, c.size) == wanted]
-    return found[0] if found else None
+    matching = [c for c in study.inputs.counters if (c.system, c.benchmark, c.size) == wanted]
+    return matching[0] if matching else None
 
 
 def kernels(counted: Counters | None, level: str) -> list[Point]:
-    """The longest kernels of a step and all others together, with their traffic at one memory level."""
+    """The longest kernels of a step, and all others as one point, with their bytes at one memory level."""
     if counted is None:
         return []
     known = sorted((k for k in counted.kernels if k.bytes.get(level)), key=lambda kernel: -kernel.seconds)
-    shown, rest = known[:TOP_KERNELS], known[TOP_KERNELS:]
-    points = [(k.name, k.flops, k.bytes[level], k.seconds, k.count) for k in shown]
+    longest, rest = known[:TOP_KERNELS], known[TOP_KERNELS:]
+    points = [(k.name, k.flops, k.bytes[level], k.seconds, k.count) for k in longest]
     if rest:
         columns = [
             sum(column) for column in zip(*((k.flops, k.bytes[level], k.seconds, k.count) for k in rest), strict=True)
@@ -144,7 +162,7 @@ def kernels(counted: Counters | None, level: str) -> list[Point]:
 
 
 def _points(case: Case) -> Iterator[Point]:
-    """The step, and its phases whose work is known: the optimizer where the log has its bytes, the passes without them."""
+    """The step and those of its phases whose work is known: forward and backward pass, and the optimizer if it was logged."""
     work = case.work
     assert work is not None
     flops, traffic = work.demands.get("compute"), work.demands.get("memory")

@@ -1,7 +1,7 @@
-"""Roofs and work of the published systems: analysis/roofline/published.yaml, read and checked. Nothing here was measured by us.
+"""Roofs and work of the published systems, read from analysis/roofline/published.yaml. We measured none of these numbers.
 
-The result is a modelled extended roofline: the most favourable number format of the device, every sample over the host
-link once, gradients once over a ring whose nodes send at their network's rate.
+`modelled` makes an extended roofline of them. It assumes the fastest number format of the device, one transfer of every
+sample over the host link, and one exchange of the gradients over a ring at the nodes' network rate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from analysis.published import published
+from analysis.published.scores import published
 from analysis.roofline.bounds import ALL_REDUCE, Bounds, Demand, Resource, Roof, bounds, moved_by
 
 VERSION = 1
@@ -28,7 +28,7 @@ class _Frozen(BaseModel):
 
 
 class Number(_Frozen):
-    """One ceiling with its source's key."""
+    """One ceiling, and the key of its source."""
 
     per_s: float = Field(gt=0)
     name: str
@@ -37,7 +37,7 @@ class Number(_Frozen):
 
 
 class Device(_Frozen):
-    """A device family. ``element_bytes`` of the number format that ``compute`` is of."""
+    """A device family. ``element_bytes`` is the size of the number format that ``compute`` was stated for."""
 
     element_bytes: Literal[2, 4]
     compute: Number
@@ -46,7 +46,7 @@ class Device(_Frozen):
 
 
 class Machine(_Frozen):
-    """What differs from the device, and the rate at which a node sends."""
+    """Where a machine differs from its device, and the rate at which a node sends."""
 
     machine: str
     rounds: tuple[str, ...] | None = None
@@ -55,7 +55,7 @@ class Machine(_Frozen):
 
 
 class Sample(_Frozen):
-    """Work of training on one sample at size full; ``bytes`` by the size of a number."""
+    """Work of training on one sample at size full. ``bytes`` is a table by the size of a number."""
 
     flops: float
     bytes: dict[int, float]
@@ -64,7 +64,7 @@ class Sample(_Frozen):
 
 
 class Published(_Frozen):
-    """The file."""
+    """The content of published.yaml."""
 
     version: Literal[1]
     sources: dict[str, str]
@@ -79,26 +79,26 @@ class Published(_Frozen):
 
 @cache
 def table() -> Published:
-    """The file. ValueError where a source is missing."""
+    """Read published.yaml. Raises ValueError if the source of a number is missing."""
     text = (files("analysis.roofline") / "published.yaml").read_text("utf-8")
-    found = Published.model_validate(yaml.safe_load(text))
-    missing = {number.source for _, _, number in numbers(found)} - set(found.sources)
+    file = Published.model_validate(yaml.safe_load(text))
+    missing = {number.source for _, _, number in numbers(file)} - set(file.sources)
     if missing:
         raise ValueError(f"published.yaml: no source {sorted(missing)[0]!r}")
-    return found
+    return file
 
 
-def numbers(found: Published) -> list[tuple[str, str, Number]]:
-    """Every ceiling: of what, which resource, the number."""
+def numbers(file: Published) -> list[tuple[str, str, Number]]:
+    """Every ceiling of the file as (device or machine, resource, number)."""
     devices = [
         (name, resource, value)
-        for name, device in found.devices.items()
+        for name, device in file.devices.items()
         for resource in ("compute", "memory", "host_link")
         if (value := getattr(device, resource)) is not None
     ]
     machines = [
         (machine.machine + (f" {', '.join(machine.rounds)}" if machine.rounds else ""), resource, value)
-        for machine in found.machines
+        for machine in file.machines
         for resource in ("network", "memory")
         if (value := getattr(machine, resource)) is not None
     ]
@@ -106,20 +106,20 @@ def numbers(found: Published) -> list[tuple[str, str, Number]]:
 
 
 def modelled(row: Mapping[str, Any]) -> Bounds | None:
-    """The modelled extended roofline of a row of `analysis.published.published`; None where something needed is missing."""
-    found = table()
+    """The modelled extended roofline of a row of `analysis.published.scores.published`; None if the row lacks a number."""
+    file = table()
     benchmark = str(row["benchmark"])
-    device = found.devices.get(str(row["device"]))
-    sample = found.work.get(f"{benchmark} {row['round']}", found.work.get(benchmark))
+    device = file.devices.get(str(row["device"]))
+    sample = file.work.get(f"{benchmark} {row['round']}", file.work.get(benchmark))
     units, batch, rate = (_number(row[name]) for name in ("units", "global_batch_size", "train_rate"))
     if device is None or sample is None or row["size"] != "full" or not units or not batch or not rate:
         return None
-    roofs = _roofs(found, device, str(row["machine"]), str(row["round"]))
+    roofs = _roofs(file, device, str(row["machine"]), str(row["round"]))
     return bounds(batch / rate, demands(sample, batch / units, units, device.element_bytes), roofs)
 
 
 def demands(sample: Sample, samples: float, units: float, element_bytes: int) -> dict[Resource, Demand]:
-    """What one unit asks of each resource in a step of ``samples`` samples of its own."""
+    """What one compute unit needs of each resource in a step, if ``samples`` samples are its share of the batch."""
     _, moved = moved_by(ALL_REDUCE, units, sample.parameters * element_bytes)
     of_format = f"{8 * element_bytes}-bit numbers"
     return {
@@ -133,36 +133,36 @@ def demands(sample: Sample, samples: float, units: float, element_bytes: int) ->
 
 
 def modelled_results() -> list[tuple[dict[str, Any], Bounds]]:
-    """Every published time-to-train result whose step can be modelled, first publications only."""
+    """Every published time-to-train result whose step can be modelled, without results carried over from earlier rounds."""
     rows = published()
     rows = rows[(rows["mode"] == "strong") & rows["carried_over_from"].isna()]
-    made = [({str(k): v for k, v in row.items()}, modelled(row)) for row in rows.to_dict("records")]
-    return [(row, found) for row, found in made if found is not None]
+    rows_and_bounds = [({str(k): v for k, v in row.items()}, modelled(row)) for row in rows.to_dict("records")]
+    return [(row, bounded) for row, bounded in rows_and_bounds if bounded is not None]
 
 
-def _roofs(found: Published, device: Device, machine: str, round_: str) -> dict[Resource, Roof | str]:
+def _roofs(file: Published, device: Device, machine: str, round_: str) -> dict[Resource, Roof | str]:
     entry = next(
-        (m for m in found.machines if m.machine == machine and (m.rounds is None or round_ in m.rounds)),
+        (m for m in file.machines if m.machine == machine and (m.rounds is None or round_ in m.rounds)),
         Machine(machine=machine),
     )
     roofs: dict[Resource, Roof | str] = {
-        "compute": found.roof(device.compute),
-        "memory": found.roof(entry.memory or device.memory),
-        "host_link": found.roof(device.host_link) if device.host_link else "the processor is the host",
+        "compute": file.roof(device.compute),
+        "memory": file.roof(entry.memory or device.memory),
+        "host_link": file.roof(device.host_link) if device.host_link else "the processor is the host",
         "storage": NO_STORAGE,
-        "all_reduce": found.roof(entry.network) if entry.network else NO_NETWORK,
+        "all_reduce": file.roof(entry.network) if entry.network else NO_NETWORK,
     }
     return roofs
 
 
 def _number(value: Any) -> float:
-    """A number, 0 for none."""
+    """The value as a number; 0 if it is missing."""
     return float(value) if isinstance(value, int | float) and not pd.isna(value) else 0.0
 
 
 def vendor_roofs(device: str, precision: str) -> list[Roof]:
-    """Vendors' peaks of a device's products in a number format, for thin lines; none for what is not in the file."""
-    found = table()
+    """The vendor's peak of matrix products of a device in a number format; empty if the file does not have it."""
+    file = table()
     width = 2 if precision in {"bfloat16", "float16"} else 4
-    known = [entry for name, entry in found.devices.items() if name.casefold() in device.casefold()]
-    return [found.roof(entry.compute) for entry in known if entry.element_bytes == width]
+    known = [entry for name, entry in file.devices.items() if name.casefold() in device.casefold()]
+    return [file.roof(entry.compute) for entry in known if entry.element_bytes == width]

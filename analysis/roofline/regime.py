@@ -1,6 +1,6 @@
-"""What one rank gets of each resource in the regime of its step: number format, memory level, cache state, message size.
+"""Measured roofs chosen for the conditions of a step: number format, memory level, cache state, message size.
 
-A roof of a ceilings file is per rank of that file; here it becomes per rank of the run.
+A ceilings file has rates per rank of its own measurement; here they become rates per rank of the run.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from analysis.roofline.inputs import Ceilings, Curve, MeasuredRoof
 from analysis.roofline.whatif import UPDATE, seconds_at
 
 COLD, WARM = "read from the device, as the kernel counts", "samples read, from the page cache"
-LARGEST_SPREAD = 0.5  # by which a noisy roof is still a roof
-TF32 = ("tf32", "float32")  # what torch computes float32 convolutions in, on a GPU that has it
+LARGEST_SPREAD = 0.5  # limit of the spread that is taken from a noisy roof
+TF32 = ("tf32", "float32")  # torch computes float32 convolutions in TF32 on a GPU that has it
 COLLECTIVES: Mapping[Resource, int] = {"all_reduce": ALL_REDUCE, "all_to_all": ALL_TO_ALL}
 
 
 @dataclass(frozen=True)
 class Work:
-    """A training step of one rank: what is asked of each resource, seconds per phase.
+    """A training step of one rank: its demand on each resource, and seconds per phase.
 
-    ``threads`` and ``device`` (cpu or cuda) are None where they were not logged.
+    ``threads`` and ``device`` (cpu or cuda) are None if they were not logged.
     ``message_bytes`` is the size of one message of a collective.
     """
 
@@ -60,7 +60,7 @@ class Work:
 
 
 def roofs_of(file: Ceilings, work: Work) -> dict[Resource, Roof | str]:
-    """What one rank gets of each resource in the regime of this step; text says why there is no roof."""
+    """The roof of each resource under the conditions of this step; text says why there is none."""
     return {
         "compute": _compute(file, work),
         "memory": _memory(file, work),
@@ -72,7 +72,7 @@ def roofs_of(file: Ceilings, work: Work) -> dict[Resource, Roof | str]:
 
 
 def scale_of(file: Ceilings, work: Work, roofs: Mapping[Resource, Roof | str]) -> int | None:
-    """n*: ranks at which the gradients' all-reduce takes as long as the computation at its roof, the global batch kept."""
+    """n*: ranks at which the gradients' all-reduce takes as long as the computation at its roof, at the same global batch."""
     ring, peak = ring_of(file, "all_reduce"), roofs["compute"]
     if ring is None or isinstance(peak, str) or not work.gradient_bytes:
         return None
@@ -83,19 +83,20 @@ def scale_of(file: Ceilings, work: Work, roofs: Mapping[Resource, Roof | str]) -
 
 
 def terms_there(file: Ceilings, work: Work) -> dict[str, float]:
-    """Seconds Q / C of each resource that a file has a roof for, and of the optimizer's update of as many parameters."""
+    """Seconds Q / C of each resource that the file has a roof for, and of the optimizer's memory traffic."""
     roofs = roofs_of(file, work)
-    found = seconds_at({name: demand.amount for name, demand in work.demands.items()}, roofs)
+    seconds = seconds_at({name: demand.amount for name, demand in work.demands.items()}, roofs)
     last = memory_levels(file)
     if last and work.update_bytes:
-        found[UPDATE] = work.update_bytes / scaled(file, work, last[-1], "", shared=True).per_s
-    return found
+        seconds[UPDATE] = work.update_bytes / scaled(file, work, last[-1], "", shared=True).per_s
+    return seconds
 
 
 def scaled(file: Ceilings, work: Work, roof: MeasuredRoof, name: str, *, shared: bool = False) -> Roof:
-    """A roof as one rank of the run gets it at most, where the file's ranks used the host's cores otherwise.
+    """A file's roof for one rank of the run, which may use more or fewer threads and ranks per node than the file's ranks.
 
-    By threads; what all ranks of a node share (``shared``) is also no more than the file's ranks had together.
+    The rate is scaled by threads. A resource that all ranks of a node share (``shared``) gives the run no more than it
+    gave all the file's ranks of a node together.
     """
     per_s, source, mine = roof.value, roof.source, file.device.threads or 1
     if file.device.type == "cpu":
@@ -111,21 +112,21 @@ def scaled(file: Ceilings, work: Work, roof: MeasuredRoof, name: str, *, shared:
 
 
 def compute_roofs(file: Ceilings, precision: str) -> list[MeasuredRoof]:
-    """GEMM roofs that fit a number format, the highest first: a burst, unless a sustained run was faster."""
+    """GEMM roofs of a number format, the highest first: usually the burst, then the sustained rate."""
     wanted = TF32 if precision == "float32" and file.device.type == "cuda" else (precision,)
     fitting = [roof for roof in file.of("compute") if roof.dtype in wanted and roof.unit == "FLOP/s"]
     return sorted(fitting, key=lambda roof: (wanted.index(str(roof.dtype)), -roof.value))
 
 
 def peaks_of(file: Ceilings, work: Work) -> list[Roof]:
-    """The compute roof of a rank of the run, and what is sustained of it where that is less."""
+    """The compute roofs of a rank of the run: the highest, then lower ones of the same number format (sustained)."""
     fitting = compute_roofs(file, work.precision)
     alike = [roof for roof in fitting if roof.dtype == fitting[0].dtype]
     return [scaled(file, work, roof, f"GEMM {roof.dtype}, {roof.mode}") for roof in alike]
 
 
 def memory_levels(file: Ceilings) -> list[MeasuredRoof]:
-    """The fastest kernel's roof of each memory level, the smallest level first."""
+    """The fastest kernel's roof at each memory level, the smallest level first."""
     best: dict[str, MeasuredRoof] = {}
     for roof in file.of("memory"):
         if roof.name not in best or roof.value > best[roof.name].value:
@@ -134,7 +135,7 @@ def memory_levels(file: Ceilings) -> list[MeasuredRoof]:
 
 
 def ring_of(file: Ceilings, resource: Resource) -> Ring | None:
-    """Latency and bandwidth of a collective from all sizes and rank counts that were measured."""
+    """Latency and bandwidth of a collective, fitted to all measured sizes and numbers of ranks."""
     return fit_ring(
         COLLECTIVES[resource],
         [
@@ -156,7 +157,7 @@ def _compute(file: Ceilings, work: Work) -> Roof | str:
 
 
 def holding(file: Ceilings, work: Work, traffic: float) -> MeasuredRoof:
-    """The smallest memory level that holds all of a rank's bytes even if each was touched only once; else the last."""
+    """The smallest memory level that holds all bytes of a rank, as if each were touched only once; else the last level."""
     levels = memory_levels(file)
     footprint = traffic / (work.threads or file.device.threads or 1)
     return next((roof for roof in levels if footprint <= (roof.capacity_bytes or math.inf)), levels[-1])
@@ -180,7 +181,7 @@ def _host_link(file: Ceilings, work: Work) -> Roof | str:
 
 
 def _storage(file: Ceilings, work: Work) -> Roof | str:
-    """Cold where the step read from the device, warm where the page cache served it."""
+    """The cold roof if the step read from the device, the warm one if the page cache served it."""
     demand = work.demands.get("storage")
     mode = "cold" if demand is not None and demand.note == COLD else "warm"
     reads = file.of("storage_read")
@@ -191,7 +192,7 @@ def _storage(file: Ceilings, work: Work) -> Roof | str:
 
 
 def _collective(file: Ceilings, resource: Resource, work: Work) -> Roof | str:
-    """Bytes a rank must send over the time of one message of that size, at as many ranks or the nearest number measured."""
+    """Bytes that a rank must send over the time of one message of that size, at the nearest measured number of ranks."""
     if work.ranks == 1:
         return "one rank communicates with nobody"
     message = work.message_bytes.get(resource, 0.0)
@@ -216,7 +217,7 @@ def _nearest(file: Ceilings, resource: Resource, work: Work) -> Curve | None:
     ]
 
     def distance(curve: Curve) -> tuple[float, float]:
-        """Nodes first: another network is another machine."""
+        """Nodes count first: one node and several nodes use different networks."""
         nodes, mine = curve.nodes or file.nodes, curve.ranks or file.ranks
         return abs(math.log(nodes / work.nodes)), abs(math.log(mine / work.ranks))
 
@@ -224,7 +225,7 @@ def _nearest(file: Ceilings, resource: Resource, work: Work) -> Curve | None:
 
 
 def _interpolated(curve: Curve, size: float) -> float:
-    """Seconds of one call, log-log between the measured sizes; beyond them at the bandwidth of the last, or its latency."""
+    """Seconds of one call: log-log between measured sizes, the last bandwidth above them, the first time below them."""
     points = sorted((point.x, point.seconds) for point in curve.points if point.seconds)
     sizes, times = (np.log([point[k] for point in points]) for k in (0, 1))
     if size > points[-1][0]:

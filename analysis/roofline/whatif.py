@@ -1,9 +1,9 @@
-"""What if the run were elsewhere: a measured step carried to other ceilings, another batch or other ranks. Pure; reads no file.
+"""Predict a measured step for other ceilings, another batch or other ranks. Pure: no files.
 
-A measured phase keeps its efficiency: it becomes longer or shorter by the factor by which its resources' times Q / C change.
-The band is what else the same measurement allows: that only the slowest-changing or the fastest-changing resource mattered,
-that what the roofs do not explain stays as it is, that new communication is hidden entirely or as inefficient as the rest;
-and MODEL_ERROR on top for what no roof knows (slower ranks, other libraries).
+Each phase keeps its efficiency: its time changes by the same factor as the times Q / C of its resources.
+The band covers what else the measurement allows: only the slowest- or only the fastest-changing resource matters; the time
+that the roofs do not explain stays; new communication is hidden, or as inefficient as the rest. MODEL_ERROR is added for
+what no roof knows (slower ranks, other libraries).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from analysis.roofline.bounds import Resource, Roof
 
-PHASES: Mapping[str, tuple[str, ...]] = {  # what a phase can be bound by
+PHASES: Mapping[str, tuple[str, ...]] = {  # the resources that can bound each phase
     "data_wait": ("storage",),
     "forward_backward": ("compute", "memory"),
     "exposed_communication": ("all_reduce", "all_to_all"),
@@ -27,22 +27,22 @@ MODEL_ERROR = 0.10  # median error of predicted steps on published pairs of one 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted seconds and their band."""
+    """Predicted seconds and the band around them."""
 
     seconds: float
     low_s: float
     high_s: float
 
     def __add__(self, other: Prediction) -> Prediction:
-        """Sums of all three: the bands are taken to be wrong in the same direction."""
+        """The sum of all three numbers, as if both predictions erred in the same direction."""
         return Prediction(self.seconds + other.seconds, self.low_s + other.low_s, self.high_s + other.high_s)
 
     def times(self, factor: float) -> Prediction:
-        """That many of it."""
+        """All three numbers multiplied by a factor."""
         return Prediction(self.seconds * factor, self.low_s * factor, self.high_s * factor)
 
     def error(self, seen_s: float) -> float:
-        """Relative error of the prediction against what was measured."""
+        """Relative error of the prediction against a measured time."""
         return self.seconds / seen_s - 1.0
 
     def holds(self, seen_s: float) -> bool:
@@ -52,7 +52,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a step, here and as predicted; ``because`` says by what it was carried over."""
+    """One phase of a step, measured here and predicted elsewhere. ``because`` names the resources of the prediction."""
 
     name: str
     measured_s: float
@@ -61,51 +61,53 @@ class Phase:
 
 
 def exactly(seconds: float) -> Prediction:
-    """A time that stays as it is."""
+    """A time that does not change."""
     return Prediction(seconds, seconds, seconds)
 
 
 def predict(phases: Mapping[str, float], here: Mapping[str, float], there: Mapping[str, float]) -> list[Phase]:
-    """A step's phases elsewhere. ``here`` and ``there``: seconds Q / C per resource in both places, those that are known.
+    """Predict a step's phases. ``here`` and ``there`` are the known seconds Q / C of each resource in both places.
 
-    Whatever is known in one place only cannot carry a phase over; the phase is then kept, and says so. Without a phase of
-    exposed communication, all of it may be hidden here and exposed there, or the other way round.
+    A phase without a resource that is known in both places keeps its time, and ``because`` says so. If the exposed
+    communication was not measured, all communication may be hidden here and exposed there, or the other way round.
     """
     explained = sum(here.get(name, 0.0) for name in PHASES["forward_backward"])
     efficiency = min(1.0, explained / phases["forward_backward"]) if phases.get("forward_backward") else 1.0
-    found = []
+    predicted = []
     for name, seconds in phases.items():
         resources = PHASES.get(name, ())
         if set(resources) & set(COMMUNICATION):
-            found.append(_communication(name, seconds, here, there, efficiency or 1.0))
+            predicted.append(_communication(name, seconds, here, there, efficiency or 1.0))
         else:
-            found.append(_scaled(name, seconds, resources, here, there))
+            predicted.append(_scaled(name, seconds, resources, here, there))
     if "exposed_communication" not in phases:
         before, after = (sum(place.get(name, 0.0) for name in COMMUNICATION) for place in (here, there))
-        found.append(Phase("overlap of communication", 0.0, Prediction(0.0, -before, after), "unknown: all or nothing"))
-    return found
+        predicted.append(
+            Phase("overlap of communication", 0.0, Prediction(0.0, -before, after), "unknown: all or nothing")
+        )
+    return predicted
 
 
 def total(phases: Sequence[Phase]) -> Prediction:
-    """The step."""
+    """The whole step."""
     return sum((phase.predicted for phase in phases), exactly(0.0))
 
 
 def solution(
     step: Prediction, steps: float, *, evaluation: Prediction, staging_s: float = 0.0, other_s: float = 0.0
 ) -> Prediction:
-    """Time to solution: ``steps`` of training, all evaluations, staging and the rest as they were."""
+    """Time to solution: ``steps`` training steps and all evaluations; staging and the rest do not change."""
     return step.times(steps) + evaluation + exactly(staging_s + other_s)
 
 
 def scaled_work(phases: Sequence[Phase], name: str) -> Prediction:
-    """By what factor a phase changed, for work like it that has no phases of its own (evaluation: forward passes)."""
+    """The factor by which a phase changes, for similar work without phases of its own (evaluation: forward passes)."""
     phase = next((p for p in phases if p.name == name and p.measured_s > 0), None)
     return exactly(1.0) if phase is None else phase.predicted.times(1 / phase.measured_s)
 
 
 def seconds_at(demands: Mapping[Resource, float], roofs: Mapping[Resource, Roof | str]) -> dict[str, float]:
-    """Q / C of every resource that has a roof."""
+    """Seconds Q / C of every resource that has a roof."""
     return {name: amount / roof.per_s for name, amount in demands.items() if isinstance(roof := roofs[name], Roof)}
 
 
@@ -119,7 +121,7 @@ def _scaled(
     ratios = [there[r] / here[r] for r in known]
     candidates = [seconds * ratio for ratio in ratios]
     if before < seconds:
-        candidates.append(seconds - before + after)  # what the roofs do not explain stays
+        candidates.append(seconds - before + after)  # the time that the roofs do not explain stays
     low, high = min(candidates) * (1 - MODEL_ERROR), max(candidates) * (1 + MODEL_ERROR)
     return Phase(name, seconds, Prediction(seconds * after / before, low, high), " and ".join(known))
 
@@ -127,7 +129,7 @@ def _scaled(
 def _communication(
     name: str, seconds: float, here: Mapping[str, float], there: Mapping[str, float], efficiency: float
 ) -> Phase:
-    """Exposed communication grows with what there is to communicate; where there was none, hidden at best."""
+    """Predict exposed communication. New communication is exposed as a prediction, hidden at best."""
     before, after = (sum(place.get(r, 0.0) for r in COMMUNICATION) for place in (here, there))
     if after == 0.0:
         return Phase(name, seconds, exactly(0.0 if before else seconds), "nothing to communicate" if before else "kept")

@@ -168,6 +168,7 @@ def find(path: Path, *, partly: bool = False) -> Tree:
 
 
 LINK = "a symbolic link: not followed"
+CODE = "code of a package: its logs are no results"
 
 
 def _left_out(folder: Path, folders: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -176,7 +177,7 @@ def _left_out(folder: Path, folders: Sequence[str]) -> Iterator[tuple[str, str]]
         if name in (PRUNED, ".git"):  # pruned results belong to the group above them
             yield name, ""
         elif name == "benchmarks" and ("results" in folders or "systems" in folders):
-            yield name, "code of a package: its logs are no results"
+            yield name, CODE
         elif (folder / name).is_symlink():
             yield name, LINK
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.decompose import harmonic, per_run
+from analysis.results.decompose import harmonic, per_run
 from analysis.study import Study, study
 from suite.card import Card
 

@@ -14,19 +14,12 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.commands.network import network as network_command
 from analysis.commands.report import report
-from analysis.network.fit import (
-    SWEEP_KIND,
-    SWEEP_VERSION,
-    command,
-    crossover_bytes,
-    fit_sweep,
-    is_sweep,
-    paper_rows,
-    read_sweep,
-    simulated_all_to_all,
-    simulated_layer_s,
-)
+from analysis.network.fit import crossover_bytes, fit_sweep
+from analysis.network.paper import paper_rows
+from analysis.network.simulate import simulated_all_to_all, simulated_layer_s
+from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, is_sweep, read_sweep
 from analysis.page.questions import goals
 from suite.performance.cost_model import AZURE_NDV4, LayerShape, Network, all_to_all, layer_s, valid_r
 
@@ -183,7 +176,7 @@ def test_the_crossover_of_2dh() -> None:
 
 
 def test_the_command_says_errors_and_labels_extrapolation(tmp_path: Path) -> None:
-    done = CliRunner().invoke(command, [str(written(tmp_path, sweep(noise=0.05)))])
+    done = CliRunner().invoke(network_command, [str(written(tmp_path, sweep(noise=0.05)))])
     assert done.exit_code == 0, done.output
     assert "error, sizes left out, 2dh" in done.output
     assert "error, largest grid from smaller ones, linear" in done.output

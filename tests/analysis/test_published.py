@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.decompose import choose, per_run, results
-from analysis.statistics import efficiency, run_spread
+from analysis.results.decompose import choose, per_run, results
+from analysis.statistics.spread import run_spread
 from analysis.tables.ingest import Tables, ingest
 from tests.fixtures.published import SHARED, published_results
 
@@ -96,7 +96,7 @@ def first_round_value(
     if quantity.startswith("efficiency_vs["):
         base, _, what = quantity.removeprefix("efficiency_vs[").partition("]:")
         here, there, column = rows.loc[key], rows.loc[(base, item["benchmark"])], EFFICIENCY_OF[what]
-        return efficiency(here[column], here["units"], there[column], there["units"])
+        return (here[column] / here["units"]) / (there[column] / there["units"])
     if quantity.startswith("explained_variance") or quantity == "epochs_system_correlation":
         averaged = runs[runs["run"].isin(chosen[rows.loc[key, "group"]].averaged)]
         spread = run_spread(averaged["epochs"], averaged["tau_s"])

@@ -258,6 +258,36 @@ def test_a_ceiling_in_a_wrong_unit_is_refused_in_the_report(
     assert "above the roof" in case.bounds.refused[0].reason
 
 
+def test_a_kernel_without_flops_is_in_the_tables_and_not_on_the_classic_roofline(
+    tmp_path: Path, run_folder: Build, ceilings: Build, counters: Build, cards: dict[str, Card]
+) -> None:
+    """Copies have bytes and no FLOPs; they once stopped the report."""
+    path = counters(tmp_path / "k.json")
+    document = json.loads(path.read_text())
+    document["kernels"][0] |= {"name": "copy", "flops": 0.0}
+    path.write_text(json.dumps(document))
+    made = study([run_folder(tmp_path)], cards, read_inputs([ceilings(tmp_path / "c.json"), path]))
+    for name in ("roofline", "time_roofline", "hierarchical_roofline"):
+        module = figures()[name]
+        with style():
+            assert svg(module.draw(made), name, module.TITLE, module.CAPTION)
+    rows = figures()["roofline"].table(made).set_index("point")
+    assert rows.loc["copy", "state"] == "not drawn: no FLOPs"
+
+
+def test_results_of_one_system_with_one_label_are_predicted_one_by_one(
+    tmp_path: Path, package: Build, ceilings: Build, cards: dict[str, Card]
+) -> None:
+    """A package with two benchmarks on one system once stopped the report."""
+    for benchmark in ("cosmoflow", "deepcam"):
+        package(tmp_path, benchmark=benchmark, size="mini", ours=True, phases=True)
+    elsewhere = ceilings(tmp_path / "d.json", "elsewhere", faster=2.0)
+    made = study([tmp_path / "ACME"], cards, read_inputs([ceilings(tmp_path / "c.json")], [elsewhere]))
+    assert made.results["label"].nunique() == 1
+    rows = figures()["what_if"].table(made)
+    assert set(rows["benchmark"]) == {"cosmoflow", "deepcam"}
+
+
 ABSURD = [
     ("number_of_ranks", 0), ("number_of_ranks", -3), ("number_of_ranks", 10**15), ("number_of_ranks", "many"),
     ("number_of_nodes", 0), ("global_batch_size", 0), ("global_batch_size", 1e300), ("model_parameters", -1),

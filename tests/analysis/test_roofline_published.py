@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.published import published
+from analysis.published.scores import published
+from analysis.results.names import FAMILY, MACHINES
 from analysis.roofline.published import modelled, modelled_results, numbers, table, vendor_roofs
-from analysis.study import FAMILY, MACHINES
 
 
 def test_every_number_has_a_source_that_is_written_out() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.scaling import NotEnoughPointsError, Split, factors, fit, weak_efficiency
+from analysis.statistics.scaling import NotEnoughPointsError, Split, factors, fit
 
 
 def runs(law: object, scales: tuple[int, ...] = (1, 2, 4, 8, 16, 32), noise: float = 0.0) -> dict[float, list[float]]:
@@ -24,10 +24,6 @@ def test_the_factors_multiply_to_the_speed_up() -> None:
 def test_a_perfect_machine_whose_batch_costs_twice_the_epochs_loses_by_algorithm_alone() -> None:
     found = factors(Split(8, 10, 100.0, 0.0, 0.0), Split(16, 20, 100.0, 0.0, 0.0))
     assert (found.system, found.algorithmic, found.staging, found.other) == (1.0, 0.5, 1.0, 1.0)
-
-
-def test_weak_efficiency_is_the_ratio_of_times() -> None:
-    assert weak_efficiency(10.0, 12.5) == 0.8
 
 
 def test_amdahl_recovers_the_serial_share() -> None:

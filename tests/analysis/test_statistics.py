@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.statistics import compare, detectable_ratio, efficiency, holm, run_spread
+from analysis.statistics.comparison import compare, detectable_ratio, holm
+from analysis.statistics.spread import run_spread
 
 
 def test_the_variance_of_log_time_is_the_sum_of_its_parts() -> None:
@@ -30,10 +31,6 @@ def test_spread_that_is_all_convergence_points_along_epochs() -> None:
 
 def test_one_run_has_no_spread() -> None:
     assert run_spread(pd.Series([10.0]), pd.Series([3.0])) is None
-
-
-def test_twice_the_rate_on_four_times_the_units_is_half_efficient() -> None:
-    assert efficiency(20.0, 4.0, 10.0, 1.0) == 0.5
 
 
 def test_welch_on_log_time_as_scipy_has_it() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from analysis.page.issues import Issue, issues
+from analysis.study import study
 from analysis.tables.ingest import ingest
 from suite.compliance.check import check
 from suite.log.results_tree import LINK, Skipped, find, find_logs
@@ -32,6 +34,9 @@ def test_a_linked_log_is_a_run_for_nobody_and_named_by_all(tmp_path: Path) -> No
     tables = ingest([made], {})
     assert len(tables.runs) == 4
     assert list(tables.skipped) == [Skipped(folder / "result_4.txt", LINK)]
+    assert Issue("problem", "ACME/results/sys/strong/cosmoflow/result_4.txt", f"not read: {LINK}") in issues(
+        study([made], {})
+    )
     assert any("result_4.txt" in finding.file + finding.message for finding in check([made]).findings)
 
 

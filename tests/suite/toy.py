@@ -244,7 +244,13 @@ def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str
                 (changes.setdefault(section, {}) if section else changes)[name] = yaml.safe_load(value)
         config = toy_config(data, **changes)
         plan = TrialPlan(
-            DESCRIPTOR, config, RunFolder(Path(run)), int(trial), runs=3, base_seed=int(seed), resume="resume" in options
+            DESCRIPTOR,
+            config,
+            RunFolder(Path(run)),
+            int(trial),
+            runs=3,
+            base_seed=int(seed),
+            resume="resume" in options,
         )
         return work(plan, first_line=first_line)
 

@@ -32,7 +32,7 @@ from workloads.moe.phases import LayerTimer, NoMarker
 from workloads.moe.router import Router
 
 BENCH_VERSION = 2
-SWEEP_VERSION = 2  # read by analysis/network/fit.py
+SWEEP_VERSION = 2  # read by analysis/network/sweep.py
 SWEEP_KIND = "mlhpc all-to-all sweep"
 SWEEP_FROM_BYTES = 1 << 10
 SWEEP_DEGREES = (1, 2, 4)

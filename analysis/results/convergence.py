@@ -1,35 +1,34 @@
-"""The reference's convergence: epochs to target by batch size of a benchmark, from the rulesets and the cards."""
+"""Convergence of the reference implementation: epochs to target by batch size, from the rulesets and the cards."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from suite import RULESET
-from suite.compliance.convergence import Limit as Limit
-from suite.compliance.convergence import limit
+from suite.compliance.convergence import Limit, limit
 from suite.compliance.ruleset import ruleset, ruleset_names
 
 
 def reference_points(benchmark: str, size: str, round_: str, train_samples: float) -> Mapping[int, Sequence[float]]:
-    """Epochs to target of reference runs by global batch size; empty where nobody recorded any.
+    """Epochs to target of reference runs by global batch size; empty if none were recorded.
 
-    Where the rules count convergence in samples (OpenFold), an epoch is the result's own ``train_samples``.
+    If the rules count convergence in samples (OpenFold), they are divided by the result's ``train_samples``.
     """
     public = f"{round_.removeprefix('v')}.0"
     name = public if round_.startswith("v") and public in ruleset_names() else RULESET
-    known = ruleset(name).benchmark(benchmark, size)
-    if known is None:
+    rules = ruleset(name).benchmark(benchmark, size)
+    if rules is None:
         return {}
-    if not known.epoch_counts_samples:
-        return known.reference_points
+    if not rules.epoch_counts_samples:
+        return rules.reference_points
     if not train_samples > 0:
         return {}
-    return {batch: [seen / train_samples for seen in points] for batch, points in known.reference_points.items()}
+    return {batch: [seen / train_samples for seen in points] for batch, points in rules.reference_points.items()}
 
 
 def reference_limit(
     benchmark: str, size: str, round_: str, train_samples: float, batch: float, required_runs: float
 ) -> Limit | None:
-    """Mean and least allowed mean of epochs at a batch size; None beyond the reference points."""
+    """The reference's mean epochs and the least allowed mean at a batch size; None outside the reference points."""
     points = reference_points(benchmark, size, round_, train_samples)
     return limit(points, int(batch), int(required_runs)) if points and batch == batch else None

@@ -1,20 +1,21 @@
-"""Where the time of a run went and how fast it worked: T = T_staging + E * tau + T_other. Table in, table out.
+"""Decompose the time of each run, T = T_staging + E * tau + T_other, and average the runs of each result. Tables only.
 
 Per run: epochs E, seconds per epoch tau, rates. Per result (group of runs): the score by the rules, and means over the
-scored runs the way the first round's joint analysis took them: arithmetic for times and epochs, harmonic for rates,
-ratios of means for shares (Farrell et al., MLHPC 2021, arXiv 2110.11466).
+scored runs as in the first round's joint analysis: arithmetic for times and epochs, harmonic for rates, ratios of means for
+shares (Farrell et al., MLHPC 2021, arXiv 2110.11466).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.selection import Convergence, Selection, select
+from analysis.results.selection import Convergence, Selection, select
+from analysis.statistics.scaling import Split
 from analysis.tables.ingest import Tables
 
 TIME_PARTS = ("staging_exposed_s", "train_s", "eval_s", "other_s")
@@ -49,10 +50,10 @@ def per_run(
     staging_min_s: float = 1.0,
     epoch_factor: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
-    """``runs`` with E, tau, T_other and rates of each run.
+    """``runs`` with the columns for E, tau, T_other and rates added.
 
-    Staging shorter than ``staging_min_s`` is a placeholder and counts as none. ``epoch_factor`` (by group) is a
-    normalisation to a reference's epochs: it scales everything but staging; ``run_s`` then is the adjusted time.
+    Staging shorter than ``staging_min_s`` is a placeholder event and counts as no staging. ``epoch_factor`` (by group)
+    normalises a result to the reference's number of epochs: it scales all times but staging, and ``run_s``.
     """
     table = runs.copy()
     factor = table["group"].map(dict(epoch_factor or {})).fillna(1.0).astype(float)
@@ -79,7 +80,7 @@ def per_run(
 
 
 def results(table: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.DataFrame:
-    """One row per result from `per_run` and the runs chosen for each group (`choose`)."""
+    """One row per result, from the table of `per_run` and the scored runs of each group (`choose`)."""
     rows = [_result(group, selections[str(name)]) for name, group in table.groupby("group", sort=True)]
     table = pd.DataFrame(rows)
     numbers = ["score_s", "score_with_staging_s", "score_low_s", "score_high_s", "models", "models_per_min", *_NUMBERS]
@@ -88,8 +89,19 @@ def results(table: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.Data
     return table
 
 
+def split_of(row: Mapping[Hashable, Any] | pd.Series) -> Split:
+    """The mean run of a result, split for the arithmetic of speed-ups."""
+    return Split(
+        units=float(row["units"]),
+        epochs=float(row["epochs.mean"]),
+        compute_s=float(row["epoch_time_s.mean"]),
+        staging_s=float(row["staging_exposed_s.mean"]),
+        other_s=float(row["other_s.mean"]),
+    )
+
+
 def choose(tables: Tables, *, convergence: Convergence = "rules") -> dict[str, Selection]:
-    """The scored runs of every group. ``status`` believes a logged success; ``rules`` wants the target reached."""
+    """Select the scored runs of every group. ``rules``: a run counts if it reached the target; ``status``: if it says so."""
     return {
         str(name): select(group, tables.records, tables.targets[str(name)], convergence)
         for name, group in tables.runs.groupby("group", sort=True)
@@ -97,13 +109,13 @@ def choose(tables: Tables, *, convergence: Convergence = "rules") -> dict[str, S
 
 
 def harmonic(values: pd.Series) -> tuple[float, float]:
-    """Harmonic mean of rates and its spread 1 / (1/mean - std(1/x)) - mean, as the first round's analysis took them."""
-    kept = values.dropna()
-    if kept.empty:
+    """Harmonic mean of rates and its spread 1 / (1/mean - std(1/x)) - mean, as in the first round's joint analysis."""
+    known = values.dropna()
+    if known.empty:
         return math.nan, math.nan
-    inverse = 1.0 / kept
+    inverse = 1.0 / known
     mean = 1.0 / float(inverse.mean())
-    spread = float(inverse.std(ddof=1)) if len(kept) > 1 else math.nan
+    spread = float(inverse.std(ddof=1)) if len(known) > 1 else math.nan
     return mean, 1.0 / (1.0 / mean - spread) - mean
 
 
@@ -112,7 +124,19 @@ def _result(group: pd.DataFrame, chosen: Selection) -> dict[str, Any]:
     counted = group[group["run"].isin(chosen.averaged)]
     row: dict[str, Any] = {name: first[name] for name in IDENTITY}
     row |= {name: _agreed(group[name]) for name in SCALE}
-    row |= {
+    row |= _scores(group, counted, chosen)
+    for name in MEANS:
+        row |= _mean_and_std(name, counted[name])
+    for name in RATES:
+        row[f"{name}.mean"], row[f"{name}.std"] = harmonic(counted[name])
+    row["reached_value.mean"] = float(pd.to_numeric(counted["reached_value"]).mean())
+    row |= _mean_and_std("epochs_to_target", counted["epochs_to_target"])
+    return row | _ratios(row, chosen)
+
+
+def _scores(group: pd.DataFrame, counted: pd.DataFrame, chosen: Selection) -> dict[str, Any]:
+    low, high = chosen.interval_s or (None, None)
+    return {
         "n_started": len(group),
         "n_reached": int(group["converged"].sum()),
         "n_scored": chosen.scored,
@@ -121,8 +145,8 @@ def _result(group: pd.DataFrame, chosen: Selection) -> dict[str, Any]:
         "score_with_staging_s": chosen.score_with_staging_s,
         "scaling_factor": _agreed(group["scaling_factor"]),
         "score_note": chosen.note,
-        "score_low_s": chosen.interval_s[0] if chosen.interval_s else None,
-        "score_high_s": chosen.interval_s[1] if chosen.interval_s else None,
+        "score_low_s": low,
+        "score_high_s": high,
         "models": chosen.models,
         "models_per_min": chosen.models_per_min,
         "fastest_s": float(counted["run_s"].min()) if len(counted) else math.nan,
@@ -131,33 +155,29 @@ def _result(group: pd.DataFrame, chosen: Selection) -> dict[str, Any]:
         "carried_over_from": _agreed(group["carried_over_from"]),
         "baselines": _agreed(group["baselines"]),
     }
-    for name in MEANS:
-        values = pd.to_numeric(counted[name])
-        row[f"{name}.mean"] = float(values.mean())
-        row[f"{name}.std"] = float(values.std(ddof=1))
-    for name in RATES:
-        row[f"{name}.mean"], row[f"{name}.std"] = harmonic(counted[name])
+
+
+def _mean_and_std(name: str, values: pd.Series) -> dict[str, float]:
+    numbers = pd.to_numeric(values)
+    return {f"{name}.mean": float(numbers.mean()), f"{name}.std": float(numbers.std(ddof=1))}
+
+
+def _ratios(row: Mapping[str, Any], chosen: Selection) -> dict[str, float]:
+    """Rates per unit, cost, and shares. In throughput mode the cost is that of the whole system until all are done."""
     units = row["units"] or math.nan
-    row["reached_value.mean"] = float(pd.to_numeric(counted["reached_value"]).mean())
-    row["epochs_to_target.mean"] = float(pd.to_numeric(counted["epochs_to_target"]).mean())
-    row["epochs_to_target.std"] = float(pd.to_numeric(counted["epochs_to_target"]).std(ddof=1))
-    for name in RATES[:4]:
-        row[f"{name}_per_unit"] = row[f"{name}.mean"] / units
-    weak = first["mode"] == "weak"
-    spent_s, spent_units = (
-        (chosen.score_s or math.nan, row["units_described"] or math.nan) if weak else (row["run_s.mean"], units)
-    )
-    row["unit_hours"] = spent_units * spent_s / 3600.0
-    row["staging_in_epochs"] = row["staging_s.mean"] / row["tau_s.mean"]
-    for name in TIME_PARTS:
-        row[f"{name.removesuffix('_s')}_share"] = row[f"{name}.mean"] / row["run_s.mean"]
-    return row
+    ratios = {f"{name}_per_unit": row[f"{name}.mean"] / units for name in RATES[:4]}
+    if row["mode"] == "weak":
+        ratios["unit_hours"] = (row["units_described"] or math.nan) * (chosen.score_s or math.nan) / 3600.0
+    else:
+        ratios["unit_hours"] = units * row["run_s.mean"] / 3600.0
+    ratios["staging_in_epochs"] = row["staging_s.mean"] / row["tau_s.mean"]
+    return ratios | {f"{name.removesuffix('_s')}_share": row[f"{name}.mean"] / row["run_s.mean"] for name in TIME_PARTS}
 
 
 def _agreed(values: pd.Series) -> Any:
-    """The one value of a column, or None where runs differ or none has it."""
-    kept = values.dropna().unique()
-    return kept[0] if len(kept) == 1 else None
+    """The value that all runs agree on, ignoring missing ones; None if they differ or none has a value."""
+    distinct = values.dropna().unique()
+    return distinct[0] if len(distinct) == 1 else None
 
 
 def _positive(values: pd.Series) -> pd.Series:

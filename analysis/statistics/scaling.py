@@ -1,7 +1,7 @@
-"""Why a bigger machine is faster or not: efficiencies by cause, speed-up factor by factor, and fitted scaling models.
+"""Speed-ups split into factors by cause, and scaling models fitted to times. Numbers in, numbers out.
 
-A fit is a warning, not a promise: every model comes with a bootstrap band over runs and is set beside the others, because
-in-sample they all look perfect (docs/report.md has the errors at held-out scales). Numbers in, numbers out.
+Extrapolations are unreliable: all models look perfect on the data they were fitted to, so each has a bootstrap band over runs
+and is shown beside the others (docs/report.md has the errors at scales that were left out).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST_SCALES = 5  # as Extra-P asks (Calotoiu et al., SC 2013)
-SOLID_REACH, DASHED_REACH = 2.0, 4.0  # how far beyond the largest measured scale a model may be drawn
+SOLID_REACH, DASHED_REACH = 2.0, 4.0  # a model is drawn up to these multiples of the largest measured scale
 REPLICATES = 200
 BAND = (0.05, 0.95)
 EXPONENTS = (0.0, 0.25, 1 / 3, 0.5, 2 / 3, 0.75, 1.0, 1.25, 1.5)
@@ -25,12 +25,12 @@ Floats = npt.NDArray[np.float64]
 
 
 class NotEnoughPointsError(ValueError):
-    """Too few scales for any model; the message says how many there are and how many it takes."""
+    """Too few scales for any model. The message says how many there are and how many are needed."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """One result's mean run: ``compute_s`` is time in epochs, of which there are ``epochs``; the parts sum to the run."""
+    """The mean run of a result. ``compute_s`` is the time in epochs; the three times sum to the time of the run."""
 
     units: float
     epochs: float
@@ -48,8 +48,9 @@ class Split:
 class Factors:
     """Speed-up from one result to another as a product: ``units`` x ``system`` x ``algorithmic`` x ``staging`` x ``other``.
 
-    ``system`` is the ratio of epochs per second and unit (1: ideal), ``algorithmic`` that of epochs needed (below 1: the
-    second needs more, usually for its larger batch), ``staging`` and ``other`` what time outside epochs adds.
+    ``system`` is the ratio of epochs per second and unit (1: ideal). ``algorithmic`` is the ratio of epochs needed (below 1:
+    the second result needs more, usually because its batch is larger). ``staging`` and ``other`` are the effects of time
+    outside epochs.
     """
 
     units: float
@@ -60,17 +61,17 @@ class Factors:
 
     @property
     def speed_up(self) -> float:
-        """Time of the first over time of the second."""
+        """Time of the first result over time of the second."""
         return self.units * self.efficiency
 
     @property
     def efficiency(self) -> float:
-        """Speed-up over the ratio of units."""
+        """Speed-up divided by the ratio of units."""
         return self.system * self.algorithmic * self.staging * self.other
 
 
 def factors(a: Split, b: Split) -> Factors:
-    """The speed-up of ``b`` over ``a``, exactly."""
+    """The factors of the speed-up of ``b`` over ``a``; their product is exact."""
     units = b.units / a.units
     busy_a, busy_b = a.compute_s + a.staging_s, b.compute_s + b.staging_s
     return Factors(
@@ -80,11 +81,6 @@ def factors(a: Split, b: Split) -> Factors:
         staging=(busy_a / a.compute_s) / (busy_b / b.compute_s),
         other=(a.run_s / busy_a) / (b.run_s / busy_b),
     )
-
-
-def weak_efficiency(a_s: float, b_s: float) -> float:
-    """Efficiency at equal work per unit: time of the smaller machine over that of the larger."""
-    return a_s / b_s
 
 
 @dataclass(frozen=True)
@@ -102,10 +98,10 @@ class Term:
 
 @dataclass(frozen=True)
 class Model:
-    """A fitted model of time over units. ``coefficients`` are not negative, one per part of ``form``.
+    """A fitted model of time over units. ``coefficients`` are >= 0, one per term of ``form``.
 
-    ``loo_error`` is the mean symmetric error when each scale in turn is left out and predicted; ``band`` gives the 5th
-    and 95th percentile over bootstrap replicates of the runs.
+    ``loo_error`` is the mean symmetric error of predicting each scale from all others. ``band`` gives the 5th and 95th
+    percentile over bootstrap replicates of the runs.
     """
 
     name: str
@@ -127,7 +123,7 @@ class Model:
 
 
 def fit(runs: Mapping[float, Sequence[float]], least_scales: int = LEAST_SCALES) -> list[Model]:
-    """Amdahl, USL and PMNF fitted to times of runs by units. NotEnoughPointsError below ``least_scales`` scales."""
+    """Fit Amdahl, USL and PMNF to times of runs by units. Raises NotEnoughPointsError below ``least_scales`` scales."""
     units = np.array(sorted(n for n, times in runs.items() if len(times)), float)
     if len(units) < least_scales:
         raise NotEnoughPointsError(f"{least_scales} scales; there {'is' if len(units) == 1 else 'are'} {len(units)}")
@@ -135,18 +131,18 @@ def fit(runs: Mapping[float, Sequence[float]], least_scales: int = LEAST_SCALES)
     times = np.array([sample.mean() for sample in samples])
     chance = np.random.default_rng(0)
     drawn = np.array([[chance.choice(sample, len(sample)).mean() for sample in samples] for _ in range(REPLICATES)])
-    found = [
+    models = [
         _model("Amdahl", "T1·(s + (1 - s)/n)", _amdahl, units, times, drawn),
         _model("USL", "(1 + a(n - 1) + b·n(n - 1)) / (g·n)", _usl, units, times, drawn),
     ]
     terms = select_terms(units, times)
     form = f"(c0 + {' + '.join(f'c{i}·{term}' for i, term in enumerate(terms, start=1))}) / n"
-    found.append(_model("PMNF", form, pmnf(terms), units, times, drawn))
-    return found
+    models.append(_model("PMNF", form, pmnf(terms), units, times, drawn))
+    return models
 
 
 def pmnf(terms: Sequence[Term]) -> Callable[[Floats], Floats]:
-    """The basis of time for units x time = c0 + sum of terms."""
+    """The basis functions of time, for a model units x time = c0 + sum of terms."""
 
     def basis(n: Floats) -> Floats:
         columns = [np.ones_like(n), *(n**term.exponent * np.log2(n) ** term.log_power for term in terms)]
@@ -156,9 +152,11 @@ def pmnf(terms: Sequence[Term]) -> Callable[[Floats], Floats]:
 
 
 def select_terms(units: Floats, times: Floats) -> tuple[Term, ...]:
-    """One or two terms by leave-one-out error; the second must improve it by a tenth."""
+    """Select one or two terms by leave-one-out error; a second term must reduce it by a tenth."""
     terms = [Term(i, j) for i in EXPONENTS for j in LOG_POWERS if (i, j) != (0.0, 0)]
-    single = min(((leave_one_out(pmnf([term]), units, times), (term,)) for term in terms), key=lambda found: found[0])
+    single = min(
+        ((leave_one_out(pmnf([term]), units, times), (term,)) for term in terms), key=lambda candidate: candidate[0]
+    )
     if len(units) < LEAST_SCALES:
         return single[1]
     pairs = (
@@ -166,7 +164,7 @@ def select_terms(units: Floats, times: Floats) -> tuple[Term, ...]:
         for pair in combinations(terms, 2)
         if pair[0].exponent <= 1.0 and pair[1].exponent <= 1.0
     )
-    double = min(pairs, key=lambda found: found[0])
+    double = min(pairs, key=lambda candidate: candidate[0])
     return double[1] if double[0] < 0.9 * single[0] else single[1]
 
 
@@ -174,10 +172,10 @@ def leave_one_out(basis: Callable[[Floats], Floats], units: Floats, times: Float
     """Mean symmetric relative error of each scale predicted from all others."""
     matrix = basis(units)
     errors = []
-    for out in range(len(units)):
-        kept = np.arange(len(units)) != out
-        predicted = float(matrix[out] @ _least_squares(matrix[kept], times[kept]))
-        errors.append(2 * abs(predicted - times[out]) / (abs(predicted) + times[out]))
+    for left_out in range(len(units)):
+        others = np.arange(len(units)) != left_out
+        predicted = float(matrix[left_out] @ _least_squares(matrix[others], times[others]))
+        errors.append(2 * abs(predicted - times[left_out]) / (abs(predicted) + times[left_out]))
     return float(np.mean(errors))
 
 
@@ -204,7 +202,7 @@ def _usl(n: Floats) -> Floats:
 
 
 def _least_squares(matrix: Floats, times: Floats) -> Floats:
-    """Coefficients >= 0 with the least squared relative error, by trying every set of non-zero columns (at most 3)."""
+    """Coefficients >= 0 with the least squared relative error. Tries every set of non-zero columns, of which there are <= 3."""
     weighted = matrix / times[:, None]
     scale = np.linalg.norm(weighted, axis=0)
     normal = weighted / scale

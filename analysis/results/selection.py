@@ -1,4 +1,4 @@
-"""Which runs of a result are scored, and the score: suite.log.score's answer, brought to the names of a table of runs."""
+"""Select the scored runs of a result and its score, with `suite.log.score`, by the names in the table of runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Convergence = Literal["rules", "status"]
 
 @dataclass(frozen=True)
 class Selection:
-    """``averaged`` are the runs that means are taken over: those of the score, or without one all that converged.
+    """``averaged`` are the runs that enter means: those of the score, or if there is no score all that converged.
 
-    ``score_s`` is time to train, in throughput mode the time to train all; None without a score, and ``note`` says why.
-    ``fate`` says of every run what became of it.
+    ``score_s`` is the time to train, in throughput mode the time to train all; it is None without a score, and ``note``
+    gives the reason. ``fate`` says for every run whether it was scored, or why not.
     """
 
     averaged: tuple[str, ...]
@@ -37,7 +37,7 @@ class Selection:
 def select(
     group: pd.DataFrame, records: Mapping[str, RunRecord], target: Target | None, convergence: Convergence = "rules"
 ) -> Selection:
-    """Score the runs of one result. Pruned runs stay out; ``status`` believes a logged success."""
+    """Score the runs of one result, without pruned ones. With ``status`` a logged success counts as convergence."""
     pruned = {str(name): "pruned" for name in group.loc[group["pruned"], "run"]}
     names = [str(name) for name in group.loc[~group["pruned"], "run"]]
     if target is None:
@@ -52,10 +52,10 @@ def select(
     if not score.valid:
         done = _converged(names, score.runs)
         return Selection(done, 0, None, None, _reason(score.reason), fate)
-    kept = tuple(name for name, run in zip(names, score.runs, strict=True) if run.dropped is None)
+    averaged = tuple(name for name, run in zip(names, score.runs, strict=True) if run.dropped is None)
     failed = any(not run.converged and "outside" not in (run.dropped or "") for run in score.runs)
     return Selection(
-        averaged=kept,
+        averaged=averaged,
         scored=score.required_runs,
         score_s=score.mean_s,
         score_with_staging_s=score.mean_with_staging_s,

@@ -1,0 +1,174 @@
+"""The file of an all-to-all sweep (`mlhpc moe-bench --sweep-network`): its content as types, and its reader."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from suite.performance.cost_model import ALGORITHMS, Algorithm, LayerShape
+
+SWEEP_KIND = "mlhpc all-to-all sweep"
+SWEEP_VERSION = 2
+KIB, MIB = 2.0**10, 2.0**20  # bytes
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One all-to-all: seconds of the slowest rank, median over ``repeats``.
+
+    ``size_bytes`` is what one rank sends, including the part that it sends to itself.
+    """
+
+    ranks: int
+    ranks_per_node: int
+    algorithm: Algorithm
+    size_bytes: float
+    seconds: float
+    fastest_s: float
+    slowest_s: float
+    repeats: int
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """Forward and backward pass of the MoE layer with one (r, degree, algorithm): median over ``repeats``, slowest rank."""
+
+    r: int
+    degree: int
+    algorithm: Algorithm
+    seconds: float
+    repeats: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The MoE layer on one grid of ranks.
+
+    ``outside_s`` is the time of gate, permutation and counts in one pass; ``flops_per_s`` is the rate of one rank.
+    """
+
+    ranks: int
+    shape: LayerShape
+    flops_per_s: float
+    outside_s: float
+    runs: tuple[LayerRun, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One sweep file.
+
+    ``ranks`` and ``ranks_per_node`` are of the largest grid. ``nodes`` is the number of real nodes: it is smaller than
+    ranks / ranks_per_node if the ranks of one node were counted as several nodes.
+    """
+
+    name: str
+    ranks: int
+    ranks_per_node: int
+    nodes: int
+    cores_per_node: int
+    backend: str
+    device: str
+    memory_bandwidth: float
+    measurements: tuple[Measurement, ...]
+    layers: tuple[Layer, ...]
+
+    @property
+    def pretended(self) -> bool:
+        """True if some links between "nodes" were in fact links inside a node."""
+        return self.nodes < self.ranks // self.ranks_per_node
+
+    def describe(self) -> str:
+        """Name, ranks, backend and device in one line."""
+        pretended = ", nodes pretended" if self.pretended else ""
+        crowded = max(self.ranks // self.nodes, 1) > self.cores_per_node and self.device == "cpu"
+        return (
+            f"{self.name}: {self.ranks} ranks, {self.ranks_per_node} per node{pretended}, {self.backend}, {self.device}"
+            + (f", more ranks than the {self.cores_per_node} cores" if crowded else "")
+        )
+
+
+def is_sweep(path: Path) -> bool:
+    """True if the path is a JSON file of a sweep's kind. Never raises: other files are for other readers to judge."""
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and document.get("kind") == SWEEP_KIND
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Read a sweep file. Raises ValueError that names the file and what is wrong with it."""
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from None
+    if not isinstance(document, dict) or document.get("kind") != SWEEP_KIND:
+        raise ValueError(f"{path}: not a sweep; `mlhpc moe-bench --sweep-network -o FILE` makes one")
+    if document.get("version") != SWEEP_VERSION:
+        raise ValueError(f"{path}: sweep of version {document.get('version')}, this reads {SWEEP_VERSION}")
+    try:
+        return _parse_sweep(path.stem, document)
+    except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, statistics.StatisticsError) as error:
+        raise ValueError(f"{path}: damaged sweep: {type(error).__name__} {error}") from None
+
+
+def _parse_sweep(name: str, document: dict[str, Any]) -> Sweep:
+    grids = document["grids"]
+    return Sweep(
+        name=name,
+        ranks=int(document["ranks"]),
+        ranks_per_node=int(document["ranks_per_node"]),
+        nodes=int(document["nodes"]),
+        cores_per_node=int(document["cores_per_node"]),
+        backend=str(document["backend"]),
+        device=str(document["device"]),
+        memory_bandwidth=float(grids[-1]["copy_bytes_per_s"]),
+        measurements=tuple(_parse_measurement(grid, row) for grid in grids for row in grid["all_to_all"]),
+        layers=tuple(_parse_layer(int(grid["ranks"]), grid["layer"]) for grid in grids),
+    )
+
+
+def _parse_measurement(grid: dict[str, Any], row: dict[str, Any]) -> Measurement:
+    seconds = [float(value) for value in row["seconds"]]
+    if row["algorithm"] not in ALGORITHMS:
+        raise TypeError(f"algorithm {row['algorithm']!r}")
+    return Measurement(
+        ranks=int(grid["ranks"]),
+        ranks_per_node=int(grid["ranks_per_node"]),
+        algorithm=row["algorithm"],
+        size_bytes=float(row["bytes"]),
+        seconds=statistics.median(seconds),
+        fastest_s=min(seconds),
+        slowest_s=max(seconds),
+        repeats=len(seconds),
+    )
+
+
+def _parse_layer(ranks: int, row: dict[str, Any]) -> Layer:
+    shape, moe = row["shape"], row["shape"]["moe"]
+    layer_shape = LayerShape(
+        tokens=int(shape["tokens"]),
+        width=int(shape["width"]),
+        hidden=int(moe["hidden"]),
+        experts=int(moe["experts"]),
+        top_k=int(moe["top_k"]),
+        matrices=3 if moe["activation"] == "swiglu" else 2,
+        element_bytes=int(row["element_bytes"]),
+    )
+    runs = tuple(
+        LayerRun(
+            r=int(run["r"]),
+            degree=int(run["degree"]),
+            algorithm=run["algorithm"],
+            seconds=statistics.median(run["seconds"]),
+            repeats=len(run["seconds"]),
+        )
+        for run in row["runs"]
+    )
+    return Layer(ranks, layer_shape, float(row["flops_per_s"]), float(row["outside_s"]), runs)

@@ -1,0 +1,109 @@
+"""Table cells of the page: values and numbers rendered to text, and the tables that the template receives."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table cell: its text, the key it is sorted by, and whether it is a number."""
+
+    text: str
+    key: str
+    number: bool = False
+
+    @property
+    def short(self) -> bool:
+        """True if it should stay on one line."""
+        return len(self.text) <= 24
+
+
+@dataclass(frozen=True)
+class HtmlTable:
+    """A table of the page. The first column holds row headings; columns in ``strong`` are printed bold."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+    strong: frozenset[str] = frozenset()
+
+    def numeric(self, column: int) -> bool:
+        """True if all cells of the column are numbers or empty, so that it is aligned right."""
+        cells = [row[column] for row in self.rows]
+        return any(cell.number for cell in cells) and all(cell.number or not cell.key for cell in cells)
+
+
+def html_table(columns: Mapping[str, Sequence[Any]], caption: str, strong: Iterable[str] = ()) -> HtmlTable:
+    """A table from equally long columns."""
+    rows = zip(*columns.values(), strict=True)
+    return HtmlTable(tuple(columns), tuple(tuple(_cell(v) for v in row) for row in rows), caption, frozenset(strong))
+
+
+def _cell(value: Any) -> Cell:
+    if is_absent(value):
+        return Cell("–", "")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Cell(number_text(value), repr(float(value)), number=True)
+    text = str(value)
+    leading = re.match(r"-?\d+(\.\d+)?(?= [±–] )", text)  # "4.2 ± 0.1" and "3 – 5" sort by their first number
+    return Cell(text, leading.group() if leading else text, number=leading is not None)
+
+
+def number_text(value: float | None) -> str:
+    """A number with four significant digits; whole numbers in full, with thousands separators from five digits on."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}" if abs(value) >= 10000 else str(int(value))
+    if abs(value) >= 10000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def range_texts(low: pd.Series, high: pd.Series) -> list[str | None]:
+    """Ranges "low – high", both with the decimals that give ``high`` four significant digits; None where one is missing."""
+    return [
+        f"{_fixed(a, b, 4)} – {_fixed(b, b, 4)}" if pd.notna(a) and pd.notna(b) else None
+        for a, b in zip(low, high, strict=True)
+    ]
+
+
+def spread_texts(mean: pd.Series, std: pd.Series) -> list[str | float | None]:
+    """ "mean ± std", both with the decimals that give the standard deviation two significant digits.
+
+    Without a standard deviation the mean alone, as a number.
+    """
+    return [
+        (f"{_fixed(m, s, 2)} ± {_fixed(s, s, 2)}" if s else f"{number_text(m)} ± 0") if pd.notna(s) else m
+        for m, s in zip(mean, std, strict=True)
+    ]
+
+
+def _fixed(value: float, like: float, digits: int) -> str:
+    """``value`` with as many decimals as ``like`` has when it is written with so many significant digits."""
+    if not math.isfinite(value) or not math.isfinite(like) or not like or abs(value) >= 1e15:
+        return number_text(value)
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(like))))
+    return f"{value:.{min(decimals, 12)}f}"
+
+
+def drop_empty(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """The columns that have at least one value."""
+    return {name: values for name, values in columns.items() if any(not is_absent(value) for value in values)}
+
+
+def is_absent(value: Any) -> bool:
+    """True for None, "", NaN and pandas' NA."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value)) or value is pd.NA
+
+
+def count_text(count: int, noun: str) -> str:
+    """A count with its noun in the singular or plural."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

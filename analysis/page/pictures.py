@@ -1,0 +1,99 @@
+"""The figures of the page and the questions they answer. A figure without data states what is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.figures import figures
+from analysis.page.cells import HtmlTable, html_table
+from analysis.page.drawing import style, svg
+from analysis.page.questions import Question, goals, question_of
+from analysis.study import NotAnswerableError, Study
+from analysis.tables.workers import mapped
+
+POOL_FROM_RESULTS = 8  # with fewer results one process draws the figures faster than a pool starts
+TALLEST_PRINTED = 1.8  # height over width: at two thirds of the paper's width, 11 px text is 6 pt
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of the page, or why it is missing."""
+
+    name: str
+    title: str
+    question: str
+    caption: str
+    svg: str = ""
+    table: HtmlTable | None = None
+    missing: str = ""
+    answer: str = ""
+
+    @property
+    def tall(self) -> bool:
+        """True if the figure is too tall to be shrunk to one printed page; it is continued on the next."""
+        box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', self.svg)
+        return box is not None and float(box[2]) > TALLEST_PRINTED * float(box[1])
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question of questions.yaml with its answer and the figure behind it, or what is missing."""
+
+    question: str
+    answer: str
+    missing: str
+    figure: str
+
+    @property
+    def why(self) -> str:
+        """``missing`` as a phrase for the page."""
+        return self.missing if self.missing.startswith(("no ", "needs ")) else f"missing {self.missing}"
+
+
+@dataclass(frozen=True)
+class AnsweredGoal:
+    """A goal and its questions."""
+
+    goal: str
+    viewpoint: str
+    questions: tuple[Answered, ...]
+
+
+def draw_pictures(study: Study) -> tuple[list[Picture], dict[str, pd.DataFrame]]:
+    """Draw every figure, and return the numbers of those that have data, by name."""
+    names = list(figures())
+    many = len(study.results) >= POOL_FROM_RESULTS
+    drawn = mapped(_picture, study, names) if many else [_picture(study, name) for name in names]
+    return [picture for picture, _ in drawn], {
+        picture.name: numbers for picture, numbers in drawn if numbers is not None
+    }
+
+
+def _picture(study: Study, name: str) -> tuple[Picture, pd.DataFrame | None]:
+    module = figures()[name]
+    try:
+        with style():
+            figure = module.draw(study)
+        numbers, answer = module.table(study), module.answer(study)
+    except NotAnswerableError as missing:
+        return Picture(name, module.TITLE, question_of(name), module.CAPTION, missing=str(missing)), None
+    picture = svg(figure, name.replace("_", "-"), module.TITLE, module.CAPTION)
+    table = html_table(numbers.to_dict("list"), f"{module.TITLE}: the numbers")
+    return Picture(name, module.TITLE, question_of(name), module.CAPTION, picture, table, answer=answer), numbers
+
+
+def answer_goals(pictures: Sequence[Picture]) -> list[AnsweredGoal]:
+    """Every question of questions.yaml with the answer of its figure, or with what is missing."""
+    by_name = {picture.name: picture for picture in pictures}
+
+    def answered(question: Question) -> Answered:
+        picture = by_name.get(question.figure or "")
+        missing = question.missing or "" if picture is None else picture.missing
+        figure = picture.name if picture and not picture.missing else ""
+        return Answered(question.question, picture.answer if picture else "", missing, figure)
+
+    return [AnsweredGoal(goal.goal, goal.viewpoint, tuple(answered(q) for q in goal.questions)) for goal in goals()]

@@ -1,0 +1,117 @@
+"""The result tables of the page, one section per benchmark, size, mode and division."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from analysis.page.cells import HtmlTable, drop_empty, html_table, is_absent, number_text, range_texts, spread_texts
+from analysis.published.scores import stated_minutes
+from analysis.results.names import CLASS, heading
+from analysis.study import Study
+from analysis.tables.ingest import parsed
+
+
+@dataclass(frozen=True)
+class Section:
+    """The results of one class and division: heading, main table, further columns and remarks."""
+
+    title: str
+    table: HtmlTable
+    details: HtmlTable
+    remarks: tuple[str, ...] = field(default=())
+
+
+def score_sections(study: Study) -> list[Section]:
+    """One section per benchmark, size, mode and division. Rounds follow one another; they are never ranked together."""
+    sections = []
+    for key, rows in study.results.groupby([*CLASS, "division"], sort=True):
+        ordered = rows.sort_values(["round", "score_s", "label"], na_position="last")
+        title = f"{heading(*key[:3])} · {key[3]} division"
+        sections.append(
+            Section(title, _headline_table(ordered, title), _details_table(ordered, title), tuple(_remarks(ordered)))
+        )
+    return sections
+
+
+def _remarks(rows: pd.DataFrame) -> Iterable[str]:
+    first = rows.iloc[0]
+    if pd.notna(first["target"]):
+        sign = "≤" if first["target_direction"] == "min" else "≥"
+        yield f"Target: {first['metric_name']} {sign} {first['target']:g}."
+    if rows["round"].nunique() > 1:
+        yield "Rounds differ in rules and data; rows are ordered within a round."
+    if first["size"] != "full":
+        yield f"Size {first['size']} is not the MLPerf problem; it compares with nothing but itself."
+
+
+def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
+    """The columns that fit a screen: every score with its definition, scale, convergence and cost."""
+    weak = rows["mode"].iloc[0] == "weak"
+    carried = [
+        f"{name} (from {since})" if since else name
+        for name, since in zip(rows["name"], _text(rows["carried_over_from"]), strict=True)
+    ]
+    columns: dict[str, list[Any]] = {"system": carried}
+    if rows["round"].nunique() > 1:
+        columns["round"] = list(rows["round"])
+    if weak:
+        columns["models/min"] = list(rows["models_per_min"])
+    minutes = rows["score_s"] / 60.0
+    columns["time to train all [min]" if weak else "score by the rules [min]"] = [
+        value if pd.notna(value) else f"no score: {note}"
+        for value, note in zip(minutes, rows["score_note"], strict=True)
+    ]
+    if rows["published"].any():
+        columns["official tool prints [min]"] = list(
+            (rows["score_tool_s"] / 60.0).where(rows["published"] & (rows["round"] != "v0.7"))  # no tool for that round
+        )
+        stated = stated_minutes()
+        columns["submitter stated [min]"] = [stated[group][0] if group in stated else None for group in rows["group"]]
+    if (rows["staging_before_run_s.mean"] > 0).any():
+        columns["with staging [min]"] = list(rows["score_with_staging_s"] / 60.0)
+    if not weak:
+        columns["95 % interval [min]"] = range_texts(rows["score_low_s"] / 60.0, rows["score_high_s"] / 60.0)
+    columns["mean run [min]"] = list((rows["run_s.mean"] / 60.0).where(rows["score_s"].isna() | weak))
+    columns["runs: averaged / reached / started"] = [
+        f"{row.n_averaged} / {row.n_reached} / {row.n_started}" for row in rows.itertuples()
+    ]
+    columns["compute units"] = list(rows["units"])
+    columns["global batch"] = list(rows["global_batch_size"])
+    columns["epochs to target"] = spread_texts(rows["epochs_to_target.mean"], rows["epochs_to_target.std"])
+    columns["training [samples/s]"] = list(rows["train_rate.mean"])
+    columns["unit hours"] = list(rows["unit_hours"])
+    return html_table(drop_empty(columns), caption, strong={"score by the rules [min]", "models/min"})
+
+
+def _details_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
+    """The columns that do not fit into the main table."""
+    columns: dict[str, list[Any]] = {
+        "system": list(rows["name"]),
+        "round": list(rows["round"]),
+        "submitter": list(rows["submitter"]),
+        "folder": list(rows["system"]),
+        "device": list(rows["device"]),
+        "nodes": list(rows["nodes"]),
+        "ranks": list(rows["ranks"]),
+        "precision": list(rows["precision"]),
+        "fastest – slowest [min]": range_texts(rows["fastest_s"] / 60.0, rows["slowest_s"] / 60.0),
+        "models trained": list(rows["models"]),
+        "metric reached": list(rows["reached_value.mean"]),
+        "target": list(rows["target"]),
+        "trivial baselines": [_baselines(text) for text in rows["baselines"]],
+        "scaling factor shipped": list(rows["scaling_factor"]),
+        "the stated score's source": [stated_minutes().get(group, (0.0, ""))[1] for group in rows["group"]],
+    }
+    return html_table(drop_empty(columns), f"{caption}: more")
+
+
+def _text(values: pd.Series) -> list[str]:
+    return ["" if is_absent(value) or value != value else str(value) for value in values]
+
+
+def _baselines(text: object) -> str | None:
+    return "; ".join(f"{name} {number_text(value)}" for name, value in parsed(text).items()) or None

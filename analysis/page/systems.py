@@ -1,0 +1,114 @@
+"""Tables about systems, settings and logs: all of them, and the fields in which results of one class differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from analysis.page.cells import HtmlTable, drop_empty, html_table
+from analysis.study import Study
+from analysis.tables.ingest import parsed
+
+SYSTEM_FIELDS = (
+    "system", "round", "submitter", "name", "nodes", "accelerators_per_node", "accelerator", "accelerator_memory",
+    "processors_per_node", "processor", "memory", "storage", "network", "topology", "framework",
+    "operating_system", "described_by", "problem",
+)  # fmt: skip
+
+
+def systems_table(study: Study) -> HtmlTable:
+    """Every system, with the fields that any of them has."""
+    table = study.tables.systems
+    columns = {name.replace("_", " "): list(table[name]) for name in SYSTEM_FIELDS if table[name].notna().any()}
+    return html_table(columns, "Systems as described by their packages, or as the run collected them")
+
+
+def differing_systems(study: Study) -> list[HtmlTable]:
+    """For each class with several results: the fields of the description in which their systems differ."""
+    systems = study.tables.systems.set_index("system_key")
+    tables = []
+    for title, rows in study.classes():
+        described = systems.loc[list(rows["system_key"])]
+        unlike = [name for name in SYSTEM_FIELDS[4:-2] if described[name].astype(str).nunique() > 1]
+        if len(rows) > 1 and unlike:
+            columns: dict[str, list[Any]] = {"system": list(rows["label"])}
+            columns |= {name.replace("_", " "): list(described[name]) for name in unlike}
+            tables.append(html_table(drop_empty(columns), f"{title}: descriptions that differ"))
+    return tables
+
+
+def _settings(study: Study) -> dict[str, dict[str, Any]]:
+    """Hyperparameters and run_config of each result (by group), flat; runs that disagree are said to differ."""
+    by_group: dict[str, dict[str, Any]] = {}
+    for group, runs in study.runs.groupby("group", sort=True):
+        flat = [
+            _flat(parsed(hyperparameters)) | _flat(parsed(config))
+            for hyperparameters, config in zip(runs["hyperparameters"], runs["config"], strict=True)
+        ]
+        names = sorted({name for settings in flat for name in settings})
+        by_group[str(group)] = {
+            name: values.pop() if len(values) == 1 else "differs between runs"
+            for name in names
+            if (values := {json.dumps(settings.get(name)) for settings in flat})
+        }
+    return by_group
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def differing_settings(study: Study) -> list[HtmlTable]:
+    """For each class with several results: the settings in which they differ."""
+    settings = _settings(study)
+    tables = []
+    for title, rows in study.classes():
+        if len(rows) < 2:
+            continue
+        groups = dict(zip(rows["group"], rows["label"], strict=True))
+        names = sorted({name for group in groups for name in settings[group]})
+        unlike = [name for name in names if len({settings[group].get(name) for group in groups}) > 1]
+        columns: dict[str, list[Any]] = {"system": list(groups.values())}
+        columns |= {name: [settings[group].get(name) for group in groups] for name in unlike}
+        if unlike:
+            tables.append(html_table(columns, f"{title}: settings that differ"))
+    return tables
+
+
+def settings_tables(study: Study) -> list[tuple[str, HtmlTable]]:
+    """The settings of every result that logs some, each with a heading."""
+    labels = study.results.set_index("group")["label"]
+    return [
+        (
+            f"{labels[group]} ({group})",
+            html_table({"setting": list(s), "value": list(s.values())}, f"Settings of {labels[group]}"),
+        )
+        for group, s in _settings(study).items()
+        if s
+    ]
+
+
+def logs_table(study: Study) -> HtmlTable:
+    """Every log with its outcome, its part in the score, and its checksum."""
+    runs = study.runs
+    columns = {
+        "log": list(runs["run"]),
+        "outcome": list(runs["outcome"]),
+        "in the score": list(runs["fate"]),
+        "status logged": list(runs["status_logged"]),
+        "run [s]": list(runs["run_s"]),
+        "epochs to target": list(runs["epochs_to_target"]),
+        "last metric": list(runs["last_value"]),
+        "seed": list(runs["seed"]),
+        "events": list(runs["event_count"]),
+        "damaged lines": list(runs["damaged_lines"]),
+        "sha256": list(runs["sha256"]),
+    }
+    return html_table(columns, "Every log that was read")

@@ -1,0 +1,103 @@
+"""What results, their classes, devices and machines are called."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+
+CLASS = ["benchmark", "size", "mode"]
+FAMILY = re.compile(r"\b(?:[VPAHB][12]00|GH200|MI\d{3}[AX]?|RTX \d{4}|A64FX|Xeon Phi)\b")
+MACHINES = {  # start of a published system's folder name: the machine's name
+    "abci": "ABCI",
+    "corigpu": "Cori GPU",
+    "coriknl": "Cori KNL",
+    "daint": "Piz Daint",
+    "dgxa100": "Selene",
+    "eos": "Eos",
+    "frontera": "Frontera RTX",
+    "fugaku": "Fugaku",
+    "hal": "HAL",
+    "horeka": "HoreKa",
+    "juwels": "JUWELS Booster",
+    "longhorn": "Longhorn",
+    "perlmutter": "Perlmutter",
+    "piz_daint": "Piz Daint",
+    "theta": "ThetaGPU",
+}
+
+
+def heading(benchmark: str, size: str, mode: str) -> str:
+    """The heading of a class of results."""
+    return f"{benchmark} · size {size} · {'throughput' if mode == 'weak' else 'time to train'}"
+
+
+def describe_systems(rows: pd.DataFrame, systems: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Device and machine of each result. The device is the accelerator's family, without accelerators the processor's."""
+    systems = systems.set_index("system_key")
+    device = systems["accelerator"].where(systems["accelerators_per_node"] > 0).fillna(systems["processor"])
+    device_names = rows["system_key"].map(device).fillna("unknown device").astype(str)
+    described = rows["system_key"].map(systems["name"]).fillna(rows["system"]).astype(str)
+    public = rows["system"].map(_machine).where(rows["published"])
+    return device_names.map(_family), public.fillna(described)
+
+
+def _family(device: str) -> str:
+    """The family that a device belongs to ("A100"), if published systems used it; else the whole name."""
+    match = FAMILY.search(device)
+    return match.group() if match else device
+
+
+def _machine(system: str) -> str | None:
+    """The machine behind the folder name of a published system; None if it is not in MACHINES."""
+    return next((name for start, name in MACHINES.items() if system.lower().startswith(start)), None)
+
+
+def name_results(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Name and label of each result. Names are unique in a class and round; a label adds the round if there are several.
+
+    A published result is named after its machine and number of compute units, if the machine is known; any other after
+    its folder. Equal names get submitter or folder appended.
+    """
+    known = rows["published"] & rows["system"].map(_machine).notna() & rows["units"].notna()
+    name = rows["system"].astype(str)
+    name = name.mask(known, rows["machine"] + " " + rows["units"].map("{:g}".format))
+    name = name.mask(known & (rows["division"] == "open"), name + " (open)")
+    for column in ("submitter", "system"):
+        clash = name.groupby([rows[key] for key in (*CLASS, "round")] + [name]).transform("size") > 1
+        name = name.mask(clash, name + " · " + rows[column].astype(str))
+    mixed = rows["round"].nunique() > 1
+    return name, name + " · " + rows["round"].astype(str) if mixed else name
+
+
+def find_pairs(rows: pd.DataFrame, *names: str) -> list[tuple[str, str]]:
+    """The groups that two names stand for, in each class that has both results. A name is a label or a part of one.
+
+    Raises ValueError if a name fits several results of a class, or if no class has both.
+    """
+    pairs, known = [], set()
+    strong = rows[rows["mode"] == "strong"]
+    for key, results in strong.groupby(CLASS, sort=True):
+        groups = {name: group for name in names if (group := _find_group(results, name, heading(*key))) is not None}
+        known |= set(groups)
+        if len(set(groups.values())) == 2:
+            pairs.append((groups[names[0]], groups[names[1]]))
+    if not pairs:
+        unknown = [name for name in names if name not in known]
+        labels = ", ".join(sorted(set(strong["label"]))[:20])
+        problem = (
+            f"no result is called {unknown[0]!r}" if unknown else f"no class has both {names[0]!r} and {names[1]!r}"
+        )
+        raise ValueError(f"{problem}; results: {labels}")
+    return pairs
+
+
+def _find_group(results: pd.DataFrame, name: str, title: str) -> str | None:
+    """The group of the result with this label, else of the one whose label contains the name; None if there is none."""
+    labels = results["label"].str.lower()
+    fits = results[labels == name.lower()]
+    if fits.empty:
+        fits = results[labels.str.contains(name.lower(), regex=False)]
+    if len(fits) > 1:
+        raise ValueError(f"{name!r} is the name of {len(fits)} results of {title}: {', '.join(fits['label'])}")
+    return str(fits["group"].iloc[0]) if len(fits) else None

@@ -1,0 +1,1 @@
+"""Arithmetic of differences, spread and scaling. Numbers in, numbers out."""
