@@ -11,6 +11,7 @@ import click
 
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
+from suite.files import write_whole
 from suite.launch.ranks import in_world, refuse_ranks, start_ranks
 
 if TYPE_CHECKING:
@@ -151,8 +152,8 @@ def _write(output: Path, document: dict[str, Any], result: Profile) -> None:
     result.trace.export_chrome_trace(str(output / "trace.json"))
     rows = document["layers"]
     lines = [",".join(rows[0]), *(",".join(str(value) for value in row.values()) for row in rows)] if rows else []
-    (output / "layers.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (output / "profile.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_whole(output / "layers.csv", "\n".join(lines) + "\n")
+    write_whole(output / "profile.json", json.dumps(document, indent=1) + "\n")
     for line in lines_of(document):
         click.echo(line)
     click.echo(f"{output}: trace.json (chrome://tracing, ui.perfetto.dev), layers.csv, profile.json")

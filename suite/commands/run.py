@@ -16,7 +16,7 @@ import click  # noqa: E402
 from suite.config import default_data_root, load_config  # noqa: E402
 from suite.descriptor import descriptor  # noqa: E402
 from suite.log import mllog  # noqa: E402
-from suite.log.run_folder import RunFolder, create, default_folder, describe, refuse_existing  # noqa: E402
+from suite.log.run_folder import RunFolder, create, default_folder, refuse_existing, write_run_info  # noqa: E402
 
 if TYPE_CHECKING:
     from suite.training.plan import TrialPlan
@@ -122,7 +122,7 @@ def _launch_one(plan: TrialPlan, ranks: int, overrides: tuple[str, ...]) -> int:
     from suite.launch.trials import run_trials
 
     plan.folder.root.mkdir(parents=True, exist_ok=True)
-    folder = describe(plan.folder.root, plan.config, mode=plan.mode, runs=plan.runs, ranks=ranks)
+    folder = write_run_info(plan.folder.root, plan.config, mode=plan.mode, runs=plan.runs, ranks=ranks)
     name = plan.config.workload
     return run_trials(
         name, folder, [plan.trial], ranks=ranks, seed=plan.base_seed, overrides=overrides, resume=plan.resume

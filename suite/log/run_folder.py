@@ -16,6 +16,7 @@ import yaml
 
 from suite import VERSION
 from suite.config import RunConfig
+from suite.files import write_whole
 
 RUN_VERSION = 1
 
@@ -129,10 +130,10 @@ def create(
         ) from None
     except OSError as error:
         raise ValueError(f"{root}: cannot be created: {error.strerror}") from None
-    return describe(root, config, mode=mode, runs=runs, ranks=ranks, same_allocation=same_allocation)
+    return write_run_info(root, config, mode=mode, runs=runs, ranks=ranks, same_allocation=same_allocation)
 
 
-def describe(
+def write_run_info(
     root: Path, config: RunConfig, *, mode: str, runs: int, ranks: int | None, same_allocation: bool = True
 ) -> RunFolder:
     """Write config.yaml and run.json into a folder, unless they exist: all instances of a job try at once and one wins."""
@@ -154,8 +155,7 @@ def describe(
     )
     for path, text in texts:
         try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
+            write_whole(path, text, overwrite=False)
         except FileExistsError:
             continue
         except OSError as error:

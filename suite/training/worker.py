@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 
-from suite.log.run_folder import describe
+from suite.log.run_folder import write_run_info
 from suite.training.plan import TrialPlan
 from suite.training.signals import InterruptedTrialError
 from suite.training.startup import process_age_s
@@ -47,7 +47,7 @@ def _make_folder(plan: TrialPlan, world: World) -> None:
         try:
             root.mkdir(parents=True, exist_ok=True)
             alone = "SLURM_ARRAY_TASK_ID" not in os.environ
-            describe(root, plan.config, mode=plan.mode, runs=plan.runs, ranks=world.size, same_allocation=alone)
+            write_run_info(root, plan.config, mode=plan.mode, runs=plan.runs, ranks=world.size, same_allocation=alone)
         except OSError as caught:
             error = ValueError(f"{root}: cannot be created: {caught.strerror}")
         except ValueError as caught:
