@@ -1,7 +1,7 @@
 """Result logs to tidy tables: runs, epochs, evals, phases, ranks, experts, systems. Columns and units: docs/tables.md.
 
 Nothing is repaired silently and nothing is dropped: a log that ended early, was resumed or pruned is a row with a column that
-says so. Scores are not computed here (see analysis.decompose).
+says so. Scores are not computed here (see analysis.results.decompose).
 """
 
 from __future__ import annotations
