@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
 from io import StringIO
@@ -102,6 +103,7 @@ def rich_study(
         package(tmp_path / "hpc_results_v9.9", system="daint_a"),
         package(tmp_path / "hpc_results_v9.9", system="daint_b", nodes=4, train_s=6.0),
         package(tmp_path / "hpc_results_v9.8", system="older", staging=(-9.0, -2.0)),
+        package(tmp_path / "hpc_results_v9.7", system="open", division="open"),
     ]
     here, there = ceilings(tmp_path / "here.json"), ceilings(tmp_path / "there.json", "other", faster=3.0)
     return study(paths, cards, read_inputs([here, counters(tmp_path / "counters.json")], [there])), paths
@@ -278,6 +280,13 @@ def test_a_missing_figure_says_what_is_missing(tmp_path: Path, package: Build, c
     data = study([package(tmp_path)], cards)
     with pytest.raises(NotAnswerableError, match="step_phases"):
         figures()["phases"].draw(data)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_check_without_errors_is_stated(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
+    folder = run_folder(tmp_path, runs=1)
+    html = render_report(study([folder], cards), [replace(check_path(folder), compliant=True)]).html
+    assert "no errors" in html
 
 
 def test_parts_of_the_time_split_sum_to_the_run(rich: Report) -> None:

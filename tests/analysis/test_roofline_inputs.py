@@ -121,6 +121,19 @@ def test_a_run_on_its_ceilings_has_every_resource_that_was_logged(made: Study) -
     assert case.scale > 4
 
 
+def test_a_collective_without_a_curve_has_the_bus_bandwidth_of_its_roof(
+    tmp_path: Path, run_folder: Build, ceilings: Build, cards: dict[str, Card]
+) -> None:
+    path = ceilings(tmp_path / "c.json")
+    document = json.loads(path.read_text())
+    bus = {"resource": "all_reduce", "name": "gloo", "mode": "bus", "dtype": "float32", "library": "gloo"}
+    document["roofs"].append({**document["roofs"][0], **bus, "value": 1e9, "unit": "B/s", "shape": None})
+    path.write_text(json.dumps(document | {"curves": []}))
+    case = only_case(study([run_folder(tmp_path)], cards, read_inputs([path])))
+    (term,) = [term for term in case.bounds.terms if term.resource == "all_reduce"]
+    assert term.seconds == pytest.approx(term.demand.amount / 1e9)
+
+
 def test_a_host_is_shared_by_threads_and_cores(tmp_path: Path, ceilings: Build) -> None:
     cpu = {"type": "cpu", "name": "x", "threads": 2, "cores_allowed": 8}
     file = read_ceilings(ceilings(tmp_path / "c.json", ranks=4, device=cpu))  # two ranks a node of two threads each

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from analysis.figures import stragglers
 from suite.performance.stragglers import Straggling, straggling
 
 
@@ -48,3 +49,17 @@ def test_one_block_cannot_name_anybody() -> None:
 
 def test_one_rank_waits_for_nobody() -> None:
     assert job(1, 5, jitter=0.1) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (job(3, 8, jitter=0.02, slow=0.06), "rank 1 is slow"),
+        (job(2, 1, jitter=0.02), "too few to tell a slow rank from luck"),
+        (job(16, 8, jitter=0.0002, slow=0.002), "no rank costs 1 % of the step; rank 1 waits least"),
+        (job(16, 8, jitter=0.02), "no rank stands out"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_figure_says_how_sure_it_is(found: Straggling, words: str) -> None:
+    assert words in stragglers._sentence(stragglers.Ranks("a run", "cosmoflow", "mini", found))

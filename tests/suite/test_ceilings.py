@@ -9,6 +9,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -218,6 +219,44 @@ def test_repetitions_are_gathered() -> None:
     assert repeat(World.create(), lambda: next(rates), 2).by_rank == ((1.0, 2.0),)
 
 
+RESOURCES = {"compute", "memory", "host_link", "storage_read", "storage_write", "all_reduce", "all_to_all"}
+
+
+def resources(document: dict[str, Any]) -> set[str]:
+    """Every resource that a ceilings file has a roof for, or the reason why not."""
+    return {item["resource"] for item in (*document["roofs"], *document["not_measured"])}
+
+
+def test_two_ranks_measure_every_resource(tmp_path: Path) -> None:
+    """With small sizes: this shows that the steps fit together, not how fast the machine is."""
+    path = tmp_path / "ceilings.json"
+    worker = [sys.executable, str(Path(__file__).with_name("ceilings_worker.py")), "--directory", str(tmp_path)]
+    command = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2", *worker, "-o", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(path.read_text())
+    assert resources(document) == RESOURCES
+    assert document["ranks"] == 2
+    assert all(roof["value"] > 0 for roof in document["roofs"])
+    assert f"{path}: {document['device']['name']}, 2 ranks" in done.stdout
+    assert "  all_reduce gloo" in done.stdout
+
+
+def test_the_command_starts_ranks_with_its_own_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+
+    def start(words: list[str], ranks: int) -> int:
+        started.extend([*words, ranks])
+        return 1
+
+    monkeypatch.setattr("suite.commands.ceilings.start_ranks", start)
+    path = str(tmp_path / "c.json")
+    arguments = ["--ranks", "3", "--quick", "--directory", "/scratch", "--system", "bed", "-o", path]
+    assert CliRunner().invoke(ceilings, arguments).exit_code == 1
+    given = ["ceilings", "--system", "bed", "--device", "auto", "-o", path, "--directory", "/scratch", "--quick", 3]
+    assert started == given
+
+
 @pytest.mark.long
 def test_two_ranks_measure_this_machine_in_time(tmp_path: Path) -> None:
     """Memory levels within a factor of two of what the system says, collectives of two ranks, everything said or excused."""
@@ -226,8 +265,7 @@ def test_two_ranks_measure_this_machine_in_time(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(path.read_text())
-    resources = {roof["resource"] for roof in document["roofs"]} | {gap["resource"] for gap in document["not_measured"]}
-    assert resources == {"compute", "memory", "host_link", "storage_read", "storage_write", "all_reduce", "all_to_all"}
+    assert resources(document) == RESOURCES
     assert document["ranks"] == 2
     for roof in document["roofs"]:
         if roof["name"] in {"L1", "L2"}:

@@ -76,7 +76,7 @@ ON_TWO_RANKS = {
     "sharded, in parts": (*CLIPPED_SHARDED, "gradient_accumulation_steps=2"),
     "measured": ("max_epochs=6", "hyperparameters.base_learning_rate=1e-9"),
     "not measured": (*SHORT, "instrumentation=false"),
-    "staged in the background": ("max_epochs=1", "staging.directory=LOCAL/{node}", "staging.overlap=true"),
+    "staged in the background": ("max_epochs=2", "staging.directory=LOCAL/{node}", "staging.overlap=true"),
 }
 
 

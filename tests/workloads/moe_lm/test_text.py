@@ -20,6 +20,7 @@ from workloads.moe_lm.baselines import baselines
 from workloads.moe_lm.data import TextData
 from workloads.moe_lm.generate import SIZES, DataSize, convert, fetch, generate, training_rows, validation_rows
 from workloads.moe_lm.text import Language, in_validation, read_text
+from workloads.moe_lm.workload import MoELM
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,9 @@ def test_the_entropy_rate_is_that_of_the_text() -> None:
 
 def test_the_same_seed_is_the_same_data_and_another_another(smoke: Path, tmp_path: Path, world: World) -> None:
     generate(tmp_path / "again", "smoke", seed=1, world=world)
-    generate(tmp_path / "other", "smoke", seed=2, world=world)
+    steps: list[tuple[int, int]] = []
+    generate(tmp_path / "other", "smoke", seed=2, world=world, progress=lambda *step: steps.append(step))
+    assert steps == [(1, 1)]
     assert read_manifest(tmp_path / "again").sha256 == read_manifest(smoke).sha256
     assert read_manifest(tmp_path / "other").sha256 != read_manifest(smoke).sha256
     with pytest.raises(ValueError, match="holds other data"):
@@ -58,6 +61,16 @@ def test_the_card_counts_the_samples(smoke: Path) -> None:
     card = DESCRIPTOR.card().size("smoke")
     manifest = read_manifest(smoke)
     assert (manifest.samples("train"), manifest.samples("validation")) == (card.train_samples, card.eval_samples)
+
+
+def test_the_workload_has_the_splits_of_the_card_and_the_baselines(smoke: Path) -> None:
+    workload = MoELM(load_config(DESCRIPTOR, "smoke"))
+    card = DESCRIPTOR.card().size("smoke")
+    assert [len(workload.dataset(split, smoke)) for split in ("train", "validation")] == [
+        card.train_samples,
+        card.eval_samples,
+    ]
+    assert workload.baselines(smoke) == baselines(smoke)
 
 
 def test_longer_contexts_predict_better_and_nothing_beats_the_entropy(smoke: Path) -> None:
