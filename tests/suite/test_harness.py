@@ -332,17 +332,45 @@ def test_after_a_kill_the_run_resumes_from_its_last_epoch_checkpoint(data: Path,
     assert windows(resumed) == {key: loss for key, loss in windows(whole).items() if key >= first}
 
 
-def test_a_signal_after_the_end_does_not_change_the_exit_code_and_an_earlier_result_is_never_written_over(
-    data: Path, tmp_path: Path
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The run folder and the process of one rank: a trial on a damaged copy of the data, one on the data, a signal at the end."""
+    root = tmp_path_factory.mktemp("alone")
+    shutil.copytree(data, root / "data")
+    shard = root / "data" / "train" / "shard_00000.h5"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    trials = trial(root / "damaged", f"data={root / 'data'}"), trial(root / "run", "max_epochs=1")
+    return root / "run", completed(data, *trials, TOY_LATE_SIGNAL="1")
+
+
+def test_a_damaged_shard_is_one_line_that_names_the_file(
+    alone: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
-    alone = completed(data, trial(tmp_path / "run", "max_epochs=1"), TOY_LATE_SIGNAL="1")
-    assert alone.returncode == 1, alone.stdout + alone.stderr
-    before = (tmp_path / "run" / "result_0.txt").read_bytes()
-    done = completed(data, trial(tmp_path / "run"), ranks=2)
+    """On one rank; on two, tests/test_run.py."""
+    _, done = alone
+    assert "exit code 2" in done.stdout.splitlines()
+    assert "shard_00000.h5" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_signal_after_the_end_does_not_change_the_exit_code(
+    alone: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, done = alone
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert (folder / "result_0.txt").exists()
+
+
+def test_an_earlier_result_is_never_written_over(
+    data: Path, alone: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    folder, _ = alone
+    before = (folder / "result_0.txt").read_bytes()
+    done = completed(data, trial(folder), ranks=2)
     assert done.returncode == 2
     assert "exists already" in done.stderr
     assert "Traceback" not in done.stderr
-    assert (tmp_path / "run" / "result_0.txt").read_bytes() == before
+    assert (folder / "result_0.txt").read_bytes() == before
 
 
 def test_a_rank_killed_in_the_middle_ends_the_run_and_its_log_parses(data: Path, tmp_path: Path) -> None:
@@ -356,14 +384,3 @@ def test_a_rank_killed_in_the_middle_ends_the_run_and_its_log_parses(data: Path,
     assert not log.problems
     assert "success" not in [event.metadata.get("status") for event in log.events if event.key == "run_stop"]
     assert not ranks_of(process)
-
-
-def test_a_damaged_shard_is_one_line_that_names_the_file(data: Path, tmp_path: Path) -> None:
-    """On one rank; on two, tests/test_run.py."""
-    shutil.copytree(data, tmp_path / "data")
-    shard = tmp_path / "data" / "train" / "shard_00000.h5"
-    shard.write_bytes(shard.read_bytes()[:-100])
-    done = completed(tmp_path / "data", trial(tmp_path / "run"))
-    assert done.returncode == 2
-    assert "shard_00000.h5" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -242,7 +242,7 @@ def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str
                     continue
                 section, _, name = key.rpartition(".")
                 (changes.setdefault(section, {}) if section else changes)[name] = yaml.safe_load(value)
-        config = toy_config(data, **changes)
+        config = toy_config(Path(changes.pop("data", data)), **changes)
         plan = TrialPlan(
             DESCRIPTOR,
             config,

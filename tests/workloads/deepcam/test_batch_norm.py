@@ -35,12 +35,7 @@ def on_ranks(ranks: int, program: str) -> None:
     assert done.stdout.count("fine") == ranks, done.stdout + done.stderr
 
 
-@needs_mpi
-def test_two_ranks_normalise_as_one_big_batch() -> None:
-    """Output, all three gradients and running statistics, with different numbers of samples on the ranks."""
-    on_ranks(
-        2,
-        """
+LAYER = """
 from workloads.deepcam.batch_norm import GroupBatchNorm2d, join_groups
 generator = torch.Generator().manual_seed(0)
 x = (100 + torch.randn(5, 4, 6, 7, generator=generator)).double()   # a mean far above the spread: no cancellation
@@ -72,28 +67,9 @@ torch.testing.assert_close(two.running_mean, one.running_mean, **close)
 torch.testing.assert_close(two.running_var, one.running_var, **close)
 two.eval(), one.eval()
 torch.testing.assert_close(two(x), one(x), **close)
-print("fine")
-""",
-    )
+"""
 
-
-def test_groups_are_of_consecutive_ranks_and_must_divide_the_world() -> None:
-    assert rank_groups(4, 2) == [[0, 1], [2, 3]]
-    assert rank_groups(3, 1) == [[0], [1], [2]]
-    assert rank_groups(4, 4) == [[0, 1, 2, 3]]
-    with pytest.raises(ValueError, match="batchnorm_group_size 3 does not divide the 4 ranks"):
-        rank_groups(4, 3)
-
-
-@needs_mpi
-def test_two_ranks_train_as_one_and_agree_on_statistics_before_they_evaluate() -> None:
-    """Under the harness's DDP wrapping, eight AdamW steps in float64: in float32 rounding alone grows a thousandfold.
-
-    DDP by default overwrites every rank's buffers with rank 0's before each step: then only rank 0's samples would count.
-    """
-    on_ranks(
-        2,
-        f"""
+NETWORK = f"""
 import dataclasses
 import sys
 import numpy as np
@@ -150,8 +126,25 @@ after = world.allgather(statistic.tolist())
 assert after[0] == after[1]
 torch.testing.assert_close(torch.tensor(after[0]), torch.tensor(before).mean(dim=0))
 print("fine")
-""",
-    )
+"""
+
+
+@needs_mpi
+def test_two_ranks_normalise_and_train_as_one_and_agree_on_statistics_before_they_evaluate() -> None:
+    """LAYER: output, all three gradients and running statistics, with different numbers of samples on the ranks.
+
+    NETWORK: under the harness's DDP wrapping, eight AdamW steps in float64; in float32 rounding alone grows a thousandfold.
+    DDP by default overwrites every rank's buffers with rank 0's before each step: then only rank 0's samples would count.
+    """
+    on_ranks(2, LAYER + NETWORK)
+
+
+def test_groups_are_of_consecutive_ranks_and_must_divide_the_world() -> None:
+    assert rank_groups(4, 2) == [[0, 1], [2, 3]]
+    assert rank_groups(3, 1) == [[0], [1], [2]]
+    assert rank_groups(4, 4) == [[0, 1, 2, 3]]
+    with pytest.raises(ValueError, match="batchnorm_group_size 3 does not divide the 4 ranks"):
+        rank_groups(4, 3)
 
 
 def test_alone_it_is_batch_normalisation(world: World) -> None:

@@ -38,8 +38,8 @@ LOADS = ("balanced", "skewed", "idle expert", "idle rank")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 FORMS = (  # back end, type, one of how many cases of the matrix, about how many of its slice
-    ("loop", torch.float64, 1, 80),
-    ("onednn", torch.float32, 1, 30),
+    ("loop", torch.float64, 1, 48),
+    ("onednn", torch.float32, 1, 20),
     ("bmm", torch.float64, 5, 8),
     ("loop", torch.float32, 5, 8),
     ("bmm", torch.float32, 5, 8),
