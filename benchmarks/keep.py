@@ -62,7 +62,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "ceilings": [["env", f"OMP_NUM_THREADS={threads}", sys.executable, "benchmarks/ceilings.py"] for threads in (1, 2)],
     "ingest": [[sys.executable, "benchmarks/ingest.py", PUBLISHED]],
     "checker_acceptance": [[sys.executable, "-m", "benchmarks.checker_acceptance", PUBLISHED, *SCORES]],
-    "checker_fuzz": [[*LONG_TESTS, "tests/suite/test_check_fuzz.py"]],
+    "checker_fuzz": [[*LONG_TESTS, "tests/suite/compliance/test_check_fuzz.py"]],
     "whatif": [[sys.executable, "benchmarks/whatif.py", "--measure"]],
     "moe": [[sys.executable, "benchmarks/moe.py"]],
     "moe_tutel": [[sys.executable, "benchmarks/moe.py", "--tutel"]],

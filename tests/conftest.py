@@ -18,13 +18,13 @@ LONGEST_FIRST = (  # files of more than ten seconds: begun last, one of them wou
     "tests/slurm/",
     "tests/test_readme.py",
     "tests/test_run.py",
-    "tests/suite/test_harness.py",
+    "tests/suite/training/test_harness.py",
     "tests/workloads/moe/",
-    "tests/suite/test_staging.py",
-    "tests/analysis/test_report.py",
+    "tests/suite/data/test_staging.py",
+    "tests/analysis/page/test_report.py",
     "tests/workloads/deepcam/",
     "tests/workloads/open_catalyst/",
-    "tests/suite/test_profile.py",
+    "tests/suite/performance/test_profiling.py",
 )
 
 

@@ -158,7 +158,7 @@ def test_torchrun_is_a_launcher_too(smoke_data: Path, tmp_path: Path) -> None:
     assert record.staging_stats is not None
 
 
-@pytest.mark.long  # the toy of tests/suite/test_harness.py shows it in `make test`
+@pytest.mark.long  # the toy of tests/suite/training/test_harness.py shows it in `make test`
 def test_one_and_two_ranks_have_the_same_losses_and_the_same_metric(smoke_data: Path) -> None:
     """At a rate below the edge of stability: above it, rounding alone may grow to 1e-3 within 20 steps (docs/cosmoflow.md)."""
     done = subprocess.run(

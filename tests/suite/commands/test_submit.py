@@ -18,7 +18,7 @@ from suite.log.record import RunRecord
 from suite.log.timeline import Epoch
 from tests.fixtures import cli
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CARD = descriptor("cosmoflow").card().size("mini")
 
 

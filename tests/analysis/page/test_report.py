@@ -82,7 +82,7 @@ def made(paths: list[Path], cards: Cards, inputs: Inputs | None = None) -> Repor
     return render_report(study(paths, cards, inputs), [check_path(path) for path in paths])
 
 
-# figures of ceilings files and all-to-all sweeps: test_roofline*.py and test_network.py
+# figures of ceilings files and all-to-all sweeps: tests/analysis/roofline and tests/analysis/network
 NEED_A_FILE = {name for name in figures() if name.startswith("moe_") or name == "what_if" or name.endswith("roofline")}
 
 

@@ -21,7 +21,7 @@ from suite.launch.slurm import (
     time_limit_s,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SYSTEMS = sorted((ROOT / "submissions" / "systems").glob("*.yaml"))
 # The scripts in submissions/slurm, by the jobs they are rendered from
 SHIPPED = {

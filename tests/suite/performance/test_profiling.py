@@ -18,7 +18,7 @@ from suite.commands.profile import lines_of, profile
 from suite.performance.flops import count
 from suite.performance.profiling import _layers_named, layer_times
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Slow(torch.autograd.Function):

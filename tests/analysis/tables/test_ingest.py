@@ -212,7 +212,7 @@ def test_a_log_without_events_is_a_row(tmp_path: Path, cards: Cards, content: st
 
 
 def test_documented_columns_are_the_columns(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "tables.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "tables.md").read_text()
     for name, table in ingest([run_folder(tmp_path)], cards).named().items():
         documented = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
         missing = [column for column in table.columns if f"`{column}`" not in documented]

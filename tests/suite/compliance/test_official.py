@@ -22,7 +22,7 @@ from suite.descriptor import descriptor, descriptors
 from tests.fixtures.logs import Line, edit, hpc_run, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
 
-GOLDEN = Path(__file__).parent.parent / "fixtures" / "official_rules_toy_mini_closed.yaml"
+GOLDEN = Path(__file__).resolve().parents[2] / "fixtures" / "official_rules_toy_mini_closed.yaml"
 
 # What mlperf_logging's engine cannot say in a rule file, by the rule of ours that says it.
 BEYOND_THEIR_LANGUAGE = {
