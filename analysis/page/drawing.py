@@ -182,10 +182,10 @@ def loglog(axis: Axes, x: Sequence[float], y: Sequence[float], lines: Diagonals 
     """Set logarithmic axes around the data, with plain numbers, and draw the diagonals that cross the frame."""
     left, right = min(x) / 1.6, max(x) * 1.6
     low, high = min(y) / 1.9, max(y) * 1.9
+    axis.set_xlim(left, right)  # before the scales: setting a scale autoscales, which overflows on absurd times
+    axis.set_ylim(low, high)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    axis.set_xlim(left, right)
-    axis.set_ylim(low, high)
     axis.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 200 else (1.0, 2.0, 5.0)))
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.xaxis.set_major_locator(LogLocator(base=2, numticks=9))

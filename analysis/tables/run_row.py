@@ -49,6 +49,7 @@ SHARE_COLUMNS = {
     "eval_hidden_s": "eval_hidden_s",
     "other_s": "other_s",
 }
+TIMES = {"run_s", "init_s", "last_event_s", "run_with_staging_s", *SHARE_COLUMNS}
 WORK_COLUMNS = {
     "model_flops_per_sample": "model_flops",
     "executed_flops_per_sample": "executed_flops",
@@ -194,15 +195,20 @@ def _logged_by_us(record: RunRecord) -> dict[str, Any]:
 
 
 def _drop_implausible(row: dict[str, Any]) -> str | None:
-    """Empty the columns whose number cannot be (negative, or beyond 1e12) and name them."""
+    """Empty the columns whose number cannot be (negative, or beyond 1e12) and name them. Times may be negative, never so long."""
     names = [
         name
         for name, value in row.items()
-        if name.startswith(("step_", "startup_", "staging_bytes", "staging_gb")) or name in COUNTS
-        if isinstance(value, int | float) and not 0 <= value <= LARGEST_PLAUSIBLE
+        if isinstance(value, int | float)
+        if (_never_negative(name) and not 0 <= value <= LARGEST_PLAUSIBLE)
+        or (name in TIMES and abs(value) > LARGEST_PLAUSIBLE)
     ]
     row.update(dict.fromkeys(names))
     return ", ".join(names) or None
+
+
+def _never_negative(column: str) -> bool:
+    return column.startswith(("step_", "startup_", "staging_bytes", "staging_gb")) or column in COUNTS
 
 
 def _outcome(content: LogContent) -> dict[str, Any]:
