@@ -42,7 +42,7 @@ def test_odd_values_in_any_place(
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_odd_values_in_any_place_with_empty_pictures(
     tmp_path: Path, seed: int, run_folder: Callable[..., Path], cards: dict[str, Card]
 ) -> None:
