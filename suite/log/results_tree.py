@@ -248,7 +248,10 @@ def _group(folder: Path, root: Path) -> Group | None:
     """The group of a folder that holds logs or stands where a result must be; None for other folders."""
     place = _placement(folder)
     named = place if place is not None and place.benchmark is not None else None
-    entries = sorted(folder.iterdir()) if named is not None or _holds_logs(folder) else []
+    listed = sorted(folder.iterdir())
+    entries = (
+        listed if named is not None or any(path.name.startswith(("result_", "resumed_")) for path in listed) else []
+    )
     logs = [item for item in entries if _is_log(item) and not item.is_symlink()]
     resumed = any(RESUMED.fullmatch(item.name) for item in entries)
     expected = named is not None and named.scenario is not None and folder != root
@@ -290,10 +293,6 @@ def _placement(folder: Path) -> Placement | None:
 def _above(folder: Path, levels: int) -> Path:
     """The folder so many levels up, written as in the user's path if that is long enough, else absolute."""
     return folder.parents[levels - 1] if len(folder.parents) >= levels else folder.absolute().parents[levels - 1]
-
-
-def _holds_logs(folder: Path) -> bool:
-    return any(path.name.startswith(("result_", "resumed_")) for path in folder.iterdir())
 
 
 def _is_log(path: Path) -> bool:
