@@ -17,7 +17,7 @@ from analysis.tables.ingest import Tables, ingest
 from suite.card import Card
 
 
-class NotAnswerableError(ValueError):
+class NotAnswerableError(InputError):
     """A figure lacks data; the message names what is missing."""
 
 

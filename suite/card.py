@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from suite.errors import InputError
 from suite.files import YamlSource, first_error
 
 FULL = "full"  # the size that MLPerf HPC names; published logs state none
@@ -118,7 +119,7 @@ class Card(_Frozen):
     def size(self, name: str) -> SizeCard:
         """The card of one size. ValueError names the known sizes."""
         if name not in self.sizes:
-            raise ValueError(f"{self.workload}: unknown size {name!r}; sizes: {', '.join(self.sizes)}")
+            raise InputError(f"{self.workload}: unknown size {name!r}; sizes: {', '.join(self.sizes)}")
         return self.sizes[name]
 
     def target(self, size: str) -> Target:
@@ -172,7 +173,7 @@ def read_card(folder: Path) -> Card:
     try:
         return Card.model_validate(source.data)
     except ValidationError as error:
-        raise ValueError(first_error(error, source)) from None
+        raise InputError(first_error(error, source)) from None
 
 
 def read_reference_points(folder: Path, size: str) -> ReferencePoints | None:
@@ -183,4 +184,4 @@ def read_reference_points(folder: Path, size: str) -> ReferencePoints | None:
     try:
         return ReferencePoints.model_validate(json.loads(path.read_text()))
     except (json.JSONDecodeError, ValidationError) as error:
-        raise ValueError(f"{path}: not a reference point file of version {RCP_VERSION}: {error}") from None
+        raise InputError(f"{path}: not a reference point file of version {RCP_VERSION}: {error}") from None

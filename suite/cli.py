@@ -8,6 +8,9 @@ import importlib.util
 import itertools
 import os
 import sys
+import tempfile
+import time
+import traceback
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -15,9 +18,14 @@ from pathlib import Path
 import click
 
 from suite import VERSION
+from suite.errors import InputError
 from suite.files import one_line
 
-DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of an unforeseen error
+DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of a defect instead of writing it to a file
+
+FINDINGS = 1
+USAGE = 2
+DEFECT = 70  # EX_SOFTWARE of sysexits.h: an error of mlhpc itself, never of its user
 
 
 GROUPS = ("Run", "Package and check", "Compare", "Measure a machine")  # headings of `mlhpc --help`, in order
@@ -122,31 +130,44 @@ Shell completion:  eval "$(_MLHPC_COMPLETE=bash_source mlhpc)"
 def group() -> None:
     """Benchmark suite for AI on supercomputers: run, package, check, compare.
 
-    Exit codes: 0 fine, 1 findings or a failed run, 2 usage.
+    Exit codes: 0 fine, 1 findings or a failed run, 2 usage, 70 a defect of mlhpc itself.
     """
 
 
 def main() -> None:
-    """Run the command line; a ValueError of ours is one line, never a traceback."""
+    """Run the command line. An error is one line: the user's (InputError), the machine's (OSError) or a defect of ours."""
     try:
         sys.exit(group.main(standalone_mode=False) or 0)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.exceptions.NoArgsIsHelpError as usage:
         usage.show()
-        sys.exit(2)
+        sys.exit(USAGE)
     except click.ClickException as error:
         print(f"mlhpc: {error.format_message()}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(USAGE)
     except (click.Abort, KeyboardInterrupt):
         print("mlhpc: stopped", file=sys.stderr)
         sys.exit(130)
-    except (ValueError, OSError) as error:
+    except (InputError, OSError) as error:
         print(f"mlhpc: {one_line(error)}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ValueError) else 1)
+        sys.exit(USAGE if isinstance(error, InputError) else FINDINGS)
     except Exception as error:
         if DEBUG in os.environ:
             raise
-        name = type(error).__name__
-        print(f"mlhpc: a defect of mlhpc itself: {name}: {error} ({DEBUG}=1 shows where)", file=sys.stderr)
-        sys.exit(1)
+        name, text = type(error).__name__, one_line(error)
+        print(f"mlhpc: a defect of mlhpc itself: {name}: {text} ({_keep_traceback()})", file=sys.stderr)
+        sys.exit(DEFECT)
+
+
+def _keep_traceback() -> str:
+    """Write what a maintainer needs to a file of its own and return where it is."""
+    lines = (f"mlhpc {VERSION}, Python {sys.version.split()[0]}", f"command: {sys.argv}", traceback.format_exc())
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix=f"mlhpc-defect-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".txt", delete=False
+        ) as file:
+            file.write("\n".join(lines))
+    except OSError as error:
+        return f"the traceback cannot be kept: {one_line(error)}; {DEBUG}=1 shows it"
+    return f"please report it with {file.name}"

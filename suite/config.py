@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from suite.descriptor import Descriptor, Hyperparameters
+from suite.errors import InputError
 from suite.files import YamlSource, first_error, unknown_key
 
 
@@ -80,11 +81,11 @@ def load_config(descriptor: Descriptor, name: str, overrides: Iterable[str] = ()
     model = _model(descriptor)
     data.setdefault("workload", descriptor.name)
     if data["workload"] != descriptor.name:
-        raise ValueError(f"{source.where('workload')}: workload is {data['workload']!r}, not {descriptor.name!r}")
+        raise InputError(f"{source.where('workload')}: workload is {data['workload']!r}, not {descriptor.name!r}")
     try:
         config = model.model_validate(data)
     except ValidationError as error:
-        raise ValueError(_explain(error, source, model, override_keys)) from None
+        raise InputError(_explain(error, source, model, override_keys)) from None
     descriptor.card().size(config.size)
     return config
 
@@ -107,7 +108,7 @@ def _find(descriptor: Descriptor, name: str) -> Path:
     for candidate in shipped:
         if candidate.stem == name:
             return candidate
-    raise ValueError(
+    raise InputError(
         f"{descriptor.name}: unknown config {name!r}; shipped: {', '.join(p.stem for p in shipped)}; or a path to a .yaml file"
     )
 
@@ -116,17 +117,17 @@ def _override(data: dict[str, Any], text: str) -> tuple[str, ...]:
     """Set one ``key=value`` in ``data``; returns the parts of its key."""
     key, separator, value = text.partition("=")
     if not separator or not key:
-        raise ValueError(f"--set {text!r}: expected key=value, for example hyperparameters.dropout=0.1")
+        raise InputError(f"--set {text!r}: expected key=value, for example hyperparameters.dropout=0.1")
     parts = tuple(key.split("."))
     target = data
     for part in parts[:-1]:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
-            raise ValueError(f"--set {text!r}: {part!r} is not a section")
+            raise InputError(f"--set {text!r}: {part!r} is not a section")
     try:
         target[parts[-1]] = yaml.safe_load(value)
     except yaml.YAMLError:
-        raise ValueError(f"--set {text!r}: the value is not valid YAML") from None
+        raise InputError(f"--set {text!r}: the value is not valid YAML") from None
     return parts
 
 

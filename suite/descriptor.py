@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from suite.card import Card, read_card
+from suite.errors import InputError
 
 
 class Hyperparameters(BaseModel):
@@ -56,7 +57,7 @@ def descriptor(name: str) -> Descriptor:
     """Load the descriptor of one workload. ValueError names the installed ones."""
     points = {point.name: point for point in entry_points(group="mlhpc.workloads")}
     if name not in points:
-        raise ValueError(f"unknown workload {name!r}; workloads: {', '.join(sorted(points))}")
+        raise InputError(f"unknown workload {name!r}; workloads: {', '.join(sorted(points))}")
     return points[name].load()  # type: ignore[no-any-return]
 
 

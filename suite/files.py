@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from suite.errors import InputError
+
 Model = TypeVar("Model", bound=BaseModel)
 PART_SUFFIX = ".part"
 
@@ -86,19 +88,19 @@ def read_json_document(path: Path, model: type[Model], kind: str, version: int) 
     try:
         data = json.loads(path.read_bytes())
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ValueError(f"{path}: expected JSON: {error}") from None
+        raise InputError(f"{path}: expected JSON: {error}") from None
     if not isinstance(data, dict) or data.get("version") != version:
         actual = repr(data.get("version")) if isinstance(data, dict) else type(data).__name__
-        raise ValueError(f"{path}: expected {kind} of version {version}, found {actual}")
+        raise InputError(f"{path}: expected {kind} of version {version}, found {actual}")
     try:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         value = "" if first["type"] == "missing" else f" = {brief(first['input'])}"
-        raise ValueError(f"{path}: {where}{value}: {first['msg']}") from None
+        raise InputError(f"{path}: {where}{value}: {first['msg']}") from None
 
 
 @dataclass(frozen=True)
@@ -116,16 +118,16 @@ class YamlSource:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
-            raise ValueError(f"{path}: cannot be read: {reason}") from None
+            raise InputError(f"{path}: cannot be read: {reason}") from None
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
             data = yaml.safe_load(text)
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}:{mark.line + 1}" if mark else str(path)
-            raise ValueError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+            raise InputError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
         if not isinstance(data, dict) or not isinstance(node, yaml.MappingNode):
-            raise ValueError(f"{path}: expected a mapping, found {type(data).__name__}")
+            raise InputError(f"{path}: expected a mapping, found {type(data).__name__}")
         lines: dict[tuple[str, ...], int] = {}
         _collect(node, (), lines, path)
         return YamlSource(path, data, lines)
@@ -144,7 +146,7 @@ def _collect(node: yaml.Node, prefix: tuple[str, ...], lines: dict[tuple[str, ..
         for key, value in node.value:
             here = (*prefix, str(key.value))
             if here in lines and key.value != "<<":
-                raise ValueError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} is given twice")
+                raise InputError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} is given twice")
             lines[here] = key.start_mark.line + 1
             _collect(value, here, lines, path)
 

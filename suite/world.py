@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
+from suite.errors import InputError
 from suite.files import one_line
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
             try:
                 rank, size = int(environ[rank_name]), int(environ[size_name])
             except ValueError:
-                raise ValueError(f"{rank_name}={environ[rank_name]!r}: expected an integer") from None
+                raise InputError(f"{rank_name}={environ[rank_name]!r}: expected an integer") from None
             if not 0 <= rank < size:
-                raise ValueError(f"{rank_name}={rank} is not below {size_name}={size}")
+                raise InputError(f"{rank_name}={rank} is not below {size_name}={size}")
             return Launch(launcher, rank, size)
     return None
 
@@ -297,7 +298,7 @@ class World:
         errors = self.allgather(None if error is None else one_line(error))
         first = next((text for text in errors if text is not None), None)
         if first is not None:
-            raise ValueError(first)
+            raise InputError(first)
 
     def init_torch(self, device: torch.device) -> None:
         """Start torch.distributed for gradients with gloo, on CUDA with NCCL too. Does nothing on one rank or if it is started."""
@@ -345,7 +346,7 @@ def _rendezvous(launch: Launch) -> None:
         # All ranks must compute the same port without communication; jobs and steps on one node should get different ones
         port = str(20000 + (int(env["SLURM_JOB_ID"]) * 131 + int(env.get("SLURM_STEP_ID", "0"))) % 40000)
     else:
-        raise ValueError(
+        raise InputError(
             f"{launch.launcher} started {launch.size} ranks, but mpi4py sees a world of one: "
             "mpi4py and the launcher belong to different MPIs (`mlhpc doctor` shows both)"
         )
@@ -371,7 +372,7 @@ def first_node(nodelist: str) -> str:
     """The first host of a Slurm node list: ``node[1-2,7]`` gives ``node1``. Containers have no scontrol to ask."""
     match = re.match(r"([^\[,]+)(?:\[(\d+))?", nodelist)
     if match is None:
-        raise ValueError(f"{nodelist!r} is not a Slurm node list")
+        raise InputError(f"{nodelist!r} is not a Slurm node list")
     return match.group(1) + (match.group(2) or "")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.network.sweep import Layer, LayerRun, Measurement, Sweep
+from suite.errors import InputError
 from suite.performance.cost_model import (
     Algorithm,
     Choice,
@@ -91,7 +92,7 @@ def fit_sweep(sweep: Sweep) -> Fit:
     Raises ValueError if no grid has several nodes.
     """
     if all(m.ranks <= m.ranks_per_node for m in sweep.measurements):
-        raise ValueError(
+        raise InputError(
             f"{sweep.name}: no all-to-all across nodes ({sweep.ranks} ranks, {sweep.ranks_per_node} per node), so nothing "
             "to extrapolate from: more nodes, or --ranks-per-node to count ranks of one node as several"
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from suite.errors import InputError
 from suite.performance.cost_model import ALGORITHMS, Algorithm, LayerShape
 
 SWEEP_KIND = "mlhpc all-to-all sweep"
@@ -107,15 +108,15 @@ def read_sweep(path: Path) -> Sweep:
     try:
         document = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path}: not JSON: {error}") from None
+        raise InputError(f"{path}: not JSON: {error}") from None
     if not isinstance(document, dict) or document.get("kind") != SWEEP_KIND:
-        raise ValueError(f"{path}: not a sweep; `mlhpc moe-bench --sweep-network -o FILE` makes one")
+        raise InputError(f"{path}: not a sweep; `mlhpc moe-bench --sweep-network -o FILE` makes one")
     if document.get("version") != SWEEP_VERSION:
-        raise ValueError(f"{path}: sweep of version {document.get('version')}, this reads {SWEEP_VERSION}")
+        raise InputError(f"{path}: sweep of version {document.get('version')}, this reads {SWEEP_VERSION}")
     try:
         return _parse_sweep(path.stem, document)
     except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, statistics.StatisticsError) as error:
-        raise ValueError(f"{path}: damaged sweep: {type(error).__name__} {error}") from None
+        raise InputError(f"{path}: damaged sweep: {type(error).__name__} {error}") from None
 
 
 def _parse_sweep(name: str, document: dict[str, Any]) -> Sweep:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from suite.errors import InputError
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -93,7 +95,7 @@ def published() -> pd.DataFrame:
 
     document = json.loads((FOLDER / TABLE).read_text("utf-8"))
     if document["version"] != VERSION:
-        raise ValueError(f"{TABLE}: version {document['version']}, this suite reads {VERSION}; run `mlhpc published`")
+        raise InputError(f"{TABLE}: version {document['version']}, this suite reads {VERSION}; run `mlhpc published`")
     return pd.DataFrame(document["rows"], columns=document["columns"])
 
 

@@ -6,6 +6,8 @@ import re
 
 import pandas as pd
 
+from suite.errors import InputError
+
 CLASS = ["benchmark", "size", "mode"]
 FAMILY = re.compile(r"\b(?:[VPAHB][12]00|GH200|MI\d{3}[AX]?|RTX \d{4}|A64FX|Xeon Phi)\b")
 MACHINES = {  # start of a published system's folder name: the machine's name
@@ -88,7 +90,7 @@ def find_pairs(rows: pd.DataFrame, *names: str) -> list[tuple[str, str]]:
         problem = (
             f"no result is called {unknown[0]!r}" if unknown else f"no class has both {names[0]!r} and {names[1]!r}"
         )
-        raise ValueError(f"{problem}; results: {labels}")
+        raise InputError(f"{problem}; results: {labels}")
     return pairs
 
 
@@ -99,5 +101,5 @@ def _find_group(results: pd.DataFrame, name: str, title: str) -> str | None:
     if fits.empty:
         fits = results[labels.str.contains(name.lower(), regex=False)]
     if len(fits) > 1:
-        raise ValueError(f"{name!r} is the name of {len(fits)} results of {title}: {', '.join(fits['label'])}")
+        raise InputError(f"{name!r} is the name of {len(fits)} results of {title}: {', '.join(fits['label'])}")
     return str(fits["group"].iloc[0]) if len(fits) else None

@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from suite.errors import InputError
+
 VERSION = 1
 
 
@@ -213,19 +215,19 @@ def validated(path: Path, kind: str, model: type[Model]) -> Model:
     """Read a JSON file of one kind into its model. Raises ValueError as `read_inputs` does."""
     document, kind_found = _document(path), kind_of(path)
     if kind_found != kind:
-        raise ValueError(f"{path}: expected a file of kind {kind!r}, found {kind_found!r}")
+        raise InputError(f"{path}: expected a file of kind {kind!r}, found {kind_found!r}")
     if document.get("version") != VERSION:
-        raise ValueError(f"{path}: {kind} version {document.get('version')!r}; this suite reads {VERSION}")
+        raise InputError(f"{path}: {kind} version {document.get('version')!r}; this suite reads {VERSION}")
     try:
         return model.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path}: {place}: {first['msg']}") from None
+        raise InputError(f"{path}: {place}: {first['msg']}") from None
 
 
 def _document(path: Path) -> Any:
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a JSON file: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{path}: not a JSON file: {str(error).splitlines()[0]}") from None

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from analysis.published.scores import published
 from analysis.roofline.bounds import ALL_REDUCE, Bounds, Demand, Resource, Roof, bounds, moved_by
+from suite.errors import InputError
 
 VERSION = 1
 NO_STORAGE = "published packages state no storage bandwidth"
@@ -84,7 +85,7 @@ def table() -> Published:
     file = Published.model_validate(yaml.safe_load(text))
     missing = {number.source for _, _, number in numbers(file)} - set(file.sources)
     if missing:
-        raise ValueError(f"published.yaml: no source {sorted(missing)[0]!r}")
+        raise InputError(f"published.yaml: no source {sorted(missing)[0]!r}")
     return file
 
 

@@ -24,7 +24,7 @@ LOG_POWERS = (0, 1, 2)
 Floats = npt.NDArray[np.float64]
 
 
-class NotEnoughPointsError(ValueError):
+class NotEnoughPointsError(InputError):
     """Too few scales for any model. The message says how many there are and how many are needed."""
 
 

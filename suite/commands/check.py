@@ -12,6 +12,7 @@ from suite.compliance.group_rules import GROUP_RULES
 from suite.compliance.output import FORMATS, print_table
 from suite.compliance.rules import EXPLANATIONS, LOG_RULES
 from suite.compliance.ruleset import ruleset, ruleset_names
+from suite.errors import InputError
 
 HELP_GROUP = "Package and check"
 HELP_ORDER = 2
@@ -81,7 +82,7 @@ def check(
 def explanation(rule: str) -> str:
     """The text that `--explain` prints. ValueError, with the list of rules, for an unknown rule."""
     if rule not in EXPLANATIONS:
-        raise ValueError(f"unknown rule {rule!r}; rules: {', '.join(EXPLANATIONS)}")
+        raise InputError(f"unknown rule {rule!r}; rules: {', '.join(EXPLANATIONS)}")
     info = EXPLANATIONS[rule]
     scope = "one log" if rule in LOG_RULES else "the runs of a result" if rule in GROUP_RULES else "a package"
     weights = ", ".join(f"{name}: {ruleset(name).severity(rule) or 'not looked for'}" for name in ruleset_names())

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from suite.compliance.scoring import ScoredGroup, first_named, score_group
+from suite.errors import InputError
 from suite.log.results_tree import find
 from suite.log.score import Throughput, TimeRatio, time_ratio
 
@@ -62,12 +63,12 @@ def _pairs(a: Path, b: Path) -> list[tuple[ScoredGroup, ScoredGroup]]:
     first, second = _results(a), _results(b)
     shared = [kind for kind in first if kind in second]
     if not shared:
-        raise ValueError(f"nothing in common: {a} has {_kinds(first)}; {b} has {_kinds(second)}")
+        raise InputError(f"nothing in common: {a} has {_kinds(first)}; {b} has {_kinds(second)}")
     for path, results in ((a, first), (b, second)):
         for kind in shared:
             if len(results[kind]) > 1:
                 names = ", ".join(str(item.group.folder) for item in results[kind])
-                raise ValueError(f"{path}: {len(results[kind])} results of {_kind(kind)}; choose one of {names}")
+                raise InputError(f"{path}: {len(results[kind])} results of {_kind(kind)}; choose one of {names}")
     return [(first[kind][0], second[kind][0]) for kind in shared]
 
 

@@ -16,6 +16,7 @@ import click
 
 from suite.config import default_data_root
 from suite.descriptor import descriptor
+from suite.errors import InputError
 
 if TYPE_CHECKING:
     from suite.data.manifest import Manifest
@@ -89,7 +90,7 @@ def convert(workload: str, source: Path, size: str | None, ranks: int, output: P
     """Convert the field's own form of the data (public files) to the suite's sharded form."""
     chosen = descriptor(workload)
     if not source.exists():
-        raise ValueError(f"{source}: does not exist; expected the folder of the {workload} files to convert")
+        raise InputError(f"{source}: does not exist; expected the folder of the {workload} files to convert")
     if size is not None:
         chosen.card().size(size)
     words = [*(["--size", size] if size else []), *(["--trust-pickles"] if trust_pickles else [])]
@@ -97,7 +98,7 @@ def convert(workload: str, source: Path, size: str | None, ranks: int, output: P
     with _world() as world:
         function = _ability(chosen.load_generator(), workload, "convert")
         if trust_pickles and "trust_pickles" not in signature(function).parameters:
-            raise ValueError(f"{workload}: --trust-pickles: its files hold no pickles")
+            raise InputError(f"{workload}: --trust-pickles: its files hold no pickles")
         trust = {"trust_pickles": True} if trust_pickles else {}
         function(source, output, world=world, size=size, **trust)
         _show(output, world)
@@ -117,7 +118,7 @@ def export(workload: str, source: Path, form: str | None, output: Path) -> None:
     if form is None and len(forms) == 1:
         form = forms[0]
     if form not in forms:
-        raise ValueError(f"{workload}: cannot export form {form!r}; forms: {', '.join(forms) or 'none'}")
+        raise InputError(f"{workload}: cannot export form {form!r}; forms: {', '.join(forms) or 'none'}")
     _check_new(output)
     with _progress(f"{workload} {form}") as tell:
         getattr(generator, EXPORT_PREFIX + form)(source, output, progress=tell)
@@ -133,7 +134,7 @@ def verify(root: Path, deep: bool) -> None:
     from suite.data.manifest import verify as find_problems
 
     if not root.exists():
-        raise ValueError(f"{root}: does not exist; expected the folder of a data set")
+        raise InputError(f"{root}: does not exist; expected the folder of a data set")
     begin = time.monotonic()
     try:
         manifest = read_manifest(root)
@@ -179,13 +180,13 @@ def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
     manifest = read_manifest(root)
     present, wanted = (manifest.workload, manifest.size, manifest.seed), (workload, size, seed)
     if present != wanted:
-        raise ValueError(
+        raise InputError(
             f"{root}: holds {present[0]} {present[1]} of seed {present[2]}, not {workload} {size} of seed {seed}; "
             "choose another folder with -o"
         )
     problems = find_problems(root, deep=False)
     if problems:
-        raise ValueError(f"{problems[0]}; remove {root / MANIFEST_NAME} and the damaged files to make them again")
+        raise InputError(f"{problems[0]}; remove {root / MANIFEST_NAME} and the damaged files to make them again")
     click.echo(f"{_summary(root, manifest)}: complete already; presence and sizes verified")
     return True
 
@@ -286,12 +287,12 @@ def _summary(root: Path, manifest: Manifest) -> str:
 
 def _check_new(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder}: not empty; choose a new folder")
+        raise InputError(f"{folder}: not empty; choose a new folder")
 
 
 def _ability(generator: Any, workload: str, name: str) -> Callable[..., None]:
     """The function of that name in a workload's generator module. ValueError if it has none."""
     function = getattr(generator, name, None)
     if function is None:
-        raise ValueError(f"{workload}: has no `data {name}`")
+        raise InputError(f"{workload}: has no `data {name}`")
     return function  # type: ignore[no-any-return]

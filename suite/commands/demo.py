@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from suite.descriptor import descriptor, descriptors
+from suite.errors import InputError
 
 ALL = "all"
 ORG = "demo"
@@ -59,7 +60,7 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
     counts = {name: runs or descriptor(name).card().size(size).required_runs for name in names}
     root = output or Path("demo") / f"{workload}-{size}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     if root.exists():
-        raise ValueError(f"{root}: exists already; the demo never writes into an earlier one (choose another -o)")
+        raise InputError(f"{root}: exists already; the demo never writes into an earlier one (choose another -o)")
     root.mkdir(parents=True)
     began = time.monotonic()
     try:

@@ -11,6 +11,7 @@ import click
 
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
+from suite.errors import InputError
 from suite.files import write_whole
 from suite.launch.ranks import in_world, refuse_ranks, start_ranks
 
@@ -63,7 +64,7 @@ def profile(
 
     def check() -> None:
         if output.exists():
-            raise ValueError(
+            raise InputError(
                 f"{output}: exists already; a profile never writes into an earlier one (choose another -o)"
             )
         from suite.data.build import find_data

@@ -14,6 +14,7 @@ from suite.compliance import convergence
 from suite.compliance.ruleset import Benchmark, card_benchmark
 from suite.descriptor import Descriptor, descriptors
 from suite.descriptor import descriptor as find_descriptor
+from suite.errors import InputError
 from suite.files import write_whole
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, first_reaching, summarise
@@ -46,7 +47,7 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
     """Write <workload>/rcp/<size>.json from the logs under RUNS: one point per batch size, others in the file are kept."""
     logs = [summarise(read_events(path)) for run in runs for group in find(run).groups for path in group.logs]
     if not logs:
-        raise ValueError(f"no result_*.txt under {', '.join(map(str, runs))}")
+        raise InputError(f"no result_*.txt under {', '.join(map(str, runs))}")
     descriptor, size = _subject(logs)
     folder = descriptor.folder if output is None else output
     system = next((text for run in runs if (text := _system(run))), "unknown")
@@ -85,9 +86,9 @@ def reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str
     not_converged: list[int] = []
     for item in logs:
         if item.seed is None or item.seed in (*seeds, *not_converged):
-            raise ValueError(f"{item.path}: seed {item.seed} is missing or given twice; a point needs different seeds")
+            raise InputError(f"{item.path}: seed {item.seed} is missing or given twice; a point needs different seeds")
         if dict(item.hyperparameters) != dict(first.hyperparameters):
-            raise ValueError(f"{item.path}: hyperparameters differ from those of {first.path}")
+            raise InputError(f"{item.path}: hyperparameters differ from those of {first.path}")
         reached = first_reaching(item, benchmark)
         if failure(item, benchmark) is None and reached is not None and reached.epoch is not None:
             epochs.append(reached.epoch)
@@ -120,11 +121,11 @@ def _subject(logs: Sequence[RunRecord]) -> tuple[Descriptor, str]:
     """The workload and size of all logs. ValueError if they differ, or are not of this suite."""
     named = {(item.benchmark, item.size) for item in logs}
     if len(named) != 1:
-        raise ValueError(f"logs of different benchmarks or sizes: {sorted(map(str, named))}; expected one")
+        raise InputError(f"logs of different benchmarks or sizes: {sorted(map(str, named))}; expected one")
     benchmark, size = next(iter(named))
     workload = next((item for item in descriptors().values() if item.card().mlperf_name == benchmark), None)
     if workload is None or size is None:
-        raise ValueError(f"{logs[0].path}: benchmark {benchmark!r} of size {size!r} is not one of this suite")
+        raise InputError(f"{logs[0].path}: benchmark {benchmark!r} of size {size!r} is not one of this suite")
     workload.card().size(size)
     return workload, size
 

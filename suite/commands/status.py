@@ -14,6 +14,7 @@ import yaml
 
 from suite.card import SizeCard, read_reference_points
 from suite.descriptor import descriptor
+from suite.errors import InputError
 from suite.launch import jobs
 from suite.launch.cost import Epochs, expected_epochs, render_duration
 from suite.log.reader import read_events
@@ -94,7 +95,7 @@ def find_runs(paths: Iterable[Path]) -> list[RunFolder]:
             info.parent for info in [*path.glob("run.json"), *path.glob("*/run.json"), *path.glob("*/*/run.json")]
         )
         if not below:
-            raise ValueError(f"{path}: no run folder here (no run.json, nor in the two levels below)")
+            raise InputError(f"{path}: no run folder here (no run.json, nor in the two levels below)")
         folders += [RunFolder(folder) for folder in below]
     return folders
 

@@ -14,6 +14,7 @@ import click
 from suite.card import SizeCard, read_reference_points
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
+from suite.errors import InputError
 from suite.files import write_whole
 from suite.launch import cost, jobs
 from suite.launch.slurm import Job, SystemFile, find_system, read_system, sbatch_script, time_limit_s
@@ -105,10 +106,10 @@ def parse_nodes(text: str) -> tuple[int, ...]:
     """Parse node counts such as ``1,2,4``. ValueError if one is repeated or not a positive number."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"--nodes {text!r}: expected positive numbers separated by commas, for example 1,2,4")
+        raise InputError(f"--nodes {text!r}: expected positive numbers separated by commas, for example 1,2,4")
     counts = tuple(int(part) for part in parts)
     if len(set(counts)) < len(counts):
-        raise ValueError(f"--nodes {text!r}: each node count can be given once")
+        raise InputError(f"--nodes {text!r}: each node count can be given once")
     return counts
 
 
@@ -123,9 +124,9 @@ def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
         try:
             check_batch(config.global_batch_size, job.ranks, accumulation)
         except ValueError as error:
-            raise ValueError(f"--nodes {nodes} x {job.ranks_per_node} ranks per node: {error}") from None
+            raise InputError(f"--nodes {nodes} x {job.ranks_per_node} ranks per node: {error}") from None
     if folder.exists():
-        raise ValueError(f"{folder}: exists already; a run never writes into an earlier one (choose another -o)")
+        raise InputError(f"{folder}: exists already; a run never writes into an earlier one (choose another -o)")
     return job
 
 
@@ -205,7 +206,7 @@ def _earlier(folder: Path) -> RunRecord:
         record = summarise(read_events(path))
         if any(epoch.complete for epoch in record.epochs):
             return record
-    raise ValueError(f"{folder}: no log with a complete epoch to estimate from")
+    raise InputError(f"{folder}: no log with a complete epoch to estimate from")
 
 
 def _submit(folder: Path, job: Job, config: RunConfig) -> str:

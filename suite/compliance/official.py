@@ -18,6 +18,7 @@ from pathlib import Path
 
 from suite.compliance.official_rules import official_rules
 from suite.compliance.ruleset import Benchmark, Ruleset, guess_ruleset, ruleset
+from suite.errors import InputError
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import Group, find, list_system_files
@@ -75,7 +76,7 @@ def run_official(paths: Sequence[Path]) -> OfficialVerdict:
     except PackageNotFoundError:
         installed = "none"
     if installed != PINNED:
-        raise ValueError(f"--official needs mlperf_logging {PINNED}, found {installed}: pip install 'mlhpc[official]'")
+        raise InputError(f"--official needs mlperf_logging {PINNED}, found {installed}: pip install 'mlhpc[official]'")
     runs: list[OfficialRun] = []
     for path in paths:
         tree = find(path)

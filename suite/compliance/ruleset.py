@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from suite import RULESET
 from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
 from suite.descriptor import Descriptor, descriptors
+from suite.errors import InputError
 from suite.log.record import RunRecord
 from suite.log.values import finite
 
@@ -196,7 +197,7 @@ class Ruleset:
 def ruleset(name: str) -> Ruleset:
     """Read a ruleset by name. ValueError, with the list of rulesets, for an unknown name."""
     if name not in ruleset_names():
-        raise ValueError(f"unknown ruleset {name!r}; rulesets: {', '.join(ruleset_names())}")
+        raise InputError(f"unknown ruleset {name!r}; rulesets: {', '.join(ruleset_names())}")
     try:
         return Ruleset(_RulesetData.model_validate(_merged(name)))
     except ValidationError as error:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest, write_manifest
 from suite.data.shards import Compression, shard_entry, shard_path, write_shard
+from suite.errors import InputError
 from suite.files import PART_SUFFIX, write_whole
 from suite.world import World
 
@@ -64,9 +65,9 @@ class DataSetPlan(Generic[Summary]):
 def size_settings(workload: str, sizes: Mapping[str, Settings], size: str, seed: int) -> Settings:
     """A generator's settings for a size. ValueError for an unknown size, or a seed outside 0 to 2^63 - 1."""
     if size not in sizes:
-        raise ValueError(f"{workload}: unknown size {size!r}; sizes: {', '.join(sizes)}")
+        raise InputError(f"{workload}: unknown size {size!r}; sizes: {', '.join(sizes)}")
     if not 0 <= seed < 2**63:
-        raise ValueError(f"seed {seed}: expected 0 <= seed < 2^63")
+        raise InputError(f"seed {seed}: expected 0 <= seed < 2^63")
     return sizes[size]
 
 
@@ -123,12 +124,12 @@ def build(root: Path, plan: DataSetPlan[Summary], world: World) -> None:
 def find_data(root: Path, workload: str, size: str) -> Manifest:
     """Read the manifest of a complete data set. ValueError says how to make it, or which data set is there instead."""
     if not (root / MANIFEST_NAME).exists():
-        raise ValueError(
+        raise InputError(
             f"{root}: no data set here; make it with: mlhpc data generate {workload} --size {size} -o {root}"
         )
     manifest = read_manifest(root)
     if (manifest.workload, manifest.size) != (workload, size):
-        raise ValueError(f"{root}: holds {manifest.workload} {manifest.size}; expected {workload} {size}")
+        raise InputError(f"{root}: holds {manifest.workload} {manifest.size}; expected {workload} {size}")
     return manifest
 
 
@@ -136,7 +137,7 @@ def check_disjoint(splits: Mapping[str, Collection[int]], kind: str, leak: str) 
     """Check that training and validation have no number in common. ValueError names the ``kind`` and what would ``leak``."""
     shared = set(splits["train"]) & set(splits["validation"])
     if shared:
-        raise ValueError(f"{kind} {min(shared)} is in both splits, with {len(shared) - 1} more: {leak} would leak")
+        raise InputError(f"{kind} {min(shared)} is in both splits, with {len(shared) - 1} more: {leak} would leak")
 
 
 @dataclass(frozen=True)
@@ -168,14 +169,14 @@ def _claim(root: Path, recipe: dict[str, Any]) -> bool:
     elif note.exists():
         existing = json.loads(note.read_text())
     elif root.exists() and any(path.suffix != PART_SUFFIX for path in root.iterdir()):
-        raise ValueError(f"{root}: not empty and not an unfinished data set; choose another folder")
+        raise InputError(f"{root}: not empty and not an unfinished data set; choose another folder")
     else:
         write_whole(note, json.dumps(recipe, indent=1) + "\n")
         return False
     different = sorted(key for key in existing.keys() | recipe.keys() if existing.get(key) != recipe.get(key))
     if different:
         key = different[0]
-        raise ValueError(
+        raise InputError(
             f"{root}: holds other data: {key} is {existing.get(key)!r}, not {recipe.get(key)!r}; choose another folder"
         )
     return complete

@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.errors import InputError
 from suite.files import brief
 
 OFFSETS = ".offsets"  # ends the name of the dataset that makes the others of its axis ragged
@@ -50,7 +51,7 @@ def map_columns(path: Path) -> dict[str, Column]:
             offsets = {name: _read_offsets(path, shard[name]) for name in shard if name.endswith(OFFSETS)}
             return {name: _map_column(path, mapped, shard[name], name, offsets) for name in shard}
         except (KeyError, AttributeError, OSError, RuntimeError) as error:  # how h5py answers a damaged structure
-            raise ValueError(f"{path}: damaged HDF5 structure: {error}") from None
+            raise InputError(f"{path}: damaged HDF5 structure: {error}") from None
 
 
 def offsets_name(name: str) -> str:
@@ -71,7 +72,7 @@ def _open(path: Path) -> h5py.File:
     try:
         return h5py.File(path, "r", locking=False)
     except OSError as error:
-        raise ValueError(f"{path}: not a readable HDF5 file: {error}") from None
+        raise InputError(f"{path}: not a readable HDF5 file: {error}") from None
 
 
 def _read_offsets(path: Path, dataset: Any) -> NDArray[np.int64]:
@@ -79,7 +80,7 @@ def _read_offsets(path: Path, dataset: Any) -> NDArray[np.int64]:
     values = np.asarray(dataset[...])
     problem = check_offsets(values)
     if problem is not None:
-        raise ValueError(f"{path}: dataset {dataset.name!r} {problem}")
+        raise InputError(f"{path}: dataset {dataset.name!r} {problem}")
     return values
 
 
@@ -98,7 +99,7 @@ def _map_column(
 
 def _map_ragged(path: Path, mapped: mmap.mmap, dataset: Any, offsets: NDArray[np.int64]) -> Column:
     if dataset.chunks is not None or len(dataset) != offsets[-1]:
-        raise ValueError(
+        raise InputError(
             f"{path}: dataset {dataset.name!r} has {len(dataset)} rows: expected {offsets[-1]}, contiguous, as its offsets say"
         )
     begin, rows = _map_array(path, mapped, dataset)
@@ -127,7 +128,7 @@ def _map_chunked(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
     samples, *rest = dataset.shape
     name, shape, dtype = dataset.name, tuple(rest), dataset.dtype
     if dataset.chunks != (1, *shape) or dataset.compression != "gzip" or dataset.shuffle or dataset.fletcher32:
-        raise ValueError(f"{path}: dataset {name!r}: expected contiguous, or gzip with one chunk per sample")
+        raise InputError(f"{path}: dataset {name!r}: expected contiguous, or gzip with one chunk per sample")
     chunks = [dataset.id.get_chunk_info_by_coord((i, *(0 for _ in shape))) for i in range(samples)]
     extents = [(chunk.byte_offset, chunk.size) for chunk in chunks]
 
@@ -137,7 +138,7 @@ def _map_chunked(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
             return np.frombuffer(zlib.decompress(mapped[begin : begin + size]), dtype).reshape(shape)
         except (zlib.error, ValueError):
             number = index % samples
-            raise ValueError(f"{path}: sample {number} of {name!r} is damaged: it does not decompress") from None
+            raise InputError(f"{path}: sample {number} of {name!r} is damaged: it does not decompress") from None
 
     return Column(samples, shape, dtype, inflate, _prefetch(mapped, extents))
 
@@ -146,7 +147,7 @@ def _map_array(path: Path, mapped: mmap.mmap, dataset: Any) -> tuple[int, NDArra
     """The position of a contiguous dataset in its file, and its values as a view of the map."""
     offset = dataset.id.get_offset()
     if offset is None or offset + dataset.nbytes > len(mapped):
-        raise ValueError(f"{path}: dataset {dataset.name!r} does not lie inside the file's {len(mapped)} bytes")
+        raise InputError(f"{path}: dataset {dataset.name!r} does not lie inside the file's {len(mapped)} bytes")
     return offset, np.frombuffer(mapped, dataset.dtype, dataset.size, offset).reshape(dataset.shape)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import google_crc32c
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from suite.errors import InputError
 from suite.files import force_to_disk, read_json_document, write_whole
 
 MANIFEST_VERSION: Final = 1
@@ -40,7 +41,7 @@ class ShardEntry(_Frozen):
     def _stays_inside(cls, file: str) -> str:
         path = PurePosixPath(file)
         if path.is_absolute() or ".." in path.parts or not path.parts or str(path) != file:
-            raise ValueError("expected a relative path inside the data set")
+            raise InputError("expected a relative path inside the data set")
         return file
 
 
@@ -90,7 +91,7 @@ def read_manifest(root: Path) -> Manifest:
     path = root / MANIFEST_NAME
     if not path.exists():
         reason = "the folder does not exist" if not root.exists() else "an incomplete data set or none"
-        raise ValueError(f"{path}: no manifest: {reason}")
+        raise InputError(f"{path}: no manifest: {reason}")
     return read_json_document(path, Manifest, "a manifest", MANIFEST_VERSION)
 
 

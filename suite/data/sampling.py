@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.errors import InputError
+
 
 def epoch_order(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     """The permutation of 0..n-1 for one epoch (1-based), from a counter-based generator with the key (seed, epoch)."""
@@ -36,7 +38,7 @@ def steps_per_epoch(n: int, global_batch_size: int) -> int:
     Fewer than a batch of samples are left over; they differ between epochs, because the orders do.
     """
     if n < global_batch_size:
-        raise ValueError(f"global_batch_size {global_batch_size} is larger than the {n} training samples")
+        raise InputError(f"global_batch_size {global_batch_size} is larger than the {n} training samples")
     return n // global_batch_size
 
 
@@ -46,7 +48,7 @@ def check_batch(global_batch_size: int, ranks: int, accumulation: int = 1) -> No
     if global_batch_size % parts:
         choices = [b for b in range(parts, 2 * global_batch_size + parts, parts) if abs(b - global_batch_size) < parts]
         steps = f" in {accumulation} accumulation steps" if accumulation > 1 else ""
-        raise ValueError(
+        raise InputError(
             f"global_batch_size {global_batch_size} cannot be split evenly over {ranks} ranks{steps}; "
             f"nearest that can: {', '.join(map(str, choices))}"
         )

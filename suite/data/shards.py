@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from suite.data.columns import OFFSETS, Column, check_offsets, map_columns, offsets_name
 from suite.data.manifest import MANIFEST_NAME, ShardEntry, check_shard, compute_checksums, read_manifest
+from suite.errors import InputError
 from suite.files import brief, written_whole
 
 ALIGNMENT_BYTES = 4096  # datasets of at least a page begin on a page
@@ -65,7 +66,7 @@ def shard_entry(path: Path) -> ShardEntry:
     """
     counts = {column.samples for column in map_columns(path).values()}
     if len(counts) != 1:
-        raise ValueError(f"{path}: expected datasets of one length, found lengths {sorted(counts)}")
+        raise InputError(f"{path}: expected datasets of one length, found lengths {sorted(counts)}")
     sha256, crc = compute_checksums(path)
     relative = f"{path.parent.name}/{path.name}"
     return ShardEntry(file=relative, samples=counts.pop(), bytes=path.stat().st_size, sha256=sha256, crc32c=crc)
@@ -77,7 +78,7 @@ class ShardReader:
     def __init__(self, root: Path, split: str) -> None:
         manifest = read_manifest(root)
         if split not in manifest.splits:
-            raise ValueError(f"{root / MANIFEST_NAME}: no split {split!r}; splits: {', '.join(manifest.splits)}")
+            raise InputError(f"{root / MANIFEST_NAME}: no split {split!r}; splits: {', '.join(manifest.splits)}")
         self.manifest = manifest
         self._root = root
         self._entries = manifest.splits[split]
@@ -120,13 +121,13 @@ class ShardReader:
     def _map(self, entry: ShardEntry) -> dict[str, Column]:
         problem = check_shard(self._root, entry, deep=False)
         if problem is not None:
-            raise ValueError(problem)
+            raise InputError(problem)
         path = self._root / entry.file
         columns = map_columns(path)
         first = next((shard for shard in self._shards if shard is not None), columns)
         kinds = [{name: (c.shape, c.dtype, c.ragged) for name, c in shard.items()} for shard in (first, columns)]
         if kinds[0] != kinds[1] or any(column.samples != entry.samples for column in columns.values()):
-            raise ValueError(f"{path}: datasets differ from the manifest and the other shards of the split")
+            raise InputError(f"{path}: datasets differ from the manifest and the other shards of the split")
         return columns
 
 
@@ -166,7 +167,7 @@ def _count_samples(path: Path, arrays: Mapping[str, NDArray[Any]]) -> int:
     """The number of samples that all arrays have. ValueError if they differ or offsets do not fit their rows."""
     counts = {name: _count_samples_of(path, name, arrays) for name in arrays}
     if len(set(counts.values())) != 1 or 0 in counts.values():
-        raise ValueError(f"{path}: expected arrays with one number of samples in the first dimension, found {counts}")
+        raise InputError(f"{path}: expected arrays with one number of samples in the first dimension, found {counts}")
     return next(iter(counts.values()))
 
 
@@ -175,11 +176,11 @@ def _count_samples_of(path: Path, name: str, arrays: Mapping[str, NDArray[Any]])
     if name.endswith(OFFSETS):
         problem = check_offsets(arrays[name])
         if problem is not None:
-            raise ValueError(f"{path}: array {name!r} {problem}")
+            raise InputError(f"{path}: array {name!r} {problem}")
         return rows - 1
     offsets = arrays.get(offsets_name(name))
     if offsets is None:
         return rows
     if rows == 0 or rows != offsets[-1]:
-        raise ValueError(f"{path}: array {name!r} has {rows} rows, its offsets say {offsets[-1]}")
+        raise InputError(f"{path}: array {name!r} has {rows} rows, its offsets say {offsets[-1]}")
     return len(offsets) - 1

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest, write_manifest
+from suite.errors import InputError
 from suite.files import force_to_disk
 from suite.world import World
 
@@ -211,7 +212,7 @@ def _check_space(target: Path, needed: int, world: World) -> None:
     disk = os.statvfs(target)
     free = disk.f_bavail * disk.f_frsize
     if free < needed + SPARE_BYTES:
-        raise ValueError(
+        raise InputError(
             f"{target} on node {world.node_names[world.node]}: no space to stage: needs {needed / 2**30:.2f} GiB "
             f"and {SPARE_BYTES >> 20} MiB to spare, {free / 2**30:.2f} GiB free"
         )
@@ -330,7 +331,7 @@ class _Reader:
         size, wanted = os.fstat(file).st_size, self._manifest.shards[shard].bytes
         if size != wanted:
             os.close(file)
-            raise ValueError(f"{self._path(shard)}: {size} bytes, manifest says {wanted}")
+            raise InputError(f"{self._path(shard)}: {size} bytes, manifest says {wanted}")
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         return file
 
@@ -403,7 +404,7 @@ class _Writer:
             view, offset = view[count:], offset + count
         if block.last:
             if f"{part.crc:08x}" != entry.crc32c:
-                raise ValueError(
+                raise InputError(
                     f"{self._source / entry.file}: damaged: crc32c {part.crc:08x} arrived on node {self._node}, "
                     f"manifest says {entry.crc32c}"
                 )
@@ -430,5 +431,5 @@ class _Writer:
 def _named(problem: Exception, path: Path) -> Exception:
     """Turn an OSError into a ValueError that names its file; other errors name theirs already."""
     if isinstance(problem, OSError):
-        return ValueError(f"{problem.filename or path}: {problem.strerror or problem}")
+        return InputError(f"{problem.filename or path}: {problem.strerror or problem}")
     return problem

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from suite.card import ReferencePoints, SizeCard
+from suite.errors import InputError
 from suite.log.record import RunRecord
 
 FILES_PER_TRIAL = 2  # log and output
@@ -81,7 +82,7 @@ def pace_from_record(record: RunRecord, ranks: int) -> Pace:
     """Compute the pace from an earlier run, assuming throughput in proportion to ranks. ValueError if no epoch is complete."""
     complete = [epoch for epoch in record.epochs if epoch.complete]
     if not complete or not record.ranks:
-        raise ValueError(f"{record.path}: no complete epoch to estimate from")
+        raise InputError(f"{record.path}: no complete epoch to estimate from")
     epoch_s = sum(epoch.stop_s - epoch.start_s for epoch in complete) / len(complete)
     return Pace(
         epoch_s * record.ranks / ranks,

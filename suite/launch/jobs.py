@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from suite.errors import InputError
+
 # Settings of a job script that `mlhpc submit` does not pass on from its environment; a person who calls sbatch may set them.
 SETTINGS = (
     "MLHPC_PYTHON",
@@ -41,7 +43,7 @@ def parse_job_id(text: str) -> str:
     """Parse the job id that ``sbatch --parsable`` prints: ``123`` or ``123;cluster``. ValueError otherwise."""
     match = re.search(r"^(\d+)(?:;\S+)?$", text.strip(), re.MULTILINE)
     if match is None:
-        raise ValueError(f"sbatch answered {text.strip()[:200]!r}: expected a job id")
+        raise InputError(f"sbatch answered {text.strip()[:200]!r}: expected a job id")
     return match.group(1)
 
 
@@ -52,10 +54,10 @@ def submit(script: Path, environ: Mapping[str, str] = os.environ) -> str:
             ["sbatch", "--parsable", str(script)], env=clean_environment(environ), capture_output=True, text=True
         )
     except FileNotFoundError:
-        raise ValueError("no sbatch on PATH: submit on a login node, or see the script with --dry-run") from None
+        raise InputError("no sbatch on PATH: submit on a login node, or see the script with --dry-run") from None
     if done.returncode:
         message = "; ".join(line.removeprefix("sbatch: error: ") for line in done.stderr.strip().splitlines())
-        raise ValueError(f"sbatch refused {script.name}: {message or f'exit code {done.returncode}'}")
+        raise InputError(f"sbatch refused {script.name}: {message or f'exit code {done.returncode}'}")
     return parse_job_id(done.stdout)
 
 

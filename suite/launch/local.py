@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from suite.errors import InputError
+
 WORKER_CODES = (0, 1, 2, 3)
 STOPPED = 3  # ended by a signal, with a checkpoint left
 TOKEN_NAME = "MLHPC_LAUNCH"
@@ -57,13 +59,13 @@ def mpiexec_command(ranks: int) -> list[str]:
     ValueError, with the command that installs one, if there is none.
     """
     if ranks < 1:
-        raise ValueError(f"--ranks {ranks}: expected at least 1")
+        raise InputError(f"--ranks {ranks}: expected at least 1")
     if ranks == 1:
         return []
     beside = Path(sys.executable).with_name("mpiexec")
     program = str(beside) if beside.exists() else shutil.which("mpiexec")
     if program is None:
-        raise ValueError(
+        raise InputError(
             f"no mpiexec beside {sys.executable} or on PATH, needed for {ranks} ranks: "
             f"{sys.executable} -m pip install mpich mpi4py"
         )

@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import suite
+from suite.errors import InputError
 from suite.files import YamlSource, first_error, unknown_key
 
 TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -26,7 +27,7 @@ def time_limit_s(text: str) -> int:
     """Seconds of a Slurm time limit: minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s. ValueError otherwise."""
     match = TIME_LIMIT.fullmatch(text)
     if match is None:
-        raise ValueError(f"time limit {text!r}: expected minutes, h:mm:ss or d-hh:mm:ss")
+        raise InputError(f"time limit {text!r}: expected minutes, h:mm:ss or d-hh:mm:ss")
     days, *rest = (None if part is None else int(part) for part in match.groups())
     first, second, third = rest
     assert first is not None
@@ -39,13 +40,13 @@ def time_limit_s(text: str) -> int:
 
 def _one_line(text: str) -> str:
     if "\n" in text or not text.strip():
-        raise ValueError("expected one line of text")
+        raise InputError("expected one line of text")
     return text
 
 
 def _word(text: str) -> str:
     if not re.fullmatch(r"[^\s\"'`$\\#;&|<>()]+", text):
-        raise ValueError("expected one word without shell characters")
+        raise InputError("expected one word without shell characters")
     return text
 
 
@@ -74,7 +75,7 @@ class Container(_Section):
     @model_validator(mode="after")
     def _has_image(self) -> Container:
         if (self.runtime == "none") != (self.image is None):
-            raise ValueError("runtime and image belong together: give both, or neither")
+            raise InputError("runtime and image belong together: give both, or neither")
         return self
 
 
@@ -142,9 +143,9 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.instances > 1 and (self.array or self.runs > 1):
-            raise ValueError("--instances cannot be combined with --runs or --array: each instance is one scored run")
+            raise InputError("--instances cannot be combined with --runs or --array: each instance is one scored run")
         if self.launcher.max_nodes is not None and self.total_nodes > self.launcher.max_nodes:
-            raise ValueError(
+            raise InputError(
                 f"{self.total_nodes} nodes asked for; {self.system} has {self.launcher.max_nodes} (launcher.max_nodes)"
             )
 
@@ -184,7 +185,7 @@ def find_system(name: str) -> Path:
         if (folder / f"{name}.yaml").exists():
             return folder / f"{name}.yaml"
     names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-    raise ValueError(f"unknown system {name!r}; systems: {', '.join(names)}; or a path to a .yaml file")
+    raise InputError(f"unknown system {name!r}; systems: {', '.join(names)}; or a path to a .yaml file")
 
 
 def read_system(path: Path) -> SystemFile:
@@ -193,7 +194,7 @@ def read_system(path: Path) -> SystemFile:
     try:
         return SystemFile.model_validate(source.data)
     except ValidationError as error:
-        raise ValueError(_explain(error, source)) from None
+        raise InputError(_explain(error, source)) from None
 
 
 def _explain(error: ValidationError, source: YamlSource) -> str:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from suite.errors import InputError
+
 MANIFEST = "manifest.sha256"
 PRUNED = "pruned_results"
 SCENARIOS = ("strong", "weak")
@@ -141,7 +143,7 @@ def find(path: Path, *, partly: bool = False) -> Tree:
     if path.is_file():
         return Tree(path, (Group(path.parent, (path,)),), ())
     if path.exists() and not path.is_dir():
-        raise ValueError(f"{path}: neither a file nor a folder")
+        raise InputError(f"{path}: neither a file nor a folder")
     groups: list[Group] = []
     packages: list[Path] = []
     unread: list[OSError] = []
@@ -191,13 +193,13 @@ def find_logs(paths: Sequence[Path]) -> tuple[list[LogFile], list[Skipped]]:
     skipped: dict[Path, Skipped] = {}
     for path in paths:
         if not path.exists():
-            raise ValueError(f"{path}: no such file or folder")
+            raise InputError(f"{path}: no such file or folder")
         tree = find(path.resolve(), partly=True)
         logs = [log for group in tree.groups for log in _log_files(group)]
         skipped |= {item.path: item for item in tree.skipped}
         skipped |= {Path(e.filename): Skipped(Path(e.filename), f"cannot be read: {e.strerror}") for e in tree.unread}
         if not logs:
-            raise ValueError(
+            raise InputError(
                 f"{path}: no result_*.txt below it; expected run folders, or an MLPerf HPC tree "
                 "<submitter>/results/<system>/[strong|weak/]<benchmark>/result_*.txt"
             )

@@ -16,6 +16,7 @@ import yaml
 
 from suite import VERSION
 from suite.config import RunConfig
+from suite.errors import InputError
 from suite.files import write_whole
 
 RUN_VERSION = 1
@@ -94,12 +95,12 @@ class RunFolder:
         try:
             data = json.loads(self.info_path.read_text())
             if data.get("version") != RUN_VERSION:
-                raise ValueError(f"{self.info_path}: version {data.get('version')!r}; this suite reads {RUN_VERSION}")
+                raise InputError(f"{self.info_path}: version {data.get('version')!r}; this suite reads {RUN_VERSION}")
             return RunInfo(**data | {"command": tuple(data["command"])})
         except FileNotFoundError:
-            raise ValueError(f"{self.root}: not a run folder (no run.json)") from None
+            raise InputError(f"{self.root}: not a run folder (no run.json)") from None
         except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError, KeyError) as error:
-            raise ValueError(f"{self.info_path}: not a run.json of version {RUN_VERSION}: {error}") from None
+            raise InputError(f"{self.info_path}: not a run.json of version {RUN_VERSION}: {error}") from None
 
 
 def _trial_numbers(path: Path) -> tuple[int, ...]:
@@ -115,7 +116,7 @@ def default_folder(workload: str, size: str, now: datetime) -> Path:
 def refuse_existing(root: Path) -> None:
     """ValueError if the path of a new run folder exists."""
     if root.exists():
-        raise ValueError(f"{root}: exists already; a run never writes into an earlier one (choose another -o)")
+        raise InputError(f"{root}: exists already; a run never writes into an earlier one (choose another -o)")
 
 
 def create(
@@ -125,11 +126,11 @@ def create(
     try:
         root.mkdir(parents=True)
     except FileExistsError:
-        raise ValueError(
+        raise InputError(
             f"{root}: exists already; a run never writes into an earlier one (choose another -o)"
         ) from None
     except OSError as error:
-        raise ValueError(f"{root}: cannot be created: {error.strerror}") from None
+        raise InputError(f"{root}: cannot be created: {error.strerror}") from None
     return write_run_info(root, config, mode=mode, runs=runs, ranks=ranks, same_allocation=same_allocation)
 
 
@@ -159,7 +160,7 @@ def write_run_info(
         except FileExistsError:
             continue
         except OSError as error:
-            raise ValueError(f"{path}: cannot be written: {error.strerror}") from None
+            raise InputError(f"{path}: cannot be written: {error.strerror}") from None
     return folder
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from suite.errors import InputError
+
 POWERCAP = Path("/sys/class/powercap")
 PM_COUNTERS = Path("/sys/cray/pm_counters")
 SCOPES = {
@@ -189,7 +191,7 @@ def _file_counter(name: str, path: Path, joules_per_count: float, range_j: float
         text = path.read_text()
         count = text.split(maxsplit=1)[0] if text.strip() else text
         if not count.isdigit():
-            raise ValueError(f"{path}: {text[:40]!r} is not a count")
+            raise InputError(f"{path}: {text[:40]!r} is not a count")
         return int(count) * joules_per_count
 
     read()  # raises here if the counter cannot be read, so that it counts as absent from the start

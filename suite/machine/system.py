@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from suite.errors import InputError
 from suite.files import YamlSource, first_error, unknown_key
 from suite.machine.facts import UNKNOWN, Accelerator, Cpu, Facts, FileSystem, NetworkInterface, read_facts
 
@@ -65,7 +66,7 @@ def read_nodes(run_folder: Path) -> tuple[Facts, ...]:
     """Read the facts of all nodes of a run, in order of node name. ValueError if there are none or one is damaged."""
     paths = sorted((run_folder / "facts").glob("*.json"))
     if not paths:
-        raise ValueError(f"{run_folder / 'facts'}: expected the facts of at least one node, found none")
+        raise InputError(f"{run_folder / 'facts'}: expected the facts of at least one node, found none")
     return tuple(read_facts(path) for path in paths)
 
 
@@ -74,15 +75,15 @@ def read_description(path: Path) -> System:
     source = YamlSource.read(path)
     block = source.data.get("description") or {}
     if not isinstance(block, dict):
-        raise ValueError(f"{source.where('description')}: description: expected a mapping, found {block!r}")
+        raise InputError(f"{source.where('description')}: description: expected a mapping, found {block!r}")
     try:
         return _InFile.model_validate({"description": block}).description
     except ValidationError as error:
         item = error.errors()[0]
         if item["type"] == "extra_forbidden":
             key = tuple(map(str, item["loc"]))
-            raise ValueError(f"{source.where(*key)}: {unknown_key(System, key[-1])}") from None
-        raise ValueError(first_error(error, source)) from None
+            raise InputError(f"{source.where(*key)}: {unknown_key(System, key[-1])}") from None
+        raise InputError(first_error(error, source)) from None
 
 
 class _InFile(BaseModel):

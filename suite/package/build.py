@@ -17,6 +17,7 @@ from pathlib import Path
 
 from suite.compliance.manifest import render_package_manifest
 from suite.compliance.package_rules import blank_fields
+from suite.errors import InputError
 from suite.files import write_whole
 from suite.log.record import RunRecord
 from suite.log.results_tree import MANIFEST
@@ -60,7 +61,7 @@ def build_package(
     _check_folder_name("--submitter", submitter)
     package = out if out is not None else Path("submissions") / submitter
     if package.absolute().name != submitter:
-        raise ValueError(
+        raise InputError(
             f"-o {package}: a package's folder has the name of its submitter; expected -o {package / submitter}"
         )
     division = division or _common(runs, "submission_division", lambda record: record.division)
@@ -70,7 +71,7 @@ def build_package(
         _check_failures(result, count_failed)
     for result in results:
         if (package / result.folder).exists():
-            raise ValueError(
+            raise InputError(
                 f"{package / result.folder}: exists already; a result is never overwritten (choose another --system)"
             )
     package.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -96,12 +97,12 @@ def _check_failures(result: Result, count_failed: bool) -> None:
     """ValueError for a run that stopped without saying so, or that says success without having reached the target."""
     for record in (*result.scored, *result.pruned):
         if record.run_stop_s is None and not count_failed:
-            raise ValueError(
+            raise InputError(
                 f"{record.path}: no run_stop, the run failed without saying so; run it again, "
                 "or take it as the one run that may fail with --count-failed"
             )
         if record.status == "success" and (why := failure(record, result.benchmark)) is not None:
-            raise ValueError(f"{record.path}: status is 'success', but: {why}")
+            raise InputError(f"{record.path}: status is 'success', but: {why}")
 
 
 def _check_one_suite(runs: Sequence[Run]) -> None:
@@ -110,7 +111,7 @@ def _check_one_suite(runs: Sequence[Run]) -> None:
         for what in ("suite_version", "git"):
             one, other = getattr(runs[0].info, what), getattr(run.info, what)
             if one != other:
-                raise ValueError(
+                raise InputError(
                     f"{run.folder.root}: {what} is {other}, in {runs[0].folder.root} {one}; package them apart"
                 )
 
@@ -120,14 +121,14 @@ def _common(runs: Sequence[Run], key: str, value: Callable[[RunRecord], str | No
     records = (record for run in runs for record in run.records)
     values = list(dict.fromkeys(text for record in records if (text := value(record)) is not None))
     if len(values) != 1:
-        raise ValueError(f"the logs say {key} = {', '.join(map(repr, values)) or 'nothing'}; expected one value")
+        raise InputError(f"the logs say {key} = {', '.join(map(repr, values)) or 'nothing'}; expected one value")
     return values[0]
 
 
 def _check_folder_name(option: str, name: str) -> None:
     """ValueError if a name cannot safely become the name of a folder."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,99}", name):
-        raise ValueError(f"{option} {name!r}: expected letters, digits and _ . + - (it becomes a folder's name)")
+        raise InputError(f"{option} {name!r}: expected letters, digits and _ . + - (it becomes a folder's name)")
 
 
 def _blank(package: Path, results: Sequence[Result]) -> Iterator[str]:
@@ -154,7 +155,7 @@ def _write_system(staged: Path, package: Path, result: Result, system: System, n
     text = json.dumps(description, indent=4, ensure_ascii=False) + "\n"
     name = Path("systems") / f"{result.system_id}.json"
     if (package / name).exists() and (package / name).read_text(encoding="utf-8") != text:
-        raise ValueError(f"{package / name}: exists already and describes another system; choose another --system")
+        raise InputError(f"{package / name}: exists already and describes another system; choose another --system")
     write_whole(staged / name, text)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from suite.compliance.ruleset import Benchmark, card_benchmark
 from suite.descriptor import descriptor
+from suite.errors import InputError
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import PRUNED
@@ -77,7 +78,7 @@ def read_run(root: Path) -> Run:
     info = folder.read_info()
     logs = folder.results()
     if not logs:
-        raise ValueError(f"{root}: no result_*.txt; the run left no log")
+        raise InputError(f"{root}: no result_*.txt; the run left no log")
     return Run(
         folder, info, tuple(summarise(read_events(path)) for path in logs), tuple(folder.resumed()), read_nodes(root)
     )
@@ -93,7 +94,7 @@ def results_of(runs: Sequence[Run], system: str) -> Iterator[Result]:
         benchmark = card_benchmark(descriptor(workload), size)
         deviating = differences(run.nodes[0] for run in members)
         if deviating:
-            raise ValueError(f"the runs were made on different systems: {deviating[0]}")
+            raise InputError(f"the runs were made on different systems: {deviating[0]}")
         records = [record for run in members for record in run.records]
         _check_subject(records, benchmark, f"{workload} {size}")
         choose = _choose_instances if mode == "weak" else _choose_runs
@@ -106,9 +107,9 @@ def _check_subject(records: Sequence[RunRecord], benchmark: Benchmark, subject: 
     """ValueError for a log that is no run, or of another benchmark or size than its run folder."""
     for record in records:
         if record.benchmark is None and record.run_start_s is None:
-            raise ValueError(f"{record.path}: ended before run_start and is no run; move it out of the run folder")
+            raise InputError(f"{record.path}: ended before run_start and is no run; move it out of the run folder")
         if (record.benchmark, record.size) != (benchmark.name, benchmark.size):
-            raise ValueError(f"{record.path}: a log of {record.benchmark} {record.size} in a run of {subject}")
+            raise InputError(f"{record.path}: a log of {record.benchmark} {record.size} in a run of {subject}")
 
 
 def _shape(run: Run, system: str) -> str:
@@ -118,7 +119,7 @@ def _shape(run: Run, system: str) -> str:
     """
     first = next((record for record in run.records if record.nodes and record.ranks), None)
     if first is None or first.nodes is None or first.ranks is None:
-        raise ValueError(f"{run.folder.root}: no log says number_of_nodes and number_of_ranks")
+        raise InputError(f"{run.folder.root}: no log says number_of_nodes and number_of_ranks")
     instances = f"{len(run.records)}x" if run.info.mode == "weak" else ""
     return f"{system}_{instances}{first.nodes}x{max(first.ranks // first.nodes, 1)}_{run.info.size}"
 

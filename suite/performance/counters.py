@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from suite.errors import InputError
+
 VERSION = 1
 WHOLE = "(whole program)"  # the kernel of tools that do not distinguish kernels
 NUMBER = re.compile(r"[-+.\deE]+")
@@ -42,9 +44,9 @@ def read(tool: str, path: Path) -> list[Kernel]:
         try:
             kernels = TOOLS[tool](file.read().splitlines())
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise InputError(f"{path}: {error}") from None
     if not kernels:
-        raise ValueError(f"{path}: no kernel in it; is it CSV of {tool}?")
+        raise InputError(f"{path}: no kernel in it; is it CSV of {tool}?")
     return sorted(kernels, key=lambda kernel: -kernel.seconds)
 
 
@@ -61,7 +63,7 @@ def _parse_ncu(lines: Sequence[str]) -> list[Kernel]:
     body = [line for line in lines if not line.startswith("==") and line.strip()]
     rows = list(csv.DictReader(body))
     if not rows or "Kernel Name" not in rows[0]:
-        raise ValueError("no column 'Kernel Name'; write it with ncu --csv")
+        raise InputError("no column 'Kernel Name'; write it with ncu --csv")
     launches = _group_ncu_metrics(rows) if "Metric Name" in rows[0] else _parse_ncu_page(rows)
     return _sum_launches((name, *_ncu_launch(metrics)) for name, metrics in launches.values())
 
@@ -95,13 +97,13 @@ def _ncu_launch(metrics: Mapping[str, float]) -> tuple[float, float, dict[str, f
     tensor = {k: v for k, v in metrics.items() if re.fullmatch(r"sm__ops_path_tensor_src_(?!int)\w+\.sum", k)}
     if plain is None and not tensor:
         wanted = "sm__sass_thread_inst_executed_op_{hadd,…,dfma}_pred_on.sum and sm__ops_path_tensor_src_*.sum"
-        raise ValueError(f"no counter of FLOPs; collect {wanted}")
+        raise InputError(f"no counter of FLOPs; collect {wanted}")
     # Counters by kind of sparsity count the same operations as those without: take them only where they are alone
     without_sparsity = {name: value for name, value in tensor.items() if "sparsity" not in name}
     flops = (plain or 0.0) + sum((without_sparsity or tensor).values())
     moved = {level: metrics[name] for level, name in NCU_BYTES.items() if name in metrics}
     if not moved:
-        raise ValueError(f"no counter of bytes; collect {', '.join(NCU_BYTES.values())}")
+        raise InputError(f"no counter of bytes; collect {', '.join(NCU_BYTES.values())}")
     return seconds, flops, moved
 
 
@@ -124,7 +126,7 @@ def _parse_rocprof(lines: Sequence[str]) -> list[Kernel]:
         for row in rows:
             name = row.get("KernelName") or row.get("Kernel_Name")
             if not name:
-                raise ValueError("no column 'KernelName' or 'Kernel_Name'")
+                raise InputError("no column 'KernelName' or 'Kernel_Name'")
             counters = {k: float(v) for k, v in row.items() if k and v and NUMBER.fullmatch(v)}
             yield name, *_rocprof_launch(counters)
 
@@ -136,12 +138,12 @@ def _rocprof_launch(counters: Mapping[str, float]) -> tuple[float, float, dict[s
     seconds = _rocprof_seconds(counters)
     flops = _weighted_sum(counters, ROCPROF_FLOPS)
     if flops is None:
-        raise ValueError(
+        raise InputError(
             "no counter of FLOPs; collect SQ_INSTS_VALU_{ADD,MUL,FMA,TRANS}_F* and SQ_INSTS_VALU_MFMA_MOPS_*"
         )
     moved = _rocprof_bytes(counters)
     if not moved:
-        raise ValueError("no counter of bytes; collect TCC_EA_{RDREQ,RDREQ_32B,WRREQ,WRREQ_64B}_sum")
+        raise InputError("no counter of bytes; collect TCC_EA_{RDREQ,RDREQ_32B,WRREQ,WRREQ_64B}_sum")
     return seconds, flops, moved
 
 
@@ -150,7 +152,7 @@ def _rocprof_seconds(counters: Mapping[str, float]) -> float:
     end = counters.get("EndNs", counters.get("End_Timestamp"))
     duration_ns = counters.get("DurationNs", None if begin is None or end is None else end - begin)
     if duration_ns is None:
-        raise ValueError("no duration; collect with --timestamp on")
+        raise InputError("no duration; collect with --timestamp on")
     return duration_ns * 1e-9
 
 
@@ -211,7 +213,7 @@ def _likwid_kernel(region: str, metrics: Mapping[str, Sequence[float]]) -> Kerne
     rates = [metrics[name] for name in LIKWID_RATES if name in metrics]
     moved = {level: 1e9 * sum(metrics[name]) for level, name in LIKWID_BYTES.items() if name in metrics}
     if not runtime or not rates or not moved:
-        raise ValueError(
+        raise InputError(
             f"region {region}: needs runtime, MFLOP/s and a data volume; measure groups such as MEM_SP or MEM_DP"
         )
     flops = sum(
@@ -248,7 +250,7 @@ def _parse_perf(lines: Sequence[str]) -> list[Kernel]:
         else:
             flops = (flops or 0.0) + PERF_FLOPS[event] * amount
     if seconds is None or flops is None or not moved:
-        raise ValueError(
+        raise InputError(
             f"needs duration_time, cas_count_read and cas_count_write of uncore_imc, and of {', '.join(PERF_FLOPS)} those there are"
         )
     kernel = Kernel(WHOLE)
@@ -264,7 +266,7 @@ def _parse_perf_events(lines: Sequence[str]) -> Iterator[tuple[str, float, str]]
             continue
         value, unit, event = cells[position - 2], cells[position - 1], cells[position].removesuffix(":u").lower()
         if not NUMBER.fullmatch(value):
-            raise ValueError(f"{event}: {value!r} is not a count (the event was not measured)")
+            raise InputError(f"{event}: {value!r} is not a count (the event was not measured)")
         yield event, float(value), unit
 
 
@@ -300,14 +302,14 @@ def _first(metrics: Mapping[str, float], *names: str) -> float:
     for name in names:
         if name in metrics:
             return metrics[name]
-    raise ValueError(f"no {names[0]}; collect it")
+    raise InputError(f"no {names[0]}; collect it")
 
 
 def _parse_number(text: str) -> float:
     try:
         return float(text.replace(",", ""))
     except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
+        raise InputError(f"{text!r} is not a number") from None
 
 
 _UNITS = {

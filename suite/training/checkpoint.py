@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from suite.errors import InputError
 from suite.files import written_whole
 from suite.training.state import Position, TrainingState
 from suite.world import World
@@ -99,7 +100,7 @@ def _write_together(path: Path | None, state: dict[str, Any], world: World) -> N
             with written_whole(path) as part:
                 torch.save(state, part)
         except (OSError, RuntimeError) as caught:
-            error = ValueError(f"{path}: checkpoint cannot be written: {caught}")
+            error = InputError(f"{path}: checkpoint cannot be written: {caught}")
     world.check_together(error)
 
 
@@ -107,21 +108,21 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise ValueError(f"{path}: there is no checkpoint to resume from") from None
+        raise InputError(f"{path}: there is no checkpoint to resume from") from None
     except Exception as caught:  # torch.load raises many kinds for a damaged file
-        raise ValueError(f"{path}: not a readable checkpoint: {str(caught).splitlines()[0]}") from None
+        raise InputError(f"{path}: not a readable checkpoint: {str(caught).splitlines()[0]}") from None
     return state
 
 
 def _check(path: Path, state: dict[str, Any], identity: Mapping[str, Any], ranks: int) -> None:
     if state.get("version") != CHECKPOINT_VERSION:
-        raise ValueError(f"{path}: checkpoint version {state.get('version')}; this suite reads {CHECKPOINT_VERSION}")
+        raise InputError(f"{path}: checkpoint version {state.get('version')}; this suite reads {CHECKPOINT_VERSION}")
     for key, wanted in identity.items():
         found = state["identity"].get(key)
         if found != wanted:
-            raise ValueError(f"{path}: checkpoint has {key} = {found!r}, this run has {wanted!r}")
+            raise InputError(f"{path}: checkpoint has {key} = {found!r}, this run has {wanted!r}")
     if state["ranks"] != ranks:
-        raise ValueError(f"{path}: checkpoint of {state['ranks']} ranks; this run has {ranks}")
+        raise InputError(f"{path}: checkpoint of {state['ranks']} ranks; this run has {ranks}")
 
 
 def _random_state() -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from suite.errors import InputError
 from suite.world import World
 
 
@@ -23,7 +24,7 @@ def pick_device(wanted: str, world: World) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and available == 0):
         return torch.device("cpu")
     if world.local_rank >= available and available != 1:
-        raise ValueError(f"device cuda: local rank {world.local_rank} has no GPU; this node shows {available}")
+        raise InputError(f"device cuda: local rank {world.local_rank} has no GPU; this node shows {available}")
     device = torch.device("cuda", world.local_rank if available > 1 else 0)  # srun --gpus-per-task shows each rank one
     torch.cuda.set_device(device)
     return device

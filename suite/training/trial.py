@@ -18,6 +18,7 @@ from suite import RULESET, VERSION
 from suite.data.baselines import read_baselines
 from suite.data.manifest import Manifest
 from suite.data.sampling import check_batch, steps_per_epoch
+from suite.errors import InputError
 from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.log.run_folder import RunFolder
@@ -144,7 +145,7 @@ class _Trial:
         parameters = count_parameters(model, workload, world)
         expected = self.plan.size_card.model_parameters
         if parameters != expected and config.submission.division == "closed":
-            raise ValueError(
+            raise InputError(
                 f"{config.size}: model has {parameters} parameters; the card says {expected}; "
                 "another model is for submission.division=open"
             )
@@ -248,7 +249,7 @@ def _collect_facts(folder: RunFolder, world: World) -> None:
         try:
             write_facts(collect_facts(os.environ, run_folder=folder.root), folder.root)
         except OSError as caught:
-            error = ValueError(f"{folder.facts}: cannot be written: {caught.strerror}")
+            error = InputError(f"{folder.facts}: cannot be written: {caught.strerror}")
     world.check_together(error)
 
 
@@ -258,8 +259,8 @@ def _open_log(path: Path, world: World) -> EventLog:
         try:
             log = EventLog(path)
         except FileExistsError:
-            error = ValueError(f"{path}: exists already; a trial never writes over an earlier one")
+            error = InputError(f"{path}: exists already; a trial never writes over an earlier one")
         except OSError as caught:
-            error = ValueError(f"{path}: cannot be written: {caught.strerror}")
+            error = InputError(f"{path}: cannot be written: {caught.strerror}")
     world.check_together(error)
     return log

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 
+from suite.errors import InputError
 from suite.log.run_folder import write_run_info
 from suite.training.plan import TrialPlan
 from suite.training.signals import InterruptedTrialError
@@ -29,7 +30,7 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
         imported_at = time.perf_counter()
         _make_folder(plan, world)
         return trial.run_trial(plan, world, trial.Startup(interpreter_s, imported_at - first_line, imported_at))
-    except ValueError as error:  # the same on every rank, or this rank's alone: either way nobody may be left waiting
+    except InputError as error:  # the same on every rank, or this rank's alone: either way nobody may be left waiting
         return _end(world, plan, f"{error}", USAGE)
     except KeyboardInterrupt:
         return _end(world, plan, "stopped by SIGINT before training", FAILED)
@@ -49,8 +50,8 @@ def _make_folder(plan: TrialPlan, world: World) -> None:
             alone = "SLURM_ARRAY_TASK_ID" not in os.environ
             write_run_info(root, plan.config, mode=plan.mode, runs=plan.runs, ranks=world.size, same_allocation=alone)
         except OSError as caught:
-            error = ValueError(f"{root}: cannot be created: {caught.strerror}")
-        except ValueError as caught:
+            error = InputError(f"{root}: cannot be created: {caught.strerror}")
+        except InputError as caught:
             error = caught
     world.check_together(error)
 

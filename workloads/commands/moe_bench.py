@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from suite.errors import InputError
 from suite.files import write_whole
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def _sweep(world: World, device: torch.device, shape: Shape, up_to_bytes: int, r
     from workloads.moe import bench
 
     if world.size == 1:
-        raise ValueError("moe-bench --sweep-network needs several ranks: --ranks 4, or srun, mpiexec, torchrun")
+        raise InputError("moe-bench --sweep-network needs several ranks: --ranks 4, or srun, mpiexec, torchrun")
     ranks_per_node = shape.moe.ranks_per_node or world.local_size
     return bench.sweep_network(world, device, shape, ranks_per_node, up_to_bytes, repeats)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from suite.descriptor import Hyperparameters
+from suite.errors import InputError
 
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)  # the four channels of a sample, in the order of the public data
 TARGETS = ("omega_m", "sigma_8", "n_s", "h_0")
@@ -42,15 +43,15 @@ class CosmoFlowConfig(Hyperparameters):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.input_size % 2 ** len(self.conv_channels):
-            raise ValueError(
+            raise InputError(
                 f"input_size {self.input_size} cannot be halved by each of {len(self.conv_channels)} conv_channels"
             )
         boundaries = list(self.decay_boundary_epochs)
         if len(boundaries) != len(self.decay_factors) or boundaries != sorted(set(boundaries)):
-            raise ValueError("decay_boundary_epochs must increase, with one of decay_factors for each")
+            raise InputError("decay_boundary_epochs must increase, with one of decay_factors for each")
         has_constants = self.input_mean is not None and self.input_std is not None and min(self.input_std) > 0
         if (self.input_norm == "log1p_standard") != has_constants:
-            raise ValueError("input_mean and a positive input_std belong to input_norm log1p_standard, and only to it")
+            raise InputError("input_mean and a positive input_std belong to input_norm log1p_standard, and only to it")
         return self
 
     def scale(self, global_batch_size: int) -> float:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
 from suite.data.manifest import read_manifest
 from suite.data.shards import Compression, ShardReader
+from suite.errors import InputError
 from suite.files import written_whole
 from suite.world import World
 from workloads.cosmoflow.summary import attributes, summarise
@@ -61,7 +62,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
     world.check_together(problem)
     survey: _Source = world.broadcast(sources)
     if survey.cube not in SIZE_OF_CUBE:
-        raise ValueError(
+        raise InputError(
             f"{source}: cubes of {survey.cube}^3 voxels; the sizes have {', '.join(map(str, SIZE_OF_CUBE))}"
         )
     name, compression = SIZE_OF_CUBE[survey.cube]
@@ -81,7 +82,7 @@ def export_tfrecord(root: Path, destination: Path, *, progress: Callable[[int, i
     """Write a sharded data set in the reference's layout: ``<split>/<universe>_<cube>.tfrecord``, gzip, one sample each."""
     manifest = read_manifest(root)
     if destination.exists() and any(destination.iterdir()):
-        raise ValueError(f"{destination}: not empty; choose another folder")
+        raise InputError(f"{destination}: not empty; choose another folder")
     total, done = sum(manifest.samples(split) for split in manifest.splits), 0
     for split in manifest.splits:
         folder = destination / split
@@ -106,7 +107,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
     program sha256sum writes them. ValueError without a source, or for a URL; it says where to get the data.
     """
     if source is None or "://" in source:
-        raise ValueError(WHERE_THE_DATA_ARE)
+        raise InputError(WHERE_THE_DATA_ARE)
     origin = Path(source)
     if origin.is_dir():
         sums = _sums(origin / SUMS_NAME)
@@ -115,7 +116,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
         return
     sums = _sums(origin.with_name(origin.name + ".sha256"))
     if origin.name not in sums:
-        raise ValueError(f"{origin}.sha256: no line for {origin.name}; write it with: sha256sum {origin.name}")
+        raise InputError(f"{origin}.sha256: no line for {origin.name}; write it with: sha256sum {origin.name}")
     _check_sha256(origin, sums[origin.name])
     _unpack(origin, destination)
 
@@ -158,7 +159,7 @@ def _survey(source: Path) -> _Source:
     )
     empty = [split for split in SPLITS if not any(file.split == split for file in files)]
     if empty:
-        raise ValueError(f"{source}: no file for the {empty[0]} split; {len(order)} universes in {len(paths)} files")
+        raise InputError(f"{source}: no file for the {empty[0]} split; {len(order)} universes in {len(paths)} files")
     shapes = _shapes(form, files[0].path)
     return _Source(form, files, shapes[0][0], sum(2 * int(np.prod(shape)) for shape in shapes))
 
@@ -166,12 +167,12 @@ def _survey(source: Path) -> _Source:
 def _find_files(source: Path) -> tuple[str, list[Path]]:
     """Find the files of the first form that the folder has. ValueError if it has none."""
     if not source.is_dir():
-        raise ValueError(f"{source}: expected a folder of *.tfrecord files or *.hdf5 universes")
+        raise InputError(f"{source}: expected a folder of *.tfrecord files or *.hdf5 universes")
     for form in ("tfrecord", "hdf5"):
         paths = sorted(source.rglob(f"*.{form}"))
         if paths:
             return form, paths
-    raise ValueError(f"{source}: no *.tfrecord and no *.hdf5 file in it")
+    raise InputError(f"{source}: no *.tfrecord and no *.hdf5 file in it")
 
 
 def _splits(source: Path, paths: Sequence[Path], universes: Sequence[int]) -> list[str | None]:
@@ -191,7 +192,7 @@ def _shapes(form: str, path: Path) -> list[tuple[int, ...]]:
         side = file["full"].shape[0]
     cube = min(PUBLIC_CUBE, side)
     if side % cube:
-        raise ValueError(f"{path}: {side}^3 voxels cannot be split in cubes of {cube}^3")
+        raise InputError(f"{path}: {side}^3 voxels cannot be split in cubes of {cube}^3")
     return [(cube, cube, cube, 4)] * (side // cube) ** 3
 
 
@@ -212,7 +213,7 @@ def _shard(files: Sequence[_File], form: str, cube: int) -> Arrays:
     for file in files:
         for x, y in read(file.path):
             if x.shape[0] != cube:
-                raise ValueError(f"{file.path}: sample of {x.shape[0]}^3 voxels among samples of {cube}^3")
+                raise InputError(f"{file.path}: sample of {x.shape[0]}^3 voxels among samples of {cube}^3")
             for name, value in (("x", x), ("y", y), ("universe", np.int64(file.universe))):
                 columns[name].append(value)
     return {name: np.stack(values) for name, values in columns.items()}
@@ -221,7 +222,7 @@ def _shard(files: Sequence[_File], form: str, cube: int) -> Arrays:
 def _cubes(path: Path, *, cube: int) -> Iterator[Sample]:
     counts, targets = read_universe(path)
     if counts.shape[0] % cube:
-        raise ValueError(f"{path}: {counts.shape[0]}^3 voxels cannot be split in cubes of {cube}^3")
+        raise InputError(f"{path}: {counts.shape[0]}^3 voxels cannot be split in cubes of {cube}^3")
     return ((part, targets) for part in split_cubes(counts, cube))
 
 
@@ -230,13 +231,13 @@ def _sums(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}; write it with sha256sum") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}; write it with sha256sum") from None
     sums = {}
     for number, line in enumerate(lines, start=1):
         digest, separator, name = line.partition(" ")
         name = name.lstrip(" *").removeprefix("./")
         if not separator or not re.fullmatch(r"[0-9a-fA-F]{64}", digest) or ".." in Path(name).parts or name[:1] == "/":
-            raise ValueError(f"{path}:{number}: expected a sha256 and a file name, found {line[:80]!r}")
+            raise InputError(f"{path}:{number}: expected a sha256 and a file name, found {line[:80]!r}")
         sums[name] = digest.lower()
     return sums
 
@@ -249,7 +250,7 @@ def _check_sha256(path: Path, expected: str, copy_to: IO[bytes] | None = None) -
             if copy_to is not None:
                 copy_to.write(block)
     if digest.hexdigest() != expected:
-        raise ValueError(f"{path}: sha256 is {digest.hexdigest()}, expected {expected}")
+        raise InputError(f"{path}: sha256 is {digest.hexdigest()}, expected {expected}")
 
 
 def _copy_checked(origin: Path, target: Path, expected: str) -> None:
@@ -263,4 +264,4 @@ def _unpack(archive: Path, folder: Path) -> None:
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise ValueError(f"{archive}: not a readable tar archive: {error}") from None
+        raise InputError(f"{archive}: not a readable tar archive: {error}") from None

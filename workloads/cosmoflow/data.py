@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from suite.data.sampling import draws
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
 
 if TYPE_CHECKING:
@@ -55,14 +56,14 @@ def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None
     }
     for name, expected in required.items():
         if shapes.get(name) != expected:
-            raise ValueError(f"{root}: dataset {name!r} is {shapes.get(name)}, the config wants {expected}")
+            raise InputError(f"{root}: dataset {name!r} is {shapes.get(name)}, the config wants {expected}")
     attributes = reader.manifest.attributes
     if config.augmentation and not attributes.get("periodic", False):
-        raise ValueError(f"{root}: augmentation shifts periodic boxes, and these samples are not periodic")
+        raise InputError(f"{root}: augmentation shifts periodic boxes, and these samples are not periodic")
     if config.input_mean is not None and config.input_std is not None:
         error = np.abs(np.subtract(config.input_mean, attributes["log1p_mean"])) / config.input_std
         if error.max() > INPUT_TOLERANCE:
-            raise ValueError(
+            raise InputError(
                 f"{root}: log1p(x) has mean {np.round(attributes['log1p_mean'], 3).tolist()} per channel, "
                 f"hyperparameters.input_mean says {list(config.input_mean)}: other data than the config is for"
             )

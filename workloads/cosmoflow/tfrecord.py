@@ -17,6 +17,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.errors import InputError
 from suite.files import write_whole
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 
@@ -44,7 +45,7 @@ def read_tfrecord(path: Path) -> Iterator[Sample]:
         try:
             yield decode_example(payload)
         except ValueError as error:
-            raise ValueError(f"{path}: record at offset {offset}: {error}") from None
+            raise InputError(f"{path}: record at offset {offset}: {error}") from None
 
 
 def encode_example(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
@@ -68,7 +69,7 @@ def decode_example(payload: bytes) -> Sample:
     missing = [name for name in ("x", "y") if name.encode() not in features]
     if missing:
         present = ", ".join(sorted(key.decode("utf-8", "replace") for key in features)) or "none"
-        raise ValueError(f"not a CosmoFlow sample: no feature {missing[0]!r}; features: {present}")
+        raise InputError(f"not a CosmoFlow sample: no feature {missing[0]!r}; features: {present}")
     counts = [value for part in _fields(features[b"x"], 1) for value in _fields(part, 1)]
     targets = [value for part in _fields(features[b"y"], 2) for value in _fields(part, 1)]
     return _counts(counts), _targets(targets)
@@ -76,22 +77,22 @@ def decode_example(payload: bytes) -> Sample:
 
 def _counts(values: list[memoryview]) -> NDArray[np.int16]:
     if len(values) != 1:
-        raise ValueError(f"feature 'x' has {len(values)} byte strings, expected 1")
+        raise InputError(f"feature 'x' has {len(values)} byte strings, expected 1")
     size = len(values[0])
     channels = len(REDSHIFTS)
     side = round((size / (2 * channels)) ** (1 / 3))
     if side == 0 or size != 2 * channels * side**3:
-        raise ValueError(f"feature 'x' has {size} bytes, which is no cube of {channels} int16 channels")
+        raise InputError(f"feature 'x' has {size} bytes, which is no cube of {channels} int16 channels")
     return np.frombuffer(values[0], dtype="<i2").reshape(side, side, side, channels).astype(np.int16)
 
 
 def _targets(values: list[memoryview]) -> NDArray[np.float32]:
     packed = b"".join(bytes(value) for value in values)
     if len(packed) != 4 * len(TARGETS):
-        raise ValueError(f"feature 'y' has {len(packed)} bytes, expected {len(TARGETS)} floats")
+        raise InputError(f"feature 'y' has {len(packed)} bytes, expected {len(TARGETS)} floats")
     targets = np.frombuffer(packed, dtype="<f4").astype(np.float32)
     if not np.isfinite(targets).all():
-        raise ValueError(f"feature 'y' is {targets.tolist()}, expected finite numbers")
+        raise InputError(f"feature 'y' is {targets.tolist()}, expected finite numbers")
     return targets
 
 
@@ -104,34 +105,34 @@ def _content(path: Path) -> bytes:
         data = stream.decompress(content)
         complete = stream.eof
     except zlib.error as error:
-        raise ValueError(f"{path}: offset 0: gzip stream is damaged: {error}") from None
+        raise InputError(f"{path}: offset 0: gzip stream is damaged: {error}") from None
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     if not complete:
-        raise ValueError(f"{path}: offset {len(data)}: gzip stream is truncated after {len(content)} compressed bytes")
+        raise InputError(f"{path}: offset {len(data)}: gzip stream is truncated after {len(content)} compressed bytes")
     if stream.unused_data:
-        raise ValueError(f"{path}: offset {len(data)}: {len(stream.unused_data)} bytes follow the gzip stream")
+        raise InputError(f"{path}: offset {len(data)}: {len(stream.unused_data)} bytes follow the gzip stream")
     return data
 
 
 def _records(path: Path, content: bytes) -> Iterator[tuple[int, bytes]]:
     if not content:
-        raise ValueError(f"{path}: offset 0: empty, expected a TFRecord file")
+        raise InputError(f"{path}: offset 0: empty, expected a TFRecord file")
     offset = 0
     while offset < len(content):
         if offset + HEADER_BYTES > len(content):
-            raise ValueError(f"{path}: offset {offset}: truncated record header")
+            raise InputError(f"{path}: offset {offset}: truncated record header")
         length, check = struct.unpack_from("<QI", content, offset)
         if masked_crc32c(content[offset : offset + 8]) != check:
-            raise ValueError(f"{path}: offset {offset}: record length fails its crc32c; damaged or not a TFRecord file")
+            raise InputError(f"{path}: offset {offset}: record length fails its crc32c; damaged or not a TFRecord file")
         begin = offset + HEADER_BYTES
         if begin + length + FOOTER_BYTES > len(content):
-            raise ValueError(
+            raise InputError(
                 f"{path}: offset {offset}: truncated: record of {length} bytes, {len(content) - begin} left"
             )
         payload = content[begin : begin + length]
         if masked_crc32c(payload) != struct.unpack_from("<I", content, begin + length)[0]:
-            raise ValueError(f"{path}: offset {begin}: payload of {length} bytes fails its crc32c")
+            raise InputError(f"{path}: offset {begin}: payload of {length} bytes fails its crc32c")
         yield offset, payload
         offset = begin + length + FOOTER_BYTES
 
@@ -177,7 +178,7 @@ def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
         else:
             length = {1: 8, 5: 4}.get(wire_type, -1)
         if length < 0 or position + length > len(message):
-            raise ValueError("not a serialised tf.train.Example")
+            raise InputError("not a serialised tf.train.Example")
         if field == wanted:
             yield message[position : position + length]
         position += length
@@ -193,4 +194,4 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-    raise ValueError("not a serialised tf.train.Example")
+    raise InputError("not a serialised tf.train.Example")

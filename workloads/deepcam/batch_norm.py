@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from suite.errors import InputError
 from suite.world import World
 
 
@@ -42,7 +43,7 @@ class GroupBatchNorm2d(nn.BatchNorm2d):
 def rank_groups(ranks: int, size: int) -> list[list[int]]:
     """Split all ranks into groups of ``size`` consecutive ones. ValueError if size does not divide the ranks."""
     if ranks % size:
-        raise ValueError(f"batchnorm_group_size {size} does not divide the {ranks} ranks of this run")
+        raise InputError(f"batchnorm_group_size {size} does not divide the {ranks} ranks of this run")
     return [list(range(begin, begin + size)) for begin in range(0, ranks, size)]
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from suite.descriptor import Hyperparameters
+from suite.errors import InputError
 
 CHANNELS = (  # of a sample, in the order of the public data (CAM5 names)
     *("TMQ", "U850", "V850", "UBOT", "VBOT", "QREFHT", "PS", "PSL"),
@@ -58,11 +59,11 @@ class DeepCamConfig(Hyperparameters):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.schedule == "cosine_annealing") != (self.t_max is not None):
-            raise ValueError("t_max belongs to schedule cosine_annealing, and only to it")
+            raise InputError("t_max belongs to schedule cosine_annealing, and only to it")
         if self.milestones and self.schedule != "multistep":
-            raise ValueError("milestones belong to schedule multistep")
+            raise InputError("milestones belong to schedule multistep")
         if list(self.milestones) != sorted(set(self.milestones)):
-            raise ValueError("milestones must increase")
+            raise InputError("milestones must increase")
         return self
 
     def channels(self, reference: int) -> int:

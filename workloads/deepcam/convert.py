@@ -13,6 +13,7 @@ import numpy as np
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
 from suite.data.manifest import read_manifest
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from suite.world import World
 from workloads.deepcam.fields import (
     STATISTICS_NAME,
@@ -53,7 +54,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
     name = size or SIZE_OF_SHAPE.get(survey.shape)
     if name is None:
         known = ", ".join(f"{height} x {width}" for height, width in SIZE_OF_SHAPE)
-        raise ValueError(f"{source}: samples of {survey.shape[0]} x {survey.shape[1]} pixels; the sizes have {known}")
+        raise InputError(f"{source}: samples of {survey.shape[0]} x {survey.shape[1]} pixels; the sizes have {known}")
     recipe = {
         "name": "converted",
         "version": CONVERTER_VERSION,
@@ -69,7 +70,7 @@ def export_hdf5(root: Path, destination: Path, *, progress: Callable[[int, int],
     """Write a sharded data set in the layout that the reference reads: ``<split>/data-<number>.h5`` and ``stats.h5``."""
     manifest = read_manifest(root)
     if destination.exists() and any(destination.iterdir()):
-        raise ValueError(f"{destination}: not empty; choose another folder")
+        raise InputError(f"{destination}: not empty; choose another folder")
     total, done = sum(manifest.samples(split) for split in manifest.splits), 0
     for split in manifest.splits:
         reader = ShardReader(root, split)
@@ -84,7 +85,7 @@ def export_hdf5(root: Path, destination: Path, *, progress: Callable[[int, int],
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
     """Always raise ValueError, which says where to get the data; `convert` takes a copy that is already here."""
-    raise ValueError(WHERE_THE_DATA_ARE)
+    raise InputError(WHERE_THE_DATA_ARE)
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class _Source:
 
 def _survey(source: Path) -> _Source:
     if not source.is_dir():
-        raise ValueError(f"{source}: expected a folder of *.h5 snapshots with {STATISTICS_NAME}")
+        raise InputError(f"{source}: expected a folder of *.h5 snapshots with {STATISTICS_NAME}")
     statistics = read_statistics(source / STATISTICS_NAME)
     files = {split: tuple(sorted((source / split).glob("*.h5"))) for split in SPLITS}
     if not any(files.values()):
@@ -110,7 +111,7 @@ def _survey(source: Path) -> _Source:
         }
     empty = [split for split, paths in files.items() if not paths]
     if empty:
-        raise ValueError(f"{source}: no *.h5 file for the {empty[0]} split")
+        raise InputError(f"{source}: no *.h5 file for the {empty[0]} split")
     return _Source(files, read_shape(files["train"][0]), statistics)
 
 
@@ -128,7 +129,7 @@ def _shard(files: Sequence[Path], shape: tuple[int, int]) -> Arrays:
     for path in files:
         x, y = read_snapshot(path)
         if y.shape != shape:
-            raise ValueError(f"{path}: sample of {y.shape} pixels among samples of {shape}")
+            raise InputError(f"{path}: sample of {y.shape} pixels among samples of {shape}")
         samples.append((x, y))
     return {"x": np.stack([x for x, _ in samples]), "y": np.stack([y for _, y in samples])}
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from workloads.deepcam.config import CHANNELS, DeepCamConfig
 from workloads.deepcam.fields import Statistics, checked_statistics
 
@@ -51,14 +52,14 @@ class DeepCamData:
         shape = (config.height, config.width)
         for name, expected in {"x": ((*shape, len(CHANNELS)), "float32"), "y": (shape, "uint8")}.items():
             if actual.get(name) != expected:
-                raise ValueError(f"{root}: dataset {name!r} is {actual.get(name)}, the config wants {expected}")
+                raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, the config wants {expected}")
 
 
 def input_statistics(reader: ShardReader, root: Path) -> Statistics:
     """Read the statistics of the training split from the manifest. ValueError if absent or if a channel has no range."""
     recorded = reader.manifest.attributes.get("statistics")
     if recorded is None:
-        raise ValueError(f"{root}: the manifest has no attribute 'statistics'; inputs cannot be normalised")
+        raise InputError(f"{root}: the manifest has no attribute 'statistics'; inputs cannot be normalised")
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in recorded.items()
     }

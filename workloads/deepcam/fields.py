@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.errors import InputError
 from suite.files import written_whole
 from workloads.deepcam.config import CHANNELS, CLASSES
 
@@ -51,9 +52,9 @@ def read_snapshot(path: Path) -> tuple[Fields, Labels]:
     with _Opened(path) as file:
         data, labels = _dataset(path, file, (DATA,), 3), _dataset(path, file, LABELS, 2)
         if data.shape[2] != len(CHANNELS) or data.dtype.kind != "f":
-            raise ValueError(f"{path}: {DATA} is {data.shape} {data.dtype}, expected (H, W, {len(CHANNELS)}) floats")
+            raise InputError(f"{path}: {DATA} is {data.shape} {data.dtype}, expected (H, W, {len(CHANNELS)}) floats")
         if labels.shape != data.shape[:2]:
-            raise ValueError(f"{path}: {labels.name[1:]} is {labels.shape}, expected {data.shape[:2]} as {DATA}")
+            raise InputError(f"{path}: {labels.name[1:]} is {labels.shape}, expected {data.shape[:2]} as {DATA}")
         x, y, name = data[...].astype(np.float32, copy=False), labels[...], labels.name[1:]
     return checked_fields(x, path), checked_labels(y, path, name)
 
@@ -64,7 +65,7 @@ def checked_fields(x: Fields, path: Path) -> Fields:
         bad = np.argwhere(~np.isfinite(x))
         if len(bad):
             row, column, channel = bad[0].tolist()
-            raise ValueError(
+            raise InputError(
                 f"{path}: {DATA}[{row}, {column}, {channel}] is {x[row, column, channel]} ({CHANNELS[channel]}), "
                 f"with {len(bad) - 1} more values that are not finite"
             )
@@ -77,7 +78,7 @@ def checked_labels(y: NDArray[Any], path: Path, name: str) -> Labels:
     if len(bad):
         row, column = bad[0].tolist()
         classes = ", ".join(f"{number} {label}" for number, label in enumerate(CLASSES))
-        raise ValueError(f"{path}: {name}[{row}, {column}] is {y[row, column]}: unknown class; classes: {classes}")
+        raise InputError(f"{path}: {name}[{row}, {column}] is {y[row, column]}: unknown class; classes: {classes}")
     return y.astype(np.uint8)
 
 
@@ -91,19 +92,19 @@ def write_snapshot(path: Path, x: Fields, y: Labels) -> None:
 def read_statistics(path: Path) -> Statistics:
     """Read ``stats.h5``. ValueError if it is missing, incomplete, or a channel has no range."""
     if not path.exists():
-        raise ValueError(
+        raise InputError(
             f"{path}: missing: inputs are normalised by its climate/minval and climate/maxval; it belongs to the data set"
         )
     values: dict[str, Any] = {}
     with _Opened(path) as file:
         count = _dataset(path, file, ("climate/count",), 0)[()]
         if not (np.issubdtype(type(count), np.number) and count >= 1):
-            raise ValueError(f"{path}: climate/count is {count}, expected the number of snapshots")
+            raise InputError(f"{path}: climate/count is {count}, expected the number of snapshots")
         values["count"] = int(count)
         for name in PER_CHANNEL:
             value = np.asarray(_dataset(path, file, (f"climate/{name}",), 1)[...], dtype=np.float64)
             if value.shape != (len(CHANNELS),) or not np.isfinite(value).all():
-                raise ValueError(f"{path}: climate/{name}: expected {len(CHANNELS)} finite numbers, one per channel")
+                raise InputError(f"{path}: climate/{name}: expected {len(CHANNELS)} finite numbers, one per channel")
             values[name] = tuple(value.tolist())
     return checked_statistics(Statistics(**values), str(path))
 
@@ -112,7 +113,7 @@ def checked_statistics(statistics: Statistics, where: str) -> Statistics:
     """Return the statistics unchanged. ValueError names a channel that cannot be normalised."""
     for name, low, high in zip(CHANNELS, statistics.minval, statistics.maxval, strict=True):
         if not low < high:
-            raise ValueError(f"{where}: channel {name} has minval {low:g} and maxval {high:g}: it cannot be normalised")
+            raise InputError(f"{where}: channel {name} has minval {low:g} and maxval {high:g}: it cannot be normalised")
     return statistics
 
 
@@ -134,13 +135,13 @@ class _Opened:
         try:
             self._file = h5py.File(self._path, "r", locking=False)
         except OSError as error:
-            raise ValueError(f"{self._path}: not a readable HDF5 file: {_line(error)}") from None
+            raise InputError(f"{self._path}: not a readable HDF5 file: {_line(error)}") from None
         return self._file
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._file.close()
         if isinstance(error, OSError | RuntimeError):
-            raise ValueError(f"{self._path}: damaged HDF5 file: {_line(error)}") from None
+            raise InputError(f"{self._path}: damaged HDF5 file: {_line(error)}") from None
 
 
 def _dataset(path: Path, file: h5py.File, names: tuple[str, ...], dimensions: int) -> h5py.Dataset:
@@ -148,11 +149,11 @@ def _dataset(path: Path, file: h5py.File, names: tuple[str, ...], dimensions: in
         dataset = file.get(name)
         if isinstance(dataset, h5py.Dataset):
             if len(dataset.shape) != dimensions:
-                raise ValueError(f"{path}: {name} has shape {dataset.shape}, expected {dimensions} dimensions")
+                raise InputError(f"{path}: {name} has shape {dataset.shape}, expected {dimensions} dimensions")
             return dataset
     group = file.get("climate")
     inside = ", ".join(sorted(group)) if isinstance(group, h5py.Group) else "no group 'climate'"
-    raise ValueError(f"{path}: no dataset {names[0]}; found: {inside or 'nothing'}")
+    raise InputError(f"{path}: no dataset {names[0]}; found: {inside or 'nothing'}")
 
 
 def _line(error: BaseException) -> str:

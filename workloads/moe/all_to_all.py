@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from suite.errors import InputError
 from workloads.moe.config import Algorithm
 
 # torch 2.13 renamed these functions and warns about the old names; torch 2.11 has only the old ones. Looked up by name at
@@ -61,7 +62,7 @@ class ExpertMesh:
         """
         size, rank = dist.get_world_size() if ranks is None else ranks, dist.get_rank()
         if size % ranks_per_node:
-            raise ValueError(f"{size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
+            raise InputError(f"{size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
         shape = (size // ranks_per_node, ranks_per_node)
         mesh = DeviceMesh(device_type, torch.arange(size).view(shape), mesh_dim_names=("node", "device"))
         world: Any = dist.new_group(range(size)) if size < dist.get_world_size() else dist.group.WORLD

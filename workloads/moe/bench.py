@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from suite import VERSION
+from suite.errors import InputError
 from suite.performance.cost_model import ALGORITHMS
 from suite.training.timing import CudaClock, HostClock
 from suite.world import World
@@ -233,7 +234,7 @@ def sweep_network(
     has those of the largest grid. Every rank calls. ValueError if the smallest grid has fewer experts than top_k.
     """
     if world.size % ranks_per_node:
-        raise ValueError(f"{world.size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
+        raise InputError(f"{world.size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
     sizes = grid_sizes(world.size, ranks_per_node)
     shapes = [_with_experts(shape, shape.moe.experts * ranks // world.size) for ranks in sizes]
     return {
@@ -255,7 +256,7 @@ def sweep_network(
 
 def _with_experts(shape: Shape, experts: int) -> Shape:
     if experts < shape.moe.top_k:
-        raise ValueError(
+        raise InputError(
             f"experts grow with the ranks, and the smallest grid would have {experts} for top-k {shape.moe.top_k}: "
             "more --experts or --top-k 1"
         )

@@ -9,6 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from suite.descriptor import Hyperparameters
+from suite.errors import InputError
 
 DEFAULT_CAPACITY_FACTOR = 1.0
 LARGE_ALIGNMENT, LARGE_STEP = 256, 128  # Tutel: an alignment above 256 becomes a multiple of 128
@@ -54,11 +55,11 @@ class MoEConfig(Hyperparameters):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.top_k > self.experts:
-            raise ValueError(f"top_k {self.top_k} is more than the {self.experts} experts")
+            raise InputError(f"top_k {self.top_k} is more than the {self.experts} experts")
         if self.balance == "importance_load" and self.gate_noise <= 0:
-            raise ValueError("balance importance_load needs gate_noise > 0: the load is a probability under that noise")
+            raise InputError("balance importance_load needs gate_noise > 0: the load is a probability under that noise")
         if self.dispatch == "dropless" and self.capacity_factor is not None:
-            raise ValueError("capacity_factor belongs to dispatch capacity or einsum; dropless has no capacity")
+            raise InputError("capacity_factor belongs to dispatch capacity or einsum; dropless has no capacity")
         return self
 
 
@@ -100,7 +101,7 @@ def ranks_per_expert(experts: int, ranks: int) -> int:
         return 1
     if ranks % experts == 0:
         return ranks // experts
-    raise ValueError(f"{experts} experts on {ranks} ranks: one must divide the other")
+    raise InputError(f"{experts} experts on {ranks} ranks: one must divide the other")
 
 
 def capacity_of(

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from suite.errors import InputError
 from workloads.moe.config import Activation, Backend
 
 GROUPED_ALIGNMENT_BYTES = 16  # F.grouped_mm refuses other strides
@@ -63,7 +64,7 @@ class Experts(nn.Module):
         for name, parameter in list(self.named_parameters()):
             length = parameter.shape[1]
             if length % parts:
-                raise ValueError(f"{name}: {length} cannot be divided among {parts} ranks that share an expert")
+                raise InputError(f"{name}: {length} cannot be divided among {parts} ranks that share an expert")
             step = length // parts
             setattr(self, name, nn.Parameter(parameter[experts, part * step : (part + 1) * step].clone()))
 
@@ -123,7 +124,7 @@ def _onednn(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activ
     """The loop with oneDNN's products. torch uses oneDNN for float32 convolutions but not for float32 matrix products."""
     problem = onednn_problem(rows_ND)
     if problem is not None:
-        raise ValueError(f"backend onednn: {problem}; choose loop or bmm")
+        raise InputError(f"backend onednn: {problem}; choose loop or bmm")
     return _Loop.apply(rows_ND, rows_E.tolist(), activation, _onednn_product, ONEDNN_ROWS, *vars(weights).values())  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -300,7 +301,7 @@ def _grouped_mm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: A
     """
     problem = grouped_problem(rows_ND, weights)
     if problem is not None:
-        raise ValueError(f"backend grouped_mm: {problem}; choose loop or bmm")
+        raise InputError(f"backend grouped_mm: {problem}; choose loop or bmm")
     ends_E = rows_E.cumsum(0).to(device=rows_ND.device, dtype=torch.int32)
     rows_ND = rows_ND.contiguous()
     up = _grouped(rows_ND, weights.up_EHD.transpose(1, 2), ends_E)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from suite.errors import InputError
 from workloads.moe import phases
 from workloads.moe.all_to_all import ExpertMesh, Journey, Reorder, gather_slices, plan_routes, ranges, reorder
 from workloads.moe.config import Algorithm, MoEConfig, ranks_per_expert, valid_r
@@ -109,7 +110,7 @@ class MoELayer(nn.Module):
         if self.mesh is not None:
             choices = valid_r(self.config.experts, self.mesh.size)
             if execution.r not in choices:
-                raise ValueError(
+                raise InputError(
                     f"parallel_r {execution.r}: {self.config.experts} experts on {self.mesh.size} ranks allow {choices}"
                 )
         self.execution = execution

@@ -6,6 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from suite.errors import InputError
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.moe.config import Layout, Training
 
@@ -31,9 +32,9 @@ class MoELMConfig(Training):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.width % (2 * self.heads):
-            raise ValueError(f"width {self.width} is not {self.heads} heads of an even width")
+            raise InputError(f"width {self.width} is not {self.heads} heads of an even width")
         if self.row_bytes <= self.context:
-            raise ValueError(f"row_bytes {self.row_bytes} cannot hold context + 1 = {self.context + 1} bytes")
+            raise InputError(f"row_bytes {self.row_bytes} cannot hold context + 1 = {self.context + 1} bytes")
         return self
 
     @property

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from suite.data.sampling import draws
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from workloads.moe_lm.config import MoELMConfig
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class TextData:
         expected = config.row_bytes if split == "train" else self._length
         actual = self._reader.read([0])["text"].shape[1]
         if actual != expected:
-            raise ValueError(
+            raise InputError(
                 f"{root}: {split} rows have {actual} bytes, the config wants {expected}: other data than it is for"
             )
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build, size_settings
+from suite.errors import InputError
 from suite.world import World
 from workloads.moe_lm.text import DJANGO_NAME, DJANGO_SHA256, DJANGO_VERSION, Language, Split, check_archive, read_text
 
@@ -54,7 +55,7 @@ def generate(root: Path, size: str, *, seed: int, world: World, progress: Progre
     """Generate the text of ``smoke``. ValueError for sizes with real text, which says how to get it."""
     settings = size_settings("moe_lm", SIZES, size, seed)
     if not settings.generated:
-        raise ValueError(
+        raise InputError(
             f"moe_lm {size} is real text: mlhpc data fetch moe_lm -o text, "
             f"then mlhpc data convert moe_lm text --size {size} -o {root}"
         )
@@ -73,7 +74,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
     size = size or "mini"
     settings = size_settings("moe_lm", SIZES, size, 0)
     if settings.generated:
-        raise ValueError(f"moe_lm {size} is generated text: mlhpc data generate moe_lm --size {size}")
+        raise InputError(f"moe_lm {size} is generated text: mlhpc data generate moe_lm --size {size}")
     text, problem = Split(b"", b""), None
     try:
         text = read_text(source)
@@ -92,7 +93,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
         path = Path(source)
         path = path / DJANGO_NAME if path.is_dir() else path
         if not path.exists():
-            raise ValueError(f"{path}: does not exist; expected {DJANGO_NAME} from PyPI")
+            raise InputError(f"{path}: does not exist; expected {DJANGO_NAME} from PyPI")
         check_archive(path)
         shutil.copyfile(path, destination / DJANGO_NAME)
         return
@@ -104,7 +105,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode or not (Path(folder) / DJANGO_NAME).exists():
             reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            raise ValueError(f"pip cannot download {DJANGO_NAME}: {reason}; bring it from PyPI and give --from FILE")
+            raise InputError(f"pip cannot download {DJANGO_NAME}: {reason}; bring it from PyPI and give --from FILE")
         check_archive(Path(folder) / DJANGO_NAME)
         shutil.copyfile(Path(folder) / DJANGO_NAME, destination / DJANGO_NAME)
 
@@ -120,7 +121,7 @@ def validation_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
     """Cut rows that predict disjoint pieces of ``context`` bytes, evenly spread over the text."""
     pieces = (len(text) - 1) // settings.context
     if pieces < settings.validation_rows:
-        raise ValueError(
+        raise InputError(
             f"the validation text gives {pieces} rows of {settings.context} bytes, not {settings.validation_rows}"
         )
     chosen = np.arange(settings.validation_rows) * pieces // settings.validation_rows

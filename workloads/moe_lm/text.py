@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from suite.errors import InputError
+
 DJANGO_VERSION = "5.2"
 DJANGO_NAME = f"Django-{DJANGO_VERSION}.tar.gz"
 DJANGO_SHA256 = "1a47f7a7a3d43ce64570d350e008d2949abe8c7e21737b351b6a1611277c6d89"
@@ -76,7 +78,7 @@ def read_text(source: Path) -> Split:
     for name, content in files.items():
         parts[in_validation(name)].append(content.replace(SEPARATOR, b"") + SEPARATOR)
     if not parts[True] or not parts[False]:
-        raise ValueError(f"{source}: {len(files)} .txt files are too few for two splits")
+        raise InputError(f"{source}: {len(files)} .txt files are too few for two splits")
     return Split(b"".join(parts[False]), b"".join(parts[True]))
 
 
@@ -89,7 +91,7 @@ def check_archive(path: Path) -> None:
     """Check the sha256 of an archive. ValueError if it is not the pinned source package."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != DJANGO_SHA256:
-        raise ValueError(f"{path}: sha256 is {digest}; {DJANGO_NAME} from PyPI has {DJANGO_SHA256}")
+        raise InputError(f"{path}: sha256 is {digest}; {DJANGO_NAME} from PyPI has {DJANGO_SHA256}")
 
 
 def _folder(source: Path) -> Iterator[tuple[str, bytes]]:

@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from suite.descriptor import Hyperparameters
+from suite.errors import InputError
 
 ELEMENTS = 95  # rows of the embedding; atomic numbers are 1..94
 OUTPUT_SCALE_STD = 2.887317180633545  # eV: standard deviation of the energies of the OC20-2M training split
@@ -58,7 +59,7 @@ class OpenCatalystConfig(Hyperparameters):
     def _consistent(self) -> Self:
         boundaries = list(self.decay_boundary_steps)
         if boundaries != sorted(set(boundaries)):
-            raise ValueError("decay_boundary_steps must increase")
+            raise InputError("decay_boundary_steps must increase")
         return self
 
 

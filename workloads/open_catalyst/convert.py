@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
+from suite.errors import InputError
 from suite.world import World
 from workloads.open_catalyst.extxyz import SUFFIXES, read_extxyz
 from workloads.open_catalyst.lmdb_form import LmdbFile
@@ -56,7 +57,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None, 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
     """Always raise ValueError, which says where to get the data."""
-    raise ValueError(WHERE_THE_DATA_ARE)
+    raise InputError(WHERE_THE_DATA_ARE)
 
 
 def _files(source: Path, split: str) -> list[Path]:
@@ -66,9 +67,9 @@ def _files(source: Path, split: str) -> list[Path]:
             continue
         paths = sorted(path for path in folder.rglob("*") if path.suffix == ".lmdb" or path.name.endswith(SUFFIXES))
         if not paths:
-            raise ValueError(f"{folder}: no *.lmdb and no *.extxyz, *.extxyz.xz or *.extxyz.gz in it")
+            raise InputError(f"{folder}: no *.lmdb and no *.extxyz, *.extxyz.xz or *.extxyz.gz in it")
         return paths
-    raise ValueError(f"{source}: no folder {' or '.join(map(repr, FOLDERS[split]))} in it: {split} data are missing")
+    raise InputError(f"{source}: no folder {' or '.join(map(repr, FOLDERS[split]))} in it: {split} data are missing")
 
 
 def _pieces(split: str, files: list[Path], trusted: bool) -> list[Piece]:
@@ -94,7 +95,7 @@ def _extxyz_shard(path: Path, number: int) -> Arrays:
 
 def _arrays(path: Path, begin: int, structures: list[Structure]) -> Arrays:
     if not structures:
-        raise ValueError(f"{path}: no structure in it")
+        raise InputError(f"{path}: no structure in it")
     return shard_arrays(
         structures, REFERENCE, [f"{path}: structure {begin + place}" for place in range(len(structures))]
     )

@@ -17,6 +17,7 @@ from scipy.sparse import csr_array
 from suite.config import RunConfig
 from suite.data.balance import Balance, summed_shares
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from workloads.open_catalyst.config import OpenCatalystConfig
 from workloads.open_catalyst.graph import Edges, concatenate, triplets
 from workloads.open_catalyst.structures import PER_ATOM, Neighbourhood
@@ -69,7 +70,7 @@ class OpenCatalystData:
                 position = arrays["atom.position"][atoms].astype(np.float64)
                 parts.append(self._neighbourhood.edges(position, arrays["cell"][position_in_batch].astype(np.float64)))
             except (ValueError, np.linalg.LinAlgError) as error:
-                raise ValueError(f"{self._path}: sample {index}: {error}") from None
+                raise InputError(f"{self._path}: sample {index}: {error}") from None
         return batch_of(
             position=arrays["atom.position"],
             force=arrays["atom.force"],
@@ -124,7 +125,7 @@ def check_data(reader: ShardReader, root: Path) -> None:
     required |= {"cell": ((3, 3), np.dtype(np.float32)), "energy": ((), np.dtype(np.float64))}
     for name, expected in required.items():
         if actual.get(name) != expected:
-            raise ValueError(f"{root}: dataset {name!r} is {actual.get(name)}, expected {expected}")
+            raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, expected {expected}")
 
 
 def _transposed(into: NDArray[np.int64], out_begin: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -20,6 +20,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.errors import InputError
 from workloads.open_catalyst.structures import Structure
 
 SYMBOLS = re.findall(
@@ -48,14 +49,14 @@ def read_extxyz(path: Path, *, trajectory: int) -> Iterator[Structure]:
                 elif index < len(labels):
                     label = labels[index]
                 else:
-                    raise ValueError(f"{path}: structure {index}: the text file has {len(labels)} lines only")
+                    raise InputError(f"{path}: structure {index}: the text file has {len(labels)} lines only")
                 try:
                     yield _structure(header, lines, *label)
                 except (KeyError, ValueError, IndexError) as error:
                     text = f"no {error}" if isinstance(error, KeyError) else str(error)
-                    raise ValueError(f"{path}: structure {index}: {text}") from None
+                    raise InputError(f"{path}: structure {index}: {text}") from None
     except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
+        raise InputError(f"{path}: cannot be read: {error}") from None
 
 
 def _frames(path: Path, file: IO[str]) -> Iterator[tuple[str, list[str]]]:
@@ -64,12 +65,12 @@ def _frames(path: Path, file: IO[str]) -> Iterator[tuple[str, list[str]]]:
         if not line.strip():
             continue
         if not line.strip().isdigit():
-            raise ValueError(f"{path}: structure {index}: expected a number of atoms, found {line.strip()[:60]!r}")
+            raise InputError(f"{path}: structure {index}: expected a number of atoms, found {line.strip()[:60]!r}")
         atoms = int(line)
         header = file.readline()
         lines = [file.readline() for _ in range(atoms)]
         if lines and not lines[-1]:
-            raise ValueError(f"{path}: structure {index}: the file ends inside it")
+            raise InputError(f"{path}: structure {index}: the file ends inside it")
         yield header, lines
         index += 1
 
@@ -83,7 +84,7 @@ def _structure(header: str, lines: list[str], trajectory: int, frame: int, refer
     species = columns["species"][:, 0].tolist()
     unknown = [symbol for symbol in species if symbol not in NUMBER_OF]
     if unknown:
-        raise ValueError(f"unknown element {unknown[0]!r}")
+        raise InputError(f"unknown element {unknown[0]!r}")
     atoms = len(species)
     energy = facts["energy"] if "energy" in facts else facts["free_energy"]
     movable = columns.get("move_mask")
@@ -104,12 +105,12 @@ def _columns(properties: str, lines: list[str]) -> dict[str, NDArray[Any]]:
     """Split text columns by name, as ``name:kind:count:...`` describes them."""
     parts = properties.split(":")
     if len(parts) % 3:
-        raise ValueError(f"Properties {properties!r} are not name:kind:count triples")
+        raise InputError(f"Properties {properties!r} are not name:kind:count triples")
     table = [line.split() for line in lines]
     width = sum(int(count) for count in parts[2::3])
     for place, row in enumerate(table):
         if len(row) != width:
-            raise ValueError(f"atom {place} has {len(row)} columns, Properties say {width}")
+            raise InputError(f"atom {place} has {len(row)} columns, Properties say {width}")
     values = np.array(table, dtype=str).reshape(len(table), width)
     columns, begin = {}, 0
     for name, count in zip(parts[::3], map(int, parts[2::3]), strict=True):
@@ -136,7 +137,7 @@ def _labels(path: Path) -> list[tuple[int, int, float]] | None:
                 assert match is not None
                 labels.append((int(match[1]), int(match[2]), float(match[3])))
             except (AssertionError, ValueError):
-                raise ValueError(
+                raise InputError(
                     f"{beside}:{number}: expected system,frame,reference energy, found {line.strip()[:60]!r}"
                 ) from None
     return labels

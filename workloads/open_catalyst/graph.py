@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
+from suite.errors import InputError
+
 OFFSET_BASE = 1 << 16  # an image further away than a quarter of this, in cells, means a broken cell
 COINCIDENT_ANGSTROM = 1e-6
 FLATTEST_CELL = 1e-9  # smallest volume divided by the product of the edge lengths
@@ -48,7 +50,7 @@ def neighbours(position: Floats, cell: Floats, *, cutoff: float, most: int) -> E
     distance, nearest = tree.query(position, k=most + 1, distance_upper_bound=bound)
     if distance[:, 1].min() < COINCIDENT_ANGSTROM:
         atom = int(distance[:, 1].argmin())
-        raise ValueError(f"atom {atom} and another one lie on each other")
+        raise InputError(f"atom {atom} and another one lie on each other")
     is_neighbour = np.isfinite(distance)
     is_neighbour[:, 0] = False  # the nearest of all is the atom itself
     target, column = np.nonzero(is_neighbour)
@@ -89,7 +91,7 @@ def inverse_cell(cell: Floats) -> Floats:
     volume = abs(float(np.linalg.det(cell)))
     edges = float(np.prod(np.sqrt(np.einsum("ij,ij->i", cell, cell))))
     if not volume > FLATTEST_CELL * edges:  # "not >", so that NaN is refused too
-        raise ValueError(f"the cell {cell.tolist()} has no volume")
+        raise InputError(f"the cell {cell.tolist()} has no volume")
     return np.asarray(np.linalg.inv(cell), dtype=np.float64)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from suite.errors import InputError
 from workloads.open_catalyst.structures import Structure
 
 FIELDS = ("pos", "cell", "atomic_numbers", "force", "fixed", "tags", "y")
@@ -34,7 +35,7 @@ class LmdbFile:
             entries = int(environment.stat()["entries"])
             self._entries = entries if length is None else self._unpickle(length, "length")
         if not isinstance(self._entries, int) or self._entries < 1:
-            raise ValueError(f"{path}: holds {self._entries!r} structures")
+            raise InputError(f"{path}: holds {self._entries!r} structures")
 
     def __len__(self) -> int:
         """Return the number of structures."""
@@ -46,14 +47,14 @@ class LmdbFile:
             for index in range(begin, end):
                 value = transaction.get(str(index).encode())
                 if value is None:
-                    raise ValueError(f"{self.path}: structure {index}: missing")
+                    raise InputError(f"{self.path}: structure {index}: missing")
                 yield self._structure(self._unpickle(value, f"structure {index}"), index)
 
     def _structure(self, data: Any, index: int) -> Structure:
         fields = record_fields(data)
         missing = [name for name in FIELDS if fields.get(name) is None]
         if missing:
-            raise ValueError(
+            raise InputError(
                 f"{self.path}: structure {index}: no field {missing[0]!r}; fields: {', '.join(sorted(fields)) or 'none'}"
             )
         try:
@@ -70,13 +71,13 @@ class LmdbFile:
                 frame=int(fields.get("fid", 0)),
             )
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.path}: structure {index}: {error}") from None
+            raise InputError(f"{self.path}: structure {index}: {error}") from None
 
     def _unpickle(self, value: bytes, what: str) -> Any:
         try:
             return self._load(value)
         except Exception as error:  # a damaged pickle can raise any exception
-            raise ValueError(f"{self.path}: {what}: {type(error).__name__}: {str(error).splitlines()[0]}") from None
+            raise InputError(f"{self.path}: {what}: {type(error).__name__}: {str(error).splitlines()[0]}") from None
 
 
 @contextmanager
@@ -84,11 +85,11 @@ def _environment(path: Path) -> Iterator[Any]:
     try:
         import lmdb
     except ImportError:
-        raise ValueError("open_catalyst: reading LMDB needs lmdb: pip install 'mlhpc[open-catalyst]'") from None
+        raise InputError("open_catalyst: reading LMDB needs lmdb: pip install 'mlhpc[open-catalyst]'") from None
     try:
         environment = lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False, readahead=False)
     except lmdb.Error as error:
-        raise ValueError(f"{path}: not a readable LMDB file: {error}") from None
+        raise InputError(f"{path}: not a readable LMDB file: {error}") from None
     with environment:
         yield environment
 

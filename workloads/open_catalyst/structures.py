@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.errors import InputError
 from workloads.open_catalyst.config import ELEMENTS
 from workloads.open_catalyst.graph import Edges, neighbours
 from workloads.open_catalyst.graph import triplets as triplets_of
@@ -51,7 +52,7 @@ class Neighbourhood:
         """Compute the edges. ValueError if the cell is broken, atoms coincide or there is no edge."""
         edges = neighbours(position, cell, cutoff=self.cutoff_angstrom, most=self.max_neighbours)
         if not len(edges):
-            raise ValueError(f"no edge: no two of the {len(position)} atoms within {self.cutoff_angstrom:g} angstrom")
+            raise InputError(f"no edge: no two of the {len(position)} atoms within {self.cutoff_angstrom:g} angstrom")
         return edges
 
 
@@ -62,20 +63,20 @@ def check(structure: Structure) -> None:
     for name, shape in shapes.items():
         actual = np.shape(getattr(structure, name))
         if actual != shape:
-            raise ValueError(f"{name} has the shape {actual}, expected {shape}")
+            raise InputError(f"{name} has the shape {actual}, expected {shape}")
     if not atoms:
-        raise ValueError("no atoms")
+        raise InputError("no atoms")
     for name in ("position", "force", "cell", "energy"):
         values = np.asarray(getattr(structure, name))
         if not np.isfinite(values).all():
             where = np.argwhere(~np.isfinite(np.atleast_1d(values)))[0]
-            raise ValueError(f"{name} has {np.atleast_1d(values)[tuple(where)]} at {where.tolist()}")
+            raise InputError(f"{name} has {np.atleast_1d(values)[tuple(where)]} at {where.tolist()}")
     for name, low, high in (("number", 1, ELEMENTS - 1), ("tag", TAGS[0], TAGS[-1])):
         values = np.asarray(getattr(structure, name))
         if values.min() < low or values.max() > high:
-            raise ValueError(f"{name} has values from {values.min()} to {values.max()}, expected {low} to {high}")
+            raise InputError(f"{name} has values from {values.min()} to {values.max()}, expected {low} to {high}")
     if bool(structure.fixed.all()):
-        raise ValueError("all atoms are fixed: there is no force to learn")
+        raise InputError("all atoms are fixed: there is no force to learn")
 
 
 def shard_arrays(structures: Sequence[Structure], neighbourhood: Neighbourhood, origins: Sequence[str]) -> Arrays:
@@ -87,7 +88,7 @@ def shard_arrays(structures: Sequence[Structure], neighbourhood: Neighbourhood, 
             stored = structure.position.astype(np.float32).astype(np.float64)
             graph = neighbourhood.edges(stored, structure.cell.astype(np.float32).astype(np.float64))
         except ValueError as error:
-            raise ValueError(f"{origin}: {error}") from None
+            raise InputError(f"{origin}: {error}") from None
         edges.append(len(graph))
         triplets.append(len(triplets_of(graph, len(structure.number))[0]))
     lengths = [len(structure.number) for structure in structures]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from suite.config import RunConfig
+from suite.errors import InputError
 from suite.workload import Optimization, Work, Workload
 from suite.world import World
 from workloads.open_catalyst.baselines import baselines
@@ -27,7 +28,7 @@ class OpenCatalyst(Workload):
 
     def __init__(self, config: RunConfig) -> None:
         if config.compile:
-            raise ValueError("open_catalyst: compile: torch.compile cannot differentiate twice, and forces need that")
+            raise InputError("open_catalyst: compile: torch.compile cannot differentiate twice, and forces need that")
         self.config = config
         self._settings = cast(OpenCatalystConfig, config.hyperparameters)
         self._imbalance: Tensor | None = None  # sum over steps of largest / mean triplets of a rank

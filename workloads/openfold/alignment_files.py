@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.errors import InputError
 from workloads.openfold import residues
 
 MOST_DELETIONS = 255
@@ -17,7 +18,7 @@ def read_fasta(path: Path) -> list[tuple[str, str]]:
     """Read names and sequences, at least one."""
     records = [(name, text) for name, text, _ in _records(path)]
     if not records:
-        raise ValueError(f"{path}: line 1: no sequence in it; expected '>' and a name")
+        raise InputError(f"{path}: line 1: no sequence in it; expected '>' and a name")
     return records
 
 
@@ -34,20 +35,20 @@ def read_a3m(path: Path) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
         if not rows:
             width, first = len(columns), name
         elif len(columns) != width:
-            raise ValueError(
+            raise InputError(
                 f"{path}: line {line}: row {len(rows) + 1} ({name}) has {len(columns)} columns, row 1 ({first}) has {width}"
             )
         try:
             rows.append(residues.encode(columns))
         except ValueError as error:
-            raise ValueError(f"{path}: line {line}: {error}") from None
+            raise InputError(f"{path}: line {line}: {error}") from None
         deletions.append(_deletions(text, width))
     if not rows:
-        raise ValueError(f"{path}: line 1: no row in it; expected '>' and a name")
+        raise InputError(f"{path}: line 1: no row in it; expected '>' and a name")
     if width == 0:
-        raise ValueError(f"{path}: line 1: row 1 ({first}) is empty")
+        raise InputError(f"{path}: line 1: row 1 ({first}) is empty")
     if (rows[0] == residues.GAP).any():
-        raise ValueError(f"{path}: line 1: row 1 ({first}) is the chain itself and cannot have gaps")
+        raise InputError(f"{path}: line 1: row 1 ({first}) is the chain itself and cannot have gaps")
     return np.stack(rows), np.stack(deletions)
 
 
@@ -68,7 +69,7 @@ def _records(path: Path) -> Iterator[tuple[str, str, int]]:
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
+        raise InputError(f"{path}: cannot be read: {error}") from None
     for number, text in enumerate(lines, start=1):
         if text.startswith(">"):
             if name is not None:
@@ -76,7 +77,7 @@ def _records(path: Path) -> Iterator[tuple[str, str, int]]:
             name, line, parts = (text[1:].split() or [""])[0], number, []
         elif text.strip() and not text.startswith("#"):
             if name is None:
-                raise ValueError(f"{path}: line {number}: expected '>' and a name before {text[:20]!r}")
+                raise InputError(f"{path}: line {number}: expected '>' and a name before {text[:20]!r}")
             parts.append(text.strip())
     if name is not None:
         yield name, "".join(parts), line

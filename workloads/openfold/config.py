@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from suite.descriptor import Hyperparameters
+from suite.errors import InputError
 
 
 class OpenFoldConfig(Hyperparameters):
@@ -94,7 +95,7 @@ class OpenFoldConfig(Hyperparameters):
     def _consistent(self) -> Self:
         steps = list(self.decay_steps)
         if steps != sorted(set(steps)) or any(step < self.warmup_steps for step in steps):
-            raise ValueError("decay_steps must increase and lie behind warmup_steps")
+            raise InputError("decay_steps must increase and lie behind warmup_steps")
         return self
 
 

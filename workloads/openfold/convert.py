@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
+from suite.errors import InputError
 from suite.files import write_whole
 from suite.world import World
 from workloads.openfold import residues
@@ -70,14 +71,14 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
     ``source`` is that archive on this machine. ValueError without it, or for a URL; it says where to get the data.
     """
     if source is None or "://" in source:
-        raise ValueError(WHERE_THE_DATA_ARE)
+        raise InputError(WHERE_THE_DATA_ARE)
     archive = Path(source)
     try:
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     except OSError as error:
-        raise ValueError(f"{archive}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{archive}: cannot be read: {error.strerror}") from None
     if digest != SAMPLE_SHA256:
-        raise ValueError(f"{archive}: sha256 is {digest}, expected {SAMPLE_SHA256} of {SAMPLE_ARCHIVE}.tar.gz")
+        raise InputError(f"{archive}: sha256 is {digest}, expected {SAMPLE_SHA256} of {SAMPLE_ARCHIVE}.tar.gz")
     destination.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive) as tar:
         for name in SAMPLES:
@@ -100,25 +101,25 @@ def read_protein(path: Path) -> Protein:
         try:
             _same_sequence(fasta, residues.encode(text), path, chain.aatype)
         except ValueError as error:
-            raise ValueError(f"{error}" if str(error).startswith(str(fasta)) else f"{fasta}: line 1: {error}") from None
+            raise InputError(f"{error}" if str(error).startswith(str(fasta)) else f"{fasta}: line 1: {error}") from None
     return Protein(chain.aatype, chain.residue_index, chain.atoms, chain.atom_mask, msa, deletions, *NO_TEMPLATES)
 
 
 def _same_sequence(path: Path, sequence: Any, structure: Path, aatype: Any) -> None:
     if len(sequence) != len(aatype):
-        raise ValueError(f"{path}: line 1: {len(sequence)} residues, but {len(aatype)} in {structure.name}")
+        raise InputError(f"{path}: line 1: {len(sequence)} residues, but {len(aatype)} in {structure.name}")
     different = np.flatnonzero((sequence != aatype) & (sequence < residues.UNKNOWN) & (aatype < residues.UNKNOWN))
     if len(different):
         index = int(different[0])
         letters = residues.LETTERS
-        raise ValueError(
+        raise InputError(
             f"{path}: line 1: residue {index + 1} is {letters[sequence[index]]}, but {letters[aatype[index]]} in {structure.name}"
         )
 
 
 def _survey(source: Path) -> dict[str, list[Path]]:
     if not source.is_dir():
-        raise ValueError(f"{source}: expected a folder of *.cif files")
+        raise InputError(f"{source}: expected a folder of *.cif files")
     files = {split: sorted((source / split).glob("*.cif")) for split in SPLITS}
     if not any(files.values()):
         every = sorted(source.glob("*.cif"))
@@ -129,7 +130,7 @@ def _survey(source: Path) -> dict[str, list[Path]]:
         }
     empty = [split for split in SPLITS if not files[split]]
     if empty:
-        raise ValueError(f"{source}: no *.cif file for the {empty[0]} split")
+        raise InputError(f"{source}: no *.cif file for the {empty[0]} split")
     return files
 
 

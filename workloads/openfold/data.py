@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from suite.data.balance import Balance, padded_shares
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from workloads.openfold.config import OpenFoldConfig
 from workloads.openfold.features import SLOTTED, Arrays, drawn_recycles, sample
 from workloads.openfold.shard_form import FORM, TEMPLATE_FORM, proteins_of
@@ -55,7 +56,7 @@ class OpenFoldData:
         try:
             proteins = list(proteins_of(self._reader.read(chosen)))
         except ValueError as error:
-            raise ValueError(f"{self._path}: samples {chosen.tolist()}: {error}") from None
+            raise InputError(f"{self._path}: samples {chosen.tolist()}: {error}") from None
         length = max(map(len, proteins))
         if training:
             length = self._config.crop_size if self._balance is None else min(length, self._config.crop_size)
@@ -114,9 +115,9 @@ def _check(reader: ShardReader, root: Path, split: str, config: OpenFoldConfig) 
     expected = FORM | (TEMPLATE_FORM if "template.offsets" in actual else {})
     for name, (shape, dtype) in expected.items():
         if actual.get(name) != (shape, np.dtype(dtype)):
-            raise ValueError(f"{root}: dataset {name!r} is {actual.get(name)}, expected {(shape, np.dtype(dtype))}")
+            raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, expected {(shape, np.dtype(dtype))}")
     longest = int(reader.manifest.attributes.get(f"{split}_longest", 0))
     if split == "validation" and longest > config.val_max_sequence_length:
-        raise ValueError(
+        raise InputError(
             f"{root}: a validation chain has {longest} residues, more than val_max_sequence_length {config.val_max_sequence_length}"
         )

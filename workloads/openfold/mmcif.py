@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.errors import InputError
 from workloads.openfold import residues
 
 MODIFIED = {"MSE": "MET"}  # the modified residue OpenFold reads as its parent
@@ -43,10 +44,10 @@ def read_chain(path: Path, name: str | None = None) -> Chain:
     tables = _tables(path)
     sites = tables.get("_atom_site", [])
     if not sites:
-        raise ValueError(f"{path}: line 1: no _atom_site loop: not an mmCIF file of a structure")
+        raise InputError(f"{path}: line 1: no _atom_site loop: not an mmCIF file of a structure")
     missing = [key for key in REQUIRED if key not in sites[0].values]
     if missing:
-        raise ValueError(f"{path}: line {sites[0].line}: _atom_site has no {missing[0]}")
+        raise InputError(f"{path}: line {sites[0].line}: _atom_site has no {missing[0]}")
     label = _choose(path, sites, name)
     atom_rows = [
         row for row in sites if row.values["label_asym_id"] == label and row.values["label_seq_id"] not in ".?"
@@ -110,7 +111,7 @@ def _choose(path: Path, sites: list[_Row], name: str | None) -> str:
             continue
         if name is None or name in (values.get("auth_asym_id"), values["label_asym_id"]):
             return values["label_asym_id"]
-    raise ValueError(f"{path}: line {sites[0].line}: no chain{f' {name!r}' if name else ''} of amino acids")
+    raise InputError(f"{path}: line {sites[0].line}: no chain{f' {name!r}' if name else ''} of amino acids")
 
 
 def _sequence(path: Path, tables: dict[str, list[_Row]], label: str, atom_rows: list[_Row]) -> list[str]:
@@ -124,14 +125,14 @@ def _sequence(path: Path, tables: dict[str, list[_Row]], label: str, atom_rows: 
     if not names:
         names = {_whole(path, row, "label_seq_id"): row.values["label_comp_id"] for row in atom_rows}
     if min(names) < 1:
-        raise ValueError(f"{path}: line {atom_rows[0].line}: residue number {min(names)}: expected numbers from 1")
+        raise InputError(f"{path}: line {atom_rows[0].line}: residue number {min(names)}: expected numbers from 1")
     return [names.get(position, "UNK") for position in range(1, max(names) + 1)]
 
 
 def _position(path: Path, row: _Row, sequence: list[str]) -> int:
     position = _whole(path, row, "label_seq_id") - 1
     if not 0 <= position < len(sequence):
-        raise ValueError(f"{path}: line {row.line}: residue {position + 1} of a sequence of {len(sequence)}")
+        raise InputError(f"{path}: line {row.line}: residue {position + 1} of a sequence of {len(sequence)}")
     return position
 
 
@@ -148,9 +149,9 @@ def _number(path: Path, row: _Row, key: str) -> float:
     try:
         value = float(row.values[key])
     except ValueError:
-        raise ValueError(f"{path}: line {row.line}: {key} is {row.values[key]!r}, expected a number") from None
+        raise InputError(f"{path}: line {row.line}: {key} is {row.values[key]!r}, expected a number") from None
     if not np.isfinite(value):
-        raise ValueError(f"{path}: line {row.line}: {key} is {row.values[key]!r}, expected a finite number")
+        raise InputError(f"{path}: line {row.line}: {key} is {row.values[key]!r}, expected a finite number")
     return value
 
 
@@ -158,7 +159,7 @@ def _whole(path: Path, row: _Row, key: str) -> int:
     try:
         return int(row.values.get(key, ""))
     except ValueError:
-        raise ValueError(
+        raise InputError(
             f"{path}: line {row.line}: {key} is {row.values.get(key)!r}, expected a whole number"
         ) from None
 
@@ -190,7 +191,7 @@ def _tables(path: Path) -> dict[str, list[_Row]]:
         names = [key.partition(".")[2] for key in keys]
         if (position - begin) % len(names):
             last = tokens[position - 1][0]
-            raise ValueError(
+            raise InputError(
                 f"{path}: line {last}: the {category} loop from line {line} has {position - begin} values, "
                 f"not rows of {len(names)}: broken or cut off"
             )
@@ -214,7 +215,7 @@ def _tokens(path: Path) -> Iterator[tuple[int, str, bool]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
+        raise InputError(f"{path}: cannot be read: {error}") from None
     number = 0
     while number < len(lines):
         text, number = lines[number], number + 1
@@ -224,7 +225,7 @@ def _tokens(path: Path) -> Iterator[tuple[int, str, bool]]:
                 field.append(lines[number])
                 number += 1
             if number == len(lines):
-                raise ValueError(f"{path}: line {begin}: text field without its closing semicolon")
+                raise InputError(f"{path}: line {begin}: text field without its closing semicolon")
             yield begin, "\n".join(field), True
             text, number = lines[number][1:], number + 1
         if "'" not in text and '"' not in text and "#" not in text:
@@ -246,7 +247,7 @@ def _quoted(path: Path, text: str, number: int) -> Iterator[tuple[int, str, bool
             while end < len(text) and not (text[end] == text[at] and (end + 1 == len(text) or text[end + 1].isspace())):
                 end += 1
             if end == len(text):
-                raise ValueError(f"{path}: line {number}: quote {text[at:][:20]!r} does not end")
+                raise InputError(f"{path}: line {number}: quote {text[at:][:20]!r} does not end")
             yield number, text[at + 1 : end], True
             at = end + 1
         else:

@@ -12,6 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.errors import InputError
+
 Floats = NDArray[np.floating[Any]]
 
 LETTERS: Final = "ARNDCQEGHILKMFPSTWYV"
@@ -188,7 +190,7 @@ def encode(sequence: str) -> NDArray[np.int8]:
     out = np.array([_CODES.get(letter, -1) for letter in sequence], dtype=np.int8)
     if (out < 0).any():
         place_of = int(np.argmax(out < 0))
-        raise ValueError(f"column {place_of + 1}: {sequence[place_of]!r} is not an amino acid")
+        raise InputError(f"column {place_of + 1}: {sequence[place_of]!r} is not an amino acid")
     return out
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.errors import InputError
 from workloads.openfold import residues
 from workloads.openfold.features import Protein
 
@@ -65,7 +66,7 @@ def proteins_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Protein]:
         length = chain.stop - chain.start
         cells = slice(cell[number], cell[number + 1])
         if length == 0 or (cells.stop - cells.start) % length or cells.start == cells.stop:
-            raise ValueError(f"{cells.stop - cells.start} alignment cells are not rows of {length} residues")
+            raise InputError(f"{cells.stop - cells.start} alignment cells are not rows of {length} residues")
         templates = NO_TEMPLATES
         if template is not None:
             rows = slice(template[number], template[number + 1])

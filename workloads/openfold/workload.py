@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.config import RunConfig
+from suite.errors import InputError
 from suite.workload import Optimization, Work, Workload
 from suite.world import World
 from workloads.openfold import DESCRIPTOR, residues
@@ -30,13 +31,13 @@ class OpenFold(Workload):
 
     def __init__(self, config: RunConfig) -> None:
         if config.channels_last:
-            raise ValueError("openfold: channels_last: there are no images here to lay out; leave it false")
+            raise InputError("openfold: channels_last: there are no images here to lay out; leave it false")
         self.config = config
         self._settings = cast(OpenFoldConfig, config.hyperparameters)
         self._ranks = 1
         self._work: list[float] = []  # of this rank's batches since the last window
         if self._settings.init_checkpoint_sha256sum:
-            raise ValueError(
+            raise InputError(
                 "openfold: hyperparameters.init_checkpoint_sha256sum: starting from the official checkpoint is not "
                 "supported; leave it empty for the suite's own initialisation (open division)"
             )

@@ -8,6 +8,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from suite.errors import InputError
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.moe.config import Layout, MoEConfig, Training
 
@@ -78,19 +79,19 @@ class SwinV2MoEConfig(Training):
     def _consistent(self) -> Self:
         stages = len(self.depths)
         if len(self.heads) != stages:
-            raise ValueError(f"heads has {len(self.heads)} entries for {stages} stages of depths")
+            raise InputError(f"heads has {len(self.heads)} entries for {stages} stages of depths")
         if self.pixels % (self.patch << (stages - 1)):
-            raise ValueError(f"{self.pixels} pixels are not patches of {self.patch}, halved {stages - 1} times")
+            raise InputError(f"{self.pixels} pixels are not patches of {self.patch}, halved {stages - 1} times")
         for stage in range(stages):
             resolution, window = self.resolution(stage), min(self.window, self.resolution(stage))
             if resolution % window:
-                raise ValueError(
+                raise InputError(
                     f"stage {stage + 1}: windows of {window} do not tile {resolution} x {resolution} tokens"
                 )
             if (self.embed << stage) % self.heads[stage]:
-                raise ValueError(f"stage {stage + 1}: width {self.embed << stage} is not {self.heads[stage]} heads")
+                raise InputError(f"stage {stage + 1}: width {self.embed << stage} is not {self.heads[stage]} heads")
         if not self.dense and not any(block.experts for block in self.blocks()):
-            raise ValueError(f"moe_stages {list(self.moe_stages)} gives no block experts; dense: true asks for that")
+            raise InputError(f"moe_stages {list(self.moe_stages)} gives no block experts; dense: true asks for that")
         return self
 
     def resolution(self, stage: int) -> int:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from suite.data.sampling import draws
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from workloads.swinv2_moe.config import SwinV2MoEConfig
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ class ImageData:
         actual = {name: (array.shape[1:], str(array.dtype)) for name, array in self._reader.read([0]).items()}
         for name, expected in {"image": ((config.pixels,) * 2, "uint8"), "label": ((), "uint8")}.items():
             if actual.get(name) != expected:
-                raise ValueError(f"{root}: dataset {name!r} is {actual.get(name)}, the config wants {expected}")
+                raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, the config wants {expected}")
         classes = self._reader.manifest.attributes.get("classes", ())
         if tuple(classes) != config.classes:
-            raise ValueError(
+            raise InputError(
                 f"{root}: the data have the classes {', '.join(classes)}; the config {', '.join(config.classes)}"
             )
 

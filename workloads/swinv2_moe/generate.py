@@ -15,6 +15,7 @@ import numpy as np
 
 from suite.data.build import Arrays, Count
 from suite.data.generate import Generator, Synthetic
+from suite.errors import InputError
 from suite.world import World
 from workloads.swinv2_moe.config import CLASSES
 from workloads.swinv2_moe.processes import snapshot
@@ -45,12 +46,12 @@ SIZES: dict[str, DataSize] = {
 
 def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
     """Always raise ValueError: there are no public data to convert."""
-    raise ValueError("swinv2_moe has no public data to convert: mlhpc data generate swinv2_moe --size SIZE")
+    raise InputError("swinv2_moe has no public data to convert: mlhpc data generate swinv2_moe --size SIZE")
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
     """Always raise ValueError: there are no public data to fetch."""
-    raise ValueError("swinv2_moe has no public data to fetch: mlhpc data generate swinv2_moe --size SIZE")
+    raise InputError("swinv2_moe has no public data to fetch: mlhpc data generate swinv2_moe --size SIZE")
 
 
 def _shard(settings: DataSize, seed: int, numbers: range, count: Count) -> Arrays:

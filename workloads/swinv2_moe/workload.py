@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.config import RunConfig
+from suite.errors import InputError
 from suite.workload import Optimization, Work
 from suite.world import World
 from workloads.moe.workload import MoEWorkload
@@ -34,7 +35,7 @@ class SwinV2MoEWorkload(MoEWorkload):
 
     def __init__(self, config: RunConfig) -> None:
         if config.channels_last:
-            raise ValueError("swinv2_moe: channels_last: the model keeps channels last by itself; leave it false")
+            raise InputError("swinv2_moe: channels_last: the model keeps channels last by itself; leave it false")
         self._settings = cast(SwinV2MoEConfig, config.hyperparameters)
         super().__init__(config, self._settings)
 

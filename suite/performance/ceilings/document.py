@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from suite.errors import InputError
 from suite.files import write_whole
 
 VERSION = 1
@@ -98,12 +99,12 @@ def to_json(header: dict[str, Any], findings: Findings) -> str:
 def refuse_existing(path: Path) -> None:
     """Raise ValueError if the file exists or its folder cannot be written. Called before measuring, which takes minutes."""
     if path.exists():
-        raise ValueError(f"{path}: exists already; a ceilings file is never overwritten (choose another -o)")
+        raise InputError(f"{path}: exists already; a ceilings file is never overwritten (choose another -o)")
     folder = path.parent
     if not folder.is_dir():
-        raise ValueError(f"{path}: its folder {folder} does not exist")
+        raise InputError(f"{path}: its folder {folder} does not exist")
     if not os.access(folder, os.W_OK):
-        raise ValueError(f"{path}: its folder {folder} cannot be written")
+        raise InputError(f"{path}: its folder {folder} cannot be written")
 
 
 def write(path: Path, text: str) -> None:
@@ -111,4 +112,4 @@ def write(path: Path, text: str) -> None:
     try:
         write_whole(path, text, overwrite=False)
     except FileExistsError:
-        raise ValueError(f"{path}: exists already; a ceilings file is never overwritten (choose another -o)") from None
+        raise InputError(f"{path}: exists already; a ceilings file is never overwritten (choose another -o)") from None
