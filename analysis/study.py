@@ -15,6 +15,7 @@ from analysis.results.selection import Selection
 from analysis.roofline.inputs import Inputs
 from analysis.tables.ingest import Tables, ingest
 from suite.card import Card
+from suite.errors import InputError
 
 
 class NotAnswerableError(InputError):
