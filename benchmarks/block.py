@@ -18,7 +18,7 @@ from suite.training.devices import pick_device, threads_per_rank
 from suite.training.loop import Trainer
 from suite.training.plan import TrialPlan
 from suite.training.state import TrainingState
-from suite.workload import Workload
+from suite.workload import Workload, load_workload
 from suite.world import World
 
 
@@ -61,7 +61,7 @@ def open_workload(name: str, size: str, overrides: Sequence[str], world: World) 
     chosen = descriptor(name)
     config = load_config(chosen, size, overrides)
     world.init_torch(pick_device(config.device, world))
-    return chosen.load()(config), config
+    return load_workload(chosen)(config), config
 
 
 def trainer(

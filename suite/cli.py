@@ -8,24 +8,19 @@ import importlib.util
 import itertools
 import os
 import sys
-import tempfile
-import time
-import traceback
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import click
 
 from suite import VERSION
-from suite.errors import InputError
+from suite.errors import DEBUG, DEFECT, InputError, keep_traceback
 from suite.files import one_line
-
-DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of a defect instead of writing it to a file
+from suite.plugins import COMMANDS, OURS, find_plugins, package_of, reason
 
 FINDINGS = 1
 USAGE = 2
-DEFECT = 70  # EX_SOFTWARE of sysexits.h: an error of mlhpc itself, never of its user
 
 
 GROUPS = ("Run", "Package and check", "Compare", "Measure a machine")  # headings of `mlhpc --help`, in order
@@ -44,10 +39,13 @@ class CommandInfo:
     @staticmethod
     def read(point: EntryPoint) -> CommandInfo:
         """Read ``HELP_GROUP``, ``HELP_ORDER`` and the docstring from the source, without importing the module."""
-        spec = importlib.util.find_spec(point.module)
-        if spec is None or spec.origin is None:
-            return CommandInfo(point.name, OTHER, 0, "(not importable)")
-        body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+        try:
+            spec = importlib.util.find_spec(point.module)
+            assert spec is not None
+            assert spec.origin is not None
+            body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+        except Exception as error:  # a stranger's package: its parents are imported to find it
+            return CommandInfo(point.name, OTHER, 0, f"(cannot be loaded: {reason(error)})")
         constants = {
             node.targets[0].id: node.value.value
             for node in body
@@ -70,7 +68,7 @@ class LazyGroup(click.Group):
     """A group whose commands are the entry points of ``mlhpc.commands``."""
 
     def _points(self) -> dict[str, EntryPoint]:
-        return {point.name: point for point in entry_points(group="mlhpc.commands")}
+        return find_plugins(COMMANDS)
 
     def _infos(self) -> list[CommandInfo]:
         """All commands, in the order of ``mlhpc --help``."""
@@ -90,8 +88,13 @@ class LazyGroup(click.Group):
         point = self._points().get(cmd_name)
         try:
             return point.load() if point else None
-        except ImportError as error:
-            raise click.ClickException(f"command {cmd_name!r} cannot be loaded: {error}") from None
+        except Exception as error:  # it may be a stranger's code
+            assert point is not None
+            if package_of(point) == OURS and not isinstance(error, ImportError):
+                raise
+            raise click.ClickException(
+                f"command {cmd_name!r} of package {package_of(point)} cannot be loaded: {reason(error)}"
+            ) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands under their headings. No command is imported for it."""
@@ -156,18 +159,5 @@ def main() -> None:
         if DEBUG in os.environ:
             raise
         name, text = type(error).__name__, one_line(error)
-        print(f"mlhpc: a defect of mlhpc itself: {name}: {text} ({_keep_traceback()})", file=sys.stderr)
+        print(f"mlhpc: a defect of mlhpc itself: {name}: {text} ({keep_traceback()})", file=sys.stderr)
         sys.exit(DEFECT)
-
-
-def _keep_traceback() -> str:
-    """Write what a maintainer needs to a file of its own and return where it is."""
-    lines = (f"mlhpc {VERSION}, Python {sys.version.split()[0]}", f"command: {sys.argv}", traceback.format_exc())
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix=f"mlhpc-defect-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".txt", delete=False
-        ) as file:
-            file.write("\n".join(lines))
-    except OSError as error:
-        return f"the traceback cannot be kept: {one_line(error)}; {DEBUG}=1 shows it"
-    return f"please report it with {file.name}"

@@ -1,12 +1,38 @@
-"""The one class of errors that are the user's to mend."""
+"""Whose an error is: the user's, or ours."""
 
 from __future__ import annotations
+
+import sys
+import tempfile
+import time
+import traceback
+
+DEFECT = 70  # exit code, EX_SOFTWARE of sysexits.h: an error of mlhpc itself, never of its user
+DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of a defect instead of writing it to a file
 
 
 class InputError(ValueError):
     """A file, a value or a setting from outside is at fault: one line that says where, what was found and what was expected.
 
     `suite.cli` prints it and ends with exit code 2. Every other exception, a ValueError of Python, NumPy or PyTorch among
-    them, is a defect of mlhpc itself (`suite.cli.DEFECT`): code that reads what a user wrote turns such errors into this
-    class where it knows the place.
+    them, is a defect of mlhpc itself (exit code 70): code that reads what a user wrote turns such errors into this class
+    where it knows the place.
     """
+
+
+def keep_traceback() -> str:
+    """Write the traceback of the exception being handled, and what a maintainer needs beside it, to a new file.
+
+    Returns a phrase that says where it is. The file is in the folder for temporary files (TMPDIR).
+    """
+    from suite import VERSION
+
+    lines = (f"mlhpc {VERSION}, Python {sys.version.split()[0]}", f"command: {sys.argv}", traceback.format_exc())
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix=f"mlhpc-defect-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".txt", delete=False
+        ) as file:
+            file.write("\n".join(lines))
+    except OSError as error:
+        return f"the traceback cannot be kept: {error.strerror}; {DEBUG}=1 shows it"
+    return f"please report it with {file.name}"

@@ -5,10 +5,14 @@ A workload is a folder whose ``__init__`` holds a `Descriptor`; the class that i
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from suite.descriptor import Descriptor, resolve
+from suite.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,43 +86,53 @@ class Dataset(Protocol):
 class Workload(Protocol):
     """One benchmark at one size. The harness constructs it as ``cls(config)`` with the resolved RunConfig.
 
-    Implementations inherit from it: the methods at the end have defaults for a data-parallel model.
+    Implementations inherit from it: the methods at the end have defaults for a data-parallel model. A class that lacks one of
+    the others is refused when it is loaded, and cannot be constructed.
     """
 
     config: RunConfig
 
+    @abstractmethod
     def dataset(self, split: str, root: Path) -> Dataset:
         """Open the ``"train"`` or ``"validation"`` split of the data set under ``root``. ValueError if it is damaged."""
         ...
 
+    @abstractmethod
     def build_model(self, world: World) -> nn.Module:
         """Build the model on the CPU in float32, initialised from torch's current seed. The harness moves and wraps it."""
         ...
 
+    @abstractmethod
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Build optimizer and schedule for the config's global batch size."""
         ...
 
+    @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the scalar mean loss over the batch's samples, with regularisation."""
         ...
 
+    @abstractmethod
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Compute sums and counts of a batch (float64 scalars), which the harness adds over batches and ranks."""
         ...
 
+    @abstractmethod
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Compute metrics from the summed statistics; the card's metric is among them."""
         ...
 
+    @abstractmethod
     def hyperparameters(self) -> dict[str, Any]:
         """The hyperparameters to log, key to value, in the order of their MLLOG events."""
         ...
 
+    @abstractmethod
     def work(self) -> Work:
         """Compute the work of training on one sample at this size."""
         ...
 
+    @abstractmethod
     def baselines(self, root: Path) -> dict[str, float]:
         """Measure the card's metric of trivial and analytic predictors on the validation split: name to value."""
         ...
@@ -143,3 +157,20 @@ class Workload(Protocol):
         Returns plain numbers, lists and mappings; rank 0's are logged. Default: none.
         """
         return {}
+
+
+def load_workload(descriptor: Descriptor) -> Callable[[RunConfig], Workload]:
+    """Import a workload's implementation; it imports torch. InputError names the methods without a default that it lacks."""
+    implementation = resolve(descriptor.implementation)
+    required = [name for name, method in vars(Workload).items() if getattr(method, "__isabstractmethod__", False)]
+    methods = {name: getattr(implementation, name, None) for name in required}
+    missing = [name for name, method in methods.items() if not callable(method) or _is_abstract(method)]
+    if missing:
+        raise InputError(
+            f"workload {descriptor.name!r}: {descriptor.implementation} lacks {', '.join(missing)} (see suite.workload.Workload)"
+        )
+    return implementation  # type: ignore[no-any-return]
+
+
+def _is_abstract(method: object) -> bool:
+    return getattr(method, "__isabstractmethod__", False) is True

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from suite.errors import DEFECT
 from suite.files import write_whole
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ def report(
     tables/ with the same numbers; docs/tables.md says what the columns mean.
     """
     _refuse(output, form, force)
+    from analysis.figures import is_ours
     from analysis.network.fit import fit_sweep
     from analysis.network.sweep import is_sweep, read_sweep
     from analysis.page.checked import check_paths
@@ -96,6 +99,10 @@ def report(
     click.echo(
         f"{output / 'report.html'}  {size:.2f} MB; numbers: {output / 'report.json'}, {output / 'tables'}/*.{form}"
     )
+    for _, text in rendered.defects:
+        click.echo(f"mlhpc: {text}", err=True)
+    if any(is_ours(figure) for figure, _ in rendered.defects):
+        sys.exit(DEFECT)
 
 
 def _refuse(output: Path, form: str, force: bool) -> None:

@@ -1,20 +1,28 @@
-"""The figures of the report. Each module here is one figure and is found by being here.
+"""The figures of the report: each module of this package is one figure, and ``questions.yaml`` has the question it answers.
 
 A module has TITLE, CAPTION, ORDER (where on the page), ``table(study)``, the numbers behind the figure with units in the
-column names, ``answer(study)``, one line, and ``draw(study)``. All raise NotAnswerableError where the data are missing. The
-question it answers is in questions.yaml.
+column names, ``answer(study)``, one line, and ``draw(study)``. All raise NotAnswerableError where the data are missing.
+
+Other installed packages add figures the same way: an entry point of the group ``mlhpc.figures`` names a package of such modules
+with its ``questions.yaml``. A module that cannot be imported is left out with one line.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import EntryPoint
+from types import ModuleType
 from typing import Protocol, cast
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.study import Study
+from suite.errors import InputError
+from suite.plugins import FIGURES, OURS, find_plugins, leave_out, package_of, reason
 
 
 class FigureModule(Protocol):
@@ -38,10 +46,53 @@ class FigureModule(Protocol):
         ...
 
 
+PARTS = ("TITLE", "CAPTION", "ORDER", "table", "answer", "draw")
+
+
+@cache
+def packages() -> dict[str, ModuleType]:
+    """Import the packages of figures, ours first, by the name of their entry point; a broken one is left out with one line."""
+    loaded: dict[str, ModuleType] = {}
+    for name, point in find_plugins(FIGURES).items():
+        try:
+            package = importlib.import_module(point.value)
+            if not hasattr(package, "__path__"):
+                raise InputError(f"{point.value} is a module; expected a package of figures")
+            loaded[name] = package
+        except Exception as error:
+            _leave_out(point, point.name, error)
+    return loaded
+
+
+@cache
 def figures() -> dict[str, FigureModule]:
     """Every figure by name, in the order of the page."""
-    modules = {
-        info.name: cast(FigureModule, importlib.import_module(f"{__name__}.{info.name}"))
-        for info in pkgutil.iter_modules(__path__)
-    }
+    modules: dict[str, FigureModule] = {}
+    for name, package in packages().items():
+        for module, figure in _modules(find_plugins(FIGURES)[name], package):
+            modules.setdefault(module, figure)
     return dict(sorted(modules.items(), key=lambda item: (item[1].ORDER, item[0])))
+
+
+def is_ours(figure: str) -> bool:
+    """True if the figure belongs to this package, not to another installed one."""
+    return figures()[figure].__name__.startswith(f"{__name__}.")
+
+
+def _modules(point: EntryPoint, package: ModuleType) -> Iterator[tuple[str, FigureModule]]:
+    for info in pkgutil.iter_modules(package.__path__):
+        try:
+            module = importlib.import_module(f"{package.__name__}.{info.name}")
+            missing = [part for part in PARTS if not hasattr(module, part)]
+            if missing:
+                raise InputError(f"{module.__name__} lacks {', '.join(missing)}")
+        except Exception as error:
+            _leave_out(point, info.name, error)
+        else:
+            yield info.name, cast(FigureModule, module)
+
+
+def _leave_out(point: EntryPoint, name: str, error: Exception) -> None:
+    if package_of(point) == OURS:
+        raise error
+    leave_out("figure", name, package_of(point), reason(error))

@@ -14,6 +14,8 @@ from analysis.page.drawing import style, svg
 from analysis.page.questions import Question, goals, question_of
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.workers import mapped
+from suite.errors import keep_traceback
+from suite.files import one_line
 
 POOL_FROM_RESULTS = 8  # with fewer results one process draws the figures faster than a pool starts
 TALLEST_PRINTED = 1.8  # height over width: at two thirds of the paper's width, 11 px text is 6 pt
@@ -21,7 +23,7 @@ TALLEST_PRINTED = 1.8  # height over width: at two thirds of the paper's width, 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of the page, or why it is missing."""
+    """A figure of the page, or why it is missing. ``defect`` says that drawing it failed, and where the traceback was kept."""
 
     name: str
     title: str
@@ -31,6 +33,7 @@ class Picture:
     table: HtmlTable | None = None
     missing: str = ""
     answer: str = ""
+    defect: str = ""
 
     @property
     def tall(self) -> bool:
@@ -75,15 +78,24 @@ def draw_pictures(study: Study) -> tuple[list[Picture], dict[str, pd.DataFrame]]
 
 def _picture(study: Study, name: str) -> tuple[Picture, pd.DataFrame | None]:
     module = figures()[name]
+    title, caption = module.TITLE, module.CAPTION
+    question = ""
     try:
+        question = question_of(name)
         with style():
             figure = module.draw(study)
         numbers, answer = module.table(study), module.answer(study)
+        picture = svg(figure, name.replace("_", "-"), title, caption)
+        table = html_table(numbers.to_dict("list"), f"{title}: the numbers")
     except NotAnswerableError as missing:
-        return Picture(name, module.TITLE, question_of(name), module.CAPTION, missing=str(missing)), None
-    picture = svg(figure, name.replace("_", "-"), module.TITLE, module.CAPTION)
-    table = html_table(numbers.to_dict("list"), f"{module.TITLE}: the numbers")
-    return Picture(name, module.TITLE, question_of(name), module.CAPTION, picture, table, answer=answer), numbers
+        return Picture(name, title, question, caption, missing=str(missing)), None
+    except Exception as error:  # one faulty figure must not cost the reader the other ones
+        why = f"{type(error).__name__}: {one_line(error)}"
+        defect = f"figure {name!r} failed: {why} ({keep_traceback()})"
+        return Picture(
+            name, title, question, caption, missing=f"a figure that works: it failed with {why}", defect=defect
+        ), None
+    return Picture(name, title, question, caption, picture, table, answer=answer), numbers
 
 
 def answer_goals(pictures: Sequence[Picture]) -> list[AnsweredGoal]:

@@ -1,4 +1,4 @@
-"""The questions of the report, read from questions.yaml: goals, questions, metrics, and the figure that answers each."""
+"""The questions of the report, from the questions.yaml of each package of figures: goals, questions, metrics, figures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict
+
+import analysis.figures as figure_package
+from analysis.figures import packages
+from suite.plugins import leave_out, reason
 
 
 class _Frozen(BaseModel):
@@ -40,14 +44,27 @@ class _Document(_Frozen):
 
 @cache
 def goals() -> tuple[Goal, ...]:
-    """Every goal, in the order of the page."""
-    text = (files("analysis.page") / "questions.yaml").read_text("utf-8")
-    return _Document.model_validate(yaml.safe_load(text)).goals
+    """Every goal, in the order of the page. Questions of other packages under the same goal follow ours."""
+    merged: dict[str, Goal] = {}
+    for name, package in packages().items():
+        try:
+            text = (files(package) / "questions.yaml").read_text("utf-8")
+            document = _Document.model_validate(yaml.safe_load(text))
+        except Exception as error:
+            if package.__name__ == figure_package.__name__:
+                raise
+            leave_out("questions.yaml", name, package.__name__, reason(error))
+            continue
+        for goal in document.goals:
+            first = merged.setdefault(goal.goal, goal)
+            if first is not goal:
+                merged[goal.goal] = first.model_copy(update={"questions": first.questions + goal.questions})
+    return tuple(merged.values())
 
 
 def question_of(figure: str) -> str:
-    """The question that a figure answers. Raises ValueError if questions.yaml has none."""
+    """The question that a figure answers. ValueError if no questions.yaml has one."""
     question = next((q.question for goal in goals() for q in goal.questions if q.figure == figure), None)
     if question is None:
-        raise ValueError(f"figure {figure!r} answers no question of questions.yaml")
+        raise ValueError(f"figure {figure!r} answers no question of a questions.yaml")
     return question

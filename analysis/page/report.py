@@ -32,12 +32,16 @@ LAST_DATE_MS = 4102444800000  # 2100-01-01; a later date comes from a broken clo
 
 @dataclass(frozen=True)
 class Report:
-    """The page, the JSON text, and the tables by name: as CSV text and as data frames."""
+    """The page, the JSON text, and the tables by name: as CSV text and as data frames.
+
+    ``defects`` has the figures that could not be drawn: name and one line.
+    """
 
     html: str
     json: str
     csv: Mapping[str, str]
     frames: Mapping[str, pd.DataFrame] = field(compare=False)
+    defects: tuple[tuple[str, str], ...] = field(compare=False)
 
 
 FORMULAS = (
@@ -70,6 +74,7 @@ def render_report(study: Study, checked: Sequence[CheckedPath]) -> Report:
         json=_document(study, checked, doubts, pictures, numbers),
         csv={name: frame.to_csv(index=False) for name, frame in frames.items()},
         frames=frames,
+        defects=tuple((picture.name, picture.defect) for picture in pictures if picture.defect),
     )
 
 

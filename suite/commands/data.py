@@ -70,6 +70,12 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
     words = ["generate", workload, "--size", size, "--seed", str(seed), "-o", str(root)]
     _start_ranks(ranks, words)
     with _world() as world:
+        if world.is_first:
+            from suite.workload import load_workload
+
+            load_workload(
+                chosen
+            )  # measures the baselines at the end: a workload that is not complete ends here, not then
         with _progress(f"{workload} {size}", shown=world.is_first) as tell:
             chosen.load_generator().generate(root, size, seed=seed, world=world, progress=tell)
         _show(root, world)
@@ -215,7 +221,7 @@ def _world() -> Iterator[World]:
     world = World.create()
     try:
         yield world
-    except (ValueError, OSError):
+    except (InputError, OSError):
         if world.is_first:
             raise
         sys.exit(2)

@@ -14,6 +14,7 @@ from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
 from suite.files import write_whole
 from suite.launch.ranks import in_world, refuse_ranks, start_ranks
+from suite.workload import load_workload
 
 if TYPE_CHECKING:
     from suite.performance.profiling import Profile
@@ -97,7 +98,7 @@ def _profile(
 
     check_batch(config.global_batch_size, world.size)
     torch.set_num_threads(threads_per_rank(world))
-    workload = chosen.load()(config)
+    workload = load_workload(chosen)(config)
     result = profiling.run(
         workload,
         config,

@@ -11,6 +11,7 @@ from pathlib import Path
 from suite.config import load_config
 from suite.descriptor import Descriptor
 from suite.files import write_whole
+from suite.workload import load_workload
 
 BASELINES_VERSION = 1
 BASELINES_NAME = "baselines.json"
@@ -19,7 +20,7 @@ BASELINES_NAME = "baselines.json"
 def measure_baselines(descriptor: Descriptor, size: str, root: Path, data_manifest: str) -> dict[str, float]:
     """Compute the workload's baselines on the data set under ``root`` and write them into its folder. Returns name to metric."""
     config = load_config(descriptor, size)
-    values: dict[str, float] = descriptor.load()(config).baselines(root)
+    values: dict[str, float] = load_workload(descriptor)(config).baselines(root)
     metric = descriptor.card().size(size).metric
     content = {"version": BASELINES_VERSION, "data_manifest": data_manifest, "metric": metric, "values": values}
     write_whole(root / BASELINES_NAME, json.dumps(content, indent=1) + "\n")

@@ -33,7 +33,7 @@ from suite.training.plan import TrialPlan
 from suite.training.run_data import RunData, open_data
 from suite.training.signals import StopSignals
 from suite.training.state import Position, TrainingState
-from suite.workload import Workload
+from suite.workload import Workload, load_workload
 from suite.world import World
 
 REACHED, MISSED, STOPPED = 0, 1, 3  # exit codes of a worker (2: usage)
@@ -139,7 +139,7 @@ class _Trial:
         world.init_torch(self.device)
         seed = world.broadcast(draw_seed(self.plan.base_seed, self.plan.trial) if world.is_first else None)
         torch.manual_seed(seed)
-        workload: Workload = self.plan.descriptor.load()(config)
+        workload: Workload = load_workload(self.plan.descriptor)(config)
         model = workload.build_model(world).to(self.device)
         torch.manual_seed(seed + (world.rank << SEED_BITS))  # dropout differs between ranks, initial weights do not
         parameters = count_parameters(model, workload, world)

@@ -13,6 +13,7 @@ from suite.log.run_folder import write_run_info
 from suite.training.plan import TrialPlan
 from suite.training.signals import InterruptedTrialError
 from suite.training.startup import process_age_s
+from suite.workload import load_workload
 from suite.world import World, node_name
 
 FAILED = 1
@@ -26,7 +27,7 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
     try:
         from suite.training import trial
 
-        plan.descriptor.load()
+        load_workload(plan.descriptor)
         imported_at = time.perf_counter()
         _make_folder(plan, world)
         return trial.run_trial(plan, world, trial.Startup(interpreter_s, imported_at - first_line, imported_at))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from suite.cli import GROUPS, OTHER
+from suite.errors import InputError
 from tests.fixtures.cli import mlhpc
 
 COMMANDS = sorted(point.name for point in entry_points(group="mlhpc.commands"))
@@ -88,3 +90,35 @@ def test_shell_completion_knows_the_commands() -> None:
         timeout=60,
     )
     assert "score" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("a.yaml:3: size is 'x'"), 2),
+        (OSError(28, "No space left on device", "/runs/a"), 1),
+        (ValueError("operands could not be broadcast together"), 70),
+        (KeyError("tau_s"), 70),
+        (AssertionError(), 70),
+        (json.JSONDecodeError("Expecting value", "", 0), 70),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), 70),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_defect_of_ours_is_not_the_users_mistake(
+    error: Exception, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("suite.commands.score.find", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    done = mlhpc("score", tmp_path)
+    assert done.returncode == code
+    assert len(done.stderr.splitlines()) == 1
+    assert ("a defect of mlhpc itself" in done.stderr) == (code == 70)
+    kept = list(tmp_path.glob("mlhpc-defect-*.txt"))
+    assert len(kept) == (code == 70)
+    if kept:
+        assert str(kept[0]) in done.stderr
+        assert "Traceback" in kept[0].read_text()

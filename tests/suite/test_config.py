@@ -8,6 +8,7 @@ import pytest
 
 from suite.config import load_config
 from suite.descriptor import descriptor, descriptors
+from suite.errors import InputError
 from suite.files import YamlSource
 
 COSMOFLOW = descriptor("cosmoflow")
@@ -55,7 +56,7 @@ def valid(extra: str = "") -> str:
 )
 def test_a_bad_file_is_one_line_with_the_place(tmp_path: Path, text: str, expected: str) -> None:
     path = write(tmp_path / "demo.yaml", text)
-    with pytest.raises(ValueError, match=".+") as caught:
+    with pytest.raises(InputError, match=".+") as caught:
         load_config(COSMOFLOW, path)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -75,18 +76,18 @@ def test_a_bad_file_is_one_line_with_the_place(tmp_path: Path, text: str, expect
     ],
 )
 def test_a_bad_override_is_one_line_that_says_set(override: str, expected: str) -> None:
-    with pytest.raises(ValueError, match=".+") as caught:
+    with pytest.raises(InputError, match=".+") as caught:
         load_config(COSMOFLOW, "smoke", [override])
     assert expected in str(caught.value)
 
 
 def test_unknown_names_are_answered_with_the_valid_ones() -> None:
-    with pytest.raises(ValueError, match="unknown config 'nope'; shipped: .*smoke"):
+    with pytest.raises(InputError, match="unknown config 'nope'; shipped: .*smoke"):
         load_config(COSMOFLOW, "nope")
-    with pytest.raises(ValueError, match="unknown workload 'cosmo'; workloads: cosmoflow"):
+    with pytest.raises(InputError, match="unknown workload 'cosmo'; workloads: cosmoflow"):
         descriptor("cosmo")
 
 
 def test_a_missing_file_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot be read: No such file"):
+    with pytest.raises(InputError, match="cannot be read: No such file"):
         YamlSource.read(tmp_path / "none.yaml")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from suite.errors import InputError
 from suite.world import Alone, Launch, World, average_buffers, detect, first_node
 
 
@@ -28,7 +29,7 @@ def test_the_innermost_launcher_is_believed(environ: dict[str, str], launch: Lau
 
 @pytest.mark.parametrize("environ", [{"PMI_RANK": "x", "PMI_SIZE": "2"}, {"PMI_RANK": "2", "PMI_SIZE": "2"}])
 def test_impossible_ranks_are_refused(environ: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="PMI_RANK"):
+    with pytest.raises(InputError, match="PMI_RANK"):
         detect(environ)
 
 
@@ -51,7 +52,7 @@ def test_one_process_is_a_world_of_its_own() -> None:
     assert (world.size, world.nodes, world.local_size, world.is_first) == (1, 1, 1, True)
     assert world.sum({"a": 1.5, "b": 2.0}) == {"a": 1.5, "b": 2.0}
     assert world.summary(3.0) == {"min": 3.0, "median": 3.0, "max": 3.0}
-    with pytest.raises(ValueError, match="broken"):
+    with pytest.raises(InputError, match="broken"):
         world.check_together(ValueError("broken"))
 
 

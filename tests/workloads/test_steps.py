@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from suite.config import load_config
 from suite.data.manifest import read_manifest
 from suite.descriptor import descriptor
-from suite.workload import Workload
+from suite.workload import Workload, load_workload
 from suite.world import World
 from tests.workloads.tiny import TINY
 
@@ -59,7 +59,7 @@ def workload(name: str, root: Path) -> Workload:
     """The workload at its smoke size, made to fit the tiny data set."""
     overrides = TINY[name].overrides(read_manifest(root).attributes)
     chosen = descriptor(name)
-    return chosen.load()(load_config(chosen, "smoke", overrides))
+    return load_workload(chosen)(load_config(chosen, "smoke", overrides))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from suite.config import RunConfig, load_config
 from suite.descriptor import descriptor, descriptors
 from suite.log.reader import read_events
 from suite.performance.flops import count
-from suite.workload import Work, Workload
+from suite.workload import Work, Workload, load_workload
 from tests.workloads.open_catalyst.conftest import random_structure
 from tests.workloads.open_catalyst.test_model import batch as graph_of
 
@@ -50,7 +50,7 @@ def step_of(name: str, size: str, *overrides: str) -> tuple[float, Work]:
     """FLOPs of a training step on two samples, per sample, and what the closed form says."""
     batch_of, always = BATCHES[name]
     config = load_config(descriptor(name), size, ("global_batch_size=2", "instrumentation=false", *always, *overrides))
-    workload = descriptor(name).load()(config)
+    workload = load_workload(descriptor(name))(config)
     model, batch = workload.build_model(_Alone()), batch_of(config)  # type: ignore[arg-type]
     counted = count(lambda: workload.loss(model, batch).backward())
     assert counted.uncovered == {}
@@ -84,7 +84,7 @@ def test_open_catalyst_executes_what_is_counted() -> None:
     means = {"mean_atoms": 7, "mean_edges": len(graph["source"]) / 2, "mean_triplets": len(graph["into"]) / 2}
     sets = [f"hyperparameters.{name}={value}" for name, value in means.items()]
     config = load_config(descriptor("open_catalyst"), "smoke", ("global_batch_size=2", *sets))
-    workload = descriptor("open_catalyst").load()(config)
+    workload = load_workload(descriptor("open_catalyst"))(config)
     model = workload.build_model(_Alone())  # type: ignore[arg-type]
     counted = count(lambda: model(graph)[1].abs().sum().backward())
     assert counted.uncovered == {}
@@ -95,7 +95,7 @@ def test_open_catalyst_executes_what_is_counted() -> None:
 def test_every_size_says_all_of_its_work_and_reduces_its_gradients(name: str) -> None:
     for size in descriptor(name).card().sizes:
         config = load_config(descriptor(name), size)
-        workload: Workload = descriptor(name).load()(config)
+        workload: Workload = load_workload(descriptor(name))(config)
         work = workload.work()
         assert 0 < work.forward_flops < work.model_flops
         assert 0 < work.forward_bytes < work.algorithmic_bytes
@@ -120,7 +120,7 @@ def test_openfold_executes_what_is_counted(
     sets = ("num_recycling_iters=0", f"max_templates={templates}", f"checkpointing={str(checkpointing).lower()}")
     overrides = ["global_batch_size=2", *(f"hyperparameters.{text}" for text in sets)]
     config = load_config(descriptor("openfold"), "smoke", overrides)
-    workload = descriptor("openfold").load()(config)
+    workload = load_workload(descriptor("openfold"))(config)
     model = workload.build_model(_Alone())  # type: ignore[arg-type]
     batch: Any = workload.dataset("train", made_once("openfold")).load([0, 1], seed=0, epoch=1)
     counted = count(lambda: workload.loss(model, batch).backward())

@@ -23,6 +23,7 @@ from analysis.network.paper import paper_rows
 from analysis.network.simulate import simulated_all_to_all, simulated_layer_s
 from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, is_sweep, read_sweep
 from analysis.page.questions import goals
+from suite.errors import InputError
 from suite.performance.cost_model import AZURE_NDV4, LayerShape, Network, all_to_all, layer_s, valid_r
 
 MACHINE = Network(
@@ -201,13 +202,13 @@ def test_the_command_says_errors_and_labels_extrapolation(tmp_path: Path) -> Non
 def test_a_bad_sweep_is_one_line(tmp_path: Path, change: Any, said: str) -> None:
     document = sweep()
     change(document)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(InputError, match=said):
         read_sweep(written(tmp_path, document))
 
 
 def test_one_node_cannot_be_extrapolated(tmp_path: Path) -> None:
     found = read_sweep(written(tmp_path, sweep(grids=((2, 2), (4, 4)))))
-    with pytest.raises(ValueError, match="no all-to-all across nodes"):
+    with pytest.raises(InputError, match="no all-to-all across nodes"):
         fit_sweep(found)
 
 

@@ -22,6 +22,7 @@ from analysis.roofline.regime import Work, memory_levels, roofs_of, scaled
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
 from suite.commands.counters import counters as counters_command
+from suite.errors import InputError
 
 Build = Callable[..., Any]
 
@@ -44,7 +45,7 @@ def test_a_file_that_is_not_one_says_what_and_where(
     tmp_path: Path, ceilings: Build, change: dict[str, Any], message: str
 ) -> None:
     path = ceilings(tmp_path / "x.json", **change)
-    with pytest.raises(ValueError, match="x.json") as caught:
+    with pytest.raises(InputError, match="x.json") as caught:
         read_ceilings(path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -54,7 +55,7 @@ def test_text_and_lists_are_not_ceilings(tmp_path: Path) -> None:
     for content in ("{", "[1, 2]", '"ceilings"'):
         path = tmp_path / "x.json"
         path.write_text(content)
-        with pytest.raises(ValueError, match="x.json"):
+        with pytest.raises(InputError, match="x.json"):
             read_inputs([path])
 
 

@@ -7,6 +7,7 @@ import pytest
 from analysis.published.scores import published
 from analysis.results.names import FAMILY, MACHINES
 from analysis.roofline.published import modelled, modelled_results, numbers, table, vendor_roofs
+from suite.workload import load_workload
 
 
 def test_every_number_has_a_source_that_is_written_out() -> None:
@@ -69,7 +70,7 @@ def test_the_work_is_the_workloads_own(name: str) -> None:
     sample = table().work[card.mlperf_name]
     config = load_config(descriptor, "full", [])
     for element_bytes, precision in ((2, "bfloat16"), (4, "float32")):
-        work = descriptor.load()(config.model_copy(update={"precision": precision})).work()
+        work = load_workload(descriptor)(config.model_copy(update={"precision": precision})).work()
         assert sample.flops == pytest.approx(min(work.model_flops, work.executed_flops), rel=1e-6)
         assert sample.bytes[element_bytes] == pytest.approx(work.algorithmic_bytes, rel=1e-3)
     size = card.size("full")

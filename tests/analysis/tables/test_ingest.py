@@ -11,6 +11,7 @@ import pytest
 
 from analysis.tables.ingest import Tables, ingest
 from suite.card import Card
+from suite.errors import InputError
 
 Cards = dict[str, Card]
 Build = Callable[..., Any]
@@ -198,9 +199,9 @@ def test_two_run_folders_of_one_name_stay_apart(tmp_path: Path, log: Build, card
 
 
 def test_a_path_without_logs_is_an_error_that_names_it(tmp_path: Path, cards: Cards) -> None:
-    with pytest.raises(ValueError, match=r"no result_\*.txt below"):
+    with pytest.raises(InputError, match=r"no result_\*.txt below"):
         ingest([tmp_path], cards)
-    with pytest.raises(ValueError, match="no such file"):
+    with pytest.raises(InputError, match="no such file"):
         ingest([tmp_path / "none"], cards)
 
 

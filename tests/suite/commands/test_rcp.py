@@ -10,6 +10,7 @@ import pytest
 from suite.card import ReferencePoints
 from suite.commands.rcp import reference_point
 from suite.compliance.ruleset import ruleset
+from suite.errors import InputError
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from tests.fixtures.cli import mlhpc
@@ -48,11 +49,11 @@ def test_points_of_other_batch_sizes_are_kept(tmp_path: Path) -> None:
 def test_what_is_no_point_is_refused(tmp_path: Path) -> None:
     benchmark = ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
     assert benchmark is not None
-    with pytest.raises(ValueError, match="seed 5 is missing or given twice"):
+    with pytest.raises(InputError, match="seed 5 is missing or given twice"):
         reference_point(records(our_runs(tmp_path / "same", seed=5)), benchmark, "x")
     drifted = our_runs(tmp_path / "drifted")
     write(drifted / "result_4.txt", our_run(seed=9, hyperparameters={"dropout": 0.5}))
-    with pytest.raises(ValueError, match="hyperparameters differ"):
+    with pytest.raises(InputError, match="hyperparameters differ"):
         reference_point(records(drifted), benchmark, "x")
     mixed = our_runs(tmp_path / "mixed")
     write(mixed / "result_4.txt", our_run("mini", seed=9, values=(0.25,)))

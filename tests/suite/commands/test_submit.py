@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from suite.card import ReferencePoint, ReferencePoints
 from suite.commands.submit import parse_nodes, submit
 from suite.descriptor import descriptor, descriptors
+from suite.errors import InputError
 from suite.launch import cost, jobs
 from suite.log.record import RunRecord
 from suite.log.timeline import Epoch
@@ -232,7 +233,7 @@ def test_an_earlier_run_gives_its_pace_in_proportion_to_ranks() -> None:
     epochs = (Epoch(1, 0, 10, 9, True), Epoch(2, 10, 24, 13, True), Epoch(3, 24, 25, 1, False))
     pace = cost.pace_from_record(RunRecord(ranks=2, epochs=epochs), ranks=8)
     assert pace.epoch_s == pytest.approx(12 * 2 / 8)
-    with pytest.raises(ValueError, match="no complete epoch to estimate from"):
+    with pytest.raises(InputError, match="no complete epoch to estimate from"):
         cost.pace_from_record(RunRecord(ranks=2), ranks=8)
 
 

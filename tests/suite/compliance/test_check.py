@@ -21,6 +21,7 @@ from suite.compliance.output import FORMATS, print_table
 from suite.compliance.package_rules import SYSTEM_FIELDS
 from suite.compliance.rules import EXPLANATIONS, LOG_RULES, Finding
 from suite.compliance.ruleset import ruleset, ruleset_names
+from suite.errors import InputError
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, Line, edit, hpc_run, insert, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
@@ -62,7 +63,7 @@ def test_rulesets_inherit() -> None:
     assert sorted(third.benchmarks["cosmoflow"].reference_points) == [32, 64, 128, 512, 1024]
     assert "openfold" not in ruleset("2.0.0").data.benchmarks
     assert ruleset("2.0.0").data.common["submission_benchmark"].one_of == ("cosmoflow", "deepcam", "oc20")
-    with pytest.raises(ValueError, match=r"unknown ruleset '4.0.0'; rulesets: 0\.7\.0, 1\.0\.0"):
+    with pytest.raises(InputError, match=r"unknown ruleset '4.0.0'; rulesets: 0\.7\.0, 1\.0\.0"):
         ruleset("4.0.0")
 
 
@@ -548,7 +549,7 @@ def test_utf16_is_named(tmp_path: Path) -> None:
 
 
 def test_a_device_is_no_log() -> None:
-    with pytest.raises(ValueError, match="neither a file nor a folder"):
+    with pytest.raises(InputError, match="neither a file nor a folder"):
         check([Path("/dev/null")])
 
 

@@ -19,6 +19,7 @@ from suite.compliance.official_rules import official_rules, write_rules
 from suite.compliance.ruleset import Benchmark, KeyRule, ruleset
 from suite.config import load_config
 from suite.descriptor import descriptor, descriptors
+from suite.workload import load_workload
 from tests.fixtures.logs import Line, edit, hpc_run, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
 
@@ -114,7 +115,7 @@ def test_their_engine_with_our_rules_agrees_with_us(tmp_path: Path, rules_file: 
 def run_of(workload: str, **changes: object) -> list[Line]:
     """A log of a workload's own smoke config that reaches the target in its third epoch."""
     chosen = descriptor(workload)
-    logged = chosen.load()(load_config(chosen, "smoke")).hyperparameters() | changes
+    logged = load_workload(chosen)(load_config(chosen, "smoke")).hyperparameters() | changes
     missed = 0.01 if chosen.card().size("smoke").direction == "max" else 100.0
     values = (missed, missed * 1.5, chosen.card().size("smoke").threshold)
     return our_run(workload=workload, values=values, hyperparameters=logged)

@@ -11,6 +11,7 @@ import pytest
 
 from suite.data.build import Arrays, DataSetPlan, Piece, build
 from suite.data.manifest import verify
+from suite.errors import InputError
 from suite.world import World
 
 
@@ -37,7 +38,7 @@ def fail_at_one(shard: int) -> Arrays:
 
 
 def test_a_completed_build_removes_the_part_files_of_killed_ones(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="interrupted"):
+    with pytest.raises(InputError, match="interrupted"):
         build(tmp_path, plan(fail_at_one), World.create())
     for name in ("train/.shard_00001.h5.other.99.part", ".manifest.json.other.99.part"):
         (tmp_path / name).touch()
@@ -60,5 +61,5 @@ def test_a_build_that_was_killed_before_its_first_file_is_begun_anew(tmp_path: P
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ValueError, match="not empty and not an unfinished data set"):
+    with pytest.raises(InputError, match="not empty and not an unfinished data set"):
         build(tmp_path, plan(make), World.create())

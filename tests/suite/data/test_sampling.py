@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.data.sampling import check_batch, draws, epoch_order, eval_batches, steps_per_epoch, train_batches
+from suite.errors import InputError
 
 
 @given(n=st.integers(8, 200), per_rank=st.integers(1, 4), size=st.sampled_from([1, 2, 4]), epoch=st.integers(1, 50))
@@ -43,15 +44,15 @@ def test_a_resumed_epoch_continues_with_the_same_batches() -> None:
 
 def test_batches_that_cannot_be_split_are_refused_with_those_that_can() -> None:
     check_batch(16, 4)
-    with pytest.raises(ValueError, match="16 cannot be split evenly over 6 ranks; nearest that can: 12, 18"):
+    with pytest.raises(InputError, match="16 cannot be split evenly over 6 ranks; nearest that can: 12, 18"):
         check_batch(16, 6)
-    with pytest.raises(ValueError, match="nearest that can: 8"):
+    with pytest.raises(InputError, match="nearest that can: 8"):
         check_batch(4, 8)
-    with pytest.raises(ValueError, match="8 cannot be split evenly over 2 ranks in 3 accumulation steps; nearest"):
+    with pytest.raises(InputError, match="8 cannot be split evenly over 2 ranks in 3 accumulation steps; nearest"):
         check_batch(8, 2, 3)
-    with pytest.raises(ValueError, match="7 cannot be split evenly over 2 ranks; nearest that can: 6, 8"):
+    with pytest.raises(InputError, match="7 cannot be split evenly over 2 ranks; nearest that can: 6, 8"):
         check_batch(7, 2)
-    with pytest.raises(ValueError, match="larger than the 5 training samples"):
+    with pytest.raises(InputError, match="larger than the 5 training samples"):
         steps_per_epoch(5, 8)
 
 

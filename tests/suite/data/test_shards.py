@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from suite.data.manifest import Manifest, read_manifest, verify, write_manifest
 from suite.data.shards import Compression, ShardReader, shard_entry, shard_path, write_shard
+from suite.errors import InputError
 
 SAMPLES = (5, 5, 3)
 
@@ -125,7 +126,7 @@ def test_a_missing_or_cut_shard_is_named_by_verify_and_by_the_reader(
     assert [problem.startswith(f"{path}: {message}") for problem in verify(tmp_path, deep=False)] == [True]
     reader = ShardReader(tmp_path, "train")
     reader.read([0])
-    with pytest.raises(ValueError, match=f"^{path}: {message}"):
+    with pytest.raises(InputError, match=f"^{path}: {message}"):
         reader.read([0, 5])
 
 
@@ -133,7 +134,7 @@ def test_damage_that_keeps_the_size_ends_in_one_line_that_names_the_shard(tmp_pa
     make(tmp_path, "gzip")
     path = shard_path(tmp_path, "train", 0)
     path.write_bytes(bytes(len(path.read_bytes())))
-    with pytest.raises(ValueError, match=f"^{path}: not a readable HDF5 file"):
+    with pytest.raises(InputError, match=f"^{path}: not a readable HDF5 file"):
         ShardReader(tmp_path, "train").read([0])
 
 
@@ -142,7 +143,7 @@ def test_a_damaged_compressed_sample_is_named(tmp_path: Path) -> None:
     path = shard_path(tmp_path, "train", 0)
     whole = path.read_bytes()
     path.write_bytes(whole[:-200] + bytes(200))
-    with pytest.raises(ValueError, match=f"^{path}: sample 4 of '/x' is damaged"):
+    with pytest.raises(InputError, match=f"^{path}: sample 4 of '/x' is damaged"):
         ShardReader(tmp_path, "train").read([4])
 
 
@@ -151,12 +152,12 @@ def test_shards_of_different_sample_shapes_are_refused(tmp_path: Path) -> None:
     other = write_shard(shard_path(tmp_path, "train", 1), {"x": np.zeros((5, 3)), "y": np.zeros((5, 4))})
     entries = (manifest.splits["train"][0], other)
     write_manifest(tmp_path, manifest.model_copy(update={"splits": {"train": entries}}))
-    with pytest.raises(ValueError, match=f"^{tmp_path}/train/shard_00001.h5: datasets differ"):
+    with pytest.raises(InputError, match=f"^{tmp_path}/train/shard_00001.h5: datasets differ"):
         ShardReader(tmp_path, "train").read([0, 6])
 
 
 def test_arrays_of_different_lengths_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"found \{'x': 2, 'y': 3\}"):
+    with pytest.raises(InputError, match=r"found \{'x': 2, 'y': 3\}"):
         write_shard(shard_path(tmp_path, "train", 0), {"x": np.zeros((2, 3)), "y": np.zeros(3)})
 
 
@@ -189,24 +190,24 @@ def test_a_manifest_that_is_not_one_says_file_key_and_value(
     data = json.loads(path.read_text())
     change(data)
     path.write_text(json.dumps(data))
-    with pytest.raises(ValueError, match=r"^.*$") as caught:
+    with pytest.raises(InputError, match=r"^.*$") as caught:
         read_manifest(tmp_path)
     assert str(caught.value).startswith(f"{path}: {message}")
 
 
 def test_no_manifest_means_no_data_set(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no manifest: an incomplete data set or none"):
+    with pytest.raises(InputError, match="no manifest: an incomplete data set or none"):
         read_manifest(tmp_path)
-    with pytest.raises(ValueError, match="no manifest: the folder does not exist"):
+    with pytest.raises(InputError, match="no manifest: the folder does not exist"):
         read_manifest(tmp_path / "absent")
     assert len(verify(tmp_path, deep=False)) == 1
     (tmp_path / "manifest.json").write_text('{"version": 1, "wor')
-    with pytest.raises(ValueError, match=r"manifest\.json: expected JSON"):
+    with pytest.raises(InputError, match=r"manifest\.json: expected JSON"):
         read_manifest(tmp_path)
 
 
 def test_an_unknown_split_is_answered_with_the_splits(root: Path) -> None:
-    with pytest.raises(ValueError, match="no split 'valid'; splits: train"):
+    with pytest.raises(InputError, match="no split 'valid'; splits: train"):
         ShardReader(root, "valid")
 
 
@@ -310,7 +311,7 @@ def test_large_ragged_samples_are_read_whole(tmp_path: Path) -> None:
 def test_offsets_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, np.ndarray], message: str) -> None:
     good = {"atom.offsets": np.array([0, 3, 6]), "atom.x": np.zeros(6), "energy": np.zeros(2)}
     path = shard_path(tmp_path, "train", 0)
-    with pytest.raises(ValueError, match=r"^.*$") as caught:
+    with pytest.raises(InputError, match=r"^.*$") as caught:
         write_shard(path, good | change)
     assert str(caught.value).startswith(f"{path}: ")
     assert message in str(caught.value)
@@ -323,5 +324,5 @@ def test_offsets_damaged_in_the_file_end_in_one_line(tmp_path: Path) -> None:
     whole = path.read_bytes()
     assert whole.count(offsets) == 1
     path.write_bytes(whole.replace(offsets, b"\xff" * len(offsets)))
-    with pytest.raises(ValueError, match=f"^{path}: dataset '/atom.offsets' is int64 "):
+    with pytest.raises(InputError, match=f"^{path}: dataset '/atom.offsets' is int64 "):
         ShardReader(tmp_path, "train").read([0])

@@ -17,6 +17,7 @@ from suite.data import staging
 from suite.data.manifest import Manifest, ShardEntry, verify, write_manifest
 from suite.data.shards import shard_path, write_shard
 from suite.data.staging import ROUND_BLOCKS, assignment, blocks, count_rounds, stage, staged_root, turns
+from suite.errors import InputError
 from suite.world import World
 
 WORKER = Path(__file__).with_name("staging_worker.py")
@@ -174,14 +175,14 @@ def test_other_data_gets_another_folder(source: Path, copy: Path, tmp_path: Path
 
 
 def test_without_a_manifest_at_the_source_nothing_is_staged(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"manifest\.json: no manifest"):
+    with pytest.raises(InputError, match=r"manifest\.json: no manifest"):
         stage(tmp_path / "absent", tmp_path / "node", World.create())
     assert not (tmp_path / "node").exists()
 
 
 def test_a_staging_folder_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=f"^{tmp_path}/file/.*: Not a directory$"):
+    with pytest.raises(InputError, match=f"^{tmp_path}/file/.*: Not a directory$"):
         stage(source, tmp_path / "file", World.create())
 
 
@@ -208,7 +209,7 @@ def test_a_real_small_disk_that_is_full_is_refused_before_anything_is_copied(sou
     if mounted.returncode != 0:
         pytest.skip("mounting a small disk needs root")
     try:
-        with pytest.raises(ValueError, match="no space to stage"):
+        with pytest.raises(InputError, match="no space to stage"):
             stage(source, disk, World.create())
         assert not list(disk.rglob("*.h5"))
     finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from suite.errors import InputError
 from suite.launch import local
 
 RANKS_OF_FOUR_LINES = """
@@ -71,7 +72,7 @@ def test_a_missing_mpiexec_is_answered_with_the_line_that_installs_one(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match=r"needed for 2 ranks: .*python -m pip install mpich mpi4py"):
+    with pytest.raises(InputError, match=r"needed for 2 ranks: .*python -m pip install mpich mpi4py"):
         local.mpiexec_command(2)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from suite.descriptor import descriptors
+from suite.errors import InputError
 from suite.launch.slurm import (
     Container,
     Job,
@@ -215,7 +216,7 @@ def test_the_example_shows_every_key() -> None:
 )
 def test_a_mistake_in_a_system_file_is_one_line_with_its_place(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "s.yaml").write_text(text)
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         read_system(tmp_path / "s.yaml")
     assert "\n" not in str(caught.value)
 
@@ -228,7 +229,7 @@ def test_an_unknown_system_is_answered_with_those_there_are() -> None:
 
 
 def test_jobs_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"--instances cannot be combined"):
+    with pytest.raises(InputError, match=r"--instances cannot be combined"):
         job("slurm-two-node", "mini", runs=2, instances=2)
-    with pytest.raises(ValueError, match=r"256 nodes asked for; example has 128"):
+    with pytest.raises(InputError, match=r"256 nodes asked for; example has 128"):
         job("example", "mini", nodes=256)

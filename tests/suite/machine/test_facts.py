@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from suite.errors import InputError
 from suite.machine.facts import UNKNOWN, read_facts, write_facts
 from suite.machine.probes import collect
 from suite.machine.probes.collect import collect_facts
@@ -199,5 +200,5 @@ def test_facts_are_written_once_per_node_and_read_back(tmp_path: Path, monkeypat
 def test_facts_that_are_none_say_what_was_wanted(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "n.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=f"^{path}: {message}"):
+    with pytest.raises(InputError, match=f"^{path}: {message}"):
         read_facts(path)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from suite.errors import InputError
 from suite.machine.facts import Facts
 from suite.machine.probes.collect import collect_facts
 from suite.machine.system import (
@@ -96,7 +97,7 @@ def test_a_system_file_wins_over_the_facts_and_its_launcher_block_is_not_ours(he
 def test_a_mistake_in_the_description_says_file_line_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = tmp_path / "mysite.yaml"
     path.write_text(FILE.replace(old, new))
-    with pytest.raises(ValueError, match=r"^.*$") as caught:
+    with pytest.raises(InputError, match=r"^.*$") as caught:
         read_description(path)
     assert str(caught.value).startswith(f"{path}{message}")
 
@@ -114,5 +115,5 @@ def test_memory_that_the_firmware_keeps_is_no_difference(here: Facts) -> None:
 
 
 def test_a_run_folder_without_facts_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected the facts of at least one node, found none"):
+    with pytest.raises(InputError, match="expected the facts of at least one node, found none"):
         read_nodes(Path(tmp_path))

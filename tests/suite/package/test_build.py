@@ -13,6 +13,7 @@ from suite import VERSION
 from suite.compliance.check import check
 from suite.compliance.manifest import changed_files, digest
 from suite.compliance.package_rules import SYSTEM_FIELDS
+from suite.errors import InputError
 from suite.machine.facts import Cpu
 from suite.machine.system import System
 from suite.package.build import build_package
@@ -91,7 +92,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a")
     folder = build_package([run], system="bed", out=tmp_path / "out" / "ACME").folder
     before = {path: digest(path) for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match="exists already; a result is never overwritten"):
+    with pytest.raises(InputError, match="exists already; a result is never overwritten"):
         build_package([run], system="bed", out=tmp_path / "out" / "ACME")
     assert {path: digest(path) for path in folder.rglob("*") if path.is_file()} == before
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ACME"]
@@ -170,12 +171,12 @@ def test_a_run_that_failed_silently_is_refused(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a")
     out = tmp_path / "out" / "ACME"
     write(run / "result_1.txt", drop("run_stop")(our_run(seed=300, start_ms=START_MS + 5)))
-    with pytest.raises(ValueError, match=r"result_1.txt: no run_stop, the run failed without saying so"):
+    with pytest.raises(InputError, match=r"result_1.txt: no run_stop, the run failed without saying so"):
         build_package([run], system="bed", out=out)
     built = build_package([run], system="bed", out=out, count_failed=True)
     assert "run-failed" in {finding.rule for finding in check([built.folder]).findings}
     write(run / "result_1.txt", edit("run_stop", meta={"status": "success"})(our_run(values=(0.5,), seed=301)))
-    with pytest.raises(ValueError, match=r"result_1.txt: status is 'success', but: target never reached"):
+    with pytest.raises(InputError, match=r"result_1.txt: status is 'success', but: target never reached"):
         build_package([run], system="other", out=out, count_failed=True)
 
 
@@ -207,7 +208,7 @@ def test_an_organisation_that_is_not_the_logs_is_said_and_found(tmp_path: Path) 
 )
 def test_names_that_are_no_folders_are_refused(tmp_path: Path, options: dict[str, str], message: str) -> None:
     run = run_folder(tmp_path / "a")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InputError, match=message):
         build_package([run], **({"system": "bed", "out": tmp_path / "out" / "ACME"} | options))  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
 
@@ -217,13 +218,13 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
 
     info = json.loads((second / "run.json").read_text())
     (second / "run.json").write_text(json.dumps(info | {"git": {"commit": "fff", "dirty": False}}))
-    with pytest.raises(ValueError, match=r"git is .*fff.* package them apart"):
+    with pytest.raises(InputError, match=r"git is .*fff.* package them apart"):
         build_package([first, second], system="bed", out=tmp_path / "out" / "ACME")
 
     (second / "run.json").write_text(json.dumps(info))
     other = node(cpu=replace_model(node().cpu, "Model A"))
     (second / "facts" / "node1.json").write_text(other.model_dump_json())
-    with pytest.raises(ValueError, match=r"made on different systems: .*Model A"):
+    with pytest.raises(InputError, match=r"made on different systems: .*Model A"):
         build_package([first, second], system="bed", out=tmp_path / "out" / "ACME")
     assert not (tmp_path / "out").exists()
 
@@ -235,19 +236,19 @@ def replace_model(cpu: Cpu, model: str) -> Cpu:
 def test_a_log_of_another_size_is_refused(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a")
     write(run / "result_0.txt", our_run("mini", values=(0.25,)))
-    with pytest.raises(ValueError, match="a log of cosmoflow mini in a run of cosmoflow smoke"):
+    with pytest.raises(InputError, match="a log of cosmoflow mini in a run of cosmoflow smoke"):
         build_package([run], system="bed", out=tmp_path / "out" / "ACME")
 
 
 def test_a_run_without_logs_or_scale_is_refused(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a", count=1)
     write(run / "result_0.txt", drop("number_of_nodes")(our_run()))
-    with pytest.raises(ValueError, match="no log says number_of_nodes"):
+    with pytest.raises(InputError, match="no log says number_of_nodes"):
         build_package([run], system="bed", out=tmp_path / "out" / "ACME")
     (run / "result_0.txt").unlink()
-    with pytest.raises(ValueError, match="the run left no log"):
+    with pytest.raises(InputError, match="the run left no log"):
         read_run(run)
-    with pytest.raises(ValueError, match="not a run folder"):
+    with pytest.raises(InputError, match="not a run folder"):
         read_run(tmp_path)
 
 

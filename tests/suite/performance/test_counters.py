@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from suite.commands.counters import counters
+from suite.errors import InputError
 from suite.performance.counters import read
 
 NCU_LONG = """==PROF== Connected to process 1
@@ -114,7 +115,7 @@ def test_perf(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_missing_is_named(tmp_path: Path, tool: str, text: str, words: str) -> None:
-    with pytest.raises(ValueError, match="counted.csv") as caught:
+    with pytest.raises(InputError, match="counted.csv") as caught:
         read(tool, saved(tmp_path, text))
     assert words in str(caught.value)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from suite.errors import InputError
 from suite.training import checkpoint
 from suite.training.checkpoint import Checkpoint
 from suite.training.state import Position, TrainingState
@@ -77,18 +78,18 @@ def test_a_crash_before_the_last_rename_leaves_the_former_checkpoint_whole(
 
 def test_a_checkpoint_that_is_not_of_this_run_is_refused_and_nothing_is_restored(tmp_path: Path) -> None:
     path, state = tmp_path / "trial_0.pt", training(5.0)
-    with pytest.raises(ValueError, match="there is no checkpoint"):
+    with pytest.raises(InputError, match="there is no checkpoint"):
         Checkpoint(path, IDENTITY).load(world(2), state)
     Checkpoint(path, IDENTITY).save(world(2), training(2.0), Position(1, 0))
-    with pytest.raises(ValueError, match="data_manifest = 'abc', this run has 'other'"):
+    with pytest.raises(InputError, match="data_manifest = 'abc', this run has 'other'"):
         Checkpoint(path, {"data_manifest": "other"}).load(world(2), state)
-    with pytest.raises(ValueError, match="of 2 ranks; this run has 3"):
+    with pytest.raises(InputError, match="of 2 ranks; this run has 3"):
         Checkpoint(path, IDENTITY).load(world(3), state)
     (own,) = tmp_path.glob("*.rank0.pt")
     own.write_bytes(own.read_bytes()[:50])
-    with pytest.raises(ValueError, match="rank0.pt: not a readable checkpoint"):
+    with pytest.raises(InputError, match="rank0.pt: not a readable checkpoint"):
         Checkpoint(path, IDENTITY).load(world(2), state)
     own.unlink()
-    with pytest.raises(ValueError, match="rank0.pt: there is no checkpoint"):
+    with pytest.raises(InputError, match="rank0.pt: there is no checkpoint"):
         Checkpoint(path, IDENTITY).load(world(2), state)
     assert content(state) == content(training(5.0))

@@ -12,6 +12,7 @@ import pytest
 
 from suite.data.manifest import read_manifest, verify
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from suite.world import World
 from workloads.cosmoflow import convert as converter
 from workloads.cosmoflow.generate import convert, export_tfrecord, fetch
@@ -73,7 +74,7 @@ def test_cubes_of_one_universe_in_both_splits_are_refused(tmp_path: Path, world:
     for split, name in (("train", "univ_a_000"), ("train", "univ_b_000"), ("validation", "univ_a_001")):
         (tmp_path / "tf" / split).mkdir(parents=True, exist_ok=True)
         write_tfrecord(tmp_path / "tf" / split / f"{name}.tfrecord", [sample])
-    with pytest.raises(ValueError, match="universe 0 is in both splits"):
+    with pytest.raises(InputError, match="universe 0 is in both splits"):
         convert(tmp_path / "tf", tmp_path / "d", world=world)
 
 
@@ -105,7 +106,7 @@ def test_a_damaged_file_is_named_and_no_manifest_is_left(tmp_path: Path, world: 
         path = tmp_path / "tf" / f"univ_{universe}_000.tfrecord"
         write_tfrecord(path, [(np.ones((8, 8, 8, 4), np.int16), np.zeros(4, np.float32))])
     damage(tmp_path / "tf" / "univ_2_000.tfrecord")
-    with pytest.raises(ValueError, match=rf"univ_2_000\.tfrecord: .*{words}"):
+    with pytest.raises(InputError, match=rf"univ_2_000\.tfrecord: .*{words}"):
         convert(tmp_path / "tf", tmp_path / "d", world=world)
     assert not (tmp_path / "d" / "manifest.json").exists()
 
@@ -125,17 +126,17 @@ def test_a_universe_of_another_form_is_named(tmp_path: Path, world: World, chang
         write_universe(tmp_path / "h" / f"univ_{i}.hdf5", i)
     with h5py.File(tmp_path / "h" / "univ_1.hdf5", "a") as file:
         change(file)
-    with pytest.raises(ValueError, match=rf"univ_1\.hdf5: .*{words}"):
+    with pytest.raises(InputError, match=rf"univ_1\.hdf5: .*{words}"):
         convert(tmp_path / "h", tmp_path / "d", world=world)
 
 
 def test_nothing_to_convert_is_an_error(tmp_path: Path, world: World) -> None:
-    with pytest.raises(ValueError, match=r"no \*\.tfrecord and no \*\.hdf5"):
+    with pytest.raises(InputError, match=r"no \*\.tfrecord and no \*\.hdf5"):
         convert(tmp_path, tmp_path / "d", world=world)
 
 
 def test_fetch_says_where_the_data_are(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no internet.*portal\.nersc\.gov") as caught:
+    with pytest.raises(InputError, match=r"no internet.*portal\.nersc\.gov") as caught:
         fetch(tmp_path / "public")
     assert "\n" not in str(caught.value)
 
@@ -146,10 +147,10 @@ def test_fetch_checks_and_unpacks_an_archive(tmp_path: Path) -> None:
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(tmp_path / "a.txt", "train/a.txt")
     sums = archive.with_name("small.tgz.sha256")
-    with pytest.raises(ValueError, match="write it with sha256sum"):
+    with pytest.raises(InputError, match="write it with sha256sum"):
         fetch(tmp_path / "public", source=str(archive))
     sums.write_text("0" * 64 + "  small.tgz\n")
-    with pytest.raises(ValueError, match="sha256 is"):
+    with pytest.raises(InputError, match="sha256 is"):
         fetch(tmp_path / "public", source=str(archive))
     assert not (tmp_path / "public").exists()
     sums.write_text(hashlib.sha256(archive.read_bytes()).hexdigest() + "  small.tgz\n")
@@ -165,6 +166,6 @@ def test_fetch_copies_and_checks_a_folder(tmp_path: Path) -> None:
     fetch(tmp_path / "public", source=str(tmp_path / "from"))
     assert (tmp_path / "public" / "train" / "a").read_text() == "data"
     (tmp_path / "from" / "train" / "a").write_text("dat4")
-    with pytest.raises(ValueError, match="sha256 is"):
+    with pytest.raises(InputError, match="sha256 is"):
         fetch(tmp_path / "again", source=str(tmp_path / "from"))
     assert not (tmp_path / "again" / "train" / "a").exists()

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from suite.config import RunConfig, load_config
+from suite.errors import InputError
 from workloads.cosmoflow import DESCRIPTOR
 from workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
 from workloads.cosmoflow.model import KerasSGD, forward_flops, parameter_count, regularised
@@ -231,6 +232,6 @@ def test_the_card_states_the_work(size: str) -> None:
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused_in_one_line(override: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words.replace("(", r"\(")) as caught:
+    with pytest.raises(InputError, match=words.replace("(", r"\(")) as caught:
         config("smoke", override)
     assert "\n" not in str(caught.value)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from suite.errors import InputError
 from workloads.cosmoflow.tfrecord import decode_example, encode_example, masked_crc32c, read_tfrecord, write_tfrecord
 
 X = np.arange(-4, 4, dtype=np.int16).repeat(4).reshape(2, 2, 2, 4)
@@ -90,7 +91,7 @@ def test_no_flipped_bit_changes_a_sample_and_no_cut_goes_unnoticed(tmp_path: Pat
     assert unnoticed <= (12 if compressed else 0)  # gzip has a time stamp, flags and padding bits that carry no data
     for length in range(len(good)):
         path.write_bytes(good[:length])
-        with pytest.raises(ValueError, match=r"s\.tfrecord: offset \d+"):
+        with pytest.raises(InputError, match=r"s\.tfrecord: offset \d+"):
             list(read_tfrecord(path))
 
 
@@ -101,7 +102,7 @@ def test_the_second_record_is_named_by_its_offset(tmp_path: Path) -> None:
     second = len(data) // 2
     data[second + 40] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=f"offset {second + 12}: payload of 104 bytes fails its crc32c"):
+    with pytest.raises(InputError, match=f"offset {second + 12}: payload of 104 bytes fails its crc32c"):
         list(read_tfrecord(path))
 
 
@@ -120,7 +121,7 @@ def test_a_sample_of_another_shape_is_refused(tmp_path: Path, x: np.ndarray, y: 
     if words is None:
         assert next(read_tfrecord(path))[0].dtype == np.int16
         return
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(InputError, match=words):
         list(read_tfrecord(path))
 
 
@@ -128,9 +129,9 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.tfrecord"
     for content in (b"", b"hello world, this is not a record", gzip.compress(b"neither is this one here")):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"offset 0"):
+        with pytest.raises(InputError, match=r"offset 0"):
             list(read_tfrecord(path))
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(InputError, match="cannot be read"):
         list(read_tfrecord(tmp_path / "missing.tfrecord"))
-    with pytest.raises(ValueError, match="no feature 'x'; features: z"):
+    with pytest.raises(InputError, match="no feature 'x'; features: z"):
         decode_example(b"\x0a\x07\x0a\x05\x0a\x01z\x12\x00")

@@ -12,6 +12,7 @@ import torch
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest, write_manifest
 from suite.data.sampling import draws
+from suite.errors import InputError
 from suite.world import World
 from tests.workloads.tiny import TINY
 from workloads.cosmoflow import DESCRIPTOR
@@ -77,13 +78,13 @@ def test_validation_is_never_augmented(tiny_data: Path) -> None:
 
 
 def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the config wants"):
+    with pytest.raises(InputError, match="the config wants"):
         CosmoFlow(load_config(DESCRIPTOR, "smoke")).dataset("train", tiny_data)
-    with pytest.raises(ValueError, match="other data than the config is for"):
+    with pytest.raises(InputError, match="other data than the config is for"):
         CosmoFlow(config(tiny_data, "hyperparameters.input_mean=[2, 2, 2, 2]")).dataset("train", tiny_data)
     manifest = read_manifest(tiny_data)
     write_manifest(tiny_data, manifest.model_copy(update={"attributes": manifest.attributes | {"periodic": False}}))
-    with pytest.raises(ValueError, match="not periodic"):
+    with pytest.raises(InputError, match="not periodic"):
         CosmoFlow(config(tiny_data)).dataset("train", tiny_data)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from suite.errors import InputError
 from suite.world import World
 from workloads.deepcam.batch_norm import GroupBatchNorm2d, join_groups, rank_groups
 
@@ -143,7 +144,7 @@ def test_groups_are_of_consecutive_ranks_and_must_divide_the_world() -> None:
     assert rank_groups(4, 2) == [[0, 1], [2, 3]]
     assert rank_groups(3, 1) == [[0], [1], [2]]
     assert rank_groups(4, 4) == [[0, 1, 2, 3]]
-    with pytest.raises(ValueError, match="batchnorm_group_size 3 does not divide the 4 ranks"):
+    with pytest.raises(InputError, match="batchnorm_group_size 3 does not divide the 4 ranks"):
         rank_groups(4, 3)
 
 
@@ -153,5 +154,5 @@ def test_alone_it_is_batch_normalisation(world: World) -> None:
     x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0))
     assert torch.equal(mine(x), theirs(x))
     assert torch.equal(mine.running_var, theirs.running_var)
-    with pytest.raises(ValueError, match="batchnorm_group_size 2 does not divide the 1 ranks"):
+    with pytest.raises(InputError, match="batchnorm_group_size 2 does not divide the 1 ranks"):
         join_groups(mine, world, 2)

@@ -11,6 +11,7 @@ import pytest
 
 from suite.data.manifest import read_manifest
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from suite.world import World
 from workloads.deepcam.convert import convert, export_hdf5, fetch
 from workloads.deepcam.fields import Statistics, read_snapshot, read_statistics, write_snapshot, write_statistics
@@ -79,7 +80,7 @@ def test_shards_become_public_files_and_shards_again(source: Path, tmp_path: Pat
         assert names[0].read_bytes() == names[1].read_bytes()
     first, second = (read_manifest(tmp_path / which).attributes for which in ("one", "two"))
     assert first == second
-    with pytest.raises(ValueError, match="not empty"):
+    with pytest.raises(InputError, match="not empty"):
         export_hdf5(tmp_path / "one", tmp_path / "files")
 
 
@@ -162,7 +163,7 @@ def test_a_damaged_file_is_one_line_with_its_name(kind: str, source: Path, tmp_p
     damage, words = DAMAGE[kind]
     path = source / "train" / "data-1996-06-02-00-0.h5"
     damage(path)
-    with pytest.raises(ValueError, match=words) as caught:
+    with pytest.raises(InputError, match=words) as caught:
         convert(source, tmp_path / "shards", world=world)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
@@ -188,27 +189,27 @@ def test_statistics_are_checked_before_anything_is_written(
     damage: Callable[[Path], None], words: str, source: Path, tmp_path: Path, world: World
 ) -> None:
     damage(source / "stats.h5")
-    with pytest.raises(ValueError, match=words) as caught:
+    with pytest.raises(InputError, match=words) as caught:
         convert(source, tmp_path / "shards", world=world)
     assert str(caught.value).startswith(f"{source / 'stats.h5'}: ")
     assert not (tmp_path / "shards").exists()
 
 
 def test_folders_that_hold_no_data_set_are_refused(source: Path, tmp_path: Path, world: World) -> None:
-    with pytest.raises(ValueError, match="expected a folder of"):
+    with pytest.raises(InputError, match="expected a folder of"):
         convert(source / "stats.h5", tmp_path / "shards", world=world)
     for path in (source / "validation").iterdir():
         path.unlink()
-    with pytest.raises(ValueError, match=r"no \*.h5 file for the validation split"):
+    with pytest.raises(InputError, match=r"no \*.h5 file for the validation split"):
         convert(source, tmp_path / "shards", world=world)
     odd = tmp_path / "odd"
     for split in ("train", "validation"):
         write_snapshot(odd / split / "a.h5", fields(0)[:48], labels(0)[:48].astype(np.uint8))
     statistics_by_hand(odd)
-    with pytest.raises(ValueError, match="samples of 48 x 96 pixels; the sizes have 64 x 96"):
+    with pytest.raises(InputError, match="samples of 48 x 96 pixels; the sizes have 64 x 96"):
         convert(odd, tmp_path / "shards", world=world)
 
 
 def test_fetch_says_where_the_data_are(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"Globus.*mlhpc data convert deepcam"):
+    with pytest.raises(InputError, match=r"Globus.*mlhpc data convert deepcam"):
         fetch(tmp_path)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from suite.config import RunConfig, load_config
+from suite.errors import InputError
 from suite.world import World
 from workloads.deepcam import DESCRIPTOR
 from workloads.deepcam.batch_norm import GroupBatchNorm2d
@@ -206,6 +207,6 @@ def test_work_at_full_size() -> None:
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused_in_one_line(override: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words) as caught:
+    with pytest.raises(InputError, match=words) as caught:
         config("smoke", override)
     assert "\n" not in str(caught.value)

@@ -12,6 +12,7 @@ import torch
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest, write_manifest
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from suite.world import World
 from workloads.deepcam import DESCRIPTOR
 from workloads.deepcam import generate as generator
@@ -46,15 +47,15 @@ def test_validation_is_scaled_by_the_training_split(tiny_data: Path, tiny_config
 
 
 def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path, tiny_config: Callable[..., RunConfig]) -> None:
-    with pytest.raises(ValueError, match="the config wants"):
+    with pytest.raises(InputError, match="the config wants"):
         DeepCam(load_config(DESCRIPTOR, "smoke")).dataset("train", tiny_data)
     manifest = read_manifest(tiny_data)
     write_manifest(tiny_data, manifest.model_copy(update={"attributes": {}}))
-    with pytest.raises(ValueError, match="no attribute 'statistics'"):
+    with pytest.raises(InputError, match="no attribute 'statistics'"):
         DeepCam(tiny_config()).dataset("train", tiny_data)
     flat = {"count": 1} | {name: [1.0] * 16 for name in ("mean", "sqmean", "minval", "maxval")}
     write_manifest(tiny_data, manifest.model_copy(update={"attributes": {"statistics": flat}}))
-    with pytest.raises(ValueError, match="channel TMQ has minval 1 and maxval 1"):
+    with pytest.raises(InputError, match="channel TMQ has minval 1 and maxval 1"):
         DeepCam(tiny_config()).dataset("train", tiny_data)
 
 

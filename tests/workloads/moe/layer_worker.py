@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from suite.errors import InputError
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from suite.performance.cost_model import Network
@@ -123,7 +125,7 @@ def shards_join_to_the_whole(mesh: ExpertMesh) -> None:
 
 def impossible_r_is_refused(mesh: ExpertMesh) -> None:
     layer = make(mesh)
-    with pytest.raises(ValueError, match=r"allow \(0, 1, 2\)"):
+    with pytest.raises(InputError, match=r"allow \(0, 1, 2\)"):
         layer.use(Execution(r=3))
 
 

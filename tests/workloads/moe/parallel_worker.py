@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from suite.config import load_config
 from suite.descriptor import descriptor
 from suite.training.loop import wrap
+from suite.workload import load_workload
 from suite.world import Alone, TorchTransport, World
 from tests.workloads.moe.exact_worker import fork_ranks
 
@@ -75,7 +76,7 @@ def train(name: str, world: World, overrides: tuple[str, ...]) -> tuple[list[flo
     """Losses of all ranks, the metric of a batch that the ranks share unequally, window statistics."""
     case = CASES[name]
     config = load_config(descriptor(name), "smoke", [f"hyperparameters.moe.{x}" for x in (*case.exact, *overrides)])
-    workload = descriptor(name).load()(config)
+    workload = load_workload(descriptor(name))(config)
     torch.manual_seed(0)
     model = workload.build_model(world)
     case.prepare(model)

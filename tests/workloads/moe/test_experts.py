@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from suite.errors import InputError
 from workloads.moe.config import MoEConfig
 from workloads.moe.experts import Experts, grouped_problem, onednn_problem, run_experts
 from workloads.moe.layer import Dispatched, MoELayer
@@ -45,13 +46,13 @@ def test_grouped_mm_says_why_it_cannot() -> None:
     assert "float64" in str(grouped_problem(torch.zeros(1, 8, dtype=torch.float64), make().weights()))
     odd = make(width=6)
     assert "16 bytes" in str(grouped_problem(torch.zeros(1, 6), odd.weights()))
-    with pytest.raises(ValueError, match="choose loop or bmm"):
+    with pytest.raises(InputError, match="choose loop or bmm"):
         run_experts(torch.zeros(3, 6), torch.ones(3, dtype=torch.int64), odd.weights(), "gelu", "grouped_mm")
 
 
 def test_onednn_says_why_it_cannot_and_auto_takes_it_where_it_can() -> None:
     rows, counts, experts = torch.randn(6, 8), torch.tensor([2, 2, 2]), make()
-    with pytest.raises(ValueError, match="float32 on a CPU, not torch.float64 on cpu"):
+    with pytest.raises(InputError, match="float32 on a CPU, not torch.float64 on cpu"):
         run_experts(rows.double(), counts, experts.double().weights(), "gelu", "onednn")
     wanted = "loop" if onednn_problem(rows) else "onednn"
     weights = make().weights()
@@ -71,7 +72,7 @@ def test_a_slice_of_the_hidden_width_is_a_part_of_the_sum() -> None:
 
 
 def test_a_width_that_cannot_be_sliced_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be divided among 5"):
+    with pytest.raises(InputError, match="cannot be divided among 5"):
         make().keep(slice(0, 3), 0, 5)
 
 

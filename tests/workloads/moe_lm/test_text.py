@@ -13,6 +13,7 @@ import torch
 from suite.config import load_config
 from suite.data.manifest import read_manifest
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from suite.world import World
 from workloads.moe_lm import DESCRIPTOR
 from workloads.moe_lm import generate as generator
@@ -53,7 +54,7 @@ def test_the_same_seed_is_the_same_data_and_another_another(smoke: Path, tmp_pat
     assert steps == [(1, 1)]
     assert read_manifest(tmp_path / "again").sha256 == read_manifest(smoke).sha256
     assert read_manifest(tmp_path / "other").sha256 != read_manifest(smoke).sha256
-    with pytest.raises(ValueError, match="holds other data"):
+    with pytest.raises(InputError, match="holds other data"):
         generate(tmp_path / "again", "smoke", seed=2, world=world)
 
 
@@ -83,7 +84,7 @@ def test_validation_rows_predict_disjoint_bytes() -> None:
     settings = DataSize(4, 8, None, 3)
     rows = validation_rows(bytes(range(25)), settings)
     assert rows[:, 1:].tolist() == [[1, 2, 3, 4], [9, 10, 11, 12], [17, 18, 19, 20]]
-    with pytest.raises(ValueError, match="gives 2 rows"):
+    with pytest.raises(InputError, match="gives 2 rows"):
         validation_rows(bytes(9), settings)
 
 
@@ -121,16 +122,16 @@ def test_only_the_pinned_archive_is_taken(tmp_path: Path) -> None:
     wrong = tmp_path / "Django-5.2.tar.gz"
     with tarfile.open(wrong, "w:gz"):
         pass
-    with pytest.raises(ValueError, match="sha256 is"):
+    with pytest.raises(InputError, match="sha256 is"):
         fetch(tmp_path / "here", source=str(wrong))
-    with pytest.raises(ValueError, match="sha256 is"):
+    with pytest.raises(InputError, match="sha256 is"):
         read_text(wrong)
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(InputError, match="does not exist"):
         fetch(tmp_path / "here", source=str(tmp_path / "none.tar.gz"))
 
 
 def test_real_text_is_not_generated(tmp_path: Path, world: World) -> None:
-    with pytest.raises(ValueError, match="mlhpc data fetch moe_lm"):
+    with pytest.raises(InputError, match="mlhpc data fetch moe_lm"):
         generator.generate(tmp_path, "mini", seed=0, world=world)
-    with pytest.raises(ValueError, match="sizes: smoke"):
+    with pytest.raises(InputError, match="sizes: smoke"):
         generator.generate(tmp_path, "huge", seed=0, world=world)

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from suite.commands.data import data
 from suite.data.manifest import read_manifest, verify
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from suite.world import World
 from tests.workloads.open_catalyst.conftest import random_structure
 from workloads.open_catalyst.convert import convert, fetch
@@ -126,7 +127,7 @@ def test_a_malicious_pickle_is_refused_and_runs_nothing(pwned: Path, tmp_path: P
     with pytest.raises(pickle.UnpicklingError, match=r"asks for posix\.mkdir, which data do not need: refused"):
         load_restricted(evil)
     path = write_lmdb(tmp_path / "evil.lmdb", [evil])
-    with pytest.raises(ValueError, match=rf"^{path}: structure 0: UnpicklingError: .*posix\.mkdir"):
+    with pytest.raises(InputError, match=rf"^{path}: structure 0: UnpicklingError: .*posix\.mkdir"):
         list(LmdbFile(path).structures(0, 1))
     assert not pwned.exists()
 
@@ -154,7 +155,7 @@ def test_no_other_name_is_looked_up(name: str, protocol: int) -> None:
 
 def test_only_an_explicit_word_of_trust_lets_pickles_run(pwned: Path, tmp_path: Path) -> None:
     path = write_lmdb(tmp_path / "evil.lmdb", [pickle.dumps(Malicious())])
-    with pytest.raises(ValueError, match="no field 'pos'"):
+    with pytest.raises(InputError, match="no field 'pos'"):
         list(LmdbFile(path, trust_pickles=True).structures(0, 1))
     assert pwned.exists()
 
@@ -184,21 +185,21 @@ def test_a_record_cannot_pose_as_an_array(geometric: None, tmp_path: Path) -> No
     data.pos = type(data)()
     data.pos.__dict__["__array_interface__"] = {"data": (8, False), "shape": (7, 3), "typestr": "<f8", "version": 3}
     path = write_lmdb(tmp_path / "a.lmdb", [pickle.dumps(data, -1)])
-    with pytest.raises(ValueError, match=f"^{path}: structure 0: no field 'pos'"):
+    with pytest.raises(InputError, match=f"^{path}: structure 0: no field 'pos'"):
         list(LmdbFile(path).structures(0, 1))
 
 
 def test_lmdb_damage_is_one_line_with_file_and_index(geometric: None, tmp_path: Path) -> None:
     good = public_data(random_structure(0), new=False)
     path = write_lmdb(tmp_path / "a.lmdb", [pickle.dumps(good, -1), pickle.dumps(good, -1)[:-30]])
-    with pytest.raises(ValueError, match=rf"^{path}: structure 1: [^\n]*$"):
+    with pytest.raises(InputError, match=rf"^{path}: structure 1: [^\n]*$"):
         list(LmdbFile(path).structures(0, 2))
     del good.force
     path = write_lmdb(tmp_path / "b.lmdb", [pickle.dumps(good, -1)])
-    with pytest.raises(ValueError, match=rf"^{path}: structure 0: no field 'force'"):
+    with pytest.raises(InputError, match=rf"^{path}: structure 0: no field 'force'"):
         list(LmdbFile(path).structures(0, 1))
     (tmp_path / "c.lmdb").write_bytes(b"nothing" * 1000)
-    with pytest.raises(ValueError, match=r"c\.lmdb: not a readable LMDB file"):
+    with pytest.raises(InputError, match=r"c\.lmdb: not a readable LMDB file"):
         LmdbFile(tmp_path / "c.lmdb")
 
 
@@ -266,7 +267,7 @@ def test_a_broken_structure_is_one_line_with_file_and_index(
     source = tmp_path / "source"
     write_frames(source / "validation" / "0.extxyz", 1)
     path = write_frames(source / "train" / "0.extxyz", 1, EXTXYZ + EXTXYZ.replace(*change))
-    with pytest.raises(ValueError, match=rf"^{path}: structure 1: [^\n]*({message})"):
+    with pytest.raises(InputError, match=rf"^{path}: structure 1: [^\n]*({message})"):
         convert(source, tmp_path / "data", world=world)
     assert not (tmp_path / "data" / "manifest.json").exists()
 
@@ -276,7 +277,7 @@ def test_a_structure_without_an_edge_is_refused(tmp_path: Path, world: World) ->
     lonely = "\n".join(lonely.splitlines()[:2]) + "\nCu 0.0 0.0 5.0 T 0 0.1 0.2 0.3\n"
     for split in ("train", "val_id"):
         write_frames(tmp_path / "source" / split / "0.extxyz", 1, lonely)
-    with pytest.raises(ValueError, match=r"0\.extxyz: structure 0: no edge: no two of the 1 atoms within 6 angstrom"):
+    with pytest.raises(InputError, match=r"0\.extxyz: structure 0: no edge: no two of the 1 atoms within 6 angstrom"):
         convert(tmp_path / "source", tmp_path / "data", world=world)
 
 
@@ -297,10 +298,10 @@ def test_conversion_gives_a_complete_data_set_of_both_forms(geometric: None, tmp
 
 
 def test_a_source_without_splits_or_files_is_refused(tmp_path: Path, world: World) -> None:
-    with pytest.raises(ValueError, match="no folder 'train' in it: train data are missing"):
+    with pytest.raises(InputError, match="no folder 'train' in it: train data are missing"):
         convert(tmp_path, tmp_path / "data", world=world)
     (tmp_path / "train").mkdir()
-    with pytest.raises(ValueError, match=r"train: no \*\.lmdb and no \*\.extxyz"):
+    with pytest.raises(InputError, match=r"train: no \*\.lmdb and no \*\.extxyz"):
         convert(tmp_path, tmp_path / "data", world=world)
 
 
@@ -308,10 +309,10 @@ def test_frames_of_one_system_in_both_splits_are_refused(tmp_path: Path, world: 
     for split in ("train", "val_id"):
         write_frames(tmp_path / "source" / split / "0.extxyz", 1)
         (tmp_path / "source" / split / "0.txt").write_text("random77,5,-1.5\n")
-    with pytest.raises(ValueError, match="trajectory 77 is in both splits"):
+    with pytest.raises(InputError, match="trajectory 77 is in both splits"):
         convert(tmp_path / "source", tmp_path / "data", world=world)
 
 
 def test_fetch_says_where_the_data_are(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="s2ef_train_2M"):
+    with pytest.raises(InputError, match="s2ef_train_2M"):
         fetch(tmp_path)

@@ -11,6 +11,7 @@ import pytest
 from suite.config import load_config
 from suite.data.manifest import read_manifest, verify
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from suite.world import World
 from workloads.open_catalyst import DESCRIPTOR
 from workloads.open_catalyst import generate as generator
@@ -81,7 +82,7 @@ def test_without_ase_generating_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, world: World
 ) -> None:
     monkeypatch.setitem(sys.modules, "ase", None)
-    with pytest.raises(ValueError, match=r"needs ase: pip install"):
+    with pytest.raises(InputError, match=r"needs ase: pip install"):
         generator.generate(tmp_path / "d", "smoke", seed=0, world=world)
     assert not (tmp_path / "d").exists()
 

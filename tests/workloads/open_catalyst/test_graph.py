@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from suite.errors import InputError
 from tests.workloads.open_catalyst.conftest import random_structure
 from workloads.open_catalyst.graph import Edges, concatenate, inverse_cell, neighbours, triplets
 
@@ -115,10 +116,10 @@ def test_a_batch_is_its_structures_side_by_side() -> None:
 
 @pytest.mark.parametrize("cell", [np.zeros((3, 3)), np.diag([5.0, 5.0, 0.0]), np.ones((3, 3))])
 def test_a_cell_without_volume_is_refused(cell: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="has no volume"):
+    with pytest.raises(InputError, match="has no volume"):
         neighbours(np.zeros((2, 3)), cell, cutoff=6.0, most=50)
 
 
 def test_atoms_on_each_other_are_refused() -> None:
-    with pytest.raises(ValueError, match="atom 0 and another one lie on each other"):
+    with pytest.raises(InputError, match="atom 0 and another one lie on each other"):
         neighbours(np.array([[0.0, 0, 0], [5.0, 0, 0]]), 5 * np.eye(3), cutoff=6.0, most=50)

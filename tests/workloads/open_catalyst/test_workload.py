@@ -14,6 +14,7 @@ import torch
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest, write_manifest
 from suite.data.shards import ShardReader, shard_path, write_shard
+from suite.errors import InputError
 from suite.world import World
 from tests.workloads.tiny import TINY
 from workloads.open_catalyst import DESCRIPTOR
@@ -156,9 +157,9 @@ def test_the_full_size_is_the_benchmark_of_the_rules() -> None:
 
 
 def test_options_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ValueError, match="cannot differentiate twice"):
+    with pytest.raises(InputError, match="cannot differentiate twice"):
         a_workload("compile=true")
-    with pytest.raises(ValueError, match="decay_boundary_steps must increase"):
+    with pytest.raises(InputError, match="decay_boundary_steps must increase"):
         config("hyperparameters.decay_boundary_steps=[5, 5]")
 
 
@@ -170,7 +171,7 @@ def test_a_damaged_sample_is_named(tiny_data: Path, tmp_path: Path) -> None:
     write_manifest(tmp_path, manifest.model_copy(update={"splits": {"train": (entry,)}}))
     data = a_workload().dataset("train", tmp_path)
     data.load([0, 1, 2], seed=0, epoch=1)
-    with pytest.raises(ValueError, match=rf"^{tmp_path}/train: sample 3: the cell .* has no volume"):
+    with pytest.raises(InputError, match=rf"^{tmp_path}/train: sample 3: the cell .* has no volume"):
         data.load([1, 3], seed=0, epoch=1)
 
 
@@ -178,7 +179,7 @@ def test_data_of_another_workload_are_refused(tiny_data: Path, tmp_path: Path) -
     manifest = read_manifest(tiny_data)
     entry = write_shard(shard_path(tmp_path, "train", 0), {"x": np.zeros((3, 2))})
     write_manifest(tmp_path, manifest.model_copy(update={"splits": {"train": (entry,)}}))
-    with pytest.raises(ValueError, match="dataset 'atom.position' is None, expected"):
+    with pytest.raises(InputError, match="dataset 'atom.position' is None, expected"):
         a_workload().dataset("train", tmp_path)
 
 

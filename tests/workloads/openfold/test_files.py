@@ -12,6 +12,7 @@ import pytest
 
 from suite.data.manifest import verify
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import convert as converter
@@ -110,7 +111,7 @@ def test_written_structures_are_read_back(tmp_path: Path) -> None:
 def test_broken_mmcif_is_one_line_with_file_and_line(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in ARCHIVE
     path = write(tmp_path / "broken.cif", ARCHIVE.replace(old, new))
-    with pytest.raises(ValueError, match="line") as raised:
+    with pytest.raises(InputError, match="line") as raised:
         read_chain(path)
     assert str(raised.value).startswith(f"{path}: line ")
     assert message in str(raised.value)
@@ -119,12 +120,12 @@ def test_broken_mmcif_is_one_line_with_file_and_line(tmp_path: Path, old: str, n
 
 def test_files_that_are_no_structures_are_refused(tmp_path: Path) -> None:
     for text in ("", "HEADER a PDB file", "data_x\n_entry.id x\n"):
-        with pytest.raises(ValueError, match="no _atom_site loop"):
+        with pytest.raises(InputError, match="no _atom_site loop"):
             read_chain(write(tmp_path / "no.cif", text))
-    with pytest.raises(ValueError, match="no chain 'Z' of amino acids"):
+    with pytest.raises(InputError, match="no chain 'Z' of amino acids"):
         read_chain(write(tmp_path / "1abc.cif", ARCHIVE), "Z")
     (tmp_path / "binary.cif").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(InputError, match="cannot be read"):
         read_chain(tmp_path / "binary.cif")
 
 
@@ -153,13 +154,13 @@ def test_alignments_are_written_as_they_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_broken_alignments_are_one_line_with_file_and_line(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"a\.a3m: .*{message}"):
+    with pytest.raises(InputError, match=rf"a\.a3m: .*{message}"):
         read_a3m(write(tmp_path / "a.a3m", text))
 
 
 def test_a_fasta_file_without_a_sequence_is_refused(tmp_path: Path) -> None:
     assert read_fasta(write(tmp_path / "a.fasta", ">a b\nMK\nV\n>c\nG\n")) == [("a", "MKV"), ("c", "G")]
-    with pytest.raises(ValueError, match=r"a\.fasta: line 1: no sequence"):
+    with pytest.raises(InputError, match=r"a\.fasta: line 1: no sequence"):
         read_fasta(write(tmp_path / "a.fasta", "\n"))
 
 
@@ -184,15 +185,15 @@ def test_a_folder_of_structures_becomes_a_data_set(tmp_path: Path, world: World)
 def test_what_does_not_belong_together_is_refused(tmp_path: Path, world: World) -> None:
     source = folder(tmp_path / "source")
     write(source / "p1.a3m", ">q\nMKV\n")
-    with pytest.raises(ValueError, match=r"p1\.a3m: line 1: 3 residues, but \d+ in p1\.cif"):
+    with pytest.raises(InputError, match=r"p1\.a3m: line 1: 3 residues, but \d+ in p1\.cif"):
         convert(source, tmp_path / "data", world=world)
     (source / "p1.a3m").unlink()
     sequence = residues.decode(read_protein(source / "p1.cif").aatype)
     wrong = ("A" if sequence[4] != "A" else "W").join((sequence[:4], sequence[5:]))
     write(source / "p1.fasta", f">q\n{wrong}\n")
-    with pytest.raises(ValueError, match=r"p1\.fasta: line 1: residue 5 is . but|p1\.fasta: line 1: residue 5 is"):
+    with pytest.raises(InputError, match=r"p1\.fasta: line 1: residue 5 is . but|p1\.fasta: line 1: residue 5 is"):
         read_protein(source / "p1.cif")
-    with pytest.raises(ValueError, match="no \\*.cif file for the train split"):
+    with pytest.raises(InputError, match="no \\*.cif file for the train split"):
         convert(tmp_path, tmp_path / "data2", world=world)
 
 
@@ -200,7 +201,7 @@ def test_a_validation_chain_that_is_too_long_is_refused(tmp_path: Path, world: W
     root = tmp_path / "data"
     convert(folder(tmp_path / "source"), root, world=world, size="mini")
     short = SMALL_NET.model_copy(update={"val_max_sequence_length": 11})
-    with pytest.raises(ValueError, match="a validation chain has 1. residues, more than val_max_sequence_length 11"):
+    with pytest.raises(InputError, match="a validation chain has 1. residues, more than val_max_sequence_length 11"):
         OpenFoldData(root, "validation", short, 4)
     OpenFoldData(root, "train", short, 4)  # training crops
 
@@ -208,7 +209,7 @@ def test_a_validation_chain_that_is_too_long_is_refused(tmp_path: Path, world: W
 def test_the_sample_set_is_taken_from_the_archive_of_its_sha256_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match="not downloaded here"):
+    with pytest.raises(InputError, match="not downloaded here"):
         fetch(tmp_path)
     archive = tmp_path / "archive.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
@@ -216,7 +217,7 @@ def test_the_sample_set_is_taken_from_the_archive_of_its_sha256_only(
             member = tarfile.TarInfo(f"{converter.SAMPLE_ARCHIVE}/Tests/PDB/{name}.cif")
             member.size = len(ARCHIVE)
             tar.addfile(member, io.BytesIO(ARCHIVE.encode()))
-    with pytest.raises(ValueError, match=r"archive\.tar\.gz: sha256 is .*, expected 9aaa"):
+    with pytest.raises(InputError, match=r"archive\.tar\.gz: sha256 is .*, expected 9aaa"):
         fetch(tmp_path / "out", source=str(archive))
     monkeypatch.setattr(converter, "SAMPLE_SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
     fetch(tmp_path / "out", source=str(archive))

@@ -11,6 +11,7 @@ import torch
 from suite.data.build import VALIDATION_INDEX
 from suite.data.manifest import read_manifest, verify
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import DESCRIPTOR, residues
@@ -42,9 +43,9 @@ def test_a_family_does_not_depend_on_its_shard() -> None:
 def test_other_seeds_and_sizes_are_refused_or_different(
     tiny: generator.DataSize, tiny_data: Path, world: World
 ) -> None:
-    with pytest.raises(ValueError, match="holds other data: seed is 3, not 4"):
+    with pytest.raises(InputError, match="holds other data: seed is 3, not 4"):
         generator.generate(tiny_data, "smoke", seed=4, world=world)
-    with pytest.raises(ValueError, match="unknown size 'huge'; sizes: smoke, mini"):
+    with pytest.raises(InputError, match="unknown size 'huge'; sizes: smoke, mini"):
         generator.generate(tiny_data, "huge", seed=3, world=world)
     assert not np.array_equal(draw(FOLDS, 0, 0).msa[:, :20], draw(FOLDS, 1, 0).msa[:, :20])
 
@@ -132,5 +133,5 @@ def test_validation_is_whole_and_never_random(validation: OpenFoldData) -> None:
 def test_damaged_alignments_are_refused(tiny_data: Path) -> None:
     arrays = ShardReader(tiny_data, "train").read([0])
     arrays["alignment.offsets"] = arrays["alignment.offsets"] - np.array([0, 1])
-    with pytest.raises(ValueError, match="are not rows of"):
+    with pytest.raises(InputError, match="are not rows of"):
         list(proteins_of(arrays))

@@ -13,6 +13,7 @@ from suite.config import load_config
 from suite.data.manifest import read_manifest
 from suite.data.sampling import draws
 from suite.data.shards import ShardReader
+from suite.errors import InputError
 from suite.world import World
 from workloads.swinv2_moe import DESCRIPTOR
 from workloads.swinv2_moe import generate as generator
@@ -70,13 +71,13 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(tiny_data: Path) -> 
 
 
 def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path, tmp_path: Path, world: World) -> None:
-    with pytest.raises(ValueError, match="the config wants"):
+    with pytest.raises(InputError, match="the config wants"):
         ImageData(tiny_data, "train", own("hyperparameters.pixels=32"))
-    with pytest.raises(ValueError, match="the data have the classes scale_free, allen_cahn; the config ising, spots"):
+    with pytest.raises(InputError, match="the data have the classes scale_free, allen_cahn; the config ising, spots"):
         ImageData(tiny_data, "train", own("hyperparameters.classes=[ising, spots]"))
-    with pytest.raises(ValueError, match="no public data"):
+    with pytest.raises(InputError, match="no public data"):
         generator.convert(tmp_path, tmp_path / "new", world=world)
-    with pytest.raises(ValueError, match="no public data"):
+    with pytest.raises(InputError, match="no public data"):
         generator.fetch(tmp_path)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from suite.config import load_config
+from suite.errors import InputError
 from workloads.moe.config import MoEConfig
 from workloads.swinv2_moe import DESCRIPTOR
 from workloads.swinv2_moe.config import SwinV2MoEConfig, forward_flops, parameter_count, work
@@ -273,5 +274,5 @@ def test_stochastic_depth_leaves_out_whole_samples_and_keeps_the_mean() -> None:
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(change: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
+    with pytest.raises(InputError, match=message.replace("[", r"\[")):
         own("smoke", f"hyperparameters.{change}")

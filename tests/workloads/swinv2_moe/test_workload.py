@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from suite.config import RunConfig, load_config
+from suite.errors import InputError
 from suite.log.reader import read_events
 from suite.world import World
 from workloads.moe.config import learning_rate
@@ -118,7 +119,7 @@ def test_a_few_steps_learn() -> None:
 
 
 def test_channels_last_is_refused() -> None:
-    with pytest.raises(ValueError, match="channels_last"):
+    with pytest.raises(InputError, match="channels_last"):
         SwinV2MoEWorkload(config("channels_last=true"))
 
 

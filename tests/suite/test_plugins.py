@@ -1,0 +1,248 @@
+"""Packages of strangers: a broken one is left out with one line, cannot change our rules, and fails only when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from suite.descriptor import descriptor
+from suite.errors import InputError
+from suite.workload import Workload, load_workload
+from tests.fixtures.runs import run_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+CARD = (ROOT / "workloads" / "cosmoflow" / "card.yaml").read_text()
+DESCRIPTOR = """
+    from pathlib import Path
+    from suite.descriptor import Descriptor, Hyperparameters
+    DESCRIPTOR = Descriptor("{name}", Path(__file__).parent, Hyperparameters, "stranger.work:Work", "stranger.generate")
+"""
+FIGURE = """
+    import pandas as pd
+    from matplotlib.figure import Figure
+    TITLE, CAPTION, ORDER = "Strange figure", "A caption.", 5
+    def table(study): return pd.DataFrame({"n": [len(study.runs)]})
+    def answer(study): return f"There are {len(study.runs)} strange runs."
+    def draw(study):
+        figure = Figure()
+        figure.subplots().plot([1, 2])
+        return figure
+"""
+QUESTIONS = """
+    version: 1
+    goals:
+      - goal: Choose between systems
+        viewpoint: procurement
+        questions: [{id: strange, question: 'How strange is it?', metrics: [n], figure: strange}]
+"""
+
+
+class Site:
+    """A folder with one installed package, ``stranger``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def install(self, entry_points: str, files: Mapping[str, str]) -> Site:
+        info = self.folder / "stranger-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(dedent(entry_points))
+        package = self.folder / "stranger"
+        for name, text in {"__init__.py": "", **files}.items():
+            path = package / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(dedent(text))
+        return self
+
+    def mlhpc(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(self.folder), "TMPDIR": str(self.folder)}
+        words = [sys.executable, "-m", "suite", *map(str, arguments)]
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=120, env=environment, check=False, cwd=ROOT
+        )
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "site")
+
+
+WORKLOAD = "[mlhpc.workloads]\nstrange = stranger:DESCRIPTOR\n"
+GOOD = DESCRIPTOR.format(name="strange")
+BROKEN_WORKLOADS = {
+    "card misses a key": ({"__init__.py": GOOD, "card.yaml": CARD.replace("title:", "titel:")}, "missing key 'title'"),
+    "card is not YAML": ({"__init__.py": GOOD, "card.yaml": "a: [\n"}, "card.yaml"),
+    "no card": ({"__init__.py": GOOD}, "card.yaml"),
+    "not importable": ({"__init__.py": "import no_such_module"}, "no_such_module"),
+    "syntax error": ({"__init__.py": "def"}, "SyntaxError"),
+    "raises": ({"__init__.py": "1 / 0"}, "ZeroDivisionError"),
+    "no descriptor there": ({"__init__.py": ""}, "DESCRIPTOR"),
+    "another kind of object": ({"__init__.py": "DESCRIPTOR = 3"}, "is no suite.descriptor.Descriptor but int"),
+    "another name": ({"__init__.py": DESCRIPTOR.format(name="other"), "card.yaml": CARD}, "has the name 'other'"),
+    "our benchmark's name": ({"__init__.py": GOOD, "card.yaml": CARD}, "is that of workload 'cosmoflow'"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_WORKLOADS)
+def test_a_broken_workload_is_left_out_of_everybody_elses_check_with_one_line(
+    site: Site, tmp_path: Path, case: str
+) -> None:
+    files, expected = BROKEN_WORKLOADS[case]
+    site.install(WORKLOAD, files)
+    run = run_folder(tmp_path / "run")
+    alone, beside = (
+        Site(tmp_path / "empty").mlhpc("check", run, "--format", "json"),
+        site.mlhpc("check", run, "--format", "json"),
+    )
+    assert (beside.returncode, beside.stdout) == (alone.returncode, alone.stdout)
+    assert beside.stderr.startswith("mlhpc: workload 'strange' of package stranger is left out: ")
+    assert expected in beside.stderr
+    assert len(beside.stderr.splitlines()) == 1 + len(alone.stderr.splitlines())
+
+
+def test_a_broken_workload_fails_when_it_is_asked_for(site: Site) -> None:
+    site.install(WORKLOAD, {"__init__.py": "1 / 0"})
+    done = site.mlhpc("run", "strange")
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "mlhpc: workload 'strange' of package stranger cannot be used: ZeroDivisionError: division by zero\n"
+    )
+
+
+def test_a_workload_with_the_name_of_ours_does_not_replace_it(site: Site) -> None:
+    site.install(
+        "[mlhpc.workloads]\ncosmoflow = stranger:DESCRIPTOR\n",
+        {
+            "__init__.py": DESCRIPTOR.format(name="cosmoflow"),
+            "card.yaml": CARD.replace("threshold: 0.124", "threshold: 99"),
+        },
+    )
+    done = site.mlhpc("list", "cosmoflow")
+    assert done.returncode == 0
+    assert "0.124" in done.stdout
+    assert "is left out: its name is taken by workloads.cosmoflow:DESCRIPTOR of mlhpc" in done.stderr
+
+
+def test_a_good_workload_is_listed(site: Site) -> None:
+    card = CARD.replace("mlperf_name: cosmoflow", "mlperf_name: strange").replace(
+        "workload: cosmoflow", "workload: strange"
+    )
+    site.install(WORKLOAD, {"__init__.py": GOOD, "card.yaml": card})
+    done = site.mlhpc("list")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "strange" in done.stdout
+
+
+class Incomplete:
+    """Does not inherit from Workload."""
+
+    def loss(self) -> None: ...
+
+
+class Forgetful(Workload):
+    def loss(self, model: object, batch: object) -> Any: ...
+
+
+def test_a_workload_without_a_method_is_refused_when_it_is_loaded() -> None:
+    asked = replace(descriptor("cosmoflow"), implementation=f"{__name__}:Incomplete")
+    with pytest.raises(InputError, match=r"lacks dataset, build_model, .*baselines \(see") as caught:
+        load_workload(asked)
+    assert "loss" not in str(caught.value)
+
+
+def test_a_forgotten_method_is_named_when_the_workload_is_constructed() -> None:
+    with pytest.raises(TypeError, match="build_model"):
+        Forgetful()  # type: ignore[abstract]
+
+
+def test_a_broken_command_stands_in_the_help_with_its_reason_and_fails_alone(site: Site) -> None:
+    site.install(
+        "[mlhpc.commands]\nstrange = stranger.missing:command\nhurt = stranger.hurt:command\n", {"hurt.py": "1 / 0"}
+    )
+    done = site.mlhpc("--help")
+    assert done.returncode == 0
+    assert "strange  (cannot be loaded" in done.stdout
+    called = site.mlhpc("hurt")
+    assert called.returncode == 2
+    assert called.stderr == (
+        "mlhpc: command 'hurt' of package stranger cannot be loaded: ZeroDivisionError: division by zero\n"
+    )
+
+
+FIGURES = "[mlhpc.figures]\nstranger = stranger.figures\n"
+
+
+def report(site: Site, tmp_path: Path) -> tuple[subprocess.CompletedProcess[str], str]:
+    run = run_folder(tmp_path / "run")
+    done = site.mlhpc("report", run, "-o", tmp_path / "report")
+    page = tmp_path / "report" / "report.html"
+    return done, page.read_text() if page.exists() else ""
+
+
+def test_a_figure_of_another_package_is_on_the_page_with_its_question(site: Site, tmp_path: Path) -> None:
+    files = {"figures/__init__.py": "", "figures/strange.py": FIGURE, "figures/questions.yaml": QUESTIONS}
+    done, page = report(site.install(FIGURES, files), tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "How strange is it?" in page
+    assert "There are 5 strange runs." in page
+    assert (tmp_path / "report" / "tables" / "figure_strange.csv").read_text() == "n\n5\n"
+
+
+BROKEN_FIGURES = {
+    "draw fails": (
+        {"strange.py": FIGURE.replace("figure = Figure()", "{}['x']")},
+        "figure 'strange' failed: KeyError: 'x'",
+    ),
+    "answer fails": (
+        {"strange.py": FIGURE.replace("return f", "return None + f")},
+        "figure 'strange' failed: TypeError",
+    ),
+    "no question": ({"strange.py": FIGURE, "questions.yaml": "version: 1\ngoals: []\n"}, "answers no question"),
+    "not importable": (
+        {"strange.py": "import nothing_there"},
+        "figure 'strange' of package stranger is left out: No module",
+    ),
+    "no draw": (
+        {"strange.py": "TITLE = 'x'"},
+        "figure 'strange' of package stranger is left out: stranger.figures.strange lacks",
+    ),
+    "questions damaged": ({"strange.py": FIGURE, "questions.yaml": "goals: 3"}, "questions.yaml 'stranger'"),
+    "package missing": ({}, "figure 'stranger' of package stranger is left out"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_FIGURES)
+def test_a_faulty_figure_is_named_and_the_rest_of_the_report_is_there(site: Site, tmp_path: Path, case: str) -> None:
+    files, expected = BROKEN_FIGURES[case]
+    named = {f"figures/{name}": text for name, text in ({"questions.yaml": QUESTIONS} | files).items()} if files else {}
+    done, page = report(site.install(FIGURES, named | ({"figures/__init__.py": ""} if files else {})), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Time split" in page
+
+
+def test_a_faulty_figure_of_ours_ends_with_the_code_of_a_defect_after_the_report_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from analysis.figures import figures
+    from tests.fixtures.cli import mlhpc
+
+    def fail(study: object) -> None:
+        raise KeyError("tau_s")
+
+    monkeypatch.setattr(figures()["time_split"], "draw", fail)
+    done = mlhpc("report", run_folder(tmp_path / "run"), "-o", tmp_path / "report")
+    assert done.returncode == 70
+    assert "mlhpc: figure 'time_split' failed: KeyError: 'tau_s' (please report it with " in done.stderr
+    assert "failed with KeyError" in (tmp_path / "report" / "report.html").read_text()
