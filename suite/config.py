@@ -62,6 +62,21 @@ class RunConfig(_Section):
     submission: Submission = Submission()
     hyperparameters: Hyperparameters
 
+    def logged(self) -> dict[str, Any]:
+        """The configuration as a log has it: of paths only the last component, for logs are published and never edited.
+
+        Data are known by their ``data_manifest``, not by where they were.
+        """
+
+        def short(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: short(item) for key, item in value.items()}
+            return value.name if isinstance(value, Path) else value
+
+        return {key: short(value) for key, value in self.model_dump().items()} | {
+            "hyperparameters": self.hyperparameters.model_dump(mode="json")
+        }
+
 
 def default_data_root(workload: str, size: str) -> Path:
     """The default folder of a data set: $MLHPC_DATA (or ``data``) / <workload>-<size>."""

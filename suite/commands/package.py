@@ -9,6 +9,7 @@ import click
 from suite.compliance.manifest import changed_files
 from suite.machine.system import read_description
 from suite.package.build import build_package
+from suite.package.redaction import KINDS
 
 _SYSTEMS = Path("submissions") / "systems"
 
@@ -32,6 +33,12 @@ HELP_ORDER = 1
 @click.option(
     "--count-failed", is_flag=True, help="Take a log without run_stop as a failed run; one of a result may fail."
 )
+@click.option(
+    "--redact",
+    default="",
+    metavar="KINDS",
+    help="Take out hosts, paths or account, separated by commas. Passwords and tokens always are.",
+)
 @click.option("--verify", is_flag=True, help="RUNS are packages: verify that they are unchanged since they were built.")
 def package(
     runs: tuple[Path, ...],
@@ -41,6 +48,7 @@ def package(
     division: str | None,
     status: str | None,
     count_failed: bool,
+    redact: str,
     verify: bool,
 ) -> None:
     """Build the results package of a submitter from run folders.
@@ -68,15 +76,26 @@ def package(
         status=status,
         stated=read_description(file) if file is not None else None,
         count_failed=count_failed,
+        redact=_kinds(redact),
     )
     for result in built.results:
         pruned = f", {len(result.pruned)} pruned" if result.pruned else ""
         click.echo(f"{built.folder / result.folder}: {len(result.scored)} runs{pruned}")
     for note in built.notes:
         click.echo(f"note: {note}")
+    for text in built.personal:
+        click.echo(text)
     for warning in built.warnings:
         click.echo(f"warning: {warning}")
     click.echo(f"{built.folder}: package complete; next: mlhpc check {built.folder}")
+
+
+def _kinds(text: str) -> list[str]:
+    kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise click.UsageError(f"--redact {unknown[0]!r}: expected some of {', '.join(KINDS)}, separated by commas")
+    return kinds
 
 
 def _system_file(system: str) -> Path | None:

@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,17 +24,22 @@ from suite.log.results_tree import MANIFEST
 from suite.log.score import failure
 from suite.machine.system import System, describe_system, system_description
 from suite.package.implementation import write_implementation
+from suite.package.redaction import describe
 from suite.package.results import Result, Run, notes, read_run, results_of
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package that was built: its folder and results, and messages for a person."""
+    """A package that was built: its folder and results, and messages for a person.
+
+    ``personal`` says which names of hosts, paths and accounts it contains.
+    """
 
     folder: Path
     results: tuple[Result, ...]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
+    personal: tuple[str, ...]
 
 
 def build_package(
@@ -47,11 +52,13 @@ def build_package(
     status: str | None = None,
     stated: System | None = None,
     count_failed: bool = False,
+    redact: Collection[str] = (),
 ) -> Package:
     """Build the package ``out``, or add to it, from run folders. The default of ``out`` is submissions/<submitter>.
 
     Submitter, division and status default to what the logs say; ``stated`` is the description block of a system file.
-    ``count_failed`` accepts logs without run_stop as failed runs. ValueError, before anything is written, if the runs
+    ``count_failed`` accepts logs without run_stop as failed runs. ``redact`` names kinds of `suite.package.redaction.KINDS` that
+    are taken out; secrets always are. InputError, before anything is written, if the runs
     cannot be packaged together.
     """
     _check_folder_name("--system", system)
@@ -77,15 +84,22 @@ def build_package(
     package.absolute().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{submitter}-", dir=package.absolute().parent) as scratch:
         staged = Path(scratch)
+        personal: list[tuple[Path, str, str]] = []
         for result in results:
             described = describe_system(result.runs[0].nodes, stated)
             named = described.model_copy(update={"system_name": described.system_name or system})
             _write_system(staged, package, result, named, (submitter, division, status))
             _write_logs(staged, result)
-            write_implementation(staged, result)
+            personal += write_implementation(staged, result, redact)
         _move(staged, package)
     write_package_manifest(package)
-    return Package(package, results, tuple(notes(results, submitter, division)), tuple(_blank(package, results)))
+    return Package(
+        package,
+        results,
+        tuple(notes(results, submitter, division)),
+        tuple(_blank(package, results)),
+        tuple(describe(personal)),
+    )
 
 
 def write_package_manifest(package: Path) -> None:

@@ -5,34 +5,50 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from suite.files import write_whole
 from suite.log.results_tree import PRUNED
 from suite.log.run_folder import RunInfo
+from suite.package.redaction import Personal, Redaction
 from suite.package.results import Result, Run
 
 
-def write_implementation(staged: Path, result: Result) -> None:
-    """Write the implementation folder of one result below ``staged``."""
+def write_implementation(staged: Path, result: Result, kinds: Collection[str]) -> list[tuple[Path, str, str]]:
+    """Write the implementation folder of one result below ``staged``, without secrets and what ``kinds`` of redaction ask for.
+
+    Returns what of people and places is still in it: file, kind and words (`suite.package.redaction.find`).
+    """
     folder = staged / result.implementation
     names = result.names
+    left: list[tuple[Path, str, str]] = []
     for number, run in enumerate(result.runs):
         provenance = folder / "provenance" / f"run_{number}"
+        redaction = _redaction(run, kinds)
+        for path in (path for path in result.names if path.parent == run.folder.root):
+            redaction.check_log(path)
+        changed = []
         for path in _provenance(run, result):
-            _copy(path, provenance / path.relative_to(run.folder.root))
+            name = redaction.name(path.relative_to(run.folder.root))
+            found = _copy(path, provenance / name, redaction)
+            left += [(result.implementation / provenance.relative_to(folder) / name, *what) for what in found]
+            if _is_log(path):
+                continue
+            if (provenance / name).read_bytes() != path.read_bytes():
+                changed.append(name.as_posix())
         origin = {
             record.path.name: names[record.path] for record in run.records if record.path and record.path in names
         }
-        document = {"version": 1, "folder": run.folder.root.name, "logs": origin}
+        document = {"version": 1, "folder": run.folder.root.name, "logs": origin, "redacted": changed}
         write_whole(provenance / "origin.json", json.dumps(document, indent=1))
     write_whole(folder / "README.md", _readme(result))
     write_whole(folder / "setup.sh", _SETUP.format(commit=_commit(result.info), version=result.info.suite_version))
     write_whole(folder / "init_datasets.sh", _DATASETS.format(workload=result.info.workload, size=result.info.size))
-    write_whole(folder / "run_and_time.sh", _run_and_time(result))
+    write_whole(folder / "run_and_time.sh", _run_and_time(result, kinds))
     for script in folder.glob("*.sh"):
         script.chmod(0o755)
+    return left
 
 
 def _provenance(run: Run, result: Result) -> Iterator[Path]:
@@ -89,7 +105,7 @@ mlhpc data generate {workload} --size {size}
 """
 
 
-def _run_and_time(result: Result) -> str:
+def _run_and_time(result: Result, kinds: Collection[str]) -> str:
     lines = [
         "#!/bin/bash",
         "# The command of each run folder of this result; its events carry the times.",
@@ -99,7 +115,7 @@ def _run_and_time(result: Result) -> str:
     for number, run in enumerate(result.runs):
         script = run.folder.root / "job.sbatch"
         command = f"sbatch provenance/run_{number}/job.sbatch" if script.is_file() else _command(run.info)
-        lines.append(command)
+        lines.append(_redaction(run, kinds).apply(command))
     return "\n".join(lines) + "\n"
 
 
@@ -113,6 +129,24 @@ def _commit(info: RunInfo) -> str:
     return str(info.git["commit"]) if info.git and info.git.get("commit") else "HEAD"
 
 
-def _copy(source: Path, target: Path) -> None:
+def _redaction(run: Run, kinds: Collection[str]) -> Redaction:
+    script = run.folder.root / "job.sbatch"
+    texts = [script.read_text("utf-8", "replace")] if script.is_file() else []
+    return Redaction(Personal.collect(run.nodes, texts), kinds)
+
+
+def _copy(source: Path, target: Path, redaction: Redaction) -> list[tuple[str, str]]:
+    """Copy a file of the provenance, redacted unless it is a log. Returns what is personal in the copy."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
+    if _is_log(source):
+        redaction.check_log(source)
+        shutil.copyfile(source, target)
+        text = source.read_text("utf-8", "replace")
+    else:
+        text = redaction.apply(source.read_text("utf-8", "replace"))
+        write_whole(target, text)
+    return list(redaction.find(text))
+
+
+def _is_log(path: Path) -> bool:
+    return path.suffix == ".txt"

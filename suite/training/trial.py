@@ -195,7 +195,7 @@ class _Trial:
         threads = torch.get_num_threads()
         log.event(
             mllog.RUN_CONFIG,
-            config.model_dump(mode="json"),
+            config.logged(),
             metadata={
                 "device": self.device.type,
                 "threads_per_rank": threads,

@@ -1,0 +1,171 @@
+"""Keeps what is nobody's business out of a package: secrets always; hosts, paths and the account if the submitter asks.
+
+Logs are never edited, so a log that contains what must not leave is refused instead.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from suite.errors import InputError
+from suite.machine.facts import Facts
+
+REDACTED = "REDACTED"
+KINDS = ("hosts", "paths", "account")
+
+# A name is of a secret if one of its words is one of these: HF_TOKEN and wandb.api_key, not TOKENIZERS_PARALLELISM or max_tokens
+_SECRET_WORDS = frozenset(
+    (
+        *("KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "PWD", "CREDENTIAL", "CREDENTIALS"),
+        *("AUTHORIZATION", "BEARER"),
+    )
+)
+_NOT_SECRET = frozenset({"key", "PWD", "OLDPWD"})  # a JSON key called key, and the shell's working folder
+_VALUE = r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s,;"'}\]]+)"""
+_ASSIGNED = (
+    re.compile(r"""(?P<name>[A-Za-z_][\w.-]*)(?P<between>["']?[ \t]*[:=][ \t]*)""" + _VALUE),  # shell, YAML, JSON
+    re.compile(
+        r"""(?<=--)(?P<name>[A-Za-z][\w.-]*)(?P<between>[ \t]+|"\s*,\s*(?="))""" + _VALUE
+    ),  # --token VALUE, ["--token", "VALUE"]
+)
+_HARMLESS = re.compile(r"""["']?(?:\$.*|[-+.\d]{0,5}|true|false|null|none|yes|no|REDACTED)["']?""", re.IGNORECASE)
+_SECRET_VALUES = re.compile(
+    r"(?<=://)[^\s/:@\"']*:[^\s/@\"']+(?=@)"  # user:password of an address
+    r"|\b(?:gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[abeprs]-)[\w-]{16,}"  # GitHub, GitLab, Hugging Face, OpenAI, Slack
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # AWS
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"  # JSON web token
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?"
+)
+_PATH = re.compile(r"(?<![\w.$:/@-])~?(?:/[\w.@%+=,{}$*-]+)+/?")
+_OF_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev", "/run", "/var", "/boot")
+_ACCOUNT = re.compile(r"""(?:--account[= ]|(?<=\s)-A[= ]?|SLURM_JOB_ACCOUNT\W+|SBATCH_ACCOUNT\W+)["']?([\w.@+-]+)""")
+_NODE_LISTS = re.compile(r'("SLURM\w*_NODELIST": )"[^"]*"')
+
+
+@dataclass(frozen=True)
+class Personal:
+    """What the files of some run folders say of people and places: host names, accounts, and the name of the user."""
+
+    hosts: tuple[str, ...]
+    accounts: tuple[str, ...]
+    user: str
+
+    @staticmethod
+    def collect(nodes: Iterable[Facts], texts: Iterable[str]) -> Personal:
+        """Collect the names from the facts of the nodes and from the job scripts among ``texts``."""
+        hosts = dict.fromkeys(name for facts in nodes for name in (facts.node, facts.hostname) if name)
+        accounts = dict.fromkeys(name for text in texts for name in _ACCOUNT.findall(text))
+        return Personal(tuple(hosts), tuple(accounts), _user())
+
+
+@dataclass(frozen=True)
+class Redaction:
+    """Replaces in a text what must not leave: ``kinds`` of `KINDS`, and secrets always."""
+
+    personal: Personal
+    kinds: Collection[str]
+
+    def apply(self, text: str) -> str:
+        """The text without secrets and, if asked for, without host names, personal paths and accounts."""
+        text = redact_secrets(text)
+        if "account" in self.kinds:
+            for name in self.personal.accounts:
+                text = re.sub(_whole(name), "REDACTED-ACCOUNT", text)
+        if "paths" in self.kinds:
+            text = _PATH.sub(_short_path, text)
+        if "hosts" in self.kinds:
+            text = _NODE_LISTS.sub(rf'\1"{REDACTED}"', text)
+            for name in sorted(self.personal.hosts, key=len, reverse=True):
+                text = re.sub(_whole(name), self.alias(name), text)
+        return text
+
+    def alias(self, host: str) -> str:
+        """The name that stands for a host in the package: ``node<i>``, in order of the facts; the same for all its names."""
+        short = list(dict.fromkeys(name.partition(".")[0] for name in self.personal.hosts))
+        return f"node{short.index(host.partition('.')[0]) + 1}"
+
+    def name(self, path: Path) -> Path:
+        """The name of a file in the package: a file of facts is named after its node."""
+        if "hosts" in self.kinds and path.stem in self.personal.hosts:
+            return path.with_name(self.alias(path.stem) + path.suffix)
+        return path
+
+    def check_log(self, path: Path) -> None:
+        """InputError if a log, which is never edited, contains a secret or what is to be redacted."""
+        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
+            if _SECRET_VALUES.search(line):
+                raise InputError(
+                    f"{path}:{number}: contains what looks like a password or token; logs are never edited"
+                )
+            for kind, what in self.find(line):
+                if kind in self.kinds:
+                    raise InputError(f"{path}:{number}: --redact {kind}: contains {what!r}, and logs are never edited")
+
+    def find(self, text: str) -> Iterator[tuple[str, str]]:
+        """Find what is personal in a text: kind and the words, each once."""
+        names = (("hosts", self.personal.hosts), ("account", self.personal.accounts))
+        for kind, values in names:
+            yield from ((kind, name) for name in values if re.search(_whole(name), text))
+        paths = dict.fromkeys(match.group() for match in _PATH.finditer(text))
+        yield from (("paths", path) for path in paths if self._is_personal(path))
+
+    def _is_personal(self, path: str) -> bool:
+        parts = PurePosixPath(path).parts
+        return path.startswith(("/home/", "/Users/", "/root/", "~")) or (len(parts) > 1 and self.personal.user in parts)
+
+
+def redact_secrets(text: str) -> str:
+    """Replace the values of names such as HF_TOKEN or api_key, and what has the form of a password or token."""
+    for pattern in _ASSIGNED:
+        text = pattern.sub(_without_secret, text)
+    return _SECRET_VALUES.sub(REDACTED, text)
+
+
+def is_secret_name(name: str) -> bool:
+    """True if a variable or setting of this name holds a secret, judged by the words of the name."""
+    if name in _NOT_SECRET:
+        return False
+    return not _SECRET_WORDS.isdisjoint(re.split(r"[_.-]", name.upper()))
+
+
+def describe(personal: Sequence[tuple[Path, str, str]]) -> Iterator[str]:
+    """One line per kind: what personal words are in which files. ``personal`` has file, kind and words."""
+    for kind in KINDS:
+        found = [(path, what) for path, of, what in personal if of == kind]
+        if found:
+            words = list(dict.fromkeys(what for _, what in found))
+            files = list(dict.fromkeys(path.as_posix() for path, _ in found))
+            more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
+            shown = ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
+            yield f"personal: {kind}: {shown} in {files[0]}{more}; --redact {kind} takes them out"
+
+
+def _without_secret(match: re.Match[str]) -> str:
+    value = match["value"]
+    if not is_secret_name(match["name"]) or _HARMLESS.fullmatch(value):
+        return match.group()
+    quote = value[0] if value[0] in "\"'" else ""
+    return f"{match['name']}{match['between']}{quote}{REDACTED}{quote}"
+
+
+def _short_path(match: re.Match[str]) -> str:
+    """A path with its last component only; paths of the operating system say nothing of a person."""
+    path = match.group()
+    if path.startswith(tuple(f"{folder}/" for folder in _OF_SYSTEM)) or path in _OF_SYSTEM:
+        return path
+    return f"/{REDACTED}/{PurePosixPath(path).name}"
+
+
+def _whole(name: str) -> str:
+    return rf"(?<![\w.-]){re.escape(name)}(?![\w-])"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without an entry for this user
+        return ""

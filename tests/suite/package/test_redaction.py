@@ -1,0 +1,165 @@
+"""What must not leave a site: secrets never do, hosts, paths and accounts only if they may; logs stay as they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from suite.compliance.check import check
+from suite.compliance.manifest import changed_files
+from suite.config import load_config
+from suite.descriptor import descriptor
+from suite.package.redaction import is_secret_name, redact_secrets
+from tests.fixtures.cli import mlhpc
+from tests.fixtures.logs import edit, our_run, write
+from tests.fixtures.runs import node, run_folder
+
+SCRIPT = """#!/bin/bash
+#SBATCH --account=ab1234
+#SBATCH -A ab1234
+#SBATCH --output=/home/ada/runs/a/output/job_%j.log
+export HF_TOKEN="abcdefgh1234"
+export WANDB_API_KEY='00112233'
+export NCCL_DEBUG="WARN"
+srun --export=ALL,REGISTRY_PASSWORD=hunter2 /project/ab1234/mlhpc/bin/python -m suite run cosmoflow
+curl https://ada:geheim@example.org/x
+"""
+
+SECRETS = [
+    'export HF_TOKEN="abcdefgh1234"',
+    "export WANDB_API_KEY=abcdefgh1234",
+    "AWS_SECRET_ACCESS_KEY=abcdefgh1234",
+    "--export=ALL,DB_PASSWORD=abcdefgh1234,OTHER=1",
+    '{"registry.password": "abcdefgh1234"}',
+    'passphrase: "abcdefgh1234"',
+    '["run", "--token", "abcdefgh1234"]',
+    "tool --api-key abcdefgh1234 --verbose",
+    "git clone https://me:abcdefgh1234@example.org/a.git",
+    "x = ghp_abcdefgh1234abcdefgh1234",
+    "x: hf_abcdefgh1234abcdefgh1234",
+    "GITHUB_CREDENTIALS='abcdefgh1234'",
+]
+HARMLESS = [
+    "export TOKENIZERS_PARALLELISM=false",
+    "max_tokens: 512",
+    "tokens_per_expert: [1, 2]",
+    'export HF_TOKEN="$HF_TOKEN"',
+    '{"key": "seed", "value": 3}',
+    "attention_key_channels: 8",
+    "# Each key is optional except name.",
+    "export KEYBOARD=de",
+    "monkey: 3 bananas",
+    "git clone https://example.org/a.git",
+    "PWD=/home/ada",
+    "secretary: ada",
+]
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_a_secret_is_taken_out(text: str) -> None:
+    redacted = redact_secrets(text)
+    assert "abcdefgh1234" not in redacted
+    assert "REDACTED" in redacted
+    assert redact_secrets(redacted) == redacted
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact_secrets(text) == text
+
+
+def test_names_of_secrets() -> None:
+    assert [name for name in ("SSH_KEY", "apikey", "a.token", "MONKEY", "TOKENS", "key") if is_secret_name(name)] == [
+        "SSH_KEY",
+        "apikey",
+        "a.token",
+    ]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = run_folder(tmp_path / "runs" / "a")
+    (folder / "job.sbatch").write_text(SCRIPT)
+    facts = node("gpu17", hostname="gpu17.cluster.example.org", slurm={"SLURM_JOB_NODELIST": "gpu[17-18]"})
+    (folder / "facts" / "node1.json").unlink()
+    (folder / "facts" / "gpu17.json").write_text(facts.model_dump_json(indent=1))
+    info = json.loads((folder / "run.json").read_text())
+    info["command"] = ["/home/ada/bin/mlhpc", "run", "cosmoflow", "--set", "data=/home/ada/data/cosmoflow-smoke"]
+    (folder / "run.json").write_text(json.dumps(info))
+    return folder
+
+
+def text_of(package: Path) -> str:
+    return "\n".join(f"{path}\n{path.read_text()}" for path in sorted(package.rglob("*")) if path.is_file())
+
+
+def test_secrets_never_leave_and_what_is_personal_is_listed(run: Path, tmp_path: Path) -> None:
+    done = mlhpc("package", run, "--system", "bed", "-o", tmp_path / "out" / "ACME")
+    assert done.returncode == 0, done.stderr
+    text = text_of(tmp_path / "out" / "ACME")
+    for secret in ("abcdefgh1234", "00112233", "hunter2", "geheim"):
+        assert secret not in text
+    assert 'export NCCL_DEBUG="WARN"' in text
+    assert "personal: account: ab1234 in " in done.stdout
+    assert "personal: hosts: gpu17, gpu17.cluster.example.org in " in done.stdout
+    assert "personal: paths: " in done.stdout
+    assert "/home/ada/bin/mlhpc" in done.stdout
+    origin = json.loads(next((tmp_path / "out").rglob("origin.json")).read_text())
+    assert origin["redacted"] == ["job.sbatch"]
+
+
+def test_what_is_asked_for_is_taken_out_and_the_package_is_compliant(run: Path, tmp_path: Path) -> None:
+    package = tmp_path / "out" / "ACME"
+    done = mlhpc("package", run, "--system", "bed", "-o", package, "--redact", "hosts,paths,account")
+    assert done.returncode == 0, done.stderr
+    assert "personal:" not in done.stdout
+    text = text_of(package).replace(str(tmp_path), "")
+    for word in ("gpu17", "gpu[17", "example.org/", "cluster.example.org", "/home/", "ab1234", "hunter2"):
+        assert word not in text.replace("https://REDACTED@example.org/", ""), word
+    assert "facts/node1.json" in text
+    assert '"node": "node1"' in text
+    assert "#!/bin/bash" in text
+    assert check([package]).compliant
+    assert not list(changed_files(package))
+    for number in range(5):
+        log = package / f"results/bed_1x2_smoke/strong/cosmoflow/result_{number}.txt"
+        assert log.read_bytes() == (run / f"result_{number}.txt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "redact", "expected"),
+    [
+        ({"data": "/home/ada/data"}, "paths", "--redact paths: contains '/home/ada/data', and logs are never edited"),
+        ({"data": "gpu17"}, "hosts", "--redact hosts: contains 'gpu17', and logs are never edited"),
+        ({"data": "https://a:b12345@example.org"}, "", "contains what looks like a password or token"),
+    ],
+)
+def test_a_log_that_says_too_much_is_refused_not_edited(
+    run: Path, tmp_path: Path, content: dict[str, str], redact: str, expected: str
+) -> None:
+    config = dict(next(line.value for line in our_run() if line.key == "run_config"))
+    write(run / "resumed_0_1.txt", edit("run_config", value=config | content)(our_run()))
+    done = mlhpc("package", run, "--system", "bed", "-o", tmp_path / "out" / "ACME", "--redact", redact)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "resumed_0_1.txt:" in done.stderr
+    assert not (tmp_path / "out" / "ACME").exists()
+
+
+def test_an_unknown_kind_is_refused(run: Path) -> None:
+    done = mlhpc("package", run, "--system", "bed", "--redact", "hosts,names")
+    assert done.returncode == 2
+    assert "--redact 'names': expected some of hosts, paths, account" in done.stderr
+
+
+def test_a_log_has_no_paths() -> None:
+    config = load_config(
+        descriptor("cosmoflow"), "smoke", ["data=/home/ada/data/c", "staging.directory=/local/ada/{node}"]
+    )
+    logged = config.logged()
+    assert logged["data"] == "c"
+    assert logged["staging"]["directory"] == "{node}"
+    assert logged["hyperparameters"] == config.model_dump(mode="json")["hyperparameters"]
+    assert "/" not in json.dumps(logged)
