@@ -9,7 +9,7 @@ EXTRAS := run,mpi,open-catalyst,analysis,parquet,nvml,official,test
 PYTEST := -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-long lint env slurm clean
+.PHONY: demo test test-long test-matrix lint env slurm clean
 
 demo: $(READY)
 	@$(PY) -m suite demo $(ARGS)
@@ -20,6 +20,10 @@ test: $(READY) slurm
 # What takes minutes: convergence from five fresh seeds, fuzzing, full matrices. Results are kept in benchmarks/results/.
 test-long: $(READY) slurm
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=1 $(PY) -m pytest -m long --timeout 3600 $(ARGS)
+
+# Other Pythons (those found on PATH), and the oldest and newest allowed version of each dependency.
+test-matrix: $(READY)
+	@$(PY) benchmarks/matrix.py $(ARGS)
 
 lint: $(READY)
 	@$(PY) -m ruff check . && $(PY) -m mypy
