@@ -12,6 +12,7 @@ import pytest
 
 from tests.fixtures.once import made_once
 from tests.fixtures.readme import GENERATE
+from tests.fixtures.zoo import Machine
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FIRST = (  # files of more than ten seconds: begun last, one of them would keep one worker busy and the others idle
@@ -56,3 +57,9 @@ def smoke_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert done.returncode == 0, done.stdout + done.stderr
 
     return made_once(tmp_path_factory, "smoke", generate) / "data"
+
+
+@pytest.fixture
+def zoo_root(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of the test's machine, laid out once for all tests: read only."""
+    return made_once(tmp_path_factory, f"zoo-{machine.name}", machine.lay_out)

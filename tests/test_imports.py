@@ -25,7 +25,7 @@ LAYERS: dict[str, set[str]] = {
     "suite.machine": {"suite"},
     "suite.machine.probes": {"suite", "suite.machine"},
     "suite.data": {"suite"},
-    "suite.launch": {"suite", "suite.log"},
+    "suite.launch": {"suite", "suite.log", "suite.machine.probes"},
     "suite.compliance": {"suite", "suite.log"},
     "suite.package": {"suite", "suite.log", "suite.machine", "suite.compliance"},
     "suite.training": {"suite", "suite.log", "suite.machine", "suite.machine.probes", "suite.data"},

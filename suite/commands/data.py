@@ -205,7 +205,7 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
         return
     from suite.launch.local import mpiexec_command, trial_environment
 
-    environment = trial_environment(os.environ, ranks=ranks, cores=len(os.sched_getaffinity(0)))
+    environment = trial_environment(os.environ, ranks=ranks)
     if sys.stdout.isatty():
         environment[TERMINAL_NAME] = "1"
     command = [*mpiexec_command(ranks), sys.executable, "-m", "suite", "data", *words]

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 from suite.errors import InputError
+from suite.machine.probes.allowance import usable
 
 WORKER_CODES = (0, 1, 2, 3)
 STOPPED = 3  # ended by a signal, with a checkpoint left
@@ -72,13 +73,13 @@ def mpiexec_command(ranks: int) -> list[str]:
     return [program, "-n", str(ranks)]
 
 
-def trial_environment(environ: Mapping[str, str], *, ranks: int, cores: int) -> dict[str, str]:
-    """The environment of the ranks: cores shared evenly, and no variables of a Slurm job.
+def trial_environment(environ: Mapping[str, str], *, ranks: int) -> dict[str, str]:
+    """The environment of the ranks: the cores that this process may use shared evenly, and no variables of a Slurm job.
 
     With those variables mpiexec would start the ranks with srun.
     """
     environment = {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "PMI_", "PMIX_"))}
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, usable(environ).cores // ranks)))
     return environment | {"PYTHONUNBUFFERED": "1"}
 
 
@@ -130,8 +131,7 @@ def run_local(
     ranks; a second signal, or ``grace_s`` seconds later, SIGKILL. The ranks also get SIGTERM if this process is killed.
     """
     token = uuid.uuid4().hex
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    environment = trial_environment(environ, ranks=ranks, cores=cores) | {TOKEN_NAME: token}
+    environment = trial_environment(environ, ranks=ranks) | {TOKEN_NAME: token}
     log.parent.mkdir(parents=True, exist_ok=True)
     ended_by = None
     with log.open("a", encoding="utf-8") as file:

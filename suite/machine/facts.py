@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from suite.files import read_json_document, write_whole
 
@@ -130,6 +130,7 @@ class Facts(_Part):
     collected: str
     node: str
     hostname: str
+    simulated: bool = Field(False, description="the probes read a folder of files instead of this machine")
     product: str = UNKNOWN
     cpu: Cpu = Cpu()
     memory: Memory = Memory()

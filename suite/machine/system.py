@@ -17,6 +17,7 @@ from suite.files import YamlSource, first_error, unknown_key
 from suite.machine.facts import UNKNOWN, Accelerator, Cpu, Facts, FileSystem, NetworkInterface, read_facts
 
 LOCAL_FILE_SYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")
+SIMULATED = "simulated machine"
 ALIKE = 0.02  # relative difference up to which measured values of two nodes count as equal
 # Packages that a result may depend on, in the order of the software stack
 STACK = ("mpi4py", "mpich", "numpy", "h5py", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "triton")
@@ -93,12 +94,17 @@ class _InFile(BaseModel):
 
 
 def describe_system(nodes: Sequence[Facts], stated: System | None = None) -> System:
-    """Describe the system of these nodes by the facts of the first. Fields that a system file states replace them."""
+    """Describe the system of these nodes by the facts of the first. Fields that a system file states replace them.
+
+    The name of a simulated machine says that it is one, whatever the system file states.
+    """
     system = system_of(nodes[0])
-    if stated is None:
-        return system
-    fields = stated.model_dump(exclude_none=True, exclude={"software"})
-    return system.model_copy(update=fields | {"software": system.software | stated.software})
+    if stated is not None:
+        fields = stated.model_dump(exclude_none=True, exclude={"software"})
+        system = system.model_copy(update=fields | {"software": system.software | stated.software})
+    if any(node.simulated for node in nodes):
+        system = system.model_copy(update={"system_name": f"{SIMULATED}: {system.system_name or UNKNOWN}"})
+    return system
 
 
 def differences(nodes: Iterable[Facts]) -> list[str]:

@@ -7,15 +7,14 @@ import os
 import torch
 
 from suite.errors import InputError
+from suite.machine.probes.allowance import usable
 from suite.world import World
 
 
 def threads_per_rank(world: World) -> int:
-    """OMP_NUM_THREADS if the launcher set it, else the cores this process may use shared among the node's ranks."""
+    """OMP_NUM_THREADS if the launcher set it, else the cores this process may use shared among the node's ranks; at least 1."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return (
-        int(given) if given.isdigit() and int(given) > 0 else max(1, len(os.sched_getaffinity(0)) // world.local_size)
-    )
+    return int(given) if given.isdigit() and int(given) > 0 else max(1, usable().cores // world.local_size)
 
 
 def pick_device(wanted: str, world: World) -> torch.device:

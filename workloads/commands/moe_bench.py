@@ -148,7 +148,7 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
         return
     from suite.launch.local import mpiexec_command, trial_environment
 
-    environment = trial_environment(os.environ, ranks=ranks, cores=len(os.sched_getaffinity(0)))
+    environment = trial_environment(os.environ, ranks=ranks)
     command = [*mpiexec_command(ranks), sys.executable, "-m", "suite", *words]
     sys.stdout.flush()
     os.execve(command[0], command, environment)  # noqa: S606  # replaces this process, so signals and the exit code are mpiexec's

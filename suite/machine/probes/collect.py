@@ -16,6 +16,7 @@ from suite.machine.probes.accelerators import list_accelerators, read_accelerato
 from suite.machine.probes.memory import read_memory
 from suite.machine.probes.network import list_network_interfaces
 from suite.machine.probes.processor import read_cpu
+from suite.machine.probes.root import is_simulated, machine_root
 from suite.machine.probes.software import read_limits, read_software
 from suite.machine.probes.storage import list_block_devices, list_file_systems
 from suite.machine.probes.sysfs import Run, read_text, run_command
@@ -40,13 +41,17 @@ TUNING_NAMES = (
 
 
 def collect_facts(
-    environ: Mapping[str, str], *, run_folder: Path | None = None, root: Path = Path("/"), run: Run | None = None
+    environ: Mapping[str, str], *, run_folder: Path | None = None, root: Path | None = None, run: Run | None = None
 ) -> Facts:
     """Collect the facts of the node under ``root`` (``/proc``, ``/sys``, ``/etc``); ``run`` replaces `run_command`.
 
-    A probe that fails is named under ``problems`` and leaves its default: no strange node may fail a run.
+    A probe that fails is named under ``problems`` and leaves its default: no strange node may fail a run. By default the root
+    is that of `machine_root`, and no command is run on behalf of a simulated machine: it would answer for the real one.
     """
-    run = run or run_command
+    root = root or machine_root(environ)
+    simulated = is_simulated(root)
+    run = run or ((lambda command: "") if simulated else run_command)
+    hostname = read_text(root / "proc/sys/kernel/hostname") or socket.gethostname()
     facts: dict[str, Any] = {}
     probes: dict[str, Callable[[], Any]] = {
         "product": lambda: _product(root),
@@ -68,8 +73,9 @@ def collect_facts(
             problems.append(f"{name}: {type(error).__name__}: {error}")
     return Facts(
         collected=datetime.now(UTC).isoformat(timespec="seconds"),
-        node=environ.get("SLURMD_NODENAME") or socket.gethostname(),
-        hostname=socket.gethostname(),
+        node=environ.get("SLURMD_NODENAME") or hostname,
+        hostname=hostname,
+        simulated=simulated,
         slurm={name: environ[name] for name in SLURM_NAMES if name in environ},
         tuning={name: environ[name] for name in TUNING_NAMES if name in environ},
         problems=tuple(problems),

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from suite.machine.facts import UNKNOWN, Cache, Cpu
-from suite.machine.probes.sysfs import parse_number, read_text
+from suite.machine.probes.sysfs import parse_cpu_list, parse_number, read_text
 
 SIMD_FLAGS = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx_vnni", "amx_bf16", "asimd", "sve", "sve2")
 CPUS = "sys/devices/system/cpu"  # below the file-system root
+# (implementer, part) of /proc/cpuinfo, as lscpu of util-linux names them
+ARM_MODELS = {
+    ("0x41", "0xd0c"): "Arm Neoverse-N1",
+    ("0x41", "0xd40"): "Arm Neoverse-V1",
+    ("0x41", "0xd49"): "Arm Neoverse-N2",
+    ("0x41", "0xd4f"): "Arm Neoverse-V2",
+    ("0x43", "0x0af"): "Marvell ThunderX2",
+    ("0x46", "0x001"): "Fujitsu A64FX",
+    ("0x48", "0xd01"): "HiSilicon TaiShan v110",
+}
 KIB_PER_UNIT = {"K": 1, "M": 1024, "G": 1024**2}
 
 
@@ -34,10 +44,9 @@ class CpuCache:
         return self.size_kib << 10
 
     @property
-    def cpus(self) -> int:
-        """How many CPUs share the cache."""
-        ranges = [part.partition("-") for part in self.shared_cpu_list.split(",")]
-        return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+    def sharers(self) -> frozenset[int]:
+        """The CPUs that share the cache."""
+        return parse_cpu_list(self.shared_cpu_list)
 
 
 def read_cpu(root: Path) -> Cpu:
@@ -48,18 +57,25 @@ def read_cpu(root: Path) -> Cpu:
     topology = _read_topology(cpus)
     flags = set((first.get("flags") or first.get("Features") or "").split())  # x86 calls them flags, Arm features
     return Cpu(
-        model=first.get("model name") or read_text(root / "sys/firmware/devicetree/base/model").strip("\0") or UNKNOWN,
-        architecture=platform.machine() or UNKNOWN,
+        model=_model(root, first),
+        architecture=read_text(root / "proc/sys/kernel/arch") or platform.machine() or UNKNOWN,
         sockets=len({package for package, _ in topology}) or None,
         cores=len(set(topology)) or None,
         threads=len(entries) or None,
         numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
-        max_frequency_mhz=_read_max_frequency_mhz(root, entries),
-        governor=read_text(root / CPUS / "cpu0/cpufreq/scaling_governor") or UNKNOWN,
+        max_frequency_mhz=_read_max_frequency_mhz(cpus, entries),
+        governor=next((text for cpu in cpus if (text := read_text(cpu / "cpufreq/scaling_governor"))), UNKNOWN),
         simd=tuple(flag for flag in SIMD_FLAGS if flag in flags),
         virtualised="hypervisor" in flags if flags else None,
         caches=_count_caches(cpus),
     )
+
+
+def _model(root: Path, entry: Mapping[str, str]) -> str:
+    """The name of the processor. Arm's have numbers instead, and the device tree names the board, not the processor."""
+    numbers = (entry.get("CPU implementer", ""), entry.get("CPU part", ""))
+    board = read_text(root / "sys/firmware/devicetree/base/model").strip("\0")
+    return entry.get("model name") or ARM_MODELS.get(numbers) or board or UNKNOWN
 
 
 def read_cpuinfo(root: Path) -> list[dict[str, str]]:
@@ -73,11 +89,18 @@ def read_cpuinfo(root: Path) -> list[dict[str, str]]:
     return entries
 
 
-def list_data_caches(root: Path) -> list[CpuCache]:
-    """The data and unified caches of the first CPU, by level. Empty where Linux does not describe them (containers)."""
-    caches = _list_caches(root / CPUS / "cpu0")
-    described = [cache for cache in caches if cache.kind in {"data", "unified"} and cache.shared_cpu_list]
-    return sorted(described, key=lambda cache: cache.level)
+def list_data_caches(root: Path, cpus: Iterable[int]) -> list[CpuCache]:
+    """The data and unified caches of the first of these CPUs that has any, by level.
+
+    Empty where Linux does not describe them (containers, some Arm machines). Other CPUs may have other caches: those of the
+    efficiency cores of a hybrid processor are smaller.
+    """
+    for cpu in sorted(cpus):
+        caches = _list_caches(root / CPUS / f"cpu{cpu}")
+        described = [cache for cache in caches if cache.kind in {"data", "unified"} and cache.sharers]
+        if described:
+            return sorted(described, key=lambda cache: cache.level)
+    return []
 
 
 def _list_cpus(root: Path) -> list[Path]:
@@ -87,14 +110,14 @@ def _list_cpus(root: Path) -> list[Path]:
 def _read_topology(cpus: Sequence[Path]) -> list[tuple[str, str]]:
     """(package, core) of each CPU that has both: core numbers begin anew in every package."""
     ids = [(read_text(cpu / "topology/physical_package_id"), read_text(cpu / "topology/core_id")) for cpu in cpus]
-    return [(package, core) for package, core in ids if package and core]
+    return [(package, core) for package, core in ids if package.isdecimal() and core.isdecimal()]  # "-1": not known
 
 
-def _read_max_frequency_mhz(root: Path, entries: Sequence[Mapping[str, str]]) -> float | None:
-    """The highest frequency the driver allows; without a driver the highest momentary one in /proc/cpuinfo."""
-    khz = parse_number(read_text(root / CPUS / "cpu0/cpufreq/cpuinfo_max_freq"))
-    if khz:
-        return khz / 1000
+def _read_max_frequency_mhz(cpus: Sequence[Path], entries: Sequence[Mapping[str, str]]) -> float | None:
+    """The highest frequency the driver allows any CPU; without a driver the highest momentary one in /proc/cpuinfo."""
+    allowed = [parse_number(read_text(cpu / "cpufreq/cpuinfo_max_freq")) for cpu in cpus]
+    if any(allowed):
+        return max(khz for khz in allowed if khz) / 1000
     momentary = [parse_number(entry.get("cpu MHz", "")) for entry in entries]
     return max((mhz for mhz in momentary if mhz), default=None)
 

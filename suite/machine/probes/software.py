@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import sys
@@ -11,6 +10,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from suite.machine.facts import UNKNOWN, Limits, Software
+from suite.machine.probes.allowance import read_allowance
 from suite.machine.probes.sysfs import read_text, to_gib
 
 # Container runtimes, each with the environment variable it sets ("" for none) and a file that exists only inside it
@@ -42,15 +42,13 @@ def read_software(root: Path, environ: Mapping[str, str]) -> Software:
 
 
 def read_limits(root: Path) -> Limits:
-    """The limits of the control group (version 2) and of this process."""
-    import resource
-
-    quota, _, period = read_text(root / "sys/fs/cgroup/cpu.max").partition(" ")
+    """The limits of the control groups and of this process."""
+    allowance = read_allowance(root)
     return Limits(
-        memory_gib=to_gib(read_text(root / "sys/fs/cgroup/memory.max"), 1),
-        cpu_quota=int(quota) / int(period) if quota.isdigit() and period.isdigit() else None,
-        cpus_allowed=len(os.sched_getaffinity(0)),
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        memory_gib=to_gib(allowance.memory_limit, 1),
+        cpu_quota=allowance.cpu_quota,
+        cpus_allowed=len(allowance.cpus),
+        open_files=allowance.open_files,
     )
 
 

@@ -44,3 +44,11 @@ def to_gib(amount: str | float | None, unit_bytes: int) -> float | None:
     """Convert an amount of units of ``unit_bytes`` bytes to GiB, to three digits. None if it is no number ("max", "[N/A]")."""
     value = parse_number(amount) if isinstance(amount, str) else amount
     return round(value * unit_bytes / 2**30, 3) if value is not None else None
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """Parse a list of CPUs as Linux writes it: ``0-2,8`` is CPUs 0, 1, 2 and 8. Empty for any other text."""
+    if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*", text.strip()):
+        return frozenset()
+    ranges = (part.partition("-") for part in text.strip().split(","))
+    return frozenset(cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1))

@@ -8,26 +8,35 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Resource
+from suite.performance.ceilings.plan import fits
 from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
 from suite.world import World
 
 SMALLEST = 4 << 10
 STEP = 4
+COPIES = 4  # of a message in a rank's memory: sent, received, and the library's own
 
 
-def measure(world: World, effort: Effort, device: torch.device) -> Findings:
-    """Measure each collective at each number of ranks: a curve over message sizes and the best bus bandwidth."""
+def measure(world: World, effort: Effort, device: torch.device, free: int, budget: Budget) -> Findings:
+    """Measure each collective at each number of ranks: a curve over message sizes and the best bus bandwidth.
+
+    All ranks come first: where the time is short, fewer of them are left out.
+    """
     if world.size == 1:
         reason = "one rank: start with --ranks 2, or under srun or mpiexec"
         return Findings(not_measured=[NotMeasured("all_reduce", reason), NotMeasured("all_to_all", reason)])
     world.init_torch(device)
     findings = Findings()
-    for ranks in group_sizes(world.size):
+    sizes = group_sizes(world.size)
+    for number, ranks in enumerate(reversed(sizes)):
+        part = budget.until(budget.length * (number + 1) / len(sizes))
         group = dist.group.WORLD if ranks == world.size else dist.new_group(range(ranks))
         nodes = len(set(world.allgather(world.node)[:ranks]))
         for resource, prepare in COLLECTIVES:
-            findings.add(_collective(world, effort, device, resource, prepare, group, ranks, nodes))
+            findings.add(_collective(world, effort, device, resource, prepare, group, ranks, nodes, free, part))
+        budget.tell(f"collectives: {number + 1} of {len(sizes)} numbers of ranks")
     return findings
 
 
@@ -53,11 +62,14 @@ def _collective(
     group: object,
     ranks: int,
     nodes: int,
+    free: int,
+    budget: Budget,
 ) -> Findings:
     member = world.rank < ranks
     sampled: dict[int, Samples] = {}
-    size = SMALLEST
-    while size <= effort.largest_message_bytes:
+    size, took, reason = SMALLEST, 0.0, ""
+    while size <= effort.largest_message_bytes and not reason:
+        begin = budget.clock()
         elements = max(ranks, size // 4 // ranks * ranks)
         call = prepare(torch.zeros(elements, device=device), group) if member else (lambda: None)
         world.barrier()
@@ -69,8 +81,13 @@ def _collective(
         def rate(call: Callable[[], object] = call, calls: int = calls, sent: float = sent) -> float:
             return sent * calls / _seconds(call, calls, device)
 
-        sampled[elements * 4] = repeat(world, rate, effort.repetitions, member=member)
+        sampled[elements * 4] = repeat(world, rate, effort.repetitions, member=member, budget=budget)
+        took = agree(world, [budget.clock() - begin])[0]
         size *= STEP
+        if not fits(COPIES * size, world.local_size, free):
+            reason = f"messages from {size} bytes: they take more than a quarter of the free memory, {free >> 20} MiB"
+        elif not budget.allows(STEP * took):
+            reason = f"messages from {size} bytes between {ranks} ranks: the time was over"
     backend = "nccl" if device.type == "cuda" else "gloo"
     best = max(sampled, key=lambda message: sampled[message].value)
     top = sampled[best]
@@ -79,6 +96,7 @@ def _collective(
         for message, s in sampled.items()
     )
     return Findings(
+        not_measured=[NotMeasured(resource, reason)] if reason and size <= effort.largest_message_bytes else [],
         roofs=[
             top.roof(
                 resource,

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point
+from suite.performance.ceilings.plan import fits
 from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
 from suite.world import World
 
 LAUNCH_ORDER = 16  # far from any roof: its time is the overhead of issuing an operator
-CPU_ORDERS = (LAUNCH_ORDER, 256, 384, 512, 768, 1024, 2048)
+CPU_ORDERS = (LAUNCH_ORDER, 128, 256, 384, 512, 768, 1024, 2048)
 GPU_ORDERS = (LAUNCH_ORDER, 1024, 2048, 4096, 8192, 16384)
 CPU_TYPES = ("float32", "float64", "bfloat16")
 GPU_TYPES = ("float32", "tf32", "float64", "bfloat16", "float16")
-SLOWEST_S = 0.5  # orders whose product takes longer are skipped
+SLOWEST_S = 0.5  # orders whose product takes longer are left out
+LEAST_CALLS = 5  # two to warm up, three to measure
+ELEMENT_BYTES = {"float32": 4, "tf32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 ORDER_S = 0.5  # repetitions of one order take about this long in all; at least three are made
 
 
@@ -32,16 +36,22 @@ class Product:
     multiply: Callable[[], object]
 
 
-def measure(world: World, effort: Effort, device: torch.device) -> Findings:
-    """Measure square products on all ranks at the same time. The roofs, burst and sustained, are those of the best library."""
+def measure(world: World, effort: Effort, device: torch.device, free: int, budget: Budget) -> Findings:
+    """Measure square products on all ranks at the same time. The roofs, burst and sustained, are those of the best library.
+
+    ``free`` is the memory in bytes that is free on the node, or on the GPU. Each type has an equal part of the time.
+    """
     findings = Findings()
-    for dtype in GPU_TYPES if device.type == "cuda" else CPU_TYPES:
+    types = GPU_TYPES if device.type == "cuda" else CPU_TYPES
+    for number, dtype in enumerate(types):
         reason = _reason_against(device, dtype)
         if reason:
             findings.not_measured.append(NotMeasured("compute", reason, dtype))
             continue
+        part = budget.until(budget.length * (number + 1) / len(types))
         with _tf32(dtype == "tf32"):
-            findings.add(_measure_type(world, effort, device, dtype))
+            findings.add(_measure_type(world, effort, device, dtype, free, part))
+        budget.tell(f"compute: {number + 1} of {len(types)} types")
     return findings
 
 
@@ -72,26 +82,24 @@ def seconds(multiply: Callable[[], object], calls: int, device: torch.device) ->
     return time.perf_counter() - begin
 
 
-def _measure_type(world: World, effort: Effort, device: torch.device, dtype: str) -> Findings:
+def _measure_type(
+    world: World, effort: Effort, device: torch.device, dtype: str, free: int, budget: Budget
+) -> Findings:
     """A curve over orders for each library, and the two roofs of the best library at its best order."""
-    sampled: dict[str, dict[int, Samples]] = {}
-    for order in GPU_ORDERS if device.type == "cuda" else CPU_ORDERS:
-        for product in products(device, dtype, order):
-            once = agree(world, [_warm(product, device)])[0]
-            if once > SLOWEST_S:
-                continue
-            calls = calls_for(effort.sample_s, once)
-
-            def rate(product: Product = product, calls: int = calls, order: int = order) -> float:
-                return flops(order) * calls / seconds(product.multiply, calls, device)
-
-            repetitions = min(effort.repetitions, max(3, calls_for(ORDER_S, once * calls)))
-            sampled.setdefault(product.library, {})[order] = repeat(world, rate, repetitions)
+    orders = GPU_ORDERS if device.type == "cuda" else CPU_ORDERS
+    sampled, left_out = _sample_orders(world, effort, device, dtype, free, budget, orders)
+    findings = Findings(not_measured=[NotMeasured("compute", reason, dtype) for reason in left_out])
+    if not sampled:
+        return findings
     value, library, order = max((s.value, lib, o) for lib, by_order in sampled.items() for o, s in by_order.items())
-    best = sampled[library][order]
-    findings = Findings(curves=[_curve(world, dtype, lib, by_order) for lib, by_order in sampled.items()])
-    product = next(p for p in products(device, dtype, order) if p.library == library)
-    for mode, samples in (("burst", best), ("sustained", _sustained(world, effort, device, product, order, value))):
+    findings.curves += [_curve(world, dtype, lib, by_order) for lib, by_order in sampled.items()]
+    modes = {"burst": sampled[library][order]}
+    if budget.allows(effort.sustained_s):
+        product = next(p for p in products(device, dtype, order) if p.library == library)
+        modes["sustained"] = _sustained(world, effort, device, product, order, value)
+    else:
+        findings.not_measured.append(NotMeasured("compute", f"sustained {dtype}: the time was over", dtype))
+    for mode, samples in modes.items():
         findings.roofs.append(
             samples.roof(
                 "compute",
@@ -106,6 +114,53 @@ def _measure_type(world: World, effort: Effort, device: torch.device, dtype: str
             )
         )
     return findings
+
+
+def _sample_orders(
+    world: World,
+    effort: Effort,
+    device: torch.device,
+    dtype: str,
+    free: int,
+    budget: Budget,
+    orders: Sequence[int],
+) -> tuple[dict[str, dict[int, Samples]], list[str]]:
+    """Rates by library and order, and why orders were left out. A product's time is estimated before it is called."""
+    sampled: dict[str, dict[int, Samples]] = {}
+    left_out: dict[str, str] = {}
+    for order in orders:
+        if not fits(3 * order**2 * ELEMENT_BYTES[dtype], world.local_size, free):
+            left_out.setdefault(
+                "", f"orders from {order}: a quarter of the free memory, {free >> 20} MiB, holds no product"
+            )
+            break
+        for product in products(device, dtype, order):
+            done = sampled.get(product.library, {})
+            expected = _expected_s(done, order)
+            if product.library in left_out:
+                continue
+            if expected > SLOWEST_S or not budget.allows(LEAST_CALLS * max(expected, effort.sample_s)):
+                over = f"takes {expected:.2g} s" if expected > SLOWEST_S else "does not fit into the time"
+                left_out[product.library] = f"orders from {order} with {product.library}: a product {over}"
+                continue
+            once = agree(world, [_warm(product, device)])[0]
+            calls = calls_for(effort.sample_s, once)
+
+            def rate(product: Product = product, calls: int = calls, order: int = order) -> float:
+                return flops(order) * calls / seconds(product.multiply, calls, device)
+
+            repetitions = min(effort.repetitions, max(3, calls_for(ORDER_S, once * calls)))
+            sampled.setdefault(product.library, {})[order] = repeat(world, rate, repetitions, budget=budget)
+    return sampled, list(left_out.values())
+
+
+def _expected_s(done: Mapping[int, Samples], order: int) -> float:
+    """Seconds that a product should take by the slowest rank's rate at the greatest order before; 0 if there is none.
+
+    The launch order tells nothing: its time is that of a call.
+    """
+    before = max((known for known in done if known > LAUNCH_ORDER), default=None)
+    return flops(order) / done[before].slowest if before else 0.0
 
 
 def _sustained(

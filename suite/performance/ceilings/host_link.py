@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Findings, NotMeasured
 from suite.performance.ceilings.samples import Effort, agree, calls_for, repeat
 from suite.world import World
@@ -14,7 +15,7 @@ from suite.world import World
 SIZE = 256 << 20
 
 
-def measure(world: World, effort: Effort, device: torch.device) -> Findings:
+def measure(world: World, effort: Effort, device: torch.device, budget: Budget) -> Findings:
     """Measure both directions with pinned and with pageable host memory."""
     if device.type == "cpu":
         return Findings(not_measured=[NotMeasured("host_link", "the device is the host: nothing is copied")])
@@ -37,13 +38,16 @@ def measure(world: World, effort: Effort, device: torch.device) -> Findings:
                 torch.cuda.synchronize(device)
                 return time.perf_counter() - begin
 
+            if not budget.left():
+                findings.not_measured.append(NotMeasured("host_link", f"{mode}: the time was over", name))
+                continue
             run(1)
             calls = int(agree(world, [calls_for(10 * effort.sample_s, run(1))])[0])
 
             def rate(calls: int = calls, run: Callable[[int], float] = run) -> float:
                 return SIZE * calls / run(calls)
 
-            samples = repeat(world, rate, effort.repetitions)
+            samples = repeat(world, rate, effort.repetitions, budget=budget)
             findings.roofs.append(
                 samples.roof(
                     "host_link",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,18 @@ import numpy as np
 import torch
 
 from suite import VERSION
-from suite.machine.probes.processor import list_data_caches, read_cpuinfo
+from suite.machine.probes.allowance import Allowance, usable
+from suite.machine.probes.processor import CpuCache, list_data_caches, read_cpu
+from suite.machine.probes.root import is_simulated, machine_root
 from suite.performance.ceilings import collectives, compute, host_link, memory, storage
-from suite.performance.ceilings.document import Findings, to_json
-from suite.performance.ceilings.samples import FULL, QUICK
+from suite.performance.ceilings.budget import Budget
+from suite.performance.ceilings.document import Findings, NotMeasured, to_json
+from suite.performance.ceilings.plan import free_bytes, plan_sweep
+from suite.performance.ceilings.samples import FULL, QUICK, Effort
 from suite.world import World
 
-ROOT = Path("/")
+# The share of a bounded time at which each step ends. What a step does not need is left to the next ones
+ENDS = {"compute": 0.5, "memory": 0.75, "host link": 0.8, "storage": 0.9, "collectives": 1.0}
 
 
 def measure(
@@ -28,48 +33,75 @@ def measure(
 ) -> str:
     """Measure all resources and return the text of the file, the same on every rank. All ranks call it.
 
-    Storage is measured in ``directory``; ``say`` is called with one line per resource.
+    Storage is measured in ``directory``; ``say`` is called with a line before and after each resource, and with its progress.
     """
-    begin, began = time.perf_counter(), datetime.now(UTC)
+    began = datetime.now(UTC)
     effort = QUICK if quick else FULL
     world.barrier()
+    budget = Budget(world, effort.seconds, say)
     busy = _busy_cores()
-    caches = list_data_caches(ROOT)
+    root, allowance = machine_root(os.environ), usable()
+    caches = list_data_caches(root, allowance.cpus)
+    free = free_bytes(world.allgather(allowance.memory_free))
     findings = Findings()
-    steps: tuple[tuple[str, Callable[[], Findings]], ...] = (
-        ("compute", lambda: compute.measure(world, effort, device)),
-        (
-            "memory",
-            lambda: (
-                memory.measure_gpu(world, effort, device)
-                if device.type == "cuda"
-                else memory.measure_cpu(world, effort, caches)
-            ),
-        ),
-        ("host link", lambda: host_link.measure(world, effort, device)),
-        ("storage", lambda: storage.measure(world, effort, directory)),
-        ("collectives", lambda: collectives.measure(world, effort, device)),
-    )
-    for title, step in steps:
-        since = time.perf_counter()
-        findings.add(step())
-        say(f"{title}: {time.perf_counter() - since:.1f} s")
+    steps: dict[str, Callable[[Budget], Findings]] = {
+        "compute": lambda part: compute.measure(world, effort, device, _free_for(device, free), part),
+        "memory": lambda part: _measure_memory(world, effort, device, caches, allowance.cpus, free, part),
+        "host link": lambda part: host_link.measure(world, effort, device, part),
+        "storage": lambda part: storage.measure(world, effort, directory, free, part),
+        "collectives": lambda part: collectives.measure(world, effort, device, free, part),
+    }
+    for title, step in steps.items():
+        since = budget.clock()
+        part = budget.until(ENDS[title] * budget.length)
+        say(f"{title} ..." + (f" at most {part.length:.0f} s" if part.ends else ""))
+        findings.add(step(part))
+        say(f"{title}: {budget.clock() - since:.1f} s")
     header = {
         "system": system,
+        "simulated": is_simulated(root),
         "date": f"{began:%Y-%m-%dT%H:%M:%SZ}",
-        "duration_s": round(time.perf_counter() - begin, 1),
+        "duration_s": round(budget.clock() - budget.begin, 1),
         "quick": quick,
         "launcher": world.launcher,
         "ranks": world.size,
         "nodes": world.nodes,
         "node_names": list(world.node_names),
-        "device": _device(device, busy),
+        "device": _device(device, busy, root, allowance),
         "caches": [
-            {"level": cache.level, "size_bytes": cache.size_bytes, "shared_by_cores": cache.cpus} for cache in caches
+            {"level": cache.level, "size_bytes": cache.size_bytes, "shared_by_cores": len(cache.sharers)}
+            for cache in caches
         ],
         "versions": _versions(device),
     }
     return str(world.broadcast(to_json(header, findings)))
+
+
+def _measure_memory(
+    world: World,
+    effort: Effort,
+    device: torch.device,
+    caches: Sequence[CpuCache],
+    cpus: frozenset[int],
+    free: int,
+    budget: Budget,
+) -> Findings:
+    """Measure the device's memory. On CPUs by the plan of rank 0, which knows what the ranks of its node may use."""
+    if device.type == "cuda":
+        return memory.measure_gpu(world, effort, device, budget)
+    on_node = [mine for node, mine in world.allgather((world.node, cpus)) if node == world.node]
+    ranks = max(world.allgather(world.local_size))
+    threads = torch.get_num_threads()
+    plan = world.broadcast(
+        plan_sweep(caches, frozenset().union(*on_node), threads, ranks, free, effort.points_per_octave)
+    )
+    if isinstance(plan, str):
+        return Findings(not_measured=[NotMeasured("memory", plan)])
+    return memory.measure_cpu(world, effort, plan, budget)
+
+
+def _free_for(device: torch.device, free: int) -> int:
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free
 
 
 def _busy_cores(seconds: float = 0.5) -> float | None:
@@ -90,21 +122,18 @@ def _busy_cores(seconds: float = 0.5) -> float | None:
         return None
 
 
-def _device(device: torch.device, busy: float | None) -> dict[str, Any]:
+def _device(device: torch.device, busy: float | None, root: Path, allowance: Allowance) -> dict[str, Any]:
     host = {
         "threads": torch.get_num_threads(),
-        "cores_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores_allowed": allowance.cores,
         "busy_cores_at_start": busy,
     }
     if device.type == "cpu":
-        return {"type": "cpu", "name": _cpu_name(ROOT), "count": 1, "memory_bytes": None, **host}
+        model = read_cpu(root).model
+        name = f"simulated machine: {model}" if is_simulated(root) else model
+        return {"type": "cpu", "name": name, "count": 1, "memory_bytes": None, **host}
     properties = torch.cuda.get_device_properties(device)
     return {"type": "cuda", "name": properties.name, "count": 1, "memory_bytes": properties.total_memory, **host}
-
-
-def _cpu_name(root: Path) -> str:
-    names = [entry["model name"] for entry in read_cpuinfo(root) if "model name" in entry]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _versions(device: torch.device) -> dict[str, str | None]:

@@ -8,10 +8,9 @@ copy between two windows that move on by one cache line per pass. On a GPU a CUD
 from __future__ import annotations
 
 import mmap
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,20 +21,18 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from suite.machine.probes.processor import CpuCache
+from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Roof
+from suite.performance.ceilings.plan import ALIGNMENT, LINE, PAST_CACHE, SKEW, SweepPlan, mapped_bytes, visiting_order
 from suite.performance.ceilings.plateaus import Cache, Plateau, names, plateaus, sweep, with_one_memory
 from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
 from suite.world import World
 
-LINE = 64
-ALIGNMENT = 2 << 20  # a huge page
-SMALLEST_CPU, SMALLEST_GPU = 8 << 10, 64 << 10
-LARGEST_FALLBACK = 64 << 20  # per thread, where no cache size is known
-PAST_CACHE = 8  # the sweep ends at this many times the largest cache
+SMALLEST_GPU = 64 << 10
 LEAST, LONG_S = 5, 0.25  # repetitions of the largest sets: as many as take about LONG_S, at least LEAST
 TEAM = 3  # factor on the length of samples of several threads, which start up to 0.1 ms apart
-SKEW = 7 * LINE  # offset between the halves of a set: equal low address bits of loads and stores would stall the stores
+FEWEST_PASSES = 3
+BEYOND = 4.0  # how many times slower than a set the next of the ladder may be, for the estimate of its time
 
 
 @dataclass(frozen=True)
@@ -48,26 +45,67 @@ class Kernel:
     smallest: int = 0
 
 
-def measure_cpu(world: World, effort: Effort, caches: Sequence[CpuCache]) -> Findings:
+def measure_cpu(world: World, effort: Effort, plan: SweepPlan, budget: Budget) -> Findings:
     """Sweep with one working set per thread of torch's pool on every rank. Returns a roof for each level found."""
-    threads = torch.get_num_threads()
-    active = threads * world.local_size
-    shares = [Cache(f"L{c.level}", c.size_bytes // min(active, c.cpus)) for c in caches]
-    largest = int(agree(world, [_largest_set(shares, active)])[0])
-    sizes = sweep(SMALLEST_CPU, largest, effort.points_per_octave, 4096)
-    team = _Team(threads, largest + SKEW + ALIGNMENT)
+    team = _Team(plan.threads, plan.buffer_bytes)
+    before = torch.get_num_threads()
     torch.set_num_threads(1)  # the team has its own threads: torch must not start more in each
     try:
-        sampled = {
-            kernel: {size: _cpu_rate(world, team, kernel, size, effort) for size in sizes if size >= kernel.smallest}
-            for kernel in CPU_KERNELS
-        }
+        sampled, left_out = _sweep(world, effort, plan, team, budget)
     finally:
-        torch.set_num_threads(threads)
-    return _findings(world, sampled, shares)
+        torch.set_num_threads(before)
+    late = [NotMeasured("memory", f"{', '.join(left_out)}: the time was over", "sweep")] if left_out else []
+    if len(next(iter(sampled.values()))) < 2:
+        return Findings(not_measured=late)
+    findings = _findings(world, sampled, plan.shares, plan.cut)
+    findings.not_measured += late
+    return findings
 
 
-def measure_gpu(world: World, effort: Effort, device: torch.device) -> Findings:
+def _sweep(
+    world: World, effort: Effort, plan: SweepPlan, team: _Team, budget: Budget
+) -> tuple[dict[Kernel, dict[int, Samples]], list[str]]:
+    """Measure from coarse to fine, so that what fits into the time covers the whole range.
+
+    Returns the rates in order of size, and for each kernel that was not measured on all sets how many there are.
+    """
+    sampled: dict[Kernel, dict[int, Samples]] = {kernel: {} for kernel in CPU_KERNELS}
+    overhead = 0.0  # seconds per kernel that do not follow from its rate: threads start, pages are mapped
+    for number, size in enumerate(visiting_order(plan.sizes)):
+        for kernel in CPU_KERNELS:
+            if size < kernel.smallest:
+                continue
+            expected = _expected_s(sampled[kernel] or sampled[CPU_KERNELS[0]], size, effort, plan)
+            if budget.ends and number and not budget.allows(expected + overhead):
+                continue
+            begin = budget.clock()
+            team.touch(size + SKEW)
+            sampled[kernel][size] = _cpu_rate(world, team, kernel, size, effort, budget)
+            took = agree(world, [budget.clock() - begin])[0]
+            overhead = max(overhead, took - _expected_s(sampled[kernel], size, effort, plan))
+        budget.tell(f"memory: {number + 1} of {len(plan.sizes)} working sets")
+    planned = {kernel: sum(size >= kernel.smallest for size in plan.sizes) for kernel in CPU_KERNELS}
+    left_out = [
+        f"{len(sampled[kernel])} of {count} sets with {kernel.name}"
+        for kernel, count in planned.items()
+        if len(sampled[kernel]) < count
+    ]
+    detector = CPU_KERNELS[0]
+    rates = {kernel: dict(sorted(by_size.items())) for kernel, by_size in sampled.items()}
+    return {kernel: by_size for kernel, by_size in rates.items() if by_size or kernel is detector}, left_out
+
+
+def _expected_s(rates: Mapping[int, Samples], size: int, effort: Effort, plan: SweepPlan) -> float:
+    """Seconds that a set should take by the rate of the next larger one; without one by a part of the largest's. 0 without any."""
+    if not rates:
+        return 0.0
+    larger = min((known for known in rates if known >= size), default=None)
+    rate = rates[larger].slowest if larger else rates[max(rates)].slowest / BEYOND
+    once = max(effort.sample_s, FEWEST_PASSES * size * plan.threads / rate)
+    return once * (2 + min(effort.repetitions, max(LEAST, calls_for(LONG_S, once))))
+
+
+def measure_gpu(world: World, effort: Effort, device: torch.device, budget: Budget) -> Findings:
     """Sweep a triad over the whole device. It does not see L1 caches, which belong to single multiprocessors."""
     properties = torch.cuda.get_device_properties(device)
     l2 = int(getattr(properties, "L2_cache_size", 0))
@@ -75,7 +113,10 @@ def measure_gpu(world: World, effort: Effort, device: torch.device) -> Findings:
     free, _ = torch.cuda.mem_get_info(device)
     largest = min(max(1 << 30, PAST_CACHE * l2), free // 4)
     rates = {}
-    for size in sweep(SMALLEST_GPU, largest, effort.points_per_octave, 4096):
+    sizes = sweep(SMALLEST_GPU, largest, effort.points_per_octave, 4096)
+    for size in visiting_order(sizes):
+        if not budget.left():
+            break
         launch = _gpu_triad(device, size)
         calls = int(agree(world, [calls_for(effort.sample_s, _gpu_seconds(launch, 1))])[0])
         moved = size // 12 * 12 * GRAPH_LAUNCHES * calls
@@ -83,16 +124,27 @@ def measure_gpu(world: World, effort: Effort, device: torch.device) -> Findings:
         def rate(launch: Callable[[], None] = launch, calls: int = calls, moved: int = moved) -> float:
             return moved / _gpu_seconds(launch, calls)
 
-        rates[size] = repeat(world, rate, effort.repetitions)
-    findings = _findings(world, {Kernel("triad", "torch", _cpu_triad): rates}, shares)
+        rates[size] = repeat(world, rate, effort.repetitions, budget=budget)
+        budget.tell(f"memory: {len(rates)} of {len(sizes)} working sets")
+    if len(rates) < 2:
+        return Findings(not_measured=[NotMeasured("memory", "the time was over")])
+    findings = _findings(world, {Kernel("triad", "torch", _cpu_triad): dict(sorted(rates.items()))}, shares)
     findings.not_measured.append(
         NotMeasured("memory", "private to a multiprocessor: no sweep of the device sees it", "L1")
     )
+    if len(rates) < len(sizes):
+        late = f"{len(rates)} of {len(sizes)} working sets were measured: the time was over"
+        findings.not_measured.append(NotMeasured("memory", late, "sweep"))
     return findings
 
 
-def _findings(world: World, sampled: dict[Kernel, dict[int, Samples]], shares: Sequence[Cache]) -> Findings:
-    """Find the levels on the first kernel's rates; a roof for each, and the reason for each cache without one."""
+def _findings(
+    world: World, sampled: dict[Kernel, dict[int, Samples]], shares: Sequence[Cache], cut: str = ""
+) -> Findings:
+    """Find the levels on the first kernel's rates; a roof for each, and the reason for each cache without one.
+
+    ``cut`` says why no larger set was tried.
+    """
     detector = next(iter(sampled.values()))
     sizes = list(detector)
     levels = with_one_memory(plateaus(sizes, [samples.best for samples in detector.values()]), shares)
@@ -106,6 +158,7 @@ def _findings(world: World, sampled: dict[Kernel, dict[int, Samples]], shares: S
             findings.not_measured.append(NotMeasured("memory", reason, cache.name))
     if "dram" not in level_names:
         reason = f"the sweep ends at {sizes[-1]} bytes per thread, less than 4 times the largest cache"
+        reason += f": {cut}" if cut else ""
         findings.not_measured.append(NotMeasured("memory", reason, "dram"))
     return findings
 
@@ -149,12 +202,19 @@ def _curve(world: World, kernel: Kernel, rates: dict[int, Samples]) -> Curve:
 
 
 class _Team:
-    """Threads with a private buffer each. Its own thread writes a buffer first, so that its pages are on the thread's NUMA node."""
+    """Threads with a private buffer each, of which `touch` makes the first bytes usable."""
 
     def __init__(self, threads: int, size: int) -> None:
         self._threads = threads
         self.buffers: list[NDArray[np.uint8]] = [_buffer(size) for _ in range(threads)]
-        self.seconds([partial(_fill, buffer) for buffer in self.buffers])
+        self._touched = 0
+
+    def touch(self, size: int) -> None:
+        """Write so many bytes of each buffer, unless that was done: by its own thread, so that pages are on its NUMA node."""
+        end = min(-(-size // 8) * 8, self.buffers[0].size)
+        if end > self._touched:
+            self.seconds([partial(_fill, buffer[self._touched : end]) for buffer in self.buffers])
+            self._touched = end
 
     def seconds(self, calls: Sequence[Callable[[], object]]) -> float:
         """Seconds from the first start to the last end of one call per thread; the threads start together."""
@@ -179,7 +239,7 @@ class _Team:
         return max(end for _, end in spans) - min(begin for begin, _ in spans)
 
 
-def _cpu_rate(world: World, team: _Team, kernel: Kernel, size: int, effort: Effort) -> Samples:
+def _cpu_rate(world: World, team: _Team, kernel: Kernel, size: int, effort: Effort, budget: Budget) -> Samples:
     """Measure the bytes/s of all threads of a rank together."""
     estimate = 20e9  # bytes/s; only decides how many passes the first call makes
     sample_s = effort.sample_s * (1 if len(team.buffers) == 1 else TEAM)
@@ -188,13 +248,14 @@ def _cpu_rate(world: World, team: _Team, kernel: Kernel, size: int, effort: Effo
         ready = [kernel.prepare(buffer, size, passes) for buffer in team.buffers]
         return [call for call, _ in ready], sum(moved for _, moved in ready)
 
-    calls, moved = prepared(max(3, round(estimate * sample_s / 4 / size)))
+    calls, moved = prepared(max(FEWEST_PASSES, round(estimate * sample_s / 4 / size)))
     team.seconds(calls)
     rate = moved / team.seconds(calls) / len(calls)
-    passes = int(agree(world, [max(3, round(rate * sample_s / size))])[0])
+    passes = int(agree(world, [max(FEWEST_PASSES, round(rate * sample_s / size))])[0])
     calls, moved = prepared(passes)
     enough = int(agree(world, [calls_for(LONG_S, passes * size / rate)])[0])
-    return repeat(world, lambda: moved / team.seconds(calls), min(effort.repetitions, max(LEAST, enough)))
+    repetitions = min(effort.repetitions, max(LEAST, enough))
+    return repeat(world, lambda: moved / team.seconds(calls), repetitions, budget=budget)
 
 
 def _cpu_read(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
@@ -256,21 +317,14 @@ CPU_KERNELS = (
 )
 
 
-def _largest_set(shares: Sequence[Cache], active: int) -> int:
-    """Bytes per thread of the largest set: `PAST_CACHE` times the largest share, all sets at most a quarter of the free memory."""
-    wanted = PAST_CACHE * shares[-1].share_bytes if shares else LARGEST_FALLBACK
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(4 << 20, min(wanted, free // 4 // active))
-
-
 def _buffer(size: int) -> NDArray[np.uint8]:
-    """Allocate untouched pages from the boundary of a huge page on; huge ones where the system gives them on request."""
-    mapped = mmap.mmap(-1, size + ALIGNMENT)
+    """Map untouched pages, from the boundary of a huge page on if the buffer has one; huge ones where the system gives them."""
+    mapped = mmap.mmap(-1, mapped_bytes(size))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # this kernel has no huge pages: use ordinary ones
             mapped.madvise(mmap.MADV_HUGEPAGE)
     raw = np.frombuffer(mapped, np.uint8)
-    return raw[-raw.ctypes.data % ALIGNMENT :][:size]
+    return raw[-raw.ctypes.data % (ALIGNMENT if size >= ALIGNMENT else LINE) :][:size]
 
 
 def _fill(buffer: NDArray[np.uint8]) -> None:

@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Resource, Roof, Unit
 from suite.world import World
+
+FEWEST = 3  # repetitions of what was begun before the time was over
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,8 @@ class Effort:
 
     ``sample_s`` is the least length of one repetition. Repetitions are many and short: on a shared machine the best of them
     is the least disturbed, and memory levels are found on the best. ``sustained_s`` is the uninterrupted run at the best GEMM
-    size, ``points_per_octave`` is of the memory sweep, ``storage_bytes`` is per rank.
+    size, ``points_per_octave`` is of the memory sweep, ``storage_bytes`` is per rank. ``seconds`` bounds all steps together;
+    None: no bound.
     """
 
     repetitions: int
@@ -28,6 +32,7 @@ class Effort:
     points_per_octave: int
     largest_message_bytes: int
     storage_bytes: int
+    seconds: float | None = None
 
 
 QUICK = Effort(
@@ -37,6 +42,7 @@ QUICK = Effort(
     points_per_octave=3,
     largest_message_bytes=16 << 20,
     storage_bytes=64 << 20,
+    seconds=50.0,
 )
 FULL = Effort(
     repetitions=31,
@@ -96,10 +102,17 @@ class Samples:
         )
 
 
-def repeat(world: World, rate: Callable[[], float], n: int, *, member: bool = True) -> Samples:
-    """Call ``rate`` n times on every member rank; each time all start together. All ranks call it."""
+def repeat(
+    world: World, rate: Callable[[], float], n: int, *, member: bool = True, budget: Budget | None = None
+) -> Samples:
+    """Call ``rate`` n times on every member rank; each time all start together. All ranks call it.
+
+    When the time of ``budget`` is over, `FEWEST` repetitions are enough: ``n`` of the result says how many there were.
+    """
     mine = []
-    for _ in range(n):
+    for done in range(n):
+        if budget is not None and done >= FEWEST and not budget.left():
+            break
         world.barrier()
         if member:
             mine.append(rate())

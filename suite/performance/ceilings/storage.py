@@ -14,45 +14,73 @@ from pathlib import Path
 
 import numpy as np
 
+from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Findings, NotMeasured, Resource, Roof
-from suite.performance.ceilings.samples import Effort, Samples, repeat
+from suite.performance.ceilings.samples import Effort, Samples, agree, repeat
 from suite.world import World
 
 BLOCK = 4 << 20
 REPETITIONS = 3
+PASSES = 10  # over the file in all: three writes, three cold reads, and four warm ones, which cost less
 COLD = 0.01  # a file is cold if less than this share of it is in the page cache
 
 
-def measure(world: World, effort: Effort, directory: Path) -> Findings:
-    """Measure a write with fsync, a cold read and a warm read; then remove the files. Nothing if the directory is unsuitable."""
-    size = min(effort.storage_bytes, _free(directory, world) // 10) // BLOCK * BLOCK
+def measure(world: World, effort: Effort, directory: Path, free: int, budget: Budget) -> Findings:
+    """Measure a write with fsync, a cold read and a warm read; then remove the files. Nothing if the directory is unsuitable.
+
+    Files are smaller than ``effort.storage_bytes`` where that does not fit into the free space, into the memory (the directory may
+    lie in it) or into the time; ``size_bytes`` of the roofs says how large they were.
+    """
+    size = min(effort.storage_bytes, _free(directory, world) // 10, free // 8 // world.local_size) // BLOCK * BLOCK
     path = directory / f".mlhpc-ceilings-{os.getpid()}-{world.rank}"
     reason = _reason(world, directory, size)
     if reason:
-        return Findings(not_measured=[NotMeasured("storage_read", reason), NotMeasured("storage_write", reason)])
+        return _none(reason)
+    size = min(world.allgather(size))
     block = np.random.default_rng(world.rank).bytes(BLOCK)
     findings = Findings()
     try:
-        written = repeat(world, lambda: size / _write(path, block, size), REPETITIONS)
-        findings.roofs.append(_roof(world, "storage_write", directory, "fsync", written, size))
-        cold = [all(world.allgather(_evict(path)))]
-
-        def read_cold() -> float:
-            cold.append(_evict(path))
-            return size / _read(path)
-
-        samples = repeat(world, read_cold, REPETITIONS)
-        if all(world.allgather(all(cold))):
-            findings.roofs.append(_roof(world, "storage_read", directory, "cold", samples, size))
-        else:
-            reason = "the page cache keeps the file (a file system in memory, or one that ignores POSIX_FADV_DONTNEED)"
-            findings.not_measured.append(NotMeasured("storage_read", reason, "cold"))
-        _read(path)
-        warm = repeat(world, lambda: size / _read(path), REPETITIONS)
-        findings.roofs.append(_roof(world, "storage_read", directory, "warm", warm, size))
+        if budget.ends:
+            once = agree(world, [_write(path, block, BLOCK)])[0]
+            size = min(size, int(budget.left() / (PASSES * once)) * BLOCK)
+            if size == 0:
+                return _none(f"{directory} takes {once:.2g} s to write {BLOCK >> 20} MiB: too slow for the time")
+        if size < effort.storage_bytes:
+            what = (
+                f"files of more than {size >> 20} MiB per rank: they do not fit into the time, the space or the memory"
+            )
+            findings.not_measured.append(NotMeasured("storage_write", what, str(directory)))
+        findings.add(_measure_files(world, directory, path, block, size, budget))
     finally:
         path.unlink(missing_ok=True)
     return findings
+
+
+def _measure_files(world: World, directory: Path, path: Path, block: bytes, size: int, budget: Budget) -> Findings:
+    """The three roofs of one file per rank."""
+    findings = Findings()
+    written = repeat(world, lambda: size / _write(path, block, size), REPETITIONS, budget=budget)
+    findings.roofs.append(_roof(world, "storage_write", directory, "fsync", written, size))
+    cold = [all(world.allgather(_evict(path)))]
+
+    def read_cold() -> float:
+        cold.append(_evict(path))
+        return size / _read(path)
+
+    samples = repeat(world, read_cold, REPETITIONS, budget=budget)
+    if all(world.allgather(all(cold))):
+        findings.roofs.append(_roof(world, "storage_read", directory, "cold", samples, size))
+    else:
+        reason = "the page cache keeps the file (a file system in memory, or one that ignores POSIX_FADV_DONTNEED)"
+        findings.not_measured.append(NotMeasured("storage_read", reason, "cold"))
+    _read(path)
+    warm = repeat(world, lambda: size / _read(path), REPETITIONS, budget=budget)
+    findings.roofs.append(_roof(world, "storage_read", directory, "warm", warm, size))
+    return findings
+
+
+def _none(reason: str) -> Findings:
+    return Findings(not_measured=[NotMeasured("storage_read", reason), NotMeasured("storage_write", reason)])
 
 
 def resident_share(path: Path) -> float:

@@ -127,14 +127,14 @@ def test_data_caches_are_read_as_linux_lists_them(tmp_path: Path) -> None:
         for index, texts in enumerate(caches)
         for name, text in zip(names, texts, strict=True)
     }
-    found = list_data_caches(tree(tmp_path, files))
+    found = list_data_caches(tree(tmp_path, files), [0])
     assert found[0] == CpuCache(level=1, kind="data", size_kib=48, shared_cpu_list="0,64")
-    assert [(cache.level, cache.size_bytes >> 10, cache.cpus) for cache in found] == [
+    assert [(cache.level, cache.size_bytes >> 10, len(cache.sharers)) for cache in found] == [
         (1, 48, 2),
         (2, 1024, 2),
         (3, 32768, 8),
     ]
-    assert list_data_caches(tmp_path / "none") == []
+    assert list_data_caches(tmp_path / "none", [0]) == []
 
 
 def test_the_file_system_of_a_folder_is_that_of_the_nearest_mount(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ measure.QUICK = Effort(
     storage_bytes=40 << 20,
 )
 compute.CPU_ORDERS = (compute.LAUNCH_ORDER, 64)
-measure.list_data_caches = lambda root: [CpuCache(1, "data", 16, "0"), CpuCache(2, "unified", 128, "0")]
+measure.list_data_caches = lambda root, cpus: [CpuCache(1, "data", 16, "0"), CpuCache(2, "unified", 128, "0")]
 
 sys.argv = ["mlhpc", "ceilings", "--quick", *sys.argv[1:]]
 main()

@@ -18,14 +18,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.commands.ceilings import ceilings
-from suite.machine.probes.processor import CpuCache
-from suite.performance.ceilings import memory, storage
+from suite.machine.probes.allowance import read_allowance
+from suite.machine.probes.processor import CpuCache, list_data_caches
+from suite.performance.ceilings import memory, plan, storage
+from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.collectives import bus_share, group_sizes
 from suite.performance.ceilings.document import Findings, NotMeasured, Roof, refuse_existing, to_json, write
-from suite.performance.ceilings.memory import CPU_KERNELS, SKEW, Kernel
+from suite.performance.ceilings.memory import CPU_KERNELS, Kernel
+from suite.performance.ceilings.plan import (
+    PAGE,
+    SHORTEST,
+    SKEW,
+    SweepPlan,
+    fits,
+    free_bytes,
+    plan_sweep,
+    visiting_order,
+)
 from suite.performance.ceilings.plateaus import Cache, names, plateaus, sweep, with_one_memory
 from suite.performance.ceilings.samples import QUICK, Effort, Samples, repeat
 from suite.world import World
+from tests.fixtures.zoo import Machine, every_machine
 
 KIB, MIB = 1024, 1024 * 1024
 TINY = Effort(2, 1e-4, 0.0, 1, 1 << 16, 1 << 20)
@@ -125,10 +138,121 @@ def test_a_kernel_refuses_a_buffer_that_would_cut_its_working_set(kernel: Kernel
 @pytest.mark.parametrize("l3_kib", [300 * KIB, 105 * KIB, 27 * KIB + 512])
 def test_every_cache_size_of_a_processor_can_be_swept(l3_kib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine with 300 MiB of L3 cache on which the read kernel once met a buffer smaller than its last set."""
-    monkeypatch.setattr(memory, "PAST_CACHE", 1 / 64)  # the whole path, with sets that a test can afford
-    found = memory.measure_cpu(World.create(), TINY, [CpuCache(3, "unified", l3_kib, "0")])
-    largest = max(point.x for curve in found.curves for point in curve.points)
-    assert largest <= max(4 * MIB, (l3_kib << 10) // 64)
+    monkeypatch.setattr(plan, "PAST_CACHE", 1 / 64)  # the whole path, with sets that a test can afford
+    caches = [CpuCache(3, "unified", l3_kib, "0")]
+    sweep_plan = plan_sweep(caches, frozenset({0}), 1, 1, 8 << 30, TINY.points_per_octave)
+    assert isinstance(sweep_plan, SweepPlan)
+    found = memory.measure_cpu(World.create(), TINY, sweep_plan, Budget(World.create(), None))
+    assert max(point.x for curve in found.curves for point in curve.points) == (l3_kib << 10) // 64 // PAGE * PAGE
+
+
+CACHES = st.lists(
+    st.builds(
+        CpuCache,
+        level=st.integers(1, 4),
+        kind=st.sampled_from(["data", "unified"]),
+        size_kib=st.integers(1, 2 << 20),
+        shared_cpu_list=st.builds(
+            lambda first, more: f"{first}-{first + more}", st.integers(0, 300), st.integers(0, 300)
+        ),
+    ),
+    max_size=4,
+)
+
+
+@given(
+    caches=CACHES,
+    cpus=st.frozensets(st.integers(0, 511), min_size=1),
+    threads=st.integers(1, 512),
+    ranks=st.integers(1, 64),
+    free=st.integers(0, 1 << 42),
+)
+def test_a_plan_never_takes_more_than_a_quarter_of_the_free_memory(
+    caches: list[CpuCache], cpus: frozenset[int], threads: int, ranks: int, free: int
+) -> None:
+    found = plan_sweep(caches, cpus, threads, ranks, free, 3)
+    if isinstance(found, str):
+        assert free // 4 // (threads * ranks) < SHORTEST + SKEW + PAGE + PAGE, "a sweep would have fitted"
+        assert "of memory that are free: too little for a sweep" in found
+        return
+    assert found.total_bytes <= free / 4
+    assert SHORTEST <= found.sizes[-1] <= found.buffer_bytes - SKEW
+    assert all(0 <= share.share_bytes <= cache.size_bytes for share, cache in zip(found.shares, caches, strict=True))
+    wanted = max((8 * share.share_bytes for share in found.shares), default=64 * MIB)
+    assert bool(found.cut) == (found.sizes[-1] < max(wanted, SHORTEST) // PAGE * PAGE)
+
+
+def test_memory_that_nobody_knows_is_taken_as_little() -> None:
+    assert free_bytes([None, 8 << 30]) == 1 << 30
+    assert free_bytes([5 << 20, 8 << 30]) == 5 << 20
+    assert fits(100, 2, 800)
+    assert not fits(101, 2, 800)
+
+
+@given(st.integers(8 * KIB, 1 << 34))
+def test_a_sweep_is_visited_from_coarse_to_fine(largest: int) -> None:
+    sizes = sweep(8 * KIB, largest, 3, 4096)
+    order = visiting_order(sizes)
+    assert sorted(order) == sizes
+    ladder = order[: order.index(sizes[-1]) + 1]
+    assert ladder == sorted(ladder)
+    assert all(higher <= 8 * lower for lower, higher in pairwise(ladder))
+    assert len(ladder) <= 3 + math.log(largest / 8192, 6)
+
+
+class ModelledTeam:
+    """Threads of a machine that is not here: a pass takes the bytes of all threads by the rate of the level they lie in."""
+
+    def __init__(self, threads: int, size: int, *, machine: Machine, rate: float, start_s: float) -> None:
+        self.buffers = [np.empty(0, np.uint8)] * threads
+        self._shares = machine.expected["shares_kib"].values()
+        self._rate, self._start_s, self._touched = rate, start_s, 0
+        self.now = 0.0
+
+    def touch(self, size: int) -> None:
+        self.now += max(0, size - self._touched) * len(self.buffers) / self._rate
+        self._touched = max(size, self._touched)
+
+    def seconds(self, calls: list[Any]) -> float:
+        size, moved = calls[0]
+        level = sum(size > share * KIB for share in self._shares)
+        factor = 2.0 ** (len(self._shares) - level) * (
+            8 if level < len(self._shares) else 1
+        )  # caches: 16 to 64 times memory
+        took = moved * len(calls) / (self._rate * factor)
+        self.now += took + self._start_s * len(calls)
+        return took
+
+
+@pytest.mark.parametrize("rate", [2e9, 20e9, 500e9], ids=["slow", "usual", "fast"])
+@every_machine
+def test_a_bounded_sweep_ends_in_time_on_every_machine(
+    machine: Machine, rate: float, zoo_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On machines whose main memory moves 2 to 500 GB/s, with all their threads, of which each takes 60 µs to start."""
+    allowed = read_allowance(zoo_root)
+    caches = list_data_caches(zoo_root, allowed.cpus)
+    made = plan_sweep(
+        caches, allowed.cpus, allowed.cores, 1, free_bytes([allowed.memory_free]), QUICK.points_per_octave
+    )
+    assert isinstance(made, SweepPlan)
+    team = ModelledTeam(made.threads, made.buffer_bytes, machine=machine, rate=rate, start_s=60e-6)
+
+    def prepare(buffer: object, size: int, passes: int) -> Any:
+        return (size, size * passes), float(size * passes)
+
+    kernels = tuple(Kernel(kernel.name, kernel.library, prepare, kernel.smallest) for kernel in CPU_KERNELS)
+    monkeypatch.setattr(memory, "CPU_KERNELS", kernels)
+    monkeypatch.setattr(memory, "_Team", lambda threads, size: team)
+    said: list[str] = []
+    budget = Budget(World.create(), 12.5, said.append, lambda: team.now)
+    found = memory.measure_cpu(World.create(), QUICK, made, budget)
+    assert team.now <= 1.5 * 12.5, "what was begun is ended; a set is begun if it should fit"
+    points = {curve.mode: len(curve.points) for curve in found.curves}
+    whole = all(points.get(kernel.name, 0) == sum(size >= kernel.smallest for size in made.sizes) for kernel in kernels)
+    assert whole != any("the time was over" in gap.reason for gap in found.not_measured), "what was left out is said"
+    assert any(roof.name == "dram" for roof in found.roofs) or any(gap.name == "dram" for gap in found.not_measured)
+    assert team.now < 5 or said, "progress is shown"
 
 
 def test_bytes_of_collectives_are_those_a_rank_must_send() -> None:
@@ -145,7 +269,7 @@ def test_statistics_of_ranks_name_the_slowest_and_ignore_ranks_that_took_no_part
 
 def test_storage_is_read_cold_or_said_not_to_be(tmp_path: Path) -> None:
     effort = SimpleNamespace(storage_bytes=8 << 20)
-    found = storage.measure(World.create(), effort, tmp_path)  # type: ignore[arg-type]
+    found = storage.measure(World.create(), effort, tmp_path, 1 << 30, Budget(World.create(), None))  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir()), "the file is removed"
     modes = {(roof.resource, roof.mode) for roof in found.roofs}
     assert {("storage_write", "fsync"), ("storage_read", "warm")} <= modes
@@ -160,7 +284,7 @@ def test_the_page_cache_is_looked_into(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_not_measured(tmp_path: Path) -> None:
-    found = storage.measure(World.create(), QUICK, tmp_path / "none")
+    found = storage.measure(World.create(), QUICK, tmp_path / "none", 1 << 30, Budget(World.create(), None))
     assert not found.roofs
     assert {gap.resource for gap in found.not_measured} == {"storage_read", "storage_write"}
     assert "is not a directory" in found.not_measured[0].reason

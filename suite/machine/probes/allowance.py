@@ -1,0 +1,140 @@
+"""Reads what this process may use of the node: CPUs, memory, open files. Control groups (versions 1 and 2) count."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from suite.machine.probes.root import REAL, is_simulated, machine_root
+from suite.machine.probes.sysfs import parse_cpu_list, parse_whole, read_text
+
+CGROUPS = "sys/fs/cgroup"  # below the file-system root
+UNLIMITED = 1 << 60  # version 1 writes "no limit" as the largest multiple of a page
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a process may use of its node; None where the node does not say. Memory is in bytes.
+
+    ``cpus`` are the online CPUs of the affinity mask, ``cpu_quota`` the CPU time per time that the control group allows.
+    ``memory_limit`` is the lowest limit of the control groups; ``memory_free`` is what can be taken without swapping and
+    without reaching a limit. ``open_files`` and ``open_files_most`` are the soft and the hard limit.
+    """
+
+    cpus: frozenset[int]
+    cpu_quota: float | None = None
+    memory_total: int | None = None
+    memory_limit: int | None = None
+    memory_free: int | None = None
+    open_files: int | None = None
+    open_files_most: int | None = None
+
+    @property
+    def cores(self) -> int:
+        """How many threads can run at once: CPUs, or the whole CPUs of the quota if they are fewer; at least one."""
+        quota = len(self.cpus) if self.cpu_quota is None else int(self.cpu_quota)
+        return max(1, min(len(self.cpus), quota))
+
+
+def usable(environ: Mapping[str, str] = os.environ) -> Allowance:
+    """What this process may use. On a simulated machine no more than the real one has: it is the one that works."""
+    root = machine_root(environ)
+    allowed = read_allowance(root)
+    if not is_simulated(root):
+        return allowed
+    real = read_allowance(REAL)
+    return replace(
+        allowed,
+        cpu_quota=min(allowed.cores, real.cores),
+        memory_free=_least(allowed.memory_free, real.memory_free),
+        open_files=_least(allowed.open_files, real.open_files),
+        open_files_most=_least(allowed.open_files_most, real.open_files_most),
+    )
+
+
+def read_allowance(root: Path) -> Allowance:
+    """What the process may use of the machine below ``root``."""
+    info = {
+        key: int(kib) << 10 for key, kib in re.findall(r"^(\w+):\s+(\d+) kB", read_text(root / "proc/meminfo"), re.M)
+    }
+    without_estimate = sum(info.get(key, 0) for key in ("MemFree", "Buffers", "Cached")) or None  # before Linux 3.14
+    limit, left = _read_group_memory(root)
+    soft, most = _read_open_files(root)
+    return Allowance(
+        cpus=_read_cpus(root),
+        cpu_quota=_read_quota(root),
+        memory_total=info.get("MemTotal"),
+        memory_limit=limit,
+        memory_free=_least(info.get("MemAvailable", without_estimate), left),
+        open_files=soft,
+        open_files_most=most,
+    )
+
+
+def _read_cpus(root: Path) -> frozenset[int]:
+    """The affinity mask without offline CPUs, which some kernels leave in it; else all online, else all in /proc/cpuinfo."""
+    mask = re.search(r"^Cpus_allowed_list:\s*(\S+)", read_text(root / "proc/self/status"), re.M)
+    allowed = parse_cpu_list(mask.group(1)) if mask else frozenset()
+    online = parse_cpu_list(read_text(root / "sys/devices/system/cpu/online"))
+    if not allowed and not online:
+        listed = re.findall(r"^processor\s*:\s*(\d+)$", read_text(root / "proc/cpuinfo"), re.M)
+        return frozenset(map(int, listed)) or frozenset({0})
+    return (allowed & online) or allowed or online
+
+
+def _read_quota(root: Path) -> float | None:
+    """CPU seconds per second that the strictest control group allows."""
+    quotas = []
+    for group in _list_groups(root, "cpu"):
+        words = read_text(group / "cpu.max").split()
+        words = words or [read_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        quota, period = map(parse_whole, words) if len(words) == 2 else (None, None)  # "max" and "-1": none
+        if quota and period:
+            quotas.append(quota / period)
+    return min(quotas, default=None)
+
+
+def _read_group_memory(root: Path) -> tuple[int | None, int | None]:
+    """The lowest limit of the control groups, and the bytes that remain below all limits. File pages that can go are free."""
+    limits, remaining = [], []
+    for group in _list_groups(root, "memory"):
+        hard = [read_text(group / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
+        known = [value for text in hard if (value := parse_whole(text)) is not None and value < UNLIMITED]
+        if not known:
+            continue
+        limits.append(min(known))
+        used = parse_whole(read_text(group / "memory.current") or read_text(group / "memory.usage_in_bytes")) or 0
+        pages = dict(re.findall(r"^(\w+) (\d+)$", read_text(group / "memory.stat"), re.M))
+        idle = int(pages.get("total_inactive_file") or pages.get("inactive_file") or 0)
+        remaining.append(max(0, min(known) - max(0, used - idle)))
+    return min(limits, default=None), min(remaining, default=None)
+
+
+def _list_groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's control groups for a controller, from its own up to the root of each hierarchy.
+
+    In a container the path may be that of the host and not exist: the hierarchy's root is then the container's own group.
+    """
+    lines = [line.split(":", 2) for line in read_text(root / "proc/self/cgroup").splitlines() if line.count(":") >= 2]
+    for _, controllers, path in lines or [["0", "", "/"], ["1", controller, "/"]]:
+        if controllers and controller not in controllers.split(","):
+            continue
+        names = (controllers, controller) if controllers else ("unified", "")
+        mount = next((each for name in names if (each := root / CGROUPS / name).is_dir()), None)
+        if mount is None:
+            continue
+        parts = [part for part in path.split("/") if part not in {"", ".", ".."}]
+        yield from (mount.joinpath(*parts[:count]) for count in range(len(parts), -1, -1))
+
+
+def _read_open_files(root: Path) -> tuple[int | None, int | None]:
+    """The soft and the hard limit of open files; None for "unlimited" or unknown."""
+    match = re.search(r"^Max open files\s+(\S+)\s+(\S+)", read_text(root / "proc/self/limits"), re.M)
+    return (parse_whole(match.group(1)), parse_whole(match.group(2))) if match else (None, None)
+
+
+def _least(*amounts: int | None) -> int | None:
+    return min((amount for amount in amounts if amount is not None), default=None)

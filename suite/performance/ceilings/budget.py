@@ -1,0 +1,54 @@
+"""The time that measuring may take. All ranks ask together and get one answer, so that none measures what another left out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from suite.world import World
+
+TELL_S = 5.0  # a line of progress about this often
+
+
+class Budget:
+    """Seconds from now on, or without end (None). What does not fit is left out, and the caller says so in ``not_measured``."""
+
+    def __init__(
+        self,
+        world: World,
+        seconds: float | None,
+        say: Callable[[str], None] = lambda line: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.clock, self.begin = clock, clock()
+        self.length = math.inf if seconds is None else seconds
+        self._world, self._say = world, say
+        self._told = self.begin
+
+    def until(self, seconds: float) -> Budget:
+        """The part of this budget from now to so many seconds after its begin, or to its own end if that is earlier."""
+        gone = self.clock() - self.begin
+        length = max(0.0, min(seconds, self.length) - gone)
+        return Budget(self._world, None if math.isinf(length) else length, self._say, self.clock)
+
+    @property
+    def ends(self) -> bool:
+        """True if the time has an end."""
+        return not math.isinf(self.length)
+
+    def left(self) -> float:
+        """Seconds that are left, the same on all ranks; at least 0, infinite without an end. All ranks call it."""
+        if not self.ends:
+            return math.inf
+        return max(0.0, float(min(self._world.allgather(self.begin + self.length - self.clock()))))
+
+    def allows(self, seconds: float) -> bool:
+        """True if so many more seconds fit. All ranks call it, with the same number."""
+        return self.left() > seconds
+
+    def tell(self, text: str) -> None:
+        """Say how far a measurement is, at most every `TELL_S` seconds."""
+        if self.clock() - self._told >= TELL_S:
+            self._told = self.clock()
+            self._say(f"  {text}")

@@ -1,0 +1,107 @@
+"""Plans what is measured within the memory that is free: working sets, matrices, messages, files. Pure functions, torch-free.
+
+Nothing that is measured may push a machine into swapping or its control group over its limit: all ranks of a node together take
+at most a quarter of what is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from suite.machine.probes.processor import CpuCache
+from suite.performance.ceilings.plateaus import Cache, sweep
+
+LINE = 64
+PAGE = 4096
+ALIGNMENT = 2 << 20  # a huge page
+SKEW = 7 * LINE  # offset between the halves of a set: equal low address bits of loads and stores would stall the stores
+SMALLEST = 8 << 10
+SHORTEST = 64 << 10  # a sweep that ends below this shows no level
+LARGEST_FALLBACK = 64 << 20  # per thread, where no cache size is known
+PAST_CACHE = 8  # the sweep ends at this many times the largest cache
+STEP = 8  # between the sets that are measured first: the rate of one bounds that of the next
+SHARE = 4  # measurements take one SHARE-th of the free memory
+UNKNOWN_FREE = 1 << 30  # taken as free where the machine does not say
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """A sweep over working sets with one private buffer per thread. Sizes are bytes per thread.
+
+    ``cut`` says why the sweep ends below `PAST_CACHE` times the largest cache; "" if it does not.
+    """
+
+    shares: tuple[Cache, ...]
+    sizes: tuple[int, ...]
+    threads: int
+    ranks: int
+    cut: str = ""
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of a buffer, that of a thread: its largest set and the skew."""
+        return self.sizes[-1] + SKEW
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that all ranks of a node map."""
+        return self.threads * self.ranks * mapped_bytes(self.buffer_bytes)
+
+
+def free_bytes(amounts: Iterable[int | None]) -> int:
+    """The memory that every rank agrees is free on its node: the least of what the ranks found."""
+    return min(UNKNOWN_FREE if amount is None else amount for amount in amounts)
+
+
+def plan_sweep(
+    caches: Sequence[CpuCache], cpus: frozenset[int], threads: int, ranks: int, free: int, per_octave: int
+) -> SweepPlan | str:
+    """Plan the sweep of ``ranks`` ranks of a node with ``threads`` threads each, or say why there can be none.
+
+    ``cpus`` are those that the ranks of the node may use, ``free`` is in bytes. A cache is shared by as many threads as may run on
+    the CPUs that share it.
+    """
+    active = threads * ranks
+    shares = [Cache(f"L{c.level}", c.size_bytes // max(1, min(active, len(c.sharers & cpus)))) for c in caches]
+    wanted = max((PAST_CACHE * cache.share_bytes for cache in shares), default=LARGEST_FALLBACK)
+    wanted = max(wanted, SHORTEST)
+    most = free // SHARE // active
+    buffer = max(most - 2 * ALIGNMENT, min(most - PAGE, ALIGNMENT - 1))  # `mapped_bytes` of it is at most ``most``
+    largest = min(wanted, buffer - SKEW) // PAGE * PAGE
+    cut = ""
+    if largest < wanted // PAGE * PAGE:
+        cut = f"{active} threads may take {free // SHARE >> 20} MiB, a quarter of the {free >> 20} MiB of memory that are free"
+    if largest < SHORTEST:
+        return f"{cut}: too little for a sweep"
+    return SweepPlan(tuple(shares), tuple(sweep(SMALLEST, largest, per_octave, PAGE)), threads, ranks, cut)
+
+
+def visiting_order(sizes: Sequence[int]) -> list[int]:
+    """The sizes from coarse to fine: a ladder with steps of at most `STEP`, then the middle of each gap, wide gaps first.
+
+    The ladder rises from the smallest, so that each rung tells how long the next will take.
+    """
+    last = len(sizes) - 1
+    ladder = [0]
+    while ladder[-1] < last:
+        here = ladder[-1]
+        ladder.append(max(i for i in range(here + 1, last + 1) if i == here + 1 or sizes[i] <= STEP * sizes[here]))
+    order, gaps = list(ladder), list(pairwise(ladder))
+    for low, high in gaps:
+        middle = (low + high) // 2
+        if low < middle < high:
+            order.append(middle)
+            gaps += [(low, middle), (middle, high)]
+    return [sizes[i] for i in order]
+
+
+def mapped_bytes(buffer_bytes: int) -> int:
+    """Bytes to map for a buffer. One of at least a huge page begins at a huge page's boundary."""
+    return buffer_bytes + (2 * ALIGNMENT if buffer_bytes >= ALIGNMENT else PAGE)
+
+
+def fits(bytes_per_rank: int, ranks: int, free: int) -> bool:
+    """True if all ranks of a node may take this much."""
+    return bytes_per_rank * ranks <= free // SHARE
