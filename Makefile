@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 EXTRAS := run,mpi,open-catalyst,analysis,parquet,nvml,official,test
+BUILD := setuptools>=77
 # A worker takes whole files of tests: session fixtures (a Slurm cluster, a data set) are made once. The longest files go first
 # (tests/conftest.py). Three workers on two cores: many tests wait for processes that they started.
 PYTEST := -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-long test-matrix lint env slurm clean
+.PHONY: demo test test-long test-matrix lint env wheelhouse slurm clean
 
 demo: $(READY)
 	@$(PY) -m suite demo $(ARGS)
@@ -37,6 +38,14 @@ $(READY): constraints.txt pyproject.toml
 	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt torch
 	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
 	@touch $(READY)
+
+# All that the environment is made of, as wheels, for a machine without internet (CONTRIBUTING.md, "Offline install"). setuptools is
+# what builds mlhpc: pip wants it from the same folder.
+wheelhouse:
+	@$(PYTHON) -m venv $@/.pip
+	@$@/.pip/bin/python -m pip wheel -q --disable-pip-version-check -c constraints.txt -w $@ ".[$(EXTRAS)]" "$(BUILD)"
+	@rm -rf $@/.pip
+	@echo "mlhpc: $$(ls $@ | wc -l) wheels in $@/"
 
 # The tests with a real Slurm need Debian's packages. They are installed only by root and only when asked for.
 slurm:

@@ -223,6 +223,30 @@ def test_extras_have_normal_names_and_make_installs_all() -> None:
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in extras)
 
 
+def test_the_wheelhouse_holds_what_make_installs_and_what_builds_the_package() -> None:
+    """It once lacked four extras and setuptools: pip then found no way to install without an index."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    said = {
+        target: subprocess.run(
+            ["make", "-n", "-W", "constraints.txt", "VENV=/nonexistent", target],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for target in ("env", "wheelhouse")
+    }
+    asked = {target: re.search(r'"[^"]*\[([a-z0-9,-]+)\]"', text) for target, text in said.items()}
+    assert {target: match and match.group(1) for target, match in asked.items()} == dict.fromkeys(
+        ("env", "wheelhouse"), ",".join(re.findall(r"^EXTRAS := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    )
+    assert all(f'"{requirement}"' in said["wheelhouse"] for requirement in project["build-system"]["requires"])
+    recipe = (ROOT / "CONTRIBUTING.md").read_text().partition("## Offline install")[2]
+    assert "make wheelhouse" in recipe
+    assert "PIP_NO_INDEX=1 PIP_FIND_LINKS=$PWD/wheelhouse make demo" in recipe
+    assert not re.search(r"pip (wheel|download)", recipe), "one recipe: that of the Makefile"
+
+
 def test_the_map_in_the_docs_is_that_of_the_code() -> None:
     drawn = subprocess.run(
         [sys.executable, "-c", "from draw_map import svg; print(svg(), end='')"],
