@@ -69,7 +69,7 @@ def report(
     """Compare results: one self-contained HTML page from run folders and results packages.
 
     PATHS are run folders, packages (<submitter>/results/...) or whole rounds, and files about their systems: ceilings
-    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe-bench --sweep-network`). OUTPUT gets report.html, report.json and
+    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe-bench --sweep-network`), steps of `mlhpc demo`. OUTPUT gets report.html, report.json and
     tables/ with the same numbers; docs/tables.md says what the columns mean.
     """
     _refuse(output, form, force)
@@ -78,13 +78,15 @@ def report(
     from analysis.network.sweep import is_sweep, read_sweep
     from analysis.page.checked import check_paths
     from analysis.page.report import render_report
+    from analysis.page.steps import is_steps, read_failures
     from analysis.roofline.inputs import read_inputs, split
     from analysis.study import study
     from analysis.tables.workers import started
     from suite.descriptor import installed_cards
 
     networks = [fit_sweep(read_sweep(path)) for path in paths if is_sweep(path)]
-    logs, files = split([path for path in paths if not is_sweep(path)])
+    failures = list(read_failures([path for path in paths if is_steps(path)]))
+    logs, files = split([path for path in paths if not is_sweep(path) and not is_steps(path)])
     if not logs:
         raise click.UsageError(f"{paths[0]}: no report without logs; give run folders or packages as well")
     for path in logs:
@@ -93,7 +95,7 @@ def report(
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
     inputs = read_inputs(files, what_if)
     checked = started(check_paths, logs)  # in a second process: the check reads the same logs by its own rules
-    rendered = render_report(study(logs, installed_cards(), inputs, networks, between), checked())
+    rendered = render_report(study(logs, installed_cards(), inputs, networks, between), checked(), failures)
     _write(rendered, output, form)
     size = (output / "report.html").stat().st_size / 1e6
     click.echo(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.figures import figures
 from analysis.page.cells import HtmlTable, html_table
-from analysis.page.drawing import style, svg
 from analysis.page.questions import Question, goals, question_of
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.workers import mapped
@@ -66,8 +65,19 @@ class AnsweredGoal:
     questions: tuple[Answered, ...]
 
 
+def cannot_draw() -> str:
+    """Why no figure can be drawn; "" if they can."""
+    return (
+        "" if importlib.util.find_spec("matplotlib") else "matplotlib is not installed (pip install 'mlhpc[analysis]')"
+    )
+
+
 def draw_pictures(study: Study) -> tuple[list[Picture], dict[str, pd.DataFrame]]:
-    """Draw every figure, and return the numbers of those that have data, by name."""
+    """Draw every figure, and return the numbers of those that have data, by name. No figure where none can be drawn."""
+    if cannot_draw():
+        return [], {}
+    from analysis.figures import figures
+
     names = list(figures())
     many = len(study.results) >= POOL_FROM_RESULTS
     drawn = mapped(_picture, study, names) if many else [_picture(study, name) for name in names]
@@ -77,6 +87,9 @@ def draw_pictures(study: Study) -> tuple[list[Picture], dict[str, pd.DataFrame]]
 
 
 def _picture(study: Study, name: str) -> tuple[Picture, pd.DataFrame | None]:
+    from analysis.figures import figures
+    from analysis.page.drawing import style, svg
+
     module = figures()[name]
     title, caption = module.TITLE, module.CAPTION
     question = ""
@@ -104,7 +117,7 @@ def answer_goals(pictures: Sequence[Picture]) -> list[AnsweredGoal]:
 
     def answered(question: Question) -> Answered:
         picture = by_name.get(question.figure or "")
-        missing = question.missing or "" if picture is None else picture.missing
+        missing = question.missing or cannot_draw() if picture is None else picture.missing
         figure = picture.name if picture and not picture.missing else ""
         return Answered(question.question, picture.answer if picture else "", missing, figure)
 

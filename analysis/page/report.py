@@ -18,7 +18,7 @@ import pandas as pd
 from analysis.page.cells import count_text, is_absent
 from analysis.page.checked import FINDINGS_SHOWN, CheckedPath, findings, findings_table
 from analysis.page.issues import Issue, issues
-from analysis.page.pictures import Picture, answer_goals, draw_pictures
+from analysis.page.pictures import Picture, answer_goals, cannot_draw, draw_pictures
 from analysis.page.scores import score_sections
 from analysis.page.systems import differing_settings, differing_systems, logs_table, settings_tables, systems_table
 from analysis.page.tiles import tiles
@@ -62,9 +62,10 @@ FORMULAS = (
 )  # fmt: skip
 
 
-def render_report(study: Study, checked: Sequence[CheckedPath]) -> Report:
-    """Render the report of a study and of the compliance check's verdicts."""
-    doubts = issues(study)
+def render_report(study: Study, checked: Sequence[CheckedPath], failures: Sequence[Issue] = ()) -> Report:
+    """Render the report of a study, of the compliance check's verdicts, and of what failed before (`analysis.page.steps`)."""
+    undrawn = [Issue("problem", "figures", f"none is drawn: {reason}")] if (reason := cannot_draw()) else []
+    doubts = [*failures, *undrawn, *issues(study)]
     pictures, numbers = draw_pictures(study)
     tables = {**study.tables.named(), "runs": study.runs, "results": study.results}
     tables |= {f"figure_{name}": table for name, table in numbers.items()}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,25 +18,50 @@ import click
 
 from suite.descriptor import descriptor, descriptors
 from suite.errors import InputError
+from suite.files import write_whole
 
 ALL = "all"
 ORG = "demo"
 SYSTEM = "this-machine"
+STEPS = "steps.json"  # what became of each step, for the report
+STEPS_VERSION = 1
 INTERRUPTED = 130  # exit code of a command that Ctrl-C stopped
+STOPPED = 124  # exit code, as timeout(1) has it, of a step that took too long
+CEILINGS_LIMIT_S = 120.0  # twice what --quick is bound to: only a file system or a network that hangs takes longer
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command of the demo. ``required`` False: if it fails, the demo goes on and names it at the end."""
+    """One command of the demo.
+
+    ``inputs`` are alternatives: paths of the first that has any are appended to the arguments, and without any the step is left
+    out. ``extras`` are appended if they exist. ``limit_s``: seconds after which the step is stopped; None: it takes what it takes.
+    """
 
     title: str
     arguments: tuple[str, ...]
-    required: bool = True
-    optional_inputs: tuple[Path, ...] = ()  # appended to the arguments if an earlier step wrote them
+    inputs: tuple[tuple[Path, ...], ...] = ()
+    extras: tuple[Path, ...] = ()
+    limit_s: float | None = None
 
-    def command(self) -> list[str]:
-        """The arguments, and the optional inputs that exist now."""
-        return [*self.arguments, *(str(path) for path in self.optional_inputs if path.exists())]
+    def command(self) -> list[str] | None:
+        """The arguments with the inputs that exist now; None if the step needs one and there is none."""
+        chosen = next((found for paths in self.inputs if (found := [path for path in paths if path.exists()])), [])
+        if self.inputs and not chosen:
+            return None
+        name, *options = self.arguments
+        return [name, *map(str, chosen), *options, *(str(path) for path in self.extras if path.exists())]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a step. ``exit_code`` is None if it was left out; ``reason`` is one line, "" where all went well."""
+
+    title: str
+    command: str
+    exit_code: int | None
+    seconds: float
+    reason: str
 
 
 HELP_GROUP = "Run"
@@ -63,37 +90,48 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
         raise InputError(f"{root}: exists already; the demo never writes into an earlier one (choose another -o)")
     root.mkdir(parents=True)
     began = time.monotonic()
+    outcomes: list[Outcome] = []
     try:
-        failed = [step for step in steps(counts, size, ranks, root) if not _run(step)]
+        for step in steps(counts, size, ranks, root):
+            outcomes.append(_run(step))
+            _write_steps(root / STEPS, outcomes)
     finally:
         shutil.rmtree(root / "node-local", ignore_errors=True)  # the staged copies
+    failed = [outcome for outcome in outcomes if outcome.reason]
     _summary(root, workload, size, time.monotonic() - began, failed)
     sys.exit(1 if failed else 0)
 
 
 def steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Sequence[Step]:
-    """The steps of the demo. ``runs`` is the number of runs by workload."""
-    packages, ceilings = str(root / "submissions" / ORG), root / "ceilings.json"
-    folders = {name: str(root / ("run" if len(runs) == 1 else f"run-{name}")) for name in runs}
+    """The steps of the demo. ``runs`` is the number of runs by workload. Without a package its readers take the run folders."""
+    package, ceilings = root / "submissions" / ORG, root / "ceilings.json"
+    folders = {name: root / ("run" if len(runs) == 1 else f"run-{name}") for name in runs}
     made = [step for name in runs for step in _made(name, size, runs[name], ranks, root, folders[name])]
+    run_folders = tuple(folders.values())
+    results = ((package,), run_folders)
+    measure = (
+        "ceilings",
+        "--quick",
+        "--ranks",
+        str(ranks),
+        "--system",
+        SYSTEM,
+        "--directory",
+        str(root),
+        "-o",
+        str(ceilings),
+    )
     return (
         *made,
-        Step("package", ("package", *folders.values(), "--system", SYSTEM, "--submitter", ORG, "-o", packages)),
-        Step("check", ("check", packages, "--official"), required=False),
-        Step("score", ("score", packages), required=False),
-        Step(
-            "ceilings",
-            (
-                *("ceilings", "--quick", "--ranks", str(ranks), "--system", SYSTEM),
-                *("--directory", str(root), "-o", str(ceilings)),
-            ),
-            required=False,
-        ),
-        Step("report", ("report", packages, "-o", str(root / "report")), optional_inputs=(ceilings,)),
+        Step("package", ("package", "--system", SYSTEM, "--submitter", ORG, "-o", str(package)), (run_folders,)),
+        Step("check", ("check", "--official"), results),
+        Step("score", ("score",), results),
+        Step("ceilings", measure, limit_s=CEILINGS_LIMIT_S),
+        Step("report", ("report", "-o", str(root / "report")), results, (ceilings, root / STEPS)),
     )
 
 
-def _made(workload: str, size: str, runs: int, ranks: int, root: Path, run: str) -> tuple[Step, Step]:
+def _made(workload: str, size: str, runs: int, ranks: int, root: Path, run: Path) -> tuple[Step, Step]:
     """The data and the runs of one workload."""
     data = f"data/{workload}-{size}"
     sets = (f"data={data}", f"staging.directory={root}/node-local/{{node}}-{{trial}}", f"submission.org={ORG}")
@@ -102,26 +140,61 @@ def _made(workload: str, size: str, runs: int, ranks: int, root: Path, run: str)
         Step(
             f"{workload}: runs",
             (
-                *("run", workload, "--config", size, "--ranks", str(ranks), "--runs", str(runs), "-o", run),
+                *("run", workload, "--config", size, "--ranks", str(ranks), "--runs", str(runs), "-o", str(run)),
                 *(part for text in sets for part in ("--set", text)),
             ),
-            required=False,
         ),
     )
 
 
-def _run(step: Step) -> bool:
-    """Print and run one step; True if it exits with 0. Ctrl-C or a required step that fails ends the demo."""
+def _run(step: Step) -> Outcome:
+    """Print and run one step. Ctrl-C ends the demo; a step that fails or has nothing to read does not."""
     arguments = step.command()
+    if arguments is None:
+        click.echo(f"\n--- {step.title}: left out, no earlier step left what it reads")
+        return Outcome(
+            step.title, f"mlhpc {step.arguments[0]}", None, 0.0, "left out: no earlier step left what it reads"
+        )
     click.echo(f"\n--- {step.title}: mlhpc {' '.join(arguments)}")
-    code = subprocess.run([sys.executable, "-m", "suite", *arguments]).returncode
-    if code in (INTERRUPTED, -signal.SIGINT) or (code != 0 and step.required):
-        click.echo(f"mlhpc: demo stopped: step {step.title!r} ended with exit code {code}", err=True)
-        sys.exit(1)
-    return code == 0
+    begin = time.monotonic()
+    code, last = _execute([sys.executable, "-m", "suite", *arguments], step.limit_s)
+    if code in (INTERRUPTED, -signal.SIGINT):
+        click.echo(f"mlhpc: demo stopped: step {step.title!r} was interrupted", err=True)
+        sys.exit(INTERRUPTED)
+    reason = "" if code == 0 else last or f"exit code {code}; its output says why"
+    if code == STOPPED and step.limit_s:
+        reason = f"stopped after {step.limit_s:g} s"
+    return Outcome(step.title, f"mlhpc {step.arguments[0]}", code, time.monotonic() - begin, reason)
 
 
-def _summary(root: Path, workload: str, size: str, seconds: float, failed: Sequence[Step]) -> None:
+def _execute(command: Sequence[str], limit_s: float | None) -> tuple[int, str]:
+    """Run a command; return its exit code and the last line of its standard error, which is passed on as it comes."""
+    last = ""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
+    timer = threading.Timer(limit_s or 0, process.terminate)
+    if limit_s:
+        timer.start()
+    begin = time.monotonic()
+    try:
+        for line in process.stderr or ():
+            click.echo(line, nl=False, err=True)
+            last = line.strip() or last
+        code = process.wait()
+    except KeyboardInterrupt:  # the terminal sent it to the command as well: let it end by itself
+        process.wait()
+        return INTERRUPTED, ""
+    finally:
+        timer.cancel()
+    late = limit_s is not None and time.monotonic() - begin >= limit_s
+    return (STOPPED if late and code != 0 else code), last.removeprefix("mlhpc: ")
+
+
+def _write_steps(path: Path, outcomes: Sequence[Outcome]) -> None:
+    document = {"version": STEPS_VERSION, "kind": "steps", "steps": [vars(outcome) for outcome in outcomes]}
+    write_whole(path, json.dumps(document, indent=1) + "\n")
+
+
+def _summary(root: Path, workload: str, size: str, seconds: float, failed: Sequence[Outcome]) -> None:
     click.echo(f"\n--- {workload} {size} in {seconds / 60:.1f} min; everything is in {root}/")
     for name, meaning in (
         ("run*/result_*.txt", "event logs, MLPerf format: the only source of every number"),
@@ -131,5 +204,5 @@ def _summary(root: Path, workload: str, size: str, seconds: float, failed: Seque
     ):
         if any(root.glob(name)):
             click.echo(f"  {root / name}  {meaning}")
-    for step in failed:
-        click.echo(f"  failed: `mlhpc {step.arguments[0]}` ({step.title}); its output above says why")
+    for outcome in failed:
+        click.echo(f"  failed: `{outcome.command}` ({outcome.title}): {outcome.reason}")
