@@ -169,24 +169,27 @@ def _run(step: Step) -> Outcome:
 
 def _execute(command: Sequence[str], limit_s: float | None) -> tuple[int, str]:
     """Run a command; return its exit code and the last line of its standard error, which is passed on as it comes."""
-    last = ""
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
-    timer = threading.Timer(limit_s or 0, process.terminate)
-    if limit_s:
-        timer.start()
-    begin = time.monotonic()
-    try:
-        for line in process.stderr or ():
-            click.echo(line, nl=False, err=True)
-            last = line.strip() or last
-        code = process.wait()
-    except KeyboardInterrupt:  # the terminal sent it to the command as well: let it end by itself
-        process.wait()
-        return INTERRUPTED, ""
-    finally:
-        timer.cancel()
-    late = limit_s is not None and time.monotonic() - begin >= limit_s
-    return (STOPPED if late and code != 0 else code), last.removeprefix("mlhpc: ")
+    last, late = "", threading.Event()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+
+        def stop() -> None:
+            late.set()
+            process.terminate()
+
+        timer = threading.Timer(limit_s or 0, stop)
+        if limit_s:
+            timer.start()
+        try:
+            for line in process.stderr or ():
+                click.echo(line, nl=False, err=True)
+                last = line.strip() or last
+            code = process.wait()
+        except KeyboardInterrupt:  # the terminal sent it to the command as well: it ends by itself
+            process.wait()
+            return INTERRUPTED, ""
+        finally:
+            timer.cancel()
+    return (STOPPED if late.is_set() and code != 0 else code), last.removeprefix("mlhpc: ")
 
 
 def _write_steps(path: Path, outcomes: Sequence[Outcome]) -> None:
