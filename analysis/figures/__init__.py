@@ -15,14 +15,16 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import EntryPoint
 from types import ModuleType
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from analysis.study import Study
 from suite.errors import InputError
 from suite.plugins import FIGURES, OURS, find_plugins, leave_out, package_of, reason
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class FigureModule(Protocol):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,14 +39,33 @@ def test_a_failed_step_stands_on_the_page_and_in_the_numbers(tmp_path: Path, run
     ]
 
 
-def test_without_matplotlib_the_page_has_everything_but_figures(
-    tmp_path: Path, run_folder: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *more: None if name == "matplotlib" else find(name, *more)
+WITHOUT_MATPLOTLIB = """
+import importlib.machinery, sys
+find = importlib.machinery.PathFinder.find_spec
+def find_spec(name, *more):
+    return None if name.partition(".")[0] == "matplotlib" else find(name, *more)
+importlib.machinery.PathFinder.find_spec = find_spec
+from suite.cli import main
+main()
+"""
+
+
+def test_without_matplotlib_the_page_has_everything_but_figures(tmp_path: Path, run_folder: Build) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        WITHOUT_MATPLOTLIB,
+        "report",
+        str(run_folder(tmp_path, "one")),
+        "-o",
+        str(tmp_path / "report"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    html, document = (
+        (tmp_path / "report/report.html").read_text(),
+        json.loads((tmp_path / "report/report.json").read_text()),
     )
-    html, document = make(tmp_path, run_folder(tmp_path, "one"))
     assert "<svg" not in html
     assert "figures: none is drawn: matplotlib is not installed (pip install &#39;mlhpc[analysis]&#39;)" in html
     assert document["figures"] == []
