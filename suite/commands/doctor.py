@@ -1,6 +1,6 @@
-"""`mlhpc doctor`: shows what this machine has for local and Slurm runs, and a command that fixes what is missing.
+"""`mlhpc doctor`: shows what this machine has for runs here, on several nodes and through Slurm, and what to do about the rest.
 
-Versions are read from installed metadata, so nothing heavy is imported. MPI is tested by running two ranks: a launcher and
+Versions are read from installed metadata, so nothing heavy is imported. MPI is loaded, and two ranks are run: a launcher and
 an mpi4py that do not fit together start without an error, as two worlds of one rank.
 """
 
@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,25 +23,28 @@ from typing import Literal
 import click
 
 from suite import VERSION
+from suite.errors import InputError
+from suite.launch import mpi
 from suite.launch.cost import render_bytes
 from suite.launch.local import mpiexec_command
+from suite.machine.probes.allowance import Allowance, usable
+from suite.machine.probes.clock import is_synchronised, measure_skew
+from suite.machine.probes.hosts import is_loopback, list_own_addresses, read_hostname
+from suite.machine.probes.root import is_simulated, machine_root
 
-Purpose = Literal["local", "slurm", "extra"]
+Purpose = Literal["local", "nodes", "slurm", "extra"]
 PYTHON_NEEDED = (3, 11)
 FREE_NEEDED_BYTES = 2 << 30
 SHARED_NEEDED_BYTES = 256 << 20
+MEMORY_PER_RANK_BYTES = 512 << 20  # a rank of CosmoFlow smoke has 442 MiB resident at its peak
+# A rank over gloo had 44 + 2 per rank files and sockets open (2 to 16 ranks measured). Twice that, and shards and Python beside it
+FILES, FILES_PER_RANK = 128, 4
+SKEW_S = 1.0  # clocks that differ by more confuse file times: what looks older may be newer
 TIMEOUT_S = 60
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where MPI and NCCL exchange within a node
-# Run by two processes: one line from one world of two, or two lines from two worlds of one
-MPI_PROGRAM = """
-from mpi4py import MPI
-if MPI.COMM_WORLD.Get_rank() == 0:
-    print("RANKS", MPI.COMM_WORLD.Get_size(), " ".join(MPI.Get_library_version().splitlines()[0].split()), flush=True)
-"""
 # (package, what needs it, the extra that installs it)
 PACKAGES: tuple[tuple[str, Purpose, str], ...] = (
     ("torch", "local", "run"),
-    ("mpi4py", "local", "run"),
     ("h5py", "local", "run"),
     ("numpy", "local", "run"),
     ("google-crc32c", "local", "run"),
@@ -53,13 +56,17 @@ PACKAGES: tuple[tuple[str, Purpose, str], ...] = (
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. ``fix`` is a command that repairs it; ``purpose`` is what cannot work without it."""
+    """One thing that was looked at: what was found and what was expected, "" where anything will do.
+
+    ``fix`` says what to do if it is not ``ok``; ``purpose`` is what cannot work without it.
+    """
 
     name: str
     ok: bool
     found: str
     purpose: Purpose
     fix: str = ""
+    expected: str = ""
 
 
 HELP_GROUP = "Run"
@@ -70,16 +77,21 @@ HELP_ORDER = 2
     epilog="""\b
 Examples:
   mlhpc doctor
-  mlhpc doctor --json
+  mlhpc doctor --ranks 64             is there memory, and may enough files be open, for 64 ranks on this node?
+  srun -N 2 --ntasks-per-node=1 mlhpc doctor --json
 
 \b
 Exit codes: 0 a local run can start, 1 something it needs is missing.
 """
 )
+@click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, help="Ranks that a node is to run.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON list on standard output.")
-def doctor(as_json: bool) -> None:
-    """Show what is there and what is missing for local and Slurm runs, with the line that fixes it."""
-    checks = [check for group in (python_checks, mpi_checks, machine_checks, slurm_checks) for check in group()]
+def doctor(ranks: int, as_json: bool) -> None:
+    """Show what is there and what is missing for runs here, on several nodes and through Slurm, and what to do about it."""
+    root = machine_root(os.environ)
+    loaded, library = load_checks()
+    checks = [*python_checks(), *loaded, *mpi_checks(), *machine_checks(usable(), ranks), *folder_checks(os.environ)]
+    checks += [*node_checks(root), *clock_checks(Path.cwd(), simulated=is_simulated(root)), *slurm_checks(library)]
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks], indent=2))
     else:
@@ -94,79 +106,164 @@ def can_run(checks: Iterable[Check], purpose: Purpose) -> bool:
 
 
 def lines(checks: Sequence[Check]) -> list[str]:
-    """The checks as lines for a terminal, grouped by purpose."""
-    titles: dict[Purpose, str] = {"local": "Local runs", "slurm": "Slurm runs", "extra": "Analysis and checks"}
+    """The checks as lines for a terminal, grouped by purpose: one line each."""
+    titles: dict[Purpose, str] = {
+        "local": "Local runs",
+        "nodes": "Runs on several nodes",
+        "slurm": "Slurm runs",
+        "extra": "Analysis and checks",
+    }
     text = [f"mlhpc {VERSION} on {platform.node()}"]
     for purpose, title in titles.items():
         ready = "ready" if can_run(checks, purpose) else "something is missing"
         text += ["", f"{title}: {ready}"]
         for check in checks:
             if check.purpose == purpose:
-                text.append(f"  {'ok     ' if check.ok else 'MISSING'}  {check.name:<14} {check.found}")
-                if check.fix and not check.ok:
-                    text.append(f"           {'':<14} fix: {check.fix}")
+                line = f"  {'ok     ' if check.ok else 'MISSING'}  {check.name:<14} {check.found}"
+                line += f"; expected {check.expected}" if check.expected and not check.ok else ""
+                line += f"; fix: {check.fix}" if check.fix and not check.ok else ""
+                text.append(line)
     return text
 
 
 def python_checks() -> list[Check]:
     """Check the interpreter and, by their metadata, the packages."""
     running = sys.version_info[:2]
-    fix = f"install Python {'.'.join(map(str, PYTHON_NEEDED))} or newer"
-    checks = [Check("python", running >= PYTHON_NEEDED, f"{platform.python_version()} {sys.executable}", "local", fix)]
+    wanted = f"Python {'.'.join(map(str, PYTHON_NEEDED))} or newer"
+    here = f"{platform.python_version()} {sys.executable}"
+    checks = [Check("python", running >= PYTHON_NEEDED, here, "local", f"install {wanted}", wanted)]
     for name, purpose, extra in PACKAGES:
         try:
             found, ok = version(name), True
         except PackageNotFoundError:
             found, ok = "not installed", False
-        checks.append(Check(name, ok, found, purpose, f"{sys.executable} -m pip install 'mlhpc[{extra}]'"))
+        checks.append(Check(name, ok, found, purpose, f"{sys.executable} -m pip install 'mlhpc[{extra}]'", "installed"))
     return checks
+
+
+def load_checks() -> tuple[list[Check], str]:
+    """Load mpi4py and its MPI library in a process of their own. Returns also the library's version, "" if none loads."""
+    return judge_load(_run([sys.executable, "-c", mpi.LOAD_PROGRAM]), mpi.find_site(os.environ))
+
+
+def judge_load(answer: Answer, site: mpi.Site) -> tuple[list[Check], str]:
+    """Judge the output of a process that loads MPI."""
+    loaded = mpi.parse_load(answer.output)
+    if loaded is not None:
+        library, path = loaded
+        return [Check("mpi4py", True, f"loads {library[:60]}" + (f" from {path}" if path else ""), "local")], library
+    last = answer.output.strip().splitlines()[-1:] or [f"exit code {answer.code}"]
+    fix = mpi.advise(site)
+    if "No module named 'mpi4py'" in answer.output and not site.mpicc:
+        fix = f"{sys.executable} -m pip install 'mlhpc[run,mpi]'"
+    return [Check("mpi4py", False, last[0][:120], "local", fix, "an MPI library that loads")], ""
 
 
 def mpi_checks() -> list[Check]:
     """Check that mpiexec and mpi4py are of the same MPI: two ranks must be in one world."""
     try:
         command = mpiexec_command(2)
-    except ValueError as error:
-        return [Check("mpiexec", False, "none", "local", str(error).rpartition(": ")[2])]
-    answer = _run([*command, sys.executable, "-c", MPI_PROGRAM])
-    return [judge_mpi(command[0], answer)]
+    except InputError as error:
+        return [Check("mpiexec", False, "none", "local", str(error).rpartition(": ")[2], "mpiexec on PATH")]
+    answer = _run([*command, sys.executable, "-c", mpi.WORLD_PROGRAM])
+    launcher = mpi.family(_run([command[0], "--version"]).output) or "unknown"
+    return [judge_mpi(command[0], answer, mpi.find_site(os.environ), launcher)]
 
 
-def judge_mpi(mpiexec: str, answer: Answer) -> Check:
-    """Judge the output of two ranks."""
-    worlds = re.findall(r"RANKS (\d+) ([^\n]+?)\s*(?=RANKS|\n|$)", answer.output)
+def judge_mpi(mpiexec: str, answer: Answer, site: mpi.Site, launcher: str) -> Check:
+    """Judge the output of two ranks; ``launcher`` is the MPI that mpiexec belongs to."""
+    worlds = mpi.parse_worlds(answer.output)
     library = worlds[0][1][:60] if worlds else ""
-    pip = f"{sys.executable} -m pip install --force-reinstall mpich mpi4py"
-    if [ranks for ranks, _ in worlds] == ["2"]:
+    if [ranks for ranks, _ in worlds] == [2]:
         return Check("mpiexec", True, f"{mpiexec}: 2 ranks, {library}", "local")
+    expected, fix = "2 ranks in one world", mpi.advise(site)
     if worlds:
-        found = f"{mpiexec} starts 2 processes that do not see each other: mpi4py belongs to {library}"
-        return Check("mpiexec", False, found, "local", pip)
+        found = f"{mpiexec} ({launcher}) starts 2 processes that do not see each other: mpi4py belongs to {library}"
+        return Check("mpiexec", False, found, "local", fix, expected)
     last = answer.output.strip().splitlines()[-1:] or [f"exit code {answer.code}"]
-    return Check("mpiexec", False, f"{mpiexec}: {last[0][:100]}", "local", pip)
+    return Check("mpiexec", False, f"{mpiexec}: {last[0][:100]}", "local", fix, expected)
 
 
-def machine_checks() -> list[Check]:
-    """Check cores, memory and the folders that runs write to."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    checks = [
-        Check("cores", True, f"{cores} usable by this process", "local"),
-        Check("memory", True, render_bytes(memory), "local"),
-        _space("this folder", Path.cwd(), FREE_NEEDED_BYTES, "run where there is room, or give -o and -d other places"),
-        _space(str(SHARED_MEMORY), SHARED_MEMORY, SHARED_NEEDED_BYTES, "mount -o remount,size=1G /dev/shm"),
-    ]
+def machine_checks(allowed: Allowance, ranks: int) -> list[Check]:
+    """Check what a number of ranks on this node needs: cores, memory, open files."""
+    quota = f" of {len(allowed.cpus)}, the control group's quota" if allowed.cores < len(allowed.cpus) else ""
+    needed = ranks * MEMORY_PER_RANK_BYTES
+    free = allowed.memory_free
+    limit = f", limit of the control group {render_bytes(allowed.memory_limit)}" if allowed.memory_limit else ""
+    total = f" of {render_bytes(allowed.memory_total)}" if allowed.memory_total else ""
+    memory = Check(
+        "memory free",
+        free is None or free >= needed,
+        "unknown" if free is None else f"{render_bytes(free)}{total}{limit}",
+        "local",
+        "end what else runs here, ask the scheduler for more memory, or use fewer ranks",
+        f"{render_bytes(needed)} for {ranks} ranks",
+    )
+    return [Check("cores", True, f"{allowed.cores} usable{quota}", "local"), memory, _open_files(allowed, ranks)]
+
+
+def _open_files(allowed: Allowance, ranks: int) -> Check:
+    needed, soft, most = FILES + FILES_PER_RANK * ranks, allowed.open_files, allowed.open_files_most
+    raised = most is None or most >= needed
+    return Check(
+        "open files",
+        soft is None or soft >= needed,
+        ("unlimited or unknown" if soft is None else f"{soft}") + (f" (hard limit {most})" if most else ""),
+        "local",
+        f"ulimit -n {needed}" if raised else "have the hard limit raised (limits.conf, or the scheduler's own limit)",
+        f"{needed} for {ranks} ranks",
+    )
+
+
+def folder_checks(environ: Mapping[str, str]) -> list[Check]:
+    """Check the folders that runs, data and temporary files go to."""
     fix = "export {}=<a writable folder with room>"
-    if "SCRATCH" in os.environ:
-        scratch = Path(os.environ["SCRATCH"])
-        checks.append(_space("$SCRATCH", scratch, FREE_NEEDED_BYTES, fix.format("SCRATCH")))
-    checks.append(_space("temporary", Path(tempfile.gettempdir()), FREE_NEEDED_BYTES, fix.format("TMPDIR")))
-    checks.append(Check("quota", True, _quota(), "local"))
-    return checks
+    data = Path(environ.get("MLHPC_DATA") or "data")
+    places = [("this folder", Path.cwd(), FREE_NEEDED_BYTES, "run where there is room, or give -o and -d other places")]
+    places.append(("data", _existing(data), FREE_NEEDED_BYTES, fix.format("MLHPC_DATA")))
+    if "SCRATCH" in environ:
+        places.append(("$SCRATCH", Path(environ["SCRATCH"]), FREE_NEEDED_BYTES, fix.format("SCRATCH")))
+    temporary = Path(environ.get("TMPDIR") or tempfile.gettempdir())
+    places.append(("temporary", temporary, FREE_NEEDED_BYTES, fix.format("TMPDIR")))
+    places.append((str(SHARED_MEMORY), SHARED_MEMORY, SHARED_NEEDED_BYTES, "mount -o remount,size=1G /dev/shm"))
+    return [*(_space(*place) for place in places), Check("quota", True, _quota(), "local")]
 
 
-def slurm_checks() -> list[Check]:
-    """Check the client commands, whether a controller answers, and how srun can connect ranks."""
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists: it would be made there."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+
+
+def node_checks(root: Path) -> list[Check]:
+    """Check that other nodes could reach this one by its name: /etc/hosts must not map it to loopback alone."""
+    name, addresses = read_hostname(root), list_own_addresses(root)
+    looped = bool(addresses) and all(map(is_loopback, addresses))
+    found = f"{name}: {', '.join(addresses) or 'not in /etc/hosts, left to the name service'}"
+    fix = f"remove {name} from that line of /etc/hosts, or give it the address of the network between nodes"
+    return [Check("host name", not looped, found, "nodes", fix, "an address that other nodes reach")]
+
+
+def clock_checks(folder: Path, *, simulated: bool = False) -> list[Check]:
+    """Check this node's clock against the file server's and, where the kernel tells, that a time service keeps it."""
+    if simulated:
+        return [Check("clock", True, "not looked at: a simulated machine has none", "nodes")]
+    return judge_clock(measure_skew(folder), is_synchronised(), folder)
+
+
+def judge_clock(skew: float | None, synchronised: bool | None, folder: Path) -> list[Check]:
+    """Judge the difference in seconds between the file server's clock and this node's, and the kernel's state."""
+    fix = "start a time service (chronyd, systemd-timesyncd) on the nodes and the file server"
+    if skew is None:
+        difference = Check("clock", True, f"not compared: no file can be written in {folder}", "nodes")
+    else:
+        found = f"a new file in {folder} is {abs(skew):.3f} s {'ahead of' if skew > 0 else 'behind'} this node's clock"
+        difference = Check("clock", abs(skew) <= SKEW_S, found, "nodes", fix, f"at most {SKEW_S:g} s")
+    state = {True: "synchronised", False: "not synchronised", None: "the kernel does not say"}[synchronised]
+    return [difference, Check("time service", synchronised is not False, state, "nodes", fix, "synchronised")]
+
+
+def slurm_checks(library: str = "") -> list[Check]:
+    """Check the client commands, whether a controller answers, and how srun can connect ranks of this MPI library."""
     programs = ("sbatch", "srun", "squeue", "scancel", "sinfo")
     missing = [name for name in programs if shutil.which(name) is None]
     install = "use a login node, or as root: apt-get install -y slurm-wlm munge"
@@ -178,11 +275,20 @@ def slurm_checks() -> list[Check]:
     fix = "export SLURM_CONF=<the site's slurm.conf>, or ask whether slurmctld runs"
     checks.append(Check("controller", partitions.code == 0 and bool(text), text[:160] or "no answer", "slurm", fix))
     if partitions.code == 0:
-        types = parse_mpi_types(_run(["srun", "--mpi=list"]).output)
-        usable = [name for name in types if name.startswith(("pmi", "cray"))]
-        fix = "none needed: without one, set launcher.mpi to none and ranks connect over TCP"
-        checks.append(Check("srun --mpi", True, ", ".join(usable) or "none", "slurm", fix))
+        checks.append(judge_srun(parse_mpi_types(_run(["srun", "--mpi=list"]).output), library))
     return checks
+
+
+def judge_srun(types: Sequence[str], library: str) -> Check:
+    """Judge whether srun can connect ranks of an MPI library ("": none loads). Without a plug-in ranks connect over TCP."""
+    fitting = mpi.fitting_plugins(library, types)
+    known = ", ".join(types) or "none"
+    if fitting:
+        return Check("srun --mpi", True, f"{fitting[0]} for {library[:40] or 'MPI'} (of {known})", "slurm")
+    fix = "set launcher.mpi to none (ranks connect over TCP), or build mpi4py against the MPI that Slurm knows"
+    return Check(
+        "srun --mpi", False, f"{known}: none connects {library[:40] or 'MPI'}", "slurm", fix, "a fitting plug-in"
+    )
 
 
 def parse_mpi_types(text: str) -> list[str]:
@@ -214,15 +320,10 @@ def _run(command: Sequence[str]) -> Answer:
 def _space(name: str, folder: Path, needed_bytes: int, fix: str) -> Check:
     """Check that a folder can be written to and has room."""
     if not os.access(folder, os.W_OK):
-        return Check(name, False, f"{folder} cannot be written", "local", fix)
+        return Check(name, False, f"{folder} cannot be written", "local", fix, "a folder that can be written")
     free = shutil.disk_usage(folder).free
-    return Check(
-        name,
-        free >= needed_bytes,
-        f"{folder}, {render_bytes(free)} free of {render_bytes(needed_bytes)} needed",
-        "local",
-        fix,
-    )
+    expected = f"{render_bytes(needed_bytes)} or more"
+    return Check(name, free >= needed_bytes, f"{folder}, {render_bytes(free)} free", "local", fix, expected)
 
 
 def _quota(run: Callable[[Sequence[str]], Answer] = _run) -> str:

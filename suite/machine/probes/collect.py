@@ -5,7 +5,6 @@ Environment variables are taken by name from two lists and never as a whole: the
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from suite.machine.facts import UNKNOWN, Facts
 from suite.machine.probes.accelerators import list_accelerators, read_accelerator_links
+from suite.machine.probes.hosts import read_hostname
 from suite.machine.probes.memory import read_memory
 from suite.machine.probes.network import list_network_interfaces
 from suite.machine.probes.processor import read_cpu
@@ -51,7 +51,7 @@ def collect_facts(
     root = root or machine_root(environ)
     simulated = is_simulated(root)
     run = run or ((lambda command: "") if simulated else run_command)
-    hostname = read_text(root / "proc/sys/kernel/hostname") or socket.gethostname()
+    hostname = read_hostname(root)
     facts: dict[str, Any] = {}
     probes: dict[str, Callable[[], Any]] = {
         "product": lambda: _product(root),

@@ -1,6 +1,7 @@
-"""`mlhpc doctor`: what two ranks print tells which MPI is wrong; what is missing comes with the line that fixes it."""
+"""`mlhpc doctor`: what is found, what was expected and what to do, on this machine and on those of the zoo."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,19 +9,244 @@ from pathlib import Path
 import pytest
 
 from suite.commands import doctor
-from suite.commands.doctor import Answer, Check, can_run, judge_mpi, lines, parse_mpi_types
+from suite.commands.doctor import (
+    Answer,
+    Check,
+    can_run,
+    folder_checks,
+    judge_clock,
+    judge_load,
+    judge_mpi,
+    judge_srun,
+    lines,
+    machine_checks,
+    node_checks,
+    parse_mpi_types,
+)
+from suite.launch import mpi
+from suite.launch.mpi import Site
+from suite.machine.probes.allowance import Allowance, read_allowance
+from suite.machine.probes.clock import is_synchronised, measure_skew
+from suite.machine.probes.hosts import is_loopback, list_own_addresses
+from suite.machine.probes.root import VARIABLE
+from tests.fixtures.zoo import Machine, every_machine, machine
+
+LAPTOP = Site(None, (), False)
+CLUSTER = Site(None, (), True)
+LOADED = Site("/opt/ompi/bin/mpicc", ("openmpi/5.0",), True)
+HALF_LOADED = Site(None, ("cray-mpich/8.1",), True)
+REBUILD = "MPICC=/opt/ompi/bin/mpicc"
+
+
+@every_machine
+def test_what_a_machine_lacks_for_a_rank_on_each_core_is_what_it_lacks(machine: Machine, zoo_root: Path) -> None:
+    allowed = read_allowance(zoo_root)
+    checks = [*machine_checks(allowed, allowed.cores), *node_checks(zoo_root)]
+    assert [check.name for check in checks if not check.ok] == machine.expected["doctor"]
+    assert all(check.found and (check.ok or (check.expected and check.fix)) for check in checks)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "ranks", "ok", "fix"),
+    [
+        (1024, 4096, 224, True, ""),
+        (1023, 4096, 224, False, "ulimit -n 1024"),
+        (1023, None, 224, False, "ulimit -n 1024"),
+        (1023, 1023, 224, False, "have the hard limit raised"),
+        (None, None, 8192, True, ""),
+        (136, 136, 2, True, ""),
+        (135, 136, 2, False, "ulimit -n 136"),
+    ],
+)
+def test_open_files_are_held_against_the_ranks(
+    soft: int | None, hard: int | None, ranks: int, ok: bool, fix: str
+) -> None:
+    allowed = Allowance(frozenset({0}), open_files=soft, open_files_most=hard)
+    check = next(each for each in machine_checks(allowed, ranks) if each.name == "open files")
+    assert check.ok == ok
+    assert ok or check.fix.startswith(fix)
+    assert check.expected.endswith(f" for {ranks} ranks")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ok"),
+    [
+        ("127.0.0.1 localhost", True),
+        ("", True),
+        ("127.0.1.1 n1", False),
+        ("127.0.1.1\tn1.site n1\n", False),
+        ("::1 n1", False),
+        ("127.0.1.1 n1.site", True),  # another name than the node's own
+        ("# 127.0.1.1 n1", True),
+        ("127.0.1.1 n11", True),
+        ("10.0.0.1 n1", True),
+        ("127.0.1.1 n1\n10.0.0.1 n1", True),  # the name service has a choice
+        ("127.0.1.1 localhost # n1", True),
+        ("nonsense n1", True),
+        ("127.0.1.1 N1 n1", False),
+        ("fe80::1%eth0 n1", True),
+        ("\0\0", True),
+    ],
+)
+def test_a_host_name_that_leads_back_to_the_node_is_found(hosts: str, ok: bool, tmp_path: Path) -> None:
+    for name, text in (("proc/sys/kernel/hostname", "n1\n"), ("etc/hosts", hosts)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (check,) = node_checks(tmp_path)
+    assert check.ok == ok, list_own_addresses(tmp_path)
+    assert check.name == "host name"
+
+
+def test_loopback_is_told_from_addresses_and_from_nonsense() -> None:
+    assert [is_loopback(text) for text in ("127.0.0.1", "127.9.9.9", "::1")] == [True] * 3
+    assert [is_loopback(text) for text in ("10.0.0.1", "fe80::1%eth0", "", "x", "127.0.0")] == [False] * 5
+
+
+@pytest.mark.parametrize(
+    ("skew", "synchronised", "ok"),
+    [
+        (0.0, True, [True, True]),
+        (-0.01, None, [True, True]),  # the kernel stamps files with a clock of 4 to 10 ms
+        (1.0, True, [True, True]),
+        (1.1, True, [False, True]),
+        (-3600.0, True, [False, True]),
+        (0.0, False, [True, False]),
+        (None, None, [True, True]),
+    ],
+)
+def test_clocks_that_differ_are_found(skew: float | None, synchronised: bool | None, ok: list[bool]) -> None:
+    checks = judge_clock(skew, synchronised, Path("/scratch"))
+    assert [check.ok for check in checks] == ok
+    assert skew is None or ("behind" if skew <= 0 else "ahead of") in checks[0].found
+
+
+def test_the_clock_of_a_file_server_is_read_from_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skew = measure_skew(tmp_path)
+    assert skew is not None
+    assert abs(skew) < 0.1, "a local file system has this node's clock"
+    assert list(tmp_path.iterdir()) == []
+    assert measure_skew(tmp_path / "none") is None
+    assert is_synchronised() in {True, False, None}
+    here = "suite.machine.probes.clock.time.time"
+    now = tmp_path.stat().st_mtime
+    monkeypatch.setattr(here, lambda: now - 100)
+    ahead = measure_skew(tmp_path)
+    assert ahead is not None
+    assert 99 < ahead < 110
 
 
 def test_two_ranks_of_one_world_are_the_same_mpi() -> None:
-    check = judge_mpi("mpiexec", Answer(0, "RANKS 2 MPICH Version: 5.0.2\n"))
+    check = judge_mpi("mpiexec", Answer(0, "RANKS 2 MPICH Version: 5.0.2\n"), LAPTOP, "mpich")
     assert (check.ok, check.found) == (True, "mpiexec: 2 ranks, MPICH Version: 5.0.2")
 
 
-def test_two_worlds_of_one_are_two_mpis() -> None:
-    check = judge_mpi("/usr/bin/mpiexec", Answer(0, "RANKS 1 MPICH Version: 5.0.2\nRANKS 1 MPICH Version: 5.0.2\n"))
+@pytest.mark.parametrize("end", ["\n", " "])
+def test_two_worlds_of_one_are_two_mpis(end: str) -> None:
+    output = f"RANKS 1 MPICH Version: 5.0.2{end}RANKS 1 MPICH Version: 5.0.2\n"
+    check = judge_mpi("/usr/bin/mpiexec", Answer(0, output), LOADED, "openmpi")
     assert not check.ok
-    assert "do not see each other: mpi4py belongs to MPICH Version: 5.0.2" in check.found
-    assert check.fix.endswith("-m pip install --force-reinstall mpich mpi4py")
+    assert "/usr/bin/mpiexec (openmpi) starts 2 processes that do not see each other" in check.found
+    assert "mpi4py belongs to MPICH Version: 5.0.2" in check.found
+    assert REBUILD in check.fix
+    assert "pip uninstall -y mpich" in check.fix, "the wheel's library would be found before the site's"
+
+
+@pytest.mark.parametrize(
+    ("site", "words"),
+    [
+        (LAPTOP, "-m pip install --force-reinstall mpich mpi4py"),
+        (CLUSTER, "module load NAME"),
+        (
+            LOADED,
+            f"{REBUILD} {sys.executable} -m pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py",
+        ),
+        (HALF_LOADED, "module cray-mpich/8.1 has no mpicc on PATH"),
+    ],
+)
+def test_the_advice_fits_the_site(site: Site, words: str) -> None:
+    assert words in mpi.advise(site)
+
+
+def test_the_site_is_found_beside_this_pythons_own_folder(tmp_path: Path) -> None:
+    (tmp_path / "mpicc").write_text("#!/bin/sh\n")
+    (tmp_path / "mpicc").chmod(0o755)
+    own = Path(sys.executable).parent
+    environ = {"PATH": f"{own}:{tmp_path}", "LOADEDMODULES": "gcc/13:OpenMPI/5.0:cuda/12", "MODULEPATH": "/m"}
+    assert mpi.find_site(environ) == Site(str(tmp_path / "mpicc"), ("OpenMPI/5.0",), True)
+    assert mpi.find_site({"PATH": str(own)}) == Site(None, (), False)
+
+
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [
+        ("MPICH Version: 5.0.2", "mpich"),
+        ("HYDRA build details:", "mpich"),
+        ("Intel(R) MPI Library 2021.10", "mpich"),
+        ("MPI VERSION    : CRAY MPICH version 8.1.28.15 (ANL base 3.4a2)", "mpich"),
+        ("MVAPICH Version: 3.0", "mpich"),
+        ("Open MPI v5.0.3, package: Open MPI", "openmpi"),
+        ("mpiexec (OpenRTE) 4.1.4", "openmpi"),
+        ("prterun (PRRTE) 3.0.5", "openmpi"),
+        ("", None),
+        ("something else", None),
+    ],
+)
+def test_the_family_of_an_mpi_is_read_from_its_version(text: str, family: str | None) -> None:
+    assert mpi.family(text) == family
+
+
+@pytest.mark.parametrize(
+    ("types", "library", "ok", "found"),
+    [
+        (["pmi2", "pmix"], "MPICH Version: 5.0.2", True, "pmi2"),
+        (["cray_shasta", "none"], "CRAY MPICH version 8", True, "cray_shasta"),
+        (["pmix_v4"], "Open MPI v5.0.3", True, "pmix"),
+        (["pmi2"], "Open MPI v5.0.3", False, "none connects Open MPI"),
+        ([], "MPICH Version: 5.0.2", False, "none: none connects"),
+        (["pmi2"], "", True, "pmi2"),
+        (["openmpi"], "", False, "none connects MPI"),
+    ],
+)
+def test_srun_must_have_a_plug_in_for_the_library(types: list[str], library: str, ok: bool, found: str) -> None:
+    check = judge_srun(types, library)
+    assert check.ok == ok
+    assert found in check.found
+    assert ok or "launcher.mpi" in check.fix
+
+
+@pytest.mark.parametrize(
+    ("output", "ok", "found"),
+    [
+        (
+            "LOADS MPICH Version: 5.0.2 FROM /site/lib/libmpi.so.12\n",
+            True,
+            "loads MPICH Version: 5.0.2 from /site/lib/libmpi.so.12",
+        ),
+        ("noise\nLOADS Open MPI v5.0.3 FROM\n", True, "loads Open MPI v5.0.3"),
+        ("Traceback\nRuntimeError: cannot load MPI library\n", False, "RuntimeError: cannot load MPI library"),
+        ("ImportError: libmpi.so.40: cannot open shared object file\n", False, "libmpi.so.40"),
+        ("", False, "exit code 1"),
+    ],
+)
+def test_mpi_is_loaded_and_not_believed(output: str, ok: bool, found: str) -> None:
+    (check,), library = judge_load(Answer(1, output), CLUSTER)
+    assert (check.name, check.ok, bool(library)) == ("mpi4py", ok, ok)
+    assert found in check.found
+    assert ok or "module load" in check.fix
+
+
+def test_a_library_that_is_installed_but_does_not_load_is_missing(tmp_path: Path) -> None:
+    """Its package list is as it should be: mpi4py is there."""
+    environ = os.environ | {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so.12")}
+    done = subprocess.run(
+        [sys.executable, "-c", mpi.LOAD_PROGRAM], env=environ, capture_output=True, text=True, timeout=60
+    )
+    (check,), library = judge_load(Answer(done.returncode, done.stdout + done.stderr), LAPTOP)
+    assert (check.ok, library) == (False, "")
+    done = subprocess.run([sys.executable, "-c", mpi.LOAD_PROGRAM], capture_output=True, text=True, timeout=60)
+    (check,), library = judge_load(Answer(done.returncode, done.stdout + done.stderr), LAPTOP)
+    assert check.ok
+    assert "libmpi" in check.found
 
 
 @pytest.mark.parametrize(
@@ -32,9 +258,23 @@ def test_two_worlds_of_one_are_two_mpis() -> None:
     ],
 )
 def test_a_failed_try_says_its_last_line(answer: Answer, found: str) -> None:
-    check = judge_mpi("mpiexec", answer)
+    check = judge_mpi("mpiexec", answer, LAPTOP, "mpich")
     assert not check.ok
     assert check.found.endswith(found)
+
+
+def test_the_folders_of_data_and_temporary_files_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    environ = {
+        "MLHPC_DATA": str(tmp_path / "not" / "there"),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "SCRATCH": str(tmp_path / "no"),
+    }
+    checks = {check.name: check for check in folder_checks(environ)}
+    assert checks["data"].found.startswith(f"{tmp_path}, "), "the data folder would be made there"
+    assert checks["temporary"].found.startswith(f"{tmp_path / 'tmp'}, ")
+    assert not checks["$SCRATCH"].ok
+    assert "MLHPC_DATA" in checks["data"].fix
 
 
 @pytest.mark.parametrize(
@@ -54,8 +294,7 @@ def test_the_screen_shows_the_fix_of_what_is_missing() -> None:
         Check("commands", True, "sbatch", "slurm", "apt-get install slurm-wlm"),
     ]
     text = "\n".join(lines(checks))
-    assert "Local runs: something is missing\n  MISSING  torch" in text
-    assert "fix: pip install torch" in text
+    assert "Local runs: something is missing\n  MISSING  torch          not installed; fix: pip install torch" in text
     assert "Slurm runs: ready" in text
     assert "apt-get" not in text
     assert not can_run(checks, "local")
@@ -73,7 +312,31 @@ def test_the_command_names_every_part_on_this_machine() -> None:
         [sys.executable, "-m", "suite", "doctor", "--json"], capture_output=True, text=True, timeout=120
     )
     checks = {item["name"]: item for item in json.loads(done.stdout)}
-    assert {"python", "torch", "mpi4py", "mpiexec", "cores", "memory", "/dev/shm", "quota", "commands"} <= set(checks)
+    named = {
+        "python",
+        "torch",
+        "mpi4py",
+        "mpiexec",
+        "cores",
+        "memory free",
+        "open files",
+        "/dev/shm",
+        "quota",
+        "host name",
+    }
+    assert named | {"this folder", "data", "temporary", "clock", "commands"} <= set(checks)
     assert all(item["fix"] for item in checks.values() if not item["ok"])
     missing = [item for item in checks.values() if item["purpose"] == "local" and not item["ok"]]
     assert done.returncode == (1 if missing else 0)
+
+
+def test_the_command_meets_a_machine_that_is_not_here(tmp_path: Path) -> None:
+    environ = os.environ | {VARIABLE: str(machine("hosts_to_loopback").lay_out(tmp_path))}
+    command = [sys.executable, "-m", "suite", "doctor", "--ranks", "4"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "MISSING  host name      node07: 127.0.1.1; expected an address that other nodes reach; fix: " in done.stdout
+    assert (
+        "MISSING  open files     64 (hard limit 64); expected 144 for 4 ranks; fix: have the hard limit raised"
+        in done.stdout
+    )

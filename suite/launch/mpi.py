@@ -1,0 +1,88 @@
+"""Tries MPI: loads the library, starts two ranks, and says what to do if the launcher and the library do not fit.
+
+Package lists prove nothing: mpi4py takes the first MPI library that it finds, which on a cluster may be the site's or the one of
+the ``mpich`` wheel, and a launcher of another MPI starts ranks that do not see each other.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Family = Literal["mpich", "openmpi"]
+LOAD_PROGRAM = """
+from mpi4py import MPI
+with open("/proc/self/maps") as maps:
+    paths = sorted({line.split()[-1] for line in maps if "/libmpi" in line})
+print("LOADS", " ".join(MPI.Get_library_version().splitlines()[0].split()), "FROM", *paths[:1], flush=True)
+"""
+# Run by two processes: one line from one world of two, or two lines from two worlds of one
+WORLD_PROGRAM = """
+from mpi4py import MPI
+if MPI.COMM_WORLD.Get_rank() == 0:
+    print("RANKS", MPI.COMM_WORLD.Get_size(), " ".join(MPI.Get_library_version().splitlines()[0].split()), flush=True)
+"""
+# What a library or launcher calls itself. The members of a family share one binary interface
+FAMILIES: tuple[tuple[Family, str], ...] = (
+    ("openmpi", r"open\s?mpi|openrte|prterun|prrte"),
+    ("mpich", r"mpich|hydra|mvapich|intel\(r\) mpi|cray"),
+)
+PLUGINS: Mapping[Family, tuple[str, ...]] = {"mpich": ("pmi2", "cray_shasta", "pmix"), "openmpi": ("pmix",)}
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a cluster offers: its compiler wrapper, the loaded modules that are an MPI, and whether there are modules at all."""
+
+    mpicc: str | None
+    loaded: tuple[str, ...]
+    modules: bool
+
+
+def find_site(environ: Mapping[str, str]) -> Site:
+    """Look for the site's MPI: mpicc on PATH but not in this Python's own folder, and environment modules."""
+    own = str(Path(sys.executable).parent)
+    path = ":".join(folder for folder in environ.get("PATH", "").split(":") if folder and folder != own)
+    names = [name for name in environ.get("LOADEDMODULES", "").split(":") if re.search(r"mpi|mpt", name, re.I)]
+    return Site(shutil.which("mpicc", path=path), tuple(names), bool(environ.get("MODULEPATH")))
+
+
+def family(text: str) -> Family | None:
+    """The family of an MPI by what it prints as its version."""
+    return next((name for name, pattern in FAMILIES if re.search(pattern, text, re.I)), None)
+
+
+def parse_load(output: str) -> tuple[str, str] | None:
+    """The version and the path of the library that `LOAD_PROGRAM` loaded; None if it did not."""
+    match = re.search(r"^LOADS (.*?) FROM ?(.*)$", output, re.M)
+    return (match.group(1), match.group(2)) if match else None
+
+
+def parse_worlds(output: str) -> list[tuple[int, str]]:
+    """The size and library of each world that `WORLD_PROGRAM` printed; two processes may print into one line."""
+    return [(int(ranks), text) for ranks, text in re.findall(r"RANKS (\d+) ([^\n]+?)\s*(?=RANKS|\n|$)", output)]
+
+
+def advise(site: Site, python: str = sys.executable) -> str:
+    """What to do if no MPI loads, or if launcher and library are of different MPIs."""
+    if site.mpicc:
+        build = f"MPICC={site.mpicc} {python} -m pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py"
+        return f"{python} -m pip uninstall -y mpich; {build}"
+    if site.modules and not site.loaded:
+        return "load the site's MPI (module avail mpi; module load NAME), then run mlhpc doctor again"
+    if site.loaded:
+        return f"module {site.loaded[0]} has no mpicc on PATH: load its development module, or ask the site's support"
+    return f"{python} -m pip install --force-reinstall mpich mpi4py"
+
+
+def fitting_plugins(library: str, types: Sequence[str]) -> list[str]:
+    """The plug-ins of ``srun --mpi`` that connect ranks of this library, best first."""
+    known = family(library)
+    if known is None:
+        return [name for name in types if name.startswith(("pmi", "cray"))]
+    return [name for name in PLUGINS[known] if any(each == name or each.startswith(f"{name}_v") for each in types)]
