@@ -307,6 +307,17 @@ def cache_agrees(context: LogContext) -> Iterator[LogBreach]:
         yield clear.line, f"cache_clear is {clear.value}, cache_state {brief(event.value)}"
 
 
+@log_rule("machine-real", "the machine was not a simulated one, whose facts are files of a test", OURS)
+def machine_real(context: LogContext) -> Iterator[LogBreach]:
+    event = context.first(mllog.RUN_CONFIG)
+    simulated = event.metadata.get("simulated_machine", False) if event is not None else False
+    if event is not None and simulated is not False:
+        yield (
+            event.line,
+            f"run_config has simulated_machine = {brief(simulated)}: its facts are not those of the machine",
+        )
+
+
 @log_rule("work-agrees", "the FLOPs per sample agree with the card within 1 %", "the workload's card")
 def work_agrees(context: LogContext) -> Iterator[LogBreach]:
     event, card = context.first(mllog.WORK_PER_SAMPLE), context.card

@@ -25,6 +25,7 @@ from suite.log.run_folder import RunFolder
 from suite.machine.facts import write_facts
 from suite.machine.page_cache import drop_page_caches
 from suite.machine.probes.collect import collect_facts
+from suite.machine.probes.root import is_simulated, machine_root
 from suite.training.allocator import keep_freed_memory
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank
@@ -200,6 +201,7 @@ class _Trial:
                 "device": self.device.type,
                 "threads_per_rank": threads,
                 "keeps_freed_memory": self.keeps_freed_memory,
+                "simulated_machine": is_simulated(machine_root(os.environ)),
             },
         )
         log.event(mllog.GRADIENT_ACCUMULATION_STEPS, config.gradient_accumulation_steps)
