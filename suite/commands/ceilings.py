@@ -43,7 +43,11 @@ Exit codes: 0 written, 1 measuring failed, 2 usage.
     type=click.Path(path_type=Path),
     help="Where storage is measured: where data are staged to. [$TMPDIR, else the output's folder]",
 )
-@click.option("--quick", is_flag=True, help="Fewer repetitions and smaller sizes: at most 45 s on a small machine.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Fewer repetitions, smaller sizes, at most 50 s; what did not fit is said.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New JSON file.")
 def ceilings(system: str, ranks: int, device: str, directory: Path | None, quick: bool, output: Path) -> None:
     """Measure the roofs of this machine: GEMM, memory levels, host link, storage, all-reduce, all-to-all."""
