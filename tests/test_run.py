@@ -11,10 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from suite.launch.local import suite_command
 from suite.log.reader import read_events
 from suite.log.record import summarise
+from tests.fixtures.foreign import foreign_folders
 
 ROOT = Path(__file__).resolve().parent.parent
+MLHPC = str(Path(sys.executable).with_name("mlhpc"))
+
+
+@pytest.fixture(autouse=True)
+def _foreign_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run of this file is started where the user has folders called suite/, workloads/ and analysis/."""
+    monkeypatch.chdir(foreign_folders(tmp_path_factory.mktemp("cwd")))
 
 
 def environment(data: Path) -> dict[str, str]:
@@ -22,28 +31,14 @@ def environment(data: Path) -> dict[str, str]:
 
 
 def mlhpc(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "suite", *arguments], env=environment(data), capture_output=True, text=True, timeout=200
-    )
+    return subprocess.run([MLHPC, *arguments], env=environment(data), capture_output=True, text=True, timeout=200)
 
 
 def started(data: Path, folder: Path, *more: str) -> subprocess.Popen[str]:
     """An `mlhpc run` on two ranks that cannot reach its target, after its first epoch."""
     process = subprocess.Popen(
         [
-            *(
-                sys.executable,
-                "-m",
-                "suite",
-                "run",
-                "cosmoflow",
-                "--config",
-                "smoke",
-                "--ranks",
-                "2",
-                "-o",
-                str(folder),
-            ),
+            *(MLHPC, "run", "cosmoflow", "--config", "smoke", "--ranks", "2", "-o", str(folder)),
             *("--set", "max_epochs=500", "--set", "hyperparameters.base_learning_rate=1e-9", *more),
         ],
         env=environment(data),
@@ -148,7 +143,7 @@ def test_torchrun_is_a_launcher_too(smoke_data: Path, tmp_path: Path) -> None:
             *("-m", "suite", "run", "cosmoflow", "--config", "smoke", "--output", str(folder), "--trial", "0"),
             *("--seed", "1", "--set", "max_epochs=1", "--set", f"staging.directory={tmp_path}/local"),
         ],
-        env=environment(smoke_data),
+        env=environment(smoke_data) | {"PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -173,3 +168,18 @@ def test_one_and_two_ranks_have_the_same_losses_and_the_same_metric(smoke_data: 
         timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_user_s_folders_of_our_names_are_not_imported(tmp_path: Path) -> None:
+    """By the console script, by python -P -m and, but for a folder suite/, by python -m."""
+    from tests.fixtures import runs
+
+    folder = runs.our_runs(tmp_path / "run", 1)
+    report = ("report", str(folder), "-o", str(tmp_path / "report"))
+    for command in ([MLHPC, "list"], suite_command("list"), [MLHPC, *report]):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    Path("suite", "__init__.py").unlink()
+    Path("suite").rmdir()
+    done = subprocess.run([sys.executable, "-m", "suite", "list"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -203,12 +203,12 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
 
     if ranks == 1 or detect() is not None:
         return
-    from suite.launch.local import mpiexec_command, trial_environment
+    from suite.launch.local import mpiexec_command, suite_command, trial_environment
 
     environment = trial_environment(os.environ, ranks=ranks)
     if sys.stdout.isatty():
         environment[TERMINAL_NAME] = "1"
-    command = [*mpiexec_command(ranks), sys.executable, "-m", "suite", "data", *words]
+    command = [*mpiexec_command(ranks), *suite_command("data", *words)]
     sys.stdout.flush()
     os.execve(command[0], command, environment)  # noqa: S606
 

@@ -19,6 +19,7 @@ import click
 from suite.descriptor import descriptor, descriptors
 from suite.errors import InputError
 from suite.files import write_whole
+from suite.launch.local import suite_command
 
 ALL = "all"
 ORG = "demo"
@@ -157,7 +158,7 @@ def _run(step: Step) -> Outcome:
         )
     click.echo(f"\n--- {step.title}: mlhpc {' '.join(arguments)}")
     begin = time.monotonic()
-    code, last = _execute([sys.executable, "-m", "suite", *arguments], step.limit_s)
+    code, last = _execute(suite_command(*arguments), step.limit_s)
     if code in (INTERRUPTED, -signal.SIGINT):
         click.echo(f"mlhpc: demo stopped: step {step.title!r} was interrupted", err=True)
         sys.exit(INTERRUPTED)

@@ -33,7 +33,7 @@ Examples:
   mlhpc run cosmoflow --config mini --ranks 2 --runs 5 --seed 1 -o runs/mine
   mlhpc run cosmoflow --config mini --set hyperparameters.dropout=0.1 --set submission.org=ACME
   mlhpc run cosmoflow --output runs/mine --trial 3 --ranks 2 --resume
-  srun python -m suite run cosmoflow --config mini --output runs/mine --trial 0
+  srun python -P -m suite run cosmoflow --config mini --output runs/mine --trial 0
 """
 )
 @click.argument("workload")

@@ -32,6 +32,14 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
+def suite_command(*words: str, python: str = sys.executable) -> list[str]:
+    """The command line of ``mlhpc WORDS`` as a process of its own.
+
+    With -P the working directory is not on the import path: a user's folder ``workloads/`` there is not taken for ours.
+    """
+    return [python, "-P", "-m", "suite", *words]
+
+
 def worker_command(
     workload: str,
     *,
@@ -45,7 +53,7 @@ def worker_command(
     python: str = sys.executable,
 ) -> list[str]:
     """The command line of one rank (docs/architecture.md, "The worker"). ``seed`` is the base: trial i gets seed + i."""
-    command = [python, "-m", "suite", "run", workload]
+    command = suite_command("run", workload, python=python)
     command += ["--config", config, "--output", str(run), "--trial", str(trial)]
     command += ["--mode", mode] if mode != "strong" else []
     command += ["--seed", str(seed)] if seed is not None else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from suite.files import one_line
-from suite.launch.local import run_local
+from suite.launch.local import run_local, suite_command
 
 if TYPE_CHECKING:
     from suite.world import Launch, World
@@ -23,7 +22,7 @@ def start_ranks(words: Sequence[str], ranks: int) -> int:
     """Run ``mlhpc WORDS`` on so many ranks of this machine, print their output, and return the exit code."""
     with tempfile.TemporaryDirectory(prefix="mlhpc-ranks-") as folder:
         return run_local(
-            [sys.executable, "-m", "suite", *words],
+            suite_command(*words),
             ranks=ranks,
             log=Path(folder) / "ranks.log",
             say=lambda text: click.echo(f"mlhpc: {text}", err=True),

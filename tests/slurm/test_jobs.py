@@ -16,6 +16,7 @@ from suite.commands.status import folder_status
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.run_folder import RunFolder
+from tests.fixtures.foreign import foreign_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "submissions" / "slurm"
@@ -63,7 +64,7 @@ def record(path: Path) -> RunRecord:
 def explain(folder: Path) -> str:
     """Everything the job and its ranks printed, for a failed assertion."""
     return "\n".join(
-        f"== {path}\n{path.read_text()}" for path in [*folder.glob("*.out"), *folder.glob("*/output/*.log")]
+        f"== {path}\n{path.read_text()}" for path in [*folder.rglob("*.out"), *folder.glob("*/output/*.log")]
     )
 
 
@@ -101,7 +102,8 @@ def test_the_shipped_script_gives_a_package_that_is_checked_and_reported(
         MLHPC_STAGING_DIRECTORY=f"{tmp_path}/stage/{{node}}",
         MLHPC_CACHE_DROP_COMMAND="exit 7",
     )
-    job = cluster.sbatch(SCRIPTS / "cosmoflow-mini.sbatch", exports=exports, cwd=tmp_path)
+    cwd = foreign_folders(tmp_path / "cwd")  # the worker starts there and must not import what it finds
+    job = cluster.sbatch(SCRIPTS / "cosmoflow-mini.sbatch", exports=exports, cwd=cwd)
     state = cluster.wait(job)
     assert state == "COMPLETED", explain(tmp_path)
     assert (run / "exit" / job).read_text() == "0\n"

@@ -146,10 +146,10 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
 
     if ranks == 1 or detect() is not None:
         return
-    from suite.launch.local import mpiexec_command, trial_environment
+    from suite.launch.local import mpiexec_command, suite_command, trial_environment
 
     environment = trial_environment(os.environ, ranks=ranks)
-    command = [*mpiexec_command(ranks), sys.executable, "-m", "suite", *words]
+    command = [*mpiexec_command(ranks), *suite_command(*words)]
     sys.stdout.flush()
     os.execve(command[0], command, environment)  # noqa: S606  # replaces this process, so signals and the exit code are mpiexec's
 

@@ -58,7 +58,7 @@ def test_worker_command_is_the_documented_one() -> None:
         "cosmoflow", config="mini", run=Path("r"), trial=3, seed=7, overrides=["max_epochs=2"], resume=True, python="py"
     )
     assert " ".join(command) == (
-        "py -m suite run cosmoflow --config mini --output r --trial 3 --seed 7 --set max_epochs=2 --resume"
+        "py -P -m suite run cosmoflow --config mini --output r --trial 3 --seed 7 --set max_epochs=2 --resume"
     )
 
 
