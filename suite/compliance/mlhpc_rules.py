@@ -28,6 +28,12 @@ def resumed(context: LogContext) -> Iterator[LogBreach]:
         yield stop.line, f"the run began with block {brief(stop.metadata['first_block'])}: it was resumed"
 
 
+@log_rule("run-replaced", "a run that takes the place of one that began and failed says so, and is shown", OURS)
+def run_replaced(context: LogContext) -> Iterator[LogBreach]:
+    for event in context.by_key.get(mllog.RUN_REPLACED, ()):
+        yield event.line, f"the run was made in place of one that began and failed ({brief(event.value)})"
+
+
 _STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
 
 

@@ -24,6 +24,7 @@ SETTINGS = (
     "MLHPC_CACHE_DROP_COMMAND",
     "MLHPC_CACHE_DROP_RC",
     "MLHPC_REQUEUE",
+    "MLHPC_REPLACE_FAILED",
 )
 # The most active first: a job of several array tasks has the state of its most active task
 ACTIVE_STATES = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "PENDING")

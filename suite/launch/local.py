@@ -50,6 +50,7 @@ def worker_command(
     overrides: Sequence[str] = (),
     mode: str = "strong",
     resume: bool = False,
+    replace_failed: bool = False,
     python: str = sys.executable,
 ) -> list[str]:
     """The command line of one rank (docs/architecture.md, "The worker"). ``seed`` is the base: trial i gets seed + i."""
@@ -59,7 +60,7 @@ def worker_command(
     command += ["--seed", str(seed)] if seed is not None else []
     for override in overrides:
         command += ["--set", override]
-    return command + (["--resume"] if resume else [])
+    return command + (["--resume"] if resume else []) + (["--replace-failed"] if replace_failed else [])
 
 
 def mpiexec_command(ranks: int) -> list[str]:

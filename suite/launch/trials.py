@@ -6,7 +6,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from suite.files import write_whole
 from suite.launch.local import STOPPED, run_local, worker_command
+from suite.log.attempts import WayOn, began, find_way_on, newest_log
 from suite.log.run_folder import RunFolder
 
 
@@ -19,14 +21,23 @@ def run_trials(
     seed: int | None,
     overrides: Sequence[str] = (),
     resume: bool = False,
+    replace_failed: bool = False,
 ) -> int:
-    """Run the trials with the folder's config and return the worst exit code. A stop or a usage error ends the series.
+    """Run the trials with the folder's config, keep the exit code of each, and return the worst.
 
-    ``overrides`` apply to a trial that is added to a folder whose config was written before.
+    A stop, a usage error or a trial that failed before run_start ends the series: the next one would fail likewise.
+    ``overrides`` apply to a trial that is added to a folder whose config was written before. With ``resume`` a trial that is
+    done, or failed and is not to be replaced, is left as it is and counts with its own exit code.
     """
     codes: list[int] = []
     with _Terminal(len(trials)) if sys.stdout.isatty() else _Plain() as progress:
         for trial in trials:
+            way = find_way_on(folder, trial, replace_failed=replace_failed) if resume else WayOn()
+            if way.code is not None:
+                progress.line(trial, way.text)
+                progress.done(trial)
+                codes.append(way.code)
+                continue
             command = worker_command(
                 workload,
                 config=str(folder.config_path),
@@ -35,7 +46,9 @@ def run_trials(
                 seed=seed,
                 overrides=overrides,
                 resume=resume,
+                replace_failed=replace_failed,
             )
+            folder.exit_code(trial).unlink(missing_ok=True)
             code = run_local(
                 command,
                 ranks=ranks,
@@ -43,9 +56,15 @@ def run_trials(
                 say=progress.say,
                 echo=partial(progress.line, trial),
             )
+            write_whole(folder.exit_code(trial), f"{code}\n")
             progress.done(trial)
             codes.append(code)
-            if code == STOPPED or code == 2:
+            log = newest_log(folder, trial)
+            never_began = code == 1 and (log is None or not began(log))
+            left = len(trials) - len(codes)
+            if left and (never_began or code in (STOPPED, 2)):
+                why = "failed before it began" if never_began else f"ended with exit code {code}"
+                progress.say(f"run {trial} {why}: {left} more run{'s' if left > 1 else ''} not started")
                 break
     return worst(codes)
 

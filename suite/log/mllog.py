@@ -70,6 +70,9 @@ WINDOW_STATS = "window_stats"  # what the workload counts over a logging window 
 STEP_PHASES = "step_phases"  # seconds per phase of one logging window on rank 0; sums to the window's step time
 CHECKPOINT = "checkpoint_saved"
 RUN_RESUMED = "run_resumed"  # present only in a resumed run, which is therefore not scored
+RUN_REPLACED = (
+    "failed_run_replaced"  # one per run of this trial that began, failed and was run again by the user's choice
+)
 RANK_PHASES = "rank_phases"  # per-epoch phase seconds: mean over ranks
 RANK_STATS = "rank_stats"  # per epoch: phases, bytes read and communicated, memory peaks: their distribution over ranks
 ENERGY = "energy"  # joules since the last such event or run_start, by counter, summed over nodes and GPUs

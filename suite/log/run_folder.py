@@ -72,6 +72,19 @@ class RunFolder:
         """stdout and stderr of a trial's ranks."""
         return self.root / "output" / f"trial_{trial}.log"
 
+    def exit_code(self, trial: int) -> Path:
+        """The exit code of a trial's last attempt, in digits. Written by the launcher when the ranks have ended."""
+        return self.root / "exit" / f"trial_{trial}"
+
+    def failed(self, trial: int | None = None) -> list[Path]:
+        """The logs of failed attempts that were moved aside, or those of one trial, by trial and attempt."""
+        return sorted(self.root.glob(f"failed_{'*' if trial is None else trial}_*.txt"), key=_trial_numbers)
+
+    def move_aside(self, log: Path, trial: int) -> Path:
+        """Give the log of a failed attempt of a trial the next free name ``failed_<i>_<k>.txt`` and return that."""
+        last = max((_trial_numbers(path)[-1] for path in self.failed(trial)), default=0)
+        return log.rename(self.root / f"failed_{trial}_{last + 1}.txt")
+
     def results(self) -> list[Path]:
         """The logs of scored runs, by trial."""
         return sorted(self.root.glob("result_*.txt"), key=_trial_numbers)

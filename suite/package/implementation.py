@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from suite.files import write_whole
+from suite.log.attempts import began
 from suite.log.results_tree import PRUNED
 from suite.log.run_folder import RunInfo
 from suite.package.redaction import Personal, Redaction
@@ -58,6 +59,7 @@ def _provenance(run: Run, result: Result) -> Iterator[Path]:
     yield from (path for path in fixed if path.is_file())
     yield from run.folder.node_facts()
     yield from run.resumed
+    yield from run.folder.failed()
     yield from (record.path for record, _ in result.left_out if record.path and record.path.parent == root)
 
 
@@ -69,6 +71,11 @@ def _readme(result: Result) -> str:
     left_out = "".join(f"- `{record.path.name}`: {why}\n" for record, why in result.left_out if record.path)
     resumed = "".join(
         f"- `{path.name}`: a continuation of an interrupted run\n" for run in result.runs for path in run.resumed
+    )
+    failed = "".join(
+        f"- `{path.name}`: {'a run that began, failed and was replaced' if began(path) else 'an attempt that never began'}\n"
+        for run in result.runs
+        for path in run.folder.failed()
     )
     return (
         f"# {card.name}, size {card.size}\n\n"
@@ -82,7 +89,7 @@ def _readme(result: Result) -> str:
         "- `run_and_time.sh` runs it\n"
         "- `provenance/` holds what each run left: run.json, config.yaml, facts of every node, the job script\n"
         + (f"- `{PRUNED}/` beside the logs: {len(result.pruned)} instances that were pruned\n" if result.pruned else "")
-        + (f"\nNot scored, in `provenance/`:\n\n{left_out}{resumed}" if left_out or resumed else "")
+        + (f"\nNot scored, in `provenance/`:\n\n{left_out}{resumed}{failed}" if left_out or resumed or failed else "")
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from suite.compliance.ruleset import Benchmark, card_benchmark
 from suite.descriptor import descriptor
 from suite.errors import InputError
+from suite.log.attempts import began
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import PRUNED
@@ -107,7 +108,10 @@ def _check_subject(records: Sequence[RunRecord], benchmark: Benchmark, subject: 
     """ValueError for a log that is no run, or of another benchmark or size than its run folder."""
     for record in records:
         if record.benchmark is None and record.run_start_s is None:
-            raise InputError(f"{record.path}: ended before run_start and is no run; move it out of the run folder")
+            raise InputError(
+                f"{record.path}: ended before run_start and is no run; "
+                "`mlhpc run WORKLOAD --output RUN --resume` moves it aside and runs it again"
+            )
         if (record.benchmark, record.size) != (benchmark.name, benchmark.size):
             raise InputError(f"{record.path}: a log of {record.benchmark} {record.size} in a run of {subject}")
 
@@ -168,6 +172,11 @@ def notes(results: Sequence[Result], submitter: str, division: str) -> Iterator[
             yield f"{record.path}: left out of the result: {why}"
         for run in result.runs:
             yield from (f"{path}: a continuation, kept as provenance, not scored" for path in run.resumed)
+            yield from (
+                f"{path}: began and failed, and was replaced: shown in the package"
+                for path in run.folder.failed()
+                if began(path)
+            )
             yield from (f"{run.folder.root}: {text}" for text in differences(run.nodes))
             if len(run.records) < run.info.runs:
                 yield f"{run.folder.root}: {len(run.records)} of {run.info.runs} runs left a log"

@@ -20,6 +20,7 @@ from suite.data.manifest import Manifest
 from suite.data.sampling import check_batch, steps_per_epoch
 from suite.errors import InputError
 from suite.log import mllog
+from suite.log.attempts import replaced_runs
 from suite.log.mllog import EventLog
 from suite.log.run_folder import RunFolder
 from suite.machine.facts import write_facts
@@ -190,6 +191,8 @@ class _Trial:
         log.event(mllog.SUITE_VERSION, VERSION)
         log.event(mllog.RUN_MODE, self.plan.mode, metadata={"trial": self.plan.trial, "launcher": world.launcher})
         log.event(mllog.SEED, seed)
+        for failed in replaced_runs(self.plan.folder, self.plan.trial) if world.is_first else ():
+            log.event(mllog.RUN_REPLACED, failed.name)
         log.event(mllog.NUMBER_OF_RANKS, world.size)
         log.event(mllog.NUMBER_OF_NODES, world.nodes)
         log.event(mllog.ACCELERATORS_PER_NODE, world.local_size if self.device.type == "cuda" else 0)

@@ -7,8 +7,11 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import replace
 
 from suite.errors import InputError
+from suite.files import one_line
+from suite.log.attempts import WayOn, clear_way
 from suite.log.run_folder import write_run_info
 from suite.training.plan import TrialPlan
 from suite.training.signals import InterruptedTrialError
@@ -30,6 +33,11 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
         load_workload(plan.descriptor)
         imported_at = time.perf_counter()
         _make_folder(plan, world)
+        way = _way_on(plan, world)
+        if way.code is not None:
+            world.barrier()  # the launcher answers the first non-zero exit by ending the others
+            return way.code
+        plan = replace(plan, resume=way.resume)
         return trial.run_trial(plan, world, trial.Startup(interpreter_s, imported_at - first_line, imported_at))
     except InputError as error:  # the same on every rank, or this rank's alone: either way nobody may be left waiting
         return _end(world, plan, f"{error}", USAGE)
@@ -55,6 +63,23 @@ def _make_folder(plan: TrialPlan, world: World) -> None:
         except InputError as caught:
             error = caught
     world.check_together(error)
+
+
+def _way_on(plan: TrialPlan, world: World) -> WayOn:
+    """What to do with the trial, decided by rank 0, which also moves failed logs aside. Without --resume: start it."""
+    if not plan.resume:
+        return WayOn()
+    way, error = WayOn(), None
+    if world.is_first:
+        try:
+            way = clear_way(plan.folder, plan.trial, replace_failed=plan.replace_failed)
+        except OSError as caught:
+            error = InputError(one_line(caught))
+    world.check_together(error)
+    decided: WayOn = world.broadcast(way)
+    if decided.text and world.is_first:
+        print(f"trial {plan.trial}: {decided.text}", flush=True)
+    return decided
 
 
 def _keep_traceback(plan: TrialPlan, world: World) -> str:

@@ -196,6 +196,23 @@ def check_continued(
     assert (run / "exit" / second).read_text() == "1\n"  # ended by max_epochs: no target, no success claimed
 
 
+def test_a_job_submitted_again_runs_what_never_began_and_never_ends_0_while_a_run_is_missing(
+    cluster: Cluster, smoke_data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "result_0.txt").write_text(':::MLLOG {"key": "init_start", "time_ms": 1}\n')  # killed in its initialisation
+    exports = settings(smoke_data, run, MLHPC_RUNS="1", MLHPC_SET=NEVER_CONVERGES.replace("=400", "=1"))
+    for attempt in ("started afresh", "left as it is"):
+        job = cluster.sbatch(SCRIPTS / "cosmoflow-mini.sbatch", exports=exports, cwd=tmp_path)
+        assert cluster.wait(job) == "FAILED", (attempt, explain(tmp_path))
+        assert (run / "exit" / job).read_text() == (run / "exit" / "trial_0").read_text() == "1\n"
+    assert sorted(path.name for path in run.glob("*_0*.txt")) == ["failed_0_1.txt", "result_0.txt"]
+    assert record(run / "result_0.txt").status == "aborted"
+    assert "earlier log kept as failed_0_1.txt" in (run / "output" / "trial_0.log").read_text()
+    assert "began and failed (result_0.txt ended with status aborted)" in (run / "output" / "trial_0.log").read_text()
+
+
 def test_scancel_leaves_a_log_that_parses_and_no_process(cluster: Cluster, smoke_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     exports = settings(smoke_data, run, MLHPC_SET=NEVER_CONVERGES)

@@ -49,7 +49,7 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
         (["run", "cosmo"], "unknown workload 'cosmo'; workloads: cosmoflow"),
         (["run", "cosmoflow", "--config", "tiny"], "unknown config 'tiny'; shipped: "),
         (["run", "cosmoflow", "--set", "nodez=3"], "--set nodez: unknown key 'nodez'; valid keys:"),
-        (["run", "cosmoflow", "--resume"], "--resume needs --output RUN and --trial I"),
+        (["run", "cosmoflow", "--resume"], "--resume needs --output RUN"),
         (["run", "cosmoflow", "--ranks", "0"], "0 is not in the range x>=1"),
         (["check", "/no/such/path"], "/no/such/path"),
         (["score", "/no/such/path"], "/no/such/path"),

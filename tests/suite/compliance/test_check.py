@@ -566,3 +566,11 @@ def test_work_that_is_not_the_cards_is_a_warning(tmp_path: Path) -> None:
     lines = insert(Line("work_per_sample", {"model_flops": 1e12}), "init_stop")(our_run())
     found = check([write(tmp_path / "result_0.txt", lines)]).findings
     assert [(item.rule, item.severity) for item in found] == [("work-agrees", "warning")]
+
+
+def test_a_run_in_place_of_a_failed_one_is_shown(tmp_path: Path) -> None:
+    runs = our_runs(tmp_path / "runs")
+    write(runs / "result_2.txt", insert(Line("failed_run_replaced", "failed_2_1.txt"), "init_stop")(our_run(seed=102)))
+    (finding,) = [finding for finding in check([runs]).findings if finding.rule == "run-replaced"]
+    assert (finding.severity, finding.file) == ("warning", str(runs / "result_2.txt"))
+    assert "'failed_2_1.txt'" in finding.message

@@ -142,17 +142,25 @@ def test_a_missed_target_does_not_end_the_series_but_a_stop_does(tmp_path: Path,
     assert (tmp_path / "runs" / "cosmoflow-mini-17" / "exit" / "17").read_text() == f"{code}\n"
 
 
-def test_a_trial_with_a_checkpoint_resumes_and_one_with_a_log_is_left_alone(tmp_path: Path) -> None:
+def test_a_trial_that_reached_its_target_is_left_alone_and_the_worker_decides_about_the_others(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "cosmoflow-mini-17"
-    (run / "checkpoint").mkdir(parents=True)
-    (run / "checkpoint" / "trial_1.pt").touch()
+    (run / "exit").mkdir(parents=True)
+    for trial, code in enumerate((0, 1, 0)):
+        (run / "exit" / f"trial_{trial}").write_text(f"{code}\n")
     (run / "result_0.txt").touch()
-    (run / "result_1.txt").touch()
-    run_head(sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path)
+    (run / "result_1.txt").touch()  # trial 2 has a code but no log: somebody removed it
+    told = run_head(sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT="1")
     calls = " ".join((tmp_path / "calls").read_text().split())
-    assert "--trial 0" not in calls
-    assert "--trial 1 --resume" in calls
-    assert calls.endswith("--trial 2")
+    assert re.findall(r"--trial (\d) --resume", calls) == ["1", "2"]
+    assert "--replace-failed" not in calls
+    assert "trial 0: reached its target before, left as it is" in told["said"]
+    assert [(run / "exit" / f"trial_{trial}").read_text() for trial in range(3)] == ["0\n", "1\n", "1\n"]
+    assert told["code"] == "1"
+
+
+def test_failed_runs_are_replaced_when_the_user_says_so(tmp_path: Path) -> None:
+    run_head(sbatch_script(job("slurm-two-node", "mini", nodes=2)), tmp_path, MLHPC_REPLACE_FAILED="1")
+    assert (tmp_path / "calls").read_text().splitlines().count("--replace-failed") == 1
 
 
 def test_an_array_task_runs_its_own_trial(tmp_path: Path) -> None:
@@ -160,7 +168,7 @@ def test_an_array_task_runs_its_own_trial(tmp_path: Path) -> None:
     assert "#SBATCH --array=0-4%1\n" in text
     run_head(text, tmp_path, SLURM_ARRAY_JOB_ID="16", SLURM_ARRAY_TASK_ID="3")
     calls = " ".join((tmp_path / "calls").read_text().split())
-    assert calls.endswith("--trial 3")
+    assert calls.endswith("--trial 3 --resume")
     assert (tmp_path / "runs" / "cosmoflow-mini-16" / "exit" / "16_3").read_text() == "0\n"
 
 

@@ -32,10 +32,13 @@ def test_the_tree_of_a_package(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "runs" / "a")
     (run / "job.sbatch").write_text("#!/bin/bash\n")
     write(run / "resumed_1_1.txt", our_run())
+    write(run / "failed_2_1.txt", our_run()[:5])
+    write(run / "failed_2_2.txt", our_run(values=(0.9,)))
     built = build_package([run], system="bed", out=tmp_path / "submissions" / "ACME")
     assert built.folder == tmp_path / "submissions" / "ACME"
     code = f"benchmarks/cosmoflow/implementations/mlhpc-{VERSION}/bed_1x2_smoke/strong"
     inside = ("run.json", "config.yaml", "facts/node1.json", "origin.json", "job.sbatch", "resumed_1_1.txt")
+    inside += ("failed_2_1.txt", "failed_2_2.txt")
     assert tree(built.folder) == {
         "manifest.sha256",
         "systems/bed_1x2_smoke.json",
@@ -48,7 +51,13 @@ def test_the_tree_of_a_package(tmp_path: Path) -> None:
         assert log.read_bytes() == (run / f"result_{n}.txt").read_bytes()
     assert "sbatch provenance/run_0/job.sbatch" in (built.folder / code / "run_and_time.sh").read_text()
     assert "resumed_1_1.txt" in (built.folder / code / "README.md").read_text()
+    readme = (built.folder / code / "README.md").read_text()
+    assert "`failed_2_1.txt`: an attempt that never began" in readme
+    assert "`failed_2_2.txt`: a run that began, failed and was replaced" in readme
     assert any("continuation" in note for note in built.notes)
+    assert [note for note in built.notes if "replaced" in note] == [
+        f"{run}/failed_2_2.txt: began and failed, and was replaced: shown in the package"
+    ]
     assert list((tmp_path / "submissions").iterdir()) == [built.folder]
 
 

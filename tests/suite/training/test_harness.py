@@ -317,6 +317,30 @@ def resumed_and_whole(data: Path, folder: Path, epochs: int, *changes: str, rank
     return read_events(folder / "resumed_0_1.txt"), read_events(other / "result_0.txt")
 
 
+def test_a_continued_folder_leaves_what_is_done_and_runs_again_what_never_began(data: Path, tmp_path: Path) -> None:
+    """The trial is killed in its initialisation, runs, is continued twice and replaced, all by the same command."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "result_0.txt").write_text(':::MLLOG {"key": "init_start", "time_ms": 1}\n')
+    again = trial(folder, *SHORT, "resume")
+    done = completed(data, again, again, trial(folder, *SHORT, "resume", "replace"), again, ranks=2)
+    assert [line for line in done.stdout.splitlines() if line.startswith(("trial 0", "exit code"))] == [
+        "trial 0: earlier log kept as failed_0_1.txt",
+        "exit code 1",
+        "trial 0: began and failed (result_0.txt ended with status aborted), which counts, so left as it is; "
+        "--replace-failed runs it again",
+        "exit code 1",
+        "trial 0: replaces a run that began and failed (result_0.txt ended with status aborted); "
+        "earlier log kept as failed_0_2.txt",
+        "exit code 1",
+        "trial 0: began and failed (result_0.txt ended with status aborted), which counts, so left as it is; "
+        "--replace-failed runs it again",
+        "exit code 1",
+    ], done.stdout + done.stderr
+    assert values(read_events(folder / "failed_0_2.txt"), "failed_run_replaced") == []
+    assert values(read_events(folder / "result_0.txt"), "failed_run_replaced") == ["failed_0_2.txt"]
+
+
 def test_after_a_kill_the_run_resumes_from_its_last_epoch_checkpoint(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     changes = ("checkpoint_every_epochs=1", "window_steps=1", "hyperparameters.dropout=0.3")

@@ -206,9 +206,9 @@ def toy_config(data: Path, **changes: Any) -> RunConfig:
 def main(argv: Sequence[str]) -> int:
     """`toy.py DATA TRIAL...`: trials of the toy, one after another, in the world this process was started in.
 
-    A trial is `RUN TRIAL SEED [key=value ...] [NAME=value ...] [resume]`; NAME is an environment variable that holds for this
-    trial, and `--` stands between two trials. One process start, which imports torch, serves them all. The first rank prints
-    the exit code of each trial; the process ends with the last one's.
+    A trial is `RUN TRIAL SEED [key=value ...] [NAME=value ...] [resume] [replace]`; NAME is an environment variable that holds
+    for this trial, and `--` stands between two trials. One process start, which imports torch, serves them all. The first rank
+    prints the exit code of each trial; the process ends with the last one's.
     """
     data, *rest = argv
     code = 0
@@ -251,6 +251,7 @@ def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str
             runs=3,
             base_seed=int(seed),
             resume="resume" in options,
+            replace_failed="replace" in options,
         )
         return work(plan, first_line=first_line)
 

@@ -1,0 +1,80 @@
+"""What becomes of a trial when its run folder is continued: it starts, resumes from its checkpoint, or is left as it is.
+
+A log that never reached run_start is no run: it is moved aside and the trial starts afresh. A run that began and failed counts,
+as the rules ask; it is replaced only if the user says so, and the log of its replacement says it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from suite.log import mllog
+from suite.log.reader import read_events
+from suite.log.record import summarise
+from suite.log.run_folder import RunFolder
+
+REPLACE = "--replace-failed"
+
+
+@dataclass(frozen=True)
+class WayOn:
+    """What to do with a trial. ``code``: it is left as it is and counts with this exit code; None: it runs.
+
+    ``resume``: from its checkpoint. ``text`` is one line for people; empty if there is nothing to say.
+    """
+
+    code: int | None = None
+    resume: bool = False
+    text: str = ""
+
+
+def newest_log(folder: RunFolder, trial: int) -> Path | None:
+    """Find the log of a trial's last continuation, else its first log. None if there is none."""
+    logs = [path for path in (folder.result(trial), *folder.resumed(trial)) if path.exists()]
+    return logs[-1] if logs else None
+
+
+def began(log: Path) -> bool:
+    """True if a log reached run_start: from there on it is a run that counts."""
+    return read_events(log).first(mllog.RUN_START) is not None
+
+
+def find_way_on(folder: RunFolder, trial: int, *, replace_failed: bool = False) -> WayOn:
+    """Find what to do with a trial. Changes nothing."""
+    logs = [path for path in (folder.result(trial), *folder.resumed(trial)) if path.exists() and began(path)]
+    record = summarise(read_events(logs[-1])) if logs else None
+    if record is not None and record.status == "success":
+        return WayOn(code=0, text=f"finished already, left as it is ({logs[-1].name})")
+    if folder.checkpoint(trial).exists():
+        return WayOn(resume=True)
+    if record is None:
+        return WayOn()
+    why = "has no end" if record.run_stop_s is None else f"ended with status {record.status}"
+    if replace_failed:
+        return WayOn(text=f"replaces a run that began and failed ({logs[-1].name} {why})")
+    return WayOn(
+        code=1,
+        text=f"began and failed ({logs[-1].name} {why}), which counts, so left as it is; {REPLACE} runs it again",
+    )
+
+
+def clear_way(folder: RunFolder, trial: int, *, replace_failed: bool = False) -> WayOn:
+    """Find what to do with a trial, and move aside the logs of failed attempts in its way. OSError if one cannot be moved.
+
+    Only the process that owns the trial may call it: nobody may be writing its logs.
+    """
+    way = find_way_on(folder, trial, replace_failed=replace_failed)
+    if way.code is not None:
+        return way
+    logs = [path for path in (folder.result(trial), *folder.resumed(trial)) if path.exists()]
+    aside = [folder.move_aside(path, trial) for path in logs if not (way.resume and began(path))]
+    moved = (
+        f"earlier log{'s' if len(aside) > 1 else ''} kept as {', '.join(path.name for path in aside)}" if aside else ""
+    )
+    return WayOn(resume=way.resume, text="; ".join(filter(None, (way.text, moved))))
+
+
+def replaced_runs(folder: RunFolder, trial: int) -> list[Path]:
+    """List the logs of a trial that were moved aside although they had begun: runs that would have counted."""
+    return [path for path in folder.failed(trial) if began(path)]

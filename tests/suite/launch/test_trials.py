@@ -1,0 +1,79 @@
+"""A series of local trials: which run, which end it, and what is kept of each. The ranks are functions of this test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.launch import trials
+from suite.log.run_folder import RunFolder
+from tests.fixtures.logs import Lines, our_run, write
+
+FINISHED, MISSED = our_run(), our_run(values=(0.9,))
+NEVER_BEGAN = MISSED[:9]
+
+
+class Ranks:
+    """In place of run_local: each trial leaves its log and ends with its exit code."""
+
+    def __init__(self, folder: RunFolder, *ends: tuple[int, Lines | None]) -> None:
+        self.folder, self.ends, self.started = folder, dict(enumerate(ends)), list[int]()
+
+    def __call__(self, command: Sequence[str], **_: Any) -> int:
+        trial = int(command[command.index("--trial") + 1])
+        code, log = self.ends[trial]
+        if log is not None:
+            write(self.folder.result(trial), log)
+        self.started.append(trial)
+        return code
+
+
+def run(monkeypatch: pytest.MonkeyPatch, ranks: Ranks, **options: Any) -> int:
+    monkeypatch.setattr(trials, "run_local", ranks)
+    return trials.run_trials("cosmoflow", ranks.folder, range(3), ranks=2, seed=None, **options)
+
+
+def codes(folder: RunFolder) -> list[str]:
+    return [path.read_text().strip() if (path := folder.exit_code(trial)).exists() else "-" for trial in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "kept", "said"),
+    [
+        (((0, FINISHED), (1, MISSED), (0, FINISHED)), 1, ["0", "1", "0"], ""),
+        (((0, FINISHED), (0, FINISHED), (0, FINISHED)), 0, ["0", "0", "0"], ""),
+        (((1, NEVER_BEGAN), (0, FINISHED), (0, FINISHED)), 1, ["1", "-", "-"],
+         "run 0 failed before it began: 2 more runs not started"),
+        (((0, FINISHED), (1, None), (0, FINISHED)), 1, ["0", "1", "-"], "run 1 failed before it began: 1 more run not started"),
+        (((0, FINISHED), (0, FINISHED), (1, None)), 1, ["0", "0", "1"], ""),
+        (((2, None), (0, FINISHED), (0, FINISHED)), 2, ["2", "-", "-"], "run 0 ended with exit code 2: 2 more runs not started"),
+        (((3, MISSED), (0, FINISHED), (0, FINISHED)), 3, ["3", "-", "-"], "run 0 ended with exit code 3: 2 more runs not started"),
+    ],
+)  # fmt: skip
+def test_a_trial_that_cannot_begin_ends_the_series_and_one_that_misses_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    ends: Sequence[tuple[int, Lines | None]], code: int, kept: list[str], said: str,
+) -> None:  # fmt: skip
+    ranks = Ranks(RunFolder(tmp_path), *ends)
+    assert run(monkeypatch, ranks) == code
+    assert codes(ranks.folder) == kept
+    assert capsys.readouterr().err == (f"mlhpc: {said}\n" if said else "")
+
+
+def test_a_continued_series_starts_only_what_is_unfinished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = Ranks(RunFolder(tmp_path), (0, None), (0, FINISHED), (0, FINISHED))
+    for trial, log in enumerate((FINISHED, NEVER_BEGAN, MISSED)):
+        write(ranks.folder.result(trial), log)
+    assert run(monkeypatch, ranks, resume=True) == 1  # the run that failed counts, and the exit code says so
+    assert ranks.started == [1]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "run 0: finished already, left as it is (result_0.txt)"
+    assert lines[1].startswith("run 2: began and failed (result_2.txt ended with status aborted), which counts")
+    ranks.started.clear()
+    assert run(monkeypatch, ranks, resume=True, replace_failed=True) == 0
+    assert ranks.started == [2]

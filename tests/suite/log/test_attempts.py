@@ -1,0 +1,86 @@
+"""What becomes of a trial when its run folder is continued, for every state a former attempt can leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from suite.log.attempts import WayOn, began, clear_way, find_way_on, replaced_runs
+from suite.log.run_folder import RunFolder
+from tests.fixtures.logs import drop, our_run, write
+
+FINISHED = our_run()
+MISSED = our_run(values=(0.9, 0.9))
+KILLED = drop("run_stop")(MISSED)
+NEVER_BEGAN = MISSED[:12]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "checkpoint").mkdir()
+    return RunFolder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("log", "checkpoint", "replace", "code", "resume", "left"),
+    [
+        (None, False, False, None, False, []),
+        (None, True, False, None, True, []),
+        (FINISHED, False, False, 0, False, ["result_0.txt"]),
+        (FINISHED, True, True, 0, False, ["result_0.txt"]),  # a checkpoint of before its end, not removed in time
+        (MISSED, False, False, 1, False, ["result_0.txt"]),
+        (MISSED, False, True, None, False, ["failed_0_1.txt"]),
+        (KILLED, False, False, 1, False, ["result_0.txt"]),
+        (KILLED, False, True, None, False, ["failed_0_1.txt"]),
+        (KILLED, True, True, None, True, ["result_0.txt"]),
+        (NEVER_BEGAN, False, False, None, False, ["failed_0_1.txt"]),
+        (NEVER_BEGAN, True, False, None, True, ["failed_0_1.txt"]),
+        ([], False, False, None, False, ["failed_0_1.txt"]),
+    ],
+)
+def test_the_way_on(
+    folder: RunFolder, log: list[object] | None, checkpoint: bool, replace: bool, code: int | None, resume: bool,
+    left: list[str],
+) -> None:  # fmt: skip
+    if log is not None:
+        write(folder.result(0), log)  # type: ignore[arg-type]
+    if checkpoint:
+        folder.checkpoint(0).touch()
+    before = folder.result(0).read_bytes() if log is not None else b""
+    assert find_way_on(folder, 0, replace_failed=replace).code == code
+    way = clear_way(folder, 0, replace_failed=replace)
+    assert (way.code, way.resume) == (code, resume)
+    assert [path.name for path in sorted(folder.root.glob("*.txt"))] == left
+    assert all((folder.root / name).read_bytes() == before for name in left)  # kept as it was
+    assert bool(way.text) == bool((left and left != ["result_0.txt"]) or code is not None)
+
+
+def test_the_last_continuation_speaks_and_what_never_began_of_it_goes_aside(folder: RunFolder) -> None:
+    write(folder.result(0), KILLED)
+    write(folder.root / "resumed_0_1.txt", FINISHED)
+    write(folder.root / "resumed_0_2.txt", NEVER_BEGAN)  # somebody resumed a finished trial
+    assert find_way_on(folder, 0) == WayOn(code=0, text="finished already, left as it is (resumed_0_1.txt)")
+    write(folder.root / "resumed_0_1.txt", KILLED)
+    folder.checkpoint(0).touch()
+    assert clear_way(folder, 0).resume
+    assert [path.name for path in folder.resumed(0)] == ["resumed_0_1.txt"]
+
+
+def test_failed_logs_never_replace_each_other_and_replaced_runs_are_known(folder: RunFolder) -> None:
+    for log, replace in ((NEVER_BEGAN, False), (KILLED, True), (MISSED, True)):
+        write(folder.result(0), log)
+        clear_way(folder, 0, replace_failed=replace)
+    assert [path.name for path in folder.failed(0)] == ["failed_0_1.txt", "failed_0_2.txt", "failed_0_3.txt"]
+    assert [path.name for path in replaced_runs(folder, 0)] == ["failed_0_2.txt", "failed_0_3.txt"]
+    assert replaced_runs(folder, 1) == []
+
+
+def test_a_log_cut_at_any_byte_has_begun_or_not_and_never_fails(folder: RunFolder) -> None:
+    write(folder.result(0), KILLED)
+    whole = folder.result(0).read_bytes()
+    start = whole.index(b'"run_start"')
+    end_of_start = whole.index(b"\n", start)
+    for end in range(0, len(whole), 101):
+        folder.result(0).write_bytes(whole[:end])
+        assert began(folder.result(0)) == (end >= end_of_start)
