@@ -93,7 +93,9 @@ def test_a_stopped_run_leaves_a_checkpoint_an_aborted_log_and_no_process(
     assert summarise(read_events(folder / "resumed_0_1.txt")).resumed
 
 
-def test_a_launcher_killed_outright_leaves_no_process_and_a_log_that_parses(smoke_data: Path, tmp_path: Path) -> None:
+def test_a_launcher_killed_outright_leaves_a_checkpoint_no_process_and_a_log_that_parses(
+    smoke_data: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     process = started(smoke_data, folder)
     process.kill()
@@ -105,6 +107,25 @@ def test_a_launcher_killed_outright_leaves_no_process_and_a_log_that_parses(smok
     log = read_events(folder / "result_0.txt")
     assert not log.problems
     assert summarise(log).status != "success"
+    assert (folder / "checkpoint" / "trial_0.pt").exists()
+
+
+def test_a_reader_that_closes_the_output_does_not_end_the_run(smoke_data: Path, tmp_path: Path) -> None:
+    """`mlhpc run ... | head -1`."""
+    folder = tmp_path / "run"
+    words = ("run", "cosmoflow", "--config", "smoke", "-o", str(folder), "--set", "max_epochs=2")
+    never = ("--set", "hyperparameters.base_learning_rate=1e-9")
+    process = subprocess.Popen(
+        [MLHPC, *words, *never], env=environment(smoke_data), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("run 0: epoch 1:")
+    process.stdout.close()
+    assert process.stderr is not None
+    errors = process.stderr.read()
+    assert (process.wait(timeout=60), errors) == (1, "")  # as without head: the target is out of reach
+    assert len(summarise(read_events(folder / "result_0.txt")).epochs) == 2
+    assert (folder / "output" / "trial_0.log").read_text().splitlines()[-1] == "target not reached in 2 epochs"
 
 
 def test_a_damaged_shard_ends_the_run_with_one_line(smoke_data: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from suite.config import default_data_root, load_config  # noqa: E402
 from suite.descriptor import descriptor  # noqa: E402
 from suite.log.attempts import began  # noqa: E402
 from suite.log.run_folder import RunFolder, create, default_folder, refuse_existing, write_run_info  # noqa: E402
+from suite.printing import print_line  # noqa: E402
 
 if TYPE_CHECKING:
     from suite.training.plan import TrialPlan
@@ -142,5 +143,5 @@ def _launch(plan: TrialPlan, trials: Sequence[int] | None, ranks: int | None, ov
     if trials is None:
         begun = sum(began(path) for path in folder.results())
         text = f"{begun} of {runs} run{'s' if runs > 1 else ''} began"
-        click.echo(f"{folder.root}: {text}" + (f"; next: mlhpc score {folder.root} --explain" if begun else ""))
+        print_line(f"{folder.root}: {text}" + (f"; next: mlhpc score {folder.root} --explain" if begun else ""))
     return code

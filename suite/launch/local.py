@@ -1,15 +1,14 @@
 """Runs one trial under mpiexec on this machine: starts it, shows and logs its output, stops it, leaves no process behind.
 
 `worker_command` and `mpiexec_command` build the command line and `explain_end` interprets the exit code; only `run_local`
-touches processes. mpiexec starts every rank in a session of its own, out of reach of signals to our process group, so
-ranks are found by a token in their environment.
+touches processes.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -23,12 +22,13 @@ from pathlib import Path
 from types import FrameType
 
 from suite.errors import InputError
+from suite.launch.processes import TOKEN_NAME, end_with_parent, has_children, kill_marked, list_marked, signal_marked
 from suite.machine.probes.allowance import usable
 
 WORKER_CODES = (0, 1, 2, 3)
 STOPPED = 3  # ended by a signal, with a checkpoint left
-TOKEN_NAME = "MLHPC_LAUNCH"
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+START_S = 3.0  # so long mpiexec may take to start its proxy
+LOOK_S = 1.0  # between two looks at what runs, while nothing is printed
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -94,7 +94,8 @@ def trial_environment(environ: Mapping[str, str], *, ranks: int) -> dict[str, st
 
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
 _BANNER = re.compile(
-    r"={20,}$|=   |YOUR APPLICATION TERMINATED|This typically refers to a problem|Please see the FAQ|Abort\(\d+\) on node"
+    r"={20,}$|=   |\[(mpiexec|proxy)[:@]|YOUR APPLICATION TERMINATED|This typically refers to a problem"
+    r"|Please see the FAQ|Abort\(\d+\) on node"
 )
 
 
@@ -132,53 +133,138 @@ def run_local(
     echo: Callable[[str], None] | None = None,
     grace_s: float = 30.0,
     environ: Mapping[str, str] = os.environ,
+    told: Path | None = None,
 ) -> int:
     """Run the ranks of a trial until they end and return its exit code (docs/architecture.md): 0, 1, 2 or 3.
 
     Everything the ranks print is appended to ``log`` and passed to ``echo`` line by line; ``say`` gets at most one
     message, about an abnormal end. The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this process becomes SIGTERM to the
-    ranks; a second signal, or ``grace_s`` seconds later, SIGKILL. The ranks also get SIGTERM if this process is killed.
+    ranks; a second signal, or ``grace_s`` seconds later, SIGKILL. The ranks also get SIGTERM if this process is killed, and
+    ``grace_s`` to save. ``told``: a file in which rank 0 leaves the exit code, which counts if mpiexec itself failed.
     """
     token = uuid.uuid4().hex
     environment = trial_environment(environ, ranks=ranks) | {TOKEN_NAME: token}
     log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch()
     ended_by = None
-    with log.open("a", encoding="utf-8") as file:
+    with _Output(log, token, grace_s) as output:
         process = subprocess.Popen(
             [*mpiexec_command(ranks), *command],
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output.take_writer(),
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
             start_new_session=True,
-            preexec_fn=_end_with_parent(os.getpid()),
+            preexec_fn=end_with_parent(os.getpid()),
         )
+        output.begin()
         stop = _Stop(process, token, grace_s)
+        attendance = _Attendance(process, token, ranks, grace_s)
         try:
             with _forwarded(stop):
-                for line in process.stdout or ():
-                    file.write(line)
-                    file.flush()
+                for line in output.lines(attendance.check):
                     ended_by = ended_by or rank_signal(line)
                     if echo is not None and not is_banner(line) and line.strip():
-                        echo(line.rstrip("\n"))
+                        echo(line)
                 returncode = process.wait()
         finally:
             stop.finish()
     code, message = explain_end(returncode, ended_by)
     if stop.forced:
         code, message = 1, f"the ranks did not stop within {grace_s:g} s of the signal and were killed"
+    elif message and (kept := read_code(told)) is not None:
+        code, message = kept, f"{message}, but all ranks had come to the end: exit code {kept} counts"
     if message:
         say(f"{message}: see {log}")
     return code
 
 
+def read_code(path: Path | None) -> int | None:
+    """Read an exit code of a worker from a file. None if there is no such file, or it holds something else."""
+    try:
+        text = "" if path is None else path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(text) if text.isascii() and text.isdigit() and int(text) in WORKER_CODES else None
+
+
+class _Output:
+    """The relay between the ranks and this process (suite.launch.relay), which outlives this process."""
+
+    def __init__(self, log: Path, token: str, grace_s: float) -> None:
+        self._arguments = (str(log), token, str(grace_s))
+        self._reader, self._writer = os.pipe()
+
+    def __enter__(self) -> _Output:
+        self._relay = subprocess.Popen(
+            [sys.executable, "-P", "-m", "suite.launch.relay", *self._arguments],
+            stdin=self._reader,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        os.close(self._reader)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.begin()
+        assert self._relay.stdout is not None
+        self._relay.stdout.close()
+        self._relay.wait()
+
+    def take_writer(self) -> int:
+        """The descriptor that the ranks write to."""
+        return self._writer
+
+    def begin(self) -> None:
+        """Give the writing end away: once the ranks have ended, the output has."""
+        if self._writer >= 0:
+            os.close(self._writer)
+            self._writer = -1
+
+    def lines(self, running: Callable[[], bool]) -> Iterator[str]:
+        """The lines of the ranks, until they end and ``running`` is false, which is asked about once a second."""
+        assert self._relay.stdout is not None
+        source, rest, ended = self._relay.stdout.fileno(), b"", False
+        while True:
+            if ended or not select.select([source], [], [], LOOK_S)[0]:
+                if not running() and ended:
+                    break
+                time.sleep(LOOK_S if ended else 0)
+                continue
+            data = os.read(source, 65536)
+            ended = not data
+            *whole, rest = (rest + data).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
+        if rest:
+            yield rest.decode(errors="replace")
+
+
+class _Attendance:
+    """Watches mpiexec and its proxy. If either ends before the ranks, nobody ends the others when one dies, so this does."""
+
+    def __init__(self, process: subprocess.Popen[bytes], token: str, ranks: int, grace_s: float) -> None:
+        self._process, self._token, self._ranks, self._grace_s = process, token, ranks, grace_s
+        self._started = time.monotonic()
+        self._missing_since: float | None = None
+
+    def check(self) -> bool:
+        """True while the trial runs. Kills unattended ranks when one has been missing for the grace period."""
+        if self._process.poll() is None:
+            starting = time.monotonic() - self._started < START_S
+            if self._ranks == 1 or starting or has_children(self._process.pid):
+                return True
+        ranks = len(list(list_marked(self._token, ranks_only=True)))
+        if 0 < ranks < self._ranks:
+            self._missing_since = self._missing_since or time.monotonic()
+            if time.monotonic() - self._missing_since > self._grace_s:
+                kill_marked(self._token)
+        return ranks > 0
+
+
 class _Stop:
     """Stops a trial: SIGTERM at the first call, SIGKILL at the second or when the grace period is over."""
 
-    def __init__(self, process: subprocess.Popen[str], token: str, grace_s: float) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], token: str, grace_s: float) -> None:
         self.forced = False
         self._process = process
         self._token = token
@@ -191,7 +277,10 @@ class _Stop:
             self._force()
         else:
             self._asked = True
-            self._process.send_signal(signal.SIGTERM)
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+            else:  # mpiexec has gone: nobody else passes the signal on
+                signal_marked(self._token, signal.SIGTERM)
             self._timer.start()
 
     def finish(self) -> None:
@@ -200,38 +289,10 @@ class _Stop:
         kill_marked(self._token)
         self._process.kill()
         self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
     def _force(self) -> None:
         self.forced = True
         kill_marked(self._token)
-
-
-def kill_marked(token: str, *, tries: int = 20) -> None:
-    """Send SIGKILL to every process that has this launch's token, until none is left."""
-    for _ in range(tries):
-        pids = list(_marked(token))
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        if not pids:
-            return
-        time.sleep(0.05)
-
-
-def _marked(token: str) -> Iterator[int]:
-    """The processes whose environment has the token. A zombie's environment is empty, so zombies are not listed."""
-    needle = f"{TOKEN_NAME}={token}".encode()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            marked = needle in (entry / "environ").read_bytes().split(b"\0")
-        except OSError:  # ended meanwhile, or another user's
-            continue
-        if marked:
-            yield int(entry.name)
 
 
 @contextmanager
@@ -246,20 +307,6 @@ def _forwarded(handler: _Stop) -> Iterator[None]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-
-
-def _end_with_parent(parent: int) -> Callable[[], None] | None:
-    """A function that the child calls to get SIGTERM from Linux when its parent dies. None on other systems."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)  # loaded here: between fork and exec the child must not load anything
-
-    def ask() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the request
-            os._exit(1)
-
-    return ask
 
 
 def _signal_name(number: int) -> str:

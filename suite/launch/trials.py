@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
 from suite.files import write_whole
 from suite.launch.local import STOPPED, run_local, worker_command
 from suite.log.attempts import WayOn, began, find_way_on, newest_log
 from suite.log.run_folder import RunFolder
+from suite.printing import print_line
 
 
 def run_trials(
@@ -55,8 +57,9 @@ def run_trials(
                 log=folder.output(trial),
                 say=progress.say,
                 echo=partial(progress.line, trial),
+                told=folder.exit_code(trial),
             )
-            write_whole(folder.exit_code(trial), f"{code}\n")
+            _keep_code(folder.exit_code(trial), code, progress.say)
             progress.done(trial)
             codes.append(code)
             log = newest_log(folder, trial)
@@ -67,6 +70,14 @@ def run_trials(
                 progress.say(f"run {trial} {why}: {left} more run{'s' if left > 1 else ''} not started")
                 break
     return worst(codes)
+
+
+def _keep_code(path: Path, code: int, say: Callable[[str], None]) -> None:
+    """Write a trial's exit code. A full disk costs the file, not the series."""
+    try:
+        write_whole(path, f"{code}\n")
+    except OSError as error:
+        say(f"{path}: exit code {code} cannot be kept: {error.strerror}")
 
 
 def worst(codes: Iterable[int]) -> int:
@@ -83,10 +94,10 @@ class _Plain:
         pass
 
     def line(self, trial: int, text: str) -> None:
-        print(f"run {trial}: {text}", flush=True)
+        print_line(f"run {trial}: {text}")
 
     def say(self, text: str) -> None:
-        print(f"mlhpc: {text}", file=sys.stderr, flush=True)
+        print_line(f"mlhpc: {text}", error=True)
 
     def done(self, trial: int) -> None:
         pass

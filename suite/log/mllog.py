@@ -14,8 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from suite.printing import print_line
 
 TOKEN = ":::MLLOG "
 INTERVAL_START = "INTERVAL_START"
@@ -81,7 +84,8 @@ ENERGY = "energy"  # joules since the last such event or run_start, by counter, 
 class EventLog:
     """Write events to a log file. Every rank makes every call; only the rank that was given a path writes.
 
-    Each line is flushed before the call returns, so that a killed run leaves whole lines.
+    Each line is written before the call returns, so that a killed run leaves whole lines. If the disk is full, the run goes on:
+    lines wait in memory until there is space, and `close` raises OSError if there never was.
 
     ``wall_ms`` returns Unix milliseconds. FileExistsError if the file exists: a log is never overwritten.
     """
@@ -89,7 +93,10 @@ class EventLog:
     def __init__(self, path: Path | None, *, wall_ms: Callable[[], int] | None = None) -> None:
         anchor = time.time_ns() - time.monotonic_ns()  # a stepped system clock cannot make an interval negative
         self._wall_ms = wall_ms or (lambda: (anchor + time.monotonic_ns()) // 1_000_000)
-        self._file: IO[str] | None = path.open("x", encoding="utf-8") if path is not None else None
+        self._path = path
+        self._file: FileIO | None = path.open("xb", buffering=0) if path is not None else None
+        self._waiting = b""
+        self._told = False
 
     def event(
         self,
@@ -113,8 +120,19 @@ class EventLog:
             "value": jsonable(value),
             "metadata": where | (jsonable(dict(metadata)) if metadata else {}),
         }
-        self._file.write(f"{TOKEN}{json.dumps(record, allow_nan=False)}\n")
-        self._file.flush()
+        self._waiting += f"{TOKEN}{json.dumps(record, allow_nan=False)}\n".encode()
+        try:
+            self._write()
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                print_line(f"mlhpc: {self._path}: {error.strerror}; the run goes on, events wait for space", error=True)
+
+    def _write(self) -> None:
+        """Write what waits; what the disk takes of a line is not written again."""
+        assert self._file is not None
+        while self._waiting:
+            self._waiting = self._waiting[self._file.write(self._waiting) or 0 :]
 
     def start(self, stem: str, value: Any = None, *, metadata: Mapping[str, Any] | None = None) -> None:
         """Write ``<stem>_start``."""
@@ -132,10 +150,15 @@ class EventLog:
         self.event(f"{stem}_stop", metadata=metadata, event_type=INTERVAL_END, stack_level=3)
 
     def close(self) -> None:
-        """Force the file to the disk and close it. Later events raise."""
-        if self._file is not None:
-            self._file.flush()
+        """Force the file to the disk and close it; OSError, with the file's name, if not all of it could be written."""
+        if self._file is None:
+            return
+        try:
+            self._write()
             os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}; the end of the log is missing", str(self._path)) from None
+        finally:
             self._file.close()
 
 

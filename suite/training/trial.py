@@ -27,6 +27,7 @@ from suite.machine.facts import write_facts
 from suite.machine.page_cache import drop_page_caches
 from suite.machine.probes.collect import collect_facts
 from suite.machine.probes.root import is_simulated, machine_root
+from suite.printing import print_line
 from suite.training.allocator import keep_freed_memory
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank
@@ -172,7 +173,7 @@ class _Trial:
 
     def _say(self, text: str) -> None:
         if self.world.is_first:
-            print(text, flush=True)
+            print_line(text)
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal for a checkpoint to continue: the data, and of the config what shapes the losses."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import replace
 
 from suite.errors import InputError
-from suite.files import one_line
+from suite.files import one_line, write_whole
 from suite.log.attempts import WayOn, clear_way
 from suite.log.run_folder import write_run_info
+from suite.printing import print_line
 from suite.training.plan import TrialPlan
 from suite.training.signals import InterruptedTrialError
 from suite.training.startup import process_age_s
@@ -38,16 +39,27 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
             world.barrier()  # the launcher answers the first non-zero exit by ending the others
             return way.code
         plan = replace(plan, resume=way.resume)
-        return trial.run_trial(plan, world, trial.Startup(interpreter_s, imported_at - first_line, imported_at))
+        code = trial.run_trial(plan, world, trial.Startup(interpreter_s, imported_at - first_line, imported_at))
+        _tell(plan, world, code)
     except InputError as error:  # the same on every rank, or this rank's alone: either way nobody may be left waiting
         return _end(world, plan, f"{error}", USAGE)
     except KeyboardInterrupt:
         return _end(world, plan, "stopped by SIGINT before training", FAILED)
+    except OSError as error:  # the machine: a full disk, a file server that does not answer
+        return _end(world, plan, one_line(error), FAILED)
     except InterruptedTrialError as error:
         return _end(world, plan, f"{type(error).__name__}: {error}", FAILED)
     except Exception as error:  # the last line of defence: one line for people, the traceback to a file
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return _end(world, plan, text + _keep_traceback(plan, world), FAILED)
+    return code
+
+
+def _tell(plan: TrialPlan, world: World, code: int) -> None:
+    """Leave the exit code for the launcher: all ranks have come to the end, whatever becomes of mpiexec or srun now."""
+    if world.is_first:
+        with suppress(OSError):  # a full disk: then the launcher's own word counts
+            write_whole(plan.folder.exit_code(plan.trial), f"{code}\n")
 
 
 def _make_folder(plan: TrialPlan, world: World) -> None:
@@ -78,7 +90,7 @@ def _way_on(plan: TrialPlan, world: World) -> WayOn:
     world.check_together(error)
     decided: WayOn = world.broadcast(way)
     if decided.text and world.is_first:
-        print(f"trial {plan.trial}: {decided.text}", flush=True)
+        print_line(f"trial {plan.trial}: {decided.text}")
     return decided
 
 
@@ -99,7 +111,7 @@ def _end(world: World, plan: TrialPlan, text: str, code: int) -> int:
     where = "" if world.size == 1 else f" [rank {world.rank} on {node_name()}]"
     if not world.is_first:
         time.sleep(2.0)
-    print(f"mlhpc: {plan.folder.root} trial {plan.trial}: {text}{where}", file=sys.stderr, flush=True)
+    print_line(f"mlhpc: {plan.folder.root} trial {plan.trial}: {text}{where}", error=True)
     if world.size > 1:
         time.sleep(0.5)  # an abort may discard what the launcher has not yet passed on
         world.transport.abort(code)

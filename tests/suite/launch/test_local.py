@@ -6,12 +6,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from suite.errors import InputError
 from suite.launch import local
+from tests.fixtures.disk import fill
 
 RANKS_OF_FOUR_LINES = """
 import os, signal, sys, time
@@ -25,7 +27,9 @@ def worker(tmp_path: Path, body: str) -> list[str]:
     return [sys.executable, str(path)]
 
 
-def run(tmp_path: Path, body: str, *, ranks: int = 2, grace_s: float = 5.0) -> tuple[int, list[str], list[str]]:
+def run(
+    tmp_path: Path, body: str, *, ranks: int = 2, grace_s: float = 5.0, told: Path | None = None
+) -> tuple[int, list[str], list[str]]:
     said: list[str] = []
     echoed: list[str] = []
     code = local.run_local(
@@ -35,6 +39,7 @@ def run(tmp_path: Path, body: str, *, ranks: int = 2, grace_s: float = 5.0) -> t
         say=said.append,
         echo=echoed.append,
         grace_s=grace_s,
+        told=told,
     )
     return code, said, echoed
 
@@ -195,11 +200,86 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
-    process = launch(tmp_path, STOPS_POLITELY, 60)
+def test_ranks_of_a_killed_launcher_save_and_then_none_is_left(tmp_path: Path) -> None:
+    """They print while they save: without the relay they would end of a broken pipe before it."""
+    process = launch(tmp_path, STOPS_POLITELY.replace("time.sleep(0.3)", "print('saving', flush=True)"), 60)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=20)
-    deadline = time.monotonic() + 10
-    while living(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: living(tmp_path) == [])
+    wait_until(lambda: (tmp_path / "trial_0.log").read_text().count("saved") == 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_ranks_of_a_killed_launcher_that_ignore_signals_are_killed_after_the_grace_period(tmp_path: Path) -> None:
+    process = launch(tmp_path, IGNORES_SIGNALS, 1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=20)
+    wait_until(lambda: living(tmp_path) == [])
+
+
+def wait_until(true: Callable[[], bool], timeout_s: float = 15) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+OUTLIVES_ITS_PARENT = """
+helper = os.getppid()
+if {mpiexec}:  # the proxy's parent
+    helper = int(open(f"/proc/{{helper}}/stat").read().rpartition(")")[2].split()[1])
+if rank == 0:
+    time.sleep(0.5)
+    os.kill(helper, signal.SIGKILL)
+time.sleep(1.5)
+{end}
+"""
+TELLS = "if rank == 0: open({told!r}, 'w').write('0')"
+
+
+def test_a_killed_mpiexec_ends_its_ranks_at_once(tmp_path: Path) -> None:
+    """Its proxies do that. What a checkpoint of before has not saved is lost."""
+    body = OUTLIVES_ITS_PARENT.format(mpiexec=True, end="time.sleep(600)")
+    code, said, _ = run(tmp_path, body, told=tmp_path / "told")
+    assert (code, len(said)) == (1, 1)
     assert living(tmp_path) == []
+
+
+def test_a_good_run_whose_proxy_fails_is_a_good_run(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    body = OUTLIVES_ITS_PARENT.format(mpiexec=False, end=TELLS.format(told=str(told)))
+    code, said, echoed = run(tmp_path, body, told=told)
+    assert code == 0, (said, (tmp_path / "output" / "trial_0.log").read_text())
+    assert len(said) == 1
+    assert "but all ranks had come to the end: exit code 0 counts" in said[0]
+    assert echoed == []
+    assert living(tmp_path) == []
+
+
+def test_a_run_that_fails_after_its_proxy_is_not_waited_for_longer_than_the_grace_period(tmp_path: Path) -> None:
+    body = OUTLIVES_ITS_PARENT.format(mpiexec=False, end="if rank == 0: time.sleep(600)")
+    started = time.monotonic()
+    code, said, _ = run(tmp_path, body, told=tmp_path / "told", grace_s=1)
+    assert code == 1
+    assert "the launcher ended with exit code" in said[0] or "ended by signal" in said[0]
+    assert time.monotonic() - started < 12
+    assert living(tmp_path) == []
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "70", "0 0", "\u0663", "\udcff"])
+def test_a_file_that_is_no_exit_code_of_a_worker_does_not_count(tmp_path: Path, text: str) -> None:
+    (tmp_path / "told").write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert local.read_code(tmp_path / "told") is None
+    assert local.read_code(tmp_path / "absent") is None
+
+
+def test_a_full_disk_costs_the_log_of_the_output_and_nothing_else(tmp_path: Path, small_disk: Path) -> None:
+    fill(small_disk)
+    echoed: list[str] = []
+    log = small_disk / "trial_0.log"
+    code = local.run_local(
+        worker(tmp_path, "print('a' * 100); print('b')"), ranks=1, log=log, say=print, echo=echoed.append
+    )
+    assert code == 0
+    assert echoed[:2] == ["a" * 100, "b"]
+    assert echoed[2:] == [f"mlhpc: {log}: No space left on device; output is shown and not kept"]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from suite.log.mllog import EventLog, jsonable
 from suite.log.reader import read_events
+from tests.fixtures.disk import fill
 
 
 def line(record: object) -> bytes:
@@ -148,3 +149,33 @@ def test_any_bytes_can_be_read(parts: list[bytes]) -> None:
         path = Path(folder) / "log.txt"
         path.write_bytes(b"".join(parts))
         read_events(path)
+
+
+def test_events_wait_for_space_on_a_full_disk_and_none_is_lost(
+    small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small_disk / "log.txt"
+    log = EventLog(path)
+    for number in range(20):
+        log.event("before", number)
+    filler = fill(small_disk)
+    for number in range(100):  # more than what is left of the last page
+        log.event("meanwhile", number)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not [problem for problem in read_events(path).problems if problem.line < 20]
+    filler.unlink()
+    log.event("after", 0)
+    log.close()
+    events = read_events(path)
+    assert events.problems == ()
+    assert [event.value for event in events.events] == [*range(20), *range(100), 0]
+
+
+def test_a_log_that_cannot_be_finished_says_so_with_its_name(small_disk: Path) -> None:
+    path = small_disk / "log.txt"
+    log = EventLog(path)
+    fill(small_disk)
+    log.event("key", "x" * 5000)
+    with pytest.raises(OSError, match="No space left on device; the end of the log is missing") as caught:
+        log.close()
+    assert caught.value.filename == str(path)

@@ -1,0 +1,77 @@
+"""A process between a trial's ranks and its launcher: passes their output on to the log and to the launcher, and outlives it.
+
+If the launcher read its ranks' output itself, they would lose it with the launcher, and a rank that prints would end before its
+checkpoint is saved. A full disk or a launcher that has gone costs lines only. Ranks that are still there a grace period
+after the launcher's end are killed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from pathlib import Path
+
+from suite.files import one_line
+from suite.launch.processes import kill_marked
+
+PIECE = 65536
+
+
+def relay(log: Path, token: str, grace_s: float) -> None:
+    """Copy standard input to the log and to standard output, until all writers have gone."""
+    source, launcher = sys.stdin.fileno(), sys.stdout.fileno()
+    keeper = _Keeper(log)
+    watch = select.poll()
+    watch.register(source, select.POLLIN)
+    watch.register(launcher, 0)  # POLLERR when the launcher has gone
+    gone_at: float | None = None
+    while True:
+        ready = dict(watch.poll(1000))
+        if gone_at is None and launcher in ready:
+            gone_at = time.monotonic()
+            watch.unregister(launcher)
+        if gone_at is not None and time.monotonic() - gone_at > grace_s:
+            kill_marked(token)
+        if source not in ready:
+            continue
+        data = os.read(source, PIECE)
+        if not data:
+            return
+        problem = keeper.keep(data)
+        if gone_at is None:
+            try:
+                _write_all(launcher, data)
+                if problem:
+                    _write_all(launcher, f"mlhpc: {problem}; output is shown and not kept\n".encode())
+            except BrokenPipeError:
+                continue  # poll says so too
+
+
+class _Keeper:
+    """Appends to the log. Output that cannot be written is dropped, and that is told once."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._told = False
+
+    def keep(self, data: bytes) -> str | None:
+        """Append, and return what went wrong, the first time that something does."""
+        try:
+            with self._log.open("ab", buffering=0) as file:
+                _write_all(file.fileno(), data)
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                return f"{self._log}: {one_line(OSError(error.errno, error.strerror))}"
+        return None
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+if __name__ == "__main__":
+    relay(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
