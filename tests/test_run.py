@@ -115,15 +115,16 @@ def test_a_reader_that_closes_the_output_does_not_end_the_run(smoke_data: Path, 
     folder = tmp_path / "run"
     words = ("run", "cosmoflow", "--config", "smoke", "-o", str(folder), "--set", "max_epochs=2")
     never = ("--set", "hyperparameters.base_learning_rate=1e-9")
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [MLHPC, *words, *never], env=environment(smoke_data), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("run 0: epoch 1:")
-    process.stdout.close()
-    assert process.stderr is not None
-    errors = process.stderr.read()
-    assert (process.wait(timeout=60), errors) == (1, "")  # as without head: the target is out of reach
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("run 0: epoch 1:")
+        process.stdout.close()
+        errors = process.stderr.read()
+        code = process.wait(timeout=60)
+    assert (code, errors) == (1, "")  # as without head: the target is out of reach
     assert len(summarise(read_events(folder / "result_0.txt")).epochs) == 2
     assert (folder / "output" / "trial_0.log").read_text().splitlines()[-1] == "target not reached in 2 epochs"
 

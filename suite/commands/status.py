@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -17,11 +17,15 @@ from suite.descriptor import descriptor
 from suite.errors import InputError
 from suite.launch import jobs
 from suite.launch.cost import Epochs, expected_epochs, render_duration
+from suite.launch.heartbeat import Sign, read_sign
+from suite.log.attempts import newest_begun, newest_log
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.run_folder import RunFolder, RunInfo
 
-STALE_S = 300.0  # a local run that wrote nothing to log and output for so long counts as dead
+STALE_S = 300.0  # a run without job and launcher that wrote nothing to log and output for so long counts as dead
+SILENT_S = 60.0  # a note says so from then on
+FOLLOW_S = 5.0  # between two looks of --follow
 DEFAULT_ROOT = Path("runs")
 
 
@@ -71,16 +75,49 @@ HELP_ORDER = 7
 Examples:
   mlhpc status                      every run under runs/
   mlhpc status runs/mine --json
+  mlhpc status runs/mine --follow   until every run has ended
 """
 )
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON list on standard output.")
-def status(paths: tuple[Path, ...], as_json: bool) -> None:
+@click.option("--follow", is_flag=True, help="Show it again whenever it changes, until every run has ended.")
+def status(paths: tuple[Path, ...], as_json: bool, follow: bool) -> None:
     """Show runs and jobs: state, epoch, last evaluation against the target, time left."""
-    rows = [row for folder in find_runs(paths or (DEFAULT_ROOT,)) for row in folder_status(folder, now_s=time.time())]
-    if as_json:
-        click.echo(json.dumps([asdict(row) for row in rows], indent=2))
-    elif sys.stdout.isatty():
+    if follow and as_json:
+        raise click.UsageError("--follow shows tables: leave --json out")
+
+    def read() -> list[TrialStatus]:
+        folders = find_runs(paths or (DEFAULT_ROOT,))
+        return [row for folder in folders for row in folder_status(folder, now_s=time.time())]
+
+    if follow:
+        follow_runs(read)
+    elif as_json:
+        click.echo(json.dumps([asdict(row) for row in read()], indent=2))
+    else:
+        _show(read())
+
+
+def follow_runs(read: Callable[[], list[TrialStatus]], pause: Callable[[float], object] = time.sleep) -> None:
+    """Show the rows until none is queued or running: on a terminal in place, elsewhere a new table for each change."""
+    shown: list[list[str]] | None = None
+    while True:
+        rows = read()
+        if sys.stdout.isatty():
+            click.clear()
+            _show(rows)
+        elif (texts := [_texts(replace(row, eta_s=None)) for row in rows]) != shown:
+            if shown is not None:
+                click.echo()
+            _show(rows)
+            shown = texts
+        if not any(row.state in ("queued", "running") for row in rows):
+            return
+        pause(FOLLOW_S)
+
+
+def _show(rows: Sequence[TrialStatus]) -> None:
+    if sys.stdout.isatty():
         _print_table(rows)
     else:
         for line in table(rows):
@@ -105,7 +142,12 @@ def folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
     info = folder.read_info()
     job = job_status(folder.root)
     expectation = _expectation(folder, info)
-    return [_trial(folder, trial, job, expectation, now_s) for trial in range(info.runs)]
+    signs = [read_sign(folder, trial, now_s=now_s) for trial in range(info.runs)]
+    over = any(sign != Sign() for sign in signs) and not any(sign.alive for sign in signs)
+    rows = [_trial(folder, trial, job, sign, expectation, now_s) for trial, sign in enumerate(signs)]
+    if over and not job.ids:  # the local series has ended: what has no log was not started
+        rows = [replace(row, state="incomplete", note="not started") if row.state == "queued" else row for row in rows]
+    return rows
 
 
 def job_status(root: Path) -> JobStatus:
@@ -123,27 +165,41 @@ def job_status(root: Path) -> JobStatus:
     return JobStatus(ids, states.get(ids[-1], "gone"), ended=True)
 
 
-def judge(record: RunRecord | None, job: JobStatus, silent_s: float, *, resumable: bool) -> tuple[str, str]:
-    """State of a trial, and a note, from its newest log, its job and the time since its files last changed."""
+def judge(record: RunRecord | None, job: JobStatus, silent_s: float, *, resumable: bool, sign: Sign) -> tuple[str, str]:
+    """State of a trial, and a note, from its newest log that began, its job, its launcher and the silence of its files."""
+    if record is not None and record.status == "success":
+        return "finished", "resumed, not scored" if record.resumed else ""
+    begun = record is not None and record.run_start_s is not None
+    can = "can be resumed" if resumable else ""
+    silent = f"silent for {render_duration(silent_s)}"
+    if sign.alive or (job.state == "RUNNING" and sign.code is None and not _stopped(record)):
+        if record is None and not sign.alive:
+            return "queued", ""
+        return "running", silent if silent_s > SILENT_S else "" if begun else "starting"
+    if _stopped(record):
+        return "aborted", can
+    if sign.code is not None:
+        text = f"exit code {sign.code}"
+        return ("killed", f"{text}; {can or 'log has no end'}") if begun else ("aborted", f"{text} before it began")
+    if sign.alive is False:
+        return "killed", f"its launcher has gone; {can or ('log has no end' if begun else 'it never began')}"
     if record is None:
         if job.ended is False:
             return "queued", ""
         return ("incomplete", "no log") if job.ended else ("queued", "no log yet")
-    if record.status == "success":
-        return "finished", "resumed, not scored" if record.resumed else ""
-    if record.run_stop_s is not None:
-        return "aborted", "can be resumed" if resumable else ""
     if job.ended is False:
-        return (
-            ("running", "")
-            if job.state != "PENDING"
-            else ("queued", "to be resumed" if resumable else "log has no end")
-        )
+        return "queued", "to be resumed" if resumable else "log has no end"
     if job.ended:
-        return "killed", "log has no end"
-    if silent_s < STALE_S:
-        return "running", ""
-    return "incomplete", f"log has no end, silent for {render_duration(silent_s)}"
+        return "killed", "log has no end" if begun else "it never began"
+    return (
+        ("running", silent if silent_s > SILENT_S else "")
+        if silent_s < STALE_S
+        else ("incomplete", f"log has no end, {silent}")
+    )
+
+
+def _stopped(record: RunRecord | None) -> bool:
+    return record is not None and record.run_stop_s is not None
 
 
 def eta(record: RunRecord, expected: Epochs, now_s: float) -> float | None:
@@ -188,11 +244,15 @@ def _submitted(root: Path) -> set[str]:
         return set()
 
 
-def _trial(folder: RunFolder, trial: int, job: JobStatus, expectation: Expectation | None, now_s: float) -> TrialStatus:
-    log = _newest_log(folder, trial)
-    record = _read(log)
-    silent_s = now_s - max((_modified_s(path) for path in (log, folder.output(trial)) if path), default=0.0)
-    state, note = judge(record, job, silent_s, resumable=folder.checkpoint(trial).exists())
+def _trial(
+    folder: RunFolder, trial: int, job: JobStatus, sign: Sign, expectation: Expectation | None, now_s: float
+) -> TrialStatus:
+    log = newest_log(folder, trial)
+    record = _read(newest_begun(folder, trial) or log)
+    silent_s = now_s - max(
+        filter(None, (_modified_s(path) for path in (log, folder.output(trial)) if path)), default=now_s
+    )
+    state, note = judge(record, job, silent_s, resumable=folder.checkpoint(trial).exists(), sign=sign)
     epoch, value, eta_s, source = None, None, None, None
     if record is not None:
         epoch = max((int(item.number) for item in record.epochs if item.number is not None), default=None)
@@ -213,14 +273,6 @@ def _trial(folder: RunFolder, trial: int, job: JobStatus, expectation: Expectati
         job_state=job.state,
         note=note,
     )
-
-
-def _newest_log(folder: RunFolder, trial: int) -> Path | None:
-    """The log of a trial's last continuation, else its first log, else None."""
-    resumed = folder.resumed(trial)
-    if resumed:
-        return resumed[-1]
-    return folder.result(trial) if folder.result(trial).exists() else None
 
 
 def _read(log: Path | None) -> RunRecord | None:

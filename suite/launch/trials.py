@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from suite.files import write_whole
+from suite.launch.heartbeat import heartbeat
 from suite.launch.local import STOPPED, run_local, worker_command
 from suite.log.attempts import WayOn, began, find_way_on, newest_log
 from suite.log.run_folder import RunFolder
@@ -51,14 +52,15 @@ def run_trials(
                 replace_failed=replace_failed,
             )
             folder.exit_code(trial).unlink(missing_ok=True)
-            code = run_local(
-                command,
-                ranks=ranks,
-                log=folder.output(trial),
-                say=progress.say,
-                echo=partial(progress.line, trial),
-                told=folder.exit_code(trial),
-            )
+            with heartbeat(folder.running(trial)):
+                code = run_local(
+                    command,
+                    ranks=ranks,
+                    log=folder.output(trial),
+                    say=progress.say,
+                    echo=partial(progress.line, trial),
+                    told=folder.exit_code(trial),
+                )
             _keep_code(folder.exit_code(trial), code, progress.say)
             progress.done(trial)
             codes.append(code)

@@ -35,6 +35,12 @@ def newest_log(folder: RunFolder, trial: int) -> Path | None:
     return logs[-1] if logs else None
 
 
+def newest_begun(folder: RunFolder, trial: int) -> Path | None:
+    """Find the newest log of a trial that reached run_start. None if none did."""
+    logs = [path for path in (folder.result(trial), *folder.resumed(trial)) if path.exists() and began(path)]
+    return logs[-1] if logs else None
+
+
 def began(log: Path) -> bool:
     """True if a log reached run_start: from there on it is a run that counts."""
     return read_events(log).first(mllog.RUN_START) is not None
@@ -42,20 +48,20 @@ def began(log: Path) -> bool:
 
 def find_way_on(folder: RunFolder, trial: int, *, replace_failed: bool = False) -> WayOn:
     """Find what to do with a trial. Changes nothing."""
-    logs = [path for path in (folder.result(trial), *folder.resumed(trial)) if path.exists() and began(path)]
-    record = summarise(read_events(logs[-1])) if logs else None
-    if record is not None and record.status == "success":
-        return WayOn(code=0, text=f"finished already, left as it is ({logs[-1].name})")
+    log = newest_begun(folder, trial)
+    record = None if log is None else summarise(read_events(log))
+    if log is not None and record is not None and record.status == "success":
+        return WayOn(code=0, text=f"finished already, left as it is ({log.name})")
     if folder.checkpoint(trial).exists():
         return WayOn(resume=True)
-    if record is None:
+    if log is None or record is None:
         return WayOn()
     why = "has no end" if record.run_stop_s is None else f"ended with status {record.status}"
     if replace_failed:
-        return WayOn(text=f"replaces a run that began and failed ({logs[-1].name} {why})")
+        return WayOn(text=f"replaces a run that began and failed ({log.name} {why})")
     return WayOn(
         code=1,
-        text=f"began and failed ({logs[-1].name} {why}), which counts, so left as it is; {REPLACE} runs it again",
+        text=f"began and failed ({log.name} {why}), which counts, so left as it is; {REPLACE} runs it again",
     )
 
 

@@ -87,16 +87,24 @@ class EventLog:
     Each line is written before the call returns, so that a killed run leaves whole lines. If the disk is full, the run goes on:
     lines wait in memory until there is space, and `close` raises OSError if there never was.
 
-    ``wall_ms`` returns Unix milliseconds. FileExistsError if the file exists: a log is never overwritten.
+    ``wall_ms`` returns Unix milliseconds. FileExistsError if the file exists: a log is never overwritten. With ``later`` the
+    file is made by `open`, and events wait for that: a trial that is refused before leaves no log.
     """
 
-    def __init__(self, path: Path | None, *, wall_ms: Callable[[], int] | None = None) -> None:
+    def __init__(self, path: Path | None, *, wall_ms: Callable[[], int] | None = None, later: bool = False) -> None:
         anchor = time.time_ns() - time.monotonic_ns()  # a stepped system clock cannot make an interval negative
         self._wall_ms = wall_ms or (lambda: (anchor + time.monotonic_ns()) // 1_000_000)
         self._path = path
-        self._file: FileIO | None = path.open("xb", buffering=0) if path is not None else None
+        self._file: FileIO | None = None
         self._waiting = b""
         self._told = False
+        if not later:
+            self.open()
+
+    def open(self) -> None:
+        """Make the file. FileExistsError if there is one, another OSError if it cannot be made."""
+        if self._path is not None and self._file is None:
+            self._file = self._path.open("xb", buffering=0)
 
     def event(
         self,
@@ -108,7 +116,7 @@ class EventLog:
         stack_level: int = 1,
     ) -> None:
         """Write one event. Any value is accepted: what JSON cannot hold is written as text."""
-        if self._file is None:
+        if self._path is None:
             return
         frame = sys._getframe(stack_level)
         where = {"file": _short(frame.f_code.co_filename), "lineno": frame.f_lineno}
@@ -130,8 +138,7 @@ class EventLog:
 
     def _write(self) -> None:
         """Write what waits; what the disk takes of a line is not written again."""
-        assert self._file is not None
-        while self._waiting:
+        while self._waiting and self._file is not None:
             self._waiting = self._waiting[self._file.write(self._waiting) or 0 :]
 
     def start(self, stem: str, value: Any = None, *, metadata: Mapping[str, Any] | None = None) -> None:

@@ -76,6 +76,10 @@ class RunFolder:
         """The exit code of a trial's last attempt, in digits. Written by the launcher when the ranks have ended."""
         return self.root / "exit" / f"trial_{trial}"
 
+    def running(self, trial: int) -> Path:
+        """Exists while a local launcher runs a trial: its host and process, touched as a heartbeat."""
+        return self.root / "exit" / f"trial_{trial}.running"
+
     def failed(self, trial: int | None = None) -> list[Path]:
         """The logs of failed attempts that were moved aside, or those of one trial, by trial and attempt."""
         return sorted(self.root.glob(f"failed_{'*' if trial is None else trial}_*.txt"), key=_trial_numbers)

@@ -68,7 +68,9 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup) -> int:
     path = folder.next_resumed(plan.trial) if plan.resume else folder.result(plan.trial)
     _collect_facts(folder, world)
     cache_state = drop_page_caches(config.cache_drop_command, manifest.bytes, world)
-    log = _open_log(path, world)
+    log = EventLog(path if world.is_first else None, later=True)
+    if not plan.resume:  # else a checkpoint that does not fit leaves no log
+        _open(log, world)
     try:
         log.event(mllog.CACHE_STATE, cache_state.state, metadata=asdict(cache_state))
         log.start(mllog.INIT)
@@ -126,6 +128,7 @@ class _Trial:
             say=self._say,
         )
         position = self.checkpoint.load(self.world, state) if self.plan.resume else Position(1, 0)
+        _open(self.log, self.world)
         self._log_facts(workload, state.seed, parameters)
         if self.plan.resume:
             self.log.event(mllog.RUN_RESUMED, metadata={"block": position.block, "next_step": position.step})
@@ -259,14 +262,13 @@ def _collect_facts(folder: RunFolder, world: World) -> None:
     world.check_together(error)
 
 
-def _open_log(path: Path, world: World) -> EventLog:
-    log, error = EventLog(None), None
-    if world.is_first:
-        try:
-            log = EventLog(path)
-        except FileExistsError:
-            error = InputError(f"{path}: exists already; a trial never writes over an earlier one")
-        except OSError as caught:
-            error = InputError(f"{path}: cannot be written: {caught.strerror}")
+def _open(log: EventLog, world: World) -> None:
+    """Make the file of the log, if it is not there yet. ValueError on every rank if that fails."""
+    error = None
+    try:
+        log.open()
+    except FileExistsError as caught:
+        error = InputError(f"{caught.filename}: exists already; a trial never writes over an earlier one")
+    except OSError as caught:
+        error = InputError(f"{caught.filename}: cannot be written: {caught.strerror}")
     world.check_together(error)
-    return log

@@ -38,6 +38,8 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
         if way.code is not None:
             world.barrier()  # the launcher answers the first non-zero exit by ending the others
             return way.code
+        if world.is_first:
+            plan.folder.exit_code(plan.trial).unlink(missing_ok=True)
         plan = replace(plan, resume=way.resume)
         code = trial.run_trial(plan, world, trial.Startup(interpreter_s, imported_at - first_line, imported_at))
         _tell(plan, world, code)

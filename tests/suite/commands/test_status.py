@@ -13,6 +13,7 @@ from suite.commands import status
 from suite.commands.status import JobStatus, TrialStatus, eta, folder_status, judge, table
 from suite.launch import jobs
 from suite.launch.cost import Epochs
+from suite.launch.heartbeat import Sign, heartbeat, read_sign
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
 from suite.log.timeline import Epoch
@@ -74,7 +75,87 @@ def run(tmp_path: Path) -> RunFolder:
 def test_a_state_follows_from_log_and_job(
     record: RunRecord | None, job: JobStatus, silent_s: float, resumable: bool, state: str
 ) -> None:
-    assert judge(record, job, silent_s, resumable=resumable)[0] == state
+    assert judge(record, job, silent_s, resumable=resumable, sign=Sign())[0] == state
+
+
+DONE = RunRecord(run_start_s=0.0, run_stop_s=9.0, status="success")
+MISSED = RunRecord(run_start_s=0.0, run_stop_s=9.0, status="aborted")
+INIT = RunRecord()
+
+
+@pytest.mark.parametrize(
+    ("record", "job", "silent_s", "resumable", "sign", "said"),
+    [
+        (None, NO_JOB, 0.0, False, Sign(code=2), ("aborted", "exit code 2 before it began")),  # refused
+        (INIT, NO_JOB, 0.0, False, Sign(code=1), ("aborted", "exit code 1 before it began")),
+        (INIT, RUNNING, 0.0, False, Sign(code=1), ("aborted", "exit code 1 before it began")),  # the job is at the next one
+        (INIT, NO_JOB, 5.0, False, Sign(alive=True), ("running", "starting")),
+        (None, NO_JOB, 0.0, False, Sign(alive=True), ("running", "starting")),
+        (OPEN, NO_JOB, 5.0, False, Sign(alive=True), ("running", "")),
+        (OPEN, NO_JOB, 4000.0, False, Sign(alive=True), ("running", "silent for 66.7 min")),
+        (OPEN, RUNNING, 90.0, False, Sign(), ("running", "silent for 90 s")),
+        (OPEN, NO_JOB, 5.0, False, Sign(alive=False), ("killed", "its launcher has gone; log has no end")),
+        (OPEN, NO_JOB, 5.0, True, Sign(alive=False), ("killed", "its launcher has gone; can be resumed")),
+        (INIT, NO_JOB, 5.0, False, Sign(alive=False), ("killed", "its launcher has gone; it never began")),
+        (OPEN, NO_JOB, 5.0, False, Sign(code=1), ("killed", "exit code 1; log has no end")),
+        (OPEN, RUNNING, 5.0, False, Sign(code=137), ("killed", "exit code 137; log has no end")),
+        (DONE, RUNNING, 5.0, True, Sign(alive=True), ("finished", "")),
+        (DONE, NO_JOB, 5.0, True, Sign(alive=False), ("finished", "")),
+        (MISSED, NO_JOB, 5.0, True, Sign(code=3), ("aborted", "can be resumed")),
+        (MISSED, NO_JOB, 5.0, True, Sign(alive=True), ("running", "")),  # being continued
+        (MISSED, RUNNING, 5.0, False, Sign(), ("aborted", "")),
+    ],
+)  # fmt: skip
+def test_what_the_launcher_left_says_more_than_the_log(
+    record: RunRecord | None, job: JobStatus, silent_s: float, resumable: bool, sign: Sign, said: tuple[str, str]
+) -> None:
+    assert judge(record, job, silent_s, resumable=resumable, sign=sign) == said
+
+
+def test_a_refused_continuation_does_not_make_a_finished_trial_run(run: RunFolder) -> None:
+    run.result(0).write_text(log_text(epochs=1, stop="success"))
+    (run.root / "resumed_0_1.txt").write_text(line("init_start", None, 0))
+    assert folder_status(run, now_s=run.result(0).stat().st_mtime)[0].state == "finished"
+
+
+def test_the_launcher_of_a_local_run_is_seen_to_live_and_to_have_gone(run: RunFolder) -> None:
+    run.result(0).write_text(log_text(epochs=1))
+    now_s = run.result(0).stat().st_mtime
+    with heartbeat(run.running(0)):
+        assert [row.state for row in folder_status(run, now_s=now_s + 4000)] == ["running", "queued"]
+        sign = json.loads(run.running(0).read_text())
+    assert not run.running(0).exists()
+    assert [row.state for row in folder_status(run, now_s=now_s)] == [
+        "running",
+        "queued",
+    ]  # it left nothing: by the log
+    run.running(0).write_text(json.dumps(sign | {"started": sign["started"] - 1}))  # another process has its number now
+    rows = folder_status(run, now_s=now_s)
+    assert [(row.state, row.note) for row in rows] == [
+        ("killed", "its launcher has gone; log has no end"),
+        ("incomplete", "not started"),
+    ]
+    run.running(0).write_text(json.dumps(sign | {"host": "another"}))  # whose processes cannot be looked at
+    touched_s = run.running(0).stat().st_mtime
+    assert folder_status(run, now_s=touched_s + 30)[0].state == "running"
+    assert folder_status(run, now_s=touched_s + 90)[0].state == "killed"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"host": "h", "pid": "x", "started": 1}', "\x00"])
+def test_a_damaged_sign_counts_as_none(run: RunFolder, text: str) -> None:
+    run.running(0).parent.mkdir()
+    run.running(0).write_text(text)
+    assert read_sign(run, 0) == Sign()
+
+
+def test_follow_shows_each_change_once_and_ends_with_the_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    states = iter(["queued", "running", "running", "finished"])
+    times = iter([None, 9.0, 4.0, None])
+    pauses: list[float] = []
+    status.follow_runs(lambda: [TrialStatus("r", 0, next(states), eta_s=next(times))], pauses.append)
+    tables = capsys.readouterr().out.split("\n\n")
+    assert [text.splitlines()[1].split()[2] for text in tables] == ["queued", "running", "finished"]
+    assert len(pauses) == 3
 
 
 def test_time_left_is_the_epochs_that_remain_at_the_pace_so_far() -> None:

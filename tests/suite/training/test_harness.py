@@ -341,6 +341,16 @@ def test_a_continued_folder_leaves_what_is_done_and_runs_again_what_never_began(
     assert values(read_events(folder / "result_0.txt"), "failed_run_replaced") == ["failed_0_2.txt"]
 
 
+def test_a_checkpoint_that_does_not_fit_leaves_no_log_of_a_continuation(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / "checkpoint").mkdir(parents=True)
+    (folder / "checkpoint" / "trial_0.pt").write_bytes(b"damaged")
+    done = completed(data, trial(folder, *SHORT, "resume"))
+    assert done.stdout.splitlines() == ["exit code 2"], done.stdout + done.stderr
+    assert "not a readable checkpoint" in done.stderr
+    assert list(folder.glob("*_0*.txt")) == []
+
+
 def test_after_a_kill_the_run_resumes_from_its_last_epoch_checkpoint(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     changes = ("checkpoint_every_epochs=1", "window_steps=1", "hyperparameters.dropout=0.3")

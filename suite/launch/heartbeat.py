@@ -1,0 +1,77 @@
+"""The sign of life of a local launcher beside its trial: who runs it, and when that was last seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from suite.files import write_whole
+from suite.launch.local import read_code
+from suite.log.run_folder import RunFolder
+
+BEAT_S = 10.0
+DEAD_AFTER_S = 60.0  # of no heartbeat, where the process cannot be looked at
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What is known of the last attempt at a trial: its exit code if it ended, else whether its launcher lives.
+
+    Both None: no local launcher, or one that left nothing.
+    """
+
+    code: int | None = None
+    alive: bool | None = None
+
+
+@contextmanager
+def heartbeat(path: Path) -> Iterator[None]:
+    """Keep a file while the body runs, touched every ten seconds. A disk that cannot hold it costs the file only."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(BEAT_S):
+            with suppress(OSError):
+                os.utime(path)
+
+    with suppress(OSError):
+        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid())})
+        write_whole(path, text + "\n")
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def read_sign(folder: RunFolder, trial: int, *, now_s: float | None = None) -> Sign:
+    """Read what the last attempt at a trial left. Damaged files count as none."""
+    path = folder.running(trial)
+    try:
+        data = json.loads(path.read_text())
+        touched_s = path.stat().st_mtime
+        host, pid, started = str(data["host"]), int(data["pid"]), data["started"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return Sign(code=read_code(folder.exit_code(trial)))
+    if host == socket.gethostname():
+        return Sign(alive=started is not None and _started(pid) == started)
+    return Sign(alive=(time.time() if now_s is None else now_s) - touched_s < DEAD_AFTER_S)
+
+
+def _started(pid: int) -> int | None:
+    """When the kernel started a process, in its own ticks, so that a process id used again is told apart. None if it has gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
