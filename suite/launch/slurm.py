@@ -99,6 +99,9 @@ class Launcher(_Section):
     srun_options: tuple[Line, ...] = ()
     modules: tuple[Word, ...] = ()
     environment: Mapping[str, str] = {}
+    setup: tuple[Line, ...] = Field(
+        (), description="lines of bash, run once per node before the ranks; all must succeed"
+    )
     python: Line | None = Field(None, description="interpreter; default: the one that submits, python3 in a container")
     container: Container = Container()
     scratch: Line | None = Field(None, description="TMPDIR of the ranks")

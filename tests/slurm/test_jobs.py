@@ -243,6 +243,42 @@ def test_mlhpc_submit_gives_a_job_whose_status_is_known(cluster: Cluster, smoke_
     ]
 
 
+def test_an_environment_is_unpacked_on_every_node_before_the_ranks_start(
+    cluster: Cluster, smoke_data: Path, tmp_path: Path
+) -> None:
+    """The recipe of CONTRIBUTING.md through `mlhpc submit`. Both nodes are this machine, so one waits for the other."""
+    (tmp_path / "mlhpc-env" / "bin").mkdir(parents=True)
+    python = tmp_path / "mlhpc-env" / "bin" / "python"
+    python.write_text(f'#!/bin/bash\necho "$SLURMD_NODENAME" >> {tmp_path}/ranks\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    subprocess.run(["tar", "-C", str(tmp_path), "-cf", str(tmp_path / "mlhpc-env.tar"), "mlhpc-env"], check=True)
+    python.unlink()
+    system = tmp_path / "offline.yaml"
+    system.write_text(
+        f"""
+name: offline
+launcher:
+  exclusive: false
+  python: $TMPDIR/mlhpc-env/bin/python
+  scratch: {tmp_path}/local-$SLURM_JOB_ID
+  setup:
+    - mkdir -p "$TMPDIR"
+    - flock "$TMPDIR/lock" tar -C "$TMPDIR" -xf {tmp_path}/mlhpc-env.tar
+    - echo "$SLURMD_NODENAME" >> {tmp_path}/nodes
+"""
+    )
+    run = tmp_path / "run"
+    command = ["submit", "cosmoflow", "--system", str(system), "--config", "smoke", "--nodes", "2"]
+    command += ["--set", "max_epochs=1", "--set", "hyperparameters.base_learning_rate=1e-9", "-o", str(run)]
+    cluster.call(sys.executable, "-P", "-m", "suite", *command, cwd=tmp_path, MLHPC_DATA=str(smoke_data))
+    job = json.loads((run / "job.json").read_text())["job_ids"][0]
+    cluster.wait(job)
+    assert (run / "exit" / "trial_0").read_text() == "1\n", explain(tmp_path)  # it ran; the target is out of its reach
+    assert record(run / "result_0.txt").nodes == 2
+    assert sorted((tmp_path / "nodes").read_text().split()) == sorted((tmp_path / "ranks").read_text().split())
+    assert sorted((tmp_path / "nodes").read_text().split()) == ["node1", "node2"]
+
+
 def test_the_network_of_two_nodes_is_swept_under_srun(cluster: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "sweep.json"
     small = ["--experts", "2", "--top-k", "1", "--tokens", "64", "--width", "16", "--hidden", "32", "--repeats", "2"]

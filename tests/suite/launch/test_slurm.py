@@ -163,6 +163,24 @@ def test_failed_runs_are_replaced_when_the_user_says_so(tmp_path: Path) -> None:
     assert (tmp_path / "calls").read_text().splitlines().count("--replace-failed") == 1
 
 
+def test_settings_may_use_tmpdir_and_setup_runs_on_every_node_before_the_ranks(tmp_path: Path) -> None:
+    launcher = Launcher(setup=('tar -C "$TMPDIR" -xf it\'s.tar', "echo $HOME"))
+    text = sbatch_script(
+        replace(job("slurm-two-node", "mini", nodes=2, runs=1), launcher=launcher, python="$TMPDIR/env/bin/python")
+    )
+    told = run_head(text, tmp_path)  # no TMPDIR: set -u ended the script here
+    assert (told["code"], told["MLHPC_PYTHON"]) == ("0", "/tmp/env/bin/python")
+    assert run_head(text, tmp_path, TMPDIR="/local")["MLHPC_PYTHON"] == "/local/env/bin/python"
+    scratch = launcher.model_copy(update={"scratch": "/scratch/$USER", "environment": {"SITE": "$TMPDIR/site"}})
+    given = replace(job("slurm-two-node", "mini", nodes=2, runs=1), launcher=scratch, python="$SITE/python")
+    assert run_head(sbatch_script(given), tmp_path)["MLHPC_PYTHON"] == "/scratch/ada/site/python"
+    calls = (tmp_path / "calls").read_text()
+    assert calls.index('tar -C "$TMPDIR" -xf it\'s.tar\necho $HOME\n') < calls.index("--trial")
+    failed = run_head(text, tmp_path, SRUN_EXIT="9", MLHPC_RUN=str(tmp_path / "failed"))
+    assert failed["code"] == "1"
+    assert "setup failed with exit code 9: no trial was started" in failed["said"]
+
+
 def test_an_array_task_runs_its_own_trial(tmp_path: Path) -> None:
     text = sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=5, array=True))
     assert "#SBATCH --array=0-4%1\n" in text
