@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from suite.config import default_data_root
 from suite.data.sampling import train_batches
 from suite.log.mllog import EventLog
-from suite.training.loop import StopWatch
+from suite.training.agreement import StopWatch
 from suite.world import World
 
 LIMIT = 1.01

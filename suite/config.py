@@ -26,6 +26,12 @@ class Staging(_Section):
     overlap: bool = Field(False, description="stage during the first epoch; the time then counts inside the run")
 
 
+class Checkpointing(_Section):
+    """Checkpoints while a trial trains. When it is told to stop, it writes one in any case."""
+
+    interval_s: float | None = Field(600.0, gt=0, description="seconds of training that a kill may cost; null: none")
+
+
 class Submission(_Section):
     """What MLPerf requires a submitter to state."""
 
@@ -54,7 +60,7 @@ class RunConfig(_Section):
     )
     window_steps: int = Field(50, ge=1, description="training steps per step_phases event")
     instrumentation: bool = Field(True, description="time the phases of steps; count bytes, memory and energy")
-    checkpoint_every_epochs: int = Field(0, ge=0, description="0: only when the run is told to stop")
+    checkpoint: Checkpointing = Checkpointing()
     cache_drop_command: str | None = Field(
         None, description="run on every node before init_start; its exit code is logged"
     )

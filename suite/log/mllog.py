@@ -71,7 +71,8 @@ WORK_PER_SAMPLE = "work_per_sample"  # model and executed FLOPs, algorithmic byt
 BASELINE = "baseline"  # what trivial and analytic predictors reach on this data
 WINDOW_STATS = "window_stats"  # what the workload counts over a logging window (experts' load, imbalance of samples)
 STEP_PHASES = "step_phases"  # seconds per phase of one logging window on rank 0; sums to the window's step time
-CHECKPOINT = "checkpoint_saved"
+CHECKPOINT = "checkpoint_saved"  # {"stall_s", "write_s", "bytes", "files"}
+CHECKPOINT_FAILED = "checkpoint_failed"  # the place and the reason; training went on
 RUN_RESUMED = "run_resumed"  # present only in a resumed run, which is therefore not scored
 RUN_REPLACED = (
     "failed_run_replaced"  # one per run of this trial that began, failed and was run again by the user's choice

@@ -1,26 +1,99 @@
-"""Save and restore a trial between two optimizer steps, so that the continuation has the same losses.
+"""The checkpoint of a trial: training between two optimizer steps, so that the continuation has the same losses.
 
-``trial_<i>.pt``, written by rank 0, holds what is the same on every rank. What a rank has of its own (buffers, its share of
-sharded parameters with their optimizer state, random state) is in a file per rank that it names; random states alone are in
-the one file. That is renamed into place after all others are written: a crash leaves the former checkpoint whole, or none.
+``trial_<i>.pt`` holds what is the same on every rank, and names the files of what each rank has of its own (buffers, its
+share of sharded parameters with their optimizer state, random state): one file per node, ``trial_<i>.<token>.node<n>``, in
+which every rank has a range. ``trial_<i>.pt`` gets its name after all of these are on the disk: a crash at any moment leaves
+the former checkpoint whole, or none. suite.training.saver decides when to write one and writes it in the background.
 """
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
+import google_crc32c
+import numpy as np
 import torch
 
 from suite.errors import InputError
-from suite.files import written_whole
+from suite.files import force_to_disk
 from suite.training.state import Position, TrainingState
 from suite.world import World
 
-CHECKPOINT_VERSION = 3
+CHECKPOINT_VERSION = 4
+TOKEN_BYTES = 4
+Ranges = list[dict[str, int]]  # per rank: node, offset, bytes and crc32c of its own state
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy in host memory of what this rank writes; ``shared`` on rank 0 only. ``bytes``: of all ranks' own states."""
+
+    path: Path
+    token: str
+    own: bytes
+    node: int
+    offset: int
+    bytes: int
+    shared: dict[str, Any] | None
+
+    def write(self) -> None:
+        """Write this rank's part under a name that no checkpoint has yet, and force it to the disk. OSError names the file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with _named(_node_path(self.path, self.token, self.node)) as path:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                view, offset = memoryview(self.own), self.offset
+                while view:
+                    count = os.pwrite(file, view, offset)
+                    view, offset = view[count:], offset + count
+                os.fsync(file)
+            finally:
+                os.close(file)
+        if self.shared is not None:
+            with _named(self._unfinished) as path:
+                with path.open("wb", buffering=0) as raw:
+                    torch.save(self.shared, cast(IO[bytes], _Whole(raw)))
+                    os.fsync(raw.fileno())
+                force_to_disk(path.parent)
+
+    def commit(self) -> int:
+        """Make it the trial's checkpoint: on rank 0, after every rank has written. Returns the bytes of all its files."""
+        with _named(self._unfinished) as path:
+            size = path.stat().st_size
+            path.replace(self.path)
+            force_to_disk(self.path.parent)
+        return size + self.bytes
+
+    def discard(self) -> None:
+        """Remove this rank's part of a checkpoint that did not come about."""
+        for path in (_node_path(self.path, self.token, self.node), self._unfinished):
+            with suppress(OSError):
+                path.unlink()
+
+    @property
+    def _unfinished(self) -> Path:
+        return self.path.with_name(f"{self.path.stem}.{self.token}.shared")
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What `Checkpoint.load` found: where training stands and on how many ranks it was.
+
+    ``rederived`` names what could not be restored on another number of ranks and was made anew.
+    """
+
+    position: Position
+    ranks: int
+    rederived: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -30,99 +103,192 @@ class Checkpoint:
     path: Path
     identity: Mapping[str, Any]
 
-    def save(self, world: World, state: TrainingState, position: Position) -> None:
-        """Write the checkpoint; every rank calls. ValueError on every rank if one of them cannot write."""
+    def snapshot(self, world: World, state: TrainingState, position: Position) -> Snapshot:
+        """Copy the training to host memory; every rank calls. One collective: the sizes of what ranks have of their own."""
         shared, own = state.split()
-        own["random"] = _random_state()
-        content: dict[str, Any] = {
+        buffer = io.BytesIO()
+        torch.save(own | {"random": _random_state()}, buffer)
+        mine = buffer.getvalue()
+        table = np.zeros((4, world.size))
+        table[:, world.rank] = (world.node, len(mine), google_crc32c.value(mine), 0)
+        if world.is_first:
+            table[3, 0] = int.from_bytes(secrets.token_bytes(TOKEN_BYTES))
+        table = world.transport.sum(table)
+        ranges, ends = [], [0] * world.nodes
+        for node, size, crc, _ in table.T.astype(np.int64).tolist():
+            ranges.append({"node": node, "offset": ends[node], "bytes": size, "crc32c": crc})
+            ends[node] += size
+        token = int(table[3, 0]).to_bytes(TOKEN_BYTES).hex()
+        content = {
             "version": CHECKPOINT_VERSION,
             "identity": dict(self.identity),
-            "shared": shared,
             "block": position.block,
             "step": position.step,
             "seed": state.seed,
             "ranks": world.size,
+            "sharded": bool(state.sharded),
+            "token": token,
+            "own": ranges,
         }
-        if world.size > 1 and state.differs_between_ranks():
-            content["own_files"] = world.broadcast(secrets.token_hex(4))
-            _write_together(_own_path(self.path, content["own_files"], world.rank), own, world)
-        else:
-            content["own"] = world.allgather(own)
-        _write_together(self.path if world.is_first else None, content, world)
-        if world.is_first:
-            _remove_own_files(self.path, keep=content.get("own_files"))
+        host = content | {"shared": _host_copy(shared)} if world.is_first else None
+        return Snapshot(self.path, token, mine, world.node, ranges[world.rank]["offset"], sum(ends), host)
 
-    def load(self, world: World, state: TrainingState) -> Position:
-        """Restore the training and this rank's random state, and return where training stands; every rank calls.
+    def load(self, world: World, state: TrainingState) -> Restored:
+        """Restore the training and this rank's random state; every rank calls.
 
-        ValueError if a file is missing, damaged or of another run; nothing is restored then.
+        On another number of ranks than it was saved on, buffers are the means over the former ranks, as before an evaluation,
+        and random states follow from the seed and the position. ValueError if a file is missing, damaged or of another run,
+        or if ranks have shares of parameters and are not as many; nothing is restored then.
         """
         content, own, error = None, None, None
         try:
             content = _read(self.path)
             _check(self.path, content, self.identity, world.size)
-            own = (
-                content["own"][world.rank]
-                if "own" in content
-                else _read(_own_path(self.path, content["own_files"], world.rank))
-            )
+            if content["ranks"] == world.size:
+                own = self._read_own(content, world.rank)
+            elif world.is_first:
+                own = _merge([self._read_own(content, rank) for rank in range(content["ranks"])])
         except ValueError as caught:
             error = caught
         world.check_together(error)
         assert content is not None
+        position = Position(content["block"], content["step"])
+        rederived: tuple[str, ...] = ()
+        if content["ranks"] != world.size:
+            own = world.broadcast(own)
+            rederived = ("random state", *(("buffers: mean over ranks",) if own["model"] else ()))
         assert own is not None
         state.restore(content["shared"], own)
         state.seed = content["seed"]
-        _set_random_state(own["random"])
-        return Position(content["block"], content["step"])
+        if "random" in own:
+            _set_random_state(own["random"])
+        else:
+            torch.manual_seed(_derived_seed(state.seed, world.rank, position))
+        return Restored(position, content["ranks"], rederived)
+
+    def exists(self) -> bool:
+        """True if there is a checkpoint that this process can see."""
+        try:
+            return self.path.exists()
+        except OSError:
+            return False
+
+    def remove_others(self, token: str | None) -> None:
+        """Remove the files of all checkpoints of this trial that are not named ``token``: of former ones, of crashes."""
+        for old in self.path.parent.glob(f"{self.path.stem}.{'[0-9a-f]' * (2 * TOKEN_BYTES)}.*"):
+            if token is None or not old.name.startswith(f"{self.path.stem}.{token}."):
+                with suppress(OSError):  # what stays costs space and is tried again with the next checkpoint
+                    old.unlink()
 
     def remove(self) -> None:
-        """Remove the checkpoint, if there is one: the file that names the others first."""
-        self.path.unlink(missing_ok=True)
-        _remove_own_files(self.path, keep=None)
+        """Remove the checkpoint, if there is one and it can be removed: the file that names the others first."""
+        with suppress(OSError):
+            self.path.unlink()
+        self.remove_others(None)
 
-
-def _own_path(path: Path, token: str, rank: int) -> Path:
-    return path.with_name(f"{path.stem}.{token}.rank{rank}{path.suffix}")
-
-
-def _remove_own_files(path: Path, keep: str | None) -> None:
-    for old in path.parent.glob(f"{path.stem}.*.rank*"):
-        if keep is None or not old.name.startswith(f"{path.stem}.{keep}."):
-            old.unlink(missing_ok=True)
-
-
-def _write_together(path: Path | None, state: dict[str, Any], world: World) -> None:
-    """Write beside and rename on each rank with a path; returns when all have, raises on all if one could not."""
-    error = None
-    if path is not None:
+    def _read_own(self, content: dict[str, Any], rank: int) -> dict[str, Any]:
+        """Read what a rank had of its own. ValueError if that is missing or damaged."""
+        where = content["own"][rank]
+        path = _node_path(self.path, content["token"], where["node"])
         try:
-            with written_whole(path) as part:
-                torch.save(state, part)
-        except (OSError, RuntimeError) as caught:
-            error = InputError(f"{path}: checkpoint cannot be written: {caught}")
-    world.check_together(error)
+            with path.open("rb") as file:
+                file.seek(where["offset"])
+                own = file.read(where["bytes"])
+        except OSError as error:
+            raise InputError(f"{path}: the part of rank {rank} cannot be read: {error.strerror}") from None
+        if google_crc32c.value(own) != where["crc32c"]:
+            raise InputError(f"{path}: damaged: the part of rank {rank} has another checksum than it was written with")
+        return _load(path, io.BytesIO(own))
+
+
+class _Whole:
+    """What torch.save writes to: every write is complete or raises the system's own error."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+
+    def write(self, data: bytes) -> int:
+        view = memoryview(data)
+        while view:
+            view = view[self._raw.write(view) :]
+        return len(data)
+
+    def flush(self) -> None:
+        self._raw.flush()
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[Path]:
+    """Give an OSError of the body, which may know no file, the name of this one."""
+    try:
+        yield path
+    except OSError as error:
+        reason = "disk full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+        raise OSError(error.errno, reason, str(path)) from None
+
+
+def _node_path(path: Path, token: str, node: int) -> Path:
+    return path.with_name(f"{path.stem}.{token}.node{node}")
+
+
+def _host_copy(value: Any) -> Any:
+    """A copy in host memory of nested dictionaries, lists and tensors, so that training can go on changing them."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _host_copy(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_host_copy(each) for each in value)
+    return value
+
+
+def _merge(owns: list[dict[str, Any]]) -> dict[str, Any]:
+    """What stands for the own states of several ranks: means of floating-point buffers, rank 0's values of others."""
+    first = owns[0]
+    parts = {part: first[part] for part in first if part != "random"}
+    for part in parts.keys() - {"optimizer"}:
+        parts[part] = {
+            name: torch.stack([own[part][name].double() for own in owns]).mean(0).to(value.dtype)
+            if value.is_floating_point()
+            else value
+            for name, value in first[part].items()
+        }
+    return parts
+
+
+def _derived_seed(seed: int, rank: int, position: Position) -> int:
+    """A seed for the random numbers of a rank that continues another number of ranks' training."""
+    text = f"{seed} {rank} {position.block} {position.step}"
+    return int.from_bytes(sha256(text.encode()).digest()[:8]) >> 1
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise InputError(f"{path}: there is no checkpoint to resume from")
+    return _load(path, path)
+
+
+def _load(path: Path, source: Path | IO[bytes]) -> dict[str, Any]:
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no checkpoint to resume from") from None
+        state: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as caught:  # torch.load raises many kinds for a damaged file
-        raise InputError(f"{path}: not a readable checkpoint: {str(caught).splitlines()[0]}") from None
+        text = str(caught).splitlines() or [type(caught).__name__]
+        raise InputError(f"{path}: not a readable checkpoint: {text[0]}") from None
     return state
 
 
 def _check(path: Path, state: dict[str, Any], identity: Mapping[str, Any], ranks: int) -> None:
-    if state.get("version") != CHECKPOINT_VERSION:
-        raise InputError(f"{path}: checkpoint version {state.get('version')}; this suite reads {CHECKPOINT_VERSION}")
+    if not isinstance(state, dict) or state.get("version") != CHECKPOINT_VERSION:
+        found = state.get("version") if isinstance(state, dict) else type(state).__name__
+        raise InputError(f"{path}: checkpoint version {found}; this suite reads {CHECKPOINT_VERSION}")
     for key, wanted in identity.items():
         found = state["identity"].get(key)
         if found != wanted:
             raise InputError(f"{path}: checkpoint has {key} = {found!r}, this run has {wanted!r}")
-    if state["ranks"] != ranks:
-        raise InputError(f"{path}: checkpoint of {state['ranks']} ranks; this run has {ranks}")
+    if state["ranks"] != ranks and state["sharded"]:
+        raise InputError(
+            f"{path}: checkpoint of {state['ranks']} ranks, each with its share of the parameters; this run has {ranks}"
+        )
 
 
 def _random_state() -> dict[str, Any]:

@@ -25,10 +25,12 @@ from suite.config import RunConfig
 from suite.data.sampling import eval_batches, steps_per_epoch, train_batches
 from suite.log import mllog
 from suite.log.mllog import EventLog
+from suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, Agreed, StopWatch
 from suite.training.checkpoint import Checkpoint
 from suite.training.instrument import Instruments, Ledger, by_rank, exchange_marks
 from suite.training.parallel import clip_gradients, wrap
 from suite.training.plan import TrialPlan
+from suite.training.saver import Saver
 from suite.training.state import Position, TrainingState
 from suite.training.timing import (
     DATA_WAIT,
@@ -45,7 +47,6 @@ from suite.world import World
 if TYPE_CHECKING:
     from suite.workload import Batch
 
-STOP_CHECK_INTERVAL_S = 1.0
 LOSS_SUM = "loss_sum"
 
 Item = TypeVar("Item")
@@ -114,6 +115,7 @@ class Trainer:
         if self.config.instrumentation:
             self.instruments = Instruments(self.world, self.device, device_clock(self.device))
             self.world, self.timer = self.instruments.world, self.instruments.timer
+        self.saver = Saver(self.checkpoint, self.world, self.log, self.config.checkpoint.interval_s)
         self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device)
         ledger = self.instruments.ledger if self.instruments else Ledger()
         self._mark_exchange = exchange_marks(self.wrapped, self.timer, ledger)
@@ -127,7 +129,9 @@ class Trainer:
             return self._run(start)
 
     def _run(self, start: Position) -> Outcome:
-        watch = StopWatch(self.world, self.stop_signal)
+        interval_s = self.config.checkpoint.interval_s
+        often_s = CHECK_INTERVAL_S if interval_s is None else min(CHECK_INTERVAL_S, interval_s / 10)
+        watch = StopWatch(self.world, self.stop_signal, self.saver, often_s)
         steps = steps_per_epoch(len(self.data.train(start.block)), self.config.global_batch_size)
         blocks = max(1, self.config.max_epochs * steps // (self.size_card.eval_every_steps or steps))
         for block in range(start.block, blocks + 1):
@@ -145,10 +149,10 @@ class Trainer:
             if self.target.reached(value):
                 self.log.event(mllog.TARGET_ACCURACY_REACHED, value, metadata={"epoch_num": label})
                 return Outcome(True, f"target reached in epoch {label}")
-            every = self.config.checkpoint_every_epochs
-            if every and block % every == 0:
-                self._save(Position(block + 1, 0))
-                self.log.event(mllog.CHECKPOINT, metadata={"epoch_num": label, "next_step": 0})
+            if block < blocks:
+                ended = self._agree(watch.check(now=True), Position(block + 1, 0), label)
+                if ended is not None:
+                    return ended
         return Outcome(False, f"target not reached in {self.config.max_epochs} epochs")
 
     def epoch_num(self, block: int) -> int:
@@ -185,9 +189,9 @@ class Trainer:
                 loss = self._close_window(window, totals)
                 watch.diverged = watch.diverged or not math.isfinite(loss)
                 window = Window(label, step + 1)
-            reason = watch.check()
-            if reason is not None:
-                return self._cut_short(reason, block, step + 1)
+            ended = self._agree(watch.check(), Position(block, step + 1), label)
+            if ended is not None:
+                return ended
             self.timer.mark(OTHER)
         self.timer.mark(OTHER)
         _add(totals, self.timer.flush())
@@ -276,13 +280,18 @@ class Trainer:
             self.log.event(mllog.WINDOW_STATS, stats, metadata=where)
         return loss
 
-    def _cut_short(self, reason: str, block: int, next_step: int) -> Outcome:
-        label = self.epoch_num(block)
-        if reason == DIVERGED:
-            return Outcome(False, f"diverged: the loss is not finite in epoch {label}, before step {next_step}")
-        self._save(Position(block, next_step))
-        self.log.event(mllog.CHECKPOINT, metadata={"epoch_num": label, "next_step": next_step})
-        return Outcome(False, f"stopped by {reason} in epoch {label}, before step {next_step}", interrupted=True)
+    def _agree(self, agreed: Agreed | None, position: Position, label: int) -> Outcome | None:
+        """Do what all ranks agreed on before the step at ``position``. Returns an Outcome if training stops there."""
+        if agreed is None:
+            return None
+        if agreed.stop is None:
+            self.saver.begin(self.state, position, label)
+            return None
+        if agreed.stop == DIVERGED:
+            return Outcome(False, f"diverged: the loss is not finite in epoch {label}, before step {position.step}")
+        saved = self.saver.save(self.state, position, label)
+        reason = f"stopped by {agreed.stop} in epoch {label}, before step {position.step}"
+        return Outcome(False, reason if saved else f"{reason}; no checkpoint could be written", interrupted=saved)
 
     def evaluate_block(self, block: int) -> float:
         """Evaluate, log, and return the card's metric."""
@@ -312,9 +321,6 @@ class Trainer:
         )
         return value
 
-    def _save(self, position: Position) -> None:
-        self.checkpoint.save(self.world, self.state, position)
-
     def _to_device(self, batch: Batch) -> Batch:
         if self.device.type == "cpu":
             return batch
@@ -336,37 +342,6 @@ class Window:
     def mean_loss(self) -> float:
         """Mean loss per step on this rank; waits for the device."""
         return float(self._loss) / self.steps if self._loss is not None else math.nan
-
-
-DIVERGED = "divergence"
-
-
-class StopWatch:
-    """Let all ranks agree, about once a second, whether to stop; all then stop before the same step."""
-
-    def __init__(self, world: World, stop_signal: Callable[[], str | None]) -> None:
-        self._world, self._stop_signal = world, stop_signal
-        self._names = ("none", "SIGTERM", "SIGINT", "SIGUSR1")
-        self._countdown = 1
-        self._since = time.perf_counter()
-        self._steps = 0
-        self.diverged = False
-
-    def check(self) -> str | None:
-        """Count one step; on steps that all ranks know, a collective. Returns the reason to stop, equal on all ranks, or None."""
-        self._steps += 1
-        if self._steps < self._countdown:
-            return None
-        now = time.perf_counter()
-        mine = self._stop_signal()
-        asked = {name: float(name == mine) for name in self._names}
-        agreed = self._world.sum(asked | {"diverged": float(self.diverged), "rate": self._steps / (now - self._since)})
-        rate = agreed["rate"] / self._world.size
-        self._countdown = max(1, round(rate * STOP_CHECK_INTERVAL_S))
-        self._since, self._steps = now, 0
-        if agreed["diverged"]:
-            return DIVERGED
-        return next((name for name in self._names[1:] if agreed[name]), None)
 
 
 def evaluate(

@@ -69,10 +69,6 @@ class TrainingState:
         state = shared["optimizer"]
         self.optimization.optimizer.load_state_dict(state | {"state": state["state"] | own["optimizer"]})
 
-    def differs_between_ranks(self) -> bool:
-        """True if a rank has tensors of its own; the same on every rank."""
-        return bool(self._own_names("model"))
-
     def _modules(self) -> list[tuple[str, nn.Module]]:
         return [("model", self.model)] + ([("averaged", self.averaged)] if self.averaged is not None else [])
 

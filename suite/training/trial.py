@@ -127,11 +127,17 @@ class _Trial:
             stop_signal=lambda: self.signals.name,
             say=self._say,
         )
-        position = self.checkpoint.load(self.world, state) if self.plan.resume else Position(1, 0)
+        restored = self.checkpoint.load(self.world, state) if self.plan.resume else None
         _open(self.log, self.world)
         self._log_facts(workload, state.seed, parameters)
-        if self.plan.resume:
-            self.log.event(mllog.RUN_RESUMED, metadata={"block": position.block, "next_step": position.step})
+        position = Position(1, 0) if restored is None else restored.position
+        if restored is None and self.world.is_first:  # of a trial that was given up
+            self.checkpoint.remove()
+        if restored is not None:
+            what = {"block": position.block, "next_step": position.step}
+            self.log.event(
+                mllog.RUN_RESUMED, metadata=what | {"ranks": restored.ranks, "rederived": restored.rederived}
+            )
         data.open_or_stage()
         self.log.event(mllog.TRAIN_SAMPLES, self.manifest.samples("train"))
         self.log.event(mllog.EVAL_SAMPLES, self.manifest.samples("validation"))
@@ -172,6 +178,7 @@ class _Trial:
         self.world.barrier()
         data.finish()
         self._run_stop(outcome, position)
+        trainer.saver.close()
         return outcome
 
     def _say(self, text: str) -> None:

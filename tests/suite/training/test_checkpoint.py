@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,10 @@ import torch
 from torch import nn
 
 from suite.errors import InputError
+from suite.log.mllog import EventLog
 from suite.training import checkpoint
 from suite.training.checkpoint import Checkpoint
+from suite.training.saver import Saver
 from suite.training.state import Position, TrainingState
 from suite.workload import Optimization
 from suite.world import Alone, World
@@ -23,7 +27,7 @@ def world(size: int) -> World:
     return World("test", 0, size, 0, 1, 0, size, ("here",), Alone(), Alone())
 
 
-def training(value: float) -> TrainingState:
+def training(value: float, *, sharded: bool = True) -> TrainingState:
     """A model with a share, a buffer and optimizer state."""
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     optimizer = torch.optim.Adam(model.parameters())
@@ -32,7 +36,7 @@ def training(value: float) -> TrainingState:
     for tensor in (*model.parameters(), *model.buffers(), *optimizer.state[model[0].bias].values()):
         tensor.data.fill_(value)
     return TrainingState(
-        model, Optimization(optimizer, lambda step, epoch: 0.1), [model[0].weight], None, seed=int(value)
+        model, Optimization(optimizer, lambda step, epoch: 0.1), [model[0].weight] if sharded else [], None, int(value)
     )
 
 
@@ -41,55 +45,132 @@ def content(state: TrainingState) -> list[float]:
     return [t.flatten()[0].item() for t in (*state.model.parameters(), *state.model.buffers(), *optimizer.values())]
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_what_was_saved_comes_back(tmp_path: Path, size: int) -> None:
+def save(path: Path, size: int, state: TrainingState, position: Position) -> list[str]:
+    """Save at once and return the warnings."""
+    warnings: list[str] = []
+    Saver(Checkpoint(path, IDENTITY), world(size), EventLog(None), None, warnings.append).save(state, position, 1)
+    return warnings
+
+
+def load(path: Path, size: int, state: TrainingState) -> Position:
+    return Checkpoint(path, IDENTITY).load(world(size), state).position
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     path, saved, other = tmp_path / "c" / "trial_0.pt", training(2.0), training(5.0)
-    Checkpoint(path, IDENTITY).save(world(size), saved, Position(3, 4))
-    assert len(list(path.parent.iterdir())) == size  # one of two ranks wrote here
-    assert Checkpoint(path, IDENTITY).load(world(size), other) == Position(3, 4)
+    assert save(path, 1, saved, Position(3, 4)) == []
+    assert len(list(path.parent.iterdir())) == 2
+    assert load(path, 1, other) == Position(3, 4)
     assert other.seed == saved.seed == 2
     assert content(other) == content(saved)
     Checkpoint(path, IDENTITY).remove()
     assert not list(path.parent.iterdir())
 
 
-def test_a_crash_before_the_last_rename_leaves_the_former_checkpoint_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at", ["own", "shared", "commit"])
+def test_a_crash_at_any_moment_leaves_the_former_checkpoint_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     path = tmp_path / "trial_0.pt"
-    Checkpoint(path, IDENTITY).save(world(2), training(2.0), Position(1, 0))
-    write = checkpoint._write_together
-
-    def crash(target: Path | None, *rest: object) -> None:
-        if target == path:
-            raise KeyboardInterrupt
-        write(target, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(checkpoint, "_write_together", crash)
-    with pytest.raises(KeyboardInterrupt):
-        Checkpoint(path, IDENTITY).save(world(2), training(3.0), Position(2, 0))
+    save(path, 1, training(2.0), Position(1, 0))
+    snapshot = Checkpoint(path, IDENTITY).snapshot(world(1), training(3.0), Position(2, 0))
+    if at == "own":
+        monkeypatch.setattr(torch, "save", crash)
+    if at == "commit":
+        monkeypatch.setattr(Path, "replace", crash)
+    with contextlib.suppress(KeyboardInterrupt):
+        snapshot.write()
+    if at == "commit":
+        with pytest.raises(KeyboardInterrupt):
+            snapshot.commit()
     monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) > 2
     state = training(5.0)
-    assert Checkpoint(path, IDENTITY).load(world(2), state) == Position(1, 0)
+    assert load(path, 1, state) == Position(1, 0)
     assert content(state) == content(training(2.0))
-    Checkpoint(path, IDENTITY).save(world(2), training(4.0), Position(3, 0))
+    save(path, 1, training(4.0), Position(3, 0))
     assert len(list(tmp_path.iterdir())) == 2  # what the crash left is gone
+    assert load(path, 1, state) == Position(3, 0)
+
+
+def crash(*arguments: object, **options: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(28, "disk full"), (122, "disk full"), (13, "Permission denied"), (5, "")]
+)
+@pytest.mark.parametrize("at", ["pwrite", "save", "commit"])
+def test_a_checkpoint_that_cannot_be_written_is_a_warning_and_the_former_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, text: str, at: str
+) -> None:
+    path = tmp_path / "trial_0.pt"
+    save(path, 1, training(2.0), Position(1, 0))
+    before = sorted(tmp_path.iterdir())
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    target = {"pwrite": (os, "pwrite"), "save": (checkpoint._Whole, "write"), "commit": (Path, "replace")}[at]
+    monkeypatch.setattr(*target, fail)
+    (warning,) = save(path, 1, training(3.0), Position(2, 0))
+    monkeypatch.undo()
+    assert warning.startswith(f"checkpoint not written: {tmp_path}/trial_0.")
+    assert text in warning
+    assert "\n" not in warning
+    assert sorted(tmp_path.iterdir()) == before
+    assert load(path, 1, training(5.0)) == Position(1, 0)
+    assert save(path, 1, training(3.0), Position(2, 0)) == []
+    assert load(path, 1, training(5.0)) == Position(2, 0)
+
+
+def test_training_that_changes_while_it_is_written_does_not_change_what_was_saved(tmp_path: Path) -> None:
+    path, state = tmp_path / "trial_0.pt", training(2.0)
+    snapshot = Checkpoint(path, IDENTITY).snapshot(world(1), state, Position(1, 0))
+    for tensor in (*state.model.parameters(), *state.model.buffers()):
+        tensor.data.fill_(9.0)
+    state.optimization.optimizer.state[state.model[1].bias]["exp_avg"].fill_(9.0)  # type: ignore[index]
+    snapshot.write()
+    snapshot.commit()
+    other = training(5.0)
+    load(path, 1, other)
+    assert content(other) == content(training(2.0))
 
 
 def test_a_checkpoint_that_is_not_of_this_run_is_refused_and_nothing_is_restored(tmp_path: Path) -> None:
     path, state = tmp_path / "trial_0.pt", training(5.0)
-    with pytest.raises(InputError, match="there is no checkpoint"):
-        Checkpoint(path, IDENTITY).load(world(2), state)
-    Checkpoint(path, IDENTITY).save(world(2), training(2.0), Position(1, 0))
-    with pytest.raises(InputError, match="data_manifest = 'abc', this run has 'other'"):
-        Checkpoint(path, {"data_manifest": "other"}).load(world(2), state)
-    with pytest.raises(InputError, match="of 2 ranks; this run has 3"):
-        Checkpoint(path, IDENTITY).load(world(3), state)
-    (own,) = tmp_path.glob("*.rank0.pt")
-    own.write_bytes(own.read_bytes()[:50])
-    with pytest.raises(InputError, match="rank0.pt: not a readable checkpoint"):
-        Checkpoint(path, IDENTITY).load(world(2), state)
+    with pytest.raises(ValueError, match="there is no checkpoint"):
+        load(path, 1, state)
+    save(path, 1, training(2.0), Position(1, 0))
+    with pytest.raises(ValueError, match="data_manifest = 'abc', this run has 'other'"):
+        Checkpoint(path, {"data_manifest": "other"}).load(world(1), state)
+    with pytest.raises(ValueError, match="of 1 ranks, each with its share of the parameters; this run has 3"):
+        load(path, 3, state)
+    (own,) = tmp_path.glob("*.node0")
+    whole = own.read_bytes()
+    for damaged in (whole[:50], whole[:-1], b"", bytes([whole[0] ^ 1]) + whole[1:], whole[:-9] + b"x" + whole[-8:]):
+        own.write_bytes(damaged)
+        with pytest.raises(ValueError, match="node0: damaged: the part of rank 0"):
+            load(path, 1, state)
     own.unlink()
-    with pytest.raises(InputError, match="rank0.pt: there is no checkpoint"):
-        Checkpoint(path, IDENTITY).load(world(2), state)
+    with pytest.raises(ValueError, match="node0: the part of rank 0 cannot be read"):
+        load(path, 1, state)
+    path.write_bytes(path.read_bytes()[:90])
+    with pytest.raises(ValueError, match="trial_0.pt: not a readable checkpoint"):
+        load(path, 1, state)
+    torch.save([1], path)
+    with pytest.raises(ValueError, match="checkpoint version list; this suite reads 4"):
+        load(path, 1, state)
     assert content(state) == content(training(5.0))
+
+
+def test_another_number_of_ranks_gets_the_mean_of_buffers(tmp_path: Path) -> None:
+    path, saved = tmp_path / "trial_0.pt", training(2.0, sharded=False)
+    save(path, 1, saved, Position(1, 0))
+    other = training(5.0, sharded=False)
+    restored = Checkpoint(path, IDENTITY).load(world(3), other)
+    assert (restored.ranks, restored.rederived) == (1, ("random state", "buffers: mean over ranks"))
+    assert content(other) == content(saved)
+    assert checkpoint._merge(
+        [{"model": {"b": torch.tensor(value), "n": torch.tensor(int(value))}} for value in (1.0, 4.0)]
+    ) == {"model": {"b": torch.tensor(2.5), "n": torch.tensor(1)}}

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -298,7 +299,7 @@ def test_sigterm_leaves_a_checkpoint_and_the_resumed_run_has_the_same_losses(
     assert process.returncode == 3
     log = read_events(folder / "result_0.txt")
     assert stop(log)["status"] == "aborted"
-    assert len(list((folder / "checkpoint").iterdir())) == (1 + ranks if own else 1)
+    assert len(list((folder / "checkpoint").iterdir())) == 2  # one file of all ranks, one of the node
     assert (folder / "checkpoint" / "trial_0.pt").exists()
     assert "stopped by SIGTERM" in stop(log)["reason"]
     last = max(windows(log))
@@ -351,19 +352,78 @@ def test_a_checkpoint_that_does_not_fit_leaves_no_log_of_a_continuation(data: Pa
     assert list(folder.glob("*_0*.txt")) == []
 
 
-def test_after_a_kill_the_run_resumes_from_its_last_epoch_checkpoint(data: Path, tmp_path: Path) -> None:
+TIMED = (
+    "checkpoint.interval_s=0.3",
+    "window_steps=1",
+    "hyperparameters.dropout=0.3",
+    "hyperparameters.normalised=true",
+)
+
+
+def saved(log: Log) -> list[tuple[int, int]]:
+    """The first step of the log's checkpoints, as (epoch, step)."""
+    found = [event.metadata for event in log.events if event.key == "checkpoint_saved"]
+    return [(m["epoch_num"] + (m["next_step"] == 0), m["next_step"]) for m in found]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_after_a_kill_the_run_resumes_from_its_last_timed_checkpoint(data: Path, tmp_path: Path, ranks: int) -> None:
     folder = tmp_path / "run"
-    changes = ("checkpoint_every_epochs=1", "window_steps=1", "hyperparameters.dropout=0.3")
-    process = start_endless(data, folder, 1, *changes)
-    process.kill()
+    process = start_endless(data, folder, ranks, *TIMED)
+    while not len(saved(read_events(folder / "result_0.txt"))) > 2:
+        time.sleep(0.05)
+    for pid in ranks_of(process) if ranks > 1 else [process.pid]:
+        os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=30)
-    last_epoch = max(windows(read_events(folder / "result_0.txt")))[0]
-    resumed, whole = resumed_and_whole(data, folder, last_epoch + 2, *changes, ranks=1)
+    log = read_events(folder / "result_0.txt")
+    for value in values(log, "checkpoint_saved"):
+        assert 0 < value["stall_s"] < 1
+        assert value["bytes"] > 5_000 * (1 + ranks)  # a random state is 5,056 bytes
+        assert value["files"] == 2
+    assert len(list((folder / "checkpoint").glob("trial_0.*.node*"))) <= 3
+    resumed, whole = resumed_and_whole(data, folder, max(windows(log))[0] + 2, *TIMED, ranks=ranks)
     (event,) = [event for event in resumed.events if event.key == "run_resumed"]
-    assert event.metadata["block"] >= 3
-    assert event.metadata["next_step"] == 0
-    first = (event.metadata["block"], 0)
+    first = (event.metadata["block"], event.metadata["next_step"])
+    assert first >= saved(log)[-1]
+    assert event.metadata["rederived"] == []
     assert windows(resumed) == {key: loss for key, loss in windows(whole).items() if key >= first}
+    assert windows(log) == {key: loss for key, loss in windows(whole).items() if key <= max(windows(log))}
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_a_checkpoint_continues_on_another_number_of_ranks(
+    data: Path, tmp_path: Path, one: dict[str, Log], before: int, after: int
+) -> None:
+    """A stopped run of a fixed number of steps: SIGTERM to itself, so that both halves are short."""
+    folder = tmp_path / "run"
+    done = completed(data, trial(folder, *SHORT, "checkpoint.interval_s=0.001", "TOY_FAULT=term:20"), ranks=before)
+    assert done.returncode == 3, done.stdout + done.stderr
+    done = completed(data, trial(folder, *SHORT, "resume"), ranks=after)
+    assert done.returncode == 1, done.stdout + done.stderr
+    resumed = read_events(folder / "resumed_0_1.txt")
+    (event,) = [event for event in resumed.events if event.key == "run_resumed"]
+    assert (event.metadata["ranks"], event.metadata["rederived"]) == (before, ["random state"])
+    first = (event.metadata["block"], event.metadata["next_step"])
+    wanted = {key: loss for key, loss in windows(one["short"]).items() if key >= first}
+    assert len(wanted) > 5
+    assert windows(resumed) == pytest.approx(wanted, rel=1e-5)
+    assert values(resumed, "eval_error")[-1:] == pytest.approx(values(one["short"], "eval_error")[-1:], rel=1e-5)
+
+
+def test_a_full_disk_under_the_checkpoints_is_a_warning_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "checkpoint").write_text("not a folder")
+    done = completed(data, trial(folder, *SHORT, "checkpoint.interval_s=0.001"), ranks=2)
+    assert done.returncode == 1, done.stdout + done.stderr
+    log = read_events(folder / "result_0.txt")
+    assert "not reached in 2 epochs" in stop(log)["reason"]
+    assert values(log, "checkpoint_saved") == []
+    assert values(log, "checkpoint_failed")
+    lines = done.stderr.splitlines()
+    assert lines
+    assert all(line.startswith("mlhpc: warning: checkpoint not written: ") for line in lines)
+    assert str(folder / "checkpoint") in lines[0]
 
 
 @pytest.fixture(scope="module")

@@ -127,9 +127,17 @@ class Scale(nn.Module):
         return (1 + self.s) * x
 
 
+def fault(kind: str, count: int = 0) -> None:
+    """Let this process fail as TOY_FAULT says: ``KIND:COUNT``, at the COUNT-th step."""
+    wanted, _, at = os.environ.get("TOY_FAULT", "").partition(":")
+    if wanted == kind and int(at) == count:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 class Toy(Workload):
     def __init__(self, config: RunConfig) -> None:
         self.config = config
+        self.calls = 0
 
     def dataset(self, split: str, root: Path) -> ToyData:
         return ToyData(root, split)
@@ -155,6 +163,8 @@ class Toy(Workload):
         return Optimization(optimizer, lambda step, epoch: rate / epoch, own.clip_norm, own.ema_decay)
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        self.calls += 1
+        fault("term", self.calls)
         return nn.functional.mse_loss(model(batch["x"]), batch["y"])
 
     def eval_stats(self, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,60 @@
+"""What all ranks agree on about once a second while they train: to stop, and to save a checkpoint, before the same step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from suite.training.saver import DUE, Saver
+from suite.world import World
+
+CHECK_INTERVAL_S = 1.0
+DIVERGED = "divergence"
+SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """Equal on all ranks. ``stop``: the reason to stop before the next step, or None. ``save``: a checkpoint is due."""
+
+    stop: str | None
+    save: bool
+
+
+class StopWatch:
+    """Let all ranks agree, about every ``interval_s`` seconds, in one small sum, on what to do before the next step."""
+
+    def __init__(
+        self,
+        world: World,
+        stop_signal: Callable[[], str | None],
+        saver: Saver | None = None,
+        interval_s: float = CHECK_INTERVAL_S,
+    ) -> None:
+        self._world, self._stop_signal, self._saver, self._interval_s = world, stop_signal, saver, interval_s
+        self._countdown = 1
+        self._since = time.perf_counter()
+        self._steps = 0
+        self.diverged = False
+
+    def check(self, *, now: bool = False) -> Agreed | None:
+        """Count one step; on steps that all ranks know, or ``now``, a collective. None where nothing is to be done."""
+        self._steps += not now
+        if self._steps < self._countdown and not now:
+            return None
+        time_s = time.perf_counter()
+        mine = self._stop_signal()
+        votes = {name: float(name == mine) for name in SIGNALS}
+        votes |= {DIVERGED: float(self.diverged), "rate": self._steps / (time_s - self._since)}
+        if self._saver is not None:
+            votes |= self._saver.votes()
+        agreed = self._world.sum(votes)
+        if not now:
+            self._countdown = max(1, round(agreed["rate"] / self._world.size * self._interval_s))
+            self._since, self._steps = time_s, 0
+        if self._saver is not None:
+            self._saver.settle(agreed)
+        stop = DIVERGED if agreed[DIVERGED] else next((name for name in SIGNALS if agreed[name]), None)
+        save = self._saver is not None and agreed[DUE] > 0
+        return Agreed(stop, save) if stop or save else None

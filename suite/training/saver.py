@@ -1,0 +1,171 @@
+"""Saves checkpoints while a trial trains: by time and in the background, or when it is told to stop.
+
+All ranks copy their part to host memory before the same step; a thread of each writes it while training goes on. Whether all
+have written is part of the small sum in which ranks agree about once a second anyway (suite.training.agreement). A checkpoint
+that cannot be written is a warning: training goes on, and the next one is tried when it is due.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from suite.files import one_line
+from suite.log import mllog
+from suite.log.mllog import EventLog
+from suite.training.checkpoint import Checkpoint, Snapshot
+from suite.training.state import Position, TrainingState
+from suite.world import World
+
+DUE, WRITTEN, FAILED = "checkpoint_due", "checkpoint_written", "checkpoint_failed"
+
+
+@dataclass
+class _Writing:
+    """One checkpoint on its way to the disk, as one rank sees it."""
+
+    snapshot: Snapshot
+    where: dict[str, int]
+    began: float
+    stall_s: float
+    thread: threading.Thread | None = None
+    write_s: float = 0.0
+    done: bool = False
+    error: Exception | None = None
+
+    def write(self) -> None:
+        """Write in the thread; an error is kept for the next agreement."""
+        begin = time.perf_counter()
+        try:
+            self.snapshot.write()
+        except Exception as caught:  # whatever the disk does, training goes on
+            self.error = caught
+        self.write_s = time.perf_counter() - begin
+        self.done = True
+
+
+class Saver:
+    """Saves one trial's checkpoints, every ``interval_s`` seconds of rank 0's clock (None: only when told to).
+
+    Every rank makes every call except `votes`; ``warn`` gets one line, on rank 0.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        world: World,
+        log: EventLog,
+        interval_s: float | None,
+        warn: Callable[[str], None] = lambda text: print(f"mlhpc: warning: {text}", file=sys.stderr, flush=True),
+    ) -> None:
+        self._checkpoint, self._world, self._log, self._warn = checkpoint, world, log, warn
+        self._interval_s = interval_s
+        self._last = time.perf_counter()
+        self._took_s = 0.0
+        self._writing: _Writing | None = None
+        self._cleaning: threading.Thread | None = None
+
+    def votes(self) -> dict[str, float]:
+        """What this rank contributes to the next agreement."""
+        writing = self._writing
+        return {
+            DUE: float(self._world.is_first and writing is None and self._is_due()),
+            WRITTEN: float(writing is not None and writing.done and writing.error is None),
+            FAILED: float(writing is not None and writing.done and writing.error is not None),
+        }
+
+    def settle(self, agreed: Mapping[str, float]) -> bool | None:
+        """Finish the checkpoint that is being written if all ranks have done their part; ``agreed``: the sums of `votes`.
+
+        True: it is the trial's checkpoint now. False: it failed. None: ranks are still writing, or there is none.
+        """
+        writing = self._writing
+        if writing is None or agreed[WRITTEN] + agreed[FAILED] < self._world.size:
+            return None
+        self._writing = None
+        begin = time.perf_counter()
+        error = writing.error
+        if not agreed[FAILED]:
+            size = 0
+            if self._world.is_first:
+                try:
+                    size = writing.snapshot.commit()
+                except OSError as caught:
+                    error = caught
+            error = self._world.broadcast(error)
+            if error is None:
+                self._log_saved(writing, size, time.perf_counter() - begin)
+                self._took_s = time.perf_counter() - writing.began
+                self._clean(writing.snapshot.token)
+                return True
+        texts = self._world.allgather(None if error is None else one_line(error))
+        writing.snapshot.discard()
+        text = next(text for text in texts if text is not None)
+        self._log.event(mllog.CHECKPOINT_FAILED, text, metadata=writing.where)
+        if self._world.is_first:
+            self._warn(f"checkpoint not written: {text}")
+        return False
+
+    def begin(self, state: TrainingState, position: Position, epoch_num: int) -> None:
+        """Copy the training to host memory and start writing. Training stands still only for the copy."""
+        begin = time.perf_counter()
+        snapshot = self._checkpoint.snapshot(self._world, state, position)
+        where = {"epoch_num": epoch_num, "next_step": position.step}
+        writing = _Writing(snapshot, where, begin, time.perf_counter() - begin)
+        writing.thread = threading.Thread(target=writing.write, name="checkpoint", daemon=True)
+        writing.thread.start()
+        self._writing, self._last = writing, begin
+
+    def save(self, state: TrainingState, position: Position, epoch_num: int) -> bool:
+        """Save now and wait for the disk. False if there is no checkpoint of this trial, this one or a former one."""
+        self._wait()
+        self.begin(state, position, epoch_num)
+        saved = self._wait()
+        self._join_cleaning()
+        return bool(saved or self._world.broadcast(self._checkpoint.exists()))
+
+    def close(self) -> None:
+        """Drop what is being written, after training: no collective, and no file is written after it returns."""
+        if self._writing is not None:
+            assert self._writing.thread is not None
+            self._writing.thread.join()
+            self._writing.snapshot.discard()
+            self._writing = None
+        self._join_cleaning()
+
+    def _is_due(self) -> bool:
+        """True early enough that the new checkpoint is whole when the former one is ``interval_s`` old."""
+        if self._interval_s is None:
+            return False
+        return time.perf_counter() - self._last >= max(self._interval_s / 2, self._interval_s - self._took_s)
+
+    def _wait(self) -> bool | None:
+        if self._writing is None:
+            return None
+        assert self._writing.thread is not None
+        self._writing.thread.join()
+        return self.settle(self._world.sum(self.votes()))
+
+    def _log_saved(self, writing: _Writing, size: int, commit_s: float) -> None:
+        value = {
+            "stall_s": writing.stall_s + commit_s,
+            "write_s": writing.write_s,
+            "bytes": size,
+            "files": self._world.nodes + 1,
+        }
+        self._log.event(mllog.CHECKPOINT, value, metadata=writing.where)
+
+    def _clean(self, token: str) -> None:
+        """Remove the former checkpoint's files, beside the training: there is one per node."""
+        if self._world.is_first:
+            self._join_cleaning()
+            self._cleaning = threading.Thread(target=self._checkpoint.remove_others, args=(token,), daemon=True)
+            self._cleaning.start()
+
+    def _join_cleaning(self) -> None:
+        if self._cleaning is not None:
+            self._cleaning.join()
+            self._cleaning = None
