@@ -6,7 +6,9 @@ The workload makes the samples and the manifest's attributes; this module writes
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,13 +17,16 @@ from typing import Any, Generic, TypeVar
 import h5py
 from numpy.typing import NDArray
 
-from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest, write_manifest
-from suite.data.shards import Compression, shard_entry, shard_path, write_shard
+from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard, read_manifest, write_manifest
+from suite.data.shards import Compression, shard_path, write_shard
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, write_whole
 from suite.world import World
 
 UNFINISHED_NAME = "generation.json"  # the recipe of an incomplete data set; removed when the manifest is written
+RECORDS = (
+    "written.*.jsonl"  # entries of shards of an incomplete data set, one file per writing process; removed likewise
+)
 
 SPLITS = ("train", "validation")
 VALIDATION_INDEX = 2**32  # validation items are numbered from here, so that a larger training split never repeats one
@@ -102,20 +107,22 @@ def numbered_pieces(
 
 
 def build(root: Path, plan: DataSetPlan[Summary], world: World) -> None:
-    """Write the data set under ``root``. Shards of an interrupted build are kept; a complete data set is not touched.
+    """Write the data set under ``root``. Intact shards of an interrupted build are kept; a complete data set is not touched.
 
     All ranks call it. ValueError on every rank if the folder holds other data or a shard cannot be made.
     """
     recipe = json.loads(json.dumps(plan.recipe))
     if _start(root, recipe, world):
         return
-    shards = _write_all(root, plan, world)
+    recorded = world.broadcast(_read_records(root) if world.is_first else None)
+    shards = _write_all(root, plan, recorded, world)
     problem = None
     if world.is_first:
         try:
             _remove_parts(root)
             write_manifest(root, _manifest(plan, recipe, shards))
-            (root / UNFINISHED_NAME).unlink()
+            for path in (*root.glob(RECORDS), root / UNFINISHED_NAME):
+                path.unlink()
         except (OSError, ValueError) as error:
             problem = error
     world.check_together(problem)
@@ -182,23 +189,54 @@ def _claim(root: Path, recipe: dict[str, Any]) -> bool:
     return complete
 
 
-def _write_all(root: Path, plan: DataSetPlan[Summary], world: World) -> list[_Shard[Summary]]:
+Records = Mapping[str, Collection[ShardEntry]]
+
+
+def _write_all(root: Path, plan: DataSetPlan[Summary], recorded: Records, world: World) -> list[_Shard[Summary]]:
     """Write this rank's shards that are not there yet. Returns the shards of all ranks in order; an error on one ends all."""
     shards, problem = [], None
+    record = root / RECORDS.replace("*", f"{os.uname().nodename}.{os.getpid()}")
     try:
         for piece in plan.pieces[world.rank :: world.size]:
             path = shard_path(root, piece.split, piece.shard)
-            if path.exists():
-                entry, arrays = shard_entry(path), _read(path)
+            entry = _find_intact(root, path, recorded)
+            if entry is not None:
+                arrays = _read(path)
             else:
                 arrays = piece.make()
                 entry = write_shard(path, arrays, compression=plan.compression)
+                _record(record, entry)
             shards.append(_Shard(piece.split, piece.shard, entry, plan.summarise(arrays)))
     except (OSError, ValueError) as error:
         problem = error
     world.check_together(problem)
     all_shards = [shard for rank_shards in world.allgather(shards) for shard in rank_shards]
     return sorted(all_shards, key=lambda shard: (shard.split, shard.shard))
+
+
+def _record(path: Path, entry: ShardEntry) -> None:
+    """Add the entry of a shard that is whole on the disk to this process's record, and force that to the disk."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(entry.model_dump_json() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_records(root: Path) -> Records:
+    """Read the entries that interrupted builds recorded, by file. A line cut off by a kill is no entry."""
+    found: dict[str, list[ShardEntry]] = {}
+    for path in sorted(root.glob(RECORDS)):
+        for line in path.read_bytes().splitlines():
+            with suppress(ValueError):
+                entry = ShardEntry.model_validate_json(line)
+                found.setdefault(entry.file, []).append(entry)
+    return found
+
+
+def _find_intact(root: Path, path: Path, recorded: Records) -> ShardEntry | None:
+    """The recorded entry of a shard of an interrupted build, if the file still is what was written; else None."""
+    entries = recorded.get(path.relative_to(root).as_posix(), ())
+    return next((entry for entry in entries if check_shard(root, entry, deep=True) is None), None)
 
 
 def _remove_parts(root: Path) -> None:

@@ -60,10 +60,7 @@ def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]], *, compression: 
 
 
 def shard_entry(path: Path) -> ShardEntry:
-    """Read a whole shard ``<root>/<split>/<name>.h5`` and compute its manifest entry. ValueError if it is damaged.
-
-    A shard that has its final name is complete: a generator that was interrupted keeps it and needs only the entry.
-    """
+    """Read a whole shard ``<root>/<split>/<name>.h5`` and compute its manifest entry. ValueError if it is damaged."""
     counts = {column.samples for column in map_columns(path).values()}
     if len(counts) != 1:
         raise InputError(f"{path}: expected datasets of one length, found lengths {sorted(counts)}")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -63,3 +64,42 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(InputError, match="not empty and not an unfinished data set"):
         build(tmp_path, plan(make), World.create())
+
+
+def interrupted(root: Path) -> None:
+    with pytest.raises(ValueError, match="interrupted"):
+        build(root, plan(fail_at_one), World.create())
+
+
+def test_shards_of_an_interrupted_build_are_kept(tmp_path: Path) -> None:
+    interrupted(tmp_path)
+    shard = tmp_path / "train/shard_00000.h5"
+    kept = shard.stat().st_ino
+    build(tmp_path, plan(make), World.create())
+    assert shard.stat().st_ino == kept
+    assert not list(tmp_path.glob("written.*"))
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "no record", "torn record", "another's record"])
+def test_a_shard_of_an_interrupted_build_that_is_not_what_was_written_is_made_again(tmp_path: Path, harm: str) -> None:
+    interrupted(tmp_path)
+    shard = tmp_path / "train/shard_00000.h5"
+    (record,) = tmp_path.glob("written.*.jsonl")
+    content = bytearray(shard.read_bytes())
+    if harm == "flip":
+        content[-3] ^= 1  # in the samples: HDF5 sees nothing wrong
+        shard.write_bytes(content)
+    elif harm == "cut":
+        shard.write_bytes(content[:-3])
+    elif harm == "no record":
+        record.unlink()
+    elif harm == "torn record":
+        record.write_bytes(record.read_bytes()[:-20])
+    else:
+        record.write_text(record.read_text().replace("shard_00000", "shard_00007"))
+    kept = shard.stat().st_ino
+    build(tmp_path, plan(make), World.create())
+    assert shard.stat().st_ino != kept
+    assert verify(tmp_path, deep=True) == []
+    with h5py.File(shard) as file:
+        assert np.array_equal(file["x"][...], make(0)["x"])
