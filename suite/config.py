@@ -50,6 +50,7 @@ class RunConfig(_Section):
     max_epochs: int = Field(ge=1)
     gradient_accumulation_steps: int = Field(1, ge=1, description="parts a rank computes its share of a batch in")
     data: Path | None = Field(None, description="data root; default: data/<workload>-<size>")
+    verify_data: bool = Field(True, description="compare every shard with its checksum before the run")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: autocast of the model")
     channels_last: bool = False

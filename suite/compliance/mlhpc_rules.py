@@ -296,6 +296,13 @@ def ranks_agree(context: LogContext) -> Iterator[LogBreach]:
         yield event.line, f"{ranks} ranks on {nodes} nodes of {each} accelerators"
 
 
+@log_rule("data-verified", "the data were compared with their checksums before the run", OURS)
+def data_verified(context: LogContext) -> Iterator[LogBreach]:
+    for event in context.by_key.get(mllog.DATA_VERIFIED, ()):
+        if event.value is None:
+            yield event.line, f"the data were not compared with their checksums: {brief(event.metadata.get('reason'))}"
+
+
 @log_rule("cache-agrees", "caches count as dropped only if the command that drops them succeeded", OURS)
 def cache_agrees(context: LogContext) -> Iterator[LogBreach]:
     event, clear = context.first(mllog.CACHE_STATE), context.first(mllog.CACHE_CLEAR)

@@ -9,14 +9,12 @@ and its bytes are on the disk, and the manifest is written last: a file under it
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,9 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest, write_manifest
+from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard, read_manifest, write_manifest
+from suite.data.node_folder import check_space, create_part, make_folders
+from suite.data.verification import check_crc32c
 from suite.errors import InputError
 from suite.files import force_to_disk
 from suite.world import World
@@ -36,20 +36,24 @@ WRITE_BYTES = (
 )  # longer writes make ext4 use larger folios: 3 times the CPU time on a virtual machine (measured)
 BUFFERS = 4  # blocks in flight between two stages of the pipeline
 ROUND_BLOCKS = 16  # blocks of each reading node between two checks for errors on any rank
-SPARE_BYTES = 64 << 20  # must remain free on the node
 
 
 @dataclass(frozen=True)
 class StagingReport:
-    """The result of staging. ``bytes`` and ``files`` count each copied shard once, however many nodes received it."""
+    """The result of staging. ``bytes`` and ``files`` count each copied shard once, however many nodes received it.
+
+    ``damaged`` counts shards of an earlier staging whose checksum was wrong, on all nodes; they were copied again.
+    """
 
     root: Path
+    manifest: Manifest
     bytes: int
     seconds: float
     files: int
     nodes: int
     reused: bool
     read_bytes_per_node: tuple[int, ...]
+    damaged: int
 
     def stats(self, *, overlapped: bool) -> dict[str, Any]:
         """The value of the ``staging_stats`` event. ``gb_per_s`` is the rate at which one node received data."""
@@ -61,6 +65,7 @@ class StagingReport:
             "nodes": self.nodes,
             "reused": self.reused,
             "overlapped": overlapped,
+            "damaged": self.damaged,
             "read_bytes_per_node": {
                 "min": min(self.read_bytes_per_node),
                 "median": float(np.median(self.read_bytes_per_node)),
@@ -79,33 +84,38 @@ def staged_root(directory: Path, manifest: Manifest, node: str) -> Path:
     return Path(str(directory).replace("{node}", node)) / manifest.sha256[:16]
 
 
-def stage(source: Path, directory: Path, world: World, *, block_bytes: int = BLOCK_BYTES) -> StagingReport:
+def stage(
+    source: Path, directory: Path, world: World, *, verify: bool = True, block_bytes: int = BLOCK_BYTES
+) -> StagingReport:
     """Copy the data set under ``source`` to ``staged_root(directory, …)`` on every node. All ranks call it.
 
-    Complete shards of an earlier staging are kept. ValueError, the same on every rank, if the source is damaged, a node lacks
-    space or a copy fails. Called in a thread, it needs the world of `own_world`.
+    Complete shards of an earlier staging are kept, with ``verify`` only those whose checksum is right. ValueError, the same on
+    every rank, if the source is damaged, a node lacks space or a copy fails. Called in a thread, it needs the world of
+    `own_world`.
     """
     begin = time.monotonic()
     manifest = _read_manifest(source, world)
     target = staged_root(directory, manifest, world.node_names[world.node])
-    missing = _prepare(target, manifest, world)
+    missing, damaged = _prepare(target, manifest, world, verify=verify)
     todo = sorted(set().union(*missing))
     read_bytes = 0
     if todo:
         plan = assignment(todo, lanes=min(world.allgather(world.local_size)), nodes=world.nodes)
         read_bytes = _copy(source, target, manifest, plan, frozenset(missing[world.node]), world, block_bytes)
-        _conclude(target, manifest, world)
+        _on_each_node(world, target, lambda: _conclude(target, manifest))
     per_node = [0] * world.nodes
     for node, amount in world.allgather((world.node, read_bytes)):
         per_node[node] += amount
     return StagingReport(
         root=target,
+        manifest=manifest,
         bytes=sum(manifest.shards[number].bytes for number in todo),
         seconds=max(world.allgather(time.monotonic() - begin)),
         files=len(todo),
         nodes=world.nodes,
         reused=not todo,
         read_bytes_per_node=tuple(per_node),
+        damaged=damaged,
     )
 
 
@@ -161,61 +171,52 @@ def _read_manifest(source: Path, world: World) -> Manifest:
     return world.broadcast(manifest)  # type: ignore[no-any-return]
 
 
-def _prepare(target: Path, manifest: Manifest, world: World) -> list[list[int]]:
-    """Prepare the folder on every node and check its free space. Returns the shards that each node lacks."""
+def _prepare(target: Path, manifest: Manifest, world: World, *, verify: bool) -> tuple[list[list[int]], int]:
+    """Prepare the folder on every node and check its free space.
+
+    Returns the shards that each node lacks, and how many of them are there but damaged.
+    """
+    _on_each_node(world, target, lambda: make_folders(target, manifest.splits))
     lacks: list[int] = []
+    damaged, error = 0, None
+    try:
+        for number in range(world.local_rank, len(manifest.shards), world.local_size):
+            entry = manifest.shards[number]
+            complete = check_shard(target, entry, deep=False) is None
+            intact = complete and (not verify or check_crc32c(target, entry) is None)
+            damaged += complete and not intact
+            lacks += [] if intact else [number]
+    except OSError as problem:
+        error = _named(problem, target)
+    world.check_together(error)
+    missing: list[list[int]] = [[] for _ in range(world.nodes)]
+    total = 0
+    for node, numbers, count in world.allgather((world.node, lacks, damaged)):
+        missing[node] = sorted(missing[node] + numbers)
+        total += count
+    needed = sum(manifest.shards[number].bytes for number in missing[world.node])
+    _on_each_node(world, target, lambda: _open_copy(target, manifest, needed, world))
+    return missing, total
+
+
+def _on_each_node(world: World, target: Path, do: Callable[[], None]) -> None:
+    """Do something on one rank of every node; an error is raised on all ranks."""
     error: Exception | None = None
     if world.local_rank == 0:
         try:
-            lacks = _take_stock(target, manifest)
-            if lacks:
-                _check_space(target, sum(manifest.shards[number].bytes for number in lacks), world)
+            do()
         except (OSError, ValueError) as problem:
             error = _named(problem, target)
     world.check_together(error)
-    missing: list[list[int]] = [[] for _ in range(world.nodes)]
-    for node, numbers in world.allgather((world.node, lacks)):
-        missing[node] += numbers
-    return missing
 
 
-def _take_stock(target: Path, manifest: Manifest) -> list[int]:
-    """List the shards that are absent or incomplete. If there are any, remove the manifest, which means completeness."""
-    target.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(target)
-    lacks = [number for number, entry in enumerate(manifest.shards) if _size(target / entry.file) != entry.bytes]
-    if lacks:
+def _open_copy(target: Path, manifest: Manifest, needed: int, world: World) -> None:
+    """Remove the manifest, which means completeness, if shards are lacking; write it if none is."""
+    if needed:
         (target / MANIFEST_NAME).unlink(missing_ok=True)
+        check_space(target, needed, world.node_names[world.node])
     elif not (target / MANIFEST_NAME).exists():
         write_manifest(target, manifest)
-    for split in manifest.splits:
-        (target / split).mkdir(exist_ok=True)
-    return lacks
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None
-
-
-def _remove_abandoned(target: Path) -> None:
-    """Remove part files whose writer was killed: a living writer holds a lock on its own."""
-    for part in target.rglob("*.part"):
-        with suppress(FileNotFoundError, BlockingIOError), part.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            part.unlink()
-
-
-def _check_space(target: Path, needed: int, world: World) -> None:
-    disk = os.statvfs(target)
-    free = disk.f_bavail * disk.f_frsize
-    if free < needed + SPARE_BYTES:
-        raise InputError(
-            f"{target} on node {world.node_names[world.node]}: no space to stage: needs {needed / 2**30:.2f} GiB "
-            f"and {SPARE_BYTES >> 20} MiB to spare, {free / 2**30:.2f} GiB free"
-        )
 
 
 def _copy(
@@ -254,17 +255,11 @@ def _copy(
     return reader.bytes
 
 
-def _conclude(target: Path, manifest: Manifest, world: World) -> None:
-    """After all nodes have all shards, one rank of each forces their names to the disk and writes the manifest."""
-    error: Exception | None = None
-    if world.local_rank == 0:
-        try:
-            for split in manifest.splits:
-                force_to_disk(target / split)
-            write_manifest(target, manifest)
-        except OSError as problem:
-            error = _named(problem, target)
-    world.check_together(error)
+def _conclude(target: Path, manifest: Manifest) -> None:
+    """Force the names of all shards to the disk and write the manifest."""
+    for split in manifest.splits:
+        force_to_disk(target / split)
+    write_manifest(target, manifest)
 
 
 _Buffer = NDArray[np.uint8]
@@ -395,7 +390,8 @@ class _Writer:
     def _write(self, block: Block, buffer: _Buffer) -> None:
         entry = self._manifest.shards[block.shard]
         if block.offset == 0:
-            self._parts[block.shard] = self._create(self._target / (entry.file + self._tag), entry.bytes)
+            path = self._target / (entry.file + self._tag)
+            self._parts[block.shard] = _Part(path, create_part(path, entry.bytes))
         part = self._parts[block.shard]
         part.crc = google_crc32c.extend(part.crc, buffer)
         view, offset = buffer.data, block.offset
@@ -410,12 +406,6 @@ class _Writer:
                 )
             del self._parts[block.shard]
             self._finished.append(self._finisher.submit(self._finish, part, self._target / entry.file))
-
-    def _create(self, path: Path, size: int) -> _Part:
-        part = _Part(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644))
-        fcntl.flock(part.file, fcntl.LOCK_EX)
-        os.posix_fallocate(part.file, 0, size)
-        return part
 
     def _finish(self, part: _Part, path: Path) -> None:
         try:

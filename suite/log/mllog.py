@@ -66,6 +66,7 @@ CACHE_STATE = "cache_state"  # "dropped" | "cold-by-size" | "unverified"; metada
 STARTUP = "startup"  # seconds from process start: {"interpreter": {min, median, max}, "import": ..., "init": ...}
 STAGING_STATS = "staging_stats"  # bytes, seconds, gb_per_s, files, nodes, reused, overlapped
 DATA_MANIFEST = "data_manifest"  # sha256 of the data set's manifest
+DATA_VERIFIED = "data_verified"  # {"bytes", "files", "seconds", "gb_per_s"}; null: the run was told not to
 MODEL_PARAMETERS = "model_parameters"
 WORK_PER_SAMPLE = "work_per_sample"  # model and executed FLOPs, algorithmic bytes (see suite.workload.Work)
 BASELINE = "baseline"  # what trivial and analytic predictors reach on this data

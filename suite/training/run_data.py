@@ -10,6 +10,7 @@ from suite.config import RunConfig, default_data_root
 from suite.data.build import find_data
 from suite.data.manifest import Manifest
 from suite.data.staging import StagingReport, own_world, stage
+from suite.data.verification import Verification, verify_shards
 from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.training.plan import TrialPlan
@@ -30,6 +31,15 @@ def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
     return root, world.broadcast(manifest)
 
 
+def verify_source(config: RunConfig, root: Path, manifest: Manifest, world: World) -> Verification | None:
+    """Compare the shards that the run will read with their checksums. None if it is told not to, or reads a staged copy.
+
+    Call it before caches are dropped, since it reads all data. ValueError names a damaged shard.
+    """
+    staged = config.staging.directory is not None and not config.staging.overlap
+    return verify_shards(root, manifest.shards, world) if config.verify_data and not staged else None
+
+
 class RunData:
     """The splits of a data set, read from the data root or from node-local storage once it is staged there."""
 
@@ -44,8 +54,11 @@ class RunData:
         self.staged_s = 0.0
         self._staging_world = own_world(world)
 
-    def open_or_stage(self) -> None:
-        """Stage before the run if the config asks for it, then open both splits. Errors are raised here, not during training."""
+    def open_or_stage(self, verified: Verification | None) -> None:
+        """Stage before the run if the config asks for it, then open both splits. Errors are raised here, not during training.
+
+        ``verified``: what `verify_source` did.
+        """
         directory = self._config.staging.directory
         if directory is not None and not self._config.staging.overlap:
             begin = time.perf_counter()
@@ -53,8 +66,19 @@ class RunData:
             self._stage()
             self.staged_s = time.perf_counter() - begin
             self._log_staged(overlapped=False)
+        self._log_verified(verified)
         for split in ("train", "validation"):
             self._split(split)
+
+    def _log_verified(self, verified: Verification | None) -> None:
+        if not self._config.verify_data:
+            self._log.event(mllog.DATA_VERIFIED, metadata={"reason": "verify_data is false"})
+        elif verified is not None:
+            self._log.event(mllog.DATA_VERIFIED, verified.value(), metadata={"place": "data root"})
+        elif self._report is not None:
+            shards = self._report.manifest.shards
+            staged = Verification(self._report.manifest.bytes, len(shards), self._report.seconds)
+            self._log.event(mllog.DATA_VERIFIED, staged.value(), metadata={"place": "staged copy of each node"})
 
     def begin_overlapped(self) -> None:
         """Start staging in the background, during the run, if the config asks for it."""
@@ -99,7 +123,7 @@ class RunData:
         directory = self._config.staging.directory
         assert directory is not None
         place = Path(str(directory).replace("{trial}", str(self._trial)))
-        self._report = stage(self._source, place, self._staging_world)
+        self._report = stage(self._source, place, self._staging_world, verify=self._config.verify_data)
 
     def _stage_guarded(self) -> None:
         try:

@@ -18,6 +18,7 @@ from suite import RULESET, VERSION
 from suite.data.baselines import read_baselines
 from suite.data.manifest import Manifest
 from suite.data.sampling import check_batch, steps_per_epoch
+from suite.data.verification import Verification
 from suite.errors import InputError
 from suite.log import mllog
 from suite.log.attempts import replaced_runs
@@ -33,7 +34,7 @@ from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank
 from suite.training.loop import Outcome, Trainer
 from suite.training.plan import TrialPlan
-from suite.training.run_data import RunData, open_data
+from suite.training.run_data import RunData, open_data, verify_source
 from suite.training.signals import StopSignals
 from suite.training.state import Position, TrainingState
 from suite.workload import Workload, load_workload
@@ -67,6 +68,7 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup) -> int:
     source, manifest = open_data(config, world)
     path = folder.next_resumed(plan.trial) if plan.resume else folder.result(plan.trial)
     _collect_facts(folder, world)
+    verified = verify_source(config, source, manifest, world)
     cache_state = drop_page_caches(config.cache_drop_command, manifest.bytes, world)
     log = EventLog(path if world.is_first else None, later=True)
     if not plan.resume:  # else a checkpoint that does not fit leaves no log
@@ -75,7 +77,8 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup) -> int:
         log.event(mllog.CACHE_STATE, cache_state.state, metadata=asdict(cache_state))
         log.start(mllog.INIT)
         log.event(mllog.CACHE_CLEAR, cache_state.state == "dropped")
-        return _Trial(plan, world, device, source, manifest, log, signals, startup, keeps_freed_memory).run()
+        known = (plan, world, device, source, manifest, verified, log, signals, startup, keeps_freed_memory)
+        return _Trial(*known).run()
     finally:
         log.close()
 
@@ -87,6 +90,7 @@ class _Trial:
     device: torch.device
     source: Path
     manifest: Manifest
+    verified: Verification | None
     log: EventLog
     signals: StopSignals
     startup: Startup
@@ -138,7 +142,7 @@ class _Trial:
             self.log.event(
                 mllog.RUN_RESUMED, metadata=what | {"ranks": restored.ranks, "rederived": restored.rederived}
             )
-        data.open_or_stage()
+        data.open_or_stage(self.verified)
         self.log.event(mllog.TRAIN_SAMPLES, self.manifest.samples("train"))
         self.log.event(mllog.EVAL_SAMPLES, self.manifest.samples("validation"))
         self._log_startup(time.perf_counter() - self.startup.imported_at - data.staged_s)

@@ -1,6 +1,7 @@
 """Staging: each byte leaves the shared file system once, what has its name is whole, and an error reaches every rank."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.data import staging
+from suite.data import node_folder
 from suite.data.manifest import Manifest, ShardEntry, verify, write_manifest
 from suite.data.shards import shard_path, write_shard
 from suite.data.staging import ROUND_BLOCKS, assignment, blocks, count_rounds, stage, staged_root, turns
@@ -182,22 +183,113 @@ def test_without_a_manifest_at_the_source_nothing_is_staged(tmp_path: Path) -> N
 
 def test_a_staging_folder_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=f"^{tmp_path}/file/.*: Not a directory$"):
+    with pytest.raises(ValueError, match=f"^{tmp_path}/file: Not a directory$"):
         stage(source, tmp_path / "file", World.create())
 
 
-def test_the_part_of_a_living_writer_is_not_removed(source: Path, tmp_path: Path) -> None:
-    manifest = _manifest(source)
-    root = staged_root(tmp_path, manifest, "n")
-    (root / "train").mkdir(parents=True)
-    writer = staging._Writer(source, root, manifest, "n")
-    part = writer._create(root / "train/alive.part", 10)
-    (root / "train/dead.part").touch()
-    (root / ".manifest.json.n.1.part").touch()  # as `suite.files.written_whole` names it
-    staging._remove_abandoned(root)
-    assert [path.name for path in root.rglob("*.part")] == ["alive.part"]
-    staging.os.close(part.file)
-    writer.close()
+def test_the_part_of_a_living_writer_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    file = node_folder.create_part(tmp_path / "train/alive.part", 10)
+    (tmp_path / "train/dead.part").touch()
+    (tmp_path / ".manifest.json.n.4194305.part").touch()  # no process has that number
+    (tmp_path / f".manifest.json.n.{os.getpid()}.part").touch()  # a job that is finishing: as written_whole names it
+    os.utime(tmp_path / f".manifest.json.n.{os.getpid()}.part")
+    (tmp_path / f"old.{os.getpid()}.part").touch()
+    os.utime(tmp_path / f"old.{os.getpid()}.part", (0, 0))  # of an earlier process with this one's number
+    node_folder.remove_abandoned(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*.part")) == [
+        f".manifest.json.n.{os.getpid()}.part",
+        "alive.part",
+    ]
+    os.close(file)
+
+
+def test_a_flipped_bit_in_an_earlier_copy_is_found_and_copied_again(source: Path, tmp_path: Path) -> None:
+    root = stage(source, tmp_path, World.create()).root
+    path = root / "train/shard_00002.h5"
+    flip(path)
+    again = stage(source, tmp_path, World.create())
+    assert (again.files, again.damaged, again.bytes) == (1, 1, path.stat().st_size)
+    assert verify(root, deep=True) == []
+    flip(path)
+    unverified = stage(source, tmp_path, World.create(), verify=False)
+    assert (unverified.reused, unverified.damaged) == (True, 0)
+
+
+@needs_mpi
+def test_each_rank_of_a_node_compares_its_share_of_an_earlier_copy(source: Path, tmp_path: Path) -> None:
+    root = Path(run("a,b,a,b", source, tmp_path / "{node}")[1]["root"])
+    for name in ("train/shard_00001.h5", "train/shard_00004.h5", "validation/shard_00001.h5"):
+        flip(root / name)
+    stats = run("a,b,a,b", source, tmp_path / "{node}")[0]["stats"]
+    assert (stats["files"], stats["damaged"]) == (3, 3)
+    assert verify(root, deep=True) == []
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+OTHER = 65534  # another user
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to make a file another user's needs root")
+@pytest.mark.parametrize("planted", ["folder", "link", "link to nothing", "folder on the way", "link on the way"])
+def test_what_another_user_put_where_everybody_may_write_is_refused(source: Path, tmp_path: Path, planted: str) -> None:
+    public, elsewhere = tmp_path / "tmp", tmp_path / "elsewhere"
+    public.mkdir()
+    public.chmod(0o1777)
+    elsewhere.mkdir()
+    way = planted.endswith("on the way")
+    target = staged_root(public / "stage" if way else public, _manifest(source), "n")
+    place = target.parent if way else target
+    if planted.startswith("link"):
+        place.symlink_to(tmp_path / "nowhere" if planted == "link to nothing" else elsewhere)
+    else:
+        place.mkdir()
+    os.lchown(place, OTHER, OTHER)
+    with pytest.raises(ValueError, match=rf"^{place}: this \w+ belongs to user {OTHER} and lies where everybody"):
+        stage(source, target.parent, World.create())
+    assert not list(elsewhere.iterdir())
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_folders_made_where_everybody_may_write_are_private_and_may_be_reached_by_the_users_own_link(
+    source: Path, tmp_path: Path
+) -> None:
+    public = tmp_path / "tmp"
+    public.mkdir()
+    public.chmod(0o1777)
+    (tmp_path / "real").mkdir()
+    (public / "link").symlink_to(tmp_path / "real")
+    root = stage(source, public / "new" / "n", World.create()).root
+    assert (public / "new").stat().st_mode & 0o777 == 0o700
+    assert verify(root, deep=True) == []
+    assert stage(source, public / "new" / "n", World.create()).reused
+    assert verify(stage(source, public / "link", World.create()).root, deep=True) == []
+
+
+def test_a_place_where_everybody_may_rename_is_refused(source: Path, tmp_path: Path) -> None:
+    public = tmp_path / "tmp"
+    public.mkdir()
+    public.chmod(0o777)
+    with pytest.raises(ValueError, match=f"^{public}: everybody may write here and rename"):
+        stage(source, public, World.create())
+    own = staged_root(tmp_path, _manifest(source), "n")
+    own.mkdir()
+    own.chmod(0o777)
+    with pytest.raises(ValueError, match=f"^{own}: everybody may write into this folder"):
+        stage(source, tmp_path, World.create())
+
+
+def test_a_part_is_never_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "a.part").symlink_to(tmp_path / "precious")
+    os.close(node_folder.create_part(tmp_path / "a.part", 3))
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not (tmp_path / "a.part").is_symlink()
 
 
 def test_a_real_small_disk_that_is_full_is_refused_before_anything_is_copied(source: Path, tmp_path: Path) -> None:

@@ -428,12 +428,26 @@ def test_a_full_disk_under_the_checkpoints_is_a_warning_and_the_run_goes_on(data
 
 @pytest.fixture(scope="module")
 def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """The run folder and the process of one rank: a trial on a damaged copy of the data, one on the data, a signal at the end."""
+    """The run folder and the process of one rank: trials on damaged copies of the data, one on the data, a signal at the end."""
     root = tmp_path_factory.mktemp("alone")
-    shutil.copytree(data, root / "data")
-    shard = root / "data" / "train" / "shard_00000.h5"
-    shard.write_bytes(shard.read_bytes()[:-100])
-    trials = trial(root / "damaged", f"data={root / 'data'}"), trial(root / "run", "max_epochs=1")
+    for harm in ("cut", "flipped"):
+        shutil.copytree(data, root / f"{harm}-data")
+        shard = root / f"{harm}-data" / "train" / "shard_00000.h5"
+        content = bytearray(shard.read_bytes())
+        content[-100] ^= 1  # a sample: HDF5 sees nothing wrong
+        shard.write_bytes(content[:-100] if harm == "cut" else content)
+    trials = (
+        trial(root / "cut", f"data={root / 'cut-data'}"),
+        trial(root / "flipped", f"data={root / 'flipped-data'}"),
+        trial(
+            root / "flipped-overlapped",
+            f"data={root / 'flipped-data'}",
+            f"staging.directory={root}/n",
+            "staging.overlap=true",
+        ),
+        trial(root / "unverified", f"data={root / 'flipped-data'}", "verify_data=false", "max_epochs=1"),
+        trial(root / "run", "max_epochs=1"),
+    )
     return root / "run", completed(data, *trials, TOY_LATE_SIGNAL="1")
 
 
@@ -441,10 +455,34 @@ def test_a_damaged_shard_is_one_line_that_names_the_file(
     alone: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
     """On one rank; on two, tests/test_run.py."""
-    _, done = alone
-    assert "exit code 2" in done.stdout.splitlines()
-    assert "shard_00000.h5" in done.stderr
-    assert "Traceback" not in done.stderr
+    folder, done = alone
+    codes = [line for line in done.stdout.splitlines() if line.startswith("exit code")]
+    assert codes == ["exit code 2"] * 3 + ["exit code 1"] * 2
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3
+    assert "cut-data/train/shard_00000.h5: truncated" in lines[0]
+    assert all("flipped-data/train/shard_00000.h5: damaged: crc32c" in line for line in lines[1:])
+    for name in ("cut", "flipped", "flipped-overlapped"):
+        assert not (folder.with_name(name) / "result_0.txt").exists()
+
+
+def test_the_log_says_how_the_data_were_verified_and_that_they_were_not(
+    one: dict[str, Log], alone: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    folder, _ = alone
+    found = {}
+    for log in (read_events(folder / "result_0.txt"), read_events(folder.with_name("unverified") / "result_0.txt")):
+        (event,) = [event for event in log.events if event.key == "data_verified"]
+        found[log.path.parent.name] = event
+        keys = [event.key for event in log.events]
+        assert keys.index("data_verified") < keys.index("run_start")
+    assert found["run"].value["files"] == 2
+    assert found["run"].value["gb_per_s"] > 0
+    assert found["run"].metadata["place"] == "data root"
+    assert found["unverified"].value is None
+    assert found["unverified"].metadata["reason"] == "verify_data is false"
+    staged = [event for event in one["staged"].events if event.key == "data_verified"]
+    assert [event.metadata["place"] for event in staged] == ["staged copy of each node"]
 
 
 def test_a_signal_after_the_end_does_not_change_the_exit_code(

@@ -1,0 +1,113 @@
+"""The folder of a staged copy on a node: nobody else can put files into it, and what killed jobs left in it is removed.
+
+Its name is known beforehand, and node-local storage is often a place where everybody may write: another user could have put a
+folder or a link there.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from suite.errors import InputError
+
+SPARE_BYTES = 64 << 20  # must remain free on the node
+PRIVATE = 0o700
+_WRITER = re.compile(r"\.(\d+)\.part$")  # the process id in the name of a part file
+
+
+def make_folders(target: Path, splits: Iterable[str]) -> None:
+    """Make the folder of a copy and those of its splits, and remove what killed jobs left there.
+
+    What is made where everybody may write is for its owner only. ValueError if another user could have made or could replace
+    a folder on the way: one that belongs to neither this user nor root, or that lies where everybody may write and rename.
+    """
+    _make_trusted(target)
+    for split in splits:
+        _make_trusted(target / split)
+    remove_abandoned(target)
+
+
+def remove_abandoned(target: Path) -> None:
+    """Remove part files whose writer was killed: a living writer holds a lock on its own or is the process in its name."""
+    for part in target.rglob("*.part"):
+        with suppress(FileNotFoundError, BlockingIOError):
+            file = os.open(part, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not _is_being_written(part, os.fstat(file).st_mtime):
+                    part.unlink()
+            finally:
+                os.close(file)
+
+
+def check_space(target: Path, needed: int, node: str) -> None:
+    """ValueError if the disk of the folder has not as many bytes free, and some to spare."""
+    disk = os.statvfs(target)
+    free = disk.f_bavail * disk.f_frsize
+    if free < needed + SPARE_BYTES:
+        raise InputError(
+            f"{target} on node {node}: no space to stage: needs {needed / 2**30:.2f} GiB "
+            f"and {SPARE_BYTES >> 20} MiB to spare, {free / 2**30:.2f} GiB free"
+        )
+
+
+def create_part(path: Path, size: int) -> int:
+    """Create a file of this size that did not exist, through no link, and lock it. Returns its descriptor."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    try:
+        file = os.open(path, flags, 0o644)
+    except FileExistsError:  # of a killed process that had this number
+        path.unlink()
+        file = os.open(path, flags, 0o644)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    os.posix_fallocate(file, 0, size)
+    return file
+
+
+def _make_trusted(folder: Path) -> None:
+    """Make a folder and those above it, each checked before the next is made in it."""
+    path = folder.absolute()
+    for place in [*reversed(path.parents), path][1:]:
+        above = place.parent.stat()
+        public = bool(above.st_mode & stat.S_IWOTH)
+        with suppress(FileExistsError):
+            place.mkdir(PRIVATE if public else 0o777)
+        found = place.lstat()
+        if public:
+            _check_owner(place, found, above)
+        if not stat.S_ISDIR(place.stat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        raise InputError(f"{folder}: everybody may write into this folder; expected one for its owner (chmod 700)")
+
+
+def _check_owner(place: Path, found: os.stat_result, above: os.stat_result) -> None:
+    if found.st_uid not in {0, os.geteuid()}:
+        kind = "link" if stat.S_ISLNK(found.st_mode) else "folder"
+        raise InputError(
+            f"{place}: this {kind} belongs to user {found.st_uid} and lies where everybody may write; "
+            "choose another staging.directory"
+        )
+    if not above.st_mode & stat.S_ISVTX:
+        raise InputError(
+            f"{place.parent}: everybody may write here and rename what others made (no sticky bit); "
+            "choose another staging.directory"
+        )
+
+
+def _is_being_written(part: Path, written: float) -> bool:
+    """True if the process in the file's name lives and is not younger than the file."""
+    match = _WRITER.search(part.name)
+    if match is None:
+        return False
+    try:
+        return Path("/proc", match[1]).stat().st_mtime <= written
+    except OSError:
+        return False
