@@ -21,12 +21,12 @@ from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard
 from suite.data.shards import Compression, shard_path, write_shard
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, write_whole
+from suite.lock import locked_together
 from suite.world import World
 
 UNFINISHED_NAME = "generation.json"  # the recipe of an incomplete data set; removed when the manifest is written
-RECORDS = (
-    "written.*.jsonl"  # entries of shards of an incomplete data set, one file per writing process; removed likewise
-)
+LOCK_NAME = "generation.lock"  # there while a process builds the data set
+RECORDS = "written.*.jsonl"  # entries of the shards of an incomplete data set, by writing process; removed likewise
 
 SPLITS = ("train", "validation")
 VALIDATION_INDEX = 2**32  # validation items are numbered from here, so that a larger training split never repeats one
@@ -109,11 +109,19 @@ def numbered_pieces(
 def build(root: Path, plan: DataSetPlan[Summary], world: World) -> None:
     """Write the data set under ``root``. Intact shards of an interrupted build are kept; a complete data set is not touched.
 
-    All ranks call it. ValueError on every rank if the folder holds other data or a shard cannot be made.
+    All ranks call it. ValueError on every rank if the folder holds other data, another process is building it, or a shard
+    cannot be made.
     """
     recipe = json.loads(json.dumps(plan.recipe))
-    if _start(root, recipe, world):
+    if world.broadcast((root / MANIFEST_NAME).exists() if world.is_first else None):
+        _start(root, recipe, world)
         return
+    with locked_together(root / LOCK_NAME, "this data set", world):
+        if not _start(root, recipe, world):
+            _build(root, plan, recipe, world)
+
+
+def _build(root: Path, plan: DataSetPlan[Summary], recipe: dict[str, Any], world: World) -> None:
     recorded = world.broadcast(_read_records(root) if world.is_first else None)
     shards = _write_all(root, plan, recorded, world)
     problem = None
@@ -175,7 +183,7 @@ def _claim(root: Path, recipe: dict[str, Any]) -> bool:
         existing = read_manifest(root).generator
     elif note.exists():
         existing = json.loads(note.read_text())
-    elif root.exists() and any(path.suffix != PART_SUFFIX for path in root.iterdir()):
+    elif root.exists() and any(path.suffix != PART_SUFFIX and path.name != LOCK_NAME for path in root.iterdir()):
         raise InputError(f"{root}: not empty and not an unfinished data set; choose another folder")
     else:
         write_whole(note, json.dumps(recipe, indent=1) + "\n")

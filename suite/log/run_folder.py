@@ -68,6 +68,10 @@ class RunFolder:
         """The checkpoint of a trial."""
         return self.root / "checkpoint" / f"trial_{trial}.pt"
 
+    def lock(self, trial: int) -> Path:
+        """The lock of a trial (suite.lock), while it runs."""
+        return self.root / f"trial_{trial}.lock"
+
     def output(self, trial: int) -> Path:
         """stdout and stderr of a trial's ranks."""
         return self.root / "output" / f"trial_{trial}.log"

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from suite.errors import InputError
 from suite.files import one_line, write_whole
+from suite.lock import locked_together
 from suite.log.attempts import WayOn, clear_way
 from suite.log.run_folder import write_run_info
 from suite.printing import print_line

@@ -103,3 +103,20 @@ def test_a_shard_of_an_interrupted_build_that_is_not_what_was_written_is_made_ag
     assert verify(tmp_path, deep=True) == []
     with h5py.File(shard) as file:
         assert np.array_equal(file["x"][...], make(0)["x"])
+
+
+def test_a_second_build_into_one_folder_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    def second(shard: int) -> Arrays:
+        with pytest.raises(ValueError, match=rf"^{tmp_path}/generation.lock: this data set is in use by process"):
+            build(tmp_path, plan(make), World.create())
+        return make(shard)
+
+    build(tmp_path, plan(second), World.create())
+    assert not (tmp_path / "generation.lock").exists()
+    build(tmp_path, plan(make), World.create())
+
+
+def test_a_complete_data_set_needs_no_lock(tmp_path: Path) -> None:
+    build(tmp_path, plan(make), World.create())
+    (tmp_path / "generation.lock").touch()  # would refuse
+    build(tmp_path, plan(make), World.create())

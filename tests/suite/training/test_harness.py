@@ -426,6 +426,20 @@ def test_a_full_disk_under_the_checkpoints_is_a_warning_and_the_run_goes_on(data
     assert str(folder / "checkpoint") in lines[0]
 
 
+def test_a_second_job_in_a_trial_ends_with_one_line_and_the_first_goes_on(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start_endless(data, folder, 1)
+    second = completed(data, trial(folder, *ENDLESS), trial(folder, *ENDLESS, "resume"), ranks=2)
+    assert second.returncode == 2
+    (line,) = {line.partition(" [rank")[0] for line in second.stderr.splitlines() if line.startswith("mlhpc: ")}
+    assert f"{folder}/trial_0.lock: trial 0 is in use by process {process.pid} on " in line
+    assert not list(folder.glob("resumed_*"))
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert not (folder / "trial_0.lock").exists()
+
+
 @pytest.fixture(scope="module")
 def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """The run folder and the process of one rank: trials on damaged copies of the data, one on the data, a signal at the end."""

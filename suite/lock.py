@@ -1,0 +1,222 @@
+"""A lock on a trial or a data set: one owner at a time on any file system that hosts share, Lustre and NFS included.
+
+The lock is a small file that names its owner. It is made with link(2), which fails if the name is taken and needs no lock
+daemon; the owner sets its time stamp anew as long as it lives. The lock of an owner that is gone is taken over.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from suite.errors import InputError
+from suite.files import PART_SUFFIX, one_line
+from suite.world import World, node_name
+
+REFRESH_S = 20.0
+SILENT_S = 180.0  # an owner on another host that has not refreshed its lock for so long is gone
+BREAKING_S = 60.0  # taking over a lock takes milliseconds: who needs longer was killed meanwhile
+TRIES, PAUSE_S = 100, 0.05
+
+
+class Owner(BaseModel):
+    """Who holds a lock. ``started`` (clock ticks after boot), ``boot`` and ``namespace`` tell its process from a later one."""
+
+    model_config = ConfigDict(frozen=True)
+    token: str
+    host: str
+    pid: int
+    started: int | None
+    boot: str
+    namespace: str
+    job: str | None
+    restart: int
+    since: str
+
+    @staticmethod
+    def this_process(environ: Mapping[str, str] = os.environ) -> Owner:
+        """This process as the owner of a new lock."""
+        restart = environ.get("SLURM_RESTART_COUNT", "0")
+        return Owner(
+            token=secrets.token_hex(8),
+            host=node_name(environ),
+            pid=os.getpid(),
+            started=_start_of(os.getpid()),
+            boot=_boot(),
+            namespace=_namespace(),
+            job=environ.get("SLURM_JOB_ID"),
+            restart=int(restart) if restart.isdigit() else 0,
+            since=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+
+    def is_gone(self, seeker: Owner, silent_s: float) -> bool:
+        """True if this owner's process ended, as far as ``seeker`` can know. ``silent_s``: since it last set the time stamp.
+
+        On the same kernel, in the same process namespace, the process is looked up. Elsewhere it counts as gone after
+        `SILENT_S`, or if the seeker is the same job, which was started again.
+        """
+        if (self.boot, self.namespace) == (seeker.boot, seeker.namespace):
+            return _start_of(self.pid) != self.started
+        if self.job is not None and self.job == seeker.job and self.restart < seeker.restart:
+            return True
+        return silent_s > SILENT_S
+
+    def __str__(self) -> str:
+        job = f" of job {self.job}" if self.job else ""
+        return f"process {self.pid}{job} on {self.host} since {self.since}"
+
+
+@contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock while the body runs. ValueError names the owner if another living process has it."""
+    owner = Owner.this_process()
+    _acquire(path, owner, what)
+    done = threading.Event()
+    thread = threading.Thread(target=_refresh, args=(path, owner, done), name="lock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        if _is_held_by(path, owner):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked_together(path: Path, what: str, world: World) -> Iterator[None]:
+    """Hold a lock for all ranks of a world, on rank 0; all call it. ValueError on every rank if another process has it."""
+    error = None
+    with ExitStack() as stack:
+        if world.is_first:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(path, what))
+            except OSError as caught:
+                error = InputError(f"{path}: the lock cannot be made: {caught.strerror}")
+            except InputError as caught:
+                error = caught
+        world.check_together(error)
+        yield
+
+
+def _acquire(path: Path, owner: Owner, what: str) -> None:
+    for _ in range(TRIES):
+        now = _create(path, owner)
+        if now is None:
+            return
+        found, written = _read(path)
+        if written is None:
+            continue  # released meanwhile
+        if found is not None and not found.is_gone(owner, now - written):
+            raise InputError(f"{path}: {what} is in use by {found}")
+        if found is None and now - written <= SILENT_S:
+            raise InputError(
+                f"{path}: {what} is in use: this lock names no owner, but is new; remove it if there is none"
+            )
+        _break(path, owner, found)
+    raise InputError(f"{path}: {what} is in use: other processes take this lock again and again")
+
+
+def _create(path: Path, owner: Owner) -> float | None:
+    """Make the lock. None if that succeeded; the time by the file system's clock if the lock exists."""
+    own = path.with_name(f".{path.name}.{owner.token}{PART_SUFFIX}")
+    try:
+        with own.open("x", encoding="utf-8") as file:
+            file.write(owner.model_dump_json() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        now = own.stat().st_mtime
+        try:
+            os.link(own, path)
+        except FileExistsError:
+            return now
+        except FileNotFoundError:  # who holds the lock removed ours with other part files
+            return now
+        except OSError:  # a file system without hard links
+            with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+                file.write(owner.model_dump_json() + "\n")
+                return None
+            return now
+        return None
+    finally:
+        own.unlink(missing_ok=True)
+
+
+def _break(path: Path, owner: Owner, gone: Owner | None) -> None:
+    """Remove the lock of an owner that is gone. One process at a time does so: another could remove the next owner's lock."""
+    breaker = path.with_name(f".{path.name}.break{PART_SUFFIX}")
+    now = _create(breaker, owner)
+    if now is None:
+        try:
+            found, written = _read(path)
+            if written is not None and found == gone:
+                path.unlink(missing_ok=True)
+        finally:
+            breaker.unlink(missing_ok=True)
+        return
+    with suppress(FileNotFoundError):
+        if now - breaker.stat().st_mtime > BREAKING_S:
+            breaker.unlink()
+    time.sleep(PAUSE_S)
+
+
+def _read(path: Path) -> tuple[Owner | None, float | None]:
+    """The owner that a lock names, None if it names none, and when it was last refreshed; None if there is no lock."""
+    try:
+        written = path.stat().st_mtime
+        return Owner.model_validate_json(path.read_bytes()), written
+    except FileNotFoundError:
+        return None, None
+    except ValidationError:
+        return None, written
+
+
+def _is_held_by(path: Path, owner: Owner) -> bool:
+    try:
+        return _read(path)[0] == owner
+    except OSError:
+        return False
+
+
+def _refresh(path: Path, owner: Owner, done: threading.Event) -> None:
+    while not done.wait(REFRESH_S):
+        if not _is_held_by(path, owner):
+            print(f"mlhpc: warning: {path}: another process took this lock over", file=sys.stderr, flush=True)
+            return
+        try:
+            os.utime(path)
+        except OSError as error:
+            print(f"mlhpc: warning: {one_line(error)}: the lock is not refreshed", file=sys.stderr, flush=True)
+
+
+def _start_of(pid: int) -> int | None:
+    """When a process started, in clock ticks after boot. None if there is no such process, or it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])  # proc(5): field 3 is the state, field 22 the start
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return node_name()
+
+
+def _namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""

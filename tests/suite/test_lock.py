@@ -1,0 +1,168 @@
+"""A lock has one owner; the lock of an owner that is gone is taken over, that of one that may live never."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from suite.lock import BREAKING_S, SILENT_S, Owner, locked
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from suite.lock import locked
+with locked(Path(sys.argv[1]), "trial 0"):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def holder(path: Path, seconds: float = 60) -> subprocess.Popen[str]:
+    """Another process that tries to hold the lock."""
+    words = [sys.executable, "-c", HOLDER, str(path), str(seconds)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trial_0.lock"
+
+
+@pytest.fixture
+def held(path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = holder(path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def take(path: Path) -> None:
+    with locked(path, "trial 0"):
+        assert path.exists()
+    assert not list(path.parent.iterdir())
+
+
+def test_a_lock_is_there_while_it_is_held_and_leaves_nothing(path: Path) -> None:
+    take(path)
+    with pytest.raises(KeyboardInterrupt), locked(path, "trial 0"):
+        raise KeyboardInterrupt
+    take(path)
+
+
+def test_a_living_process_keeps_its_lock_and_is_named(path: Path, held: subprocess.Popen[str]) -> None:
+    os.utime(path, (0, 0))  # on the same host its silence says nothing: it may be stopped
+    with pytest.raises(ValueError, match=rf"^{path}: trial 0 is in use by process {held.pid} on \S+ since 20\S+Z$"):
+        take(path)
+    held.send_signal(signal.SIGSTOP)
+    with pytest.raises(ValueError, match="in use by process"):
+        take(path)
+
+
+def test_the_lock_of_a_killed_process_is_taken_over_at_once(path: Path, held: subprocess.Popen[str]) -> None:
+    held.kill()
+    held.wait()
+    assert path.exists()
+    take(path)
+
+
+def write(path: Path, age_s: float = 0.0, **changes: object) -> Owner:
+    owner = Owner.this_process({"SLURM_JOB_ID": "7"}).model_copy(update=changes)
+    path.write_text(owner.model_dump_json())
+    os.utime(path, (time.time() - age_s,) * 2)
+    return owner
+
+
+ELSEWHERE = {"boot": "another", "host": "node9", "pid": 1}
+
+
+@pytest.mark.parametrize(
+    ("age_s", "changes"),
+    [
+        (0.0, ELSEWHERE),
+        (SILENT_S - 20, ELSEWHERE),
+        (0.0, {"namespace": "a container's", "pid": 4194305}),
+        (0.0, {"job": "7", "restart": 1, **ELSEWHERE}),  # this process is no restart of it
+        (10 * SILENT_S, {}),  # this process
+        (-3600.0, ELSEWHERE),  # from the future
+    ],
+)
+def test_an_owner_that_may_live_keeps_its_lock(path: Path, age_s: float, changes: dict[str, object]) -> None:
+    write(path, age_s, **changes)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="in use by process"):
+        take(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("age_s", "changes"),
+    [
+        (SILENT_S + 20, ELSEWHERE),
+        (0.0, {"pid": 4194305}),
+        (0.0, {"started": 1}),  # another process had this number
+        (SILENT_S + 20, {"namespace": "a container's"}),
+        (SILENT_S + 20, {"boot": "before the reboot"}),
+    ],
+)
+def test_the_lock_of_an_owner_that_is_gone_is_taken_over(path: Path, age_s: float, changes: dict[str, object]) -> None:
+    write(path, age_s, **changes)
+    take(path)
+
+
+def test_a_requeued_job_takes_over_its_own_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(path, **ELSEWHERE)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    take(path)
+    write(path, **ELSEWHERE | {"job": "8"})
+    with pytest.raises(ValueError, match="in use by process 1 of job 8 on node9"):
+        take(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff\x00"])
+def test_a_lock_that_names_no_owner_counts_while_it_is_new(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="names no owner, but is new"):
+        take(path)
+    os.utime(path, (time.time() - SILENT_S - 20,) * 2)
+    take(path)
+
+
+def test_a_process_killed_while_it_took_over_a_lock_blocks_nobody(path: Path) -> None:
+    write(path, pid=4194305)
+    breaker = path.with_name(f".{path.name}.break.part")
+    write(breaker, BREAKING_S + 20, pid=4194305)
+    take(path)
+
+
+def test_a_lock_that_was_taken_over_is_not_removed_by_its_former_owner(path: Path) -> None:
+    with locked(path, "trial 0"):
+        other = write(path, **ELSEWHERE)
+    assert Owner.model_validate_json(path.read_text()) == other
+
+
+def test_of_many_that_find_a_dead_owners_lock_one_gets_it(path: Path) -> None:
+    write(path, pid=4194305)
+    processes = [holder(path, seconds=5) for _ in range(6)]
+    answers = [process.communicate(timeout=60) for process in processes]
+    assert sum(output == "held\n" for output, _ in answers) == 1, answers
+    assert sum("in use by process" in errors for _, errors in answers) == 5
+
+
+def test_without_hard_links_the_lock_is_one_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*names: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    take(path)
+    with locked(path, "trial 0"), pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
+        take(path)
