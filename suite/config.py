@@ -32,6 +32,13 @@ class Checkpointing(_Section):
     interval_s: float | None = Field(600.0, gt=0, description="seconds of training that a kill may cost; null: none")
 
 
+class Watching(_Section):
+    """What to do about a trial in which nothing goes on."""
+
+    silence_s: float | None = Field(600.0, gt=0, description="seconds without progress on any rank; null: never look")
+    action: Literal["end", "report"] = Field("end", description="end the run with exit code 1, or only say it")
+
+
 class Submission(_Section):
     """What MLPerf requires a submitter to state."""
 
@@ -66,6 +73,7 @@ class RunConfig(_Section):
         None, description="run on every node before init_start; its exit code is logged"
     )
     staging: Staging = Staging()
+    watchdog: Watching = Watching()
     submission: Submission = Submission()
     hyperparameters: Hyperparameters
 

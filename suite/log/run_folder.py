@@ -93,6 +93,10 @@ class RunFolder:
         last = max((_trial_numbers(path)[-1] for path in self.failed(trial)), default=0)
         return log.rename(self.root / f"failed_{trial}_{last + 1}.txt")
 
+    def stacks(self, trial: int, rank: int) -> Path:
+        """The Python stacks of a rank that hung."""
+        return self.root / "output" / f"stack_{trial}_rank{rank}.txt"
+
     def results(self) -> list[Path]:
         """The logs of scored runs, by trial."""
         return sorted(self.root.glob("result_*.txt"), key=_trial_numbers)

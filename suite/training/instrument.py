@@ -50,9 +50,10 @@ COLLECTIVES: dict[str, tuple[str, int, str]] = {
 
 
 class Ledger:
-    """Calls of collectives and the bytes this rank gave to them, by kind. Any thread may add."""
+    """Calls of collectives and the bytes this rank gave to them, by kind. Any thread may add; ``on_call`` gets the kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_call: Callable[[str], None] = lambda kind: None) -> None:
+        self._on_call = on_call
         self._lock = threading.Lock()
         self._entries: dict[str, list[int]] = {}
         self._thread = threading.local()
@@ -61,6 +62,8 @@ class Ledger:
         """Calls with their bytes together."""
         if getattr(self._thread, "control", False):
             return
+        if kind != CONTROL:
+            self._on_call(kind)
         with self._lock:
             entry = self._entries.setdefault(kind, [0, 0])
             entry[0] += calls
@@ -260,8 +263,10 @@ class EnergyReader:
 class Instruments:
     """All that a run measures of itself. ``world`` is the given one, its traffic counted while `counting`."""
 
-    def __init__(self, world: World, device: torch.device, clock: Clock) -> None:
-        self.ledger = Ledger()
+    def __init__(
+        self, world: World, device: torch.device, clock: Clock, on_call: Callable[[str], None] = lambda kind: None
+    ) -> None:
+        self.ledger = Ledger(on_call)
         self.world = replace(world, transport=CountedTransport(world.transport, self.ledger))
         self.timer = PhaseTimer(clock)
         self.meters = Meters(device, self.ledger)

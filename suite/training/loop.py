@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -30,6 +30,7 @@ from suite.training.checkpoint import Checkpoint
 from suite.training.instrument import Instruments, Ledger, by_rank, exchange_marks
 from suite.training.parallel import clip_gradients, wrap
 from suite.training.plan import TrialPlan
+from suite.training.progress import Progress
 from suite.training.saver import Saver
 from suite.training.state import Position, TrainingState
 from suite.training.timing import (
@@ -105,6 +106,7 @@ class Trainer:
     checkpoint: Checkpoint
     stop_signal: Callable[[], str | None]
     say: Callable[[str], None]
+    progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
         self.config, self.size_card, self.target = self.plan.config, self.plan.size_card, self.plan.target
@@ -113,7 +115,7 @@ class Trainer:
         self.timer: PhaseTimer | NoTimer = NoTimer()
         self.instruments: Instruments | None = None
         if self.config.instrumentation:
-            self.instruments = Instruments(self.world, self.device, device_clock(self.device))
+            self.instruments = Instruments(self.world, self.device, device_clock(self.device), self.progress.collective)
             self.world, self.timer = self.instruments.world, self.instruments.timer
         self.saver = Saver(self.checkpoint, self.world, self.log, self.config.checkpoint.interval_s)
         self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device)
@@ -240,6 +242,7 @@ class Trainer:
     def _part(self, batch: Batch, item: PlannedBatch, window: Window) -> None:
         """Run the forward and backward pass of one part of a step and, after the last part, the optimizer."""
         self.timer.mark(DATA_WAIT)
+        self.progress.enter(f"forward pass of step {item.step}")
         optimizer = self.state.optimization.optimizer
         if item.begins:
             optimizer.zero_grad(set_to_none=True)
@@ -247,6 +250,7 @@ class Trainer:
         with self.wrapped.no_sync() if parallel and not item.ends else nullcontext():  # type: ignore[operator]
             with autocast(self.config, self.device):
                 loss = self.workload.loss(self.wrapped, batch) / self.config.gradient_accumulation_steps
+            self.progress.enter(f"backward pass of step {item.step}")
             loss.backward()  # type: ignore[no-untyped-call]
         if item.ends:
             self._mark_exchange()
@@ -300,6 +304,7 @@ class Trainer:
         self.log.start(mllog.EVAL, metadata=where)
         begin = time.perf_counter()
         model = self.state.evaluated_model
+        self.progress.enter(f"evaluation of epoch {label}")
         self.workload.before_evaluation(model, self.world)
         metrics = evaluate(
             self.workload,
@@ -309,6 +314,7 @@ class Trainer:
             self.world,
             self.device,
             self._to_device,
+            self.progress.tick,
         )
         seconds = time.perf_counter() - begin
         value = metrics[self.target.metric]
@@ -352,6 +358,7 @@ def evaluate(
     world: World,
     device: torch.device,
     to_device: Callable[[Batch], Batch] = lambda batch: batch,
+    tick: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Compute the metrics of a whole split. Every sample counts once, whatever the number of ranks and the batch size."""
     model.eval()
@@ -363,6 +370,7 @@ def evaluate(
         ):
             for name, value in workload.eval_stats(model, to_device(batch)).items():
                 totals[name] = totals[name] + value.double() if name in totals else value.double()
+            tick()
     names: Sequence[str] = world.broadcast(list(totals))  # a rank without a sample does not know them
     return workload.metrics(world.sum({name: float(totals.get(name, 0.0)) for name in names}))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from suite.config import RunConfig, default_data_root
@@ -31,13 +32,15 @@ def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
     return root, world.broadcast(manifest)
 
 
-def verify_source(config: RunConfig, root: Path, manifest: Manifest, world: World) -> Verification | None:
+def verify_source(
+    config: RunConfig, root: Path, manifest: Manifest, world: World, tick: Callable[[], None]
+) -> Verification | None:
     """Compare the shards that the run will read with their checksums. None if it is told not to, or reads a staged copy.
 
     Call it before caches are dropped, since it reads all data. ValueError names a damaged shard.
     """
     staged = config.staging.directory is not None and not config.staging.overlap
-    return verify_shards(root, manifest.shards, world) if config.verify_data and not staged else None
+    return verify_shards(root, manifest.shards, world, tick) if config.verify_data and not staged else None
 
 
 class RunData:

@@ -34,9 +34,11 @@ from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank
 from suite.training.loop import Outcome, Trainer
 from suite.training.plan import TrialPlan
+from suite.training.progress import Progress
 from suite.training.run_data import RunData, open_data, verify_source
 from suite.training.signals import StopSignals
 from suite.training.state import Position, TrainingState
+from suite.training.watchdog import Watchdog
 from suite.workload import Workload, load_workload
 from suite.world import World
 
@@ -57,7 +59,7 @@ class Startup:
     imported_at: float
 
 
-def run_trial(plan: TrialPlan, world: World, startup: Startup) -> int:
+def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progress, dog: Watchdog | None) -> int:
     """Run one trial; every rank calls. Returns the worker's exit code. ValueError is one line for the user, equal on all ranks."""
     signals = StopSignals()
     config, folder = plan.config, plan.folder
@@ -67,8 +69,11 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup) -> int:
     check_batch(config.global_batch_size, world.size, config.gradient_accumulation_steps)
     source, manifest = open_data(config, world)
     path = folder.next_resumed(plan.trial) if plan.resume else folder.result(plan.trial)
+    progress.enter("collecting facts")
     _collect_facts(folder, world)
-    verified = verify_source(config, source, manifest, world)
+    progress.enter("comparing data with their checksums")
+    verified = verify_source(config, source, manifest, world, progress.tick)
+    progress.enter("dropping caches")
     cache_state = drop_page_caches(config.cache_drop_command, manifest.bytes, world)
     log = EventLog(path if world.is_first else None, later=True)
     if not plan.resume:  # else a checkpoint that does not fit leaves no log
@@ -78,7 +83,10 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup) -> int:
         log.start(mllog.INIT)
         log.event(mllog.CACHE_CLEAR, cache_state.state == "dropped")
         known = (plan, world, device, source, manifest, verified, log, signals, startup, keeps_freed_memory)
-        return _Trial(*known).run()
+        trial = _Trial(*known, progress)
+        if dog is not None:
+            dog.before_end = trial.hung
+        return trial.run()
     finally:
         log.close()
 
@@ -95,6 +103,7 @@ class _Trial:
     signals: StopSignals
     startup: Startup
     keeps_freed_memory: bool
+    progress: Progress
 
     def __post_init__(self) -> None:
         self.config, self.in_run = self.plan.config, False
@@ -130,6 +139,7 @@ class _Trial:
             checkpoint=self.checkpoint,
             stop_signal=lambda: self.signals.name,
             say=self._say,
+            progress=self.progress,
         )
         restored = self.checkpoint.load(self.world, state) if self.plan.resume else None
         _open(self.log, self.world)
@@ -142,6 +152,7 @@ class _Trial:
             self.log.event(
                 mllog.RUN_RESUMED, metadata=what | {"ranks": restored.ranks, "rederived": restored.rederived}
             )
+        self.progress.enter("staging and opening data")
         data.open_or_stage(self.verified)
         self.log.event(mllog.TRAIN_SAMPLES, self.manifest.samples("train"))
         self.log.event(mllog.EVAL_SAMPLES, self.manifest.samples("validation"))
@@ -155,6 +166,7 @@ class _Trial:
         world.init_torch(self.device)
         seed = world.broadcast(draw_seed(self.plan.base_seed, self.plan.trial) if world.is_first else None)
         torch.manual_seed(seed)
+        self.progress.enter("building the model")
         workload: Workload = load_workload(self.plan.descriptor)(config)
         model = workload.build_model(world).to(self.device)
         torch.manual_seed(seed + (world.rank << SEED_BITS))  # dropout differs between ranks, initial weights do not
@@ -165,6 +177,7 @@ class _Trial:
                 f"{config.size}: model has {parameters} parameters; the card says {expected}; "
                 "another model is for submission.division=open"
             )
+        self.progress.enter("building the optimizer")
         steps = steps_per_epoch(self.manifest.samples("train"), config.global_batch_size)
         state = TrainingState.create(workload, model, steps, seed)
         if config.compile:
@@ -173,17 +186,24 @@ class _Trial:
 
     def _train(self, trainer: Trainer, data: RunData, position: Position) -> Outcome:
         """Train, from run_start to run_stop."""
+        self.progress.enter("beginning the run")
         self.world.barrier()
         self.log.start(mllog.RUN)
         self.in_run = True
         self.signals.deferred = True
         data.begin_overlapped()
         outcome = trainer.run(position)
+        self.progress.enter("ending the run")
         self.world.barrier()
         data.finish()
         self._run_stop(outcome, position)
         trainer.saver.close()
         return outcome
+
+    def hung(self, text: str) -> None:
+        """Log the end of a run that the watchdog ends, from its thread: the others wait."""
+        if self.in_run:
+            self.log.stop(mllog.RUN, metadata={"status": "aborted", "reason": text})
 
     def _say(self, text: str) -> None:
         if self.world.is_first:

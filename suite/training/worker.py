@@ -29,21 +29,28 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
     """Run one trial as one rank and return the exit code. ``first_line``: perf_counter at the suite's first line."""
     interpreter_s = process_age_s() - (time.perf_counter() - first_line)
     world = World.create()
+    dog = None
     try:
         from suite.training import trial
+        from suite.training.progress import Progress
+        from suite.training.watchdog import watch
 
         load_workload(plan.descriptor)
         imported_at = time.perf_counter()
         _make_folder(plan, world)
-        way = _way_on(plan, world)
-        if way.code is not None:
-            world.barrier()  # the launcher answers the first non-zero exit by ending the others
-            return way.code
-        if world.is_first:
-            plan.folder.exit_code(plan.trial).unlink(missing_ok=True)
-        plan = replace(plan, resume=way.resume)
-        code = trial.run_trial(plan, world, trial.Startup(interpreter_s, imported_at - first_line, imported_at))
-        _tell(plan, world, code)
+        stacks, progress = plan.folder.stacks(plan.trial, world.rank), Progress()
+        world, dog = watch(world, plan.config.watchdog, stacks, lambda text: _say(plan, text), progress)
+        startup = trial.Startup(interpreter_s, imported_at - first_line, imported_at)
+        with locked_together(plan.folder.lock(plan.trial), f"trial {plan.trial}", world):
+            way = _way_on(plan, world)
+            if way.code is not None:
+                world.barrier()  # the launcher answers the first non-zero exit by ending the others
+                return way.code
+            if world.is_first:
+                plan.folder.exit_code(plan.trial).unlink(missing_ok=True)
+            plan = replace(plan, resume=way.resume)
+            code = trial.run_trial(plan, world, startup, progress, dog)
+            _tell(plan, world, code)
     except InputError as error:  # the same on every rank, or this rank's alone: either way nobody may be left waiting
         return _end(world, plan, f"{error}", USAGE)
     except KeyboardInterrupt:
@@ -55,6 +62,9 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
     except Exception as error:  # the last line of defence: one line for people, the traceback to a file
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return _end(world, plan, text + _keep_traceback(plan, world), FAILED)
+    finally:
+        if dog is not None:
+            dog.close()
     return code
 
 
@@ -108,13 +118,17 @@ def _keep_traceback(plan: TrialPlan, world: World) -> str:
     return f" (traceback: {path})"
 
 
+def _say(plan: TrialPlan, text: str) -> None:
+    print_line(f"mlhpc: {plan.folder.root} trial {plan.trial}: {text}", error=True)
+
+
 def _end(world: World, plan: TrialPlan, text: str, code: int) -> int:
     """Print one line, then end every rank. Other ranks wait a moment, so that rank 0 reports an error that all ranks have."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may answer the first rank's end with it
     where = "" if world.size == 1 else f" [rank {world.rank} on {node_name()}]"
     if not world.is_first:
         time.sleep(2.0)
-    print_line(f"mlhpc: {plan.folder.root} trial {plan.trial}: {text}{where}", error=True)
+    _say(plan, f"{text}{where}")
     if world.size > 1:
         time.sleep(0.5)  # an abort may discard what the launcher has not yet passed on
         world.transport.abort(code)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from suite.errors import InputError
 from suite.lock import BREAKING_S, SILENT_S, Owner, locked
 
 HOLDER = """
@@ -60,10 +61,10 @@ def test_a_lock_is_there_while_it_is_held_and_leaves_nothing(path: Path) -> None
 
 def test_a_living_process_keeps_its_lock_and_is_named(path: Path, held: subprocess.Popen[str]) -> None:
     os.utime(path, (0, 0))  # on the same host its silence says nothing: it may be stopped
-    with pytest.raises(ValueError, match=rf"^{path}: trial 0 is in use by process {held.pid} on \S+ since 20\S+Z$"):
+    with pytest.raises(InputError, match=rf"^{path}: trial 0 is in use by process {held.pid} on \S+ since 20\S+Z$"):
         take(path)
     held.send_signal(signal.SIGSTOP)
-    with pytest.raises(ValueError, match="in use by process"):
+    with pytest.raises(InputError, match="in use by process"):
         take(path)
 
 
@@ -98,7 +99,7 @@ ELSEWHERE = {"boot": "another", "host": "node9", "pid": 1}
 def test_an_owner_that_may_live_keeps_its_lock(path: Path, age_s: float, changes: dict[str, object]) -> None:
     write(path, age_s, **changes)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="in use by process"):
+    with pytest.raises(InputError, match="in use by process"):
         take(path)
     assert path.read_bytes() == before
 
@@ -124,14 +125,14 @@ def test_a_requeued_job_takes_over_its_own_lock(path: Path, monkeypatch: pytest.
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     take(path)
     write(path, **ELSEWHERE | {"job": "8"})
-    with pytest.raises(ValueError, match="in use by process 1 of job 8 on node9"):
+    with pytest.raises(InputError, match="in use by process 1 of job 8 on node9"):
         take(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff\x00"])
 def test_a_lock_that_names_no_owner_counts_while_it_is_new(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="names no owner, but is new"):
+    with pytest.raises(InputError, match="names no owner, but is new"):
         take(path)
     os.utime(path, (time.time() - SILENT_S - 20,) * 2)
     take(path)
@@ -164,5 +165,5 @@ def test_without_hard_links_the_lock_is_one_too(path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "link", no_links)
     take(path)
-    with locked(path, "trial 0"), pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
+    with locked(path, "trial 0"), pytest.raises(InputError, match=f"in use by process {os.getpid()}"):
         take(path)

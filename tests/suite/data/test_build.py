@@ -34,7 +34,7 @@ def make(shard: int) -> Arrays:
 
 def fail_at_one(shard: int) -> Arrays:
     if shard == 1:
-        raise ValueError("interrupted")
+        raise InputError("interrupted")
     return make(shard)
 
 
@@ -67,7 +67,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
 
 
 def interrupted(root: Path) -> None:
-    with pytest.raises(ValueError, match="interrupted"):
+    with pytest.raises(InputError, match="interrupted"):
         build(root, plan(fail_at_one), World.create())
 
 
@@ -107,7 +107,7 @@ def test_a_shard_of_an_interrupted_build_that_is_not_what_was_written_is_made_ag
 
 def test_a_second_build_into_one_folder_is_refused_while_the_first_lives(tmp_path: Path) -> None:
     def second(shard: int) -> Arrays:
-        with pytest.raises(ValueError, match=rf"^{tmp_path}/generation.lock: this data set is in use by process"):
+        with pytest.raises(InputError, match=rf"^{tmp_path}/generation.lock: this data set is in use by process"):
             build(tmp_path, plan(make), World.create())
         return make(shard)
 

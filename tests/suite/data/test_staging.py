@@ -183,7 +183,7 @@ def test_without_a_manifest_at_the_source_nothing_is_staged(tmp_path: Path) -> N
 
 def test_a_staging_folder_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=f"^{tmp_path}/file: Not a directory$"):
+    with pytest.raises(InputError, match=f"^{tmp_path}/file: Not a directory$"):
         stage(source, tmp_path / "file", World.create())
 
 
@@ -250,7 +250,7 @@ def test_what_another_user_put_where_everybody_may_write_is_refused(source: Path
     else:
         place.mkdir()
     os.lchown(place, OTHER, OTHER)
-    with pytest.raises(ValueError, match=rf"^{place}: this \w+ belongs to user {OTHER} and lies where everybody"):
+    with pytest.raises(InputError, match=rf"^{place}: this \w+ belongs to user {OTHER} and lies where everybody"):
         stage(source, target.parent, World.create())
     assert not list(elsewhere.iterdir())
     assert not (tmp_path / "nowhere").exists()
@@ -275,12 +275,12 @@ def test_a_place_where_everybody_may_rename_is_refused(source: Path, tmp_path: P
     public = tmp_path / "tmp"
     public.mkdir()
     public.chmod(0o777)
-    with pytest.raises(ValueError, match=f"^{public}: everybody may write here and rename"):
+    with pytest.raises(InputError, match=f"^{public}: everybody may write here and rename"):
         stage(source, public, World.create())
     own = staged_root(tmp_path, _manifest(source), "n")
     own.mkdir()
     own.chmod(0o777)
-    with pytest.raises(ValueError, match=f"^{own}: everybody may write into this folder"):
+    with pytest.raises(InputError, match=f"^{own}: everybody may write into this folder"):
         stage(source, tmp_path, World.create())
 
 

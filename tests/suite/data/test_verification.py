@@ -11,6 +11,7 @@ import pytest
 from suite.data.manifest import ShardEntry
 from suite.data.shards import shard_path, write_shard
 from suite.data.verification import READ_BYTES, check_crc32c, verify_shards
+from suite.errors import InputError
 from suite.world import World
 
 
@@ -57,6 +58,6 @@ def test_a_shard_that_is_not_what_was_written_is_named(
 ) -> None:
     path = tmp_path / shards[1].file
     harm(path)
-    with pytest.raises(ValueError, match=f"^{path}: .*{message}"):
+    with pytest.raises(InputError, match=f"^{path}: .*{message}"):
         verify_shards(tmp_path, shards, World.create())
     assert check_crc32c(tmp_path, shards[0]) is None

@@ -139,27 +139,27 @@ def test_training_that_changes_while_it_is_written_does_not_change_what_was_save
 
 def test_a_checkpoint_that_is_not_of_this_run_is_refused_and_nothing_is_restored(tmp_path: Path) -> None:
     path, state = tmp_path / "trial_0.pt", training(5.0)
-    with pytest.raises(ValueError, match="there is no checkpoint"):
+    with pytest.raises(InputError, match="there is no checkpoint"):
         load(path, 1, state)
     save(path, 1, training(2.0), Position(1, 0))
-    with pytest.raises(ValueError, match="data_manifest = 'abc', this run has 'other'"):
+    with pytest.raises(InputError, match="data_manifest = 'abc', this run has 'other'"):
         Checkpoint(path, {"data_manifest": "other"}).load(world(1), state)
-    with pytest.raises(ValueError, match="of 1 ranks, each with its share of the parameters; this run has 3"):
+    with pytest.raises(InputError, match="of 1 ranks, each with its share of the parameters; this run has 3"):
         load(path, 3, state)
     (own,) = tmp_path.glob("*.node0")
     whole = own.read_bytes()
     for damaged in (whole[:50], whole[:-1], b"", bytes([whole[0] ^ 1]) + whole[1:], whole[:-9] + b"x" + whole[-8:]):
         own.write_bytes(damaged)
-        with pytest.raises(ValueError, match="node0: damaged: the part of rank 0"):
+        with pytest.raises(InputError, match="node0: damaged: the part of rank 0"):
             load(path, 1, state)
     own.unlink()
-    with pytest.raises(ValueError, match="node0: the part of rank 0 cannot be read"):
+    with pytest.raises(InputError, match="node0: the part of rank 0 cannot be read"):
         load(path, 1, state)
     path.write_bytes(path.read_bytes()[:90])
-    with pytest.raises(ValueError, match="trial_0.pt: not a readable checkpoint"):
+    with pytest.raises(InputError, match="trial_0.pt: not a readable checkpoint"):
         load(path, 1, state)
     torch.save([1], path)
-    with pytest.raises(ValueError, match="checkpoint version list; this suite reads 4"):
+    with pytest.raises(InputError, match="checkpoint version list; this suite reads 4"):
         load(path, 1, state)
     assert content(state) == content(training(5.0))
 

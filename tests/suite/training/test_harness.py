@@ -396,7 +396,7 @@ def test_a_checkpoint_continues_on_another_number_of_ranks(
 ) -> None:
     """A stopped run of a fixed number of steps: SIGTERM to itself, so that both halves are short."""
     folder = tmp_path / "run"
-    done = completed(data, trial(folder, *SHORT, "checkpoint.interval_s=0.001", "TOY_FAULT=term:20"), ranks=before)
+    done = completed(data, trial(folder, *SHORT, "checkpoint.interval_s=0.001", "TOY_FAULT=term:loop:20"), ranks=before)
     assert done.returncode == 3, done.stdout + done.stderr
     done = completed(data, trial(folder, *SHORT, "resume"), ranks=after)
     assert done.returncode == 1, done.stdout + done.stderr

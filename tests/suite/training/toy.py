@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,17 +128,24 @@ class Scale(nn.Module):
         return (1 + self.s) * x
 
 
-def fault(kind: str, count: int = 0) -> None:
-    """Let this process fail as TOY_FAULT says: ``KIND:COUNT``, at the COUNT-th step."""
-    wanted, _, at = os.environ.get("TOY_FAULT", "").partition(":")
-    if wanted == kind and int(at) == count:
+def fault(place: str, count: int) -> None:
+    """Let a rank fail as TOY_FAULT says: ``HOW:PLACE:COUNT``. All ranks are told to stop; the last one sleeps or is halted."""
+    how, _, where = os.environ.get("TOY_FAULT", "").partition(":")
+    if where != f"{place}:{count}":
+        return
+    last = int(os.environ.get("PMI_RANK", "0")) == int(os.environ.get("PMI_SIZE", "1")) - 1
+    if how == "term":
         os.kill(os.getpid(), signal.SIGTERM)
+    elif last and how == "halt":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif last and how == "sleep":
+        time.sleep(float(os.environ.get("TOY_SLEEP_S", "60")))
 
 
 class Toy(Workload):
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.calls = 0
+        self.calls = self.evaluations = self.windows = 0
 
     def dataset(self, split: str, root: Path) -> ToyData:
         return ToyData(root, split)
@@ -154,6 +162,8 @@ class Toy(Workload):
         return [module.mine for module in model.modules() if isinstance(module, ShardedMatrix)]
 
     def window_stats(self, world: World) -> dict[str, Any]:
+        self.windows += 1
+        fault("window", self.windows)
         return {"ranks": world.sum({"one": 1.0})["one"]}
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
@@ -164,10 +174,12 @@ class Toy(Workload):
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         self.calls += 1
-        fault("term", self.calls)
+        fault("loop", self.calls)
         return nn.functional.mse_loss(model(batch["x"]), batch["y"])
 
     def eval_stats(self, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self.evaluations += 1
+        fault("evaluation", self.evaluations)
         error = (model(batch["x"]) - batch["y"]).abs().double()
         return {"error": error.mean(dim=1).sum(), "count": torch.tensor(float(len(error)), dtype=torch.float64)}
 
@@ -233,8 +245,6 @@ def main(argv: Sequence[str]) -> int:
 
 def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str]) -> int:
     """One trial; its exit code."""
-    import time
-
     import yaml
 
     from suite.log.run_folder import RunFolder

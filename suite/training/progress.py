@@ -1,0 +1,118 @@
+"""What a rank is doing: marks that the watchdog reads. A mark costs a few assignments and waits for nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suite.world import Transport
+
+TRAINING, STAGING = "training", "staging"  # both go on at the same time where staging overlaps
+
+
+class Progress:
+    """The last mark of this rank. ``counts``: marks that every rank makes in the same order, by what goes on at the same time.
+
+    A rank whose count is lower than the others' is the one they wait for.
+    """
+
+    def __init__(self) -> None:
+        self.counts = {TRAINING: 0, STAGING: 0}
+        self.label = self._where = "start"
+        self._last = time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last mark."""
+        return time.monotonic() - self._last
+
+    def enter(self, where: str) -> None:
+        """Mark the beginning of a part of the trial, which every rank begins in the same order."""
+        self._where = where
+        self._mark(where, TRAINING)
+
+    def call(self, what: str, channel: str = TRAINING) -> None:
+        """Mark a call that every rank makes in the same order."""
+        self._mark(f"{what} in {self._where}", channel)
+
+    def collective(self, kind: str) -> None:
+        """Mark a collective of the model, which all ranks make in the same order on the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            self.call(kind)
+
+    def tick(self) -> None:
+        """Mark that work goes on."""
+        self._last = time.monotonic()
+
+    def returned(self) -> None:
+        """Mark that the last call has returned."""
+        self.label = f"after {self.label.removeprefix('after ')}"
+        self._last = time.monotonic()
+
+    def _mark(self, label: str, channel: str) -> None:
+        self.counts[channel] += 1
+        self.label = label
+        self._last = time.monotonic()
+
+
+class MarkedTransport:
+    """A transport whose calls are marks. ``counted``: all ranks of the run make them in the same order."""
+
+    def __init__(
+        self, transport: Transport, progress: Progress, channel: str = TRAINING, *, counted: bool = True
+    ) -> None:
+        self._inner, self._progress, self._channel, self._counted = transport, progress, channel, counted
+        self.rank, self.size = transport.rank, transport.size
+
+    def _mark(self, what: str) -> None:
+        if self._counted:
+            self._progress.call(what, self._channel)
+        else:
+            self._progress.tick()
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        self._mark("barrier")
+        self._inner.barrier()
+        self._progress.returned()
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order."""
+        self._mark("gather")
+        values = self._inner.allgather(value)
+        self._progress.returned()
+        return values
+
+    def broadcast(self, value: Any, root: int) -> Any:
+        """The root's value."""
+        self._mark("broadcast")
+        value = self._inner.broadcast(value, root)
+        self._progress.returned()
+        return value
+
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Element-wise sum."""
+        self._mark("sum")
+        values = self._inner.sum(values)
+        self._progress.returned()
+        return values
+
+    def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
+        """Fill every rank's buffer with the root's bytes."""
+        self._mark("broadcast")
+        self._inner.broadcast_buffer(buffer, root)
+        self._progress.returned()
+
+    def split(self, color: int) -> Transport:
+        """The ranks that gave the same color. Only staging, which may go on beside the training, splits."""
+        self._mark("split")
+        part = self._inner.split(color)
+        return MarkedTransport(part, self._progress, STAGING, counted=part.size == self.size)
+
+    def abort(self, code: int) -> None:
+        """End every rank at once."""
+        self._inner.abort(code)

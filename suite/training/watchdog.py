@@ -1,0 +1,241 @@
+"""Ends a trial that hangs, and says which ranks the others wait for.
+
+A thread of every rank looks at the rank's last mark (suite.training.progress). When that is old, it writes the rank's Python
+stacks to a file and asks the other ranks by UDP what they are doing. If no rank that answers has gone on, the run hangs: ranks
+that do not answer are stopped or gone, ranks with fewer marks did not arrive. If one has gone on, the others wait rightly.
+
+Why datagrams: a socket costs a rank one descriptor and nothing is sent while the run goes on; the store and the communicators of
+torch.distributed and MPI may be what hangs. Every datagram carries a code made with a key that only the ranks have.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hmac
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from suite.config import Watching
+from suite.training.progress import MarkedTransport, Progress
+from suite.world import World, node_name
+
+FAILED = 1
+CODE_BYTES = 16
+ANSWER_S = 3.0  # for the other ranks to say what they do
+ASK_EVERY_S = 0.5
+ASK_AT_ONCE = 256  # more answers at a time would overflow a socket's buffer
+STAND_INS = 8  # ranks below this one of which one would do the asking if it lived
+NAMED_UP_TO = 8
+LOOK_EVERY_S = 5.0
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class State:
+    """What a rank says of itself. ``counts`` are those of `Progress`."""
+
+    rank: int
+    node: str
+    counts: dict[str, int]
+    label: str
+    silent_s: float
+
+
+def explain_hang(states: Sequence[State], missing: Iterable[int], silence_s: float) -> str | None:
+    """One line that says which ranks the others wait for. None if no rank hangs: one that answers has gone on.
+
+    ``states``: of the ranks that answered, the asking one included; ``missing``: those that did not.
+    """
+    if any(state.silent_s < silence_s for state in states):
+        return None
+    absent = sorted(missing)
+    most = {channel: max(state.counts[channel] for state in states) for channel in states[0].counts}
+    channel = next((name for name in most if any(state.counts[name] < most[name] for state in states)), None)
+    behind = [state for state in states if channel is not None and state.counts[channel] < most[channel]]
+    rest = [state for state in states if state not in behind]
+    parts = []
+    if absent:
+        parts.append(f"{_ranks(map(str, absent))} did not answer: stopped, or the node is gone")
+    if behind:
+        names = _ranks(f"{state.rank} on {state.node}" for state in behind)
+        parts.append(f"{names} did not arrive: {behind[0].label}")
+    if absent or behind:
+        parts.append(f"{len(rest)} of {len(states) + len(absent)} ranks wait in: {rest[0].label}")
+    else:
+        parts.append(f"all {len(states)} ranks are in: {rest[0].label}" if len(states) > 1 else rest[0].label)
+    return f"no progress for {min(state.silent_s for state in states):.0f} s: " + "; ".join(parts)
+
+
+def _ranks(names: Iterable[str]) -> str:
+    listed = list(names)
+    text = ", ".join(listed[:NAMED_UP_TO])
+    more = f" and {len(listed) - NAMED_UP_TO} more" if len(listed) > NAMED_UP_TO else ""
+    return f"rank{'s' if len(listed) > 1 else ''} {text}{more}"
+
+
+class Watchdog:
+    """Watches one rank. All ranks construct it at the same time: they exchange addresses and a key.
+
+    ``stacks``: the file for this rank's stacks; ``say`` prints the line. ``before_end`` is called with the line before the
+    run ends, on the rank that found the hang.
+    """
+
+    def __init__(
+        self, world: World, progress: Progress, settings: Watching, stacks: Path, say: Callable[[str], None]
+    ) -> None:
+        assert settings.silence_s is not None
+        self._world, self._progress, self._stacks, self._say = world, progress, stacks, say
+        self._silence_s, self._ends = settings.silence_s, settings.action == "end"
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        here = "127.0.0.1" if world.nodes == 1 else _own_address()
+        self._socket.bind((here if world.nodes == 1 else "", 0))
+        self._key: bytes = world.broadcast(secrets.token_bytes(32) if world.is_first else None)
+        self._addresses = _exchange(world, (here, self._socket.getsockname()[1]))
+        self._reported = -1
+        self._dumped = -1
+        self._closed = False
+        self.before_end: Callable[[str], None] = lambda text: None
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed = True
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._receive(min(LOOK_EVERY_S, self._silence_s / 4))
+            if self._progress.silent_s >= self._silence_s and not self._closed:
+                self._write_stacks()
+                self._investigate()
+        self._socket.close()
+
+    def _receive(self, wait_s: float) -> dict[str, Any] | None:
+        """Wait a moment for a datagram, answer a question, obey an end. Returns a state that another rank sent."""
+        self._socket.settimeout(wait_s)
+        try:
+            data, address = self._socket.recvfrom(4096)
+        except OSError:  # nothing came, or the last answer reached nobody
+            return None
+        code, text = data[:CODE_BYTES], data[CODE_BYTES:]
+        if not hmac.compare_digest(code, self._code(text)):
+            return None
+        message: dict[str, Any] = json.loads(text)
+        if message["kind"] == "ask":
+            self._send(address, {"kind": "state"} | vars(self._state()))
+        elif message["kind"] == "end":
+            self._write_stacks()
+            os._exit(FAILED)
+        return message if message["kind"] == "state" else None
+
+    def _investigate(self) -> None:
+        below = self._ask(range(max(0, self._world.rank - STAND_INS), self._world.rank))
+        if below:
+            return  # a lower rank asks; it waits as long as this one
+        answers = self._ask(rank for rank in range(self._world.size) if rank != self._world.rank)
+        missing = set(range(self._world.size)) - answers.keys() - {self._world.rank}
+        text = explain_hang([self._state(), *answers.values()], missing, 0.9 * self._silence_s)
+        mark = sum(self._progress.counts.values())
+        if text is None or self._reported == mark:
+            return
+        self._reported = mark
+        cut_off = bool(missing) and self._world.nodes > 1 and {each.node for each in answers.values()} <= {node_name()}
+        if cut_off:
+            text += "; no other node answered: datagrams may be blocked between nodes, so the run is not ended for it"
+        self._say(f"{text}; stacks: {self._stacks.parent}/{self._stacks.name.rpartition('_')[0]}_rank*.txt")
+        if self._ends and not cut_off:
+            self.before_end(text)
+            for _ in range(3):
+                for rank in answers:
+                    self._send(self._addresses[rank], {"kind": "end"})
+                time.sleep(0.2)  # the launcher may discard what ranks print once one of them has ended
+            os._exit(FAILED)
+
+    def _ask(self, ranks: Iterable[int]) -> dict[int, State]:
+        """Ask ranks what they do, some at a time. Returns the states of those that answer."""
+        answers: dict[int, State] = {}
+        wanted = list(ranks)
+        for begin in range(0, len(wanted), ASK_AT_ONCE):
+            some = wanted[begin : begin + ASK_AT_ONCE]
+            until = time.monotonic() + ANSWER_S
+            asked = 0.0
+            while time.monotonic() < until and not answers.keys() >= set(some):
+                if time.monotonic() - asked >= ASK_EVERY_S:
+                    asked = time.monotonic()
+                    for rank in some:
+                        if rank not in answers:
+                            self._send(self._addresses[rank], {"kind": "ask"})
+                message = self._receive(ASK_EVERY_S)
+                if message is not None:
+                    state = State(**{name: message[name] for name in State.__dataclass_fields__})
+                    answers[state.rank] = state
+        return {rank: answers[rank] for rank in wanted if rank in answers}
+
+    def _state(self) -> State:
+        progress = self._progress
+        return State(self._world.rank, node_name(), dict(progress.counts), progress.label, progress.silent_s)
+
+    def _send(self, address: Address, message: Mapping[str, Any]) -> None:
+        text = json.dumps(message).encode()
+        try:
+            self._socket.sendto(self._code(text) + text, address)
+        except OSError:  # nobody is there: it counts as no answer
+            return
+
+    def _code(self, text: bytes) -> bytes:
+        return hmac.digest(self._key, text, "sha256")[:CODE_BYTES]
+
+    def _write_stacks(self) -> None:
+        """Write the Python stacks of all threads, once per silence."""
+        mark = sum(self._progress.counts.values())
+        if self._dumped == mark:
+            return
+        self._dumped = mark
+        try:
+            self._stacks.parent.mkdir(parents=True, exist_ok=True)
+            with self._stacks.open("a", encoding="utf-8") as file:
+                file.write(f"rank {self._world.rank} on {node_name()}, {time.strftime('%Y-%m-%dT%H:%M:%S%z')}: ")
+                file.write(f"silent for {self._progress.silent_s:.0f} s in: {self._progress.label}\n")
+                file.flush()
+                faulthandler.dump_traceback(file)
+        except OSError as error:
+            print(f"mlhpc: {self._stacks}: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def watch(
+    world: World, settings: Watching, stacks: Path, say: Callable[[str], None], progress: Progress
+) -> tuple[World, Watchdog | None]:
+    """Watch this rank until the process ends, if the settings say so; all ranks call. Returns the world whose calls are marks."""
+    if settings.silence_s is None:
+        return world, None
+    dog = Watchdog(world, progress, settings, stacks, say)
+    marked = MarkedTransport(world.transport, progress)
+    return replace(world, transport=marked, peers=MarkedTransport(world.peers, progress, counted=False)), dog
+
+
+def _exchange(world: World, own: Address) -> list[Address]:
+    """The address of every rank, by one sum of numbers."""
+    table = np.zeros((2, world.size))
+    table[:, world.rank] = int.from_bytes(socket.inet_aton(own[0])), own[1]
+    table = world.transport.sum(table)
+    return [(socket.inet_ntoa(int(host).to_bytes(4)), int(port)) for host, port in table.T.tolist()]
+
+
+def _own_address() -> str:
+    """The address by which other nodes reach this one; loopback if the host's name does not resolve."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"

@@ -1,0 +1,184 @@
+"""A run that hangs ends by itself, with one line that names who did not arrive; a run that is only slow goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from suite.config import Watching
+from suite.log.reader import read_events
+from suite.training.progress import MarkedTransport, Progress
+from suite.training.watchdog import State, Watchdog, explain_hang
+from suite.world import Alone, World
+
+HERE = Path(__file__).parent
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sys.path.insert(0, str(HERE))
+    import toy
+
+    root = tmp_path_factory.mktemp("toy") / "data"
+    toy.generate(root)
+    return root
+
+
+def run(data: Path, folder: Path, ranks: int, *options: str) -> subprocess.CompletedProcess[str]:
+    words = [str(MPIEXEC), "-n", str(ranks)] if ranks > 1 else []
+    words += [sys.executable, str(HERE / "toy.py"), str(data), str(folder), "0", "11", "window_steps=4", *options]
+    return subprocess.run(
+        words, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fault", "named", "where"),
+    [
+        (2, "sleep:loop:9", "did not arrive: forward pass of step 8", "backward pass of step 8"),
+        (2, "halt:evaluation:1", "did not answer", "in evaluation of epoch 1"),
+        (4, "sleep:window:2", "did not arrive: after sum in backward pass of step 7", "sum in backward pass of step 7"),
+        pytest.param(1, "sleep:loop:9", "", "forward pass of step 8", marks=pytest.mark.long),
+        pytest.param(2, "halt:loop:9", "did not answer", "backward pass of step 8", marks=pytest.mark.long),
+        pytest.param(4, "halt:loop:9", "did not answer", "backward pass of step 8", marks=pytest.mark.long),
+        pytest.param(2, "sleep:evaluation:1", "did not arrive", "in evaluation of epoch 1", marks=pytest.mark.long),
+        pytest.param(4, "halt:window:2", "did not answer", "sum in backward pass of step 7", marks=pytest.mark.long),
+    ],
+)
+def test_a_rank_that_hangs_is_named_and_the_run_ends_with_a_checkpoint_left(
+    data: Path, tmp_path: Path, ranks: int, fault: str, named: str, where: str
+) -> None:
+    folder = tmp_path / "run"
+    begin = time.monotonic()
+    done = run(
+        *(data, folder, ranks, "watchdog.silence_s=6", "checkpoint.interval_s=0.002", f"TOY_FAULT={fault}"),
+    )
+    assert time.monotonic() - begin < 50
+    # mpiexec kills a halted rank and says so; suite.launch.local makes it 1
+    assert done.returncode in ((1, 9) if fault.startswith("halt") else (1,)), done.stdout + done.stderr
+    (line,) = [text for text in done.stderr.splitlines() if text.startswith("mlhpc: ")]
+    assert re.search(r"trial 0: no progress for \d+ s: ", line)
+    assert f"rank {ranks - 1}" in line if ranks > 1 else True
+    assert named in line
+    assert where in line
+    assert f"{folder}/output/stack_0_rank*.txt" in line
+    stacks = {path.name: path.read_text() for path in (folder / "output").glob("stack_0_rank*.txt")}
+    live = ranks - fault.startswith("halt")
+    assert set(stacks) == {f"stack_0_rank{rank}.txt" for rank in range(live)}
+    assert all("toy.py" in text and "silent for" in text for text in stacks.values())
+    if fault.startswith("sleep"):
+        assert ", in fault" in stacks[f"stack_0_rank{ranks - 1}.txt"].replace(" in fault", ", in fault")
+    log = read_events(folder / "result_0.txt")
+    (stop,) = [event for event in log.events if event.key == "run_stop"]
+    assert stop.metadata["status"] == "aborted"
+    assert "no progress" in stop.metadata["reason"]
+    if "evaluation" in fault:
+        assert (folder / "checkpoint" / "trial_0.pt").exists()
+
+
+def test_a_report_only_watchdog_lets_the_run_go_on(data: Path, tmp_path: Path) -> None:
+    done = run(
+        *(data, tmp_path / "run", 1, "watchdog.silence_s=4", "watchdog.action=report", "max_epochs=1"),
+        "TOY_SLEEP_S=8",
+        "TOY_FAULT=sleep:loop:3",
+    )
+    assert done.returncode == 1
+    assert "target not reached in 1 epochs" in done.stdout
+    assert len(re.findall("no progress for", done.stderr)) == 1
+
+
+def state(rank: int, count: int, silent_s: float = 700, staging: int = 0, label: str = "") -> State:
+    return State(rank, f"n{rank // 2}", {"training": count, "staging": staging}, label or f"mark {count}", silent_s)
+
+
+@pytest.mark.parametrize(
+    ("states", "missing", "expected"),
+    [
+        ([state(0, 5), state(1, 4)], (), "rank 1 on n0 did not arrive: mark 4; 1 of 2 ranks wait in: mark 5"),
+        ([state(0, 4), state(1, 5)], (), "rank 0 on n0 did not arrive: mark 4; 1 of 2 ranks wait in: mark 5"),
+        ([state(0, 5)], (1,), "rank 1 did not answer: stopped, or the node is gone; 1 of 2 ranks wait in: mark 5"),
+        ([state(0, 5), state(2, 5)], (3, 1), "ranks 1, 3 did not answer: stopped, or the node is gone; 2 of 4 ranks"),
+        (
+            [state(0, 5), state(1, 3), state(2, 5)],
+            (3,),
+            "rank 3 did not answer: stopped, or the node is gone; rank 1 on n0 did not arrive: mark 3; 2 of 4",
+        ),
+        ([state(0, 5), state(1, 5)], (), "all 2 ranks are in: mark 5"),
+        ([state(0, 5)], (), "no progress for 700 s: mark 5"),
+        ([state(0, 5, staging=2), state(1, 5, staging=1)], (), "rank 1 on n0 did not arrive: mark 5; 1 of 2 ranks"),
+        (
+            [state(n, 5 - (n > 0)) for n in range(12)],
+            (),
+            "rank 7 on n3, rank 8 on n4 and 3 more did not".replace("rank ", ""),
+        ),
+        ([state(0, 5, 700), state(1, 5, 650)], (), "no progress for 650 s"),
+    ],
+)
+def test_who_did_not_arrive(states: Sequence[State], missing: Sequence[int], expected: str) -> None:
+    text = explain_hang(states, missing, 600)
+    assert text is not None
+    assert expected in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("states", "missing"),
+    [
+        ([state(0, 5), state(1, 5, 0.1)], ()),
+        ([state(0, 5), state(1, 4, 0.1)], ()),  # reads its share of the data while the other waits
+        ([state(0, 5), state(1, 4, 599)], ()),
+        ([state(0, 5, 10)], (1,)),
+        ([state(0, 5), state(1, 5), state(2, 5, 3)], (3,)),
+    ],
+)
+def test_ranks_that_wait_for_one_that_works_do_not_hang(states: Sequence[State], missing: Sequence[int]) -> None:
+    assert explain_hang(states, missing, 600) is None
+
+
+def test_a_datagram_without_the_key_is_neither_answered_nor_obeyed(tmp_path: Path) -> None:
+    world = World("test", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
+    dog = Watchdog(world, Progress(), Watching(silence_s=60), tmp_path / "stack_0_rank0.txt", print)
+    address = dog._addresses[0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.settimeout(0.3)
+        for text in (
+            b'{"kind": "ask"}',
+            b'{"kind": "end"}',
+            b"",
+            b"x" * 16,
+            b"\xff" * 4000,
+            bytes(16) + b'{"kind": "end"}',
+        ):
+            other.sendto(text, address)
+            other.sendto(bytes(16) + text, address)
+        with pytest.raises(TimeoutError):
+            other.recvfrom(100)
+        text = b'{"kind": "ask"}'
+        other.sendto(dog._code(text) + text, address)
+        other.settimeout(5)
+        assert b'"silent_s"' in other.recvfrom(4096)[0]
+    dog.close()
+
+
+def test_a_call_on_another_thread_is_no_mark_of_the_training_and_a_split_world_counts_for_staging() -> None:
+    progress = Progress()
+    transport = MarkedTransport(Alone(), progress)
+    transport.sum(np.zeros(1))
+    assert progress.counts == {"training": 1, "staging": 0}
+    thread = threading.Thread(target=progress.collective, args=("all_reduce",))
+    thread.start()
+    thread.join()
+    assert progress.counts["training"] == 1
+    transport.split(0).barrier()
+    assert progress.counts == {"training": 2, "staging": 1}
