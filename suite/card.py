@@ -101,6 +101,11 @@ class SizeCard(_Frozen):
     forward_flops_per_sample: float
     training_flops_per_sample: float
     sample_bytes: int
+    data_sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="sha256 of the manifest of the generated data (seed 0), where they are the same on every processor",
+    )
     official: OfficialRules
     constraints: dict[str, Constraint]
 

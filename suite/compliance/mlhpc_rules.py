@@ -303,6 +303,13 @@ def data_verified(context: LogContext) -> Iterator[LogBreach]:
             yield event.line, f"the data were not compared with their checksums: {brief(event.metadata.get('reason'))}"
 
 
+@log_rule("data-expected", "the data are those of the workload's card, where it names them", "the workload's card")
+def data_expected(context: LogContext) -> Iterator[LogBreach]:
+    event, card = context.first(mllog.DATA_MANIFEST), context.card
+    if event is not None and card is not None and card.data_sha256 is not None and event.value != card.data_sha256:
+        yield event.line, f"data_manifest = {brief(event.value)}; the card's data have {card.data_sha256}"
+
+
 @log_rule("cache-agrees", "caches count as dropped only if the command that drops them succeeded", OURS)
 def cache_agrees(context: LogContext) -> Iterator[LogBreach]:
     event, clear = context.first(mllog.CACHE_STATE), context.first(mllog.CACHE_CLEAR)

@@ -1,0 +1,48 @@
+"""The data set that a card names is the one that the generator makes."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from suite.compliance.check import check
+from suite.data.manifest import read_manifest
+from suite.descriptor import descriptor, descriptors
+from suite.world import World
+from tests.fixtures.logs import Line, insert, our_run, results
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMED = [name for name, each in sorted(descriptors().items()) if each.card().size("smoke").data_sha256 is not None]
+
+
+def test_some_cards_name_their_data() -> None:
+    assert NAMED == ["moe_lm", "openfold", "swinv2_moe"]
+
+
+@pytest.mark.parametrize("workload", NAMED)
+def test_the_generator_makes_the_data_that_the_card_names(tmp_path: Path, workload: str) -> None:
+    pinned = re.search(r"^h5py==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    if version("h5py") != pinned[1]:
+        pytest.skip("another version of HDF5 may write other bytes for the same samples")
+    chosen = descriptor(workload)
+    chosen.load_generator().generate(tmp_path / "data", "smoke", seed=0, world=World.create())
+    assert read_manifest(tmp_path / "data").sha256 == chosen.card().size("smoke").data_sha256
+
+
+HYPER = {"global_batch_size": 16}
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_checker_warns_of_other_data_than_the_cards(tmp_path: Path, own: bool) -> None:
+    sha256 = descriptor("openfold").card().size("smoke").data_sha256
+    lines = insert(Line("data_manifest", sha256 if own else "ab" * 32), "init_stop")
+    folder = results(
+        tmp_path / "r", 5, lambda n: lines(our_run(workload="openfold", seed=n, values=[0.8], hyperparameters=HYPER))
+    )
+    found = [each for each in check([folder]).findings if each.rule == "data-expected"]
+    assert len(found) == (0 if own else 5)
+    assert all(each.severity == "warning" and "abab" in each.message for each in found)
