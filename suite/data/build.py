@@ -17,11 +17,11 @@ from typing import Any, Generic, TypeVar
 import h5py
 from numpy.typing import NDArray
 
+from suite.data.lock import locked_together
 from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard, read_manifest, write_manifest
 from suite.data.shards import Compression, shard_path, write_shard
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, write_whole
-from suite.lock import locked_together
 from suite.world import World
 
 UNFINISHED_NAME = "generation.json"  # the recipe of an incomplete data set; removed when the manifest is written

@@ -69,7 +69,7 @@ class RunFolder:
         return self.root / "checkpoint" / f"trial_{trial}.pt"
 
     def lock(self, trial: int) -> Path:
-        """The lock of a trial (suite.lock), while it runs."""
+        """The lock of a trial (suite.data.lock), while it runs."""
         return self.root / f"trial_{trial}.lock"
 
     def output(self, trial: int) -> Path:

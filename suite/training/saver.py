@@ -7,7 +7,6 @@ that cannot be written is a warning: training goes on, and the next one is tried
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from suite.files import one_line
 from suite.log import mllog
 from suite.log.mllog import EventLog
+from suite.printing import print_line
 from suite.training.checkpoint import Checkpoint, Snapshot
 from suite.training.state import Position, TrainingState
 from suite.world import World
@@ -59,7 +59,7 @@ class Saver:
         world: World,
         log: EventLog,
         interval_s: float | None,
-        warn: Callable[[str], None] = lambda text: print(f"mlhpc: warning: {text}", file=sys.stderr, flush=True),
+        warn: Callable[[str], None] = lambda text: print_line(f"mlhpc: warning: {text}", error=True),
     ) -> None:
         self._checkpoint, self._world, self._log, self._warn = checkpoint, world, log, warn
         self._interval_s = interval_s

@@ -16,7 +16,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from suite.config import Watching
+from suite.printing import print_line
 from suite.training.progress import MarkedTransport, Progress
 from suite.world import World, node_name
 
@@ -211,7 +211,7 @@ class Watchdog:
                 file.flush()
                 faulthandler.dump_traceback(file)
         except OSError as error:
-            print(f"mlhpc: {self._stacks}: {error.strerror}", file=sys.stderr, flush=True)
+            print_line(f"mlhpc: {self._stacks}: {error.strerror}", error=True)
 
 
 def watch(

@@ -9,9 +9,9 @@ import traceback
 from contextlib import suppress
 from dataclasses import replace
 
+from suite.data.lock import locked_together
 from suite.errors import InputError
 from suite.files import one_line, write_whole
-from suite.lock import locked_together
 from suite.log.attempts import WayOn, clear_way
 from suite.log.run_folder import write_run_info
 from suite.printing import print_line

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, one_line
+from suite.printing import print_line
 from suite.world import World, node_name
 
 REFRESH_S = 20.0
@@ -191,12 +191,12 @@ def _is_held_by(path: Path, owner: Owner) -> bool:
 def _refresh(path: Path, owner: Owner, done: threading.Event) -> None:
     while not done.wait(REFRESH_S):
         if not _is_held_by(path, owner):
-            print(f"mlhpc: warning: {path}: another process took this lock over", file=sys.stderr, flush=True)
+            print_line(f"mlhpc: warning: {path}: another process took this lock over", error=True)
             return
         try:
             os.utime(path)
         except OSError as error:
-            print(f"mlhpc: warning: {one_line(error)}: the lock is not refreshed", file=sys.stderr, flush=True)
+            print_line(f"mlhpc: warning: {one_line(error)}: the lock is not refreshed", error=True)
 
 
 def _start_of(pid: int) -> int | None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from suite.data.lock import BREAKING_S, SILENT_S, Owner, locked
 from suite.errors import InputError
-from suite.lock import BREAKING_S, SILENT_S, Owner, locked
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from suite.lock import locked
+from suite.data.lock import locked
 with locked(Path(sys.argv[1]), "trial 0"):
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
