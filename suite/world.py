@@ -7,22 +7,39 @@ a few numbers and staged bytes go through `World`; gradients go through torch.di
 from __future__ import annotations
 
 import atexit
+import hmac
 import os
 import re
+import secrets
 import socket
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from suite.errors import InputError
 from suite.files import one_line
+from suite.transport import (
+    LISTEN_S,
+    MASTER,
+    Alone,
+    MpiTransport,
+    Seal,
+    TorchTransport,
+    Transport,
+    launch_key,
+    own_address,
+    port_of,
+    refuse_loopback,
+    tensor_bytes,
+    try_connection,
+    use_interface_towards,
+)
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
     from torch import nn
 
 TIMEOUT = timedelta(
@@ -65,158 +82,6 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
     """The name of this node: Slurm's if set, so that several slurmd on one host count as several nodes; else the host's."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-class Transport(Protocol):
-    """Collectives of Python objects and bytes. Every rank makes every call, in the same order."""
-
-    rank: int
-    size: int
-
-    def barrier(self) -> None: ...  # noqa: D102
-    def allgather(self, value: Any) -> list[Any]: ...  # noqa: D102
-    def broadcast(self, value: Any, root: int) -> Any: ...  # noqa: D102
-    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]: ...  # noqa: D102
-    def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None: ...  # noqa: D102
-    def split(self, color: int) -> Transport: ...  # noqa: D102
-    def abort(self, code: int) -> None: ...  # noqa: D102
-
-
-class Alone:
-    """The transport of a single process."""
-
-    rank, size = 0, 1
-
-    def barrier(self) -> None:
-        """Return at once."""
-
-    def allgather(self, value: Any) -> list[Any]:
-        """A list with the value."""
-        return [value]
-
-    def broadcast(self, value: Any, root: int) -> Any:
-        """The value."""
-        return value
-
-    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The values."""
-        return values
-
-    def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
-        """Leave the buffer as it is."""
-
-    def split(self, color: int) -> Alone:
-        """The same transport: the only rank is alone in any group."""
-        return self
-
-    def abort(self, code: int) -> None:
-        """End this process at once."""
-        os._exit(code)
-
-
-class MpiTransport:
-    """The transport through mpi4py."""
-
-    def __init__(self, comm: Any) -> None:
-        self._comm = comm
-        self.rank: int = comm.Get_rank()
-        self.size: int = comm.Get_size()
-
-    def barrier(self) -> None:
-        """Wait for all."""
-        self._comm.Barrier()
-
-    def allgather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order."""
-        return self._comm.allgather(value)  # type: ignore[no-any-return]
-
-    def broadcast(self, value: Any, root: int) -> Any:
-        """The root's value."""
-        return self._comm.bcast(value, root=root)
-
-    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Element-wise sum."""
-        total = values.copy()
-        self._comm.Allreduce(values, total)
-        return total
-
-    def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
-        """Fill every rank's buffer with the root's bytes."""
-        self._comm.Bcast(buffer, root=root)
-
-    def split(self, color: int) -> MpiTransport:
-        """A transport between the ranks that passed the same color."""
-        return MpiTransport(self._comm.Split(color, self.rank))
-
-    def abort(self, code: int) -> None:
-        """End every rank at once."""
-        self._comm.Abort(code)
-
-
-class TorchTransport:
-    """The transport through torch.distributed with gloo: for torchrun, and for srun without an MPI plug-in."""
-
-    def __init__(self, group: Any = None) -> None:
-        import torch.distributed as dist
-
-        self._group = group
-        self.rank: int = dist.get_rank(group)
-        self.size: int = dist.get_world_size(group)
-
-    def barrier(self) -> None:
-        """Wait for all."""
-        import torch.distributed as dist
-
-        dist.barrier(self._group)
-
-    def allgather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order."""
-        import torch.distributed as dist
-
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, self._group)
-        return values
-
-    def broadcast(self, value: Any, root: int) -> Any:
-        """The root's value."""
-        import torch.distributed as dist
-
-        box = [value]
-        dist.broadcast_object_list(box, group=self._group, group_src=root)
-        return box[0]
-
-    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Element-wise sum."""
-        import torch
-        import torch.distributed as dist
-
-        tensor = torch.from_numpy(values.copy())
-        dist.all_reduce(tensor, group=self._group)
-        return tensor.numpy()
-
-    def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
-        """Fill every rank's buffer with the root's bytes."""
-        import torch
-        import torch.distributed as dist
-
-        dist.broadcast(torch.from_numpy(buffer), group=self._group, group_src=root)
-
-    def split(self, color: int) -> TorchTransport:
-        """A transport between the ranks that passed the same color. Only of the whole world: torch makes groups with all ranks."""
-        assert self._group is None
-        import torch.distributed as dist
-
-        colors = self.allgather(color)
-        mine = None
-        for each in sorted(set(colors)):
-            group = dist.new_group([rank for rank, c in enumerate(colors) if c == each], backend="gloo")
-            if each == color:
-                mine = group
-        return TorchTransport(mine)
-
-    def abort(self, code: int) -> None:
-        """End this rank at once; the launcher then ends the others."""
-        os._exit(code)
 
 
 @dataclass(frozen=True)
@@ -306,8 +171,41 @@ class World:
 
         if self.size == 1 or dist.is_initialized():
             return
-        address = self.broadcast(f"tcp://{_address()}:{_free_port()}" if self.is_first else None)
-        _init(device.type == "cuda", address, self.rank, self.size)
+        address, port, prefix = self._meeting_place()
+        _init(device.type == "cuda", f"tcp://{address}:{port}", prefix, self.rank, self.size)
+
+    def _meeting_place(self) -> tuple[str, int, str]:
+        """The address and port of rank 0 for torch.distributed, tried from every node, and a prefix that strangers do not know.
+
+        ValueError on every rank, with both ends, if a node cannot reach it.
+        """
+        hosts = self.allgather(_network())
+        problem: Exception | None = None
+        place: tuple[str, int, str] = ("127.0.0.1", 0, secrets.token_hex(16))
+        listener = socket.socket()
+        try:
+            if self.is_first:
+                place = (own_address((node_name(), socket.gethostname())), 0, place[2])
+                if len(set(hosts)) > 1:
+                    refuse_loopback(place[0], node_name())
+                listener.bind(("", 0))
+                listener.listen(self.nodes + 16)
+                place = (place[0], int(listener.getsockname()[1]), place[2])
+        except (InputError, OSError) as error:
+            problem = error
+        self.check_together(problem)
+        address, port, prefix = self.broadcast(place)
+        if len(set(hosts)) > 1:
+            problem = None
+            try:
+                if self.local_rank == 0 and not self.is_first:
+                    try_connection(address, port, here=node_name(), there=self.node_names[0])
+                use_interface_towards(address)
+            except OSError as error:
+                problem = error
+            self.check_together(problem)
+        listener.close()
+        return address, port, prefix
 
 
 def average_buffers(model: nn.Module, world: World) -> None:
@@ -329,35 +227,78 @@ def _connect(launch: Launch) -> Transport:
 
         if MPI.COMM_WORLD.Get_size() == launch.size:
             return MpiTransport(MPI.COMM_WORLD)
-    _rendezvous(launch)
-    return TorchTransport()
+    return _rendezvous(launch)
 
 
-def _rendezvous(launch: Launch) -> None:
-    """Start torch.distributed without MPI, from torchrun's variables or Slurm's node list and job id."""
+def _rendezvous(launch: Launch) -> TorchTransport:
+    """Start torch.distributed without MPI, from torchrun's variables or Slurm's node list."""
     import torch
 
     env = os.environ
     if launch.launcher == "torchrun":
-        address, port = env["MASTER_ADDR"], env["MASTER_PORT"]
+        one_node = env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"]
+        key = launch_key(launch.rank, one_node)
+        first, address, port = env["MASTER_ADDR"], env["MASTER_ADDR"], int(env["MASTER_PORT"])
     elif "SLURM_JOB_ID" in env:
+        one_node = env.get("SLURM_STEP_NUM_NODES") == "1"
+        key = launch_key(launch.rank, one_node)
         first = first_node(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"])
-        address = "127.0.0.1" if env.get("SLURM_STEP_NUM_NODES") == "1" else first
-        # All ranks must compute the same port without communication; jobs and steps on one node should get different ones
-        port = str(20000 + (int(env["SLURM_JOB_ID"]) * 131 + int(env.get("SLURM_STEP_ID", "0"))) % 40000)
+        address, port = "127.0.0.1" if one_node else _address_of(first, launch.rank), port_of(key)
     else:
         raise InputError(
             f"{launch.launcher} started {launch.size} ranks, but mpi4py sees a world of one: "
             "mpi4py and the launcher belong to different MPIs (`mlhpc doctor` shows both)"
         )
-    _init(torch.cuda.is_available(), f"tcp://{address}:{port}", launch.rank, launch.size)
+    if not one_node:
+        if launch.rank:
+            try_connection(address, port, here=node_name(), there=first, listen_s=LISTEN_S)
+        use_interface_towards(address)
+    _init(torch.cuda.is_available(), f"tcp://{address}:{port}", key.hex(), launch.rank, launch.size)
+    return _agreed(key)
 
 
-def _init(cuda: bool, address: str, rank: int, size: int) -> None:
+def _address_of(first: str, rank: int) -> str:
+    """The address of the first node, by the scheduler's name for it. ValueError if other nodes cannot reach it."""
+    if rank == 0:
+        address = own_address((first,))
+    else:
+        try:
+            address = socket.gethostbyname(os.environ.get(MASTER) or first)
+        except OSError:
+            raise InputError(f"{first} does not resolve on {node_name()}: set {MASTER}=ADDRESS") from None
+    refuse_loopback(address, first if rank == 0 else f"{first}, seen from {node_name()}")
+    return address
+
+
+def _agreed(key: bytes) -> TorchTransport:
+    """A transport whose messages nobody can have recorded before: its key depends on a number of every rank."""
+    import torch
     import torch.distributed as dist
 
+    mine = torch.frombuffer(bytearray(secrets.token_bytes(32)), dtype=torch.uint8)
+    numbers = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(numbers, mine)
+    session = hmac.digest(key, b"".join(map(tensor_bytes, numbers)), "sha256")
+    return TorchTransport(Seal(session))
+
+
+def _network() -> str:
+    """What is equal for ranks that share a network stack, so that loopback reaches all of them."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/net').readlink()}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _init(cuda: bool, address: str, prefix: str, rank: int, size: int) -> None:
+    """Start torch.distributed. The names in the store have a prefix: whoever connects cannot write over them."""
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=TIMEOUT)
+    store, rank, size = next(rendezvous(address, rank, size, timeout=TIMEOUT))
+    dist.init_process_group(backend, store=PrefixStore(prefix, store), rank=rank, world_size=size, timeout=TIMEOUT)
     atexit.register(_leave)  # threads of gloo that outlive the interpreter sometimes abort it
 
 
@@ -374,17 +315,3 @@ def first_node(nodelist: str) -> str:
     if match is None:
         raise InputError(f"{nodelist!r} is not a Slurm node list")
     return match.group(1) + (match.group(2) or "")
-
-
-def _address() -> str:
-    """The address by which other nodes reach this one; loopback if the host's name does not resolve."""
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return "127.0.0.1"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

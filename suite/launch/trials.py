@@ -11,8 +11,8 @@ from suite.files import write_whole
 from suite.launch.heartbeat import heartbeat
 from suite.launch.local import STOPPED, run_local, worker_command
 from suite.log.attempts import WayOn, began, find_way_on, newest_log
+from suite.log.printing import print_line
 from suite.log.run_folder import RunFolder
-from suite.printing import print_line
 
 
 def run_trials(

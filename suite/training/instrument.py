@@ -27,7 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from suite.data.shards import bytes_read
 from suite.machine.energy import EnergyMeter, EnergyUse, gpu_counter, node_counters, sum_readings
 from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, Clock, NoTimer, PhaseTimer
-from suite.world import Transport, World
+from suite.transport import Transport
+from suite.world import World
 
 PROC_IO = Path("/proc/self/io")
 VALUES_UP_TO = 64  # ranks of which a log holds every single value

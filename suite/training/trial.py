@@ -23,12 +23,12 @@ from suite.errors import InputError
 from suite.log import mllog
 from suite.log.attempts import replaced_runs
 from suite.log.mllog import EventLog
+from suite.log.printing import print_line
 from suite.log.run_folder import RunFolder
 from suite.machine.facts import write_facts
 from suite.machine.page_cache import drop_page_caches
 from suite.machine.probes.collect import collect_facts
 from suite.machine.probes.root import is_simulated, machine_root
-from suite.printing import print_line
 from suite.training.allocator import keep_freed_memory
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank

@@ -13,8 +13,8 @@ from suite.data.lock import locked_together
 from suite.errors import InputError
 from suite.files import one_line, write_whole
 from suite.log.attempts import WayOn, clear_way
+from suite.log.printing import print_line
 from suite.log.run_folder import write_run_info
-from suite.printing import print_line
 from suite.training.plan import TrialPlan
 from suite.training.signals import InterruptedTrialError
 from suite.training.startup import process_age_s

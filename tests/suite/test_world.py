@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from suite.errors import InputError
-from suite.world import Alone, Launch, World, average_buffers, detect, first_node
+from suite.transport import Alone
+from suite.world import Launch, World, average_buffers, detect, first_node
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from suite.training import checkpoint
 from suite.training.checkpoint import Checkpoint
 from suite.training.saver import Saver
 from suite.training.state import Position, TrainingState
+from suite.transport import Alone
 from suite.workload import Optimization
-from suite.world import Alone, World
+from suite.world import World
 
 IDENTITY = {"data_manifest": "abc"}
 

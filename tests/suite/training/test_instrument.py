@@ -23,7 +23,8 @@ from suite.training.instrument import (
     by_rank,
     counted_collectives,
 )
-from suite.world import Alone, World
+from suite.transport import Alone
+from suite.world import World
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ import sys
 import numpy as np
 sys.path.insert(0, {str(TESTS)!r})
 from conftest import make_tiny_config as tiny_config
-from suite.world import Alone
+from suite.transport import Alone
 from suite.training.timing import PhaseTimer
 from suite.training.parallel import wrap
 from suite.training.timing import device_clock

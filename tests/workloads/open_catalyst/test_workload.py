@@ -188,7 +188,8 @@ import dataclasses, json, sys
 from pathlib import Path
 import torch
 from suite.config import load_config
-from suite.world import Alone, World
+from suite.transport import Alone
+from suite.world import World
 from suite.data.sampling import train_batches
 from workloads.open_catalyst import DESCRIPTOR
 from workloads.open_catalyst.workload import OpenCatalyst

@@ -1,0 +1,419 @@
+"""Collectives between ranks: of one process alone, through MPI, through torch.distributed; and how ranks without MPI meet.
+
+Ranks that connect over TCP exchange pickles, and to load a pickle is to run it. So every message carries an HMAC over its sender,
+its number and its bytes, with a key that only the ranks of one launch have; what does not fit is refused unread. Gradients are
+plain numbers and are not signed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import hmac
+import ipaddress
+import os
+import pickle
+import re
+import secrets
+import socket
+import stat
+import struct
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from suite.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+LARGEST_MESSAGE = 2**31  # bytes of a pickled object
+SEAL = "MLHPC_WORLD_SEAL"  # the key, in hexadecimal; a job script makes one per job
+MASTER = "MLHPC_MASTER_ADDR"
+INTERFACE = "MLHPC_INTERFACE"
+LISTEN_S = 300.0  # how long the first rank may take to listen: a cold file system, torch not imported yet
+REACH_S = 15.0  # how long a connection may take that nobody refuses
+SIOCGIFADDR = 0x8915  # linux/sockios.h
+DIGEST = hashlib.sha256().digest_size
+LAUNCH_NAMES = (
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"),
+)
+
+
+class Seal:
+    """Signs the messages of one group of ranks. ``name`` tells groups apart; each message has the next number."""
+
+    def __init__(self, key: bytes, name: str = "world") -> None:
+        self._key, self._name = key, name
+        self._number = 0
+
+    def next(self) -> None:
+        """Begin the next message, on all ranks."""
+        self._number += 1
+
+    def close(self, value: Any, sender: int) -> bytes:
+        """Pickle and sign a value."""
+        data = pickle.dumps(value)
+        return self._sign(data, sender) + data
+
+    def open(self, sealed: bytes, sender: int) -> Any:
+        """The value of a message of this number from this sender. ConnectionError, and nothing is unpickled, if it is not one."""
+        signature, data = sealed[:DIGEST], sealed[DIGEST:]
+        if not hmac.compare_digest(signature, self._sign(data, sender)):
+            raise ConnectionError(
+                f"message {self._number} of rank {sender} was not signed by this launch: refused unread"
+            )
+        return pickle.loads(data)  # noqa: S301  signed by a rank of this launch
+
+    def derive(self, name: str) -> Seal:
+        """The seal of a part of the group."""
+        return Seal(self._key, f"{self._name}/{name}")
+
+    def _sign(self, data: bytes, sender: int) -> bytes:
+        head = f"{self._name} {self._number} {sender} ".encode()
+        return hmac.digest(self._key, head + data, "sha256")
+
+
+def launch_key(rank: int, one_node: bool, environ: Mapping[str, str] = os.environ) -> bytes:
+    """The key of this launch: from the environment, or on one node from a file that only this user can read.
+
+    ValueError if the ranks are on several nodes and the environment has none. It differs between the steps of a job.
+    """
+    text = environ.get(SEAL)
+    if text is not None and not re.fullmatch(r"[0-9a-fA-F]{32,}", text):
+        raise InputError(f"{SEAL}: expected at least 32 hexadecimal digits, the same on every node")
+    if text is None and not one_node:
+        raise InputError(
+            f"ranks of several nodes that connect over TCP need a key that strangers lack: "
+            f"export {SEAL}=$(openssl rand -hex 32) before srun or torchrun (job scripts of mlhpc submit do it)"
+        )
+    key = bytes.fromhex(text[: len(text) // 2 * 2]) if text is not None else _key_of_siblings(rank, environ)
+    launch = " ".join(environ.get(name, "") for name in LAUNCH_NAMES)
+    return hmac.digest(key, launch.encode(), "sha256")
+
+
+def _key_of_siblings(rank: int, environ: Mapping[str, str]) -> bytes:
+    """The key that rank 0 leaves for the other children of the same launcher. OSError if there is none in time."""
+    parent = os.getppid()
+    started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    path = Path(tempfile.gettempdir()) / f"mlhpc-{os.geteuid()}-{parent}-{started}-{environ.get(LAUNCH_NAMES[4], '0')}"
+    if rank == 0:
+        key = secrets.token_bytes(32)
+        part = path.with_suffix(f".{secrets.token_hex(8)}")
+        descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(key)
+        part.replace(path)
+        return key
+    deadline = time.monotonic() + LISTEN_S
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            break
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077 or not stat.S_ISREG(found.st_mode):
+            raise PermissionError(errno.EPERM, "not a file that only this user can read", str(path))
+        return file.read()
+
+
+def port_of(key: bytes) -> int:
+    """The port of a launch, below those that systems give to clients. Without the key it cannot be computed."""
+    return 20000 + int.from_bytes(hmac.digest(key, b"port", "sha256")[:4]) % 12000
+
+
+def own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> str:
+    """The address by which other nodes reach this one: as the user says, else that of the first name that resolves.
+
+    ValueError if the user's own choice cannot be used. "127.0.0.1" if nothing resolves.
+    """
+    if environ.get(MASTER):
+        return _resolve(environ[MASTER], MASTER)
+    if environ.get(INTERFACE):
+        return interface_address(environ[INTERFACE])
+    found = []
+    for name in names:
+        try:
+            found.append(socket.gethostbyname(name))
+        except OSError:
+            continue
+    reachable = [address for address in found if not is_loopback(address)]
+    return (reachable or found or ["127.0.0.1"])[0]
+
+
+def is_loopback(address: str) -> bool:
+    """True for an address of the loopback interface."""
+    return ipaddress.ip_address(address).is_loopback
+
+
+def refuse_loopback(address: str, node: str) -> None:
+    """ValueError if an address cannot be reached from other nodes."""
+    if is_loopback(address):
+        raise InputError(
+            f"{node}: its name is {address} there (/etc/hosts), where no other node can reach it: "
+            f"set {MASTER}=ADDRESS or {INTERFACE}=NAME, for example {INTERFACE}={_example()}"
+        )
+
+
+def interface_address(name: str) -> str:
+    """The IPv4 address of a network interface. ValueError lists those that there are."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            known = ", ".join(f"{each} ({address})" for each, address in list_interfaces().items())
+            raise InputError(f"{INTERFACE}={name}: no interface with an IPv4 address; there are: {known}") from None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def list_interfaces() -> dict[str, str]:
+    """List the interfaces of this node that have an IPv4 address."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def use_interface_towards(address: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Let gloo use the interface by which this node reaches an address, unless the user chose one. Gloo asks the host's name."""
+    name = environ.get(INTERFACE)
+    if name is None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # sends nothing
+            mine = probe.getsockname()[0]
+        name = next((each for each, known in list_interfaces().items() if known == mine), None)
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def try_connection(address: str, port: int, *, here: str, there: str, listen_s: float = 0.0) -> None:
+    """Connect once and close. ConnectionError names both ends if that is not possible; a refusal is tried for ``listen_s``."""
+    begun = time.monotonic()
+    while True:
+        try:
+            connection = socket.create_connection((address, port), timeout=REACH_S)
+        except OSError as error:
+            waited = time.monotonic() - begun
+            if waited > (listen_s if isinstance(error, ConnectionRefusedError) else min(REACH_S, listen_s)):
+                raise ConnectionError(
+                    f"{here} cannot reach {there} at {address}:{port} ({error.strerror or error}, tried for {waited:.0f} s): "
+                    f"set {MASTER}=ADDRESS or {INTERFACE}=NAME, or ask for the firewall between them"
+                ) from None
+            time.sleep(0.2)
+        else:
+            connection.close()
+            return
+
+
+def _resolve(name: str, setting: str) -> str:
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        raise InputError(f"{setting}={name}: expected an address, or a name that resolves on every node") from None
+
+
+def _example() -> str:
+    return next((name for name, address in list_interfaces().items() if not is_loopback(address)), "eth0")
+
+
+class Transport(Protocol):
+    """Collectives of Python objects and bytes. Every rank makes every call, in the same order."""
+
+    rank: int
+    size: int
+
+    def barrier(self) -> None: ...  # noqa: D102
+    def allgather(self, value: Any) -> list[Any]: ...  # noqa: D102
+    def broadcast(self, value: Any, root: int) -> Any: ...  # noqa: D102
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]: ...  # noqa: D102
+    def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None: ...  # noqa: D102
+    def split(self, color: int) -> Transport: ...  # noqa: D102
+    def abort(self, code: int) -> None: ...  # noqa: D102
+
+
+class Alone:
+    """The transport of a single process."""
+
+    rank, size = 0, 1
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+    def allgather(self, value: Any) -> list[Any]:
+        """A list with the value."""
+        return [value]
+
+    def broadcast(self, value: Any, root: int) -> Any:
+        """The value."""
+        return value
+
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The values."""
+        return values
+
+    def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
+        """Leave the buffer as it is."""
+
+    def split(self, color: int) -> Alone:
+        """The same transport: the only rank is alone in any group."""
+        return self
+
+    def abort(self, code: int) -> None:
+        """End this process at once."""
+        os._exit(code)
+
+
+class MpiTransport:
+    """The transport through mpi4py."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        self._comm.Barrier()
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order."""
+        return self._comm.allgather(value)  # type: ignore[no-any-return]
+
+    def broadcast(self, value: Any, root: int) -> Any:
+        """The root's value."""
+        return self._comm.bcast(value, root=root)
+
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Element-wise sum."""
+        total = values.copy()
+        self._comm.Allreduce(values, total)
+        return total
+
+    def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
+        """Fill every rank's buffer with the root's bytes."""
+        self._comm.Bcast(buffer, root=root)
+
+    def split(self, color: int) -> MpiTransport:
+        """A transport between the ranks that passed the same color."""
+        return MpiTransport(self._comm.Split(color, self.rank))
+
+    def abort(self, code: int) -> None:
+        """End every rank at once."""
+        self._comm.Abort(code)
+
+
+class TorchTransport:
+    """The transport through torch.distributed with gloo: for torchrun, and for srun without an MPI plug-in.
+
+    Objects are signed by their sender, because any program can connect to the port.
+    """
+
+    def __init__(self, seal: Seal, group: Any = None) -> None:
+        import torch.distributed as dist
+
+        self._seal, self._group = seal, group
+        self.rank: int = dist.get_rank(group)
+        self.size: int = dist.get_world_size(group)
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        import torch.distributed as dist
+
+        dist.barrier(self._group)
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order."""
+        import torch
+        import torch.distributed as dist
+
+        self._seal.next()
+        mine = _tensor(self._seal.close(value, self.rank))
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(mine)]), self._group)
+        longest = max(_message_size(int(size)) for size in sizes)
+        parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(parts, torch.nn.functional.pad(mine, (0, longest - len(mine))), self._group)
+        return [
+            self._seal.open(tensor_bytes(parts[sender][: int(sizes[sender])]), sender) for sender in range(self.size)
+        ]
+
+    def broadcast(self, value: Any, root: int) -> Any:
+        """The root's value."""
+        import torch
+        import torch.distributed as dist
+
+        self._seal.next()
+        message = _tensor(self._seal.close(value, root)) if self.rank == root else None
+        size = torch.tensor([0 if message is None else len(message)])
+        dist.broadcast(size, group=self._group, group_src=root)
+        if message is None:
+            message = torch.zeros(_message_size(int(size)), dtype=torch.uint8)
+        dist.broadcast(message, group=self._group, group_src=root)
+        return value if self.rank == root else self._seal.open(tensor_bytes(message), root)
+
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Element-wise sum."""
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.from_numpy(values.copy())
+        dist.all_reduce(tensor, group=self._group)
+        return tensor.numpy()
+
+    def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
+        """Fill every rank's buffer with the root's bytes."""
+        import torch
+        import torch.distributed as dist
+
+        dist.broadcast(torch.from_numpy(buffer), group=self._group, group_src=root)
+
+    def split(self, color: int) -> TorchTransport:
+        """A transport between the ranks that passed the same color. Only of the whole world: torch makes groups with all ranks."""
+        assert self._group is None
+        import torch.distributed as dist
+
+        colors = self.allgather(color)
+        mine = None
+        seal = self._seal.derive(str(color))
+        for each in sorted(set(colors)):
+            group = dist.new_group([rank for rank, c in enumerate(colors) if c == each], backend="gloo")
+            if each == color:
+                mine = group
+        return TorchTransport(seal, mine)
+
+    def abort(self, code: int) -> None:
+        """End this rank at once; the launcher then ends the others."""
+        os._exit(code)
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    import torch
+
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor of uint8."""
+    return tensor.numpy().tobytes()
+
+
+def _message_size(size: int) -> int:
+    """The size of a message in bytes. ConnectionError for one that no rank sends."""
+    if not 0 < size <= LARGEST_MESSAGE:
+        raise ConnectionError(f"a message of {size} bytes was announced: refused unread")
+    return size
