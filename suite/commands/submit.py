@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from suite.log.record import RunRecord, summarise
 from suite.log.run_folder import RunFolder, create, default_folder
 
 JOB_VERSION = 1
+FINDINGS = 1  # exit code: some sizes of a sweep are not possible
 
 
 HELP_GROUP = "Run"
@@ -85,7 +87,7 @@ def submit(
     counts = parse_nodes(node_counts)
     root = output or default_folder(config.workload, config.size, datetime.now(UTC))
     folders = {count: (root if len(counts) == 1 else root / f"nodes-{count}").absolute() for count in counts}
-    planned = [plan(template, config, count, folders[count]) for count in counts]
+    planned, impossible = _plan_all(template, config, folders, tolerant=dry_run)
     size_card = chosen.card().size(config.size)
     earlier = _earlier(estimate_from) if estimate_from else None
     for job in planned:
@@ -93,13 +95,22 @@ def submit(
         click.echo(f"{_title(job)}:", err=True)
         for line in cost.render(estimate, time_limit_s(job.time_limit)):
             click.echo(f"  {line}", err=True)
+        obstacles = cost.find_obstacles(
+            estimate, time_limit_s(job.time_limit), trials=job.trials, required=size_card.required_runs, array=job.array
+        )
+        for text in obstacles:
+            click.echo(f"  cannot score     {text}", err=True)
         if dry_run:
             click.echo(sbatch_script(job), nl=False)
+    for text in impossible:
+        click.echo(f"not possible: {text}", err=True)
     if not dry_run:
         for folder, job in zip(folders.values(), planned, strict=True):
             job_id = _submit(folder, job, config)
             click.echo(f"job {job_id}: {_title(job)}: {folder}")
         click.echo(f"state: mlhpc status {root}")
+    if impossible:
+        sys.exit(FINDINGS)
 
 
 def parse_nodes(text: str) -> tuple[int, ...]:
@@ -111,6 +122,23 @@ def parse_nodes(text: str) -> tuple[int, ...]:
     if len(set(counts)) < len(counts):
         raise InputError(f"--nodes {text!r}: each node count can be given once")
     return counts
+
+
+def _plan_all(
+    template: Job, config: RunConfig, folders: Mapping[int, Path], *, tolerant: bool
+) -> tuple[list[Job], list[str]]:
+    """The jobs of a sweep, and with ``tolerant`` why others are not possible. ValueError for the first, else if none is."""
+    planned, impossible = [], []
+    for count, folder in folders.items():
+        try:
+            planned.append(plan(template, config, count, folder))
+        except InputError as error:
+            if not tolerant or len(folders) == 1:
+                raise
+            impossible.append(str(error))
+    if not planned:
+        raise InputError(f"no size of the sweep is possible: {'; '.join(impossible)}")
+    return planned, impossible
 
 
 def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:

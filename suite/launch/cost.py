@@ -50,9 +50,14 @@ class Cost:
     files_written: int
 
     @property
+    def run_s(self) -> float | None:
+        """Seconds of training of one run."""
+        return None if self.pace is None else self.pace.epoch_s * self.epochs.count
+
+    @property
     def job_s(self) -> float | None:
         """Seconds of training in the job; set-up, staging and queueing are not included."""
-        return None if self.pace is None else self.pace.epoch_s * self.epochs.count * self.trials_in_sequence
+        return None if self.run_s is None else self.run_s * self.trials_in_sequence
 
     @property
     def node_hours(self) -> float | None:
@@ -102,10 +107,6 @@ def render(cost: Cost, time_limit_s: int) -> list[str]:
         lines.append(
             f"node-hours       {cost.node_hours:.3g}, modelled; the time limit allows {_limit(cost, time_limit_s)}"
         )
-        if cost.job_s > time_limit_s:
-            lines.append(
-                f"                 more than the time limit of {render_duration(time_limit_s)}: expect to resume"
-            )
     files = "" if cost.data.files is None else f" in {cost.data.files} files"
     lines.append(f"data set         {render_bytes(cost.data.bytes)}{files} ({cost.data.source})")
     if cost.staged_bytes:
@@ -113,6 +114,33 @@ def render(cost: Cost, time_limit_s: int) -> list[str]:
         lines.append(f"staged copies    {each} on each of {cost.nodes} nodes, {total} in all")
     lines.append(f"files written    about {cost.files_written} in the run folder")
     return lines
+
+
+def find_obstacles(cost: Cost, time_limit_s: int, *, trials: int, required: int, array: bool) -> list[str]:
+    """List why a plan cannot give a score, as far as the estimate tells. ``trials``: scored runs of the job."""
+    found = []
+    if trials < required:
+        found.append(f"{trials} run{'s' if trials > 1 else ''} planned; a score of this size needs {required}")
+    if cost.run_s is None:
+        return found
+    limit, run = render_duration(time_limit_s), render_duration(cost.run_s)
+    fit = int(time_limit_s // cost.run_s) if cost.run_s > 0 else trials
+    if fit == 0:
+        found.append(
+            f"one run takes about {run}, the time limit is {limit}: every run would be stopped and resumed, "
+            f"and resumed runs are never scored; ask for --time-limit {_ask(cost.run_s)} or more nodes"
+        )
+    elif not array and fit < cost.trials_in_sequence:
+        found.append(
+            f"about {fit} of {cost.trials_in_sequence} runs of {run} fit in the time limit of {limit}: the one that is cut "
+            f"would be resumed and not scored; ask for --time-limit {_ask(cost.job_s or 0.0)}, or --array"
+        )
+    return found
+
+
+def _ask(seconds: float) -> str:
+    """A time limit for so much training: a quarter more, for what the estimate leaves out, in minutes."""
+    return str(max(1, -int(-1.25 * seconds // 60)))
 
 
 def render_duration(seconds: float) -> str:

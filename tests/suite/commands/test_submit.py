@@ -243,9 +243,56 @@ def test_node_hours_are_nodes_times_hours_of_all_trials() -> None:
     assert estimate.job_s == pytest.approx(1800)
     assert estimate.node_hours == pytest.approx(2.0)
     text = "\n".join(cost.render(estimate, 600))
+    assert estimate.run_s == pytest.approx(360)
     assert "30 min of training, modelled (y)" in text
-    assert "more than the time limit of 10 min: expect to resume" in text
     assert "1 GiB on each of 4 nodes, 4 GiB in all" in text
+
+
+@pytest.mark.parametrize(
+    ("epoch_s", "limit_s", "trials", "array", "said"),
+    [
+        (36.0, 1800, 5, False, []),
+        (36.0, 360, 5, True, []),
+        (36.0, 1799, 5, False, ["about 4 of 5 runs of 6 min fit in the time limit of 30 min: the one that is cut would be resumed "
+                                "and not scored; ask for --time-limit 38, or --array"]),
+        (36.0, 300, 5, False, ["one run takes about 6 min, the time limit is 5 min: every run would be stopped and resumed, and "
+                               "resumed runs are never scored; ask for --time-limit 8 or more nodes"]),
+        (36.0, 300, 5, True, ["one run takes about 6 min, the time limit is 5 min: every run would be stopped and resumed, and "
+                              "resumed runs are never scored; ask for --time-limit 8 or more nodes"]),
+        (36.0, 3600, 1, False, ["1 run planned; a score of this size needs 5"]),
+        (None, 60, 5, False, []),  # nothing is known, so nothing is said
+    ],
+)  # fmt: skip
+def test_a_plan_that_cannot_score_is_told_before_it_costs_anything(
+    epoch_s: float | None, limit_s: int, trials: int, array: bool, said: list[str]
+) -> None:
+    pace = None if epoch_s is None else cost.Pace(epoch_s, "y")
+    estimate = cost.Cost(cost.Epochs(10, "x"), pace, trials, 4, cost.DataSize(1, 1, "z"), 0, 20)
+    assert cost.find_obstacles(estimate, limit_s, trials=trials, required=5, array=array) == said
+
+
+def test_a_dry_run_says_that_a_short_time_limit_cannot_score(tmp_path: Path) -> None:
+    words = ("--nodes", "2", "--runs", "5", "--time-limit", "1", "-o", "r", "--dry-run")
+    done = mlhpc(tmp_path, *MINI, *words)
+    assert "  cannot score     one run takes about " in done.stderr
+    assert done.stdout.startswith("#!/bin/bash")
+    assert "cannot score" not in mlhpc(tmp_path, *MINI, *words, "--time-limit", "10-0").stderr
+
+
+def test_a_dry_run_of_a_sweep_shows_the_sizes_that_are_possible_and_names_the_others(tmp_path: Path) -> None:
+    dry = mlhpc(tmp_path, *MINI, "--nodes", "1,3,2", "--set", "global_batch_size=32", "-o", "r", "--dry-run")
+    assert dry.returncode == 1
+    assert re.findall(r"^#SBATCH --nodes=(\d)$", dry.stdout, re.MULTILINE) == ["1", "2"]
+    assert dry.stderr.splitlines()[-1].startswith(
+        "not possible: --nodes 3 x 1 ranks per node: global_batch_size 32 cannot"
+    )
+    none = mlhpc(tmp_path, *MINI, "--nodes", "3,5", "--set", "global_batch_size=32", "-o", "r", "--dry-run")
+    assert (none.returncode, none.stdout) == (2, "")
+    assert none.stderr.startswith("mlhpc: no size of the sweep is possible: --nodes 3 x 1")
+    fake_sbatch(tmp_path, "echo 1")
+    real = mlhpc(tmp_path, *MINI, "--nodes", "1,3", "--set", "global_batch_size=32", "-o", "r")
+    assert (real.returncode, real.stdout) == (2, "")  # a sweep is submitted whole or not at all
+    assert not (tmp_path / "r").exists()
 
 
 def test_job_ids_and_states_are_read_from_slurms_own_words() -> None:
