@@ -145,7 +145,7 @@ def test_several_ranks_become_mpiexec_with_the_same_command(
     monkeypatch.setattr("suite.launch.local.mpiexec_command", lambda ranks: ["/bin/mpiexec", "-n", str(ranks)])
     invoke("generate", "toy", "--size", "smoke", "--ranks", 3, "-o", tmp_path / "d")
     words = ["generate", "toy", "--size", "smoke", "--seed", "0", "-o", str(tmp_path / "d")]
-    assert started == [["/bin/mpiexec", "-n", "3", sys.executable, "-m", "suite", "data", *words]]
+    assert started == [["/bin/mpiexec", "-n", "3", sys.executable, "-P", "-m", "suite", "data", *words]]
 
 
 def test_plain_progress_speaks_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
