@@ -4,7 +4,8 @@
 
 Oldest: the oldest version with a wheel that pyproject.toml allows, found by uv (--resolution lowest-direct). Newest: what the
 index has today, without constraints.txt. torch stays at the version of constraints.txt: the index's other builds bring
-gigabytes of CUDA libraries. `make test-matrix` runs it.
+gigabytes of CUDA libraries. Warnings are no errors here: versions that were never seen may
+deprecate what they like. `make test-matrix` runs it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = ("run", "mpi", "open-catalyst", "analysis", "parquet", "nvml", "official", "test")
 PINNED = ("torch",)
-TESTS = ["-q", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long"]
+TESTS = ["-q", "-W", "default", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long"]
 
 
 def requirements() -> list[str]:

@@ -1,0 +1,408 @@
+"""Kills processes of real runs at random moments, continues the runs, and checks that nothing was lost but a little work.
+
+    python -m tests.faults.campaign --kills 200 --during-checkpoints 50 --seed 1 -o benchmarks/results/DATE-faults.txt
+
+A chain is one trial of CosmoFlow `smoke` on two local ranks. Its processes (a rank, the launcher, mpiexec, its proxy, the
+relay of its output) are killed several times, with SIGKILL or SIGTERM, then it is continued to the end. After each kill: every
+process of the run ends, every log parses, `mlhpc status` says what is true, and the next attempt continues no further back than
+the last checkpoint may be. At the end the losses of all steps equal those of a run that nobody disturbed, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from suite.log import mllog
+from suite.log.reader import Log, read_events
+
+RANKS = 2
+INTERVAL_S = 1.0  # between two checkpoints of these runs; the default is 600
+AGREED_S = 1.0  # ranks agree about once a second whether a checkpoint is due
+END_S = 60.0  # processes that are still there after that are orphans
+VICTIMS = ("rank", "launcher", "mpiexec", "proxy", "relay")
+SIGNALS = (signal.SIGKILL, signal.SIGTERM)
+SETTINGS = (
+    f"checkpoint.interval_s={INTERVAL_S}",
+    "window_steps=1",  # a loss per step
+    "hyperparameters.dropout=0.2",  # so that random states matter
+    "submission.division=open",
+)
+# In the environment of a run whose checkpoints take long enough to be hit: fsync takes a fifth of a second
+SLOW_DISK = (
+    "import os, time\n_fsync = os.fsync\ndef fsync(fd):\n    time.sleep(0.2)\n    _fsync(fd)\nos.fsync = fsync\n"
+)
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What is killed, with which signal, and when: ``moment`` is a part of the time of the phase."""
+
+    victim: str
+    signal: int
+    phase: str  # start, run or checkpoint
+    moment: float
+
+
+@dataclass
+class Outcome:
+    """One kill and what was seen after it."""
+
+    kill: Kill
+    hit: str  # the phase that the process really was in
+    lost_s: float | None = None  # training time that the next attempt has to repeat
+    problems: list[str] = field(default_factory=list)
+
+
+class Chain:
+    """One trial that is killed and continued."""
+
+    def __init__(self, root: Path, data: Path, seed: int, environment: dict[str, str]) -> None:
+        self.root, self.data, self.seed, self.environment = root, data, seed, environment
+        self.replace = False
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the run, or continue it."""
+        words = [sys.executable, "-P", "-m", "suite", "run", "cosmoflow"]
+        if self.root.exists():
+            words += ["--output", str(self.root), "--resume", *(["--replace-failed"] if self.replace else [])]
+        else:
+            words += ["--config", "smoke", "--ranks", str(RANKS), "--runs", "1", "--seed", str(self.seed)]
+            words += ["--output", str(self.root), *(w for s in (f"data={self.data}", *SETTINGS) for w in ("--set", s))]
+        self.replace = False
+        output = (self.root.parent / f"{self.root.name}.out").open("ab")
+        return subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self.environment, start_new_session=True
+        )
+
+    def logs(self) -> list[Path]:
+        """The logs of all attempts, oldest first."""
+        return sorted(self.root.glob("*_0*.txt"), key=lambda path: path.stat().st_mtime_ns)
+
+    def current(self) -> Path | None:
+        """The log that is written now, or was last."""
+        logs = self.logs()
+        return logs[-1] if logs else None
+
+    def begun(self, since: Sequence[Path]) -> bool:
+        """True if an attempt whose log is not in ``since`` has reached run_start."""
+        return any(b'"run_start"' in path.read_bytes() for path in self.logs() if path not in since)
+
+    def processes(self) -> dict[str, list[int]]:
+        """The living processes of the run by kind."""
+        found: dict[str, list[int]] = {name: [] for name in VICTIMS}
+        commands = dict(_commands())
+        needle = str(self.root)
+        mpiexec = set()
+        for pid, words in commands.items():
+            if not any(needle in word for word in words):
+                continue
+            program = Path(words[0]).name
+            if program.startswith("mpiexec"):
+                found["mpiexec"].append(pid)
+                mpiexec.add(pid)
+            elif "--trial" in words:
+                found["rank"].append(pid)
+            elif any("relay" in word for word in words):
+                found["relay"].append(pid)
+            elif "run" in words:
+                found["launcher"].append(pid)
+        for pid, words in commands.items():
+            if "hydra_pmi_proxy" in words[0] and _parent(pid) in mpiexec:
+                found["proxy"].append(pid)
+        return found
+
+    def alive(self) -> list[int]:
+        """Every living process of the run."""
+        return [pid for pids in self.processes().values() for pid in pids]
+
+
+def _commands() -> Iterator[tuple[int, list[str]]]:
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if words[0]:
+            yield int(entry.name), words
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def strike(chain: Chain, kill: Kill, chance: random.Random, train_s: float) -> Outcome | None:
+    """Start the run, kill, wait for the end and check. None if the run ended before the kill."""
+    earlier = chain.logs()
+    process = chain.start()
+    try:
+        if not _await(chain, kill, process, earlier, train_s):
+            process.wait()
+            return None
+        victims = chain.processes()[kill.victim]
+        if not victims:
+            process.wait()
+            return None
+        hit = _phase(chain, earlier)
+        os.kill(chance.choice(victims), kill.signal)
+        outcome = Outcome(kill, hit)
+    except ProcessLookupError:
+        process.wait()
+        return None
+    deadline = time.monotonic() + END_S
+    while chain.alive() and time.monotonic() < deadline:
+        process.poll()
+        time.sleep(0.05)
+    left = chain.alive()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    if left:
+        outcome.problems.append(f"{len(left)} processes were left after {END_S:g} s")
+    process.wait()
+    outcome.problems += check_folder(chain)
+    return outcome
+
+
+def _await(chain: Chain, kill: Kill, process: subprocess.Popen[bytes], earlier: Sequence[Path], train_s: float) -> bool:
+    """Wait for the moment of a kill. False if the run ended before."""
+    begin = time.monotonic()
+    if kill.phase == "start":
+        while time.monotonic() - begin < kill.moment * 4.0:
+            time.sleep(0.02)
+        return process.poll() is None
+    while not chain.begun(earlier):
+        if process.poll() is not None:
+            return False
+        time.sleep(0.02)
+    if kill.phase == "run":
+        time.sleep(kill.moment * train_s)
+        return process.poll() is None
+    skip = int(kill.moment * 2)  # not always the first checkpoint of the attempt
+    seen: set[str] = set()
+    while process.poll() is None:
+        unfinished = {path.name for path in (chain.root / "checkpoint").glob("*.shared")} | _nodes(chain)
+        if unfinished - seen:
+            seen |= unfinished
+            if len(seen) > skip:
+                time.sleep((kill.moment * 2) % 1 * 0.5)
+                return process.poll() is None
+        time.sleep(0.005)
+    return False
+
+
+def _nodes(chain: Chain) -> set[str]:
+    return {path.name for path in (chain.root / "checkpoint").glob("*.node*")}
+
+
+def _phase(chain: Chain, earlier: Sequence[Path]) -> str:
+    if not chain.begun(earlier):
+        return "before run_start"
+    return "during a checkpoint" if list((chain.root / "checkpoint").glob("*.shared")) else "in the run"
+
+
+def check_folder(chain: Chain) -> list[str]:
+    """What is wrong with a run folder whose processes have ended."""
+    problems = []
+    for path in chain.logs():
+        log = read_events(path)
+        problems += [f"{path.name}:{problem.line}: {problem.message}" for problem in log.problems]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "suite", "status", str(chain.root), "--json"], capture_output=True, text=True
+    )
+    if done.returncode:
+        return [*problems, f"status ended with {done.returncode}: {done.stderr.strip()}"]
+    rows = json.loads(done.stdout)
+    if len(rows) != 1:
+        return [*problems, f"status has {len(rows)} rows"]
+    state = rows[0]["state"]
+    finished = any(_succeeded(read_events(path)) for path in chain.logs() if not path.name.startswith("failed"))
+    expected = ("finished",) if finished else ("killed", "aborted", "incomplete")
+    if state not in expected:
+        problems.append(f"status says {state!r}, expected {' or '.join(expected)}")
+    return problems
+
+
+def _succeeded(log: Log) -> bool:
+    stop = log.first(mllog.RUN_STOP)
+    return stop is not None and stop.metadata.get("status") == "success"
+
+
+def steps(path: Path) -> dict[tuple[int, int], tuple[float, float]]:
+    """The loss and the time (seconds) of each step of a log, by epoch and step."""
+    return {
+        (event.metadata["epoch_num"], event.metadata["first_step"]): (event.metadata["loss"], event.time_ms / 1000)
+        for event in read_events(path).every("step_phases")
+    }
+
+
+def lost_work(before: Path, after: Path) -> float | None:
+    """Seconds of training of one attempt that the next one repeats. None if they have no step in common."""
+    old, new = steps(before), steps(after)
+    repeated = sorted(set(old) & set(new))
+    return max(old[step][1] for step in repeated) - old[repeated[0]][1] if repeated else 0.0 if new else None
+
+
+def run_chain(
+    chain: Chain,
+    kills: Sequence[Kill],
+    reference: dict[tuple[int, int], tuple[float, float]],
+    chance: random.Random,
+    train_s: float,
+) -> list[Outcome]:
+    """Kill a trial several times, continue it to the end, and compare its losses with the undisturbed run's."""
+    outcomes: list[Outcome] = []
+    for kill in kills:
+        logs = chain.logs() if chain.root.exists() else []
+        outcome = strike(chain, kill, chance, train_s)
+        if outcome is None:
+            if any(_succeeded(read_events(path)) for path in chain.logs()):
+                break
+            continue
+        outcomes.append(outcome)
+        _account(chain, outcomes, logs)
+        checkpointed = (chain.root / "checkpoint" / "trial_0.pt").exists()
+        chain.replace = not checkpointed and any(
+            b'"run_start"' in path.read_bytes() for path in chain.logs() if not path.name.startswith("failed")
+        )
+        if any(_succeeded(read_events(path)) for path in chain.logs()):
+            break
+    for _ in range(3):
+        if any(_succeeded(read_events(path)) for path in chain.logs()):
+            break
+        process = chain.start()
+        code = process.wait()
+        if outcomes and code not in (0,):
+            outcomes[-1].problems.append(f"the continuation ended with exit code {code}")
+            chain.replace = True
+    if outcomes:
+        outcomes[-1].problems += _compare(chain, reference)
+    return outcomes
+
+
+def _account(chain: Chain, outcomes: list[Outcome], earlier: Sequence[Path]) -> None:
+    """Note how much work the attempt that was just killed had to repeat of the one before."""
+    new = [path for path in chain.logs() if path not in earlier and b'"run_start"' in path.read_bytes()]
+    old = [path for path in earlier if b'"run_start"' in path.read_bytes() and path.name.startswith("res")]
+    if new and old and len(outcomes) > 1 and "resumed" in new[-1].name:
+        outcomes[-2].lost_s = lost_work(old[-1], new[-1])
+
+
+def _compare(chain: Chain, reference: dict[tuple[int, int], tuple[float, float]]) -> list[str]:
+    problems = []
+    if not any(_succeeded(read_events(path)) for path in chain.logs()):
+        return ["the trial could not be finished"]
+    seen: set[tuple[int, int]] = set()
+    for path in chain.logs():
+        for step, (loss, _) in steps(path).items():
+            seen.add(step)
+            if step not in reference or loss != reference[step][0]:
+                problems.append(
+                    f"{path.name}: loss of epoch {step[0]} step {step[1]} is {loss!r}, not {reference.get(step)!r}"
+                )
+    if missing := set(reference) - seen:
+        problems.append(f"{len(missing)} steps are in no log, the first {min(missing)}")
+    return problems[:3]
+
+
+def plan(kills: int, during_checkpoints: int, chance: random.Random) -> list[Kill]:
+    """Draw the kills: victims and signals in turn, moments at random; a quarter of the others before run_start."""
+    drawn = []
+    for index in range(kills):
+        phase = "checkpoint" if index < during_checkpoints else "start" if index % 4 == 0 else "run"
+        victim, number = VICTIMS[index % len(VICTIMS)], SIGNALS[index // len(VICTIMS) % 2]
+        drawn.append(Kill(victim, number, phase, chance.random()))
+    chance.shuffle(drawn)
+    return drawn
+
+
+def campaign(root: Path, kills: int, during_checkpoints: int, seed: int, chain_length: int = 4) -> list[Outcome]:
+    """Run chains until as many kills as asked for have hit a living process."""
+    chance = random.Random(seed)
+    data = root / "data"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-P", "-m", "suite", "data", "generate", "cosmoflow", "--size", "smoke", "-o", str(data)]
+    subprocess.run(words, check=True, capture_output=True, env=environment)
+    slow = root / "slow_disk"
+    slow.mkdir()
+    (slow / "sitecustomize.py").write_text(SLOW_DISK)
+    calm = Chain(root / "reference", data, seed, environment)
+    begin = time.monotonic()
+    assert calm.start().wait() == 0, (root / "reference.out").read_text()
+    whole_s = time.monotonic() - begin
+    reference = steps(calm.root / "result_0.txt")
+    times = [time_s for _, time_s in reference.values()]
+    train_s = max(times) - min(times)
+    print(f"undisturbed: {whole_s:.1f} s, of which training {train_s:.1f} s, {len(reference)} steps", flush=True)
+    outcomes: list[Outcome] = []
+    waiting = plan(kills, during_checkpoints, chance)
+    number = 0
+    while waiting:
+        batch = waiting[:chain_length]
+        slowed = environment | {"PYTHONPATH": str(slow)} if any(k.phase == "checkpoint" for k in batch) else environment
+        chain = Chain(root / f"chain{number}", data, seed, slowed)
+        made = run_chain(chain, batch, reference, chance, train_s)
+        struck = [outcome.kill for outcome in made]
+        waiting = [k for k in batch if k not in struck] + waiting[chain_length:]
+        outcomes += made
+        number += 1
+        bad = [problem for outcome in made for problem in outcome.problems]
+        print(
+            f"chain {number}: {len(made)} kills, {len(outcomes)} of {kills}{'; ' + '; '.join(bad) if bad else ''}",
+            flush=True,
+        )
+    return outcomes
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """The counts by victim, signal and phase, the work that was lost, and every problem."""
+    counts = Counter((o.kill.victim, signal.Signals(o.kill.signal).name, o.hit) for o in outcomes)
+    failed = Counter((o.kill.victim, signal.Signals(o.kill.signal).name, o.hit) for o in outcomes if o.problems)
+    lines = ["| killed | signal | when | kills | with a problem |", "| --- | --- | --- | --- | --- |"]
+    lines += [f"| {' | '.join(key)} | {count} | {failed[key]} |" for key, count in sorted(counts.items())]
+    lost = sorted(o.lost_s for o in outcomes if o.lost_s is not None)
+    lines.append(f"\n{len(outcomes)} kills, {sum(1 for o in outcomes if o.problems)} with a problem.")
+    if lost:
+        lines.append(
+            f"Training repeated after a kill: n = {len(lost)}, median {lost[len(lost) // 2]:.2f} s, most {lost[-1]:.2f} s; "
+            f"checkpoints every {INTERVAL_S:g} s, ranks agree every {AGREED_S:g} s."
+        )
+    lines += [
+        f"- {o.kill.victim} {signal.Signals(o.kill.signal).name} {o.hit}: {problem}"
+        for o in outcomes
+        for problem in o.problems
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--during-checkpoints", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
+        outcomes = campaign(Path(scratch), options.kills, options.during_checkpoints, options.seed)
+    text = f"seed {options.seed}\n\n{table(outcomes)}"
+    print(text)
+    if options.output is not None:
+        options.output.write_text(text)
+    sys.exit(1 if any(outcome.problems for outcome in outcomes) else 0)
+
+
+if __name__ == "__main__":
+    main()
