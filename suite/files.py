@@ -1,11 +1,12 @@
-"""Reads and writes files: a file is written completely or not at all, and an unreadable one is a ValueError of one line."""
+"""Reads and writes files: a file is written completely or not at all, and an unreadable one is an InputError of one line."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -166,3 +167,19 @@ def first_error(error: ValidationError, source: YamlSource) -> str:
 def unknown_key(model: type[BaseModel], key: str) -> str:
     """The end of a message about an unknown key, with the keys that the model has."""
     return f"unknown key {key!r}; valid keys: {', '.join(sorted(model.model_fields))}"
+
+
+def print_line(text: str, *, error: bool = False) -> None:
+    """Print a line to standard output, or to standard error. Once that fails, later output goes nowhere.
+
+    A reader that has gone, or a full disk, costs the line and never the work. Without the redirection Python would fail once
+    more with the same bytes when it ends.
+    """
+    stream = sys.stderr if error else sys.stdout
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        with suppress(OSError, ValueError):  # a stream without a descriptor
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)

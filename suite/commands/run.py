@@ -16,8 +16,8 @@ import click  # noqa: E402
 
 from suite.config import default_data_root, load_config  # noqa: E402
 from suite.descriptor import descriptor  # noqa: E402
+from suite.files import print_line  # noqa: E402
 from suite.log.attempts import began  # noqa: E402
-from suite.log.printing import print_line  # noqa: E402
 from suite.log.run_folder import RunFolder, create, default_folder, refuse_existing, write_run_info  # noqa: E402
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from suite.errors import InputError
-from suite.files import PART_SUFFIX, one_line
-from suite.printing import print_line
+from suite.files import PART_SUFFIX, one_line, print_line
 from suite.world import World, node_name
 
 REFRESH_S = 20.0

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from suite.files import write_whole
+from suite.files import print_line, write_whole
 from suite.launch.heartbeat import heartbeat
 from suite.launch.local import STOPPED, run_local, worker_command
 from suite.log.attempts import WayOn, began, find_way_on, newest_log
-from suite.log.printing import print_line
 from suite.log.run_folder import RunFolder
 
 

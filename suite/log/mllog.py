@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from suite.log.printing import print_line
+from suite.files import print_line
 
 TOKEN = ":::MLLOG "
 INTERVAL_START = "INTERVAL_START"

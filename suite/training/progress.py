@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.world import Transport
+from suite.transport import Transport
 
 TRAINING, STAGING = "training", "staging"  # both go on at the same time where staging overlaps
 

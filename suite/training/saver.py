@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from suite.files import one_line
+from suite.files import one_line, print_line
 from suite.log import mllog
 from suite.log.mllog import EventLog
-from suite.printing import print_line
 from suite.training.checkpoint import Checkpoint, Snapshot
 from suite.training.state import Position, TrainingState
 from suite.world import World

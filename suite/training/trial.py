@@ -20,10 +20,10 @@ from suite.data.manifest import Manifest
 from suite.data.sampling import check_batch, steps_per_epoch
 from suite.data.verification import Verification
 from suite.errors import InputError
+from suite.files import print_line
 from suite.log import mllog
 from suite.log.attempts import replaced_runs
 from suite.log.mllog import EventLog
-from suite.log.printing import print_line
 from suite.log.run_folder import RunFolder
 from suite.machine.facts import write_facts
 from suite.machine.page_cache import drop_page_caches

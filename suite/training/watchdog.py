@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from suite.config import Watching
-from suite.printing import print_line
+from suite.files import print_line
 from suite.training.progress import MarkedTransport, Progress
 from suite.world import World, node_name
 

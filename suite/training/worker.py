@@ -11,9 +11,8 @@ from dataclasses import replace
 
 from suite.data.lock import locked_together
 from suite.errors import InputError
-from suite.files import one_line, write_whole
+from suite.files import one_line, print_line, write_whole
 from suite.log.attempts import WayOn, clear_way
-from suite.log.printing import print_line
 from suite.log.run_folder import write_run_info
 from suite.training.plan import TrialPlan
 from suite.training.signals import InterruptedTrialError
