@@ -125,17 +125,17 @@ def _launch(plan: TrialPlan, trials: Sequence[int] | None, ranks: int | None, ov
     ranks = ranks or (known.ranks if known else None) or 1
     _check_before_launch(plan, ranks)
     if trials is None and known is None:
-        create(folder.root, config, mode=plan.mode, runs=plan.runs, ranks=ranks)
+        create(folder.root, config, mode=plan.mode, runs=plan.runs, ranks=ranks, seed=plan.base_seed)
     elif trials is not None:
         folder.root.mkdir(parents=True, exist_ok=True)
-        write_run_info(folder.root, config, mode=plan.mode, runs=plan.runs, ranks=ranks)
+        write_run_info(folder.root, config, mode=plan.mode, runs=plan.runs, ranks=ranks, seed=plan.base_seed)
     runs = known.runs if known else plan.runs
     code = run_trials(
         config.workload,
         folder,
         range(runs) if trials is None else trials,
         ranks=ranks,
-        seed=plan.base_seed,
+        seed=known.seed if known is not None and plan.base_seed is None else plan.base_seed,
         overrides=overrides,
         resume=plan.resume,
         replace_failed=plan.replace_failed,

@@ -239,7 +239,9 @@ def _earlier(folder: Path) -> RunRecord:
 
 def _submit(folder: Path, job: Job, config: RunConfig) -> str:
     """Create the run folder and submit its job; returns the job id. The folder is removed if sbatch refuses the job."""
-    run = create(folder, config, mode=job.mode, runs=job.trials, ranks=job.ranks, same_allocation=not job.array)
+    run = create(
+        folder, config, mode=job.mode, runs=job.trials, ranks=job.ranks, seed=job.seed, same_allocation=not job.array
+    )
     try:
         (folder / "output").mkdir()
         script = folder / "job.sbatch"

@@ -24,7 +24,10 @@ RUN_VERSION = 1
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The content of ``run.json``: what the user asked for. ``ranks`` is None if the launcher decides it per trial."""
+    """The content of ``run.json``: what the user asked for. ``ranks`` is None if the launcher decides it per trial.
+
+    ``seed`` is the base seed: trial i has seed + i; None if each trial draws its own.
+    """
 
     workload: str
     size: str
@@ -35,6 +38,7 @@ class RunInfo:
     command: tuple[str, ...]
     git: dict[str, Any] | None
     same_allocation: bool
+    seed: int | None = None
     suite_version: str = VERSION
     version: int = RUN_VERSION
 
@@ -145,7 +149,14 @@ def refuse_existing(root: Path) -> None:
 
 
 def create(
-    root: Path, config: RunConfig, *, mode: str, runs: int, ranks: int | None, same_allocation: bool = True
+    root: Path,
+    config: RunConfig,
+    *,
+    mode: str,
+    runs: int,
+    ranks: int | None,
+    seed: int | None,
+    same_allocation: bool = True,
 ) -> RunFolder:
     """Make a new run folder with config.yaml and run.json. ValueError if it exists or cannot be written."""
     try:
@@ -156,11 +167,18 @@ def create(
         ) from None
     except OSError as error:
         raise InputError(f"{root}: cannot be created: {error.strerror}") from None
-    return write_run_info(root, config, mode=mode, runs=runs, ranks=ranks, same_allocation=same_allocation)
+    return write_run_info(root, config, mode=mode, runs=runs, ranks=ranks, seed=seed, same_allocation=same_allocation)
 
 
 def write_run_info(
-    root: Path, config: RunConfig, *, mode: str, runs: int, ranks: int | None, same_allocation: bool = True
+    root: Path,
+    config: RunConfig,
+    *,
+    mode: str,
+    runs: int,
+    ranks: int | None,
+    seed: int | None,
+    same_allocation: bool = True,
 ) -> RunFolder:
     """Write config.yaml and run.json into a folder, unless they exist: all instances of a job try at once and one wins."""
     folder = RunFolder(root)
@@ -174,6 +192,7 @@ def write_run_info(
         command=tuple(sys.argv),
         git=git_state(),
         same_allocation=same_allocation,
+        seed=seed,
     )
     texts = (
         (folder.config_path, yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)),

@@ -81,7 +81,15 @@ def _make_folder(plan: TrialPlan, world: World) -> None:
         try:
             root.mkdir(parents=True, exist_ok=True)
             alone = "SLURM_ARRAY_TASK_ID" not in os.environ
-            write_run_info(root, plan.config, mode=plan.mode, runs=plan.runs, ranks=world.size, same_allocation=alone)
+            write_run_info(
+                root,
+                plan.config,
+                mode=plan.mode,
+                runs=plan.runs,
+                ranks=world.size,
+                seed=plan.base_seed,
+                same_allocation=alone,
+            )
         except OSError as caught:
             error = InputError(f"{root}: cannot be created: {caught.strerror}")
         except InputError as caught:

@@ -10,6 +10,7 @@ import pytest
 
 from suite.launch import trials
 from suite.log.run_folder import RunFolder
+from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Lines, our_run, write
 
 FINISHED, MISSED = our_run(), our_run(values=(0.9,))
@@ -77,3 +78,20 @@ def test_a_continued_series_starts_only_what_is_unfinished(
     ranks.started.clear()
     assert run(monkeypatch, ranks, resume=True, replace_failed=True) == 0
     assert ranks.started == [2]
+
+
+def test_a_continued_folder_keeps_its_base_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that never began starts afresh with the seed that it would have had."""
+    seeds = []
+
+    def note(*arguments: object, seed: int | None, **options: object) -> int:
+        seeds.append(seed)
+        return 0
+
+    monkeypatch.setattr("suite.launch.trials.run_trials", note)
+    monkeypatch.setattr("suite.commands.run._check_before_launch", lambda plan, ranks: None)
+    folder = tmp_path / "run"
+    assert mlhpc("run", "cosmoflow", "--config", "smoke", "--seed", 7, "-o", folder).returncode == 0
+    assert mlhpc("run", "cosmoflow", "-o", folder, "--resume").returncode == 0
+    assert mlhpc("run", "cosmoflow", "-o", folder, "--resume", "--seed", 9).returncode == 0
+    assert seeds == [7, 7, 9]
