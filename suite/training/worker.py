@@ -15,7 +15,7 @@ from suite.files import one_line, print_line, write_whole
 from suite.log.attempts import WayOn, clear_way
 from suite.log.run_folder import write_run_info
 from suite.training.plan import TrialPlan
-from suite.training.signals import InterruptedTrialError
+from suite.training.signals import InterruptedTrialError, StopSignals
 from suite.training.startup import process_age_s
 from suite.workload import load_workload
 from suite.world import World, node_name
@@ -43,7 +43,8 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
         with locked_together(plan.folder.lock(plan.trial), f"trial {plan.trial}", world):
             way = _way_on(plan, world)
             if way.code is not None:
-                world.barrier()  # the launcher answers the first non-zero exit by ending the others
+                StopSignals().ignore()  # the launcher answers the first non-zero exit with a signal to the others
+                world.barrier()
                 return way.code
             if world.is_first:
                 plan.folder.exit_code(plan.trial).unlink(missing_ok=True)
