@@ -28,6 +28,7 @@ import numpy as np
 from suite.config import Watching
 from suite.files import print_line
 from suite.training.progress import MarkedTransport, Progress
+from suite.transport import own_address
 from suite.world import World, node_name
 
 FAILED = 1
@@ -99,7 +100,7 @@ class Watchdog:
         self._world, self._progress, self._stacks, self._say = world, progress, stacks, say
         self._silence_s, self._ends = settings.silence_s, settings.action == "end"
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        here = "127.0.0.1" if world.nodes == 1 else _own_address()
+        here = "127.0.0.1" if world.nodes == 1 else own_address((node_name(), socket.gethostname()))
         self._socket.bind((here if world.nodes == 1 else "", 0))
         self._key: bytes = world.broadcast(secrets.token_bytes(32) if world.is_first else None)
         self._addresses = _exchange(world, (here, self._socket.getsockname()[1]))
@@ -231,11 +232,3 @@ def _exchange(world: World, own: Address) -> list[Address]:
     table[:, world.rank] = int.from_bytes(socket.inet_aton(own[0])), own[1]
     table = world.transport.sum(table)
     return [(socket.inet_ntoa(int(host).to_bytes(4)), int(port)) for host, port in table.T.tolist()]
-
-
-def _own_address() -> str:
-    """The address by which other nodes reach this one; loopback if the host's name does not resolve."""
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return "127.0.0.1"

@@ -19,7 +19,8 @@ from suite.config import Watching
 from suite.log.reader import read_events
 from suite.training.progress import MarkedTransport, Progress
 from suite.training.watchdog import State, Watchdog, explain_hang
-from suite.world import Alone, World
+from suite.transport import Alone
+from suite.world import World
 
 HERE = Path(__file__).parent
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
