@@ -152,7 +152,7 @@ def main() -> None:
         subprocess.run([sys.executable, "-P", "-m", "suite", *words], check=True, capture_output=True)
         rows = {}
         print("| ranks |", " | ".join(QUANTITIES.values()), "| collectives | resident MiB of a rank | wall s |")
-        print("| ---", "| --- " * (len(QUANTITIES) + 3), "|", sep="")
+        print("|" + " --- |" * (len(QUANTITIES) + 4))
         for ranks in options.ranks:
             begin = time.monotonic()
             row = rows[ranks] = measure(ranks, root / "data", root)

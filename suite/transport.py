@@ -239,6 +239,7 @@ class Transport(Protocol):
 
     def barrier(self) -> None: ...  # noqa: D102
     def allgather(self, value: Any) -> list[Any]: ...  # noqa: D102
+    def gather(self, value: Any) -> list[Any] | None: ...  # noqa: D102
     def broadcast(self, value: Any, root: int) -> Any: ...  # noqa: D102
     def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]: ...  # noqa: D102
     def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None: ...  # noqa: D102
@@ -255,6 +256,10 @@ class Alone:
         """Return at once."""
 
     def allgather(self, value: Any) -> list[Any]:
+        """A list with the value."""
+        return [value]
+
+    def gather(self, value: Any) -> list[Any]:
         """A list with the value."""
         return [value]
 
@@ -293,6 +298,10 @@ class MpiTransport:
     def allgather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order."""
         return self._comm.allgather(value)  # type: ignore[no-any-return]
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Every rank's value, in rank order, on rank 0; None on the others."""
+        return self._comm.gather(value, root=0)  # type: ignore[no-any-return]
 
     def broadcast(self, value: Any, root: int) -> Any:
         """The root's value."""
@@ -351,6 +360,29 @@ class TorchTransport:
         return [
             self._seal.open(tensor_bytes(parts[sender][: int(sizes[sender])]), sender) for sender in range(self.size)
         ]
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Every rank's value, in rank order, on rank 0; None on the others."""
+        import torch
+        import torch.distributed as dist
+
+        self._seal.next()
+        mine = _tensor(self._seal.close(value, self.rank))
+        largest = torch.tensor([len(mine)])
+        dist.all_reduce(largest, dist.ReduceOp.MAX, self._group)
+        longest = _message_size(int(largest))
+        row = torch.nn.functional.pad(mine, (0, longest - len(mine)))
+        size = torch.tensor([len(mine)])
+        if self.rank:
+            dist.gather(size, None, group=self._group, group_dst=0)
+            dist.gather(row, None, group=self._group, group_dst=0)
+            return None
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.gather(size, sizes, group=self._group, group_dst=0)
+        dist.gather(row, rows, group=self._group, group_dst=0)
+        lengths = [min(_message_size(int(length)), longest) for length in sizes]
+        return [self._seal.open(tensor_bytes(rows[sender][: lengths[sender]]), sender) for sender in range(self.size)]
 
     def broadcast(self, value: Any, root: int) -> Any:
         """The root's value."""

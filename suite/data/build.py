@@ -201,7 +201,7 @@ Records = Mapping[str, Collection[ShardEntry]]
 
 
 def _write_all(root: Path, plan: DataSetPlan[Summary], recorded: Records, world: World) -> list[_Shard[Summary]]:
-    """Write this rank's shards that are not there yet. Returns the shards of all ranks in order; an error on one ends all."""
+    """Write this rank's shards that are not there yet. Rank 0 gets those of all ranks in order; an error on one ends all."""
     shards, problem = [], None
     record = root / RECORDS.replace("*", f"{os.uname().nodename}.{os.getpid()}")
     try:
@@ -218,7 +218,7 @@ def _write_all(root: Path, plan: DataSetPlan[Summary], recorded: Records, world:
     except (OSError, ValueError) as error:
         problem = error
     world.check_together(problem)
-    all_shards = [shard for rank_shards in world.allgather(shards) for shard in rank_shards]
+    all_shards = [shard for rank_shards in world.gather(shards) or [] for shard in rank_shards]
     return sorted(all_shards, key=lambda shard: (shard.split, shard.shard))
 
 

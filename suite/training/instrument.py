@@ -121,6 +121,11 @@ class CountedTransport:
         with self._ledger.control(len(pickle.dumps(value))):
             return self._inner.allgather(value)
 
+    def gather(self, value: Any) -> list[Any] | None:
+        """Every rank's value, on rank 0."""
+        with self._ledger.control(len(pickle.dumps(value))):
+            return self._inner.gather(value)
+
     def broadcast(self, value: Any, root: int) -> Any:
         """The root's value."""
         with self._ledger.control(len(pickle.dumps(value)) if root == self.rank else 0):
@@ -258,7 +263,8 @@ class EnergyReader:
         """The energy of the run since the last call. Every rank calls it; log that of rank 0, which has rank 0's ``absent``."""
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
-        return sum_readings(self._world.allgather(self.meter.take()), seconds, self.absent)
+        mine = self.meter.take()
+        return sum_readings(self._world.gather(mine) or [mine], seconds, self.absent)
 
 
 class Instruments:

@@ -212,8 +212,9 @@ class Trainer:
             return
         meters = self.instruments.meters
         phases = {f"{name}_s": value for name, value in totals.items() if name != LOSS_SUM}
-        rows = self.world.allgather(phases | meters.read())
-        self.log.event(mllog.RANK_STATS, by_rank(rows), metadata=where | {"absent": meters.absent})
+        rows = self.world.gather(phases | meters.read())
+        if rows is not None:
+            self.log.event(mllog.RANK_STATS, by_rank(rows), metadata=where | {"absent": meters.absent})
 
     def _log_energy(self, label: int) -> None:
         if self.instruments is not None:

@@ -87,6 +87,13 @@ class MarkedTransport:
         self._progress.returned()
         return values
 
+    def gather(self, value: Any) -> list[Any] | None:
+        """Every rank's value, in rank order, on rank 0."""
+        self._mark("gather")
+        values = self._inner.gather(value)
+        self._progress.returned()
+        return values
+
     def broadcast(self, value: Any, root: int) -> Any:
         """The root's value."""
         self._mark("broadcast")

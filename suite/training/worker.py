@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 import traceback
@@ -27,6 +28,7 @@ USAGE = 2
 def work(plan: TrialPlan, *, first_line: float) -> int:
     """Run one trial as one rank and return the exit code. ``first_line``: perf_counter at the suite's first line."""
     interpreter_s = process_age_s() - (time.perf_counter() - first_line)
+    raise_open_files()
     world = World.create()
     dog = None
     try:
@@ -66,6 +68,14 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
         if dog is not None:
             dog.close()
     return code
+
+
+def raise_open_files() -> None:
+    """Allow this process as many open files as it may have: gloo connects every rank with every other."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != most:
+        with suppress(OSError, ValueError):  # a limit of the kernel below that of the process
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _tell(plan: TrialPlan, world: World, code: int) -> None:

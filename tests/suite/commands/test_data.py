@@ -38,7 +38,12 @@ def generator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A workload `toy` whose generator has what a test gives it."""
     functions = SimpleNamespace(generate=toy_generate)
     card = SimpleNamespace(size=lambda name: None)
-    chosen = SimpleNamespace(card=lambda: card, load_generator=lambda: functions)
+    chosen = SimpleNamespace(
+        name="toy",
+        card=lambda: card,
+        load_generator=lambda: functions,
+        implementation="workloads.cosmoflow.workload:CosmoFlow",
+    )
     monkeypatch.setattr(module, "descriptor", lambda name: chosen)
     monkeypatch.setattr(module, "_show_baselines", lambda *whatever: None)
     return functions

@@ -122,6 +122,8 @@ def test_energy_is_summed_over_nodes_and_what_is_missing_is_named(monkeypatch: p
                 return [value] * 2
             return [value, EnergyReading(value.joules, {"rapl/package-1": "gone"})]
 
+        gather = allgather
+
     readings = iter([0.0, 4.0, 10.0])
     counter = EnergyCounter("rapl/package-0", lambda: next(readings))
     monkeypatch.setattr(
