@@ -1,11 +1,12 @@
 """Kills processes of real runs at random moments, continues the runs, and checks that nothing was lost but a little work.
 
-    python -m tests.faults.campaign --kills 200 --during-checkpoints 50 --seed 1 -o benchmarks/results/DATE-faults.txt
+    python -m tests.faults.campaign --kills 200 --during-checkpoints 50 --slurm 20 --seed 1 -o benchmarks/results/DATE-faults.txt
 
-A chain is one trial of CosmoFlow `smoke` on two local ranks. Its processes (a rank, the launcher, mpiexec, its proxy, the
-relay of its output) are killed several times, with SIGKILL or SIGTERM, then it is continued to the end. After each kill: every
-process of the run ends, every log parses, `mlhpc status` says what is true, and the next attempt continues no further back than
-the last checkpoint may be. At the end the losses of all steps equal those of a run that nobody disturbed, bit for bit.
+A chain is one trial of CosmoFlow `smoke` on two local ranks, or on the two nodes of a real Slurm on this machine. Its processes
+(a rank, the launcher, mpiexec, its proxy, the relay of its output; under Slurm a rank, srun, a slurmstepd, a slurmd, the job
+script) are killed several times, with SIGKILL or SIGTERM, then it is continued to the end. After each kill: every process of the
+run ends, every log parses, `mlhpc status` says what is true, and the next attempt continues no further back than the last
+checkpoint may be. At the end the losses of all steps equal those of a run that nobody disturbed, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from suite.log import mllog
 from suite.log.reader import Log, read_events
 
 RANKS = 2
+CHAIN = 4  # kills of one trial
 INTERVAL_S = 1.0  # between two checkpoints of these runs; the default is 600
 AGREED_S = 1.0  # ranks agree about once a second whether a checkpoint is due
+START_S = 4.0  # from the start of a run to run_start, about
 END_S = 60.0  # processes that are still there after that are orphans
 VICTIMS = ("rank", "launcher", "mpiexec", "proxy", "relay")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
@@ -65,14 +69,28 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
+class Attempt(Protocol):
+    """What runs: a process or a job."""
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        ...
+
+    def wait(self) -> int:
+        """Wait for the end and return the exit code."""
+        ...
+
+
 class Chain:
     """One trial that is killed and continued."""
+
+    victims: tuple[str, ...] = VICTIMS
 
     def __init__(self, root: Path, data: Path, seed: int, environment: dict[str, str]) -> None:
         self.root, self.data, self.seed, self.environment = root, data, seed, environment
         self.replace = False
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> Attempt:
         """Start the run, or continue it."""
         words = [sys.executable, "-P", "-m", "suite", "run", "cosmoflow"]
         if self.root.exists():
@@ -102,10 +120,10 @@ class Chain:
     def processes(self) -> dict[str, list[int]]:
         """The living processes of the run by kind."""
         found: dict[str, list[int]] = {name: [] for name in VICTIMS}
-        commands = dict(_commands())
+        running = dict(commands())
         needle = str(self.root)
         mpiexec = set()
-        for pid, words in commands.items():
+        for pid, words in running.items():
             if not any(needle in word for word in words):
                 continue
             program = Path(words[0]).name
@@ -118,7 +136,7 @@ class Chain:
                 found["relay"].append(pid)
             elif "run" in words:
                 found["launcher"].append(pid)
-        for pid, words in commands.items():
+        for pid, words in running.items():
             if "hydra_pmi_proxy" in words[0] and _parent(pid) in mpiexec:
                 found["proxy"].append(pid)
         return found
@@ -127,8 +145,12 @@ class Chain:
         """Every living process of the run."""
         return [pid for pids in self.processes().values() for pid in pids]
 
+    def repair(self) -> None:
+        """Start again what does not belong to the run."""
 
-def _commands() -> Iterator[tuple[int, list[str]]]:
+
+def commands() -> Iterator[tuple[int, list[str]]]:
+    """The living processes of this machine: process id and command line."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -160,6 +182,7 @@ def strike(chain: Chain, kill: Kill, chance: random.Random, train_s: float) -> O
         hit = _phase(chain, earlier)
         os.kill(chance.choice(victims), kill.signal)
         outcome = Outcome(kill, hit)
+        chain.repair()
     except ProcessLookupError:
         process.wait()
         return None
@@ -177,11 +200,11 @@ def strike(chain: Chain, kill: Kill, chance: random.Random, train_s: float) -> O
     return outcome
 
 
-def _await(chain: Chain, kill: Kill, process: subprocess.Popen[bytes], earlier: Sequence[Path], train_s: float) -> bool:
+def _await(chain: Chain, kill: Kill, process: Attempt, earlier: Sequence[Path], train_s: float) -> bool:
     """Wait for the moment of a kill. False if the run ended before."""
     begin = time.monotonic()
     if kill.phase == "start":
-        while time.monotonic() - begin < kill.moment * 4.0:
+        while time.monotonic() - begin < kill.moment * START_S:
             time.sleep(0.02)
         return process.poll() is None
     while not chain.begun(earlier):
@@ -318,52 +341,64 @@ def _compare(chain: Chain, reference: dict[tuple[int, int], tuple[float, float]]
     return problems[:3]
 
 
-def plan(kills: int, during_checkpoints: int, chance: random.Random) -> list[Kill]:
+def plan(kills: int, during_checkpoints: int, chance: random.Random, victims: Sequence[str] = VICTIMS) -> list[Kill]:
     """Draw the kills: victims and signals in turn, moments at random; a quarter of the others before run_start."""
     drawn = []
     for index in range(kills):
         phase = "checkpoint" if index < during_checkpoints else "start" if index % 4 == 0 else "run"
-        victim, number = VICTIMS[index % len(VICTIMS)], SIGNALS[index // len(VICTIMS) % 2]
+        victim, number = victims[index % len(victims)], SIGNALS[index // len(victims) % 2]
         drawn.append(Kill(victim, number, phase, chance.random()))
     chance.shuffle(drawn)
     return drawn
 
 
-def campaign(root: Path, kills: int, during_checkpoints: int, seed: int, chain_length: int = 4) -> list[Outcome]:
-    """Run chains until as many kills as asked for have hit a living process."""
-    chance = random.Random(seed)
-    data = root / "data"
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-P", "-m", "suite", "data", "generate", "cosmoflow", "--size", "smoke", "-o", str(data)]
-    subprocess.run(words, check=True, capture_output=True, env=environment)
+def campaign(root: Path, kills: int, during_checkpoints: int, seed: int) -> list[Outcome]:
+    """Run local chains until as many kills as asked for have hit a living process."""
+    data = make_data(root)
     slow = root / "slow_disk"
     slow.mkdir()
     (slow / "sitecustomize.py").write_text(SLOW_DISK)
-    calm = Chain(root / "reference", data, seed, environment)
+    calm_environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def chain(number: int, batch: Sequence[Kill]) -> Chain:
+        slowed = {"PYTHONPATH": str(slow)} if any(kill.phase == "checkpoint" for kill in batch) else {}
+        return Chain(root / f"chain{number}", data, seed, calm_environment | slowed)
+
+    chance = random.Random(seed)
+    return run_chains(chain, plan(kills, during_checkpoints, chance), chance)
+
+
+def make_data(root: Path) -> Path:
+    """Make the data set of the runs."""
+    words = ["data", "generate", "cosmoflow", "--size", "smoke", "-o", str(root / "data")]
+    subprocess.run([sys.executable, "-P", "-m", "suite", *words], check=True, capture_output=True)
+    return root / "data"
+
+
+def run_chains(
+    make: Callable[[int, Sequence[Kill]], Chain], kills: Sequence[Kill], chance: random.Random
+) -> list[Outcome]:
+    """Run a trial undisturbed, then chains, until all kills have hit a living process."""
+    calm = make(0, ())
     begin = time.monotonic()
-    assert calm.start().wait() == 0, (root / "reference.out").read_text()
-    whole_s = time.monotonic() - begin
+    code = calm.start().wait()
+    assert code == 0, f"the undisturbed run ended with {code}: see {calm.root}"
     reference = steps(calm.root / "result_0.txt")
     times = [time_s for _, time_s in reference.values()]
     train_s = max(times) - min(times)
+    whole_s = time.monotonic() - begin
     print(f"undisturbed: {whole_s:.1f} s, of which training {train_s:.1f} s, {len(reference)} steps", flush=True)
     outcomes: list[Outcome] = []
-    waiting = plan(kills, during_checkpoints, chance)
-    number = 0
+    waiting, number = list(kills), 0
     while waiting:
-        batch = waiting[:chain_length]
-        slowed = environment | {"PYTHONPATH": str(slow)} if any(k.phase == "checkpoint" for k in batch) else environment
-        chain = Chain(root / f"chain{number}", data, seed, slowed)
-        made = run_chain(chain, batch, reference, chance, train_s)
-        struck = [outcome.kill for outcome in made]
-        waiting = [k for k in batch if k not in struck] + waiting[chain_length:]
-        outcomes += made
         number += 1
-        bad = [problem for outcome in made for problem in outcome.problems]
-        print(
-            f"chain {number}: {len(made)} kills, {len(outcomes)} of {kills}{'; ' + '; '.join(bad) if bad else ''}",
-            flush=True,
-        )
+        batch, rest = waiting[:CHAIN], waiting[CHAIN:]
+        made = run_chain(make(number, batch), batch, reference, chance, train_s)
+        struck = [outcome.kill for outcome in made]
+        waiting = [kill for kill in batch if kill not in struck] + rest
+        outcomes += made
+        bad = "; ".join(["", *(problem for outcome in made for problem in outcome.problems)])
+        print(f"chain {number}: {len(made)} kills, {len(outcomes)} of {len(kills)}{bad}", flush=True)
     return outcomes
 
 
@@ -392,12 +427,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--during-checkpoints", type=int, default=50)
+    parser.add_argument("--slurm", type=int, default=20, help="kills on the two-node Slurm; 0: none")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
-        outcomes = campaign(Path(scratch), options.kills, options.during_checkpoints, options.seed)
-    text = f"seed {options.seed}\n\n{table(outcomes)}"
+        outcomes = (
+            campaign(Path(scratch), options.kills, options.during_checkpoints, options.seed) if options.kills else []
+        )
+    text = f"seed {options.seed}; local, {RANKS} ranks\n\n{table(outcomes)}"
+    if options.slurm:
+        from tests.faults.slurm import campaign as slurm_campaign
+
+        with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
+            under_slurm = slurm_campaign(Path(scratch), options.slurm, options.seed)
+        text += f"\nSlurm, two nodes\n\n{table(under_slurm)}"
+        outcomes += under_slurm
     print(text)
     if options.output is not None:
         options.output.write_text(text)

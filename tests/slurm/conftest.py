@@ -98,10 +98,10 @@ class Cluster:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Two nodes, node1 and node2, idle."""
-    missing = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+    missing = [name for name in PROGRAMS if shutil.which(name, path=slurm_path()) is None]
     if missing:
         pytest.skip(f"no {', '.join(missing)} on this machine; as root: {INSTALL}")
-    os.environ["PATH"] = _path()
+    os.environ["PATH"] = slurm_path()
     with running_cluster() as started:
         yield started
 
@@ -133,7 +133,8 @@ def running_cluster() -> Iterator[Cluster]:
         subprocess.run(["scancel", "--user", user], env=cluster.environment, timeout=30)
 
 
-def _path() -> str:
+def slurm_path() -> str:
+    """PATH with this Python's folder and the folders of Slurm's daemons."""
     return f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
 
 

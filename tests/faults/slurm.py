@@ -1,0 +1,109 @@
+"""The campaign on a real Slurm of two nodes: see `tests.faults.campaign`."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.faults.campaign import SETTINGS, Chain, Kill, Outcome, commands, make_data, plan, run_chains
+from tests.slurm.conftest import ROOT, Cluster, running_cluster, slurm_path
+
+SCRIPT = ROOT / "submissions" / "slurm" / "cosmoflow-mini.sbatch"
+VICTIMS = ("rank", "srun", "slurmstepd", "slurmd", "script")
+LIMIT_S = 90.0  # a job that Slurm itself does not end by then is cancelled, as its owner would
+
+
+class Job:
+    """A job of a chain."""
+
+    def __init__(self, cluster: Cluster, job: str, exit_file: Path) -> None:
+        self._cluster, self._job, self._exit = cluster, job, exit_file
+
+    def poll(self) -> int | None:
+        """The job's exit code, 1 if its script left none; None while Slurm has it."""
+        state = self._cluster.state(self._job)
+        if state in {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"}:
+            return None
+        return int(self._exit.read_text()) if self._exit.exists() else 1
+
+    def wait(self) -> int:
+        """Wait for the end; cancel the job when that takes too long."""
+        deadline = time.monotonic() + LIMIT_S
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                self._cluster.call("scancel", self._job)
+            time.sleep(0.2)
+        return code
+
+
+class SlurmChain(Chain):
+    """A trial on two nodes, one rank each."""
+
+    victims = VICTIMS
+
+    def __init__(self, cluster: Cluster, root: Path, data: Path, seed: int) -> None:
+        super().__init__(root, data, seed, dict(cluster.environment))
+        self.cluster, self.job = cluster, ""
+
+    def start(self) -> Job:
+        """Submit the job; the same script continues the run folder."""
+        exports = {
+            "MLHPC_PYTHON": sys.executable,
+            "MLHPC_CONFIG": "smoke",
+            "MLHPC_DATA": str(self.data),
+            "MLHPC_RUN": str(self.root),
+            "MLHPC_RUNS": "1",
+            "MLHPC_SEED": str(self.seed),
+            "MLHPC_SET": " ".join(SETTINGS),
+            "MLHPC_REPLACE_FAILED": "1" if self.replace else "0",
+        }
+        self.replace = False
+        self.root.parent.mkdir(exist_ok=True)
+        self.job = self.cluster.sbatch(SCRIPT, exports=exports, cwd=self.root.parent)
+        return Job(self.cluster, self.job, self.root / "exit" / self.job)
+
+    def processes(self) -> dict[str, list[int]]:
+        """The living processes of the job by kind; the daemons of the nodes too."""
+        found: dict[str, list[int]] = {name: [] for name in VICTIMS}
+        for pid, words in commands():
+            program, line = Path(words[0]).name, " ".join(words)
+            if line.startswith(f"slurmstepd: [{self.job}."):
+                found["slurmstepd"].append(pid)
+            elif f"job{int(self.job or 0):05d}/slurm_script" in line:
+                found["script"].append(pid)
+            elif str(self.root) in words:
+                found["srun" if program == "srun" else "rank"].append(pid)
+        for node in ("node1", "node2"):
+            pid = int((self.cluster.folder / f"{node}.pid").read_text() or 0)
+            if pid and Path(f"/proc/{pid}").exists():
+                found["slurmd"].append(pid)
+        return found
+
+    def alive(self) -> list[int]:
+        """Every living process of the job: not the daemons."""
+        return [pid for kind, pids in self.processes().items() for pid in pids if kind != "slurmd"]
+
+    def repair(self) -> None:
+        """Start a killed slurmd again after a while."""
+        time.sleep(1.0)
+        for node in ("node1", "node2"):
+            path = self.cluster.folder / f"{node}.pid"
+            if not path.exists() or not Path(f"/proc/{int(path.read_text() or 0)}").exists():
+                self.cluster.call("slurmd", "-N", node)
+
+
+def campaign(root: Path, kills: int, seed: int) -> list[Outcome]:
+    """Run chains under Slurm until as many kills as asked for have hit a living process."""
+    os.environ["PATH"] = slurm_path()
+    chance = random.Random(seed)
+    data = make_data(root)
+    with running_cluster() as cluster:
+
+        def chain(number: int, batch: Sequence[Kill]) -> Chain:
+            return SlurmChain(cluster, root / f"chain{number}", data, seed)
+
+        return run_chains(chain, plan(kills, 0, chance, VICTIMS), chance)
