@@ -64,7 +64,7 @@ def study(
 ) -> Study:
     """Read and decompose all logs below the paths.
 
-    Raises ValueError as `ingest` does, and for names in ``between`` that fit no result or several of one class.
+    Raises InputError as `ingest` does, and for names in ``between`` that fit no result or several of one class.
     """
     tables = ingest(paths, cards)
     runs = per_run(tables.runs)

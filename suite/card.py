@@ -50,7 +50,7 @@ class Target:
         return f"{self.metric} {'<=' if self.direction == 'min' else '>='} {self.threshold:g}"
 
     def best(self, values: Sequence[float]) -> float:
-        """The best of some values. ValueError if there are none."""
+        """The best of some values. InputError if there are none."""
         return min(values) if self.direction == "min" else max(values)
 
 
@@ -122,13 +122,13 @@ class Card(_Frozen):
     sizes: dict[str, SizeCard]
 
     def size(self, name: str) -> SizeCard:
-        """The card of one size. ValueError names the known sizes."""
+        """The card of one size. InputError names the known sizes."""
         if name not in self.sizes:
             raise InputError(f"{self.workload}: unknown size {name!r}; sizes: {', '.join(self.sizes)}")
         return self.sizes[name]
 
     def target(self, size: str) -> Target:
-        """The target of one size. ValueError names the known sizes."""
+        """The target of one size. InputError names the known sizes."""
         entry = self.size(size)
         return Target(
             metric=entry.metric,
@@ -173,7 +173,7 @@ class ReferencePoints(_Frozen):
 
 
 def read_card(folder: Path) -> Card:
-    """Read ``<folder>/card.yaml``. ValueError names file, line and value, and what was expected."""
+    """Read ``<folder>/card.yaml``. InputError names file, line and value, and what was expected."""
     source = YamlSource.read(folder / "card.yaml")
     try:
         return Card.model_validate(source.data)
@@ -182,7 +182,7 @@ def read_card(folder: Path) -> Card:
 
 
 def read_reference_points(folder: Path, size: str) -> ReferencePoints | None:
-    """Read ``<folder>/rcp/<size>.json``. None if there is none; ValueError if it is not valid."""
+    """Read ``<folder>/rcp/<size>.json``. None if there is none; InputError if it is not valid."""
     path = folder / "rcp" / f"{size}.json"
     if not path.exists():
         return None

@@ -101,7 +101,7 @@ def default_data_root(workload: str, size: str) -> Path:
 def load_config(descriptor: Descriptor, name: str, overrides: Iterable[str] = ()) -> RunConfig:
     """Load a config of a workload: ``name`` is one of its shipped configs or the path of a YAML file.
 
-    ``overrides`` are ``key=value`` with dotted keys and YAML values. ValueError is one line for the user.
+    ``overrides`` are ``key=value`` with dotted keys and YAML values. InputError is one line for the user.
     """
     source = YamlSource.read(_find(descriptor, name))
     data = source.data
@@ -130,7 +130,7 @@ def _model(descriptor: Descriptor) -> type[RunConfig]:
 
 
 def _find(descriptor: Descriptor, name: str) -> Path:
-    """The path of a config. ValueError names the shipped ones."""
+    """The path of a config. InputError names the shipped ones."""
     path = Path(name)
     if path.suffix in {".yaml", ".yml"}:
         return path

@@ -85,7 +85,7 @@ def brief(value: object, *, longest: int = 60) -> str:
 
 
 def read_json_document(path: Path, model: type[Model], kind: str, version: int) -> Model:
-    """Read a JSON document. ValueError names the file, what was expected (``kind``, for example "facts") and what it holds."""
+    """Read a JSON document. InputError names the file, what was expected (``kind``, for example "facts") and what it holds."""
     try:
         data = json.loads(path.read_bytes())
     except OSError as error:
@@ -114,7 +114,7 @@ class YamlSource:
 
     @staticmethod
     def read(path: Path) -> YamlSource:
-        """Read a file with a mapping. ValueError if it is missing, not YAML or not a mapping, or repeats a key."""
+        """Read a file with a mapping. InputError if it is missing, not YAML or not a mapping, or repeats a key."""
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -142,7 +142,7 @@ class YamlSource:
 
 
 def _collect(node: yaml.Node, prefix: tuple[str, ...], lines: dict[tuple[str, ...], int], path: Path) -> None:
-    """Add the line of each key below ``prefix``. ValueError for a repeated key, of which PyYAML silently keeps the last."""
+    """Add the line of each key below ``prefix``. InputError for a repeated key, of which PyYAML silently keeps the last."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             here = (*prefix, str(key.value))

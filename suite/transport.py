@@ -83,7 +83,7 @@ class Seal:
 def launch_key(rank: int, one_node: bool, environ: Mapping[str, str] = os.environ) -> bytes:
     """The key of this launch: from the environment, or on one node from a file that only this user can read.
 
-    ValueError if the ranks are on several nodes and the environment has none. It differs between the steps of a job.
+    InputError if the ranks are on several nodes and the environment has none. It differs between the steps of a job.
     """
     text = environ.get(SEAL)
     if text is not None and not re.fullmatch(r"[0-9a-fA-F]{32,}", text):
@@ -135,7 +135,7 @@ def port_of(key: bytes) -> int:
 def own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> str:
     """The address by which other nodes reach this one: as the user says, else that of the first name that resolves.
 
-    ValueError if the user's own choice cannot be used. "127.0.0.1" if nothing resolves.
+    InputError if the user's own choice cannot be used. "127.0.0.1" if nothing resolves.
     """
     if environ.get(MASTER):
         return _resolve(environ[MASTER], MASTER)
@@ -157,7 +157,7 @@ def is_loopback(address: str) -> bool:
 
 
 def refuse_loopback(address: str, node: str) -> None:
-    """ValueError if an address cannot be reached from other nodes."""
+    """InputError if an address cannot be reached from other nodes."""
     if is_loopback(address):
         raise InputError(
             f"{node}: its name is {address} there (/etc/hosts), where no other node can reach it: "
@@ -166,7 +166,7 @@ def refuse_loopback(address: str, node: str) -> None:
 
 
 def interface_address(name: str) -> str:
-    """The IPv4 address of a network interface. ValueError lists those that there are."""
+    """The IPv4 address of a network interface. InputError lists those that there are."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))

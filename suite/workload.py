@@ -94,7 +94,7 @@ class Workload(Protocol):
 
     @abstractmethod
     def dataset(self, split: str, root: Path) -> Dataset:
-        """Open the ``"train"`` or ``"validation"`` split of the data set under ``root``. ValueError if it is damaged."""
+        """Open the ``"train"`` or ``"validation"`` split of the data set under ``root``. InputError if it is damaged."""
         ...
 
     @abstractmethod

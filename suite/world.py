@@ -66,7 +66,7 @@ LAUNCHERS: tuple[tuple[str, str, str], ...] = (
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """Find the launcher that started this process; None if there was none. ValueError if its variables are inconsistent."""
+    """Find the launcher that started this process; None if there was none. InputError if its variables are inconsistent."""
     for launcher, rank_name, size_name in LAUNCHERS:
         if rank_name in environ and size_name in environ:
             try:
@@ -161,7 +161,7 @@ class World:
         return self.broadcast(found)  # type: ignore[no-any-return]
 
     def check_together(self, error: Exception | None) -> None:
-        """Raise ValueError on every rank if any rank passes an error: that of the lowest rank. All ranks call it.
+        """Raise InputError on every rank if any rank passes an error: that of the lowest rank. All ranks call it.
 
         Without it the rank with the error would leave the others waiting in their next collective. Without an error one
         number is exchanged.
@@ -187,7 +187,7 @@ class World:
     def _meeting_place(self) -> tuple[str, int, str]:
         """The address and port of rank 0 for torch.distributed, tried from every node, and a prefix that strangers do not know.
 
-        ValueError on every rank, with both ends, if a node cannot reach it.
+        InputError on every rank, with both ends, if a node cannot reach it.
         """
         hosts = self.allgather(_network())
         problem: Exception | None = None
@@ -268,7 +268,7 @@ def _rendezvous(launch: Launch) -> TorchTransport:
 
 
 def _address_of(first: str, rank: int) -> str:
-    """The address of the first node, by the scheduler's name for it. ValueError if other nodes cannot reach it."""
+    """The address of the first node, by the scheduler's name for it. InputError if other nodes cannot reach it."""
     if rank == 0:
         address = own_address((first,))
     else:

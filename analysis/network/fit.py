@@ -89,7 +89,7 @@ class Fit:
 def fit_sweep(sweep: Sweep) -> Fit:
     """Fit latencies and bandwidths (Hockney's form, inside and across nodes) by least squares in log seconds.
 
-    Raises ValueError if no grid has several nodes.
+    Raises InputError if no grid has several nodes.
     """
     if all(m.ranks <= m.ranks_per_node for m in sweep.measurements):
         raise InputError(

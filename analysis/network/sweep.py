@@ -104,7 +104,7 @@ def is_sweep(path: Path) -> bool:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read a sweep file. Raises ValueError that names the file and what is wrong with it."""
+    """Read a sweep file. Raises InputError that names the file and what is wrong with it."""
     try:
         document = json.loads(path.read_text("utf-8"))
     except ValueError as error:

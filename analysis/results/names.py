@@ -75,7 +75,7 @@ def name_results(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 def find_pairs(rows: pd.DataFrame, *names: str) -> list[tuple[str, str]]:
     """The groups that two names stand for, in each class that has both results. A name is a label or a part of one.
 
-    Raises ValueError if a name fits several results of a class, or if no class has both.
+    Raises InputError if a name fits several results of a class, or if no class has both.
     """
     pairs, known = [], set()
     strong = rows[rows["mode"] == "strong"]

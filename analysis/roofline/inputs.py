@@ -191,7 +191,7 @@ def split(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def read_inputs(files: Sequence[Path], what_if: Sequence[Path] = ()) -> Inputs:
-    """Read ceilings and counters files. Raises ValueError, one line that names the file and what is wrong with it."""
+    """Read ceilings and counters files. Raises InputError, one line that names the file and what is wrong with it."""
     kinds = {path: kind_of(path) for path in files}
     return Inputs(
         ceilings=tuple(read_ceilings(path) for path, kind in kinds.items() if kind != "counters"),
@@ -201,18 +201,18 @@ def read_inputs(files: Sequence[Path], what_if: Sequence[Path] = ()) -> Inputs:
 
 
 def kind_of(path: Path) -> object:
-    """The "kind" of a JSON file, or None. Raises ValueError if it is not JSON."""
+    """The "kind" of a JSON file, or None. Raises InputError if it is not JSON."""
     document = _document(path)
     return document.get("kind") if isinstance(document, dict) else None
 
 
 def read_ceilings(path: Path) -> Ceilings:
-    """Read one ceilings file. Raises ValueError as `read_inputs` does."""
+    """Read one ceilings file. Raises InputError as `read_inputs` does."""
     return validated(path, "ceilings", Ceilings)
 
 
 def validated(path: Path, kind: str, model: type[Model]) -> Model:
-    """Read a JSON file of one kind into its model. Raises ValueError as `read_inputs` does."""
+    """Read a JSON file of one kind into its model. Raises InputError as `read_inputs` does."""
     document, kind_found = _document(path), kind_of(path)
     if kind_found != kind:
         raise InputError(f"{path}: expected a file of kind {kind!r}, found {kind_found!r}")

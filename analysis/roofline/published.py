@@ -80,7 +80,7 @@ class Published(_Frozen):
 
 @cache
 def table() -> Published:
-    """Read published.yaml. Raises ValueError if the source of a number is missing."""
+    """Read published.yaml. Raises InputError if the source of a number is missing."""
     text = (files("analysis.roofline") / "published.yaml").read_text("utf-8")
     file = Published.model_validate(yaml.safe_load(text))
     missing = {number.source for _, _, number in numbers(file)} - set(file.sources)

@@ -80,7 +80,7 @@ def check(
 
 
 def explanation(rule: str) -> str:
-    """The text that `--explain` prints. ValueError, with the list of rules, for an unknown rule."""
+    """The text that `--explain` prints. InputError, with the list of rules, for an unknown rule."""
     if rule not in EXPLANATIONS:
         raise InputError(f"unknown rule {rule!r}; rules: {', '.join(EXPLANATIONS)}")
     info = EXPLANATIONS[rule]

@@ -59,7 +59,7 @@ _Kind = tuple[str | None, str | None, str]  # benchmark, size, scenario
 
 
 def _pairs(a: Path, b: Path) -> list[tuple[ScoredGroup, ScoredGroup]]:
-    """Pair the results of both paths by benchmark, size and scenario. ValueError if none match or a match is ambiguous."""
+    """Pair the results of both paths by benchmark, size and scenario. InputError if none match or a match is ambiguous."""
     first, second = _results(a), _results(b)
     shared = [kind for kind in first if kind in second]
     if not shared:

@@ -177,7 +177,7 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
 
 
 def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
-    """True if the folder holds this data set, complete by presence and sizes. ValueError for another or a damaged one."""
+    """True if the folder holds this data set, complete by presence and sizes. InputError for another or a damaged one."""
     from suite.data.manifest import MANIFEST_NAME, read_manifest
     from suite.data.manifest import verify as find_problems
 
@@ -297,7 +297,7 @@ def _check_new(folder: Path) -> None:
 
 
 def _ability(generator: Any, workload: str, name: str) -> Callable[..., None]:
-    """The function of that name in a workload's generator module. ValueError if it has none."""
+    """The function of that name in a workload's generator module. InputError if it has none."""
     function = getattr(generator, name, None)
     if function is None:
         raise InputError(f"{workload}: has no `data {name}`")

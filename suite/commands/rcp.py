@@ -79,7 +79,7 @@ def show(workload: str) -> None:
 
 
 def reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> ReferencePoint:
-    """Compute the reference point of logs of one batch size. ValueError if seeds repeat or hyperparameters differ."""
+    """Compute the reference point of logs of one batch size. InputError if seeds repeat or hyperparameters differ."""
     first = logs[0]
     epochs: list[float] = []
     seeds: list[int] = []
@@ -118,7 +118,7 @@ def _points(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> dic
 
 
 def _subject(logs: Sequence[RunRecord]) -> tuple[Descriptor, str]:
-    """The workload and size of all logs. ValueError if they differ, or are not of this suite."""
+    """The workload and size of all logs. InputError if they differ, or are not of this suite."""
     named = {(item.benchmark, item.size) for item in logs}
     if len(named) != 1:
         raise InputError(f"logs of different benchmarks or sizes: {sorted(map(str, named))}; expected one")

@@ -125,7 +125,7 @@ def _show(rows: Sequence[TrialStatus]) -> None:
 
 
 def find_runs(paths: Iterable[Path]) -> list[RunFolder]:
-    """List the run folders at the paths and up to two levels below. ValueError for a path that has none."""
+    """List the run folders at the paths and up to two levels below. InputError for a path that has none."""
     folders = []
     for path in paths:
         below = sorted(
@@ -138,7 +138,7 @@ def find_runs(paths: Iterable[Path]) -> list[RunFolder]:
 
 
 def folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
-    """One row per trial of a run folder. ValueError if its run.json is damaged."""
+    """One row per trial of a run folder. InputError if its run.json is damaged."""
     info = folder.read_info()
     job = job_status(folder.root)
     expectation = _expectation(folder, info)

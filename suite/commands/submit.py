@@ -114,7 +114,7 @@ def submit(
 
 
 def parse_nodes(text: str) -> tuple[int, ...]:
-    """Parse node counts such as ``1,2,4``. ValueError if one is repeated or not a positive number."""
+    """Parse node counts such as ``1,2,4``. InputError if one is repeated or not a positive number."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise InputError(f"--nodes {text!r}: expected positive numbers separated by commas, for example 1,2,4")
@@ -127,7 +127,7 @@ def parse_nodes(text: str) -> tuple[int, ...]:
 def _plan_all(
     template: Job, config: RunConfig, folders: Mapping[int, Path], *, tolerant: bool
 ) -> tuple[list[Job], list[str]]:
-    """The jobs of a sweep, and with ``tolerant`` why others are not possible. ValueError for the first, else if none is."""
+    """The jobs of a sweep, and with ``tolerant`` why others are not possible. InputError for the first, else if none is."""
     planned, impossible = [], []
     for count, folder in folders.items():
         try:
@@ -142,7 +142,7 @@ def _plan_all(
 
 
 def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
-    """The job for one node count. ValueError if its ranks cannot share the batch evenly or its folder exists."""
+    """The job for one node count. InputError if its ranks cannot share the batch evenly or its folder exists."""
     output = folder / "output" / ("job_%A_%a.log" if template.array else "job_%j.log")
     job = replace(template, nodes=nodes, run=str(folder), config=str(RunFolder(folder).config_path), output=str(output))
     accumulation = config.gradient_accumulation_steps
@@ -228,7 +228,7 @@ def _data_size(config: RunConfig, size_card: SizeCard) -> cost.DataSize:
 
 
 def _earlier(folder: Path) -> RunRecord:
-    """The first log of a run folder that has a complete epoch. ValueError if none has."""
+    """The first log of a run folder that has a complete epoch. InputError if none has."""
     RunFolder(folder).read_info()
     for path in RunFolder(folder).results():
         record = summarise(read_events(path))

@@ -70,7 +70,7 @@ class OfficialVerdict:
 
 
 def run_official(paths: Sequence[Path]) -> OfficialVerdict:
-    """Judge everything under the paths with mlperf_logging. ValueError if the pinned version is not installed."""
+    """Judge everything under the paths with mlperf_logging. InputError if the pinned version is not installed."""
     try:
         installed = version("mlperf_logging")
     except PackageNotFoundError:

@@ -195,7 +195,7 @@ class Ruleset:
 
 @cache
 def ruleset(name: str) -> Ruleset:
-    """Read a ruleset by name. ValueError, with the list of rulesets, for an unknown name."""
+    """Read a ruleset by name. InputError, with the list of rulesets, for an unknown name."""
     if name not in ruleset_names():
         raise InputError(f"unknown ruleset {name!r}; rulesets: {', '.join(ruleset_names())}")
     try:

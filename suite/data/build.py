@@ -54,7 +54,7 @@ class DataSetPlan(Generic[Summary]):
     ``recipe`` determines every byte of the data set; the manifest stores it as ``generator``. ``summarise`` reduces one shard,
     new or from an interrupted build, to what ``attributes`` needs of it; a summary is sent to rank 0 and should be small.
     ``attributes`` gets the summaries of each split in order of shard and returns the manifest's attributes, or raises
-    ValueError if the data set is unusable (samples of one split occur in the other, say).
+    InputError if the data set is unusable (samples of one split occur in the other, say).
     """
 
     workload: str
@@ -68,7 +68,7 @@ class DataSetPlan(Generic[Summary]):
 
 
 def size_settings(workload: str, sizes: Mapping[str, Settings], size: str, seed: int) -> Settings:
-    """A generator's settings for a size. ValueError for an unknown size, or a seed outside 0 to 2^63 - 1."""
+    """A generator's settings for a size. InputError for an unknown size, or a seed outside 0 to 2^63 - 1."""
     if size not in sizes:
         raise InputError(f"{workload}: unknown size {size!r}; sizes: {', '.join(sizes)}")
     if not 0 <= seed < 2**63:
@@ -109,7 +109,7 @@ def numbered_pieces(
 def build(root: Path, plan: DataSetPlan[Summary], world: World) -> None:
     """Write the data set under ``root``. Intact shards of an interrupted build are kept; a complete data set is not touched.
 
-    All ranks call it. ValueError on every rank if the folder holds other data, another process is building it, or a shard
+    All ranks call it. InputError on every rank if the folder holds other data, another process is building it, or a shard
     cannot be made.
     """
     recipe = json.loads(json.dumps(plan.recipe))
@@ -137,7 +137,7 @@ def _build(root: Path, plan: DataSetPlan[Summary], recipe: dict[str, Any], world
 
 
 def find_data(root: Path, workload: str, size: str) -> Manifest:
-    """Read the manifest of a complete data set. ValueError says how to make it, or which data set is there instead."""
+    """Read the manifest of a complete data set. InputError says how to make it, or which data set is there instead."""
     if not (root / MANIFEST_NAME).exists():
         raise InputError(
             f"{root}: no data set here; make it with: mlhpc data generate {workload} --size {size} -o {root}"
@@ -149,7 +149,7 @@ def find_data(root: Path, workload: str, size: str) -> Manifest:
 
 
 def check_disjoint(splits: Mapping[str, Collection[int]], kind: str, leak: str) -> None:
-    """Check that training and validation have no number in common. ValueError names the ``kind`` and what would ``leak``."""
+    """Check that training and validation have no number in common. InputError names the ``kind`` and what would ``leak``."""
     shared = set(splits["train"]) & set(splits["validation"])
     if shared:
         raise InputError(f"{kind} {min(shared)} is in both splits, with {len(shared) - 1} more: {leak} would leak")

@@ -43,7 +43,7 @@ class Column:
 
 
 def map_columns(path: Path) -> dict[str, Column]:
-    """Map every dataset of a shard, by name. ValueError if the file is not HDF5, is damaged or has another layout."""
+    """Map every dataset of a shard, by name. InputError if the file is not HDF5, is damaged or has another layout."""
     with _open(path) as shard:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -76,7 +76,7 @@ class Owner(BaseModel):
 
 @contextmanager
 def locked(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock while the body runs. ValueError names the owner if another living process has it."""
+    """Hold a lock while the body runs. InputError names the owner if another living process has it."""
     owner = Owner.this_process()
     _acquire(path, owner, what)
     done = threading.Event()
@@ -93,7 +93,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def locked_together(path: Path, what: str, world: World) -> Iterator[None]:
-    """Hold a lock for all ranks of a world, on rank 0; all call it. ValueError on every rank if another process has it."""
+    """Hold a lock for all ranks of a world, on rank 0; all call it. InputError on every rank if another process has it."""
     error = None
     with ExitStack() as stack:
         if world.is_first:

@@ -87,7 +87,7 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(root: Path) -> Manifest:
-    """Read ``manifest.json``. ValueError names the file, what was expected and what is there instead."""
+    """Read ``manifest.json``. InputError names the file, what was expected and what is there instead."""
     path = root / MANIFEST_NAME
     if not path.exists():
         reason = "the folder does not exist" if not root.exists() else "an incomplete data set or none"

@@ -25,7 +25,7 @@ _WRITER = re.compile(r"\.(\d+)\.part$")  # the process id in the name of a part 
 def make_folders(target: Path, splits: Iterable[str]) -> None:
     """Make the folder of a copy and those of its splits, and remove what killed jobs left there.
 
-    What is made where everybody may write is for its owner only. ValueError if another user could have made or could replace
+    What is made where everybody may write is for its owner only. InputError if another user could have made or could replace
     a folder on the way: one that belongs to neither this user nor root, or that lies where everybody may write and rename.
     """
     _make_trusted(target)
@@ -48,7 +48,7 @@ def remove_abandoned(target: Path) -> None:
 
 
 def check_space(target: Path, needed: int, node: str) -> None:
-    """ValueError if the disk of the folder has not as many bytes free, and some to spare."""
+    """InputError if the disk of the folder has not as many bytes free, and some to spare."""
     disk = os.statvfs(target)
     free = disk.f_bavail * disk.f_frsize
     if free < needed + SPARE_BYTES:

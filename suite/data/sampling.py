@@ -33,7 +33,7 @@ def draws(seed: int, epoch: int, indices: NDArray[np.integer]) -> NDArray[np.uin
 
 
 def steps_per_epoch(n: int, global_batch_size: int) -> int:
-    """The number of full global batches in an epoch. ValueError if there is none.
+    """The number of full global batches in an epoch. InputError if there is none.
 
     Fewer than a batch of samples are left over; they differ between epochs, because the orders do.
     """
@@ -43,7 +43,7 @@ def steps_per_epoch(n: int, global_batch_size: int) -> int:
 
 
 def check_batch(global_batch_size: int, ranks: int, accumulation: int = 1) -> None:
-    """Raise ValueError unless a global batch divides evenly over all ranks and all their accumulation steps."""
+    """Raise InputError unless a global batch divides evenly over all ranks and all their accumulation steps."""
     parts = ranks * accumulation
     if global_batch_size % parts:
         choices = [b for b in range(parts, 2 * global_batch_size + parts, parts) if abs(b - global_batch_size) < parts]

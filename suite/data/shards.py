@@ -36,7 +36,7 @@ def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]], *, compression: 
     """Write the arrays to ``<root>/<split>/<name>.h5`` atomically and return the manifest entry.
 
     The first dimension of an array counts samples, or rows if it is ragged; ragged arrays are never compressed. The same
-    arrays give the same file, byte for byte. ValueError if the arrays do not have the same number of samples.
+    arrays give the same file, byte for byte. InputError if the arrays do not have the same number of samples.
     """
     samples = _count_samples(path, arrays)
     with (
@@ -60,7 +60,7 @@ def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]], *, compression: 
 
 
 def shard_entry(path: Path) -> ShardEntry:
-    """Read a whole shard ``<root>/<split>/<name>.h5`` and compute its manifest entry. ValueError if it is damaged."""
+    """Read a whole shard ``<root>/<split>/<name>.h5`` and compute its manifest entry. InputError if it is damaged."""
     counts = {column.samples for column in map_columns(path).values()}
     if len(counts) != 1:
         raise InputError(f"{path}: expected datasets of one length, found lengths {sorted(counts)}")
@@ -91,7 +91,7 @@ class ShardReader:
         """Copies of the samples ``indices``, in that order, by dataset. ``names`` are the datasets wanted, by default all.
 
         Rows of ragged datasets are joined, with offsets that count from the first sample read. IndexError for a sample
-        that does not exist; ValueError names a shard that is missing or damaged.
+        that does not exist; InputError names a shard that is missing or damaged.
         """
         samples = np.asarray(indices, dtype=np.int64)
         if len(samples) == 0 or samples.min() < 0 or samples.max() >= len(self):
@@ -161,7 +161,7 @@ def _read_samples(name: str, samples: Sequence[tuple[Column, int]]) -> NDArray[A
 
 
 def _count_samples(path: Path, arrays: Mapping[str, NDArray[Any]]) -> int:
-    """The number of samples that all arrays have. ValueError if they differ or offsets do not fit their rows."""
+    """The number of samples that all arrays have. InputError if they differ or offsets do not fit their rows."""
     counts = {name: _count_samples_of(path, name, arrays) for name in arrays}
     if len(set(counts.values())) != 1 or 0 in counts.values():
         raise InputError(f"{path}: expected arrays with one number of samples in the first dimension, found {counts}")

@@ -89,7 +89,7 @@ def stage(
 ) -> StagingReport:
     """Copy the data set under ``source`` to ``staged_root(directory, …)`` on every node. All ranks call it.
 
-    Complete shards of an earlier staging are kept, with ``verify`` only those whose checksum is right. ValueError, the same on
+    Complete shards of an earlier staging are kept, with ``verify`` only those whose checksum is right. InputError, the same on
     every rank, if the source is damaged, a node lacks space or a copy fails. Called in a thread, it needs the world of
     `own_world`.
     """
@@ -419,7 +419,7 @@ class _Writer:
 
 
 def _named(problem: Exception, path: Path) -> Exception:
-    """Turn an OSError into a ValueError that names its file; other errors name theirs already."""
+    """Turn an OSError into a InputError that names its file; other errors name theirs already."""
     if isinstance(problem, OSError):
         return InputError(f"{problem.filename or path}: {problem.strerror or problem}")
     return problem

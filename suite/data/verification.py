@@ -39,7 +39,7 @@ def verify_shards(
 ) -> Verification:
     """Compare the crc32c of every shard with its entry; all ranks call, each reads its share.
 
-    ValueError, the same on every rank, names the first shard of the lowest rank that found one which is missing, of another
+    InputError, the same on every rank, names the first shard of the lowest rank that found one which is missing, of another
     size or damaged. ``tick`` is called after every block read.
     """
     begin = time.monotonic()

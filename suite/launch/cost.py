@@ -84,7 +84,7 @@ def pace_from_rate(card: SizeCard, ranks: int, flops_per_s_per_rank: float) -> P
 
 
 def pace_from_record(record: RunRecord, ranks: int) -> Pace:
-    """Compute the pace from an earlier run, assuming throughput in proportion to ranks. ValueError if no epoch is complete."""
+    """Compute the pace from an earlier run, assuming throughput in proportion to ranks. InputError if no epoch is complete."""
     complete = [epoch for epoch in record.epochs if epoch.complete]
     if not complete or not record.ranks:
         raise InputError(f"{record.path}: no complete epoch to estimate from")

@@ -41,7 +41,7 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_job_id(text: str) -> str:
-    """Parse the job id that ``sbatch --parsable`` prints: ``123`` or ``123;cluster``. ValueError otherwise."""
+    """Parse the job id that ``sbatch --parsable`` prints: ``123`` or ``123;cluster``. InputError otherwise."""
     match = re.search(r"^(\d+)(?:;\S+)?$", text.strip(), re.MULTILINE)
     if match is None:
         raise InputError(f"sbatch answered {text.strip()[:200]!r}: expected a job id")
@@ -49,7 +49,7 @@ def parse_job_id(text: str) -> str:
 
 
 def submit(script: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """Give a script to sbatch and return the job id. ValueError with the message of sbatch in one line."""
+    """Give a script to sbatch and return the job id. InputError with the message of sbatch in one line."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable", str(script)], env=clean_environment(environ), capture_output=True, text=True

@@ -66,7 +66,7 @@ def worker_command(
 def mpiexec_command(ranks: int) -> list[str]:
     """The words before the worker's command: none for one rank, else the mpiexec beside this Python or on PATH.
 
-    ValueError, with the command that installs one, if there is none.
+    InputError, with the command that installs one, if there is none.
     """
     if ranks < 1:
         raise InputError(f"--ranks {ranks}: expected at least 1")

@@ -24,7 +24,7 @@ TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 def time_limit_s(text: str) -> int:
-    """Seconds of a Slurm time limit: minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s. ValueError otherwise."""
+    """Seconds of a Slurm time limit: minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s. InputError otherwise."""
     match = TIME_LIMIT.fullmatch(text)
     if match is None:
         raise InputError(f"time limit {text!r}: expected minutes, h:mm:ss or d-hh:mm:ss")
@@ -192,7 +192,7 @@ def find_system(name: str) -> Path:
 
 
 def read_system(path: Path) -> SystemFile:
-    """Read a system file. ValueError names file, line, value and what is expected."""
+    """Read a system file. InputError names file, line, value and what is expected."""
     source = YamlSource.read(path)
     try:
         return SystemFile.model_validate(source.data)

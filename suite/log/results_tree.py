@@ -138,7 +138,7 @@ _ROUND = re.compile(r"(?:.*[_\-])?v(\d+\.\d+)")
 def find(path: Path, *, partly: bool = False) -> Tree:
     """Find what there is under ``path``: a log, a folder of logs, a package, a round.
 
-    OSError for a folder that cannot be read; with ``partly`` it is listed in ``unread`` instead. ValueError for a device.
+    OSError for a folder that cannot be read; with ``partly`` it is listed in ``unread`` instead. InputError for a device.
     """
     if path.is_file():
         return Tree(path, (Group(path.parent, (path,)),), ())
@@ -187,7 +187,7 @@ def _left_out(folder: Path, folders: Sequence[str]) -> Iterator[tuple[str, str]]
 def find_logs(paths: Sequence[Path]) -> tuple[list[LogFile], list[Skipped]]:
     """Find every log under the paths, once each, in a stable order, and what was not followed.
 
-    ValueError names a path that does not exist or that holds no log.
+    InputError names a path that does not exist or that holds no log.
     """
     found: dict[Path, LogFile] = {}
     skipped: dict[Path, Skipped] = {}

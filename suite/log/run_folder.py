@@ -120,7 +120,7 @@ class RunFolder:
         return self.root / f"resumed_{trial}_{last + 1}.txt"
 
     def read_info(self) -> RunInfo:
-        """Read run.json. ValueError says what is wrong with it."""
+        """Read run.json. InputError says what is wrong with it."""
         try:
             data = json.loads(self.info_path.read_text())
             if data.get("version") != RUN_VERSION:
@@ -143,7 +143,7 @@ def default_folder(workload: str, size: str, now: datetime) -> Path:
 
 
 def refuse_existing(root: Path) -> None:
-    """ValueError if the path of a new run folder exists."""
+    """InputError if the path of a new run folder exists."""
     if root.exists():
         raise InputError(f"{root}: exists already; a run never writes into an earlier one (choose another -o)")
 
@@ -158,7 +158,7 @@ def create(
     seed: int | None,
     same_allocation: bool = True,
 ) -> RunFolder:
-    """Make a new run folder with config.yaml and run.json. ValueError if it exists or cannot be written."""
+    """Make a new run folder with config.yaml and run.json. InputError if it exists or cannot be written."""
     try:
         root.mkdir(parents=True)
     except FileExistsError:

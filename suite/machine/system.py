@@ -64,7 +64,7 @@ class System(BaseModel):
 
 
 def read_nodes(run_folder: Path) -> tuple[Facts, ...]:
-    """Read the facts of all nodes of a run, in order of node name. ValueError if there are none or one is damaged."""
+    """Read the facts of all nodes of a run, in order of node name. InputError if there are none or one is damaged."""
     paths = sorted((run_folder / "facts").glob("*.json"))
     if not paths:
         raise InputError(f"{run_folder / 'facts'}: expected the facts of at least one node, found none")

@@ -108,7 +108,7 @@ def write_package_manifest(package: Path) -> None:
 
 
 def _check_failures(result: Result, count_failed: bool) -> None:
-    """ValueError for a run that stopped without saying so, or that says success without having reached the target."""
+    """InputError for a run that stopped without saying so, or that says success without having reached the target."""
     for record in (*result.scored, *result.pruned):
         if record.run_stop_s is None and not count_failed:
             raise InputError(
@@ -120,7 +120,7 @@ def _check_failures(result: Result, count_failed: bool) -> None:
 
 
 def _check_one_suite(runs: Sequence[Run]) -> None:
-    """ValueError if the runs were made by different versions or commits of the suite."""
+    """InputError if the runs were made by different versions or commits of the suite."""
     for run in runs[1:]:
         for what in ("suite_version", "git"):
             one, other = getattr(runs[0].info, what), getattr(run.info, what)
@@ -131,7 +131,7 @@ def _check_one_suite(runs: Sequence[Run]) -> None:
 
 
 def _common(runs: Sequence[Run], key: str, value: Callable[[RunRecord], str | None]) -> str:
-    """The one value that all logs agree on. ValueError if they do not, or none has one."""
+    """The one value that all logs agree on. InputError if they do not, or none has one."""
     records = (record for run in runs for record in run.records)
     values = list(dict.fromkeys(text for record in records if (text := value(record)) is not None))
     if len(values) != 1:
@@ -140,7 +140,7 @@ def _common(runs: Sequence[Run], key: str, value: Callable[[RunRecord], str | No
 
 
 def _check_folder_name(option: str, name: str) -> None:
-    """ValueError if a name cannot safely become the name of a folder."""
+    """InputError if a name cannot safely become the name of a folder."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,99}", name):
         raise InputError(f"{option} {name!r}: expected letters, digits and _ . + - (it becomes a folder's name)")
 

@@ -74,7 +74,7 @@ class Result:
 
 
 def read_run(root: Path) -> Run:
-    """Read a run folder. ValueError if it is no run folder, or has no log."""
+    """Read a run folder. InputError if it is no run folder, or has no log."""
     folder = RunFolder(root)
     info = folder.read_info()
     logs = folder.results()
@@ -86,7 +86,7 @@ def read_run(root: Path) -> Run:
 
 
 def results_of(runs: Sequence[Run], system: str) -> Iterator[Result]:
-    """Group runs by workload, size, scenario and shape. ValueError if the runs of a group do not belong together."""
+    """Group runs by workload, size, scenario and shape. InputError if the runs of a group do not belong together."""
     groups: dict[tuple[str, str, str, str], list[Run]] = {}
     for run in runs:
         shape = _shape(run, system)
@@ -105,7 +105,7 @@ def results_of(runs: Sequence[Run], system: str) -> Iterator[Result]:
 
 
 def _check_subject(records: Sequence[RunRecord], benchmark: Benchmark, subject: str) -> None:
-    """ValueError for a log that is no run, or of another benchmark or size than its run folder."""
+    """InputError for a log that is no run, or of another benchmark or size than its run folder."""
     for record in records:
         if record.benchmark is None and record.run_start_s is None:
             raise InputError(
@@ -119,7 +119,7 @@ def _check_subject(records: Sequence[RunRecord], benchmark: Benchmark, subject: 
 def _shape(run: Run, system: str) -> str:
     """The system's name in the package, ``<system>_[<instances>x]<nodes>x<ranks per node>_<size>``.
 
-    So results of different shape or size never share a folder. ValueError if no log has nodes and ranks.
+    So results of different shape or size never share a folder. InputError if no log has nodes and ranks.
     """
     first = next((record for record in run.records if record.nodes and record.ranks), None)
     if first is None or first.nodes is None or first.ranks is None:

@@ -39,7 +39,7 @@ class Kernel:
 
 
 def read(tool: str, path: Path) -> list[Kernel]:
-    """Read the kernels in a file of a tool of `TOOLS`, longest first. ValueError names the file and what it lacks."""
+    """Read the kernels in a file of a tool of `TOOLS`, longest first. InputError names the file and what it lacks."""
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         try:
             kernels = TOOLS[tool](file.read().splitlines())
@@ -298,7 +298,7 @@ def _weighted_sum(counters: Mapping[str, float], weights: Mapping[str, int]) -> 
 
 
 def _first(metrics: Mapping[str, float], *names: str) -> float:
-    """The first of some metrics that is there. ValueError names the first of them."""
+    """The first of some metrics that is there. InputError names the first of them."""
     for name in names:
         if name in metrics:
             return metrics[name]

@@ -137,7 +137,7 @@ class Checkpoint:
         """Restore the training and this rank's random state; every rank calls.
 
         On another number of ranks than it was saved on, buffers are the means over the former ranks, as before an evaluation,
-        and random states follow from the seed and the position. ValueError if a file is missing, damaged or of another run,
+        and random states follow from the seed and the position. InputError if a file is missing, damaged or of another run,
         or if ranks have shares of parameters and are not as many; nothing is restored then.
         """
         content, own, error = None, None, None
@@ -187,7 +187,7 @@ class Checkpoint:
         self.remove_others(None)
 
     def _read_own(self, content: dict[str, Any], rank: int) -> dict[str, Any]:
-        """Read what a rank had of its own. ValueError if that is missing or damaged."""
+        """Read what a rank had of its own. InputError if that is missing or damaged."""
         where = content["own"][rank]
         path = _node_path(self.path, content["token"], where["node"])
         try:

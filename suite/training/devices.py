@@ -18,7 +18,7 @@ def threads_per_rank(world: World) -> int:
 
 
 def pick_device(wanted: str, world: World) -> torch.device:
-    """This rank's device: ``auto``, ``cpu`` or ``cuda``. ValueError if CUDA is asked for and there is none for this rank."""
+    """This rank's device: ``auto``, ``cpu`` or ``cuda``. InputError if CUDA is asked for and there is none for this rank."""
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and available == 0):
         return torch.device("cpu")

@@ -60,7 +60,7 @@ class Startup:
 
 
 def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progress, dog: Watchdog | None) -> int:
-    """Run one trial; every rank calls. Returns the worker's exit code. ValueError is one line for the user, equal on all ranks."""
+    """Run one trial; every rank calls. Returns the worker's exit code. InputError is one line for the user, equal on all ranks."""
     signals = StopSignals()
     config, folder = plan.config, plan.folder
     torch.set_num_threads(threads_per_rank(world))
@@ -294,7 +294,7 @@ def _collect_facts(folder: RunFolder, world: World) -> None:
 
 
 def _open(log: EventLog, world: World) -> None:
-    """Make the file of the log, if it is not there yet. ValueError on every rank if that fails."""
+    """Make the file of the log, if it is not there yet. InputError on every rank if that fails."""
     error = None
     try:
         log.open()

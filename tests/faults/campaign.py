@@ -175,10 +175,10 @@ def strike(chain: Chain, kill: Kill, chance: random.Random, train_s: float) -> O
         if not _await(chain, kill, process, earlier, train_s):
             process.wait()
             return None
-        victims = chain.processes()[kill.victim]
-        if not victims:
-            process.wait()
-            return None
+        while not (victims := chain.processes()[kill.victim]):  # not started yet
+            if process.poll() is not None:
+                return None
+            time.sleep(0.02)
         hit = _phase(chain, earlier)
         os.kill(chance.choice(victims), kill.signal)
         outcome = Outcome(kill, hit)

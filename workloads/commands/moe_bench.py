@@ -172,7 +172,7 @@ def _connect(device: str, threads: int) -> tuple[World, torch.device]:
 
 
 def _sweep(world: World, device: torch.device, shape: Shape, up_to_bytes: int, repeats: int) -> dict[str, Any]:
-    """Sweep the network. ValueError on one rank: there is nothing to send."""
+    """Sweep the network. InputError on one rank: there is nothing to send."""
     from workloads.moe import bench
 
     if world.size == 1:

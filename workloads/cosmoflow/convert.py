@@ -104,7 +104,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
     """Copy the public files from ``source`` on this machine, checking their sha256 sums.
 
     ``source`` is an archive with ``<archive>.sha256`` beside it, or a folder with ``SHA256SUMS`` in it, both as the
-    program sha256sum writes them. ValueError without a source, or for a URL; it says where to get the data.
+    program sha256sum writes them. InputError without a source, or for a URL; it says where to get the data.
     """
     if source is None or "://" in source:
         raise InputError(WHERE_THE_DATA_ARE)
@@ -146,7 +146,7 @@ class _Source:
 
 
 def _survey(source: Path) -> _Source:
-    """List the files of a source with their splits and universes. ValueError if there are none, or none for a split."""
+    """List the files of a source with their splits and universes. InputError if there are none, or none for a split."""
     form, paths = _find_files(source)
     # the cubes of one universe differ in the last three digits of their names
     names = [re.sub(r"_\d{3}$", "", path.stem) if form == "tfrecord" else path.stem for path in paths]
@@ -165,7 +165,7 @@ def _survey(source: Path) -> _Source:
 
 
 def _find_files(source: Path) -> tuple[str, list[Path]]:
-    """Find the files of the first form that the folder has. ValueError if it has none."""
+    """Find the files of the first form that the folder has. InputError if it has none."""
     if not source.is_dir():
         raise InputError(f"{source}: expected a folder of *.tfrecord files or *.hdf5 universes")
     for form in ("tfrecord", "hdf5"):

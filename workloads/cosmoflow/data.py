@@ -48,7 +48,7 @@ class CosmoFlowData:
 
 
 def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None:
-    """Check shapes, input means and, if the config augments, periodicity. ValueError if the data do not fit the config."""
+    """Check shapes, input means and, if the config augments, periodicity. InputError if the data do not fit the config."""
     shapes = {name: (array.shape[1:], str(array.dtype)) for name, array in reader.read([0]).items()}
     required = {
         "x": ((*(config.input_size,) * 3, len(REDSHIFTS)), "int16"),

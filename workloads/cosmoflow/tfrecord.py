@@ -39,7 +39,7 @@ def write_tfrecord(path: Path, samples: Iterable[Sample], *, compressed: bool = 
 def read_tfrecord(path: Path) -> Iterator[Sample]:
     """Read the samples of one file: x (n, n, n, 4) int16 and y (4,) float32.
 
-    ValueError names the file and the offset (in the uncompressed stream) of a damaged or unexpected record.
+    InputError names the file and the offset (in the uncompressed stream) of a damaged or unexpected record.
     """
     for offset, payload in _records(path, _content(path)):
         try:
@@ -59,7 +59,7 @@ def encode_example(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
 
 
 def decode_example(payload: bytes) -> Sample:
-    """Parse a serialised tf.train.Example. ValueError if it is damaged or has other features."""
+    """Parse a serialised tf.train.Example. InputError if it is damaged or has other features."""
     features: dict[bytes, memoryview] = {}
     for body in _fields(memoryview(payload), 1):
         for entry in _fields(body, 1):

@@ -17,7 +17,7 @@ from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 
 
 def read_universe(path: Path) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-    """Read counts (n, n, n, 4) int16 and targets (4,) float32. ValueError names file, dataset and what was expected."""
+    """Read counts (n, n, n, 4) int16 and targets (4,) float32. InputError names file, dataset and what was expected."""
     try:
         with h5py.File(path, "r", locking=False) as file:
             missing = [name for name in ("full", "unitPar") if name not in file]

@@ -41,7 +41,7 @@ class GroupBatchNorm2d(nn.BatchNorm2d):
 
 
 def rank_groups(ranks: int, size: int) -> list[list[int]]:
-    """Split all ranks into groups of ``size`` consecutive ones. ValueError if size does not divide the ranks."""
+    """Split all ranks into groups of ``size`` consecutive ones. InputError if size does not divide the ranks."""
     if ranks % size:
         raise InputError(f"batchnorm_group_size {size} does not divide the {ranks} ranks of this run")
     return [list(range(begin, begin + size)) for begin in range(0, ranks, size)]

@@ -84,7 +84,7 @@ def export_hdf5(root: Path, destination: Path, *, progress: Callable[[int, int],
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
-    """Always raise ValueError, which says where to get the data; `convert` takes a copy that is already here."""
+    """Always raise InputError, which says where to get the data; `convert` takes a copy that is already here."""
     raise InputError(WHERE_THE_DATA_ARE)
 
 

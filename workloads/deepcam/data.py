@@ -56,7 +56,7 @@ class DeepCamData:
 
 
 def input_statistics(reader: ShardReader, root: Path) -> Statistics:
-    """Read the statistics of the training split from the manifest. ValueError if absent or if a channel has no range."""
+    """Read the statistics of the training split from the manifest. InputError if absent or if a channel has no range."""
     recorded = reader.manifest.attributes.get("statistics")
     if recorded is None:
         raise InputError(f"{root}: the manifest has no attribute 'statistics'; inputs cannot be normalised")

@@ -41,14 +41,14 @@ class Statistics:
 
 
 def read_shape(path: Path) -> tuple[int, int]:
-    """Read the height and width of a snapshot. ValueError as in `read_snapshot`."""
+    """Read the height and width of a snapshot. InputError as in `read_snapshot`."""
     with _Opened(path) as file:
         height, width, _ = _dataset(path, file, (DATA,), 3).shape
     return height, width
 
 
 def read_snapshot(path: Path) -> tuple[Fields, Labels]:
-    """Read fields and labels of one file and check every value. ValueError names file, dataset and index in one line."""
+    """Read fields and labels of one file and check every value. InputError names file, dataset and index in one line."""
     with _Opened(path) as file:
         data, labels = _dataset(path, file, (DATA,), 3), _dataset(path, file, LABELS, 2)
         if data.shape[2] != len(CHANNELS) or data.dtype.kind != "f":
@@ -60,7 +60,7 @@ def read_snapshot(path: Path) -> tuple[Fields, Labels]:
 
 
 def checked_fields(x: Fields, path: Path) -> Fields:
-    """Return the fields unchanged. ValueError names the first value that is not finite."""
+    """Return the fields unchanged. InputError names the first value that is not finite."""
     if not np.isfinite(x.sum(dtype=np.float64)):  # finite fields need one pass: a sum shows any NaN or infinity
         bad = np.argwhere(~np.isfinite(x))
         if len(bad):
@@ -73,7 +73,7 @@ def checked_fields(x: Fields, path: Path) -> Fields:
 
 
 def checked_labels(y: NDArray[Any], path: Path, name: str) -> Labels:
-    """Return the labels as uint8. ValueError names the first pixel whose class does not exist."""
+    """Return the labels as uint8. InputError names the first pixel whose class does not exist."""
     bad = np.argwhere(~np.isin(y, np.arange(len(CLASSES))))
     if len(bad):
         row, column = bad[0].tolist()
@@ -90,7 +90,7 @@ def write_snapshot(path: Path, x: Fields, y: Labels) -> None:
 
 
 def read_statistics(path: Path) -> Statistics:
-    """Read ``stats.h5``. ValueError if it is missing, incomplete, or a channel has no range."""
+    """Read ``stats.h5``. InputError if it is missing, incomplete, or a channel has no range."""
     if not path.exists():
         raise InputError(
             f"{path}: missing: inputs are normalised by its climate/minval and climate/maxval; it belongs to the data set"
@@ -110,7 +110,7 @@ def read_statistics(path: Path) -> Statistics:
 
 
 def checked_statistics(statistics: Statistics, where: str) -> Statistics:
-    """Return the statistics unchanged. ValueError names a channel that cannot be normalised."""
+    """Return the statistics unchanged. InputError names a channel that cannot be normalised."""
     for name, low, high in zip(CHANNELS, statistics.minval, statistics.maxval, strict=True):
         if not low < high:
             raise InputError(f"{where}: channel {name} has minval {low:g} and maxval {high:g}: it cannot be normalised")
@@ -126,7 +126,7 @@ def write_statistics(path: Path, statistics: Statistics) -> None:
 
 
 class _Opened:
-    """Context manager of an HDF5 file open for reading. Errors of h5py become ValueError with the file's name."""
+    """Context manager of an HDF5 file open for reading. Errors of h5py become InputError with the file's name."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -58,7 +58,7 @@ class ExpertMesh:
     ) -> ExpertMesh:
         """Create the mesh of the first ``ranks`` ranks of torch.distributed, by default all. Every rank of torch.distributed calls.
 
-        ValueError if the nodes are not equally large.
+        InputError if the nodes are not equally large.
         """
         size, rank = dist.get_world_size() if ranks is None else ranks, dist.get_rank()
         if size % ranks_per_node:

@@ -66,7 +66,7 @@ class MoEConfig(Hyperparameters):
 def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
     """List the possible values of parallel_r: 0 and the divisors of the ranks per expert.
 
-    ValueError if neither of experts and ranks divides the other.
+    InputError if neither of experts and ranks divides the other.
     """
     sharers = ranks_per_expert(experts, ranks)
     return (0, *(r for r in range(1, sharers + 1) if sharers % r == 0))

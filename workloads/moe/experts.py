@@ -60,7 +60,7 @@ class Experts(nn.Module):
 
     @torch.no_grad()
     def keep(self, experts: slice, part: int, parts: int) -> None:
-        """Keep only some experts, and of each one of ``parts`` slices of dimension 1. ValueError if it cannot be divided."""
+        """Keep only some experts, and of each one of ``parts`` slices of dimension 1. InputError if it cannot be divided."""
         for name, parameter in list(self.named_parameters()):
             length = parameter.shape[1]
             if length % parts:

@@ -106,7 +106,7 @@ class MoELayer(nn.Module):
         self._all_weights: Weights | None = None
 
     def use(self, execution: Execution) -> None:
-        """Set how the layer is executed from now on; every rank calls. ValueError if this r does not exist."""
+        """Set how the layer is executed from now on; every rank calls. InputError if this r does not exist."""
         if self.mesh is not None:
             choices = valid_r(self.config.experts, self.mesh.size)
             if execution.r not in choices:

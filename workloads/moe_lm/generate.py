@@ -52,7 +52,7 @@ SIZES: dict[str, DataSize] = {
 
 
 def generate(root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
-    """Generate the text of ``smoke``. ValueError for sizes with real text, which says how to get it."""
+    """Generate the text of ``smoke``. InputError for sizes with real text, which says how to get it."""
     settings = size_settings("moe_lm", SIZES, size, seed)
     if not settings.generated:
         raise InputError(

@@ -69,7 +69,7 @@ class Language:
 def read_text(source: Path) -> Split:
     """Read the ``.txt`` files of a folder, or of the documentation in Django's archive, split by the hash of their paths.
 
-    ValueError if there are none, or if the archive is not the pinned one.
+    InputError if there are none, or if the archive is not the pinned one.
     """
     if source.is_dir() and (source / DJANGO_NAME).exists():
         source = source / DJANGO_NAME
@@ -88,7 +88,7 @@ def in_validation(name: str) -> bool:
 
 
 def check_archive(path: Path) -> None:
-    """Check the sha256 of an archive. ValueError if it is not the pinned source package."""
+    """Check the sha256 of an archive. InputError if it is not the pinned source package."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != DJANGO_SHA256:
         raise InputError(f"{path}: sha256 is {digest}; {DJANGO_NAME} from PyPI has {DJANGO_SHA256}")

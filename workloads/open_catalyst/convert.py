@@ -56,7 +56,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None, 
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
-    """Always raise ValueError, which says where to get the data."""
+    """Always raise InputError, which says where to get the data."""
     raise InputError(WHERE_THE_DATA_ARE)
 
 

@@ -119,7 +119,7 @@ def batch_of(
 
 
 def check_data(reader: ShardReader, root: Path) -> None:
-    """Check shapes and types of the arrays. ValueError if they are not those this workload trains on."""
+    """Check shapes and types of the arrays. InputError if they are not those this workload trains on."""
     actual = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
     required = {f"atom.{name}": (shape, np.dtype(dtype)) for name, (dtype, shape) in PER_ATOM.items()}
     required |= {"cell": ((3, 3), np.dtype(np.float32)), "energy": ((), np.dtype(np.float64))}

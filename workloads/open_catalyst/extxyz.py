@@ -38,7 +38,7 @@ _OPEN: dict[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open, 
 def read_extxyz(path: Path, *, trajectory: int) -> Iterator[Structure]:
     """Read the frames of one file. ``trajectory`` is their trajectory number if no text file tells the system of each frame.
 
-    ValueError names file and frame.
+    InputError names file and frame.
     """
     labels = _labels(path)
     try:

@@ -40,7 +40,7 @@ class Edges:
 def neighbours(position: Floats, cell: Floats, *, cutoff: float, most: int) -> Edges:
     """Find the ``most`` nearest atoms within ``cutoff`` of every atom, with periodic boundaries in all three directions.
 
-    ValueError if the cell has no volume or two atoms coincide.
+    InputError if the cell has no volume or two atoms coincide.
     """
     shifts, owner, images = _images(position, cell, cutoff)
     bound = np.nextafter(cutoff, np.inf)  # the tree's bound is exclusive
@@ -87,7 +87,7 @@ def triplets(edges: Edges, atoms: int) -> tuple[Ints, Ints]:
 
 
 def inverse_cell(cell: Floats) -> Floats:
-    """Compute the matrix from positions to fractions of the cell. ValueError if the cell has no volume."""
+    """Compute the matrix from positions to fractions of the cell. InputError if the cell has no volume."""
     volume = abs(float(np.linalg.det(cell)))
     edges = float(np.prod(np.sqrt(np.einsum("ij,ij->i", cell, cell))))
     if not volume > FLATTEST_CELL * edges:  # "not >", so that NaN is refused too

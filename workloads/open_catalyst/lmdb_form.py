@@ -42,7 +42,7 @@ class LmdbFile:
         return int(self._entries)
 
     def structures(self, begin: int, end: int) -> Iterator[Structure]:
-        """Read structures ``begin`` to ``end``. ValueError names file and index."""
+        """Read structures ``begin`` to ``end``. InputError names file and index."""
         with _environment(self.path) as environment, environment.begin() as transaction:
             for index in range(begin, end):
                 value = transaction.get(str(index).encode())

@@ -48,7 +48,7 @@ def trajectory(surfaces: Surfaces, seed: int, number: int) -> list[Structure]:
 
 
 def require_ase() -> None:
-    """Check that ASE is installed. ValueError says how to install it."""
+    """Check that ASE is installed. InputError says how to install it."""
     try:
         import ase  # noqa: F401
     except ImportError:

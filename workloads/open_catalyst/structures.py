@@ -49,7 +49,7 @@ class Neighbourhood:
     max_neighbours: int
 
     def edges(self, position: NDArray[np.float64], cell: NDArray[np.float64]) -> Edges:
-        """Compute the edges. ValueError if the cell is broken, atoms coincide or there is no edge."""
+        """Compute the edges. InputError if the cell is broken, atoms coincide or there is no edge."""
         edges = neighbours(position, cell, cutoff=self.cutoff_angstrom, most=self.max_neighbours)
         if not len(edges):
             raise InputError(f"no edge: no two of the {len(position)} atoms within {self.cutoff_angstrom:g} angstrom")
@@ -57,7 +57,7 @@ class Neighbourhood:
 
 
 def check(structure: Structure) -> None:
-    """Check shapes, ranges and finiteness. ValueError if the structure cannot be trained on."""
+    """Check shapes, ranges and finiteness. InputError if the structure cannot be trained on."""
     atoms = len(structure.number)
     shapes = {"position": (atoms, 3), "force": (atoms, 3), "cell": (3, 3), "tag": (atoms,), "fixed": (atoms,)}
     for name, shape in shapes.items():

@@ -35,7 +35,7 @@ class OpenCatalyst(Workload):
         self._steps = 0
 
     def dataset(self, split: str, root: Path) -> OpenCatalystData:
-        """Open one split. ValueError if the data are damaged or have other arrays."""
+        """Open one split. InputError if the data are damaged or have other arrays."""
         return OpenCatalystData(root, split, self.config, self._settings)
 
     def build_model(self, world: World) -> nn.Module:

@@ -25,7 +25,7 @@ def read_fasta(path: Path) -> list[tuple[str, str]]:
 def read_a3m(path: Path) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
     """Read rows (M, L) of residue types, the query first, and the number of letters inserted before each column.
 
-    Lower-case letters are insertions. ValueError if rows have different numbers of columns.
+    Lower-case letters are insertions. InputError if rows have different numbers of columns.
     """
     rows: list[NDArray[np.int8]] = []
     deletions: list[NDArray[np.uint8]] = []

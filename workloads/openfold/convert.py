@@ -68,7 +68,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
 def fetch(destination: Path, *, source: str | None = None) -> None:
     """Extract real structures to try the reader on: mmCIF files in Biopython's source archive, whose sha256 is pinned.
 
-    ``source`` is that archive on this machine. ValueError without it, or for a URL; it says where to get the data.
+    ``source`` is that archive on this machine. InputError without it, or for a URL; it says where to get the data.
     """
     if source is None or "://" in source:
         raise InputError(WHERE_THE_DATA_ARE)
@@ -88,7 +88,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
 
 
 def read_protein(path: Path) -> Protein:
-    """Read one mmCIF file and its alignment, if any. ValueError names file, line and what was expected."""
+    """Read one mmCIF file and its alignment, if any. InputError names file, line and what was expected."""
     match = CHAIN_IN_NAME.match(path.stem)
     chain = read_chain(path, match.group(1) if match else None)
     msa, deletions = chain.aatype[None], np.zeros((1, len(chain.aatype)), np.uint8)

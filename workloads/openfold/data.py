@@ -110,7 +110,7 @@ def _aligned(arrays: Arrays, name: str, slots: int) -> NDArray[Any]:
 
 
 def _check(reader: ShardReader, root: Path, split: str, config: OpenFoldConfig) -> None:
-    """Check the arrays and the longest validation chain. ValueError if this workload cannot train on them."""
+    """Check the arrays and the longest validation chain. InputError if this workload cannot train on them."""
     actual = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
     expected = FORM | (TEMPLATE_FORM if "template.offsets" in actual else {})
     for name, (shape, dtype) in expected.items():

@@ -40,7 +40,7 @@ class _Row:
 
 
 def read_chain(path: Path, name: str | None = None) -> Chain:
-    """Read a chain by its author or label name, by default the first with amino acids. ValueError names file and line."""
+    """Read a chain by its author or label name, by default the first with amino acids. InputError names file and line."""
     tables = _tables(path)
     sites = tables.get("_atom_site", [])
     if not sites:

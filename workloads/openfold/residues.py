@@ -186,7 +186,7 @@ SWAPPED = (int(_AMBIGUOUS[0]), int(_AMBIGUOUS[-1]) + 1)  # half-open range of th
 
 
 def encode(sequence: str) -> NDArray[np.int8]:
-    """Convert letters to residue types; B, J, O, U, X, Z are unknown, '-' is a gap. ValueError names any other letter."""
+    """Convert letters to residue types; B, J, O, U, X, Z are unknown, '-' is a gap. InputError names any other letter."""
     out = np.array([_CODES.get(letter, -1) for letter in sequence], dtype=np.int8)
     if (out < 0).any():
         place_of = int(np.argmax(out < 0))

@@ -58,7 +58,7 @@ def shard_arrays(proteins: Sequence[Protein], numbers: Sequence[int]) -> Arrays:
 
 
 def proteins_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Protein]:
-    """Yield the proteins of a shard's arrays or of a ShardReader's result. ValueError if rows and lengths do not fit."""
+    """Yield the proteins of a shard's arrays or of a ShardReader's result. InputError if rows and lengths do not fit."""
     residue, cell = arrays["residue.offsets"], arrays["alignment.offsets"]
     template = arrays.get("template.offsets")
     for number in range(len(residue) - 1):

@@ -43,7 +43,7 @@ class OpenFold(Workload):
             )
 
     def dataset(self, split: str, root: Path) -> OpenFoldData:
-        """Open one split. ValueError if the data are damaged, have other arrays or too long chains."""
+        """Open one split. InputError if the data are damaged, have other arrays or too long chains."""
         return OpenFoldData(root, split, self._settings, self.config.global_batch_size)
 
     def build_model(self, world: World) -> nn.Module:

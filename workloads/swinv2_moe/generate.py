@@ -45,12 +45,12 @@ SIZES: dict[str, DataSize] = {
 
 
 def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
-    """Always raise ValueError: there are no public data to convert."""
+    """Always raise InputError: there are no public data to convert."""
     raise InputError("swinv2_moe has no public data to convert: mlhpc data generate swinv2_moe --size SIZE")
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
-    """Always raise ValueError: there are no public data to fetch."""
+    """Always raise InputError: there are no public data to fetch."""
     raise InputError("swinv2_moe has no public data to fetch: mlhpc data generate swinv2_moe --size SIZE")
 
 

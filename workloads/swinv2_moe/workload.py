@@ -40,7 +40,7 @@ class SwinV2MoEWorkload(MoEWorkload):
         super().__init__(config, self._settings)
 
     def dataset(self, split: str, root: Path) -> ImageData:
-        """Open one split. ValueError if the images do not fit the config."""
+        """Open one split. InputError if the images do not fit the config."""
         return ImageData(root, split, self._settings)
 
     def build_model(self, world: World) -> nn.Module:

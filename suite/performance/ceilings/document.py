@@ -91,13 +91,13 @@ class Findings:
 
 
 def to_json(header: dict[str, Any], findings: Findings) -> str:
-    """Render the text of the file. ValueError for a number that is not finite: JSON has none."""
+    """Render the text of the file. InputError for a number that is not finite: JSON has none."""
     body = {"version": VERSION, "kind": "ceilings", **header, **asdict(findings)}
     return json.dumps(body, indent=1, allow_nan=False) + "\n"
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise ValueError if the file exists or its folder cannot be written. Called before measuring, which takes minutes."""
+    """Raise InputError if the file exists or its folder cannot be written. Called before measuring, which takes minutes."""
     if path.exists():
         raise InputError(f"{path}: exists already; a ceilings file is never overwritten (choose another -o)")
     folder = path.parent
@@ -108,7 +108,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a new file. ValueError if one has appeared there meanwhile: it is not overwritten."""
+    """Write a new file. InputError if one has appeared there meanwhile: it is not overwritten."""
     try:
         write_whole(path, text, overwrite=False)
     except FileExistsError:

@@ -1,0 +1,47 @@
+"""The fault campaign itself, and a part of it for `make test-long`; the whole one is a command (tests/faults/campaign.py)."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.campaign import SIGNALS, VICTIMS, Kill, Outcome, campaign, plan, table
+
+
+def test_a_campaign_covers_every_victim_signal_and_phase() -> None:
+    kills = plan(200, 50, random.Random(1))
+    assert len(kills) == 200
+    assert sum(kill.phase == "checkpoint" for kill in kills) == 50
+    assert {(kill.victim, kill.signal) for kill in kills} == {(v, s) for v in VICTIMS for s in SIGNALS}
+    assert {kill.phase for kill in kills} == {"start", "run", "checkpoint"}
+    assert all(0.0 <= kill.moment < 1.0 for kill in kills)
+
+
+def test_the_table_counts_kills_and_names_every_problem() -> None:
+    kill = Kill("rank", signal.SIGKILL, "run", 0.5)
+    fine, bad = Outcome(kill, "in the run", 0.5), Outcome(kill, "in the run", 1.5, ["2 processes were left after 60 s"])
+    text = table([fine, fine, bad])
+    assert "| rank | SIGKILL | in the run | 3 | 1 |" in text
+    assert "3 kills, 1 with a problem." in text
+    assert "n = 3, median 0.50 s, most 1.50 s" in text
+    assert "- rank SIGKILL in the run: 2 processes were left after 60 s" in text
+
+
+@pytest.mark.long
+def test_forty_kills_of_a_local_run_lose_nothing(tmp_path: Path) -> None:
+    outcomes = campaign(tmp_path, 40, 10, seed=11)
+    assert len(outcomes) == 40
+    assert not [(outcome.kill, outcome.problems) for outcome in outcomes if outcome.problems]
+
+
+@pytest.mark.long
+@pytest.mark.slurm
+def test_ten_kills_under_slurm_lose_nothing(tmp_path: Path) -> None:
+    from tests.faults.slurm import campaign as slurm_campaign
+
+    outcomes = slurm_campaign(tmp_path, 10, seed=11)
+    assert len(outcomes) == 10
+    assert not [(outcome.kill, outcome.problems) for outcome in outcomes if outcome.problems]
