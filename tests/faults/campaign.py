@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -30,7 +31,7 @@ from suite.log import mllog
 from suite.log.reader import Log, read_events
 
 RANKS = 2
-CHAIN = 4  # kills of one trial
+CHAIN = 6  # kills of one trial
 INTERVAL_S = 1.0  # between two checkpoints of these runs; the default is 600
 AGREED_S = 1.0  # ranks agree about once a second whether a checkpoint is due
 START_S = 4.0  # from the start of a run to run_start, about
@@ -89,6 +90,7 @@ class Chain:
     def __init__(self, root: Path, data: Path, seed: int, environment: dict[str, str]) -> None:
         self.root, self.data, self.seed, self.environment = root, data, seed, environment
         self.replace = False
+        self.whole = 0  # steps of the undisturbed run
 
     def start(self) -> Attempt:
         """Start the run, or continue it."""
@@ -116,6 +118,10 @@ class Chain:
     def begun(self, since: Sequence[Path]) -> bool:
         """True if an attempt whose log is not in ``since`` has reached run_start."""
         return any(b'"run_start"' in path.read_bytes() for path in self.logs() if path not in since)
+
+    def done(self, earlier: Sequence[Path]) -> float:
+        """The part of the training that earlier attempts have logged, at most."""
+        return len(set().union(*(steps(path) for path in earlier if path.exists()))) / max(1, self.whole)
 
     def processes(self) -> dict[str, list[int]]:
         """The living processes of the run by kind."""
@@ -212,7 +218,7 @@ def _await(chain: Chain, kill: Kill, process: Attempt, earlier: Sequence[Path], 
             return False
         time.sleep(0.02)
     if kill.phase == "run":
-        time.sleep(kill.moment * train_s)
+        time.sleep(kill.moment * train_s * max(0.1, 1.0 - chain.done(earlier)))
         return process.poll() is None
     skip = int(kill.moment * 2)  # not always the first checkpoint of the attempt
     seen: set[str] = set()
@@ -288,6 +294,7 @@ def run_chain(
 ) -> list[Outcome]:
     """Kill a trial several times, continue it to the end, and compare its losses with the undisturbed run's."""
     outcomes: list[Outcome] = []
+    chain.whole = len(reference)
     for kill in kills:
         logs = chain.logs() if chain.root.exists() else []
         outcome = strike(chain, kill, chance, train_s)
@@ -319,7 +326,11 @@ def run_chain(
 def _account(chain: Chain, outcomes: list[Outcome], earlier: Sequence[Path]) -> None:
     """Note how much work the attempt that was just killed had to repeat of the one before."""
     new = [path for path in chain.logs() if path not in earlier and b'"run_start"' in path.read_bytes()]
-    old = [path for path in earlier if b'"run_start"' in path.read_bytes() and path.name.startswith("res")]
+    old = [
+        path
+        for path in earlier
+        if path.exists() and path.name.startswith("res") and b'"run_start"' in path.read_bytes()
+    ]
     if new and old and len(outcomes) > 1 and "resumed" in new[-1].name:
         outcomes[-2].lost_s = lost_work(old[-1], new[-1])
 
@@ -352,7 +363,7 @@ def plan(kills: int, during_checkpoints: int, chance: random.Random, victims: Se
     return drawn
 
 
-def campaign(root: Path, kills: int, during_checkpoints: int, seed: int) -> list[Outcome]:
+def campaign(root: Path, kills: int, during_checkpoints: int, seed: int, limit_s: float = math.inf) -> list[Outcome]:
     """Run local chains until as many kills as asked for have hit a living process."""
     data = make_data(root)
     slow = root / "slow_disk"
@@ -365,7 +376,7 @@ def campaign(root: Path, kills: int, during_checkpoints: int, seed: int) -> list
         return Chain(root / f"chain{number}", data, seed, calm_environment | slowed)
 
     chance = random.Random(seed)
-    return run_chains(chain, plan(kills, during_checkpoints, chance), chance)
+    return run_chains(chain, plan(kills, during_checkpoints, chance), chance, limit_s)
 
 
 def make_data(root: Path) -> Path:
@@ -376,9 +387,12 @@ def make_data(root: Path) -> Path:
 
 
 def run_chains(
-    make: Callable[[int, Sequence[Kill]], Chain], kills: Sequence[Kill], chance: random.Random
+    make: Callable[[int, Sequence[Kill]], Chain],
+    kills: Sequence[Kill],
+    chance: random.Random,
+    limit_s: float = math.inf,
 ) -> list[Outcome]:
-    """Run a trial undisturbed, then chains, until all kills have hit a living process."""
+    """Run a trial undisturbed, then chains, until all kills have hit a living process or the time is over."""
     calm = make(0, ())
     begin = time.monotonic()
     code = calm.start().wait()
@@ -390,7 +404,7 @@ def run_chains(
     print(f"undisturbed: {whole_s:.1f} s, of which training {train_s:.1f} s, {len(reference)} steps", flush=True)
     outcomes: list[Outcome] = []
     waiting, number = list(kills), 0
-    while waiting:
+    while waiting and time.monotonic() - begin < limit_s:
         number += 1
         batch, rest = waiting[:CHAIN], waiting[CHAIN:]
         made = run_chain(make(number, batch), batch, reference, chance, train_s)
@@ -429,11 +443,16 @@ def main() -> None:
     parser.add_argument("--during-checkpoints", type=int, default=50)
     parser.add_argument("--slurm", type=int, default=20, help="kills on the two-node Slurm; 0: none")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="of the local kills: then the table of those made"
+    )
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
         outcomes = (
-            campaign(Path(scratch), options.kills, options.during_checkpoints, options.seed) if options.kills else []
+            campaign(Path(scratch), options.kills, options.during_checkpoints, options.seed, options.minutes * 60)
+            if options.kills
+            else []
         )
     text = f"seed {options.seed}; local, {RANKS} ranks\n\n{table(outcomes)}"
     if options.slurm:
