@@ -17,7 +17,7 @@ import yaml
 from suite import VERSION
 from suite.config import RunConfig
 from suite.errors import InputError
-from suite.files import write_whole
+from suite.files import PART_SUFFIX, write_whole
 
 RUN_VERSION = 1
 
@@ -143,9 +143,17 @@ def default_folder(workload: str, size: str, now: datetime) -> Path:
 
 
 def refuse_existing(root: Path) -> None:
-    """InputError if the path of a new run folder exists."""
-    if root.exists():
+    """InputError if the path of a new run folder exists, unless a kill left only what `create` had begun to write there."""
+    if root.exists() and not _is_begun(root):
         raise InputError(f"{root}: exists already; a run never writes into an earlier one (choose another -o)")
+
+
+def _is_begun(root: Path) -> bool:
+    """True for a folder that a killed `create` left: run.json, which is written last, is not there, and nothing else is."""
+    try:
+        return all(path == RunFolder(root).config_path or path.suffix == PART_SUFFIX for path in root.iterdir())
+    except OSError:
+        return False
 
 
 def create(
@@ -158,13 +166,12 @@ def create(
     seed: int | None,
     same_allocation: bool = True,
 ) -> RunFolder:
-    """Make a new run folder with config.yaml and run.json. InputError if it exists or cannot be written."""
+    """Make a new run folder with config.yaml and run.json. InputError if it exists (see `refuse_existing`) or cannot be written."""
     try:
-        root.mkdir(parents=True)
-    except FileExistsError:
-        raise InputError(
-            f"{root}: exists already; a run never writes into an earlier one (choose another -o)"
-        ) from None
+        refuse_existing(root)
+        root.mkdir(parents=True, exist_ok=True)
+        for path in root.iterdir():
+            path.unlink()
     except OSError as error:
         raise InputError(f"{root}: cannot be created: {error.strerror}") from None
     return write_run_info(root, config, mode=mode, runs=runs, ranks=ranks, seed=seed, same_allocation=same_allocation)

@@ -95,7 +95,7 @@ class Chain:
     def start(self) -> Attempt:
         """Start the run, or continue it."""
         words = [sys.executable, "-P", "-m", "suite", "run", "cosmoflow"]
-        if self.root.exists():
+        if (self.root / "run.json").exists():
             words += ["--output", str(self.root), "--resume", *(["--replace-failed"] if self.replace else [])]
         else:
             words += ["--config", "smoke", "--ranks", str(RANKS), "--runs", "1", "--seed", str(self.seed)]
@@ -246,6 +246,8 @@ def _phase(chain: Chain, earlier: Sequence[Path]) -> str:
 def check_folder(chain: Chain) -> list[str]:
     """What is wrong with a run folder whose processes have ended."""
     problems = []
+    if not (chain.root / "run.json").exists():
+        return []  # killed before the run had a folder: the same command starts it
     for path in chain.logs():
         log = read_events(path)
         problems += [f"{path.name}:{problem.line}: {problem.message}" for problem in log.problems]
