@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.hosts import connected_hosts
 from tests.fixtures.once import made_once
 from tests.fixtures.readme import GENERATE
 from tests.fixtures.zoo import Machine
@@ -80,3 +81,10 @@ def smoke_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def zoo_root(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of the test's machine, laid out once for all tests: read only."""
     return made_once(tmp_path_factory, f"zoo-{machine.name}", machine.lay_out)
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
+    """The commands that run something on one of two hosts (tests/fixtures/hosts.py)."""
+    with connected_hosts() as commands:
+        yield commands

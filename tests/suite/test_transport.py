@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import os
 import pickle
-import shutil
 import socket
 import stat
 import subprocess
@@ -22,8 +21,7 @@ import pytest
 
 from suite import transport
 from suite.transport import Seal, launch_key, own_address, port_of, refuse_loopback, try_connection
-
-KEY = "ab" * 32
+from tests.fixtures.hosts import KEY, host_environment, write_hosts
 
 
 class Bomb:
@@ -217,63 +215,24 @@ def test_a_connection_that_fails_names_both_ends(monkeypatch: pytest.MonkeyPatch
         try_connection("127.0.0.1", port, here="b", there="a")
 
 
-@pytest.fixture
-def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
-    """The commands that run something on two hosts with a wire between them: network namespaces with their own /etc/hosts."""
-    ip = shutil.which("ip", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-    names = [f"mlhpc{os.getpid()}{letter}" for letter in "ab"]
-    if (
-        ip is None
-        or os.geteuid() != 0
-        or subprocess.run([ip, "netns", "add", names[0]], capture_output=True).returncode
-    ):
-        pytest.skip("network namespaces need root and iproute2")
-    wires = [f"v{os.getpid()}{letter}" for letter in "ab"]
-    try:
-        subprocess.run([ip, "netns", "add", names[1]], check=True)
-        subprocess.run([ip, "link", "add", wires[0], "type", "veth", "peer", "name", wires[1]], check=True)
-        for number, (name, wire) in enumerate(zip(names, wires, strict=True), 1):
-            subprocess.run([ip, "link", "set", wire, "netns", name], check=True)
-            subprocess.run([ip, "-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", wire], check=True)
-            for device in (wire, "lo"):
-                subprocess.run([ip, "-n", name, "link", "set", device, "up"], check=True)
-            (Path("/etc/netns") / name).mkdir(parents=True)
-        first, second = ([ip, "netns", "exec", name] for name in names)
-        yield first, second
-    finally:
-        for name in names:
-            subprocess.run([ip, "netns", "del", name], capture_output=True)
-            shutil.rmtree(Path("/etc/netns") / name, ignore_errors=True)
-
-
-def hosts(command: list[str], text: str) -> None:
-    """Write the /etc/hosts of a host."""
-    (Path("/etc/netns") / command[-1] / "hosts").write_text(f"127.0.0.1 localhost\n{text}")
-
-
-def environment(node: str) -> dict[str, str]:
-    seal = {"MLHPC_WORLD_SEAL": KEY, "SLURM_STEP_NODELIST": "nodea,nodeb", "SLURM_STEP_NUM_NODES": "2"}
-    return seal | {"SLURMD_NODENAME": node}
-
-
 def test_two_hosts_meet_by_the_schedulers_names(two_hosts: tuple[list[str], list[str]]) -> None:
     """The host's own name, by which gloo would choose its interface, is loopback on both."""
     for command in two_hosts:
-        hosts(command, f"127.0.1.1 {socket.gethostname()}\n10.77.0.1 nodea\n10.77.0.2 nodeb\n")
-    done = ranks([environment("nodea"), environment("nodeb")], *two_hosts)
+        write_hosts(command, f"127.0.1.1 {socket.gethostname()}\n10.77.0.1 nodea\n10.77.0.2 nodeb\n")
+    done = ranks([host_environment("nodea"), host_environment("nodeb")], *two_hosts)
     assert [(code, output.splitlines()[-1]) for code, output in done] == [(0, "nodes 2")] * 2, done
 
 
 def test_two_hosts_whose_names_are_loopback_are_told_so_in_seconds(two_hosts: tuple[list[str], list[str]]) -> None:
     for command in two_hosts:
-        hosts(command, "127.0.1.1 nodea nodeb\n")
+        write_hosts(command, "127.0.1.1 nodea nodeb\n")
     started = time.monotonic()
-    done = ranks([environment("nodea"), environment("nodeb")], *two_hosts)
+    done = ranks([host_environment("nodea"), host_environment("nodeb")], *two_hosts)
     assert time.monotonic() - started < 30
     for code, output in done:
         assert code == 1
         assert "its name is 127.0.1.1 there (/etc/hosts)" in output
         assert "set MLHPC_MASTER_ADDR=ADDRESS or MLHPC_INTERFACE=NAME, for example MLHPC_INTERFACE=v" in output
     chosen = {"MLHPC_MASTER_ADDR": "10.77.0.1"}
-    again = ranks([environment("nodea") | chosen, environment("nodeb") | chosen], *two_hosts)
+    again = ranks([host_environment("nodea") | chosen, host_environment("nodeb") | chosen], *two_hosts)
     assert [code for code, _ in again] == [0, 0], again

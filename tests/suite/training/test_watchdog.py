@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from suite.training.progress import MarkedTransport, Progress
 from suite.training.watchdog import State, Watchdog, explain_hang
 from suite.transport import Alone
 from suite.world import World
+from tests.fixtures.hosts import host_environment, write_hosts
 
 HERE = Path(__file__).parent
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
@@ -183,3 +184,47 @@ def test_a_call_on_another_thread_is_no_mark_of_the_training_and_a_split_world_c
     assert progress.counts["training"] == 1
     transport.split(0).barrier()
     assert progress.counts == {"training": 2, "staging": 1}
+
+
+@pytest.mark.long
+def test_a_link_that_goes_down_in_the_middle_of_a_run_is_named_with_the_node_behind_it(
+    data: Path, tmp_path: Path, two_hosts: tuple[list[str], list[str]]
+) -> None:
+    """Two hosts, a rank each, over TCP. Neither can know whether the other is dead: both say so and go on waiting."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "MLHPC", "PMI"))}
+    clean |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "4711", "OMP_NUM_THREADS": "1"}
+    options = ("window_steps=4", "watchdog.silence_s=6", "max_epochs=100000", "hyperparameters.base_learning_rate=1e-9")
+    words = [sys.executable, str(HERE / "toy.py"), str(data), str(tmp_path / "run"), "0", "11", *options]
+    for command in two_hosts:
+        write_hosts(command, "10.77.0.1 nodea\n10.77.0.2 nodeb\n")
+    processes = []
+    for rank, command in enumerate(two_hosts):
+        with (tmp_path / f"rank{rank}.err").open("w") as errors:
+            environment = clean | {"SLURM_PROCID": str(rank)} | host_environment(f"node{'ab'[rank]}")
+            processes.append(
+                subprocess.Popen([*command, *words], env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+            )
+    try:
+        log = tmp_path / "run" / "result_0.txt"
+        _until(lambda: log.exists() and '"step_phases"' in log.read_text())
+        (wire,) = re.findall(r"^\d+: (v\w+)@", _ip(two_hosts[0], "-o", "link"), re.MULTILINE)
+        _ip(two_hosts[0], "link", "set", wire, "down")
+        _until(lambda: "did not answer" in (tmp_path / "rank0.err").read_text())
+        said = (tmp_path / "rank0.err").read_text()
+        assert re.search(r"no progress for \d+ s: rank 1 did not answer: stopped, or the node is gone", said)
+        assert (tmp_path / "run" / "output" / "stack_0_rank0.txt").exists()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _ip(host: list[str], *words: str) -> str:
+    return subprocess.run([*host, "ip", *words], capture_output=True, text=True, check=True).stdout
+
+
+def _until(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
