@@ -439,6 +439,11 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _keep(text: str, path: Path | None) -> None:
+    if path is not None:
+        path.write_text(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
@@ -456,17 +461,17 @@ def main() -> None:
             if options.kills
             else []
         )
-    text = f"seed {options.seed}; local, {RANKS} ranks\n\n{table(outcomes)}"
+    text = f"seed {options.seed}; local, {RANKS} ranks\n\n{table(outcomes)}" if outcomes else ""
+    _keep(text, options.output)
     if options.slurm:
         from tests.faults.slurm import campaign as slurm_campaign
 
         with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
             under_slurm = slurm_campaign(Path(scratch), options.slurm, options.seed)
-        text += f"\nSlurm, two nodes\n\n{table(under_slurm)}"
+        text = f"{text}\nseed {options.seed}; Slurm, two nodes\n\n{table(under_slurm)}".lstrip()
         outcomes += under_slurm
+        _keep(text, options.output)
     print(text)
-    if options.output is not None:
-        options.output.write_text(text)
     sys.exit(1 if any(outcome.problems for outcome in outcomes) else 0)
 
 

@@ -14,7 +14,7 @@ from tests.slurm.conftest import ROOT, Cluster, running_cluster, slurm_path
 
 SCRIPT = ROOT / "submissions" / "slurm" / "cosmoflow-mini.sbatch"
 VICTIMS = ("rank", "srun", "slurmstepd", "slurmd", "script")
-LIMIT_S = 90.0  # a job that Slurm itself does not end by then is cancelled, as its owner would
+LIMIT_S = 180.0  # a job that Slurm itself does not end by then is cancelled, as its owner would
 
 
 class Job:
