@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.faults.campaign import SETTINGS, Chain, Kill, Outcome, commands, make_data, plan, run_chains
-from tests.slurm.conftest import ROOT, Cluster, running_cluster, slurm_path
+from tests.slurm.conftest import ROOT, Cluster, lives, running_cluster, slurm_path
 
 SCRIPT = ROOT / "submissions" / "slurm" / "cosmoflow-mini.sbatch"
 VICTIMS = ("rank", "srun", "slurmstepd", "slurmd", "script")
@@ -54,11 +54,10 @@ class SlurmChain(Chain):
         exports = {
             "MLHPC_PYTHON": sys.executable,
             "MLHPC_CONFIG": "smoke",
-            "MLHPC_DATA": str(self.data),
             "MLHPC_RUN": str(self.root),
             "MLHPC_RUNS": "1",
             "MLHPC_SEED": str(self.seed),
-            "MLHPC_SET": " ".join(SETTINGS),
+            "MLHPC_SET": " ".join((f"data={self.data}", *SETTINGS)),
             "MLHPC_REPLACE_FAILED": "1" if self.replace else "0",
         }
         self.replace = False
@@ -79,7 +78,7 @@ class SlurmChain(Chain):
                 found["srun" if program == "srun" else "rank"].append(pid)
         for node in ("node1", "node2"):
             pid = int((self.cluster.folder / f"{node}.pid").read_text() or 0)
-            if pid and Path(f"/proc/{pid}").exists():
+            if pid and lives(pid):
                 found["slurmd"].append(pid)
         return found
 
@@ -92,7 +91,7 @@ class SlurmChain(Chain):
         time.sleep(1.0)
         for node in ("node1", "node2"):
             path = self.cluster.folder / f"{node}.pid"
-            if not path.exists() or not Path(f"/proc/{int(path.read_text() or 0)}").exists():
+            if not path.exists() or not lives(int(path.read_text() or 0)):
                 self.cluster.call("slurmd", "-N", node)
 
 

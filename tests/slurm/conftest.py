@@ -175,14 +175,14 @@ def _stop(pid_file: Path) -> None:
     except (FileNotFoundError, ProcessLookupError, ValueError):
         return
     deadline = time.monotonic() + 10
-    while _lives(pid):
+    while lives(pid):
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
             return
         time.sleep(0.05)
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
     """False for a zombie too: in a container the first process may never ask for a daemon's end."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
