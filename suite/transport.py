@@ -373,14 +373,12 @@ class TorchTransport:
         longest = _message_size(int(largest))
         row = torch.nn.functional.pad(mine, (0, longest - len(mine)))
         size = torch.tensor([len(mine)])
-        if self.rank:
-            dist.gather(size, None, group=self._group, group_dst=0)
-            dist.gather(row, None, group=self._group, group_dst=0)
-            return None
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        sizes = None if self.rank else [torch.zeros_like(size) for _ in range(self.size)]
+        rows = None if self.rank else [torch.zeros_like(row) for _ in range(self.size)]
         dist.gather(size, sizes, group=self._group, group_dst=0)
         dist.gather(row, rows, group=self._group, group_dst=0)
+        if sizes is None or rows is None:
+            return None
         lengths = [min(_message_size(int(length)), longest) for length in sizes]
         return [self._seal.open(tensor_bytes(rows[sender][: lengths[sender]]), sender) for sender in range(self.size)]
 

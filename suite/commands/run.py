@@ -125,8 +125,8 @@ def _launch(plan: TrialPlan, trials: Sequence[int] | None, ranks: int | None, ov
     ranks = ranks or (known.ranks if known else None) or 1
     _check_before_launch(plan, ranks)
     if trials is None and known is None:
-        create(folder.root, config, mode=plan.mode, runs=plan.runs, ranks=ranks, seed=plan.base_seed)
-    elif trials is not None:
+        create(folder.root)
+    if known is None:
         folder.root.mkdir(parents=True, exist_ok=True)
         write_run_info(folder.root, config, mode=plan.mode, runs=plan.runs, ranks=ranks, seed=plan.base_seed)
     runs = known.runs if known else plan.runs

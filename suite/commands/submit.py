@@ -21,7 +21,7 @@ from suite.launch import cost, jobs
 from suite.launch.slurm import Job, SystemFile, find_system, read_system, sbatch_script, time_limit_s
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
-from suite.log.run_folder import RunFolder, create, default_folder
+from suite.log.run_folder import RunFolder, create, default_folder, write_run_info
 
 JOB_VERSION = 1
 FINDINGS = 1  # exit code: some sizes of a sweep are not possible
@@ -239,7 +239,8 @@ def _earlier(folder: Path) -> RunRecord:
 
 def _submit(folder: Path, job: Job, config: RunConfig) -> str:
     """Create the run folder and submit its job; returns the job id. The folder is removed if sbatch refuses the job."""
-    run = create(
+    create(folder)
+    run = write_run_info(
         folder, config, mode=job.mode, runs=job.trials, ranks=job.ranks, seed=job.seed, same_allocation=not job.array
     )
     try:

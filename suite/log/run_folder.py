@@ -143,30 +143,22 @@ def default_folder(workload: str, size: str, now: datetime) -> Path:
 
 
 def refuse_existing(root: Path) -> None:
-    """InputError if the path of a new run folder exists, unless a kill left only what `create` had begun to write there."""
+    """InputError if the path of a new run folder exists, unless a kill left only a part of what `write_run_info` writes."""
     if root.exists() and not _is_begun(root):
         raise InputError(f"{root}: exists already; a run never writes into an earlier one (choose another -o)")
 
 
 def _is_begun(root: Path) -> bool:
-    """True for a folder that a killed `create` left: run.json, which is written last, is not there, and nothing else is."""
+    """True for a folder that a kill left in `write_run_info`: a part of its files is there and nothing else, not run.json."""
     try:
-        return all(path == RunFolder(root).config_path or path.suffix == PART_SUFFIX for path in root.iterdir())
+        paths = list(root.iterdir())
     except OSError:
         return False
+    return bool(paths) and all(path == RunFolder(root).config_path or path.suffix == PART_SUFFIX for path in paths)
 
 
-def create(
-    root: Path,
-    config: RunConfig,
-    *,
-    mode: str,
-    runs: int,
-    ranks: int | None,
-    seed: int | None,
-    same_allocation: bool = True,
-) -> RunFolder:
-    """Make a new run folder with config.yaml and run.json. InputError if it exists (see `refuse_existing`) or cannot be written."""
+def create(root: Path) -> None:
+    """Make a new, empty run folder for `write_run_info`. InputError if it exists (see `refuse_existing`) or cannot be made."""
     try:
         refuse_existing(root)
         root.mkdir(parents=True, exist_ok=True)
@@ -174,7 +166,6 @@ def create(
             path.unlink()
     except OSError as error:
         raise InputError(f"{root}: cannot be created: {error.strerror}") from None
-    return write_run_info(root, config, mode=mode, runs=runs, ranks=ranks, seed=seed, same_allocation=same_allocation)
 
 
 def write_run_info(

@@ -121,7 +121,9 @@ from pathlib import Path
 from suite.world import World
 world = World.create()
 for number in range(int(sys.argv[1])):
-    assert world.allgather((world.rank, number)) == [(rank, number) for rank in range(world.size)]
+    everyone = [(rank, number) for rank in range(world.size)]
+    assert world.allgather((world.rank, number)) == everyone
+    assert world.gather((world.rank, number)) == (everyone if world.is_first else None)
     assert world.broadcast({"number": number} if world.is_first else None) == {"number": number}
 print("nodes", world.nodes, flush=True)
 """

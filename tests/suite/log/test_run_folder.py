@@ -9,17 +9,20 @@ import pytest
 from suite.config import load_config
 from suite.descriptor import descriptor
 from suite.errors import InputError
-from suite.log.run_folder import create
+from suite.log.run_folder import create, write_run_info
 
 
-@pytest.mark.parametrize("left", [(), ("config.yaml",), ("config.yaml", ".run.json.host.12.part")])
+@pytest.mark.parametrize(
+    "left", [("config.yaml",), (".config.yaml.host.12.part",), ("config.yaml", ".run.json.host.12.part")]
+)
 def test_a_folder_that_a_kill_left_unfinished_is_made_anew(tmp_path: Path, left: tuple[str, ...]) -> None:
     root = tmp_path / "run"
     root.mkdir()
     for name in left:
         (root / name).write_text("size: other\n")
     config = load_config(descriptor("cosmoflow"), "smoke")
-    folder = create(root, config, mode="strong", runs=2, ranks=1, seed=5)
+    create(root)
+    folder = write_run_info(root, config, mode="strong", runs=2, ranks=1, seed=5)
     assert sorted(path.name for path in root.iterdir()) == ["config.yaml", "run.json"]
     assert "size: smoke" in folder.config_path.read_text()
     assert folder.read_info().seed == 5
@@ -32,12 +35,17 @@ def test_a_folder_with_anything_else_is_never_written_into(tmp_path: Path, name:
     (root / "config.yaml").write_text("size: other\n")
     (root / name).write_text("mine")
     with pytest.raises(InputError, match="exists already; a run never writes into an earlier one"):
-        create(root, load_config(descriptor("cosmoflow"), "smoke"), mode="strong", runs=2, ranks=1, seed=5)
+        create(root)
     assert (root / "config.yaml").read_text() == "size: other\n"
+
+
+def test_an_empty_folder_is_somebody_elses(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="exists already"):
+        create(tmp_path)
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.write_text("mine")
     with pytest.raises(InputError, match="exists already"):
-        create(path, load_config(descriptor("cosmoflow"), "smoke"), mode="strong", runs=2, ranks=1, seed=5)
+        create(path)
