@@ -33,6 +33,8 @@ from suite.world import World
 PROC_IO = Path("/proc/self/io")
 VALUES_UP_TO = 64  # ranks of which a log holds every single value
 CONTROL = "control"
+CLOCK_READINGS = 5
+CLOCKS_APART_S = 20e-6  # two clocks read within this time show the same moment
 DDP_TIMES = ("backward_compute_time_end", "backward_comm_time_start", "backward_comm_time_end")  # wall clock, ns
 
 # A collective of torch.distributed: its kind, and which argument is what this rank gives to it
@@ -170,14 +172,30 @@ class _ReducerTimes:
 
     def mark(self) -> None:
         """After the backward pass."""
-        now, wall_ns = self._timer.stamp(), time.time_ns()
+        now, wall_ns = _both_clocks()
         self._logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
         found = self._logger._get_ddp_logging_data().ints_map  # type: ignore[union-attr]
-        computed, begin, end = (now - 1e-9 * (wall_ns - found[name]) for name in DDP_TIMES)
+        times = (now - 1e-9 * (wall_ns - found[name]) for name in DDP_TIMES)
+        computed, begin, end = (min(max(moment, self._timer.last), now) for moment in times)  # a wall clock can be set
         self._timer.transfer(begin, end)
         self._timer.mark(FORWARD_BACKWARD, computed)
         self._timer.mark(EXPOSED_COMMUNICATION, now)
         self._ledger.add("all_reduce", found["total_parameter_size_bytes"], found["num_buckets_reduced"])
+
+
+def _both_clocks() -> tuple[float, int]:
+    """The same moment on the monotonic clock (s) and on the wall clock (ns).
+
+    A process can be suspended between reading the one and the other, so the closest of a few readings counts.
+    """
+    readings = []
+    for _ in range(CLOCK_READINGS):
+        begin, wall_ns, end = time.perf_counter(), time.time_ns(), time.perf_counter()
+        readings.append((end - begin, end, wall_ns))
+        if end - begin < CLOCKS_APART_S:
+            break
+    _, now, wall_ns = min(readings)
+    return now, wall_ns
 
 
 def _timed_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

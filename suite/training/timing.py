@@ -78,6 +78,11 @@ class PhaseTimer:
         self._lock = threading.Lock()
         self._start = clock.stamp()
 
+    @property
+    def last(self) -> Any:
+        """The stamp of the last mark, or of the start."""
+        return self._marks[-1][1] if self._marks else self._start
+
     def restart(self) -> None:
         """Discard all marks and start a new time line now, for example after an evaluation."""
         with self._lock:

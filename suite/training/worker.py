@@ -52,7 +52,8 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
                 plan.folder.exit_code(plan.trial).unlink(missing_ok=True)
             plan = replace(plan, resume=way.resume)
             code = trial.run_trial(plan, world, startup, progress, dog)
-            _tell(plan, world, code)
+            if world.is_first:
+                _tell(plan, code)
     except InputError as error:  # the same on every rank, or this rank's alone: either way nobody may be left waiting
         return _end(world, plan, f"{error}", USAGE)
     except KeyboardInterrupt:
@@ -78,11 +79,10 @@ def raise_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _tell(plan: TrialPlan, world: World, code: int) -> None:
-    """Leave the exit code for the launcher: all ranks have come to the end, whatever becomes of mpiexec or srun now."""
-    if world.is_first:
-        with suppress(OSError):  # a full disk: then the launcher's own word counts
-            write_whole(plan.folder.exit_code(plan.trial), f"{code}\n")
+def _tell(plan: TrialPlan, code: int, *, overwrite: bool = True) -> None:
+    """Leave the exit code for the launcher: what mpiexec and srun say of ranks that they then killed is another one."""
+    with suppress(OSError):  # a full disk, or no run folder: then the launcher's own word counts
+        write_whole(plan.folder.exit_code(plan.trial), f"{code}\n", overwrite=overwrite)
 
 
 def _make_folder(plan: TrialPlan, world: World) -> None:
@@ -147,6 +147,8 @@ def _end(world: World, plan: TrialPlan, text: str, code: int) -> int:
     if not world.is_first:
         time.sleep(2.0)
     _say(plan, f"{text}{where}")
+    if plan.folder.info_path.exists():
+        _tell(plan, code, overwrite=False)  # the first rank to end says why
     if world.size > 1:
         time.sleep(0.5)  # an abort may discard what the launcher has not yet passed on
         world.transport.abort(code)

@@ -85,11 +85,20 @@ def test_bash_and_shellcheck_accept_every_script(name: str, tmp_path: Path) -> N
     assert done.stdout == ""
 
 
+FAKE_SRUN = """#!/bin/bash
+printf "%s\\n" "$@" >> "$CALLS"
+while (($# > 1)); do case $1 in --trial) trial=$2 ;; --output) run=$2 ;; esac; shift; done
+[[ ! -v trial ]] || echo "${LOGGED:-\\"run_start\\"}" >> "$run/result_$trial.txt"
+[[ ! -v RANKS_SAY ]] || echo "$RANKS_SAY" > "$run/exit/trial_$trial"
+exit "${SRUN_EXIT:-0}"
+"""
+
+
 def run_head(script: str, tmp_path: Path, **variables: str) -> dict[str, str]:
     """Run a job script with a srun that does nothing, and return the settings it printed."""
     tools = tmp_path / "tools"
     tools.mkdir(exist_ok=True)
-    (tools / "srun").write_text('#!/bin/bash\nprintf "%s\\n" "$@" >> "$CALLS"\nexit "${SRUN_EXIT:-0}"\n')
+    (tools / "srun").write_text(FAKE_SRUN)
     (tools / "srun").chmod(0o755)
     slurm = {
         "SLURM_JOB_ID": "17",
@@ -140,6 +149,27 @@ def test_a_missed_target_does_not_end_the_series_but_a_stop_does(tmp_path: Path,
     assert (tmp_path / "calls").read_text().splitlines().count("--trial") == trials
     assert told["code"] == str(code)
     assert (tmp_path / "runs" / "cosmoflow-mini-17" / "exit" / "17").read_text() == f"{code}\n"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "trials", "code"),
+    [("2", 1, "2"), ("1", 3, "1"), ("0", 3, "0"), ("3", 1, "3"), ("", 1, "137"), ("a full disk", 1, "137")],
+)
+def test_the_ranks_word_counts_where_srun_speaks_of_those_that_it_killed(
+    tmp_path: Path, ranks: str, trials: int, code: str
+) -> None:
+    script = sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3))
+    told = run_head(script, tmp_path, SRUN_EXIT="137", RANKS_SAY=ranks)
+    assert (tmp_path / "calls").read_text().splitlines().count("--trial") == trials
+    assert told["code"] == code
+    assert (tmp_path / "runs" / "cosmoflow-mini-17" / "exit" / "trial_0").read_text() == f"{code}\n"
+
+
+def test_a_trial_that_failed_before_it_began_ends_the_series(tmp_path: Path) -> None:
+    script = sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3))
+    told = run_head(script, tmp_path, SRUN_EXIT="1", LOGGED="init_start")
+    assert (tmp_path / "calls").read_text().splitlines().count("--trial") == 1
+    assert told["code"] == "1"
 
 
 def test_a_trial_that_reached_its_target_is_left_alone_and_the_worker_decides_about_the_others(tmp_path: Path) -> None:

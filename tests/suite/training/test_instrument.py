@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from suite.data.manifest import Manifest, write_manifest
 from suite.data.shards import ShardReader, shard_path, write_shard
 from suite.machine.energy import CounterSum, EnergyCounter, EnergyReading, FoundCounters
+from suite.training import instrument
 from suite.training.instrument import (
     COLLECTIVES,
     VALUES_UP_TO,
@@ -23,6 +26,7 @@ from suite.training.instrument import (
     by_rank,
     counted_collectives,
 )
+from suite.training.timing import PhaseTimer
 from suite.transport import Alone
 from suite.world import World
 
@@ -139,3 +143,49 @@ def test_energy_is_summed_over_nodes_and_what_is_missing_is_named(monkeypatch: p
         "nvml": "the ranks use no GPU",
         "rapl/package-1 of rank 1": "gone",
     }
+
+
+class Reducer:
+    """What `exchange_marks` reads of DDP: times on the wall clock, ns."""
+
+    def __init__(self, computed: int, begin: int, end: int) -> None:
+        self.ints_map = dict(zip(instrument.DDP_TIMES, (computed, begin, end), strict=True))
+        self.ints_map |= {"total_parameter_size_bytes": 8, "num_buckets_reduced": 1}
+        self.logger = self
+
+    def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
+        pass
+
+    def set_runtime_stats_and_log(self) -> None:
+        pass
+
+    def _get_ddp_logging_data(self) -> Reducer:
+        return self
+
+
+def exchange_phases(moments: Sequence[float], wall_s: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Phases of a step that computed until 109 s of the wall clock. ``moments``: what the monotonic clock shows, in turn."""
+    shown = iter(moments)
+    times = SimpleNamespace(perf_counter=lambda: next(shown), time_ns=lambda: wall_s * 10**9)
+    monkeypatch.setattr(instrument, "time", times)
+    timer = PhaseTimer(SimpleNamespace(stamp=times.perf_counter, seconds=lambda begin, end: end - begin))
+    instrument._ReducerTimes(Reducer(109 * 10**9, 106 * 10**9, 110 * 10**9), timer, Ledger()).mark()
+    return timer.flush()
+
+
+def test_a_process_suspended_between_two_clocks_does_not_make_a_phase_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases = exchange_phases([1.0, 10.0, 19.0, 19.0, 19.00001], 119, monkeypatch)
+    assert phases["forward_backward"] == pytest.approx(8, abs=1e-4)  # from 1 s to 9 s
+    assert phases["exposed_communication"] == pytest.approx(10, abs=1e-4)
+    assert phases["overlapped_communication"] == pytest.approx(3, abs=1e-4)
+
+
+@pytest.mark.parametrize("set_by_s", [-3600, -5, 5, 3600])
+def test_a_wall_clock_that_is_set_in_a_step_does_not_make_a_phase_negative(
+    set_by_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases = exchange_phases([1.0, 11.0, 11.0], 111 + set_by_s, monkeypatch)
+    assert phases["forward_backward"] >= 0
+    assert phases["exposed_communication"] >= 0
+    assert phases["forward_backward"] + phases["exposed_communication"] == pytest.approx(10)
+    assert 0 <= phases["overlapped_communication"] <= phases["forward_backward"]

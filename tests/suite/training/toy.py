@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import pkgutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -139,7 +142,31 @@ def fault(place: str, count: int) -> None:
     elif last and how == "halt":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif last and how == "sleep":
-        time.sleep(float(os.environ.get("TOY_SLEEP_S", "60")))
+        time.sleep(float(os.environ.get("TOY_SLEEP_S", "300")))
+
+
+HOOKS = {  # functions of the harness in which a rank can be made to fail, by place
+    "verification": "suite.data.verification:check_crc32c",
+    "staging": "suite.data.staging:_fill",
+    "barrier": "suite.world:World.barrier",
+}
+
+
+@contextmanager
+def hooked() -> Iterator[None]:
+    """Let a rank fail where TOY_FAULT says, if that is in the harness: before its COUNT-th call."""
+    name = HOOKS.get(os.environ.get("TOY_FAULT", "::").split(":")[1])
+    if name is None:
+        yield
+        return
+    inner, place, calls = pkgutil.resolve_name(name), os.environ["TOY_FAULT"].split(":")[1], itertools.count(1)
+
+    def outer(*args: Any, **options: Any) -> Any:
+        fault(place, next(calls))
+        return inner(*args, **options)
+
+    with mock.patch(name.replace(":", "."), outer):
+        yield
 
 
 class Toy(Workload):
@@ -273,7 +300,8 @@ def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str
             resume="resume" in options,
             replace_failed="replace" in options,
         )
-        return work(plan, first_line=first_line)
+        with hooked():
+            return work(plan, first_line=first_line)
 
 
 class LateSignal:
