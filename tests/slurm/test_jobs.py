@@ -213,6 +213,16 @@ def test_a_job_submitted_again_runs_what_never_began_and_never_ends_0_while_a_ru
     assert "began and failed (result_0.txt ended with status aborted)" in (run / "output" / "trial_0.log").read_text()
 
 
+def test_data_that_the_ranks_refuse_end_the_job_with_2_after_one_trial(cluster: Cluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    exports = settings(tmp_path / "nothing", run, MLHPC_RUNS="3")
+    job = cluster.sbatch(SCRIPTS / "cosmoflow-mini.sbatch", "--ntasks-per-node=1", exports=exports, cwd=tmp_path)
+    assert cluster.wait(job) == "FAILED", explain(tmp_path)
+    assert sorted(path.name for path in (run / "exit").glob("trial_*")) == ["trial_0"]
+    assert (run / "exit" / "trial_0").read_text() == (run / "exit" / job).read_text() == "2\n", explain(tmp_path)
+    assert "nothing" in (run / "output" / "trial_0.log").read_text()
+
+
 def test_scancel_leaves_a_log_that_parses_and_no_process(cluster: Cluster, smoke_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     exports = settings(smoke_data, run, MLHPC_SET=NEVER_CONVERGES)
