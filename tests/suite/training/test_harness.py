@@ -23,16 +23,6 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sys.path.insert(0, str(HERE))
-    import toy
-
-    root = tmp_path_factory.mktemp("toy") / "data"
-    toy.generate(root)
-    return root
-
-
 def command(data: Path, *trials: Sequence[str], ranks: int = 1) -> list[str]:
     """The command of a process per rank that runs these trials one after another (toy.py)."""
     words = [word for trial in trials for word in ("--", *trial)][1:]

@@ -27,16 +27,6 @@ HERE = Path(__file__).parent
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sys.path.insert(0, str(HERE))
-    import toy
-
-    root = tmp_path_factory.mktemp("toy") / "data"
-    toy.generate(root)
-    return root
-
-
 def run(data: Path, folder: Path, ranks: int, *options: str) -> subprocess.CompletedProcess[str]:
     words = [str(MPIEXEC), "-n", str(ranks)] if ranks > 1 else []
     words += [sys.executable, str(HERE / "toy.py"), str(data), str(folder), "0", "11", "window_steps=4", *options]
