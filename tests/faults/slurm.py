@@ -6,7 +6,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.faults.campaign import SETTINGS, Chain, Kill, Outcome, commands, make_data, plan, run_chains
@@ -15,13 +15,14 @@ from tests.slurm.conftest import ROOT, Cluster, lives, running_cluster, slurm_pa
 SCRIPT = ROOT / "submissions" / "slurm" / "cosmoflow-mini.sbatch"
 VICTIMS = ("rank", "srun", "slurmstepd", "slurmd", "script")
 LIMIT_S = 180.0  # a job that Slurm itself does not end by then is cancelled, as its owner would
+EMPTY_S = 15.0  # the same for a job that has had no process for so long, as when its slurmstepd was killed
 
 
 class Job:
     """A job of a chain."""
 
-    def __init__(self, cluster: Cluster, job: str, exit_file: Path) -> None:
-        self._cluster, self._job, self._exit = cluster, job, exit_file
+    def __init__(self, cluster: Cluster, job: str, exit_file: Path, alive: Callable[[], list[int]]) -> None:
+        self._cluster, self._job, self._exit, self._alive = cluster, job, exit_file, alive
 
     def poll(self) -> int | None:
         """The job's exit code, 1 if its script left none; None while Slurm has it."""
@@ -32,9 +33,11 @@ class Job:
 
     def wait(self) -> int:
         """Wait for the end; cancel the job when that takes too long."""
-        deadline = time.monotonic() + LIMIT_S
+        deadline, lived = time.monotonic() + LIMIT_S, time.monotonic()
         while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
+            if self._alive() or self._cluster.state(self._job) != "RUNNING":
+                lived = time.monotonic()
+            if time.monotonic() > min(deadline, lived + EMPTY_S):
                 self._cluster.call("scancel", self._job)
             time.sleep(0.2)
         return code
@@ -63,7 +66,7 @@ class SlurmChain(Chain):
         self.replace = False
         self.root.parent.mkdir(exist_ok=True)
         self.job = self.cluster.sbatch(SCRIPT, exports=exports, cwd=self.root.parent)
-        return Job(self.cluster, self.job, self.root / "exit" / self.job)
+        return Job(self.cluster, self.job, self.root / "exit" / self.job, self.alive)
 
     def processes(self) -> dict[str, list[int]]:
         """The living processes of the job by kind; the daemons of the nodes too."""
