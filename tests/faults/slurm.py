@@ -80,8 +80,7 @@ class SlurmChain(Chain):
             elif str(self.root) in words:
                 found["srun" if program == "srun" else "rank"].append(pid)
         for node in ("node1", "node2"):
-            pid = int((self.cluster.folder / f"{node}.pid").read_text() or 0)
-            if pid and lives(pid):
+            if pid := self._daemon(node):
                 found["slurmd"].append(pid)
         return found
 
@@ -93,9 +92,16 @@ class SlurmChain(Chain):
         """Start a killed slurmd again after a while."""
         time.sleep(1.0)
         for node in ("node1", "node2"):
-            path = self.cluster.folder / f"{node}.pid"
-            if not path.exists() or not lives(int(path.read_text() or 0)):
+            if self._daemon(node) is None:
                 self.cluster.call("slurmd", "-N", node)
+
+    def _daemon(self, node: str) -> int | None:
+        """The living slurmd of a node. One that was ended by SIGTERM has removed its pid file."""
+        try:
+            pid = int((self.cluster.folder / f"{node}.pid").read_text() or 0)
+        except FileNotFoundError:
+            return None
+        return pid if pid and lives(pid) else None
 
 
 def campaign(root: Path, kills: int, seed: int) -> list[Outcome]:
