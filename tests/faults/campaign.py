@@ -35,7 +35,6 @@ CHAIN = 6  # kills of one trial
 INTERVAL_S = 1.0  # between two checkpoints of these runs; the default is 600
 AGREED_S = 1.0  # ranks agree about once a second whether a checkpoint is due
 START_S = 4.0  # from the start of a run to run_start, about
-END_S = 60.0  # processes that are still there after that are orphans
 VICTIMS = ("rank", "launcher", "mpiexec", "proxy", "relay")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 SETTINGS = (
@@ -86,6 +85,7 @@ class Chain:
     """One trial that is killed and continued."""
 
     victims: tuple[str, ...] = VICTIMS
+    end_s = 60.0  # by then all processes of a killed run have ended
 
     def __init__(self, root: Path, data: Path, seed: int, environment: dict[str, str]) -> None:
         self.root, self.data, self.seed, self.environment = root, data, seed, environment
@@ -192,7 +192,7 @@ def strike(chain: Chain, kill: Kill, chance: random.Random, train_s: float) -> O
     except ProcessLookupError:
         process.wait()
         return None
-    deadline = time.monotonic() + END_S
+    deadline = time.monotonic() + chain.end_s
     while chain.alive() and time.monotonic() < deadline:
         process.poll()
         time.sleep(0.05)
@@ -200,7 +200,7 @@ def strike(chain: Chain, kill: Kill, chance: random.Random, train_s: float) -> O
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     if left:
-        outcome.problems.append(f"{len(left)} processes were left after {END_S:g} s")
+        outcome.problems.append(f"{len(left)} processes were left after {chain.end_s:g} s")
     process.wait()
     outcome.problems += check_folder(chain)
     return outcome

@@ -47,6 +47,7 @@ class SlurmChain(Chain):
     """A trial on two nodes, one rank each."""
 
     victims = VICTIMS
+    end_s = 180.0  # a run goes on to its end where Slurm loses a process that it does not need, as one of srun's two
 
     def __init__(self, cluster: Cluster, root: Path, data: Path, seed: int) -> None:
         super().__init__(root, data, seed, dict(cluster.environment))
