@@ -15,30 +15,34 @@ from tests.slurm.conftest import ROOT, Cluster, lives, running_cluster, slurm_pa
 SCRIPT = ROOT / "submissions" / "slurm" / "cosmoflow-mini.sbatch"
 VICTIMS = ("rank", "srun", "slurmstepd", "slurmd", "script")
 LIMIT_S = 180.0  # a job that Slurm itself does not end by then is cancelled, as its owner would
-EMPTY_S = 15.0  # the same for a job that has had no process for so long, as when its slurmstepd was killed
+EMPTY_S = (
+    25.0  # the same for a job that has had no rank for so long: Slurm waits for one that it lost with its slurmstepd
+)
 
 
 class Job:
     """A job of a chain."""
 
-    def __init__(self, cluster: Cluster, job: str, exit_file: Path, alive: Callable[[], list[int]]) -> None:
-        self._cluster, self._job, self._exit, self._alive = cluster, job, exit_file, alive
+    def __init__(self, cluster: Cluster, job: str, exit_file: Path, ranks: Callable[[], list[int]]) -> None:
+        self._cluster, self._job, self._exit, self._ranks = cluster, job, exit_file, ranks
+        self._begin = self._worked = time.monotonic()
+        self.cancelled = False
 
     def poll(self) -> int | None:
-        """The job's exit code, 1 if its script left none; None while Slurm has it."""
-        state = self._cluster.state(self._job)
+        """The job's exit code, 1 if its script left none; None while Slurm has it. Cancels what has nothing left to do."""
+        state, now = self._cluster.state(self._job), time.monotonic()
+        if state != "RUNNING" or self._ranks():
+            self._worked = now
+        if not self.cancelled and (now > self._worked + EMPTY_S or now > self._begin + LIMIT_S):
+            self._cluster.call("scancel", self._job)
+            self.cancelled = True
         if state in {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"}:
             return None
         return int(self._exit.read_text()) if self._exit.exists() else 1
 
     def wait(self) -> int:
-        """Wait for the end; cancel the job when that takes too long."""
-        deadline, lived = time.monotonic() + LIMIT_S, time.monotonic()
+        """Wait for the end."""
         while (code := self.poll()) is None:
-            if self._alive() or self._cluster.state(self._job) != "RUNNING":
-                lived = time.monotonic()
-            if time.monotonic() > min(deadline, lived + EMPTY_S):
-                self._cluster.call("scancel", self._job)
             time.sleep(0.2)
         return code
 
@@ -47,11 +51,12 @@ class SlurmChain(Chain):
     """A trial on two nodes, one rank each."""
 
     victims = VICTIMS
-    end_s = 180.0  # a run goes on to its end where Slurm loses a process that it does not need, as one of srun's two
+    end_s = 240.0  # a run goes on to its end where Slurm loses a process that it does not need, as one of srun's two
 
     def __init__(self, cluster: Cluster, root: Path, data: Path, seed: int) -> None:
         super().__init__(root, data, seed, dict(cluster.environment))
         self.cluster, self.job = cluster, ""
+        self.jobs: list[Job] = []
 
     def start(self) -> Job:
         """Submit the job; the same script continues the run folder."""
@@ -67,7 +72,8 @@ class SlurmChain(Chain):
         self.replace = False
         self.root.parent.mkdir(exist_ok=True)
         self.job = self.cluster.sbatch(SCRIPT, exports=exports, cwd=self.root.parent)
-        return Job(self.cluster, self.job, self.root / "exit" / self.job, self.alive)
+        self.jobs.append(Job(self.cluster, self.job, self.root / "exit" / self.job, self.ranks))
+        return self.jobs[-1]
 
     def processes(self) -> dict[str, list[int]]:
         """The living processes of the job by kind; the daemons of the nodes too."""
@@ -84,6 +90,10 @@ class SlurmChain(Chain):
             if pid := self._daemon(node):
                 found["slurmd"].append(pid)
         return found
+
+    def ranks(self) -> list[int]:
+        """The living ranks."""
+        return self.processes()["rank"]
 
     def alive(self) -> list[int]:
         """Every living process of the job: not the daemons."""
@@ -111,8 +121,13 @@ def campaign(root: Path, kills: int, seed: int) -> list[Outcome]:
     chance = random.Random(seed)
     data = make_data(root)
     with running_cluster() as cluster:
+        chains = []
 
         def chain(number: int, batch: Sequence[Kill]) -> Chain:
-            return SlurmChain(cluster, root / f"chain{number}", data, seed)
+            chains.append(SlurmChain(cluster, root / f"chain{number}", data, seed))
+            return chains[-1]
 
-        return run_chains(chain, plan(kills, 0, chance, VICTIMS), chance)
+        outcomes = run_chains(chain, plan(kills, 0, chance, VICTIMS), chance)
+    cancelled = sum(job.cancelled for each in chains for job in each.jobs)
+    print(f"{cancelled} jobs without a rank for {EMPTY_S:g} s were cancelled, as their owner would", flush=True)
+    return outcomes
