@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, bars, clip, listed
-from analysis.roofline.bounds import NAMES, RESOURCES, UNITS, si
+from analysis.roofline.bounds import NAMES, RESOURCES, UNITS, at_roof, binds, si
 from analysis.roofline.cases import Case, by_class, measured_cases, published_cases
 from analysis.roofline.drawing import si_scale
 from analysis.study import NotAnswerableError, Study
@@ -17,10 +17,11 @@ from analysis.study import NotAnswerableError, Study
 TITLE = "Which resource bounds a step"
 CAPTION = (
     "Extended roofline: T = Q / C of one rank and training step for each resource, Q what the step asked for, C the ceiling "
-    "in its regime. The grey band runs from the largest T (everything overlaps) to their sum (nothing overlaps); the bar is "
-    "the measured step. Filled signs: quantities logged or counted. Hollow signs: algorithmic bytes, or modelled ones. Small "
-    "thin signs: ceilings of vendors or literature, of which no percentage is taken. A T longer than the measured step is an "
-    "input error: it is not drawn, and the table says why. Sources of all ceilings are in the table."
+    "in its regime. The grey band runs from the largest T (everything overlaps) to their sum (nothing overlaps). The bar is "
+    "the step: measured, or of published results derived (mean time of an epoch over its steps). Filled signs: quantities "
+    "logged or counted. Hollow signs: algorithmic bytes, or modelled ones. Small thin signs: ceilings of vendors or literature, "
+    "of which no percentage is taken. A T longer than the step is an input error: it is not drawn, and the table says why. "
+    "A resource binds if its T is at least half of the step. Sources of all ceilings are in the table."
 )
 ORDER = 41
 SHOWN = 14  # published results of a class
@@ -55,14 +56,12 @@ def answer(study: Study) -> str:
 def sentence(case: Case) -> str:
     """One result in one sentence."""
     bounds = case.bounds
-    if bounds.binding is None:
+    if bounds.nearest is None:
         refused = "; ".join(refusal.reason for refusal in bounds.refused)
         return f"{case.label}: {bounds.verdict}" + (f" ({refused})" if refused else "")
     result = f"{case.label} ({case.benchmark} {case.size})"
-    text = (
-        f"{result}: {NAMES[bounds.binding.resource]} binds, the step of {si(bounds.step_s)}s takes {bounds.distance:.3g} times the "
-        f"{si(bounds.lower_s)}s at that roof; {bounds.verdict}"
-    )
+    roof = at_roof(NAMES[bounds.nearest.resource], 1 / bounds.distance, "modelled" if case.modelled else "known")
+    text = f"{result}, step of {si(bounds.step_s)}s: {roof}; {bounds.verdict}"
     if case.scale is not None:
         text += f"; the network roof is hit at {case.scale:,} ranks"
     for refusal in bounds.refused:
@@ -89,7 +88,7 @@ def draw(study: Study) -> Figure:
             colour, marker = LOOKS[resource]
             last.plot([], [], marker, color=colour, markersize=8, label=NAMES[resource])
     last.plot([], [], "-", color=GREY, linewidth=9, alpha=0.4, label="largest to sum")
-    last.plot([], [], "|", color=INK, markersize=14, markeredgewidth=3, label="measured step")
+    last.plot([], [], "|", color=INK, markersize=14, markeredgewidth=3, label="step")
     figure.legend(*last.get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return figure
 
@@ -108,8 +107,8 @@ def _row(axis: Axes, place: int, case: Case) -> set[str]:
         )  # fmt: skip
     axis.plot([bounds.step_s], [place], "|", color=INK, markersize=17, markeredgewidth=3)
     text = "no roof known"
-    if bounds.binding is not None:
-        text = f"{si(bounds.step_s)}s = {bounds.distance:.3g} × {NAMES[bounds.binding.resource]}"
+    if bounds.nearest is not None:
+        text = f"{si(bounds.step_s)}s = {bounds.distance:.3g} × {NAMES[bounds.nearest.resource]}"
     if bounds.refused:
         text += f"; refused: {', '.join(NAMES[refusal.term.resource] for refusal in bounds.refused)}"
     axis.annotate(text, (bounds.step_s, place), xytext=(9, 0), textcoords="offset points", va="center", ha="left")
@@ -138,13 +137,15 @@ def _lines(case: Case) -> list[dict[str, object]]:
         "global batch": case.batch,
         "n": case.n,
         "step [s]": bounds.step_s,
+        "step is": "derived from epoch times" if case.modelled else "measured",
         "band from [s]": bounds.lower_s,
         "band to [s]": bounds.upper_s,
         "step lies": bounds.verdict.split(":")[0],
         "network roof at [ranks]": case.scale,
         "ceilings": f"{case.ceilings.system}, {case.ceilings.date[:10]}" if case.ceilings else "modelled",
     }
-    terms = [(term, "binds" if term is bounds.binding else "in the band") for term in bounds.terms]
+    nearest = "binds" if bounds.nearest and binds(1 / bounds.distance) else "nearest, does not bind"
+    terms = [(term, nearest if term is bounds.nearest else "in the band") for term in bounds.terms]
     terms += [(refusal.term, f"refused: {refusal.reason}") for refusal in bounds.refused]
     lines = []
     for term, state in sorted(terms, key=lambda item: RESOURCES.index(item[0].resource)):

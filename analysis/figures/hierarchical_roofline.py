@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import CYCLE, INK, MARKERS, NamedPoint, clip, listed, log_frame, name_panels, panels
-from analysis.roofline.bounds import Point, Roof, above_roof, si
+from analysis.roofline.bounds import Point, Roof, above_roof, at_roof, si
 from analysis.roofline.cases import Case, measured_cases
 from analysis.roofline.drawing import intensity_axes
 from analysis.roofline.points import counters_of, kernels
@@ -82,8 +82,7 @@ def answer(study: Study) -> str:
     first = longest.drop_duplicates(["benchmark", "size", "label"])
     return listed(
         [
-            f"{r['label']} ({r['benchmark']} {r['size']}): {r['kernel']} is bound by {r['level']}, "
-            f"{100 * r['share of the roof']:.2g} % of its roof"
+            f"{r['label']} ({r['benchmark']} {r['size']}), {r['kernel']}: {at_roof(r['level'], r['share of the roof'])}"
             for r in first.to_dict("records")
         ]
     )

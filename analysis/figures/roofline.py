@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import GREY, INK, NamedPoint, clip, legend_of, listed, log_frame, looks, name_panels, panels
-from analysis.roofline.bounds import Roof, si
+from analysis.roofline.bounds import Roof, at_roof, si
 from analysis.roofline.drawing import intensity_axes, series
 from analysis.roofline.points import Machine, Placed, machines
 from analysis.roofline.published import vendor_roofs
@@ -37,7 +37,7 @@ def table(study: Study) -> pd.DataFrame:
         placed.identity
         | {
             "share of the roof": placed.point.rate / placed.allowed if placed.state == "drawn" else math.nan,
-            "roof": placed.binds,
+            "roof": placed.roof,
             "FLOP/B": placed.point.intensity,
             "FLOP/s": placed.point.rate,
             "roof at this intensity [FLOP/s]": placed.allowed,
@@ -79,9 +79,9 @@ def _sentence(placed: Placed) -> str:
     if not placed.point.flops:
         return f"{result}: {placed.point.name} has no FLOPs"
     return (
-        f"{result}: {placed.binds} binds, the {placed.point.name} reaches {si(placed.point.rate)}FLOP/s, "
-        f"{100 * placed.point.rate / placed.allowed:.2g} % of the {si(placed.allowed)}FLOP/s at its "
-        f"{placed.point.intensity:.3g} FLOP/B ({placed.point.basis} bytes)"
+        f"{result}: {at_roof(placed.roof, placed.point.rate / placed.allowed)}, the {placed.point.name} reaches "
+        f"{si(placed.point.rate)}FLOP/s of the {si(placed.allowed)}FLOP/s at its {placed.point.intensity:.3g} FLOP/B "
+        f"({placed.point.basis} bytes)"
     )
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.page.drawing import GREY, INK, ORANGE, clip, legend_of, listed, log_frame, looks, name_panels, panels
-from analysis.roofline.bounds import Complexity, si
+from analysis.roofline.bounds import Complexity, at_roof, si
 from analysis.roofline.drawing import series, si_scale
 from analysis.roofline.points import Machine, Placed, machines
 from analysis.study import NotAnswerableError, Study
@@ -38,7 +38,7 @@ def table(study: Study) -> pd.DataFrame:
             "operators": placed.point.count or math.nan,
             "issuing them [s]": complexity.launch_s if placed.point.count else math.nan,
             "measured [s]": complexity.seconds,
-            "bound by": complexity.bound,
+            "nearest roof": complexity.bound,
             "measured / roof": complexity.seconds / complexity.roof_s,
             "bytes are": placed.point.basis,
             "one launch [s]": machine.launch_s or math.nan,
@@ -54,12 +54,12 @@ def table(study: Study) -> pd.DataFrame:
 
 
 def answer(study: Study) -> str:
-    """What each result's longest point is bound by, and how far it is from that."""
+    """The roof nearest to each result's longest point, and whether it binds."""
     rows = table(study).sort_values("measured [s]", ascending=False).drop_duplicates(["benchmark", "size", "label"])
     return listed(
         [
-            f"{r['label']} ({r['benchmark']} {r['size']}): {r['bound by']} binds the {r['point']}, {si(r['measured [s]'])}s are "
-            f"{r['measured / roof']:.3g} times the roof's"
+            f"{r['label']} ({r['benchmark']} {r['size']}), {r['point']} of {si(r['measured [s]'])}s: "
+            f"{at_roof(r['nearest roof'], 1 / r['measured / roof'])}"
             for r in rows.to_dict("records")
         ]
     )
@@ -108,8 +108,8 @@ def _panel(
     axis.set_xlabel("bytes at the memory roof")
     axis.set_ylabel("FLOPs at the compute roof")
     axis.set_title(clip(machine.title, width), fontsize=11)
-    axis.annotate("compute binds", (low, high), xytext=(6, -14), textcoords="offset points", color=INK)
-    axis.annotate("memory binds", (high, low), xytext=(-6, 6), textcoords="offset points", ha="right", color=INK)
+    axis.annotate("compute is nearer", (low, high), xytext=(6, -14), textcoords="offset points", color=INK)
+    axis.annotate("memory is nearer", (high, low), xytext=(-6, 6), textcoords="offset points", ha="right", color=INK)
     return [(c.memory_s, c.compute_s, f"{c.name}: {c.seconds / c.roof_s:.3g} ×", False) for _, c in points]
 
 

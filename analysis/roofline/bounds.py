@@ -25,6 +25,9 @@ NAMES: Mapping[str, str] = {
 UNITS: Mapping[str, str] = {name: "FLOP" if name == "compute" else "B" for name in RESOURCES}
 TOLERANCE = 0.05  # roof and step both have measurement errors: a point is above its roof only beyond this
 MOST_RANKS = 2**24
+BINDS_FROM = (
+    0.5  # of a time that one roof must explain before it is said to bind: ours; beside it other things weigh more
+)
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,8 @@ class Bounds:
         return sum(term.seconds for term in self.terms) if self.terms else math.nan
 
     @property
-    def binding(self) -> Term | None:
-        """The resource with the largest T_r."""
+    def nearest(self) -> Term | None:
+        """The resource with the largest T_r: the one that binds, if any does (`at_roof`)."""
         return max(self.terms, key=lambda term: term.seconds, default=None)
 
     @property
@@ -118,6 +121,18 @@ class Bounds:
         if self.step_s > self.upper_s * (1 + TOLERANCE):
             return "above the band: not explained by these roofs"
         return "within the band"
+
+
+def binds(share: float) -> bool:
+    """True if a roof that explains this share of a time (T / t, or the rate over the roof's) binds it."""
+    return share >= BINDS_FROM
+
+
+def at_roof(roof: str, share: float, kind: str = "known") -> str:
+    """The words for a time of which a roof explains ``share``; ``kind`` says what roofs there are."""
+    if binds(share):
+        return f"{roof} binds, at {100 * share:.0f} % of its roof"
+    return f"no {kind} roof binds; the nearest is {roof} at 1/{1 / share:.3g}" if share > 0 else f"no {kind} roof binds"
 
 
 def bounds(step_s: float, demands: Mapping[Resource, Demand], roofs: Mapping[Resource, Roof | str]) -> Bounds:

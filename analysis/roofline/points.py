@@ -39,7 +39,7 @@ class Placed:
         return "drawn" if self.point.flops else "not drawn: no FLOPs"
 
     @property
-    def binds(self) -> str:
+    def roof(self) -> str:
         """The roof above the point: compute, or the memory level."""
         compute = self.peak.per_s <= self.bandwidth.per_s * self.point.intensity
         return "compute" if compute else f"memory ({self.bandwidth.name.split(',')[0]})"

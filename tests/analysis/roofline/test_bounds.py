@@ -18,6 +18,7 @@ from analysis.roofline.bounds import (
     Ring,
     Roof,
     above_roof,
+    at_roof,
     attainable,
     bounds,
     complexity,
@@ -45,8 +46,8 @@ def test_the_band_is_from_the_longest_resource_to_their_sum(work: dict[Resource,
     assert found.lower_s == pytest.approx(max(seconds.values()))
     assert found.upper_s == pytest.approx(step_s)
     assert found.verdict == "within the band"
-    assert found.binding is not None
-    assert seconds[found.binding.resource] == max(seconds.values())
+    assert found.nearest is not None
+    assert seconds[found.nearest.resource] == max(seconds.values())
     assert found.distance >= 1 - 1e-12
     assert set(found.unknown) == set(RESOURCES) - set(work)
 
@@ -55,6 +56,22 @@ def test_a_step_slower_than_all_resources_in_a_row_is_not_explained() -> None:
     found = bounds(1.0, {"compute": logged(10.0)}, {"compute": roof(100.0)})
     assert found.verdict.startswith("above the band")
     assert found.distance == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (1.0, "memory binds, at 100 % of its roof"),
+        (0.62, "memory binds, at 62 % of its roof"),
+        (0.5, "memory binds, at 50 % of its roof"),
+        (0.49, "no known roof binds; the nearest is memory at 1/2.04"),
+        (1 / 15, "no known roof binds; the nearest is memory at 1/15"),
+        (1 / 82.7, "no known roof binds; the nearest is memory at 1/82.7"),
+        (0.0, "no known roof binds"),
+    ],
+)
+def test_a_roof_that_explains_little_of_a_step_is_not_said_to_bind(share: float, text: str) -> None:
+    assert at_roof("memory", share) == text
 
 
 def test_a_resource_that_would_take_longer_than_the_step_is_refused_with_the_reason() -> None:
