@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.network.fit import Fit
 from analysis.results.decompose import choose, per_run, results
-from analysis.results.names import CLASS, describe_systems, find_pairs, heading, name_results
+from analysis.results.names import CLASS, describe_systems, find_pairs, heading, name_results, tasks
 from analysis.results.selection import Selection
 from analysis.roofline.inputs import Inputs
 from analysis.tables.ingest import Tables, ingest
@@ -41,6 +41,10 @@ class Study:
     def classes(self) -> list[tuple[str, pd.DataFrame]]:
         """Results by benchmark, size and mode, each with a heading. Only results of one class may share a panel."""
         return [(heading(*key), group) for key, group in self.results.groupby(CLASS, sort=True)]
+
+    def tasks(self) -> list[tuple[str, pd.DataFrame]]:
+        """Results that may be ranked against each other, each group with a heading."""
+        return tasks(self.results)
 
     def fitted_networks(self) -> tuple[Fit, ...]:
         """``networks``; NotAnswerableError without one."""

@@ -1,4 +1,4 @@
-"""Figure: every result against the fastest of its class, as a ratio of times with its interval."""
+"""Figure: every result against the fastest of its task, as a ratio of times with its interval."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Is the difference real?"
 CAPTION = (
-    "Ratio of geometric mean times to that of the fastest result in the panel, with 95 % Welch interval on log time, over all "
-    "runs that reached the target. Grey and hollow: not distinguishable, the interval holds 1 or Holm's p over all "
-    "comparisons of the panel is above 0.05. The table has exact permutation p values and the smallest ratio that so many "
-    "runs would find with 80 % power. Divisions and rounds with other rules stand in one panel but are different tasks."
+    "Ratio of geometric mean times to that of the fastest result of the panel, with 95 % Welch interval on log time, over all "
+    "runs that reached the target. A panel has results that may be ranked against each other: of one division, and of rounds "
+    "whose data are the same and whose times include the same. Grey and hollow: not distinguishable, the interval holds 1 or "
+    "Holm's p over all comparisons of the panel is above 0.05. The table has exact permutation p values and the smallest "
+    "ratio that so many runs would find with 80 % power."
 )
 ORDER = 56
 
@@ -26,7 +27,7 @@ ORDER = 56
 def table(study: Study) -> pd.DataFrame:
     """Ratio, interval and p values of every comparison."""
     lines = []
-    for title, rows in study.classes():
+    for title, rows in study.tasks():
         known = rows[(rows["mode"] == "strong") & rows["run_s.mean"].notna() & ~rows["group"].isin(_copies(study))]
         if len(known) < 2:
             continue
@@ -61,7 +62,7 @@ def _copies(study: Study) -> set[str]:
 
 
 def answer(study: Study) -> str:
-    """The closest follower of each class."""
+    """The closest follower of each task."""
     sentences = []
     for _, rows in table(study).groupby("class", sort=True):
         first = rows.iloc[0]
@@ -74,7 +75,7 @@ def answer(study: Study) -> str:
 
 
 def draw(study: Study) -> Figure:
-    """A forest plot per class."""
+    """A forest plot per task."""
     classes = list(table(study).groupby("class", sort=True))
     figure, axes = bars([len(rows) for _, rows in classes], 1)
     for (title, rows), (axis,) in zip(classes, axes, strict=True):

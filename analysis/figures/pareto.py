@@ -1,4 +1,4 @@
-"""Figure: time to train against its cost, with the systems that nobody beats in both."""
+"""Figure: time to train against the unit hours it took, with the systems that nobody beats in both."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import INK, clip, legend_of, listed, loglog, looks, name_panels, panels
-from analysis.page.scatter import PROBLEM, label_axes, plot_sign, problems, result_table, several_per_problem
+from analysis.page.scatter import label_axes, plot_sign, problems, result_table, several_per_problem
+from analysis.results.names import tasks
 from analysis.study import NotAnswerableError, Study
 
-TITLE = "Time and cost"
+TITLE = "Time and unit hours"
 CAPTION = (
-    "Time to train against compute unit hours of one run. The line joins the results that no other of the panel beats in "
-    "both. Unit hours of different devices are not the same money; rounds with other rules or data stand in one panel, "
-    "results without a score only where no other has one."
+    "Time to train against compute unit hours of one run. A line joins the results of one division and of rounds alike that no "
+    "other of them beats in both. Unit hours of different devices are not the same money. Results without a score are shown "
+    "only where no other has one."
 )
 ORDER = 16
 
 
 def table(study: Study) -> pd.DataFrame:
-    """Time, cost and whether a result is on the front."""
+    """Time, unit hours and whether a result is on the front."""
     frame = _shown(study)
     return result_table(
         frame,
         ("label", "division"),
         {
             "time to train [min]": frame["run_s.mean"] / 60,
-            "cost [unit hours]": frame["unit_hours"],
-            "nobody faster and cheaper": frame["front"],
+            "unit hours": frame["unit_hours"],
+            "nobody faster with fewer": frame["front"],
         },
     )
 
@@ -36,8 +37,9 @@ def answer(study: Study) -> str:
     """The front of each benchmark."""
     return listed(
         [
-            f"{benchmark} {size}: {', '.join(rows.loc[rows['front']].sort_values('run_s.mean')['label'])}"
-            for (benchmark, size), rows in _shown(study).groupby(PROBLEM, sort=True)
+            f"{title.replace(' · time to train', '')}: {', '.join(rows.loc[rows['front']].sort_values('run_s.mean')['label'])}"
+            for title, rows in tasks(_shown(study))
+            if len(rows) > 1
         ]
     )
 
@@ -54,15 +56,16 @@ def draw(study: Study) -> Figure:
             carried_over = pd.notna(row["carried_over_from"])
             plot_sign(axis, row["run_s.mean"] / 60, row["unit_hours"], signs[row["device"]], hollow=carried_over)
         loglog(axis, (rows["run_s.mean"] / 60).tolist(), rows["unit_hours"].tolist())
-        front = rows[rows["front"]].sort_values("run_s.mean")
-        axis.step(front["run_s.mean"] / 60, front["unit_hours"], where="post", color=INK, linewidth=1.0, zorder=0)
+        for _, alike in tasks(rows):
+            front = alike[alike["front"]].sort_values("run_s.mean")
+            axis.step(front["run_s.mean"] / 60, front["unit_hours"], where="post", color=INK, linewidth=1.0, zorder=0)
         named.append(
             [
                 (r["run_s.mean"] / 60, r["unit_hours"], clip(r["label"], 28), bool(r["front"]))
                 for r in rows.to_dict("records")
             ]
         )
-        label_axes(axis, title, "time to train [min]", "cost [compute unit hours]")
+        label_axes(axis, title, "time to train [min]", "compute unit hours")
     legend_of(figure, axes[0], signs)
     name_panels(figure, axes, named)
     return figure
@@ -75,11 +78,11 @@ def _shown(study: Study) -> pd.DataFrame:
     frame = several_per_problem(frame)
     if frame.empty:
         raise NotAnswerableError("two time-to-train results of one benchmark and size with known compute units")
-    return frame.assign(front=[_unbeaten(row, frame) for _, row in frame.iterrows()])
+    parts = [part.assign(front=[_unbeaten(row, part) for _, row in part.iterrows()]) for _, part in tasks(frame)]
+    return pd.concat(parts).loc[frame.index]
 
 
-def _unbeaten(row: pd.Series, frame: pd.DataFrame) -> bool:
-    """True if no result of the same benchmark and size is both faster and cheaper."""
-    others = frame[(frame["benchmark"] == row["benchmark"]) & (frame["size"] == row["size"])]
-    faster, cheaper = others["run_s.mean"] < row["run_s.mean"], others["unit_hours"] < row["unit_hours"]
-    return not bool((faster & cheaper).any())
+def _unbeaten(row: pd.Series, others: pd.DataFrame) -> bool:
+    """True if none of the results that may be ranked beside it is both faster and takes fewer unit hours."""
+    faster, fewer = others["run_s.mean"] < row["run_s.mean"], others["unit_hours"] < row["unit_hours"]
+    return not bool((faster & fewer).any())

@@ -1,4 +1,4 @@
-"""Figure: time to train against compute units, with lines of equal cost."""
+"""Figure: time to train against compute units, with lines of equal unit hours."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import Diagonals, clip, legend_of, listed, loglog, looks, name_panels, panels, seconds
-from analysis.page.scatter import PROBLEM, label_axes, plot_ring, plot_sign, problems, result_table, several_per_problem
+from analysis.page.scatter import label_axes, plot_ring, plot_sign, problems, result_table, several_per_problem
+from analysis.results.names import tasks
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and machine size"
 CAPTION = (
     "One panel per benchmark and size. A small dot is a run that reached the target, the large sign is the score "
     "(hollow: the mean, where there is no score; or carried over from an earlier round). A ring marks the open division. "
-    "Colour and sign tell the accelerator, or the processor where there is none. Dashed lines are equal cost in unit "
-    "hours; the fastest and the cheapest are bold; names without room are left out. "
-    "Throughput mode, where many runs share a machine, is "
-    "left out. Rounds with other rules or data stand in one panel but are not ranked."
+    "Colour and sign tell the accelerator, or the processor where there is none. Dashed lines are equal unit hours. Bold: the "
+    "fastest and the one with the fewest unit hours of a division and of rounds alike, which alone are ranked against each "
+    "other. Names without room are left out, and so is throughput mode, where many runs share a machine."
 )
 ORDER = 15
 
 
 def table(study: Study) -> pd.DataFrame:
-    """Score, units and cost by result."""
+    """Score, units and unit hours by result."""
     frame = _shown(study)
     return result_table(
         frame,
@@ -36,23 +36,27 @@ def table(study: Study) -> pd.DataFrame:
             "score [min]": frame["score_s"] / 60,
             "mean of runs [min]": frame["run_s.mean"] / 60,
             "n": frame["n_averaged"],
-            "cost [unit hours]": frame["unit_hours"],
+            "unit hours": frame["unit_hours"],
         },
     )
 
 
 def answer(study: Study) -> str:
-    """The fastest and the cheapest result of each benchmark and size."""
+    """The fastest result of each task that has several, and the one with the fewest unit hours."""
     sentences = []
-    for (benchmark, size), rows in _shown(study).groupby(PROBLEM, sort=True):
+    for title, rows in tasks(_shown(study)):
+        if len(rows) < 2:
+            continue  # nothing to rank it beside
         scored = rows[rows["score_s"].notna()]
         rows, without = (scored, "") if len(scored) else (rows, ", none with a score")
-        fast, cheap = rows.loc[rows["run_s.mean"].idxmin()], rows.loc[rows["unit_hours"].idxmin()]
+        fast, few = rows.loc[rows["run_s.mean"].idxmin()], rows.loc[rows["unit_hours"].idxmin()]
         sentences.append(
-            f"{benchmark} {size}: fastest {fast['label']} ({seconds(fast['run_s.mean'])}), cheapest {cheap['label']} "
-            f"({cheap['unit_hours']:.3g} unit h){without}"
+            f"{title.replace(' · time to train', '')}: fastest {fast['label']} ({seconds(fast['run_s.mean'])}), fewest unit hours "
+            f"{few['label']} ({few['unit_hours']:.3g} h of {few['device']}){without}"
         )
-    return listed(sentences)
+    return (
+        listed(sentences) or "no two of these results may be ranked against each other: other divisions, rules or data"
+    )
 
 
 def draw(study: Study) -> Figure:
@@ -72,7 +76,7 @@ def draw(study: Study) -> Figure:
             if row["division"] == "open":
                 plot_ring(axis, row["units"], _minutes(row), colour, size=15, width=1.0)
         loglog(axis, rows["units"].tolist(), (rows["run_s.mean"] / 60).tolist(), Diagonals("unit h", 1 / 60))
-        best = {rows["run_s.mean"].idxmin(), rows["unit_hours"].idxmin()}
+        best = {part[column].idxmin() for _, part in tasks(rows) for column in ("run_s.mean", "unit_hours")}
         named.append([(r["units"], _minutes(r), clip(r["label"], 30), i in best) for i, r in rows.iterrows()])
         label_axes(axis, title, "compute units", "time to train [min]")
     legend_of(figure, axes[0], signs)

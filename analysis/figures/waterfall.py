@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter
 
 from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, clip, panels
 from analysis.results.decompose import split_of
+from analysis.results.names import tasks
 from analysis.statistics.scaling import Factors, factors
 from analysis.study import NotAnswerableError, Study
 
@@ -23,7 +24,7 @@ CAPTION = (
     "how much larger the machine is. Speed per unit: epochs per second and unit, below 1 where scaling is not perfect. Epochs: "
     "below 1 where the second needs more, usually for its larger batch. Staging and other: time outside epochs. Shown are "
     "the pairs asked for (--between), consecutive sizes of one machine and the way to the fastest; the table has every result "
-    "against the fastest of its class."
+    "against the fastest of its task (one division, rounds alike)."
 )
 ORDER = 32
 SHOWN = 6  # panels per class
@@ -106,8 +107,6 @@ def _pairs(study: Study) -> list[Pair]:
     pairs = []
     for title, rows in study.classes():
         known = rows[(rows["mode"] == "strong") & rows["units"].notna() & (rows["epoch_time_s.mean"] > 0)]
-        if len(known) < 2:
-            continue
         for place, (a, b) in enumerate(_pairs_of_class(known, study.between)):
             split = factors(split_of(a), split_of(b))
             if math.isfinite(split.speed_up) and split.speed_up > 0:
@@ -116,16 +115,15 @@ def _pairs(study: Study) -> list[Pair]:
 
 
 def _pairs_of_class(known: pd.DataFrame, between: Sequence[tuple[str, str]]) -> list[tuple[pd.Series, pd.Series]]:
-    """Pairs asked for by name, then consecutive sizes of a machine, then every other result against the fastest."""
-    best = known.loc[known["run_s.mean"].idxmin()]
+    """Pairs asked for by name, then consecutive sizes of a machine, then every other result against its task's fastest."""
     of_group = {row["group"]: row for _, row in known.iterrows()}
     pairs = [(of_group[a], of_group[b]) for a, b in between if a in of_group and b in of_group]
-    own_first = known.drop(best.name).sort_values(["published", "run_s.mean"])
-    to_best = [(row, best) for _, row in own_first.iterrows()]
-    asked = {(a.name, b.name) for a, b in pairs}
-    pairs += [(a, b) for a, b in _consecutive(known) if (a.name, b.name) not in asked]
-    listed_already = {(a.name, b.name) for a, b in pairs}
-    return pairs + [(a, b) for a, b in to_best if (a.name, b.name) not in listed_already]
+    pairs += _consecutive(known)
+    for _, alike in tasks(known):
+        best = alike.loc[alike["run_s.mean"].idxmin()]
+        own_first = alike.drop(best.name).sort_values(["published", "run_s.mean"])
+        pairs += [(row, best) for _, row in own_first.iterrows()]
+    return list({(a.name, b.name): (a, b) for a, b in pairs}.values())
 
 
 def _consecutive(known: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:

@@ -7,6 +7,7 @@ import re
 import pandas as pd
 
 from suite.errors import InputError
+from suite.log.comparable import era
 
 CLASS = ["benchmark", "size", "mode"]
 FAMILY = re.compile(r"\b(?:[VPAHB][12]00|GH200|MI\d{3}[AX]?|RTX \d{4}|A64FX|Xeon Phi)\b")
@@ -32,6 +33,19 @@ MACHINES = {  # start of a published system's folder name: the machine's name
 def heading(benchmark: str, size: str, mode: str) -> str:
     """The heading of a class of results."""
     return f"{benchmark} · size {size} · {'throughput' if mode == 'weak' else 'time to train'}"
+
+
+def tasks(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Results that may be ranked against each other: of one benchmark, size, mode and division, and of rounds alike.
+
+    Each has a heading, which names division and rounds where the class has several. `suite.log.comparable` knows why.
+    """
+    parts = []
+    for key, group in rows.groupby(CLASS, sort=True):
+        alike = list(group.groupby(["division", group["round"].map(era)], sort=True))
+        for (division, rounds), members in alike:
+            parts.append((heading(*key) + (f" · {division} · {rounds}" if len(alike) > 1 else ""), members))
+    return parts
 
 
 def describe_systems(rows: pd.DataFrame, systems: pd.DataFrame) -> tuple[pd.Series, pd.Series]:

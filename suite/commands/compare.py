@@ -9,6 +9,7 @@ import click
 
 from suite.compliance.scoring import ScoredGroup, first_named, score_group
 from suite.errors import InputError
+from suite.log.comparable import unlike
 from suite.log.results_tree import find
 from suite.log.score import Throughput, TimeRatio, time_ratio
 
@@ -104,9 +105,10 @@ def _verdict(a: ScoredGroup, b: ScoredGroup, tolerance: float) -> tuple[str, boo
 
 
 def _unlike(a: ScoredGroup, b: ScoredGroup) -> str:
-    """Differences in round and division, as the end of the line: such results are not ranked against each other."""
-    pairs = (("round", a.group.round, b.group.round), ("division", a.division, b.division))
-    return "".join(f"; unlike {name}s: {x or 'none'} and {y or 'none'}" for name, x, y in pairs if x != y)
+    """Why the two are not ranked against each other, as the end of the line."""
+    round_a, round_b = (item.group.round or first_named(item.records).ruleset for item in (a, b))
+    reasons = unlike(round_a, round_b, a.division, b.division)
+    return "".join(f"; {reason}" for reason in reasons)
 
 
 def _times(scored: ScoredGroup) -> list[float]:

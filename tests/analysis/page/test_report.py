@@ -389,6 +389,31 @@ def test_four_views_of_one_machine_size_and_batch_answer_nothing(
         figures()["two_by_two"].draw(data)
 
 
+def test_results_are_ranked_only_beside_those_whose_times_mean_the_same(
+    tmp_path: Path, package: Build, cards: Cards
+) -> None:
+    """The time of v2.0 has staging in it, that of v3.0 need not."""
+
+    def made(round_: str, system: str, train_s: float, **more: Any) -> Path:
+        return package(tmp_path / f"hpc_results_{round_}", system=system, train_s=train_s, submitter=system, **more)
+
+    unlike = [made("v2.0", "a1", 8), made("v3.0", "b2", 6), made("v2.0", "c3", 4, division="open")]
+    study_of = study(unlike, cards)
+    assert [len(rows) for _, rows in study_of.tasks()] == [1, 1, 1]
+    for name in ("comparison", "waterfall"):
+        with pytest.raises(NotAnswerableError):
+            figures()[name].table(study_of)
+    assert "may be ranked" in figures()["time_and_units"].answer(study_of)
+    assert figures()["pareto"].table(study_of)["nobody faster with fewer"].all()
+    like = study([*unlike, made("v1.0", "d4", 5)], cards)
+    compared = figures()["comparison"].table(like)
+    assert [(row["label"][:2], row["against"][:2]) for row in compared.to_dict("records")] == [("a1", "d4")]
+    assert "closed · v1.0 and v2.0" in compared["class"].iloc[0]
+    answer = figures()["time_and_units"].answer(like)
+    assert "fastest d4" in answer
+    assert "b2" not in answer
+
+
 def test_what_has_no_score_is_not_the_fastest(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
     whole, part = run_folder(tmp_path, "whole"), run_folder(tmp_path, "part", runs=1)
     data = study([whole, part], cards)

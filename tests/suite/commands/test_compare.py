@@ -106,4 +106,6 @@ def test_unlike_rounds_are_said(tmp_path: Path) -> None:
         return folder
 
     done = mlhpc("compare", package("v3.0"), package("v2.0"))
-    assert done.stdout.endswith(": not distinguishable; unlike rounds: v3.0 and v2.0\n")
+    assert done.stdout.endswith(
+        ": not distinguishable; unlike rules: v3.0 (staging before run_start does not count) and v1.0 and v2.0 (staging counts)\n"
+    )

@@ -1,0 +1,36 @@
+"""Says which results may be ranked against each other: those of one division, over the same data, whose times include the same.
+
+Rounds of MLPerf HPC differ in both (hpc_training_rules.adoc of each round).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+OLD, MIDDLE, NEW = "v0.7", "v1.0 and v2.0", "v3.0"
+ERAS: Mapping[str, str] = {  # round or ruleset: the rounds whose times mean the same
+    **{"v0.7": OLD, "v1.0": MIDDLE, "v2.0": MIDDLE, "v3.0": NEW},
+    **{"0.7.0": OLD, "1.0.0": MIDDLE, "2.0.0": MIDDLE, "3.0.0": NEW, "mlhpc-1.0": NEW},
+}
+MEANING: Mapping[str, str] = {
+    OLD: "the first data sets; staging counts",
+    MIDDLE: "staging counts",
+    NEW: "staging before run_start does not count",
+}
+
+
+def era(round_: str | None) -> str:
+    """The rounds whose times mean the same as those of a round or ruleset; an unknown one stands for itself."""
+    return ERAS.get(round_ or "", round_ or "no round")
+
+
+def unlike(round_a: str | None, round_b: str | None, division_a: str | None, division_b: str | None) -> list[str]:
+    """Why two results of one benchmark and size are not ranked against each other, a clause each; empty if they are."""
+    reasons = []
+    first, second = era(round_a), era(round_b)
+    if first != second:
+        meanings = [f"{name} ({MEANING[name]})" if name in MEANING else name for name in (first, second)]
+        reasons.append(f"unlike rules: {meanings[0]} and {meanings[1]}")
+    if division_a != division_b:
+        reasons.append(f"unlike divisions: {division_a or 'none'} and {division_b or 'none'}")
+    return reasons
