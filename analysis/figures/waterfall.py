@@ -12,9 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from analysis.figures.comparison import between
 from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, clip, panels
 from analysis.results.decompose import split_of
 from analysis.results.names import tasks
+from analysis.statistics.comparison import Comparison
 from analysis.statistics.scaling import Factors, factors
 from analysis.study import NotAnswerableError, Study
 
@@ -24,7 +26,8 @@ CAPTION = (
     "how much larger the machine is. Speed per unit: epochs per second and unit, below 1 where scaling is not perfect. Epochs: "
     "below 1 where the second needs more, usually for its larger batch. Staging and other: time outside epochs. Shown are "
     "the pairs asked for (--between), consecutive sizes of one machine and the way to the fastest; the table has every result "
-    "against the fastest of its task (one division, rounds alike)."
+    "against the fastest of its task (one division, rounds alike). A difference that is not distinguishable is not explained. "
+    "The factors multiply to the ratio of scores; Is the difference real? judges by all runs."
 )
 ORDER = 32
 SHOWN = 6  # panels per class
@@ -34,13 +37,21 @@ NAMES = ("units", "speed/unit", "epochs", "staging", "other", "total")
 
 @dataclass(frozen=True)
 class Pair:
-    """Two results of one class and the speed-up from ``a`` to ``b``. Only a ``shown`` pair has a panel."""
+    """Two results of one class and the speed-up from ``a`` to ``b``, of scores. Only a ``shown`` pair has a panel."""
 
     title: str
     a: pd.Series
     b: pd.Series
     factors: Factors
+    comparison: Comparison | None
     shown: bool
+
+    @property
+    def verdict(self) -> str:
+        """Whether there is a difference to explain."""
+        if self.comparison is None:
+            return "too few runs to tell"
+        return "different" if self.comparison.distinguishable else "not distinguishable"
 
 
 def table(study: Study) -> pd.DataFrame:
@@ -48,7 +59,15 @@ def table(study: Study) -> pd.DataFrame:
     lines = [
         {"class": pair.title, "from": pair.a["label"], "to": pair.b["label"]}
         | {name: getattr(pair.factors, part) for name, part in zip(NAMES, PARTS, strict=False)}
-        | {"speed-up": pair.factors.speed_up, "efficiency": pair.factors.efficiency, "shown": pair.shown}
+        | {
+            "speed-up": pair.factors.speed_up,
+            "efficiency": pair.factors.efficiency,
+            "speed-up, geometric means": pair.comparison.ratio if pair.comparison else math.nan,
+            "95 % from": pair.comparison.low if pair.comparison else math.nan,
+            "95 % to": pair.comparison.high if pair.comparison else math.nan,
+            "verdict": pair.verdict,
+            "shown": pair.shown,
+        }
         for pair in _pairs(study)
     ]
     if not lines:
@@ -58,9 +77,16 @@ def table(study: Study) -> pd.DataFrame:
 
 def answer(study: Study) -> str:
     """The first pair in words."""
-    row = table(study).query("shown").iloc[0]
+    shown = table(study).query("shown")
+    if shown.empty:
+        return "no two results that may be ranked beside each other differ by more than their runs do"
+    row = shown.iloc[0]
+    real = f"{row['speed-up, geometric means']:.3g}× [{row['95 % from']:.3g}, {row['95 % to']:.3g}]"
+    known = (
+        f"{real}, by score" if row["verdict"] == "different" else "too few runs to tell whether it is real; by score"
+    )
     return (
-        f"{row['from']} to {row['to']}: {row['speed-up']:.3g}× = {row['units']:.3g} (units) × {row['speed/unit']:.3g} "
+        f"{row['from']} to {row['to']}: {known} {row['speed-up']:.3g}× = {row['units']:.3g} (units) × {row['speed/unit']:.3g} "
         f"(speed per unit) × {row['epochs']:.3g} (epochs) × {row['staging'] * row['other']:.3g} (staging and other)"
     )
 
@@ -69,6 +95,8 @@ def draw(study: Study) -> Figure:
     """A panel per shown pair."""
     table(study)
     pairs = [pair for pair in _pairs(study) if pair.shown]
+    if not pairs:
+        raise NotAnswerableError("two results whose difference is larger than that between their runs")
     figure, axes = panels(len(pairs), min(3, len(pairs)), 3.0)
     for pair, axis in zip(pairs, axes, strict=True):
         _panel(axis, pair)
@@ -107,10 +135,14 @@ def _pairs(study: Study) -> list[Pair]:
     pairs = []
     for title, rows in study.classes():
         known = rows[(rows["mode"] == "strong") & rows["units"].notna() & (rows["epoch_time_s.mean"] > 0)]
-        for place, (a, b) in enumerate(_pairs_of_class(known, study.between)):
+        panels_left = SHOWN
+        for a, b in _pairs_of_class(known, study.between):
             split = factors(split_of(a), split_of(b))
             if math.isfinite(split.speed_up) and split.speed_up > 0:
-                pairs.append(Pair(title, a, b, split, place < SHOWN))
+                compared = between(study, a["group"], b["group"])
+                shown = panels_left > 0 and (compared is None or compared.distinguishable)
+                panels_left -= shown
+                pairs.append(Pair(title, a, b, split, compared, shown))
     return pairs
 
 

@@ -129,13 +129,20 @@ def _headline(scored: ScoredGroup) -> str:
     if isinstance(result, Throughput):
         return _throughput_headline(result)
     assert result.mean_s is not None
-    low, high = result.interval_s or (math.nan, math.nan)
     factor = scored.scale_factor
     scaled = f"; with the shipped scaling.json {_minutes(result.mean_s * factor):.6g} min" if factor else ""
     return (
         f"score {_minutes(result.mean_s):.6g} min, with staging {_minutes(result.mean_with_staging_s):.6g} min{scaled}; "
-        f"n={len(result.scored)} of {len(result.runs)}, std {_minutes(result.std_s):.3g}, "
-        f"{_minutes(result.fastest_s):.6g} to {_minutes(result.slowest_s):.6g}, "
+        f"n={len(result.scored)} of {len(result.runs)}, {_spread(result)}"
+    )
+
+
+def _spread(result: TimeToTrain) -> str:
+    if result.std_s is None or result.interval_s is None:
+        return "one run has no spread"
+    low, high = result.interval_s
+    return (
+        f"std {_minutes(result.std_s):.3g}, {_minutes(result.fastest_s):.6g} to {_minutes(result.slowest_s):.6g}, "
         f"95 % [{_minutes(low):.6g}, {_minutes(high):.6g}]"
     )
 

@@ -35,7 +35,10 @@ class JudgedRun:
 
 @dataclass(frozen=True, slots=True)
 class TimeToTrain:
-    """The score of repeated runs. Mean, spread and interval are over the scored runs; None if there is no score."""
+    """The score of repeated runs. Mean, spread and interval are over the scored runs; None if there is no score.
+
+    One run has neither spread nor interval.
+    """
 
     runs: tuple[JudgedRun, ...]
     required_runs: int
@@ -150,7 +153,7 @@ def time_to_train(records: Sequence[RunRecord], target: Target) -> TimeToTrain:
         None,
         mean_s=statistics.fmean(times),
         mean_with_staging_s=statistics.fmean(record.time_with_staging_s or _time(record) for record in kept),
-        std_s=statistics.stdev(times) if len(times) > 1 else 0.0,
+        std_s=statistics.stdev(times) if len(times) > 1 else None,
         fastest_s=min(times),
         slowest_s=max(times),
         interval_s=log_interval(times),

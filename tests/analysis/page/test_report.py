@@ -103,7 +103,7 @@ def rich_study(
         package(tmp_path / "hpc_results_v9.9", system="daint_a"),
         package(tmp_path / "hpc_results_v9.9", system="daint_b", nodes=4, train_s=6.0),
         package(tmp_path / "hpc_results_v9.8", system="older", staging=(-9.0, -2.0)),
-        package(tmp_path / "hpc_results_v9.7", system="open", division="open"),
+        package(tmp_path / "hpc_results_v9.7", system="open", division="open", eval_s=2.5),
     ]
     here, there = ceilings(tmp_path / "here.json"), ceilings(tmp_path / "there.json", "other", faster=3.0)
     return study(paths, cards, read_inputs([here, counters(tmp_path / "counters.json")], [there])), paths
@@ -412,6 +412,37 @@ def test_results_are_ranked_only_beside_those_whose_times_mean_the_same(
     answer = figures()["time_and_units"].answer(like)
     assert "fastest d4" in answer
     assert "b2" not in answer
+
+
+def test_a_difference_that_may_be_luck_is_not_explained(tmp_path: Path, package: Build, cards: Cards) -> None:
+    def made(system: str, **more: Any) -> Path:
+        return package(tmp_path / "hpc_results_v9.9", system=system, submitter=system, **more)
+
+    waterfall, first = figures()["waterfall"], made("a1")
+    luck = study([first, made("b2", eval_s=2.3, nodes=4)], cards)
+    row = waterfall.table(luck).iloc[0]
+    assert (row["verdict"], bool(row["shown"])) == ("not distinguishable", False)
+    assert row["95 % from"] < 1 < row["95 % to"]
+    assert "differ by more than their runs do" in waterfall.answer(luck)
+    with pytest.raises(NotAnswerableError):
+        waterfall.draw(luck)
+    real = study([first, made("c3", train_s=5, nodes=4)], cards)
+    assert waterfall.table(real).iloc[0]["verdict"] == "different"
+    assert re.search(r"c3.*: [\d.]+× \[[\d.]+, [\d.]+\], by score", waterfall.answer(real))
+
+
+def test_the_share_of_epochs_in_the_variance_is_a_share(
+    tmp_path: Path, package: Build, log: Callable[..., Any], cards: Cards
+) -> None:
+    """Runs with more epochs have shorter ones: the covariance is negative and larger than one of the variances."""
+    root = tmp_path / "one" / "ACME"
+    package(root.parent, system="a1", runs=4)
+    for trial, (seconds, errors) in enumerate([(10.0, (0.5, 0.1)), (6.4, (0.5, 0.3, 0.1))] * 2):
+        text = log(train_s=seconds + trial / 10, errors=errors, seed=trial, start_s=1000.0 * trial)
+        text.write(root / "results" / "a1" / "strong" / "cosmoflow" / f"result_{trial}.txt")
+    row = figures()["run_to_run"].table(study([root], cards)).iloc[0]
+    assert row["2 x covariance"] < -2 * min(row["variance of log(epochs)"], row["variance of log(seconds per epoch)"])
+    assert 0 < row["from epochs [%]"] < 100
 
 
 def test_what_has_no_score_is_not_the_fastest(tmp_path: Path, run_folder: Build, cards: Cards) -> None:

@@ -56,6 +56,12 @@ def test_fastest_and_slowest_are_dropped() -> None:
     assert score.std_s == pytest.approx(10.0167, abs=1e-3)
 
 
+def test_the_one_run_that_two_drops_leave_has_no_spread() -> None:
+    score = time_to_train([run(9), run(10), run(12)], replace(TARGET, required_runs=3))
+    assert score.valid
+    assert (score.mean_s, score.std_s, score.interval_s) == (10, None, None)
+
+
 def test_staging_stands_beside_the_score() -> None:
     score = time_to_train([run(seconds, staging=5.0) for seconds in (10, 50, 20, 40, 31)], TARGET)
     assert score.mean_with_staging_s == pytest.approx((score.mean_s or 0) + 5.0)
