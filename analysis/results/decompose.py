@@ -37,6 +37,7 @@ _NUMBERS = (
     "global_batch_size",
     "train_samples",
     "scaling_factor",
+    "cores",
 )
 SCALE = (
     "ranks", "nodes", "accelerators_per_node", "units", "units_described", "global_batch_size", "train_samples",
@@ -89,10 +90,10 @@ def results(table: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.Data
     return table
 
 
-def split_of(row: Mapping[Hashable, Any] | pd.Series) -> Split:
-    """The mean run of a result, split for the arithmetic of speed-ups."""
+def split_of(row: Mapping[Hashable, Any] | pd.Series, size: float | None = None) -> Split:
+    """The mean run of a result, split for the arithmetic of speed-ups. ``size`` of its machine: compute units unless given."""
     return Split(
-        units=float(row["units"]),
+        units=float(row["units"] if size is None else size),
         epochs=float(row["epochs.mean"]),
         compute_s=float(row["epoch_time_s.mean"]),
         staging_s=float(row["staging_exposed_s.mean"]),
@@ -124,6 +125,8 @@ def _result(group: pd.DataFrame, chosen: Selection) -> dict[str, Any]:
     counted = group[group["run"].isin(chosen.averaged)]
     row: dict[str, Any] = {name: first[name] for name in IDENTITY}
     row |= {name: _agreed(group[name]) for name in SCALE}
+    threads = _agreed(group["threads_per_rank"].where(group["device_type"] == "cpu"))
+    row["cores"] = row["ranks"] * threads if row["ranks"] and threads else None
     row |= _scores(group, counted, chosen)
     for name in MEANS:
         row |= _mean_and_std(name, counted[name])
