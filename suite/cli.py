@@ -16,7 +16,7 @@ import click
 
 from suite import VERSION
 from suite.errors import DEBUG, DEFECT, InputError, keep_traceback
-from suite.files import one_line
+from suite.files import one_line, print_line
 from suite.plugins import COMMANDS, OURS, find_plugins, package_of, reason
 
 FINDINGS = 1
@@ -147,17 +147,17 @@ def main() -> None:
         usage.show()
         sys.exit(USAGE)
     except click.ClickException as error:
-        print(f"mlhpc: {error.format_message()}", file=sys.stderr)
+        print_line(f"mlhpc: {error.format_message()}", error=True)
         sys.exit(USAGE)
     except (click.Abort, KeyboardInterrupt):
-        print("mlhpc: stopped", file=sys.stderr)
+        print_line("mlhpc: stopped", error=True)
         sys.exit(130)
     except (InputError, OSError) as error:
-        print(f"mlhpc: {one_line(error)}", file=sys.stderr)
+        print_line(f"mlhpc: {one_line(error)}", error=True)
         sys.exit(USAGE if isinstance(error, InputError) else FINDINGS)
     except Exception as error:
         if DEBUG in os.environ:
             raise
         name, text = type(error).__name__, one_line(error)
-        print(f"mlhpc: a defect of mlhpc itself: {name}: {text} ({keep_traceback()})", file=sys.stderr)
+        print_line(f"mlhpc: a defect of mlhpc itself: {name}: {text} ({keep_traceback()})", error=True)
         sys.exit(DEFECT)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,11 +71,75 @@ def force_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+@contextmanager
+def opened(path: Path, largest: int) -> Iterator[BufferedReader]:
+    """Open a regular file of at most ``largest`` bytes to read. OSError that names the file for anything else.
+
+    A stranger's package may hold a FIFO, which would wait for ever, a device, or a sparse file of terabytes.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        state = os.fstat(descriptor)
+        if stat.S_ISDIR(state.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(errno.EINVAL, "neither a file nor a folder", str(path))
+        if state.st_size > largest:
+            size = f"{byte_text(state.st_size)}; at most {byte_text(largest)} are read"
+            raise OSError(errno.EFBIG, f"has {size} ({LIMITS} raises the limit)", str(path))
+        if state.st_size > _SPARSE_FROM and state.st_blocks * _BLOCK < state.st_size // _SPARSE_PART:
+            size = f"{byte_text(state.st_size)}, of which {byte_text(state.st_blocks * _BLOCK)} are on the disk"
+            raise OSError(errno.EFBIG, f"is a sparse file of {size}", str(path))
+        yield file
+
+
+def read_bytes(path: Path, largest: int) -> bytes:
+    """Read a regular file of at most ``largest`` bytes. OSError as `opened`."""
+    with opened(path, largest) as file:
+        return file.read(largest + 1)
+
+
+LIMITS = "MLHPC_LIMITS"  # environment variable: the sizes that suite.log.limits reads
+_SPARSE_FROM = 64 * 2**20  # bytes; smaller ones cost nothing to read
+_SPARSE_PART = 100  # a file system that compresses stores no text in a hundredth of its size
+_BLOCK = 512  # bytes: the unit of st_blocks
+
+
+def byte_text(count: int) -> str:
+    """Render a number of bytes: ``4 MiB``, ``1.5 GiB``."""
+    unit = max((unit for unit in _UNITS if count >= _UNITS[unit]), key=_UNITS.__getitem__, default="bytes")
+    return f"{count / _UNITS.get(unit, 1):.4g} {unit}"
+
+
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
 def one_line(error: BaseException) -> str:
     """Render an error as one line: an OSError as file and reason, without Python's error number."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Replace every character that a terminal acts on, or cannot show, by a question mark; ``keep`` names exceptions."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep else "?" for char in text)
+
+
+def harmless_cell(value: object) -> object:
+    """A cell of a CSV table: a text that a spreadsheet would run as a formula gets an apostrophe, which makes it a text."""
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value if value.isprintable() else f"'{value}"
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four: full width
 
 
 def brief(value: object, *, longest: int = 60) -> str:
@@ -84,13 +151,16 @@ def brief(value: object, *, longest: int = 60) -> str:
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
+_LARGEST_DOCUMENT = 256 * 2**20  # bytes: facts of a machine, a manifest of a data set with a line per shard
+
+
 def read_json_document(path: Path, model: type[Model], kind: str, version: int) -> Model:
     """Read a JSON document. InputError names the file, what was expected (``kind``, for example "facts") and what it holds."""
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_bytes(path, _LARGEST_DOCUMENT))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: expected JSON: {error}") from None
     if not isinstance(data, dict) or data.get("version") != version:
         actual = repr(data.get("version")) if isinstance(data, dict) else type(data).__name__
@@ -169,15 +239,21 @@ def unknown_key(model: type[BaseModel], key: str) -> str:
     return f"unknown key {key!r}; valid keys: {', '.join(sorted(model.model_fields))}"
 
 
-def print_line(text: str, *, error: bool = False) -> None:
-    """Print a line to standard output, or to standard error. Once that fails, later output goes nowhere.
+def print_line(text: str = "", *, error: bool = False, end: str = "\n") -> None:
+    """Print text to standard output, or to standard error. Once that fails, later output goes nowhere.
+
+    This is how every command prints: names of files and strings of logs may be a stranger's, so what a terminal would act on
+    is replaced (`printable`). Lines and tabs stay.
 
     A reader that has gone, or a full disk, costs the line and never the work. Without the redirection Python would fail once
     more with the same bytes when it ends.
     """
     stream = sys.stderr if error else sys.stdout
+    text = printable(text, keep="\n\t")
+    if (encoding := getattr(stream, "encoding", None)) and encoding.lower() != "utf-8":
+        text = text.encode(encoding, "replace").decode(encoding)
     try:
-        print(text, file=stream, flush=True)
+        print(text, file=stream, flush=True, end=end)
     except OSError:
         with suppress(OSError, ValueError):  # a stream without a descriptor
             nowhere = os.open(os.devnull, os.O_WRONLY)

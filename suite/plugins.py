@@ -5,11 +5,10 @@ One broken package must not break everything else: it is left out with one line,
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-from suite.files import one_line
+from suite.files import one_line, print_line
 
 COMMANDS = "mlhpc.commands"
 WORKLOADS = "mlhpc.workloads"
@@ -43,4 +42,4 @@ def reason(error: BaseException) -> str:
 @cache
 def leave_out(kind: str, name: str, package: str, why: str) -> None:
     """Say once per process, on stderr, that a plug-in is left out."""
-    print(f"mlhpc: {kind} {name!r} of package {package} is left out: {why}", file=sys.stderr)
+    print_line(f"mlhpc: {kind} {name!r} of package {package} is left out: {why}", error=True)

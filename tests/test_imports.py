@@ -253,3 +253,15 @@ def test_the_map_in_the_docs_is_that_of_the_code() -> None:
         capture_output=True, text=True, cwd=ROOT / "docs", check=True,
     )  # fmt: skip
     assert drawn.stdout == (ROOT / "docs" / "map.svg").read_text(), "run: python docs/draw_map.py"
+
+
+PRINTERS = {"suite/files.py", "suite/launch/mpi.py"}  # print_line itself; text of programs that a child process runs
+
+
+@pytest.mark.parametrize("path", [*modules("suite"), *modules("analysis")], ids=lambda p: str(p.relative_to(ROOT)))
+def test_everything_is_printed_by_print_line(path: Path) -> None:
+    """Strings of logs and names of folders reach a terminal only through the function that takes its escapes away."""
+    calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    names = {ast.unparse(function) for function in calls}
+    if str(path.relative_to(ROOT)) not in PRINTERS:
+        assert not names & {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}

@@ -18,6 +18,7 @@ from analysis.network.fit import (
 )
 from analysis.network.paper import paper_rows
 from analysis.network.sweep import MIB, Layer, LayerRun, read_sweep
+from suite.files import print_line
 from suite.performance.cost_model import ALGORITHMS
 
 HELP_GROUP = "Compare"
@@ -40,9 +41,9 @@ def network(sweeps: tuple[Path, ...], paper: bool) -> None:
     if not sweeps and not paper:
         raise click.UsageError("give a sweep (mlhpc moe-bench --sweep-network -o FILE) or --paper")
     for path in sweeps:
-        click.echo("\n".join(fit_lines(fit_sweep(read_sweep(path)))))
+        print_line("\n".join(fit_lines(fit_sweep(read_sweep(path)))))
     if paper:
-        click.echo("\n".join(paper_lines()))
+        print_line("\n".join(paper_lines()))
 
 
 def fit_lines(fit: Fit) -> list[str]:

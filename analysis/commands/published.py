@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from analysis.published.scores import ROUNDS, SHIPPED, count_rounds, render
-from suite.files import write_whole
+from suite.files import print_line, write_whole
 
 HELP_GROUP = "Compare"
 HELP_ORDER = 3
@@ -33,7 +33,7 @@ def published(folders: tuple[Path, ...], output: Path | None) -> None:
     text = render(study(folders, {}))
     write_whole(path, text)
     rows = json.loads(text)["rows"]
-    click.echo(f"{path}: {len(rows)} results")
+    print_line(f"{path}: {len(rows)} results")
     for round_, at_hand in count_rounds([row[1] for row in rows]).items():
         if at_hand < ROUNDS[round_]:
-            click.echo(f"  missing: {round_}, {ROUNDS[round_] - at_hand} of {ROUNDS[round_]} results")
+            print_line(f"  missing: {round_}, {ROUNDS[round_] - at_hand} of {ROUNDS[round_]} results")

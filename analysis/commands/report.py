@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from suite.errors import DEFECT
-from suite.files import write_whole
+from suite.files import print_line, write_whole
+from suite.log.reader import read_events
 
 if TYPE_CHECKING:
     from analysis.page.report import Report
@@ -90,7 +91,7 @@ def report(
     if not logs:
         raise click.UsageError(f"{paths[0]}: no report without logs; give run folders or packages as well")
     for path in logs:
-        if path.is_file() and b":::MLLOG" not in path.read_bytes():
+        if path.is_file() and not read_events(path, steps=False).events:
             raise click.UsageError(f"{path}: holds no MLLOG event and is no file that a report reads")
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
     inputs = read_inputs(files, what_if)
@@ -98,11 +99,11 @@ def report(
     rendered = render_report(study(logs, installed_cards(), inputs, networks, between), checked(), failures)
     _write(rendered, output, form)
     size = (output / "report.html").stat().st_size / 1e6
-    click.echo(
+    print_line(
         f"{output / 'report.html'}  {size:.2f} MB; numbers: {output / 'report.json'}, {output / 'tables'}/*.{form}"
     )
     for _, text in rendered.defects:
-        click.echo(f"mlhpc: {text}", err=True)
+        print_line(f"mlhpc: {text}", error=True)
     if any(is_ours(figure) for figure, _ in rendered.defects):
         sys.exit(DEFECT)
 

@@ -24,6 +24,7 @@ from analysis.page.systems import differing_settings, differing_systems, logs_ta
 from analysis.page.tiles import tiles
 from analysis.study import Study
 from suite import VERSION
+from suite.files import harmless_cell
 
 REPORT_VERSION = 1
 NOT_VERIFIED = "Result not verified by MLCommons Association"
@@ -73,7 +74,7 @@ def render_report(study: Study, checked: Sequence[CheckedPath], failures: Sequen
     return Report(
         html=_page(study, checked, doubts, pictures),
         json=_document(study, checked, doubts, pictures, numbers),
-        csv={name: frame.to_csv(index=False) for name, frame in frames.items()},
+        csv={name: _csv(frame) for name, frame in frames.items()},
         frames=frames,
         defects=tuple((picture.name, picture.defect) for picture in pictures if picture.defect),
     )
@@ -153,6 +154,15 @@ def _records(table: pd.DataFrame | None) -> list[dict[str, Any]]:
     if table is None:
         return []
     return [{str(name): None if is_absent(v) else v for name, v in row.items()} for row in table.to_dict("records")]
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    """A table as CSV without cells that a spreadsheet would run: texts of logs and names of folders may be a stranger's."""
+    written = frame.rename(columns=harmless_cell)
+    for place, (_, column) in enumerate(frame.items()):
+        if not pd.api.types.is_numeric_dtype(column):
+            written.isetitem(place, column.map(harmless_cell))
+    return str(written.to_csv(index=False))
 
 
 def _printable(html: str) -> str:

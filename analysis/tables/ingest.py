@@ -27,6 +27,8 @@ from analysis.tables.reading import (
 from analysis.tables.run_row import encodable, text
 from analysis.tables.workers import mapped
 from suite.card import Card, Target
+from suite.files import read_bytes
+from suite.log.limits import limits
 from suite.log.record import RunRecord
 from suite.log.results_tree import LogFile, Skipped, find_logs
 from suite.log.values import number
@@ -112,8 +114,11 @@ def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
     fields, problem = _collected(place, row) if place.kind == "run" else ({}, None)
     if described is not None:
         try:
-            fields, _ = json.JSONDecoder(strict=False).raw_decode(described.read_text("utf-8", "replace").strip())
-        except ValueError as error:
+            content = read_bytes(described, limits().json).decode("utf-8", "replace")
+            fields, _ = json.JSONDecoder(strict=False).raw_decode(content.strip())
+        except OSError as error:
+            problem = f"{described.name}: cannot be read: {error.strerror}"
+        except (ValueError, RecursionError) as error:
             problem = f"{described.name}: not JSON: {error}"
         if not isinstance(fields, dict):
             fields, problem = {}, f"{described.name}: not a JSON object"

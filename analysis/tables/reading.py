@@ -14,7 +14,7 @@ from analysis.tables.run_row import BESIDE_STEP, STEP_PARTS, UNKNOWN, LogContent
 from suite.card import FULL, Card, Target
 from suite.compliance.ruleset import find_target
 from suite.log import mllog
-from suite.log.reader import Log, events_of
+from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import LogFile
 from suite.log.timeline import Timeline, timeline
@@ -51,15 +51,15 @@ class Reading:
 
 def read(file: LogFile, cards: Mapping[str, Card]) -> Reading:
     """Read one log. The content of a log never raises."""
-    data = file.path.read_bytes()
-    log = events_of(data, file.path, steps=False)
+    digest = hashlib.sha256()
+    log = read_events(file.path, steps=False, seen=digest.update)
     record = summarise(log)
     benchmark = file.benchmark or record.benchmark or UNKNOWN
     target = find_target(benchmark, record.size or FULL, cards)
     line = timeline(log, target.metric if target else record.metric_key or mllog.EVAL_ERROR)
     content = LogContent(file, log, record, line, benchmark, target, EpochCount.of(record, line))
     experts = _expert_rows(file.label, log)
-    row = encodable(run_row(content, hashlib.sha256(data).hexdigest()) | _expert_load(experts))
+    row = encodable(run_row(content, digest.hexdigest()) | _expert_load(experts))
     return Reading(
         run=row,
         epochs=_epoch_rows(row["run"], line, log),

@@ -10,7 +10,9 @@ from typing import Any
 
 from analysis.tables.epochs import LARGEST_PLAUSIBLE, EpochCount
 from suite.card import FULL, Target
+from suite.files import read_bytes
 from suite.log import mllog
+from suite.log.limits import limits
 from suite.log.reader import Log
 from suite.log.record import RunRecord
 from suite.log.results_tree import LogFile
@@ -269,7 +271,7 @@ def _doubts(row: Mapping[str, Any], content: LogContent) -> dict[str, Any]:
         "benchmark_logged": record.benchmark,
         "org_logged": record.org,
         "event_count": len(log.events) + log.skipped,
-        "damaged_lines": len(log.problems),
+        "damaged_lines": log.damaged,
         "damage": "; ".join(f"line {p.line}: {p.message}" for p in log.problems[:3]) or None,
     }
 
@@ -282,6 +284,6 @@ def _fields(source: object, columns: Mapping[str, str]) -> dict[str, Any]:
 def _scaling_factor(folder: Path) -> float | None:
     """The reference-convergence factor a package ships beside its logs (the official tool multiplies by it)."""
     try:
-        return number(json.loads((folder / "scaling.json").read_text("utf-8")).get("scaling_factor"))
-    except (OSError, ValueError, AttributeError):
+        return number(json.loads(read_bytes(folder / "scaling.json", limits().json)).get("scaling_factor"))
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None

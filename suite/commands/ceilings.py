@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from suite.files import print_line
 from suite.launch.ranks import in_world, refuse_ranks, start_ranks
 from suite.performance.ceilings.document import refuse_existing, write
 
@@ -85,7 +86,7 @@ def _measure(world: World, system: str, device: str, directory: Path, quick: boo
         quick=quick,
         device=pick_device(device, world),
         directory=directory,
-        say=lambda line: click.echo(line, err=True) if world.is_first else None,
+        say=lambda line: print_line(line, error=True) if world.is_first else None,
     )
     if world.is_first:
         write(output, text)
@@ -96,7 +97,7 @@ def _show(output: Path, text: str) -> None:
     """Print the roofs as a table."""
     document = json.loads(text)
     device = document["device"]
-    click.echo(
+    print_line(
         f"{output}: {device['name']}, {document['ranks']} ranks of {device['threads']} threads, {document['nodes']} nodes"
     )
     for roof in document["roofs"]:
@@ -104,11 +105,11 @@ def _show(output: Path, text: str) -> None:
         scale, unit = (1e9, "GFLOP/s") if roof["unit"] == "FLOP/s" else (1e9, "GB/s")
         capacity = f", up to {roof['capacity_bytes'] >> 10} KiB per thread" if roof["capacity_bytes"] else ""
         ranks = f", {roof['ranks']} ranks" if roof["resource"].startswith("all_") else ""
-        click.echo(
+        print_line(
             f"  {name:<36} {roof['value'] / scale:10.2f} {unit} per rank (n={roof['n']}, IQR {roof['spread']:.0%}{ranks}{capacity})"
         )
     for missing in document["not_measured"]:
-        click.echo(f"  not measured: {missing['resource']} {missing['name'] or ''}: {missing['reason']}")
+        print_line(f"  not measured: {missing['resource']} {missing['name'] or ''}: {missing['reason']}")
     busy = device["busy_cores_at_start"]
     if busy is not None and busy > BUSY * device["cores_allowed"]:
-        click.echo(f"  other processes kept {busy:.1f} cores busy: these roofs are too low")
+        print_line(f"  other processes kept {busy:.1f} cores busy: these roofs are too low")

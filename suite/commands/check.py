@@ -13,6 +13,7 @@ from suite.compliance.output import FORMATS, print_table
 from suite.compliance.rules import EXPLANATIONS, LOG_RULES
 from suite.compliance.ruleset import ruleset, ruleset_names
 from suite.errors import InputError
+from suite.files import print_line
 
 HELP_GROUP = "Package and check"
 HELP_ORDER = 2
@@ -52,12 +53,12 @@ def check(
       mlhpc check --explain last-eval
     """
     if explain is not None:
-        click.echo(explanation(explain))
+        print_line(explanation(explain))
         return
     if write_official_rules is not None:
         from suite.compliance.official_rules import write_rules
 
-        click.echo("\n".join(map(str, write_rules(write_official_rules))))
+        print_line("\n".join(map(str, write_rules(write_official_rules))))
         return
     if not paths:
         raise click.UsageError("Missing argument 'PATH...'")
@@ -67,13 +68,13 @@ def check(
     if style == "table" and sys.stdout.isatty():
         print_table(verdict)
     else:
-        click.echo(FORMATS[style](verdict))
+        print_line(FORMATS[style](verdict))
     accepted = True
     if official:
         from suite.compliance.official import run_official
 
         official_verdict = run_official(list(paths))
-        click.echo(official_verdict.text(), err=style != "table")
+        print_line(official_verdict.text(), error=style != "table")
         accepted = official_verdict.accepted
     if not verdict.compliant or not accepted:
         raise click.exceptions.Exit(1)

@@ -10,6 +10,7 @@ import click
 from suite.compliance.scoring import ScoredGroup, first_named, score_group
 from suite.errors import InputError
 from suite.log.comparable import unlike
+from suite.files import print_line, printable
 from suite.log.results_tree import find
 from suite.log.score import Throughput, TimeRatio, time_ratio
 
@@ -44,7 +45,7 @@ def compare(a: Path, b: Path, tolerance: float) -> None:
     if not math.isfinite(tolerance):
         raise click.UsageError(f"--tolerance {tolerance:g}: expected a number of percent")
     verdicts = [_verdict(one, other, tolerance) for one, other in _pairs(a, b)]
-    click.echo("\n".join(line for line, _ in verdicts))
+    print_line("\n".join(printable(line) for line, _ in verdicts))
     if any(worse for _, worse in verdicts):
         raise click.exceptions.Exit(1)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from suite.descriptor import descriptor
+from suite.files import print_line
 from suite.performance.ceilings.document import refuse_existing, write
 from suite.performance.counters import TOOLS, VERSION, read
 
@@ -49,4 +50,4 @@ def counters(tool: str, file: Path, system: str, workload: str, size: str, steps
     }
     write(output, json.dumps(body, indent=1) + "\n")
     seconds, flops = sum(kernel.seconds for kernel in kernels), sum(kernel.flops for kernel in kernels)
-    click.echo(f"{output}: {len(kernels)} kernels, {seconds:.4g} s, {flops:.4g} FLOPs in {steps} steps")
+    print_line(f"{output}: {len(kernels)} kernels, {seconds:.4g} s, {flops:.4g} FLOPs in {steps} steps")

@@ -17,6 +17,7 @@ import click
 from suite.config import default_data_root
 from suite.descriptor import descriptor
 from suite.errors import InputError
+from suite.files import print_line
 
 if TYPE_CHECKING:
     from suite.data.manifest import Manifest
@@ -128,7 +129,7 @@ def export(workload: str, source: Path, form: str | None, output: Path) -> None:
     _check_new(output)
     with _progress(f"{workload} {form}") as tell:
         getattr(generator, EXPORT_PREFIX + form)(source, output, progress=tell)
-    click.echo(f"{output}: {form} written from {source}")
+    print_line(f"{output}: {form} written from {source}")
 
 
 @data.command()
@@ -145,7 +146,7 @@ def verify(root: Path, deep: bool) -> None:
     try:
         manifest = read_manifest(root)
     except ValueError as problem:
-        click.echo(problem, err=True)
+        print_line(str(problem), error=True)
         sys.exit(1)
     seen = 0
     with _progress(f"verify {root}", shown=deep) as tell:
@@ -157,11 +158,11 @@ def verify(root: Path, deep: bool) -> None:
 
         problems = find_problems(root, deep=deep, progress=count)
     for text in problems:
-        click.echo(text, err=True)
+        print_line(text, error=True)
     if problems:
         sys.exit(1)
     what = "checksums of every byte" if deep else "presence and sizes (--deep compares every byte)"
-    click.echo(f"{_summary(root, manifest)}: fine: {what}, {time.monotonic() - begin:.1f} s")
+    print_line(f"{_summary(root, manifest)}: fine: {what}, {time.monotonic() - begin:.1f} s")
 
 
 @data.command()
@@ -193,7 +194,7 @@ def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
     problems = find_problems(root, deep=False)
     if problems:
         raise InputError(f"{problems[0]}; remove {root / MANIFEST_NAME} and the damaged files to make them again")
-    click.echo(f"{_summary(root, manifest)}: complete already; presence and sizes verified")
+    print_line(f"{_summary(root, manifest)}: complete already; presence and sizes verified")
     return True
 
 
@@ -257,7 +258,7 @@ def _plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int, in
         if now - last >= PLAIN_INTERVAL_S:
             last = now
             left = (now - begin) * (total - done) / done
-            click.echo(f"{title}: {100 * done // total} %, about {left:.0f} s left")
+            print_line(f"{title}: {100 * done // total} %, about {left:.0f} s left")
 
     return tell
 
@@ -266,7 +267,7 @@ def _show(root: Path, world: World) -> None:
     if world.is_first:
         from suite.data.manifest import read_manifest
 
-        click.echo(f"{_summary(root, read_manifest(root))}: complete")
+        print_line(f"{_summary(root, read_manifest(root))}: complete")
 
 
 def _show_baselines(chosen: Descriptor, root: Path) -> None:
@@ -282,7 +283,7 @@ def _show_baselines(chosen: Descriptor, root: Path) -> None:
         return
     card = chosen.card().size(manifest.size)
     for name, value in measure_baselines(chosen, manifest.size, root, manifest.sha256).items():
-        click.echo(f"  {card.metric_name} of {name}: {value:.4f} (target {card.threshold:g})")
+        print_line(f"  {card.metric_name} of {name}: {value:.4f} (target {card.threshold:g})")
 
 
 def _summary(root: Path, manifest: Manifest) -> str:

@@ -18,7 +18,7 @@ import click
 
 from suite.descriptor import descriptor, descriptors
 from suite.errors import InputError
-from suite.files import write_whole
+from suite.files import print_line, write_whole
 from suite.launch.local import suite_command
 
 ALL = "all"
@@ -152,15 +152,15 @@ def _run(step: Step) -> Outcome:
     """Print and run one step. Ctrl-C ends the demo; a step that fails or has nothing to read does not."""
     arguments = step.command()
     if arguments is None:
-        click.echo(f"\n--- {step.title}: left out, no earlier step left what it reads")
+        print_line(f"\n--- {step.title}: left out, no earlier step left what it reads")
         return Outcome(
             step.title, f"mlhpc {step.arguments[0]}", None, 0.0, "left out: no earlier step left what it reads"
         )
-    click.echo(f"\n--- {step.title}: mlhpc {' '.join(arguments)}")
+    print_line(f"\n--- {step.title}: mlhpc {' '.join(arguments)}")
     begin = time.monotonic()
     code, last = _execute(suite_command(*arguments), step.limit_s)
     if code in (INTERRUPTED, -signal.SIGINT):
-        click.echo(f"mlhpc: demo stopped: step {step.title!r} was interrupted", err=True)
+        print_line(f"mlhpc: demo stopped: step {step.title!r} was interrupted", error=True)
         sys.exit(INTERRUPTED)
     reason = "" if code == 0 else last or f"exit code {code}; its output says why"
     if code == STOPPED and step.limit_s:
@@ -182,7 +182,7 @@ def _execute(command: Sequence[str], limit_s: float | None) -> tuple[int, str]:
             timer.start()
         try:
             for line in process.stderr or ():
-                click.echo(line, nl=False, err=True)
+                print_line(line, end="", error=True)
                 last = line.strip() or last
             code = process.wait()
         except KeyboardInterrupt:  # the terminal sent it to the command as well: it ends by itself
@@ -199,7 +199,7 @@ def _write_steps(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def _summary(root: Path, workload: str, size: str, seconds: float, failed: Sequence[Outcome]) -> None:
-    click.echo(f"\n--- {workload} {size} in {seconds / 60:.1f} min; everything is in {root}/")
+    print_line(f"\n--- {workload} {size} in {seconds / 60:.1f} min; everything is in {root}/")
     for name, meaning in (
         ("run*/result_*.txt", "event logs, MLPerf format: the only source of every number"),
         (f"submissions/{ORG}", "results package in the MLPerf HPC layout, with sha256 manifest"),
@@ -207,6 +207,6 @@ def _summary(root: Path, workload: str, size: str, seconds: float, failed: Seque
         ("report/report.html", "open this in a browser; tables beside it"),
     ):
         if any(root.glob(name)):
-            click.echo(f"  {root / name}  {meaning}")
+            print_line(f"  {root / name}  {meaning}")
     for outcome in failed:
-        click.echo(f"  failed: `{outcome.command}` ({outcome.title}): {outcome.reason}")
+        print_line(f"  failed: `{outcome.command}` ({outcome.title}): {outcome.reason}")

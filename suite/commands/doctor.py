@@ -24,6 +24,7 @@ import click
 
 from suite import VERSION
 from suite.errors import InputError
+from suite.files import print_line
 from suite.launch import mpi
 from suite.launch.cost import render_bytes
 from suite.launch.local import mpiexec_command
@@ -93,10 +94,10 @@ def doctor(ranks: int, as_json: bool) -> None:
     checks = [*python_checks(), *loaded, *mpi_checks(), *machine_checks(usable(), ranks), *folder_checks(os.environ)]
     checks += [*node_checks(root), *clock_checks(Path.cwd(), simulated=is_simulated(root)), *slurm_checks(library)]
     if as_json:
-        click.echo(json.dumps([asdict(check) for check in checks], indent=2))
+        print_line(json.dumps([asdict(check) for check in checks], indent=2))
     else:
         for line in lines(checks):
-            click.echo(line)
+            print_line(line)
     sys.exit(0 if can_run(checks, "local") else 1)
 
 

@@ -9,6 +9,7 @@ import click
 
 from suite.card import SizeCard, read_reference_points
 from suite.descriptor import Descriptor, descriptor, descriptors
+from suite.files import print_line
 from suite.launch.cost import render_bytes
 
 HELP_GROUP = "Run"
@@ -29,10 +30,10 @@ def list_(workload: str | None, as_json: bool) -> None:
     """List workloads: sizes, targets, required runs, data sizes, configs."""
     chosen = [descriptor(workload)] if workload else list(descriptors().values())
     if as_json:
-        click.echo(json.dumps([as_data(item) for item in chosen], indent=2))
+        print_line(json.dumps([as_data(item) for item in chosen], indent=2))
         return
     for number, item in enumerate(chosen):
-        click.echo("\n" * (number > 0) + "\n".join(as_text(item)))
+        print_line("\n" * (number > 0) + "\n".join(as_text(item)))
 
 
 def configs(item: Descriptor) -> list[str]:

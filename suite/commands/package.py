@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from suite.compliance.manifest import changed_files
+from suite.files import print_line
 from suite.machine.system import read_description
 from suite.package.build import build_package
 from suite.package.redaction import KINDS
@@ -80,14 +81,14 @@ def package(
     )
     for result in built.results:
         pruned = f", {len(result.pruned)} pruned" if result.pruned else ""
-        click.echo(f"{built.folder / result.folder}: {len(result.scored)} runs{pruned}")
+        print_line(f"{built.folder / result.folder}: {len(result.scored)} runs{pruned}")
     for note in built.notes:
-        click.echo(f"note: {note}")
+        print_line(f"note: {note}")
     for text in built.personal:
-        click.echo(text)
+        print_line(text)
     for warning in built.warnings:
-        click.echo(f"warning: {warning}")
-    click.echo(f"{built.folder}: package complete; next: mlhpc check {built.folder}")
+        print_line(f"warning: {warning}")
+    print_line(f"{built.folder}: package complete; next: mlhpc check {built.folder}")
 
 
 def _kinds(text: str) -> list[str]:
@@ -112,7 +113,7 @@ def _verify(packages: tuple[Path, ...]) -> None:
     count = 0
     for folder in packages:
         changes = [f"{path}: {message}" for _, path, message in changed_files(folder)]
-        click.echo("\n".join(changes) if changes else f"{folder}: unchanged")
+        print_line("\n".join(changes) if changes else f"{folder}: unchanged")
         count += len(changes)
     if count:
         raise click.exceptions.Exit(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import click
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
-from suite.files import write_whole
+from suite.files import harmless_cell, print_line, write_whole
 from suite.launch.ranks import in_world, refuse_ranks, start_ranks
 from suite.workload import load_workload
 
@@ -107,7 +109,7 @@ def _profile(
         pick_device(config.device, world),
         steps=steps,
         profiled_steps=profiled_steps,
-        say=lambda text: click.echo(text, err=True) if world.is_first else None,
+        say=lambda text: print_line(text, error=True) if world.is_first else None,
     )
     if world.is_first:
         _write(output, _document(result, config, world, steps, profiled_steps), result)
@@ -153,12 +155,14 @@ def _write(output: Path, document: dict[str, Any], result: Profile) -> None:
     output.mkdir(parents=True)
     result.trace.export_chrome_trace(str(output / "trace.json"))
     rows = document["layers"]
-    lines = [",".join(rows[0]), *(",".join(str(value) for value in row.values()) for row in rows)] if rows else []
-    write_whole(output / "layers.csv", "\n".join(lines) + "\n")
+    table = io.StringIO(newline="")
+    lines = [list(rows[0]), *(list(map(harmless_cell, row.values())) for row in rows)] if rows else []
+    csv.writer(table, lineterminator="\n").writerows(lines)
+    write_whole(output / "layers.csv", table.getvalue())
     write_whole(output / "profile.json", json.dumps(document, indent=1) + "\n")
     for line in lines_of(document):
-        click.echo(line)
-    click.echo(f"{output}: trace.json (chrome://tracing, ui.perfetto.dev), layers.csv, profile.json")
+        print_line(line)
+    print_line(f"{output}: trace.json (chrome://tracing, ui.perfetto.dev), layers.csv, profile.json")
 
 
 def lines_of(document: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from suite.compliance.ruleset import Benchmark, card_benchmark
 from suite.descriptor import Descriptor, descriptors
 from suite.descriptor import descriptor as find_descriptor
 from suite.errors import InputError
-from suite.files import write_whole
+from suite.files import print_line, write_whole
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, first_reaching, summarise
 from suite.log.results_tree import find
@@ -59,8 +59,8 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
     path = folder / "rcp" / f"{size}.json"
     write_whole(path, json.dumps(document.model_dump(mode="json"), indent=1) + "\n")
     for point in points.values():
-        click.echo(_line(point))
-    click.echo(f"{path}: written")
+        print_line(_line(point))
+    print_line(f"{path}: written")
 
 
 @rcp.command()
@@ -70,12 +70,12 @@ def show(workload: str) -> None:
     descriptor = find_descriptor(workload)
     for size, card in descriptor.card().sizes.items():
         known = read_reference_points(descriptor.folder, size)
-        click.echo(f"{workload} {size}: {card.metric} target {card.threshold:g}" + ("" if known else ": none recorded"))
+        print_line(f"{workload} {size}: {card.metric} target {card.threshold:g}" + ("" if known else ": none recorded"))
         epochs = {point.global_batch_size: point.epochs for point in known.points} if known else {}
         for point in known.points if known else ():
             bound = convergence.limit(epochs, point.global_batch_size, card.required_runs)
             least = f", a submission needs at least {bound.minimum:.3f}" if bound else ""
-            click.echo(f"  {_line(point)}{least}")
+            print_line(f"  {_line(point)}{least}")
 
 
 def reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> ReferencePoint:

@@ -11,6 +11,7 @@ import click
 
 from suite.compliance.ruleset import ruleset
 from suite.compliance.scoring import ScoredGroup, first_named, score_group
+from suite.files import print_line, printable
 from suite.log.results_tree import find
 from suite.log.score import MINUTE_S, JudgedRun, Throughput, TimeToTrain
 
@@ -39,12 +40,12 @@ def score(paths: tuple[Path, ...], explain: bool, as_json: bool, ruleset_name: s
     scored = [score_group(group, ruleset_name) for path in paths for group in find(path).groups if group.logs]
     if as_json:
         document = {"version": 1, "groups": [as_dict(item) for item in scored]}
-        click.echo(json.dumps(document, indent=1))
+        print_line(json.dumps(document, indent=1))
     else:
         for item in scored:
-            click.echo("\n".join(lines(item, explain=explain or not item.result.valid)))
+            print_line("\n".join(map(printable, lines(item, explain=explain or not item.result.valid))))
         if not scored:
-            click.echo(f"no result_*.txt under {', '.join(map(str, paths))}: nothing to score")
+            print_line(f"no result_*.txt under {', '.join(map(str, paths))}: nothing to score")
     if not scored or not all(item.result.valid for item in scored):
         raise click.exceptions.Exit(1)
 
@@ -79,7 +80,7 @@ def lines(scored: ScoredGroup, *, explain: bool) -> list[str]:
     benchmark = scored.group.benchmark or first.benchmark or "no benchmark"
     size = f" {first.size}" if first.size else ""
     text = [
-        f"{scored.group.folder!s}".encode("utf-8", "replace").decode(),
+        str(scored.group.folder),
         f"  {benchmark}{size}, {scored.division or 'no division'}, {scored.scenario}",
         f"  {_headline(scored)}",
     ]

@@ -15,6 +15,7 @@ import yaml
 from suite.card import SizeCard, read_reference_points
 from suite.descriptor import descriptor
 from suite.errors import InputError
+from suite.files import print_line, printable
 from suite.launch import jobs
 from suite.launch.cost import Epochs, expected_epochs, render_duration
 from suite.launch.heartbeat import Sign, read_sign
@@ -93,7 +94,7 @@ def status(paths: tuple[Path, ...], as_json: bool, follow: bool) -> None:
     if follow:
         follow_runs(read)
     elif as_json:
-        click.echo(json.dumps([asdict(row) for row in read()], indent=2))
+        print_line(json.dumps([asdict(row) for row in read()], indent=2))
     else:
         _show(read())
 
@@ -108,7 +109,7 @@ def follow_runs(read: Callable[[], list[TrialStatus]], pause: Callable[[float], 
             _show(rows)
         elif (texts := [_texts(replace(row, eta_s=None)) for row in rows]) != shown:
             if shown is not None:
-                click.echo()
+                print_line()
             _show(rows)
             shown = texts
         if not any(row.state in ("queued", "running") for row in rows):
@@ -121,7 +122,7 @@ def _show(rows: Sequence[TrialStatus]) -> None:
         _print_table(rows)
     else:
         for line in table(rows):
-            click.echo(" ".join(line).rstrip())
+            print_line(printable(" ".join(line).rstrip()))
 
 
 def find_runs(paths: Iterable[Path]) -> list[RunFolder]:
@@ -315,12 +316,13 @@ def _config(path: Path) -> Mapping[str, object]:
 def _print_table(rows: Sequence[TrialStatus]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     colors = {"finished": "green", "running": "cyan", "queued": "dim", "killed": "red", "aborted": "red"}
     head, *lines = table(rows)
     screen = Table(*(name.strip() for name in head), box=None, header_style="bold")
     for row, line in zip(rows, lines, strict=True):
-        cells = [text.strip() for text in line]
-        cells[2] = f"[{colors.get(row.state, 'yellow')}]{cells[2]}[/]"
+        cells = [Text(printable(text.strip())) for text in line]  # never markup: a name may hold "[/]"
+        cells[2].stylize(colors.get(row.state, "yellow"))
         screen.add_row(*cells)
     Console().print(screen)

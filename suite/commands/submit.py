@@ -16,7 +16,7 @@ from suite.card import SizeCard, read_reference_points
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
-from suite.files import write_whole
+from suite.files import print_line, write_whole
 from suite.launch import cost, jobs
 from suite.launch.slurm import Job, SystemFile, find_system, read_system, sbatch_script, time_limit_s
 from suite.log.reader import read_events
@@ -92,23 +92,23 @@ def submit(
     earlier = _earlier(estimate_from) if estimate_from else None
     for job in planned:
         estimate = _cost(job, chosen, config, size_card, earlier)
-        click.echo(f"{_title(job)}:", err=True)
+        print_line(f"{_title(job)}:", error=True)
         for line in cost.render(estimate, time_limit_s(job.time_limit)):
-            click.echo(f"  {line}", err=True)
+            print_line(f"  {line}", error=True)
         obstacles = cost.find_obstacles(
             estimate, time_limit_s(job.time_limit), trials=job.trials, required=size_card.required_runs, array=job.array
         )
         for text in obstacles:
-            click.echo(f"  cannot score     {text}", err=True)
+            print_line(f"  cannot score     {text}", error=True)
         if dry_run:
-            click.echo(sbatch_script(job), nl=False)
+            print_line(sbatch_script(job), end="")
     for text in impossible:
-        click.echo(f"not possible: {text}", err=True)
+        print_line(f"not possible: {text}", error=True)
     if not dry_run:
         for folder, job in zip(folders.values(), planned, strict=True):
             job_id = _submit(folder, job, config)
-            click.echo(f"job {job_id}: {_title(job)}: {folder}")
-        click.echo(f"state: mlhpc status {root}")
+            print_line(f"job {job_id}: {_title(job)}: {folder}")
+        print_line(f"state: mlhpc status {root}")
     if impossible:
         sys.exit(FINDINGS)
 

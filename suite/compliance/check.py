@@ -21,7 +21,7 @@ from suite.compliance.rules import Finding, LogContext, apply_log_rules
 from suite.compliance.ruleset import Benchmark, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, summarise
-from suite.log.results_tree import Group, SystemFile, Tree, find, list_files, list_system_files, read_system
+from suite.log.results_tree import LINK, Group, SystemFile, Tree, find, list_files, list_system_files, read_system
 from suite.log.score import failure
 
 _FORGIVEN = frozenset(
@@ -88,6 +88,7 @@ def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
             findings += _check_groups(groups, rules, seen, alone=path.is_file())
             if package is not None:
                 findings += _check_package(package, groups, rules)
+        findings += _behind_links(tree)
     if not logs:
         where = ", ".join(str(path) for path in paths)
         text = f"no result_*.txt found: nothing was checked{_named_otherwise(paths)}"
@@ -98,6 +99,13 @@ def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
 
 def _unread(error: OSError, path: Path) -> Finding:
     return Finding("folder-unread", "error", str(error.filename or path), None, f"cannot be read: {error.strerror}")
+
+
+def _behind_links(tree: Tree) -> Iterator[Finding]:
+    """Links to folders outside of packages, whose own rules name theirs: what lies behind them is not judged."""
+    for item in tree.skipped:
+        if item.reason == LINK and item.path.is_dir() and not any(item.path.is_relative_to(p) for p in tree.packages):
+            yield Finding("link-unfollowed", "warning", str(item.path), None, "is a symbolic link: not followed")
 
 
 def _named_otherwise(paths: list[Path]) -> str:

@@ -27,7 +27,10 @@ def log_empty(context: LogContext) -> Iterator[LogBreach]:
     "event-valid", "every line with the MLLOG token holds one JSON event with key, value, time_ms and metadata", LOGGING
 )
 def event_valid(context: LogContext) -> Iterator[LogBreach]:
-    yield from ((problem.line, problem.message) for problem in context.log.problems)
+    log = context.log
+    yield from ((problem.line, problem.message) for problem in log.problems)
+    if log.damaged > len(log.problems):
+        yield None, f"{log.damaged - len(log.problems)} more events of this file cannot be read"
 
 
 @log_rule(

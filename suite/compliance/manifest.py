@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from suite.files import brief
+from suite.files import brief, opened, read_bytes
+from suite.log.limits import limits
 from suite.log.results_tree import MANIFEST, list_files
 
 MANIFEST_VERSION = 1
@@ -24,7 +25,7 @@ def render_package_manifest(package: Path) -> str:
 def read_package_manifest(path: Path) -> dict[str, str] | None:
     """Map each relative path to its sha256. None if the file is no list in the form of sha256sum."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_bytes(path, limits().manifest).decode().splitlines()
     except (OSError, UnicodeDecodeError):
         return None
     pairs = [line.split("  ", 1) for line in lines if line and not line.startswith("#")]
@@ -34,8 +35,8 @@ def read_package_manifest(path: Path) -> dict[str, str] | None:
 
 
 def digest(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
+    """The sha256 of a file, in hexadecimal. OSError for a file that is too large to be read (suite.log.limits)."""
+    with opened(path, limits().file) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -58,5 +59,10 @@ def changed_files(package: Path) -> Iterator[tuple[str, Path, str]]:
         yield "manifest-changed", present[name], "is not in the manifest"
     for name in sorted(present.keys() & listed.keys()):
         entry = present[name]
-        if entry.is_symlink() or not entry.is_file() or digest(entry) != listed[name]:
+        try:
+            same = not entry.is_symlink() and entry.is_file() and digest(entry) == listed[name]
+        except OSError as error:
+            yield "manifest-changed", entry, f"cannot be compared with the manifest: {error.strerror}"
+            continue
+        if not same:
             yield "manifest-changed", entry, "differs from its sha256 in the manifest"

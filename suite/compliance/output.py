@@ -11,6 +11,7 @@ from html import escape
 from suite.compliance.check import Verdict
 from suite.compliance.rules import Finding
 from suite.compliance.ruleset import Severity
+from suite.files import printable
 
 _LISTED_OF_A_KIND = 5
 
@@ -44,7 +45,7 @@ def as_table(verdict: Verdict) -> str:
         text = (
             f"... and {more} more (--format json has all)"
             if more
-            else f"{where(finding)}: {_printable(finding.message)}"
+            else f"{where(finding)}: {printable(finding.message)}"
         )
         lines.append(f"{finding.severity:7}  {finding.rule:20}  {text}")
     return "\n".join([*lines, summary(verdict)])
@@ -63,7 +64,7 @@ def print_table(verdict: Verdict) -> None:
         table.add_column(name, overflow="fold", no_wrap=name in ("severity", "rule"))
     shared = _shared_folder(verdict)
     for finding, more in _ordered(verdict):
-        cells = (finding.severity, finding.rule, where(finding).removeprefix(shared), _printable(finding.message))
+        cells = (finding.severity, finding.rule, where(finding).removeprefix(shared), printable(finding.message))
         if more:
             cells = (finding.severity, finding.rule, "", f"... and {more} more (--format json has all)")
         table.add_row(
@@ -118,7 +119,7 @@ FORMATS: dict[str, Callable[[Verdict], str]] = {
 
 def where(finding: Finding) -> str:
     """The place of a finding as printable text: ``file:line``, or the file alone."""
-    file = _printable(finding.file)
+    file = printable(finding.file)
     return f"{file}:{finding.line}" if finding.line else file
 
 
@@ -168,14 +169,9 @@ def _data(text: str) -> str:
     return plain.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _printable(text: str) -> str:
-    """One line of text; characters that a terminal or XML cannot show become question marks."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
 def _attribute(text: str) -> str:
-    return f'"{escape(_printable(text))}"'
+    return f'"{escape(printable(text))}"'
 
 
 def _text(text: str) -> str:
-    return escape(_printable(text), quote=False)
+    return escape(printable(text), quote=False)

@@ -174,6 +174,9 @@ explain("pruned-compliant", "pruned instances are compliant in all but their con
 explain("implementation-missing", "a package holds the code under benchmarks/<benchmark>/implementations", PACKAGE)
 explain("manifest-missing", "a package of this suite has its manifest", OURS)
 explain("manifest-changed", "the files of a package are those of its manifest", OURS)
+explain("link-outside", "no symbolic link in a package leads out of it or to nothing", OURS)
+explain("link-unfollowed", "what is judged is no symbolic link to a folder", OURS)
+explain("special-file", "a package holds files and folders, no FIFO, socket or device", OURS)
 explain("nothing-checked", "there is something to check", OURS)
 explain("folder-unread", "every folder below a path can be read: what cannot be read is not judged", OURS)
 
@@ -213,7 +216,35 @@ def judge_package(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str,
     for path in (package / BYPASS, *sorted((package / "results").glob(f"*/{BYPASS}"))):
         if path.is_file():
             yield "bypass-file", path, "asks the official tool to skip checks"
+    yield from _strange_entries(package, groups)
     yield from changed_files(package)
+
+
+def _strange_entries(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str, Path, str]]:
+    """What is neither file nor folder, anywhere in a package. Links among the logs of a result are for rule result-link."""
+    told = {link for group in groups for link in group.links}
+    inside, results = package.resolve(), package / "results"
+    for path in list_files(package):
+        if path.is_symlink():
+            if path in told:
+                continue
+            target = _target(path)
+            if target is None:
+                yield "link-outside", path, "is a symbolic link to nothing"
+            elif not target.is_relative_to(inside):
+                yield "link-outside", path, "is a symbolic link that leads out of the package: not followed"
+            elif path.is_relative_to(results):
+                yield "result-link", path, "is a symbolic link: not followed"
+        elif not path.is_file() and path.exists():
+            yield "special-file", path, "is neither a file nor a folder: not opened"
+
+
+def _target(link: Path) -> Path | None:
+    """Where a link leads to; None if there is nothing, or the link leads to itself."""
+    try:
+        return link.resolve(strict=True)
+    except (OSError, RuntimeError):
+        return None
 
 
 def _throughput_alone(groups: Sequence[Group]) -> Iterator[tuple[str, Path, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite.files import one_line
+from suite.files import one_line, print_line
 from suite.launch.local import run_local, suite_command
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def start_ranks(words: Sequence[str], ranks: int) -> int:
             suite_command(*words),
             ranks=ranks,
             log=Path(folder) / "ranks.log",
-            say=lambda text: click.echo(f"mlhpc: {text}", err=True),
-            echo=click.echo,
+            say=lambda text: print_line(f"mlhpc: {text}", error=True),
+            echo=print_line,
         )
 
 
@@ -54,14 +54,14 @@ def in_world(launch: Launch | None, check: Callable[[], None], body: Callable[[W
         world.check_together(problem)
     except ValueError as error:
         if world.is_first:
-            click.echo(f"mlhpc: {one_line(error)}", err=True)
+            print_line(f"mlhpc: {one_line(error)}", error=True)
         return USAGE
     try:
         body(world)
         world.barrier()
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         where = "" if world.size == 1 else f" [rank {world.rank}]"
-        click.echo(f"mlhpc: {one_line(error)}{where}", err=True)
+        print_line(f"mlhpc: {one_line(error)}{where}", error=True)
         code = USAGE if isinstance(error, ValueError) else FAILED
         if world.size > 1:
             world.transport.abort(code)

@@ -3,23 +3,30 @@
 Nine tenths of a large published log are losses and learning rates of single steps, which no rule, score or table uses. With
 ``steps=False`` one regular expression matches whole blocks of such lines and only the first and last event of a block are
 kept, which is enough to check that time stamps rise. Lines that the expression does not match are decoded as usual.
+
+A file is read in pieces, so memory is that of the events kept plus 10 MB, however long the log. Time grows with its length
+and no faster, whatever it holds.
 """
 
 from __future__ import annotations
 
 import codecs
+import errno
 import json
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from io import BufferedReader
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from suite.files import brief
+from suite.files import LIMITS, brief, byte_text, opened
+from suite.log.limits import limits
 
 STEP_KEYS = ("learning_rate", "train_accuracy", "train_loss")
 
@@ -45,12 +52,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class Log:
-    """The events of a log in file order, the lines that could not be read, and the number of step events not kept."""
+    """The events of a log in file order, the first lines that could not be read, and the number of step events not kept.
+
+    ``damaged`` counts all problems, of which ``problems`` has the first `LISTED_PROBLEMS`.
+    """
 
     path: Path
     events: tuple[Event, ...]
     problems: tuple[Problem, ...] = ()
     skipped: int = 0
+    damaged: int = 0
 
     @cached_property
     def places(self) -> Mapping[str, Sequence[int]]:
@@ -81,38 +92,133 @@ class Log:
         return self if end == len(self.events) else Log(self.path, self.events[:end])
 
 
-def read_events(path: Path, *, steps: bool = True, first_bytes: int = -1) -> Log:
-    """Read the events of a log file, or of its first bytes. OSError if the file cannot be read; no content raises."""
+LISTED_PROBLEMS = 100
+
+
+def read_events(
+    path: Path, *, steps: bool = True, first_bytes: int | None = None, seen: Callable[[bytes], object] | None = None
+) -> Log:
+    """Read the events of a log file, or of about its first bytes. No content raises.
+
+    With ``steps`` false only the first and last event of a block of consecutive step events are kept. ``seen`` is called with
+    every piece of the file in order, as to compute a checksum.
+
+    OSError that names the file if it cannot be read, is no regular file or is larger than the limits (suite.log.limits).
+    """
     try:
-        with path.open("rb") as file:
-            data = file.read(first_bytes)
+        with opened(path, limits().file) as file:
+            return _Parser(path, steps).read(_pieces(file, first_bytes, seen))
     except OSError as error:
         error.filename = error.filename or str(path)  # a read that fails names no file
         raise
-    return events_of(data, path, steps=steps)
 
 
-def events_of(data: bytes, path: Path, *, steps: bool = True) -> Log:
-    """Parse the events in the bytes of a log. Never raises.
+class _Piece(NamedTuple):
+    """Some whole lines of a file. ``too_long``: a single line whose bytes are left out; true if it holds the MLLOG token."""
 
-    With ``steps`` false only the first and last event of a block of consecutive step events are kept.
-    """
-    events: list[Event] = []
-    problems: list[Problem] = []
-    at, number, skipped = 0, 1, 0
-    for block in () if steps else _step_blocks().finditer(data):
-        begin, end = block.span()
-        lines = data[begin : end - 1].split(b"\n")
-        times = [line[_TIME] for line in lines]  # of one length, so that their order is that of the numbers
-        if len(lines) < 3 or (begin > 0 and data[begin - 1] != _NEWLINE) or times != sorted(times):
+    lines: bytes
+    too_long: bool = False
+
+
+_PIECE_BYTES = 2**19
+
+
+def _pieces(file: BufferedReader, most: int | None, seen: Callable[[bytes], object] | None) -> Iterator[_Piece]:
+    """Cut a file at ends of lines. A line above the limit is read and dropped; its piece is one newline."""
+    longest, parts, length, at = limits().line, list[bytes](), 0, 0
+    while (most is None or at < most) and (block := file.read(_PIECE_BYTES)):
+        at += len(block)
+        if seen is not None:
+            seen(block)
+        cut = block.rfind(b"\n") + 1
+        if cut == 0:
+            parts.append(block)
+            length += len(block)
+            if length > longest:
+                held, block = _rest_of_line(file, b"".join(parts), seen)
+                yield _Piece(b"\n", too_long=held)
+                cut = block.rfind(b"\n") + 1
+                if cut:
+                    yield _Piece(block[:cut])
+                parts, length = [block[cut:]], len(block) - cut
             continue
-        number = _decode(data[at : begin + len(lines[0])], number, events, problems) + len(lines) - 2
-        skipped += len(lines) - 2
-        at = end - 1 - len(lines[-1])
-    _decode(data[at:], number, events, problems)
-    if not events and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        problems.append(Problem(1, "the file is UTF-16; a log is UTF-8"))
-    return Log(path, tuple(events), tuple(problems), skipped)
+        yield _Piece(b"".join([*parts, block[:cut]]))
+        parts, length = [block[cut:]], len(block) - cut
+    if length:
+        yield _Piece(b"".join(parts))
+
+
+def _rest_of_line(file: BufferedReader, begin: bytes, seen: Callable[[bytes], object] | None) -> tuple[bool, bytes]:
+    """Read to the end of a line; returns whether it holds the MLLOG token, and the bytes read after it."""
+    held, tail = _TOKEN_BYTES in begin, begin[-len(_TOKEN_BYTES) :]
+    while block := file.read(_PIECE_BYTES):
+        if seen is not None:
+            seen(block)
+        line, newline, after = block.partition(b"\n")
+        held = held or _TOKEN_BYTES in tail + line
+        if newline:
+            return held, after
+        tail = (tail + line)[-len(_TOKEN_BYTES) :]
+    return held, b""
+
+
+class _Parser:
+    """Parses the pieces of one log, one after another."""
+
+    def __init__(self, path: Path, steps: bool) -> None:
+        self._path, self._steps, self._limits = path, steps, limits()
+        self._found = _Found()
+        self._number, self._skipped = 1, 0
+
+    def read(self, pieces: Iterator[_Piece]) -> Log:
+        """Parse all pieces. OSError if more would be kept than the limit allows."""
+        found, utf16 = self._found, False
+        for index, (lines, too_long) in enumerate(pieces):
+            utf16 = utf16 or (index == 0 and lines.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)))
+            if too_long:
+                longest = byte_text(self._limits.line)
+                found.problem(Problem(self._number, f"a line of more than {longest} ({LIMITS} raises the limit)"))
+            self._parse(lines)
+            if found.event_bytes > self._limits.events:
+                most = f"has more than {byte_text(self._limits.events)} of events ({LIMITS} raises the limit)"
+                raise OSError(errno.EFBIG, most, str(self._path))
+        if not found.events and utf16:
+            found.problem(Problem(1, "the file is UTF-16; a log is UTF-8"))
+        return Log(self._path, tuple(found.events), tuple(found.problems), self._skipped, found.damaged)
+
+    def _parse(self, data: bytes) -> None:
+        """Append the events and problems of whole lines."""
+        at, number = 0, self._number
+        for block in () if self._steps else _step_blocks().finditer(data):
+            begin, end = block.span()
+            lines = data[begin : end - 1].split(b"\n")
+            times = [line[_TIME] for line in lines]  # of one length, so that their order is that of the numbers
+            if len(lines) < 3 or (begin > 0 and data[begin - 1] != _NEWLINE) or times != sorted(times):
+                continue
+            number = _decode(data[at : begin + len(lines[0])], number, self._found) + len(lines) - 2
+            self._skipped += len(lines) - 2
+            at = end - 1 - len(lines[-1])
+        _decode(data[at:], number, self._found)
+        self._number += data.count(b"\n")
+
+
+class _Found:
+    """What is found in a log: events, the length of their lines, and of the problems their number and the first ones.
+
+    Every few bytes of a damaged file may be a problem.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.event_bytes = 0
+        self.problems: list[Problem] = []
+        self.damaged = 0
+
+    def problem(self, problem: Problem) -> None:
+        """Count a problem, and keep it if it is one of the first."""
+        self.damaged += 1
+        if self.damaged <= LISTED_PROBLEMS:
+            self.problems.append(problem)
 
 
 _NEWLINE = 10
@@ -145,28 +251,31 @@ def _step_blocks() -> re.Pattern[bytes]:
 
 
 _TOKEN = ":::MLLOG"
+_TOKEN_BYTES = _TOKEN.encode()
 _PLAIN_HEAD = b':::MLLOG {"'
 _BOUNDARY = secrets.token_hex(16)  # what stands between two lines that are decoded together; no log can know it
 _BETWEEN = f',"{_BOUNDARY}",'.encode()
 
 
-def _decode(data: bytes, number: int, events: list[Event], problems: list[Problem]) -> int:
+def _decode(data: bytes, number: int, found: _Found) -> int:
     """Append the events and problems of these lines, the first of which is line ``number``. Returns the next line number."""
     plain: list[bytes] = []  # lines that are one event from their first byte, as nearly all are
     numbers: list[int] = []
     for line, raw in enumerate(data.split(b"\n"), start=number):
         if raw.startswith(_PLAIN_HEAD):
+            found.event_bytes += len(raw)
             plain.append(raw)
             numbers.append(line)
-        elif b":::MLLOG" in raw:
-            _decode_plain(plain, numbers, events, problems)
+        elif _TOKEN_BYTES in raw:
+            _decode_plain(plain, numbers, found)
             plain, numbers = [], []
-            _decode_alone(raw, line, events, problems)
-    _decode_plain(plain, numbers, events, problems)
+            found.event_bytes += len(raw)
+            _decode_alone(raw, line, found)
+    _decode_plain(plain, numbers, found)
     return number + data.count(b"\n") + 1
 
 
-def _decode_plain(lines: Sequence[bytes], numbers: Sequence[int], events: list[Event], problems: list[Problem]) -> None:
+def _decode_plain(lines: Sequence[bytes], numbers: Sequence[int], found: _Found) -> None:
     """Decode lines together, which is fast; if any is not exactly one JSON value, decode each by itself."""
     text = b"[" + _BETWEEN.join([line[_JSON:] for line in lines]) + b"]"
     try:
@@ -176,7 +285,7 @@ def _decode_plain(lines: Sequence[bytes], numbers: Sequence[int], events: list[E
     records = together[::2]
     if len(records) != len(lines) or together[1::2] != [_BOUNDARY] * (len(lines) - 1):
         for raw, number in zip(lines, numbers, strict=True):
-            _decode_alone(raw, number, events, problems)
+            _decode_alone(raw, number, found)
         return
     for record, number in zip(records, numbers, strict=True):
         try:
@@ -184,9 +293,11 @@ def _decode_plain(lines: Sequence[bytes], numbers: Sequence[int], events: list[E
         except (KeyError, TypeError):
             key = None
         if type(key) is str and key and type(at) is int and 0 <= at < _LARGEST_MS and type(metadata) is dict:
-            events.append(Event(key, value, float(at), kind if type(kind) is str else str(kind), metadata, number))
+            found.events.append(
+                Event(key, value, float(at), kind if type(kind) is str else str(kind), metadata, number)
+            )
         else:
-            _append(_event(record, number), events, problems)
+            _append(_event(record, number), found)
 
 
 def _each_once(text: bytes, events: int) -> bool:
@@ -201,8 +312,8 @@ class _TwiceError(ValueError):
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+        counts = Counter(name for name, _ in pairs)
+        raise _TwiceError(next(name for name, count in counts.items() if count > 1))
     return record
 
 
@@ -212,9 +323,9 @@ _LARGEST_MS = 2**53  # integers up to here are floats exactly
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
-def _decode_alone(raw: bytes, number: int, events: list[Event], problems: list[Problem]) -> None:
+def _decode_alone(raw: bytes, number: int, found: _Found) -> None:
     """Decode every record on a line. A launcher may have put a rank prefix before it; two ranks may have written to one line."""
-    text = raw.decode("utf-8", "replace")
+    text = _Line(raw.decode("utf-8", "replace"))
     position = text.find(_TOKEN)
     while position >= 0:
         begin = position + len(_TOKEN)
@@ -223,11 +334,25 @@ def _decode_alone(raw: bytes, number: int, events: list[Event], problems: list[P
         try:
             record, end = _DECODER.raw_decode(text, begin)
         except (ValueError, RecursionError) as error:
-            problems.append(Problem(number, _reason(error)))
+            found.problem(Problem(number, _reason(error)))
             end = begin
         else:
-            _append(_event(record, number), events, problems)
+            _append(_event(record, number), found)
         position = text.find(_TOKEN, end)
+
+
+class _Line(str):
+    """One line of text. An error of the JSON decoder counts the lines before it, which took time with every bad token."""
+
+    __slots__ = ()
+
+    def count(self, *_: object) -> int:
+        """Count no newlines: there are none."""
+        return 0
+
+    def rfind(self, *_: object) -> int:
+        """Find no newline."""
+        return -1
 
 
 def _reason(error: Exception) -> str:
@@ -237,11 +362,11 @@ def _reason(error: Exception) -> str:
     return f"not JSON after :::MLLOG: {reason}"
 
 
-def _append(item: Event | Problem, events: list[Event], problems: list[Problem]) -> None:
+def _append(item: Event | Problem, found: _Found) -> None:
     if isinstance(item, Event):
-        events.append(item)
+        found.events.append(item)
     else:
-        problems.append(item)
+        found.problem(item)
 
 
 def _event(record: object, number: int) -> Event | Problem:

@@ -13,17 +13,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from suite.errors import InputError
+from suite.files import read_bytes
+from suite.log.limits import limits
 
 MANIFEST = "manifest.sha256"
 PRUNED = "pruned_results"
 SCENARIOS = ("strong", "weak")
-_LARGEST_JSON = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,7 @@ def find(path: Path, *, partly: bool = False) -> Tree:
     packages: list[Path] = []
     unread: list[OSError] = []
     skipped: list[Skipped] = []
-    for name, folders, _ in os.walk(path, onerror=unread.append):
-        folder = Path(name)
-        folders.sort()
+    for folder, folders, _ in walk(path, unread.append):
         try:
             if "results" in folders and (folder / "systems").is_dir() and not (folder / "results").is_symlink():
                 packages.append(folder)
@@ -211,11 +210,37 @@ def find_logs(paths: Sequence[Path]) -> tuple[list[LogFile], list[Skipped]]:
 def list_files(folder: Path) -> list[Path]:
     """List every file and every symbolic link below a folder, sorted. Links are listed and never followed."""
     entries = []
-    for name, folders, files in os.walk(folder):
-        here = Path(name)
+    for here, folders, files in walk(folder, lambda _: None):
         entries += [here / item for item in files]
         entries += [here / item for item in folders if (here / item).is_symlink()]
     return sorted(entries)
+
+
+def walk(top: Path, unread: Callable[[OSError], object]) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """List each folder below ``top`` with its folders and its other entries, sorted; a caller may remove folders.
+
+    Links are not followed. ``unread`` is called for a folder that cannot be read. Unlike os.walk of Python 3.11 it does not
+    call itself, which ends at a thousand nested folders.
+    """
+    waiting = [top]
+    while waiting:
+        here = waiting.pop()
+        try:
+            entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+        except OSError as error:
+            unread(error)
+            continue
+        folders = [entry.name for entry in entries if _is_folder(entry)]
+        known = set(folders)
+        yield here, folders, [entry.name for entry in entries if entry.name not in known]
+        waiting += [here / name for name in reversed(folders) if not (here / name).is_symlink()]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
 
 
 def list_system_files(package: Path) -> list[Path]:
@@ -226,11 +251,9 @@ def list_system_files(package: Path) -> list[Path]:
 def read_system(path: Path) -> SystemFile:
     """Read a system description. If it cannot be read, ``problem`` says why."""
     try:
-        if path.is_symlink() or not path.is_file():
+        if path.is_symlink() or not path.exists():
             return SystemFile(path, problem="there is no such file")
-        if path.stat().st_size > _LARGEST_JSON:
-            return SystemFile(path, problem="larger than 4 MiB")
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_bytes(path, limits().json))
     except OSError as error:
         return SystemFile(path, problem=f"cannot be read: {error.strerror}")
     except (ValueError, RecursionError) as error:

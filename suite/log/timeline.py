@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple
 
 from suite.log import mllog
@@ -156,18 +157,42 @@ def staging_seconds(line: Timeline) -> tuple[float | None, float]:
 
 def closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
     """List the epochs, each with an end. An epoch that the log leaves open ends at run_stop; without run_stop it is left out."""
-    waited = _merge(
-        (e.start_s, math.inf if e.stop_s is None else e.stop_s)
-        for e in line.evals
-        if e.start_s is not None and not e.overlaps_training
+    waited = _Covered(
+        _merge(
+            (e.start_s, math.inf if e.stop_s is None else e.stop_s)
+            for e in line.evals
+            if e.start_s is not None and not e.overlaps_training
+        )
     )
     epochs = []
     for label, start_s, end_s in line.epochs:
         stop_s = line.run_s if end_s is None else end_s
         if stop_s is not None:
-            train_s = _length(_minus([(start_s, stop_s)], waited))
+            train_s = waited.left_of(start_s, stop_s)
             epochs.append(Epoch(label, start_s, stop_s, train_s, end_s is not None))
     return tuple(epochs)
+
+
+class _Covered:
+    """Merged stretches, of which the length inside any other stretch is found by bisection: epochs may overlap."""
+
+    def __init__(self, stretches: Sequence[Stretch]) -> None:
+        self._stretches = stretches
+        self._starts = [begin for begin, _ in stretches]
+        lengths = (end - begin for begin, end in stretches)
+        self._before = [0.0, *accumulate(lengths)]  # length of all stretches before each
+
+    def left_of(self, start_s: float, stop_s: float) -> float:
+        """Compute how much of a stretch is outside; 0 if it ends before it begins."""
+        low, high = bisect_left(self._starts, start_s), bisect_left(self._starts, stop_s)
+        if low > 0 and self._stretches[low - 1][1] > start_s:
+            low -= 1
+        if stop_s <= start_s:
+            return 0.0
+        if high - low <= 2:  # as nearly always: exact
+            return _length(_minus([(start_s, stop_s)], self._stretches[low:high]))
+        ends = _minus([(start_s, stop_s)], [self._stretches[low], self._stretches[high - 1]])
+        return _length(ends) - (self._before[high - 1] - self._before[low + 1])
 
 
 _EXACT = 2**53  # integers below are floats exactly
@@ -180,7 +205,9 @@ def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
     same interval, logged by another rank.
     """
     found: list[Interval] = []
-    opened: dict[float | None, int] = {}
+    opened: OrderedDict[float | None, int] = (
+        OrderedDict()
+    )  # of a dict, taking the oldest again and again takes ever longer
     begins = {f"{stem}_start" for stem in stems}
     for key, _, time_ms, _, metadata, _ in log.every(*begins, *(f"{stem}_stop" for stem in stems)):
         number = metadata.get("epoch_num", metadata.get("first_epoch_num"))
@@ -236,52 +263,39 @@ def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: flo
             draft.step = draft.step or step
         elif not any(e.number == label and e.value == value and e.step in (None, step) for e in found[-3:]):
             found.append(_Draft(label, step, reported_s=at_s, value=value))
-    by_start = _ByStart.of([Span(e.number, e.start_s, math.inf if e.stop_s is None else e.stop_s) for e in epochs])
+    overlapping = _overlap_later_epochs(found, epochs)
     return tuple(
-        Evaluation(e.number, e.step, e.start_s, e.stop_s, e.reported_s, e.value, _overlaps_later_epoch(e, by_start))
-        for e in found
+        Evaluation(e.number, e.step, e.start_s, e.stop_s, e.reported_s, e.value, index in overlapping)
+        for index, e in enumerate(found)
     )
 
 
-def _overlaps_later_epoch(evaluation: _Draft, epochs: _ByStart) -> bool:
-    """True if an epoch with a higher number trained during the evaluation."""
-    if evaluation.number is None or evaluation.start_s is None:
-        return False
-    stop_s = math.inf if evaluation.stop_s is None else evaluation.stop_s
-    meanwhile = epochs.overlapping(evaluation.start_s, stop_s)
-    return any(epoch.number is not None and epoch.number > evaluation.number for epoch in meanwhile)
+def _overlap_later_epochs(evaluations: Sequence[_Draft], epochs: Sequence[Interval]) -> set[int]:
+    """Find the evaluations during which an epoch with a higher number trained. Returns their places.
 
-
-class Span(NamedTuple):
-    """A stretch of time with its epoch number, in seconds from run_start."""
-
-    number: float | None
-    start_s: float
-    stop_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _ByStart:
-    """Spans sorted by start. ``reach`` is the latest end of all spans up to each, so that overlaps are found by bisection."""
-
-    spans: list[Span]
-    starts: list[float]
-    reach: list[float]
-
-    @staticmethod
-    def of(spans: Iterable[Span]) -> _ByStart:
-        """Sort spans by start."""
-        ordered = sorted(spans, key=lambda span: span.start_s)
-        reach = list(accumulate((span.stop_s for span in ordered), max))
-        return _ByStart(ordered, [span.start_s for span in ordered], reach)
-
-    def overlapping(self, start_s: float, stop_s: float) -> Iterator[Span]:
-        """Find the spans that begin before ``stop_s`` and end after ``start_s``, latest first."""
-        index = bisect_left(self.starts, stop_s) - 1
-        while index >= 0 and self.reach[index] > start_s:
-            if self.spans[index].stop_s > start_s:
-                yield self.spans[index]
-            index -= 1
+    Evaluations are taken from the highest number down, and the epochs above each are entered by their starts into a tree
+    that knows the latest end of all that start before a time: n log n steps, however many overlap.
+    """
+    numbered = sorted(((e.number, e.start_s, e.stop_s) for e in epochs if e.number is not None), key=itemgetter(0))
+    starts = sorted(start_s for _, start_s, _ in numbered)
+    latest_end = [-math.inf] * (len(starts) + 1)  # a Fenwick tree of maxima
+    places = [place for place, e in enumerate(evaluations) if e.number is not None and e.start_s is not None]
+    found = set()
+    for place in sorted(places, key=lambda place: evaluations[place].number or 0.0, reverse=True):
+        number, start_s, stop_s = evaluations[place].number, evaluations[place].start_s, evaluations[place].stop_s
+        while numbered and number is not None and numbered[-1][0] > number:
+            _, begin_s, end_s = numbered.pop()
+            node = bisect_left(starts, begin_s) + 1
+            while node < len(latest_end):
+                latest_end[node] = max(latest_end[node], math.inf if end_s is None else end_s)
+                node += node & -node
+        node = bisect_left(starts, math.inf if stop_s is None else stop_s)
+        while node > 0:
+            if start_s is not None and latest_end[node] > start_s:
+                found.add(place)
+                break
+            node -= node & -node
+    return found
 
 
 def _clip(spans: Iterable[Stretch], window: Stretch) -> list[Stretch]:
@@ -300,13 +314,17 @@ def _merge(spans: Iterable[Stretch]) -> list[Stretch]:
 
 
 def _minus(spans: Sequence[Stretch], holes: Sequence[Stretch]) -> list[Stretch]:
-    """Subtract the holes from the merged spans."""
+    """Subtract the holes from the spans; both are merged, so that one pass over each is enough."""
     left: list[Stretch] = []
+    first = 0
     for begin, end in spans:
         at = begin
-        for low, high in holes:
-            if high <= at or low >= end:
-                continue
+        while first < len(holes) and holes[first][1] <= begin:
+            first += 1
+        for index in range(first, len(holes)):
+            low, high = holes[index]
+            if low >= end:
+                break
             if low > at:
                 left.append((at, low))
             at = max(at, high)

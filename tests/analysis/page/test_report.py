@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -225,6 +226,18 @@ def test_hostile_names_are_text_everywhere(tmp_path: Path, log: Build, run_folde
     )
     assert "\x00" not in result.html
     json.loads(result.json)
+
+
+def test_no_cell_of_a_table_is_a_formula(tmp_path: Path, log: Build, cards: Cards) -> None:
+    """A spreadsheet runs a cell that begins with one of these; numbers stay numbers."""
+    evil = tmp_path / "P" / "results" / "@SUM(1)" / "strong" / "=cosmoflow"
+    log(benchmark="=cmd|' /C calc'!A0", size="+1+1", platform="-2+3").write(evil / "result_0.txt")
+    tables = made([tmp_path / "P"], cards).csv
+    cells = [cell for text in tables.values() for row in csv.reader(StringIO(text)) for cell in row]
+    assert any("calc" in cell for cell in cells)
+    for cell in cells:
+        if cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+            float(cell)
 
 
 @pytest.mark.usefixtures("undrawn")

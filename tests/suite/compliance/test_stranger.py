@@ -1,0 +1,251 @@
+"""A stranger's package is harmless: time grows with its size and no faster, nothing in it is run, printed raw or waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from suite.compliance.check import check
+from suite.files import harmless_cell, print_line, printable
+from tests.fixtures.cli import mlhpc
+from tests.fixtures.logs import Line, hpc_run, insert, write
+from tests.fixtures.package_mutations import example
+
+START_MS = 1_600_000_000_000
+
+
+def event(key: str, time_ms: int, value: object = None, **metadata: object) -> str:
+    return f":::MLLOG {json.dumps({'key': key, 'value': value, 'time_ms': START_MS + time_ms, 'metadata': metadata})}\n"
+
+
+def in_a_run(middle: list[str]) -> str:
+    """A CosmoFlow log around some lines."""
+    lines = [line.encode(number).decode() for number, line in enumerate(hpc_run("cosmoflow", epochs=2))]
+    return "".join([*lines[:-1], *middle, lines[-1]])
+
+
+def overlapping(n: int) -> str:
+    """Epochs and evaluations that all run at the same time."""
+    opened = [event("epoch_start", i, epoch_num=i) + event("eval_start", i, epoch_num=i) for i in range(n)]
+    closed = [event("eval_stop", n + i, epoch_num=i) + event("epoch_stop", n + i, epoch_num=i) for i in range(n)]
+    return in_a_run([*opened, *closed])
+
+
+def unnumbered(n: int) -> str:
+    """Epochs that are closed by stops of other numbers, oldest first."""
+    return in_a_run(
+        [event("epoch_start", i, epoch_num=i) for i in range(n)] + [event("epoch_stop", n, epoch_num=-1)] * n
+    )
+
+
+def separate(n: int) -> str:
+    """Many short epochs, an evaluation in each."""
+    parts = []
+    for i in range(n):
+        at = 10 * i
+        parts += [event("epoch_start", at, epoch_num=i), event("eval_start", at + 1, epoch_num=i)]
+        parts += [event("eval_error", at + 2, 0.5, epoch_num=i), event("eval_stop", at + 3, epoch_num=i)]
+        parts += [event("epoch_stop", at + 4, epoch_num=i)]
+    return in_a_run(parts)
+
+
+ATTACKS: dict[str, tuple[Callable[[int], str], int]] = {
+    "bare tokens on one line": (lambda n: ":::MLLOG " * n, 8000),
+    "bare tokens on lines": (lambda n: ":::MLLOG\n" * n, 8000),
+    "broken objects on one line": (lambda n: ':::MLLOG {"a": x' * n, 8000),
+    "objects that never end": (lambda n: ':::MLLOG {"a": [" ' * n, 6000),
+    "texts that never end": (lambda n: ':::MLLOG ["a", "' * n, 6000),
+    "lists in lists": (lambda n: ":::MLLOG " + "[" * 10 * n, 8000),
+    "one key, the last, twice": (
+        lambda n: ":::MLLOG {" + ", ".join(f'"k{i}": 1' for i in range(n)) + f', "k{n - 1}": 1}}\n',
+        8000,
+    ),
+    "many keys twice": (lambda n: event("seed", 0, 1) + "".join(event(f"k{i}", 0, i) * 2 for i in range(n)), 1000),
+    "overlapping epochs": (overlapping, 500),
+    "epochs closed by other numbers": (unnumbered, 1000),
+    "separate epochs": (separate, 500),
+    "run_start again and again": (lambda n: in_a_run([event("run_start", i) for i in range(n)]), 1500),
+    "step phases": (lambda n: in_a_run([event("step_phases", i, {"step": 1.0}, epoch_num=i) for i in range(n)]), 1500),
+    "evaluations without epochs": (
+        lambda n: in_a_run([event("eval_error", i, i + 1.0, epoch_num=i) for i in range(n)]),
+        1500,
+    ),
+    "spaces": (lambda n: ":::MLLOG " + " " * 10 * n, 20_000),
+    "half a step event": (lambda n: ':::MLLOG {"namespace": "", "time_ms": 16' * n, 6000),
+}
+
+
+def cpu_s(path: Path, rules: str) -> float:
+    begin = time.process_time()
+    check([path], rules)
+    return time.process_time() - begin
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("rules", ["3.0.0", "mlhpc-1.0"])
+def test_time_grows_with_the_size_of_a_log(tmp_path: Path, name: str, rules: str) -> None:
+    """Four times the input may take eight times as long; what is quadratic takes sixteen. CPU time, the least of three."""
+    make, size = ATTACKS[name]
+    small, large = tmp_path / "result_0.txt", tmp_path / "result_1.txt"
+    small.write_text(make(size))
+    large.write_text(make(4 * size))
+    cpu_s(small, rules)
+    for _ in range(3):  # a disturbed measurement may be repeated, an algorithm stays what it is
+        once = min(cpu_s(small, rules) for _ in range(3))
+        ratio = cpu_s(large, rules) / max(once, 0.005)
+        if ratio < 8.0:
+            return
+    raise AssertionError(f"{name}: four times the input takes {ratio:.1f} times as long as {once:.3f} s")
+
+
+def test_folders_deeper_than_pythons_stack_are_walked(tmp_path: Path) -> None:
+    depth = 1500
+    with contextlib.chdir(tmp_path):
+        for _ in range(depth):
+            Path("a").mkdir()
+            os.chdir("a")
+        log = write(Path("result_0.txt"), hpc_run("cosmoflow"))
+        try:
+            assert check([tmp_path], "3.0.0").logs == 1
+        finally:  # shutil.rmtree, and so pytest, cannot remove such a tree
+            log.unlink()
+            for _ in range(depth):
+                os.chdir("..")
+                Path("a").rmdir()
+
+
+Spoil = Callable[[Path], object]
+
+
+def spoil_system(package: Path) -> Path:
+    return min((package / "systems").glob("*.json"))
+
+
+ENTRIES: dict[str, tuple[Spoil, str | None]] = {
+    "a link in systems/ out of the package": (
+        lambda p: (p / "systems" / "extra.json").symlink_to("/etc/hostname"), "link-outside",
+    ),
+    "a link in implementations/ out of the package": (
+        lambda p: (p / "benchmarks" / "cosmoflow" / "implementations" / "x").symlink_to("../../../../../.."), "link-outside",
+    ),
+    "a link at the top": (lambda p: (p / "secrets").symlink_to("/etc"), "link-outside"),
+    "a link to nothing": (lambda p: (p / "benchmarks" / "gone").symlink_to("nowhere"), "link-outside"),
+    "a link to itself": (lambda p: (p / "benchmarks" / "loop").symlink_to("loop"), "link-outside"),
+    "a link to the folder above": (lambda p: (p / "benchmarks" / "up").symlink_to(".."), None),
+    "a link inside the code": (
+        lambda p: (p / "benchmarks" / "cosmoflow" / "implementations" / "x").symlink_to("."), None,
+    ),
+    "a folder of results that is a link": (
+        lambda p: (p / "results" / "other").symlink_to(min((p / "results").iterdir()).name), "result-link",
+    ),
+    "a FIFO in systems/": (lambda p: os.mkfifo(p / "systems" / "x.json"), "special-file"),
+    "a FIFO among the results": (
+        lambda p: os.mkfifo(next(p.glob("results/*/strong/*")) / "result_9.txt"), "special-file",
+    ),
+    "a FIFO in implementations/": (
+        lambda p: os.mkfifo(p / "benchmarks" / "cosmoflow" / "implementations" / "x.py"), "special-file",
+    ),
+    "a FIFO as the manifest": (
+        lambda p: ((p / "manifest.sha256").unlink(), os.mkfifo(p / "manifest.sha256")), "special-file",
+    ),
+    "a sparse log": (
+        lambda p: os.truncate(next(p.glob("results/*/strong/*/result_0.txt")), 40 * 2**30), "log-empty",
+    ),
+    "a sparse system file": (lambda p: os.truncate(spoil_system(p), 40 * 2**30), "system-valid"),
+    "a sparse file of code": (
+        lambda p: os.truncate(next(p.glob("benchmarks/*/implementations/**/*.yaml")), 40 * 2**30), "manifest-changed",
+    ),
+    "a sparse manifest": (lambda p: os.truncate(p / "manifest.sha256", 40 * 2**30), "manifest-changed"),
+    "a system file nested deeply": (lambda p: spoil_system(p).write_text("[" * 10**6), "system-valid"),
+    "untouched": (lambda p: None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_links_special_files_and_sparse_files_are_findings(tmp_path: Path, name: str) -> None:
+    spoil, rule = ENTRIES[name]
+    package = example(tmp_path)
+    spoil(package)
+    errors = {finding.rule for finding in check([package]).findings if finding.severity == "error"}
+    if rule is None:
+        assert errors <= {"manifest-changed"}  # the link is not in the manifest
+    else:
+        assert rule in errors
+
+
+def test_a_link_to_a_folder_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "runs" / "a" / "result_0.txt", hpc_run("cosmoflow"))
+    (tmp_path / "runs" / "b").symlink_to(tmp_path / "runs" / "a")
+    findings = check([tmp_path / "runs"], "3.0.0").findings
+    assert [(f.severity, Path(f.file).name) for f in findings if f.rule == "link-unfollowed"] == [("warning", "b")]
+
+
+EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202eevil"
+
+
+@pytest.mark.parametrize(
+    "command", [["check"], ["check", "--format", "junit"], ["check", "--format", "github"], ["score", "--explain"]]
+)
+def test_commands_print_no_terminal_escape_of_a_log_or_a_folder(tmp_path: Path, command: list[str]) -> None:
+    lines = insert(Line(f"key{EVIL}", EVIL), "init_stop")(hpc_run("cosmoflow"))
+    lines = [Line(line.key, EVIL, line.time_ms) if line.key.startswith("submission_") else line for line in lines]
+    folder = tmp_path / f"a{EVIL}\n\rcompliant: all"
+    write(folder / "result_0.txt", lines)
+    (folder / f"result_{EVIL}.txt").write_text(f":::MLLOG {{{EVIL}\n")
+    output = mlhpc(*command, folder).stdout
+    assert "evil" in output
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", output)
+    assert not [line for line in output.splitlines() if line.startswith("compliant: all")]
+
+
+@pytest.mark.parametrize("command", ["compare", "status", "report", "package", "rcp", "check", "score"])
+def test_error_lines_hold_no_terminal_escape(tmp_path: Path, command: str) -> None:
+    folder = tmp_path / f"a{EVIL}"
+    folder.mkdir()
+    arguments = {"compare": [folder, folder], "rcp": ["record", folder], "report": [folder, "-o", tmp_path / "r"],
+                 "package": [folder, "--system", "x", "--submitter", "y", "-o", tmp_path / "p"]}  # fmt: skip
+    result = mlhpc(command, *arguments.get(command, [folder]))
+    output = result.stdout + result.stderr
+    assert output
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", output)
+
+
+def test_what_a_terminal_acts_on_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line("a\tb\n\x1b[31mc\r\x9d\ud800é")
+    assert capsys.readouterr().out == "a\tb\n?[31mc???é\n"
+    assert printable("a\nb") == "a?b"
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("=1+1", "'=1+1"),
+        ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
+        ("-2+3", "'-2+3"),
+        ("@SUM(1)", "'@SUM(1)"),
+        ("\t=1", "'\t=1"),
+        ("\r=1", "'\r=1"),
+        ("\n=1", "'\n=1"),
+        ("\uff1d1", "'\uff1d1"),
+        ("=", "'="),
+        ("-", "'-"),
+        ("-1.5e-3", "-1.5e-3"),
+        ("+7", "+7"),
+        ("\t1", "'\t1"),
+        ("", ""),
+        ("a=b", "a=b"),
+        ("cosmoflow", "cosmoflow"),
+        (-1.5, -1.5),
+        (None, None),
+        (True, True),
+    ],
+)
+def test_cells_that_a_spreadsheet_would_run_are_made_text(value: object, cell: object) -> None:
+    assert harmless_cell(value) == cell
