@@ -27,6 +27,7 @@ LAYERS: dict[str, set[str]] = {
     "suite.data": {"suite"},
     "suite.launch": {"suite", "suite.log", "suite.machine.probes"},
     "suite.compliance": {"suite", "suite.log"},
+    "suite.compliance.exchange": {"suite", "suite.log", "suite.compliance"},
     "suite.package": {"suite", "suite.log", "suite.machine", "suite.compliance"},
     "suite.training": {"suite", "suite.log", "suite.machine", "suite.machine.probes", "suite.data"},
     "suite.performance": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
@@ -39,6 +40,7 @@ LIGHT = {
     "suite.machine.probes",
     "suite.launch",
     "suite.compliance",
+    "suite.compliance.exchange",
     "suite.package",
     "suite.commands",
 }

@@ -8,11 +8,12 @@ from pathlib import Path
 import click
 
 from suite.compliance.check import check as check_paths
-from suite.compliance.group_rules import GROUP_RULES
-from suite.compliance.output import FORMATS, print_table
-from suite.compliance.rules import EXPLANATIONS, LOG_RULES
-from suite.compliance.ruleset import ruleset, ruleset_names
-from suite.errors import InputError
+from suite.compliance.exchange.formats import FORMATS
+from suite.compliance.exchange.given_points import read_given_points
+from suite.compliance.exchange.waivers import read_waivers, waive
+from suite.compliance.explanations import explanation, rule_list
+from suite.compliance.output import print_table
+from suite.compliance.ruleset import ruleset
 from suite.files import print_line
 
 HELP_GROUP = "Package and check"
@@ -26,7 +27,30 @@ HELP_ORDER = 2
 )
 @click.option("--format", "style", type=click.Choice(list(FORMATS)), default="table", show_default=True)
 @click.option("--official", is_flag=True, help="Also run mlperf_logging 4.1.68 on a copy and show its verdict.")
-@click.option("--explain", metavar="RULE", help="Print what a rule asks, why, and how each ruleset weighs it.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning"]),
+    default="error",
+    show_default=True,
+    help="The least severity that gives exit code 1.",
+)
+@click.option(
+    "--waive",
+    "waive_file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Findings that reviewers accept: YAML, a list `waivers` of rule, path, reason, who. They stay in the verdict.",
+)
+@click.option(
+    "--rcp",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Reference points for batch sizes that the ruleset has none for: JSON of `mlhpc rcp record` or rcp_checker.",
+)
+@click.option(
+    "--explain", metavar="RULE", help="Print what a rule asks, why, how each ruleset weighs it, how to mend it."
+)
+@click.option("--list-rules", is_flag=True, help="Print every rule in a line.")
 @click.option(
     "--write-official-rules",
     metavar="DIR",
@@ -38,22 +62,30 @@ def check(
     ruleset_name: str | None,
     style: str,
     official: bool,
+    fail_on: str,
+    waive_file: Path | None,
+    rcp: Path | None,
     explain: str | None,
+    list_rules: bool,
     write_official_rules: Path | None,
 ) -> None:
     """Check logs, results folders, packages or a whole round.
 
-    Exit code 0: compliant; 1: an error was found, or there was nothing to check; 2: usage.
+    Exit code 0: compliant; 1: an error was found, or there was nothing to check; 2: usage. --fail-on warning counts warnings too.
 
     \b
     Examples:
       mlhpc check runs/cosmoflow-mini-20260101T120000Z
       mlhpc check submissions/ACME --official
       mlhpc check hpc_results_v3.0 --format json
+      mlhpc check submissions/ACME --fail-on warning --waive waivers.yaml
       mlhpc check --explain last-eval
     """
     if explain is not None:
         print_line(explanation(explain))
+        return
+    if list_rules:
+        print_line(rule_list())
         return
     if write_official_rules is not None:
         from suite.compliance.official_rules import write_rules
@@ -64,7 +96,9 @@ def check(
         raise click.UsageError("Missing argument 'PATH...'")
     if ruleset_name is not None:
         ruleset(ruleset_name)
-    verdict = check_paths(list(paths), ruleset_name)
+    given = read_given_points(rcp) if rcp is not None else None
+    waivers = read_waivers(waive_file, paths) if waive_file is not None else ()
+    verdict = waive(check_paths(list(paths), ruleset_name, given), waivers)
     if style == "table" and sys.stdout.isatty():
         print_table(verdict)
     else:
@@ -76,15 +110,5 @@ def check(
         official_verdict = run_official(list(paths))
         print_line(official_verdict.text(), error=style != "table")
         accepted = official_verdict.accepted
-    if not verdict.compliant or not accepted:
+    if not verdict.compliant or not accepted or (fail_on == "warning" and verdict.count("warning")):
         raise click.exceptions.Exit(1)
-
-
-def explanation(rule: str) -> str:
-    """The text that `--explain` prints. InputError, with the list of rules, for an unknown rule."""
-    if rule not in EXPLANATIONS:
-        raise InputError(f"unknown rule {rule!r}; rules: {', '.join(EXPLANATIONS)}")
-    info = EXPLANATIONS[rule]
-    scope = "one log" if rule in LOG_RULES else "the runs of a result" if rule in GROUP_RULES else "a package"
-    weights = ", ".join(f"{name}: {ruleset(name).severity(rule) or 'not looked for'}" for name in ruleset_names())
-    return f"{rule} ({scope})\n  {info.explanation}\n  reference: {info.reference}\n  severity: {weights}"

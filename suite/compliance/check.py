@@ -5,7 +5,6 @@ It only reads. Of each log it keeps the record and the findings, so memory is bo
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ import suite.compliance.mlhpc_rules  # noqa: F401  importing the two enters thei
 from suite.compliance.group_rules import GroupContext, SeenRuns, apply_group_rules, is_weak
 from suite.compliance.package_rules import judge_package, judge_system
 from suite.compliance.rules import Finding, LogContext, apply_log_rules
-from suite.compliance.ruleset import Benchmark, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
+from suite.compliance.ruleset import Benchmark, GivenPoints, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import LINK, Group, SystemFile, Tree, find, list_files, list_system_files, read_system
@@ -44,11 +43,15 @@ class Verdict:
     @property
     def compliant(self) -> bool:
         """True if no finding is an error. If nothing was checked, that is an error too (rule nothing-checked)."""
-        return not any(finding.severity == "error" for finding in self.findings)
+        return not self.counted("error")
 
     def count(self, severity: Severity) -> int:
-        """Number of findings of a severity."""
-        return Counter(finding.severity for finding in self.findings)[severity]
+        """Number of findings of a severity, those that a waiver covers left out."""
+        return len(self.counted(severity))
+
+    def counted(self, severity: Severity) -> list[Finding]:
+        """The findings of a severity that no waiver covers."""
+        return [finding for finding in self.findings if finding.severity == severity and finding.waiver is None]
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,10 @@ class CheckedLog:
         return self.benchmark is not None and failure(self.record, self.benchmark) is None
 
 
-def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
+def check(paths: list[Path], ruleset_name: str | None = None, given: GivenPoints | None = None) -> Verdict:
     """Judge everything under the paths by one ruleset, or each result by the ruleset it was made for.
+
+    ``given`` adds reference points for batch sizes that the ruleset has none for.
 
     ValueError for a path that is no file or folder, such as a device.
     """
@@ -81,7 +86,7 @@ def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
             groups = [group for group in tree.groups if _root(group, tree) == package]
             if not groups and package is None:
                 continue
-            rules = ruleset(ruleset_name or _newest(groups))
+            rules = replace(ruleset(ruleset_name or _newest(groups)), given=given)
             used.append(rules.name)
             logs += sum(len(group.logs) + len(group.pruned) for group in groups)
             packages += package is not None

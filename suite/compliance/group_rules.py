@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from suite.compliance import convergence
@@ -211,6 +211,18 @@ def rcp_slower(context: GroupContext) -> Iterator[GroupBreach]:
     if mean is not None and bound is not None and bound.minimum <= mean < bound.mean:
         ours, theirs = _amount(mean, context), _amount(bound.mean, context)
         yield None, f"converges in {ours}, the reference in {theirs}: factor {bound.mean / mean:.4f}"
+
+
+@group_rule("rcp-given", "reference points that did not come with the ruleset are named", "mlperf_logging rcp_checker")
+def rcp_given(context: GroupContext) -> Iterator[GroupBreach]:
+    given, benchmark = context.ruleset.given, context.benchmark
+    if given is None or benchmark is None or not context.closed:
+        return
+    own = replace(context.ruleset, given=None).benchmark(benchmark.name, benchmark.size)
+    added = given.added(own) if own is not None else {}
+    if added:
+        batches = ", ".join(map(str, sorted(added)))
+        yield None, f"reference points for batch size {batches} are those of {given.source}, not of the ruleset"
 
 
 @group_rule("rcp-missing", "there is a reference point for the batch size", "mlperf_logging rcp_checker")

@@ -1,41 +1,19 @@
-"""Renders a verdict: a table for people; JSON, JUnit and GitHub annotations for machines. Only `print_table` prints."""
+"""Renders a verdict: a table for people; JUnit and GitHub annotations for machines. Only `print_table` prints."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from html import escape
 
 from suite.compliance.check import Verdict
+from suite.compliance.explanations import link
 from suite.compliance.rules import Finding
 from suite.compliance.ruleset import Severity
 from suite.files import printable
 
 _LISTED_OF_A_KIND = 5
-
-
-def as_json(verdict: Verdict) -> str:
-    """Render as JSON, version 1."""
-    findings = [
-        {
-            "rule": finding.rule,
-            "severity": finding.severity,
-            "file": finding.file,
-            "line": finding.line,
-            "message": finding.message,
-        }
-        for finding in verdict.findings
-    ]
-    document = {
-        "version": 1,
-        "compliant": verdict.compliant,
-        "ruleset": ", ".join(verdict.rulesets),
-        "checked": {"logs": verdict.logs, "packages": verdict.packages},
-        "findings": findings,
-    }
-    return json.dumps(document, indent=1)
 
 
 def as_table(verdict: Verdict) -> str:
@@ -45,10 +23,10 @@ def as_table(verdict: Verdict) -> str:
         text = (
             f"... and {more} more (--format json has all)"
             if more
-            else f"{where(finding)}: {printable(finding.message)}"
+            else f"{where(finding)}: {printable(_message(finding))}"
         )
-        lines.append(f"{finding.severity:7}  {finding.rule:20}  {text}")
-    return "\n".join([*lines, summary(verdict)])
+        lines.append(f"{_level(finding):7}  {finding.rule:20}  {text}")
+    return "\n".join([*lines, *([_HELP] if verdict.findings else []), summary(verdict)])
 
 
 def print_table(verdict: Verdict) -> None:
@@ -58,30 +36,31 @@ def print_table(verdict: Verdict) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    colour = {"error": "bold red", "warning": "yellow", "info": "dim"}
+    colour = {"error": "bold red", "warning": "yellow", "info": "dim", "waived": "dim"}
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("severity", "rule", "where", "what"):
         table.add_column(name, overflow="fold", no_wrap=name in ("severity", "rule"))
     shared = _shared_folder(verdict)
     for finding, more in _ordered(verdict):
-        cells = (finding.severity, finding.rule, where(finding).removeprefix(shared), printable(finding.message))
+        cells = (_level(finding), finding.rule, where(finding).removeprefix(shared), printable(_message(finding)))
         if more:
-            cells = (finding.severity, finding.rule, "", f"... and {more} more (--format json has all)")
+            cells = (_level(finding), finding.rule, "", f"... and {more} more (--format json has all)")
         table.add_row(
-            *(Text(cell, style=colour[finding.severity] if column == 0 else "") for column, cell in enumerate(cells))
+            *(Text(cell, style=colour[_level(finding)] if column == 0 else "") for column, cell in enumerate(cells))
         )
     if verdict.findings:
         console.print(Text(shared, style="bold"))
         console.print(table)
+        console.print(Text(_HELP, style="dim"))
     console.print(Text(summary(verdict), style="bold green" if verdict.compliant else "bold red"))
 
 
 def as_github(verdict: Verdict) -> str:
     """Render as GitHub workflow commands: one annotation per finding."""
-    level = {"error": "error", "warning": "warning", "info": "notice"}
+    level = {"error": "error", "warning": "warning", "info": "notice", "waived": "notice"}
     lines = [
-        f"::{level[finding.severity]} file={_property(finding.file)},line={finding.line or 1},"
-        f"title={_property(finding.rule)}::{_data(finding.message)}"
+        f"::{level[_level(finding)]} file={_property(finding.file)},line={finding.line or 1},"
+        f"title={_property(finding.rule)}::{_data(f'{_message(finding)} ({link(finding.rule)})')}"
         for finding in verdict.findings
     ]
     return "\n".join([*lines, summary(verdict)])
@@ -89,16 +68,16 @@ def as_github(verdict: Verdict) -> str:
 
 def as_junit(verdict: Verdict) -> str:
     """Render as JUnit XML: one test case per finding; errors are failures, the rest is output."""
-    errors = [finding for finding in verdict.findings if finding.severity == "error"]
-    others = [finding for finding in verdict.findings if finding.severity != "error"]
+    errors = verdict.counted("error")
+    others = [finding for finding in verdict.findings if finding.severity != "error" or finding.waiver]
     cases = [
         f"  <testcase classname={_attribute(finding.file)} name={_attribute(finding.rule)}>"
-        f"<failure message={_attribute(finding.message)}>{_text(where(finding))}</failure></testcase>"
+        f"<failure message={_attribute(finding.message)}>{_text(f'{where(finding)} ({link(finding.rule)})')}</failure></testcase>"
         for finding in errors
     ]
     cases += [
         f"  <testcase classname={_attribute(finding.file)} name={_attribute(finding.rule)}>"
-        f"<system-out>{_text(f'{finding.severity}: {finding.message}')}</system-out></testcase>"
+        f"<system-out>{_text(f'{_level(finding)}: {_message(finding)}')}</system-out></testcase>"
         for finding in others
     ]
     if not errors:
@@ -109,12 +88,18 @@ def as_junit(verdict: Verdict) -> str:
     )
 
 
-FORMATS: dict[str, Callable[[Verdict], str]] = {
-    "table": as_table,
-    "json": as_json,
-    "junit": as_junit,
-    "github": as_github,
-}
+_HELP = "what a rule asks and how to mend a finding: mlhpc check --explain RULE"
+
+
+def _level(finding: Finding) -> str:
+    """The severity, or "waived"."""
+    return "waived" if finding.waiver is not None else finding.severity
+
+
+def _message(finding: Finding) -> str:
+    """The message, with who waived it and why; it may hold any character."""
+    waiver = finding.waiver
+    return finding.message + (f" [waived by {waiver.who}: {waiver.reason}]" if waiver is not None else "")
 
 
 def where(finding: Finding) -> str:
@@ -125,8 +110,9 @@ def where(finding: Finding) -> str:
 
 def summary(verdict: Verdict) -> str:
     """The verdict in one line."""
-    counts = Counter(finding.severity for finding in verdict.findings)
-    findings = ", ".join(_many(counts[level], name) for level, name in _NAMES)
+    findings = ", ".join(_many(verdict.count(level), name) for level, name in _NAMES)
+    waived = sum(finding.waiver is not None for finding in verdict.findings)
+    findings += f"; {_many(waived, 'finding')} waived" if waived else ""
     checked = (
         f"{_many(verdict.logs, 'log')}, {_many(verdict.packages, 'package')}, ruleset {', '.join(verdict.rulesets)}"
     )

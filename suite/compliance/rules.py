@@ -24,14 +24,28 @@ OURS = "docs/checker.md"
 
 
 @dataclass(frozen=True, slots=True)
+class Waiver:
+    """What reviewers decided: findings of a rule at a place count no longer. ``path``: last parts of a path, with * and ?."""
+
+    rule: str
+    path: str
+    reason: str
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, in one line. ``line`` is the line number in the file; None: the file or folder itself."""
+    """One thing that is wrong, in one line. ``line`` is the line number in the file; None: the file or folder itself.
+
+    A finding with a ``waiver`` is shown and does not count.
+    """
 
     rule: str
     severity: Severity
     file: str
     line: int | None
     message: str
+    waiver: Waiver | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -136,10 +136,30 @@ class Benchmark(Target):
 
 
 @dataclass(frozen=True)
+class GivenPoints:
+    """Reference points from a file: epochs by benchmark, size (None: any) and global batch size."""
+
+    source: str
+    points: Mapping[tuple[str, str | None, int], tuple[float, ...]]
+
+    def added(self, benchmark: Benchmark) -> dict[int, tuple[float, ...]]:
+        """Those of a benchmark at batch sizes that it has no points for, if they are of twice the required runs or more."""
+        return {
+            batch: epochs
+            for (name, size, batch), epochs in self.points.items()
+            if name == benchmark.name
+            and size in (None, benchmark.size)
+            and batch not in benchmark.reference_points
+            and len(epochs) >= 2 * benchmark.required_runs
+        }
+
+
+@dataclass(frozen=True)
 class Ruleset:
-    """The rules of a round, with inheritance resolved."""
+    """The rules of a round, with inheritance resolved; ``given``: reference points beside its own."""
 
     data: _RulesetData
+    given: GivenPoints | None = None
 
     @property
     def name(self) -> str:
@@ -158,6 +178,12 @@ class Ruleset:
 
     def benchmark(self, name: str | None, size: str | None) -> Benchmark | None:
         """The benchmark of that name and size. None if the ruleset has none."""
+        known = self._own_benchmark(name, size)
+        if known is None or self.given is None:
+            return known
+        return replace(known, reference_points={**known.reference_points, **self.given.added(known)})
+
+    def _own_benchmark(self, name: str | None, size: str | None) -> Benchmark | None:
         if self.data.cards:
             return _card_benchmark(name, size) if name is not None and size is not None else None
         entry = self.data.benchmarks.get(name) if name is not None else None

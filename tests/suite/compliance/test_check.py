@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 
 from suite.compliance import convergence
 from suite.compliance.check import Verdict, check, check_log
+from suite.compliance.exchange.formats import FORMATS
 from suite.compliance.group_rules import GROUP_RULES
 from suite.compliance.manifest import digest
-from suite.compliance.output import FORMATS, print_table
+from suite.compliance.output import print_table
 from suite.compliance.package_rules import SYSTEM_FIELDS
 from suite.compliance.rules import EXPLANATIONS, LOG_RULES, Finding
 from suite.compliance.ruleset import ruleset, ruleset_names
@@ -377,7 +379,7 @@ def test_json_output(tmp_path: Path) -> None:
     assert document["ruleset"] == "mlhpc-1.0"
     assert document["checked"] == {"logs": 5, "packages": 0}
     finding = next(item for item in document["findings"] if item["rule"] == "key-value")
-    assert set(finding) == {"rule", "severity", "file", "line", "message"}
+    assert set(finding) == {"rule", "severity", "file", "line", "message", "help", "waived"}
     lines = (runs / "result_0.txt").read_text().splitlines()
     assert '"key": "dropout"' in lines[finding["line"] - 1]
 
@@ -522,14 +524,15 @@ def test_a_folder_that_cannot_be_read_is_a_finding_and_the_rest_is_judged(tmp_pa
     locked = tmp_path / "locked"
     locked.mkdir()
 
-    def walk(
-        top: Path, onerror: Callable[[OSError], object] = lambda error: None
-    ) -> Iterator[tuple[str, list[str], list[str]]]:
-        onerror(PermissionError(13, "Permission denied", str(locked)))
-        return iter([(str(top / "good"), [], [])])
+    real = os.scandir
+
+    def scan(folder: Path) -> Iterator[os.DirEntry[str]]:
+        if folder == locked:  # root reads everything
+            raise PermissionError(13, "Permission denied", str(locked))
+        return real(folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.walk", walk)  # root reads everything
+        patch.setattr("os.scandir", scan)
         verdict = check([tmp_path])
     assert errors(verdict) == ["folder-unread"]
     assert verdict.logs == 5

@@ -1,0 +1,1 @@
+"""What the checker exchanges with other tools and people: JSON, SARIF, waivers, reference points from a file."""

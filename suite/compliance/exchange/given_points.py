@@ -1,0 +1,61 @@
+"""Reference points that come with a file (--rcp), for batch sizes that the ruleset has none for. The ruleset's own always win.
+
+Two forms are read: that of `mlhpc rcp record`, and that of MLCommons' rcp_checker (--custom_rcps).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from suite.card import RCP_VERSION, ReferencePoints
+from suite.compliance.ruleset import GivenPoints
+from suite.descriptor import descriptor
+from suite.errors import InputError
+from suite.files import brief, read_bytes
+from suite.log.limits import limits
+from suite.log.values import finite
+
+
+def read_given_points(path: Path) -> GivenPoints:
+    """Read a file of reference points. InputError names the file and what was expected."""
+    try:
+        data = json.loads(read_bytes(path, limits().json))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: expected JSON: {error}") from None
+    if not isinstance(data, dict) or not data:
+        raise InputError(f"{path}: expected reference points, found {brief(data)}")
+    points = _ours(path, data) if "points" in data else _official(path, data)
+    return GivenPoints(str(path), points)
+
+
+def _ours(path: Path, data: Mapping[str, Any]) -> dict[tuple[str, str | None, int], tuple[float, ...]]:
+    try:
+        known = ReferencePoints.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(
+            f"{path}: not a reference point file of version {RCP_VERSION}: {where}: {first['msg']}"
+        ) from None
+    name = descriptor(known.workload).card().mlperf_name
+    return {(name, known.size, point.global_batch_size): point.epochs for point in known.points}
+
+
+def _official(path: Path, data: Mapping[str, Any]) -> dict[tuple[str, str | None, int], tuple[float, ...]]:
+    found: dict[tuple[str, str | None, int], tuple[float, ...]] = {}
+    for name, entry in data.items():
+        fields = entry if isinstance(entry, dict) else {}
+        benchmark, batch, epochs = fields.get("Benchmark"), fields.get("BS"), fields.get("Epochs to converge")
+        numbers = [finite(item) for item in epochs] if isinstance(epochs, list) else []
+        positive = [number for number in numbers if number is not None and number > 0.0]
+        if not isinstance(benchmark, str) or type(batch) is not int or batch < 1 or len(positive) < len(numbers or [0]):
+            raise InputError(f"{path}: {brief(name)}: expected Benchmark, BS and Epochs to converge, a list of numbers")
+        found[benchmark, None, batch] = (*found.get((benchmark, None, batch), ()), *positive)
+    return found
