@@ -99,6 +99,14 @@ def read_bytes(path: Path, largest: int) -> bytes:
         return file.read(largest + 1)
 
 
+def read_json(path: Path, largest: int) -> Any:
+    """Read a JSON file. OSError as `opened`; ValueError if it is not JSON, nested too deeply or has too long a number."""
+    try:
+        return json.loads(read_bytes(path, largest))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 LIMITS = "MLHPC_LIMITS"  # environment variable: the sizes that suite.log.limits reads
 _SPARSE_FROM = 64 * 2**20  # bytes; smaller ones cost nothing to read
 _SPARSE_PART = 100  # a file system that compresses stores no text in a hundredth of its size
@@ -157,10 +165,10 @@ _LARGEST_DOCUMENT = 256 * 2**20  # bytes: facts of a machine, a manifest of a da
 def read_json_document(path: Path, model: type[Model], kind: str, version: int) -> Model:
     """Read a JSON document. InputError names the file, what was expected (``kind``, for example "facts") and what it holds."""
     try:
-        data = json.loads(read_bytes(path, _LARGEST_DOCUMENT))
+        data = read_json(path, _LARGEST_DOCUMENT)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: expected JSON: {error}") from None
     if not isinstance(data, dict) or data.get("version") != version:
         actual = repr(data.get("version")) if isinstance(data, dict) else type(data).__name__

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from suite.errors import InputError
+from suite.files import read_json
+from suite.log.limits import limits
 from suite.performance.cost_model import ALGORITHMS, Algorithm, LayerShape
 
 SWEEP_KIND = "mlhpc all-to-all sweep"
@@ -97,7 +98,7 @@ def is_sweep(path: Path) -> bool:
     if path.suffix != ".json" or not path.is_file():
         return False
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = read_json(path, limits().file)
     except (OSError, ValueError):
         return False
     return isinstance(document, dict) and document.get("kind") == SWEEP_KIND
@@ -106,7 +107,7 @@ def is_sweep(path: Path) -> bool:
 def read_sweep(path: Path) -> Sweep:
     """Read a sweep file. Raises InputError that names the file and what is wrong with it."""
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = read_json(path, limits().file)
     except ValueError as error:
         raise InputError(f"{path}: not JSON: {error}") from None
     if not isinstance(document, dict) or document.get("kind") != SWEEP_KIND:

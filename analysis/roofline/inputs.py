@@ -6,7 +6,6 @@ is used for every result, and the report says so.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from suite.errors import InputError
+from suite.files import read_json
+from suite.log.limits import limits
 
 VERSION = 1
 
@@ -228,6 +229,6 @@ def validated(path: Path, kind: str, model: type[Model]) -> Model:
 
 def _document(path: Path) -> Any:
     try:
-        return json.loads(path.read_text("utf-8"))
+        return read_json(path, limits().file)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a JSON file: {str(error).splitlines()[0]}") from None

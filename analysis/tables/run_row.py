@@ -10,7 +10,7 @@ from typing import Any
 
 from analysis.tables.epochs import LARGEST_PLAUSIBLE, EpochCount
 from suite.card import FULL, Target
-from suite.files import read_bytes
+from suite.files import read_json
 from suite.log import mllog
 from suite.log.limits import limits
 from suite.log.reader import Log
@@ -284,6 +284,6 @@ def _fields(source: object, columns: Mapping[str, str]) -> dict[str, Any]:
 def _scaling_factor(folder: Path) -> float | None:
     """The reference-convergence factor a package ships beside its logs (the official tool multiplies by it)."""
     try:
-        return number(json.loads(read_bytes(folder / "scaling.json", limits().json)).get("scaling_factor"))
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return number(read_json(folder / "scaling.json", limits().json).get("scaling_factor"))
+    except (OSError, ValueError, AttributeError):
         return None

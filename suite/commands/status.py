@@ -15,11 +15,12 @@ import yaml
 from suite.card import SizeCard, read_reference_points
 from suite.descriptor import descriptor
 from suite.errors import InputError
-from suite.files import print_line, printable
+from suite.files import print_line, printable, read_bytes, read_json
 from suite.launch import jobs
 from suite.launch.cost import Epochs, expected_epochs, render_duration
 from suite.launch.heartbeat import Sign, read_sign
 from suite.log.attempts import newest_begun, newest_log
+from suite.log.limits import limits
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.run_folder import RunFolder, RunInfo
@@ -239,7 +240,7 @@ def _texts(row: TrialStatus) -> list[str]:
 def _submitted(root: Path) -> set[str]:
     """The job ids in job.json; none if the file is missing or incomplete."""
     try:
-        ids = json.loads((root / "job.json").read_text())["job_ids"]
+        ids = read_json(root / "job.json", limits().json)["job_ids"]
         return {str(item) for item in ids if str(item).isdecimal()}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
@@ -307,8 +308,8 @@ def _expectation(folder: RunFolder, info: RunInfo) -> Expectation | None:
 
 def _config(path: Path) -> Mapping[str, object]:
     try:
-        data = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        data = yaml.safe_load(read_bytes(path, limits().json))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return data if isinstance(data, dict) else {}
 

@@ -82,8 +82,9 @@ def check(paths: list[Path], ruleset_name: str | None = None, given: GivenPoints
     for path in {path.absolute(): path for path in paths}.values():  # a path given twice is one
         tree = find(path, partly=True)
         findings += [_unread(error, path) for error in tree.unread]
+        of_package = _by_package(tree)
         for package in (*tree.packages, None):
-            groups = [group for group in tree.groups if _root(group, tree) == package]
+            groups = of_package.get(package, [])
             if not groups and package is None:
                 continue
             rules = replace(ruleset(ruleset_name or _newest(groups)), given=given)
@@ -108,8 +109,9 @@ def _unread(error: OSError, path: Path) -> Finding:
 
 def _behind_links(tree: Tree) -> Iterator[Finding]:
     """Links to folders outside of packages, whose own rules name theirs: what lies behind them is not judged."""
+    packages = set(tree.packages)
     for item in tree.skipped:
-        if item.reason == LINK and item.path.is_dir() and not any(item.path.is_relative_to(p) for p in tree.packages):
+        if item.reason == LINK and item.path.is_dir() and packages.isdisjoint(item.path.parents):
             yield Finding("link-unfollowed", "warning", str(item.path), None, "is a symbolic link: not followed")
 
 
@@ -147,9 +149,12 @@ def judge_log(log: Log, rules: Ruleset, name: str) -> CheckedLog:
     return CheckedLog(record, benchmark, tuple(apply_log_rules(context, name)))
 
 
-def _root(group: Group, tree: Tree) -> Path | None:
-    """The package that a group belongs to, if it is one of the tree's."""
-    return group.package if group.package in tree.packages else None
+def _by_package(tree: Tree) -> dict[Path | None, list[Group]]:
+    """The groups of each of the tree's packages; None: those that belong to none of them."""
+    known, found = set(tree.packages), dict[Path | None, list[Group]]()
+    for group in tree.groups:
+        found.setdefault(group.package if group.package in known else None, []).append(group)
+    return found
 
 
 def made_for(record: RunRecord, group: Group) -> str:

@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.files import write_whole
+from suite.files import read_json, write_whole
 from suite.launch.local import read_code
+from suite.log.limits import limits
 from suite.log.run_folder import RunFolder
 
 BEAT_S = 10.0
@@ -59,7 +60,7 @@ def read_sign(folder: RunFolder, trial: int, *, now_s: float | None = None) -> S
     """Read what the last attempt at a trial left. Damaged files count as none."""
     path = folder.running(trial)
     try:
-        data = json.loads(path.read_text())
+        data = read_json(path, limits().json)
         touched_s = path.stat().st_mtime
         host, pid, started = str(data["host"]), int(data["pid"]), data["started"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -6,9 +6,12 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from suite.errors import InputError
+from suite.files import read_bytes
+from suite.log.limits import EXIT_CODE_BYTES
 
 # Settings of a job script that `mlhpc submit` does not pass on from its environment; a person who calls sbatch may set them.
 SETTINGS = (
@@ -102,8 +105,10 @@ def exit_codes(run: Path, job: str) -> list[int]:
     codes = []
     for path in sorted((run / "exit").glob(f"{job}*")):
         if re.fullmatch(rf"{job}(_\d+)?", path.name):
-            text = path.read_text(errors="replace").strip()
-            if text.isdigit():
+            text = ""
+            with suppress(OSError):  # a file that is larger than a number, or no file
+                text = read_bytes(path, EXIT_CODE_BYTES).decode(errors="replace").strip()
+            if text.isascii() and text.isdigit():
                 codes.append(int(text))
     return codes
 

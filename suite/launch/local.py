@@ -22,7 +22,9 @@ from pathlib import Path
 from types import FrameType
 
 from suite.errors import InputError
+from suite.files import read_bytes
 from suite.launch.processes import TOKEN_NAME, end_with_parent, has_children, kill_marked, list_marked, signal_marked
+from suite.log.limits import EXIT_CODE_BYTES
 from suite.machine.probes.allowance import usable
 
 WORKER_CODES = (0, 1, 2, 3)
@@ -182,8 +184,8 @@ def run_local(
 def read_code(path: Path | None) -> int | None:
     """Read an exit code of a worker from a file. None if there is no such file, or it holds something else."""
     try:
-        text = "" if path is None else path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
+        text = "" if path is None else read_bytes(path, EXIT_CODE_BYTES).decode("ascii", "replace").strip()
+    except OSError:
         return None
     return int(text) if text.isascii() and text.isdigit() and int(text) in WORKER_CODES else None
 

@@ -10,6 +10,7 @@ from functools import cache
 from suite.errors import InputError
 from suite.files import LIMITS
 
+EXIT_CODE_BYTES = 64  # the largest file that is read as an exit code
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 _FACTORS = {"": 1, "KiB": _KIB, "MiB": _MIB, "GiB": _GIB}
 

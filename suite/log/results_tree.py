@@ -10,7 +10,6 @@ Symbolic links are never followed: they are listed as `Skipped`, with the reason
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from suite.errors import InputError
-from suite.files import read_bytes
+from suite.files import read_json
 from suite.log.limits import limits
 
 MANIFEST = "manifest.sha256"
@@ -253,10 +252,10 @@ def read_system(path: Path) -> SystemFile:
     try:
         if path.is_symlink() or not path.exists():
             return SystemFile(path, problem="there is no such file")
-        data = json.loads(read_bytes(path, limits().json))
+        data = read_json(path, limits().json)
     except OSError as error:
         return SystemFile(path, problem=f"cannot be read: {error.strerror}")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return SystemFile(path, problem=f"not JSON: {str(error)[:80]}")
     if not isinstance(data, dict):
         return SystemFile(path, problem=f"expected a JSON object, found {type(data).__name__}")
@@ -282,13 +281,13 @@ def _group(folder: Path, root: Path) -> Group | None:
     expected = named is not None and named.scenario is not None and folder != root
     if not logs and not resumed and not expected:
         return None
-    pruned = folder / PRUNED
+    pruned, known = folder / PRUNED, set(logs)
     shelved = sorted(pruned.iterdir()) if pruned.is_dir() and not pruned.is_symlink() else []
     group = Group(
         folder,
         tuple(sorted(logs, key=_natural)),
         pruned=tuple(sorted((item for item in shelved if _is_log(item) and not item.is_symlink()), key=_natural)),
-        others=tuple(item for item in entries if item not in logs and item.name != PRUNED and not item.is_symlink()),
+        others=tuple(item for item in entries if item not in known and item.name != PRUNED and not item.is_symlink()),
         links=tuple(item for item in (*entries, *shelved) if item.is_symlink()),
     )
     if named is None or not ((named.package / "systems").is_dir() or (named.package / "benchmarks").is_dir()):
@@ -331,7 +330,7 @@ def _natural(path: Path) -> tuple[int, str]:
 
 def _log_files(group: Group) -> Iterator[LogFile]:
     """The logs of a group with what the folders above them say."""
-    place = _placement(group.folder)
+    place, pruned = _placement(group.folder), set(group.pruned)
     for path in (*group.logs, *group.resumed, *group.pruned):
         match = _TRIAL.match(path.name)
         log = LogFile(
@@ -343,7 +342,7 @@ def _log_files(group: Group) -> Iterator[LogFile]:
             system=group.folder.name,
             mode=None,
             benchmark=None,
-            pruned=path in group.pruned,
+            pruned=path in pruned,
             resumed=RESUMED.fullmatch(path.name) is not None,
             trial=int(match.group(1)) if match else None,
             package=group.folder,

@@ -17,7 +17,7 @@ import yaml
 from suite import VERSION
 from suite.config import RunConfig
 from suite.errors import InputError
-from suite.files import PART_SUFFIX, read_bytes, write_whole
+from suite.files import PART_SUFFIX, read_json, write_whole
 from suite.log.limits import limits
 
 RUN_VERSION = 1
@@ -123,13 +123,15 @@ class RunFolder:
     def read_info(self) -> RunInfo:
         """Read run.json. InputError says what is wrong with it."""
         try:
-            data = json.loads(read_bytes(self.info_path, limits().json))
+            data = read_json(self.info_path, limits().json)
             if data.get("version") != RUN_VERSION:
                 raise InputError(f"{self.info_path}: version {data.get('version')!r}; this suite reads {RUN_VERSION}")
             return RunInfo(**data | {"command": tuple(data["command"])})
         except FileNotFoundError:
             raise InputError(f"{self.root}: not a run folder (no run.json)") from None
-        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError, KeyError, RecursionError) as error:
+        except InputError:
+            raise
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
             raise InputError(f"{self.info_path}: not a run.json of version {RUN_VERSION}: {error}") from None
 
 

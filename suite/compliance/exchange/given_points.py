@@ -5,7 +5,6 @@ Two forms are read: that of `mlhpc rcp record`, and that of MLCommons' rcp_check
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from suite.card import RCP_VERSION, ReferencePoints
 from suite.compliance.ruleset import GivenPoints
 from suite.descriptor import descriptor
 from suite.errors import InputError
-from suite.files import brief, read_bytes
+from suite.files import brief, read_json
 from suite.log.limits import limits
 from suite.log.values import finite
 
@@ -24,10 +23,10 @@ from suite.log.values import finite
 def read_given_points(path: Path) -> GivenPoints:
     """Read a file of reference points. InputError names the file and what was expected."""
     try:
-        data = json.loads(read_bytes(path, limits().json))
+        data = read_json(path, limits().json)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: expected JSON: {error}") from None
     if not isinstance(data, dict) or not data:
         raise InputError(f"{path}: expected reference points, found {brief(data)}")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest
 
 from suite.compliance.check import check
 from suite.files import harmless_cell, print_line, printable
+from suite.log.results_tree import find
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.logs import Line, hpc_run, insert, write
+from tests.fixtures.logs import Line, hpc_run, insert, our_run, write
 from tests.fixtures.package_mutations import example
+from tests.fixtures.runs import describe
 
 START_MS = 1_600_000_000_000
 
@@ -185,6 +188,89 @@ def test_a_link_to_a_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "runs" / "b").symlink_to(tmp_path / "runs" / "a")
     findings = check([tmp_path / "runs"], "3.0.0").findings
     assert [(f.severity, Path(f.file).name) for f in findings if f.rule == "link-unfollowed"] == [("warning", "b")]
+
+
+def sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 40 * 2**30)
+
+
+WRONG: dict[str, Spoil] = {
+    "a FIFO": os.mkfifo,
+    "deep lists": lambda path: path.write_text("[" * 10**5),
+    "deep mappings": lambda path: path.write_text('{"a":' * 10**5),
+    "null": lambda path: path.write_text("null"),
+    "nothing": lambda path: path.write_text(""),
+    "bytes": lambda path: path.write_bytes(bytes(range(256))),
+    "sparse": sparse,
+    "a folder": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a long number": lambda path: path.write_text('{"version": 1, "a": ' + "9" * 5000 + "}"),
+    "a long code": lambda path: path.write_text("9" * 5000),
+    "other types": lambda path: path.write_text(
+        '{"version": 1, "workload": {}, "size": [], "command": 3, "runs": "x", "mode": null, "created": [], "ranks": {}}'
+    ),
+}
+
+
+class Hang(BaseException):
+    """A command did not end; no OSError, which commands may handle."""
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(
+    "where", ["run.json", "config.yaml", "job.json", "facts/n.json", "exit/trial_0", "exit/7", "result_0.txt"]
+)
+def test_no_file_of_a_run_folder_is_a_defect_or_a_hang(tmp_path: Path, where: str, wrong: str) -> None:
+    root = tmp_path / "run"
+    for number in range(2):
+        write(root / f"result_{number}.txt", our_run(seed=number + 1))
+    describe(root, count=2)
+    target = root / where
+    target.parent.mkdir(exist_ok=True)
+    target.unlink(missing_ok=True)
+    WRONG[wrong](target)
+
+    def stop(*_: object) -> None:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        for words in (["check", root], ["score", root], ["status", root],
+                      ["package", root, "--system", "bed", "--submitter", "A", "-o", tmp_path / "out"]):  # fmt: skip
+            signal.alarm(30)
+            result = mlhpc(*words)
+            assert result.returncode in (0, 1, 2), result.stderr
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_time_grows_with_the_number_of_files_and_packages(tmp_path: Path) -> None:
+    def files(root: Path, count: int) -> Path:
+        root.mkdir()
+        for number in range(count):
+            (root / f"result_{number}.txt").touch()
+            (root / f"other_{number}").touch()
+        return root
+
+    def packages(root: Path, count: int) -> Path:
+        for number in range(count):
+            for name in ("systems", "results/s/strong/cosmoflow"):
+                (root / str(number) / name).mkdir(parents=True)
+            (root / str(number) / "results/s/strong/cosmoflow/result_0.txt").touch()
+        return root
+
+    def walk_s(path: Path) -> float:
+        begin = time.process_time()
+        find(path)
+        return time.process_time() - begin
+
+    for make, size, measure in ((files, 500, walk_s), (packages, 40, lambda path: cpu_s(path, "3.0.0"))):
+        small, large = make(tmp_path / f"{size}", size), make(tmp_path / f"{4 * size}", 4 * size)
+        measure(small)
+        ratio = min(measure(large) / min(measure(small) for _ in range(2)) for _ in range(2))
+        assert ratio < 8.0, make.__name__
 
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202eevil"
