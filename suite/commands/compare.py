@@ -9,8 +9,8 @@ import click
 
 from suite.compliance.scoring import ScoredGroup, first_named, score_group
 from suite.errors import InputError
-from suite.log.comparable import unlike
 from suite.files import print_line, printable
+from suite.log.comparable import unlike
 from suite.log.results_tree import find
 from suite.log.score import Throughput, TimeRatio, time_ratio
 
