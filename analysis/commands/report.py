@@ -32,6 +32,7 @@ Examples:
   mlhpc report packages/ACME published/hpc_results_v3.0 -o comparison
   mlhpc report runs/first ceilings.json --what-if other-machine.json
   mlhpc report hpc_results_v1.0 --between "Fugaku 512" "Selene 1024"
+  mlhpc report hpc_results_v3.0 --price "H100=2.50 USD/h" --price "A100=1.20 USD/h"
 """
 )
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
@@ -58,6 +59,13 @@ Examples:
     metavar="FROM TO",
     help="Two results, by their label or a part of it, whose speed-up is split into its factors; may be repeated.",
 )
+@click.option(
+    "--price",
+    "price",
+    multiple=True,
+    metavar="DEVICE=NUMBER UNIT/h",
+    help="What an hour of one compute unit costs, e.g. 'H100=2.50 USD/h' or '... kWh/h'; or a YAML file. May be repeated.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing report.")
 def report(
     paths: tuple[Path, ...],
@@ -65,6 +73,7 @@ def report(
     form: str,
     what_if: tuple[Path, ...],
     between: tuple[tuple[str, str], ...],
+    price: tuple[str, ...],
     force: bool,
 ) -> None:
     """Compare results: one self-contained HTML page from run folders and results packages.
@@ -80,11 +89,13 @@ def report(
     from analysis.page.checked import check_paths
     from analysis.page.report import render_report
     from analysis.page.steps import is_steps, read_failures
+    from analysis.results.prices import read_prices
     from analysis.roofline.inputs import read_inputs, split
     from analysis.study import study
     from analysis.tables.workers import started
     from suite.descriptor import installed_cards
 
+    prices = read_prices(price)
     networks = [fit_sweep(read_sweep(path)) for path in paths if is_sweep(path)]
     failures = list(read_failures([path for path in paths if is_steps(path)]))
     logs, files = split([path for path in paths if not is_sweep(path) and not is_steps(path)])
@@ -96,7 +107,7 @@ def report(
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
     inputs = read_inputs(files, what_if)
     checked = started(check_paths, logs)  # in a second process: the check reads the same logs by its own rules
-    rendered = render_report(study(logs, installed_cards(), inputs, networks, between), checked(), failures)
+    rendered = render_report(study(logs, installed_cards(), inputs, networks, between, prices), checked(), failures)
     _write(rendered, output, form)
     size = (output / "report.html").stat().st_size / 1e6
     print_line(

@@ -52,11 +52,19 @@ def answer(study: Study) -> str:
         fast, few = rows.loc[rows["run_s.mean"].idxmin()], rows.loc[rows["unit_hours"].idxmin()]
         sentences.append(
             f"{title.replace(' · time to train', '')}: fastest {fast['label']} ({seconds(fast['run_s.mean'])}), fewest unit hours "
-            f"{few['label']} ({few['unit_hours']:.3g} h of {few['device']}){without}"
+            f"{few['label']} ({few['unit_hours']:.3g} h of {few['device']}){_cheapest(study, rows)}{without}"
         )
     return (
         listed(sentences) or "no two of these results may be ranked against each other: other divisions, rules or data"
     )
+
+
+def _cheapest(study: Study, rows: pd.DataFrame) -> str:
+    """The result that costs least, where the user gave prices."""
+    if study.prices is None or rows["cost"].isna().all():
+        return ""
+    least = rows.loc[rows["cost"].astype(float).idxmin()]
+    return f", cheapest {least['label']} ({least['cost']:.3g} {study.prices.unit})"
 
 
 def draw(study: Study) -> Figure:

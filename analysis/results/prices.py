@@ -1,0 +1,73 @@
+"""What an hour of one compute unit costs, as the user states it: money, node hours or energy. Nothing is assumed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from suite.errors import InputError
+
+FORM = "expected DEVICE=NUMBER UNIT/h, such as H100=2.50 USD/h or A64FX=0.12 kWh/h"
+_RATE = re.compile(r"\s*(?P<amount>[0-9.eE+-]+)\s*(?P<unit>[^\s/0-9]+)\s*/\s*h\s*")
+
+
+@dataclass(frozen=True)
+class Prices:
+    """``per_unit_hour`` by device family, all in ``unit``."""
+
+    per_unit_hour: Mapping[str, float]
+    unit: str
+
+    def cost(self, results: pd.DataFrame) -> pd.Series:
+        """The cost of each result: unit hours times the price of its device; missing without a price."""
+        known = {device.casefold(): price for device, price in self.per_unit_hour.items()}
+        return results["unit_hours"] * results["device"].str.casefold().map(known)
+
+
+def read_prices(given: Sequence[str]) -> Prices | None:
+    """Read ``DEVICE=NUMBER UNIT/h`` texts and YAML files of such pairs. None without any; InputError for what is neither."""
+    rates: dict[str, tuple[float, str, str]] = {}
+    for text in given:
+        for device, rate, where in _entries(text):
+            if device in rates:
+                raise InputError(f"{where}: a second price for {device}")
+            amount, unit = _parse(rate, where)
+            rates[device] = (amount, unit, where)
+    units = {unit: where for _, unit, where in rates.values()}
+    if len(units) > 1:
+        raise InputError(f"prices in one unit only, not {' and '.join(f'{unit} ({at})' for unit, at in units.items())}")
+    return Prices({device: amount for device, (amount, _, _) in rates.items()}, next(iter(units))) if rates else None
+
+
+def _entries(text: str) -> list[tuple[str, str, str]]:
+    """Device, rate and where it was stated."""
+    device, sign, rate = text.partition("=")
+    if sign:
+        return [(device.strip(), rate, f"--price {text!r}")]
+    path = Path(text)
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise InputError(f"--price {text}: {error.strerror}; {FORM}, or a YAML file of them") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: no YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict) or not content:
+        raise InputError(f"{path}: expected lines such as H100: 2.50 USD/h")
+    return [(str(device), str(rate), f"{path}: {device}") for device, rate in content.items()]
+
+
+def _parse(rate: str, where: str) -> tuple[float, str]:
+    match = _RATE.fullmatch(rate)
+    try:
+        amount = float(match["amount"]) if match else math.nan
+    except ValueError:
+        amount = math.nan
+    if match is None or not 0 < amount < math.inf:
+        raise InputError(f"{where}: {rate.strip()!r} is no price; {FORM}")
+    return amount, match["unit"]

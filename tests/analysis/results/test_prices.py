@@ -1,0 +1,91 @@
+"""Prices that the user states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from analysis.commands.report import report
+from analysis.figures import figures
+from analysis.results.prices import read_prices
+from analysis.study import NotAnswerableError, study
+from suite.card import Card
+from suite.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [
+        ("H100=2.50 USD/h", 2.5, "USD"),
+        ("H100 = 2.5USD/h", 2.5, "USD"),
+        ("H100=1e-1 kWh / h", 0.1, "kWh"),
+        ("H100=.25 node/h", 0.25, "node"),
+        ("H100=3 €/h", 3.0, "€"),
+    ],
+)
+def test_a_price_is_a_number_and_a_unit_an_hour(text: str, amount: float, unit: str) -> None:
+    prices = read_prices([text])
+    assert prices is not None
+    assert (dict(prices.per_unit_hour), prices.unit) == ({"H100": amount}, unit)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["H100=2.5"], "'2.5' is no price"),
+        (["H100=USD/h"], "is no price"),
+        (["H100=-1 USD/h"], "is no price"),
+        (["H100=0 USD/h"], "is no price"),
+        (["H100=nan USD/h"], "is no price"),
+        (["H100=inf USD/h"], "is no price"),
+        (["H100=1e999 USD/h"], "is no price"),
+        (["H100=2..5 USD/h"], "is no price"),
+        (["H100=2.5 USD/day"], "is no price"),
+        (["H100=1 USD/h", "H100=2 USD/h"], "a second price for H100"),
+        (["H100=1 USD/h", "A100=2 EUR/h"], "one unit only, not USD"),
+        (["nothing.yaml"], "No such file"),
+    ],
+)
+def test_what_is_no_price_is_one_line(given: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        read_prices(given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "- 1\n", "H100: [\n", "H100: 2.5\n", "\xff"])
+def test_a_file_that_holds_no_prices_is_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError, match=r"prices\.yaml") as caught:
+        read_prices([str(path)])
+    assert "\n" not in str(caught.value)
+
+
+def test_cheapest_is_said_by_prices_only(tmp_path: Path, package: Callable[..., Path], cards: dict[str, Card]) -> None:
+    """The slower system needs fewer unit hours, but its units cost ten times as much."""
+    packages = [
+        package(tmp_path / "hpc_results_v9.9", system=name, submitter=name, train_s=seconds, nodes=nodes)
+        for name, seconds, nodes in (("big", 6.0, 8), ("small", 20.0, 2))
+    ]
+    text = (packages[1] / "systems" / "small.json").read_text()
+    (packages[1] / "systems" / "small.json").write_text(text.replace('"A1"', '"H100"'))
+    without = study(packages, cards)
+    answer = figures()["time_and_units"].answer(without)
+    assert "fewest unit hours small" in answer
+    assert "cheap" not in answer + figures()["pareto"].answer(without)
+    file = tmp_path / "prices.yaml"
+    file.write_text("A1: 1 USD/h\n")
+    priced = study(packages, cards, prices=read_prices([str(file), "h100=10 USD/h"]))
+    assert "cheapest big" in figures()["time_and_units"].answer(priced)
+    rows = figures()["pareto"].table(priced).set_index("label")
+    assert rows.loc["small", "cost [USD]"] == pytest.approx(10 * rows.loc["small", "unit hours"])
+    assert rows["nobody faster with fewer USD"].to_dict() == {"big": True, "small": False}
+    partly = study(packages, cards, prices=read_prices([str(file)]))
+    with pytest.raises(NotAnswerableError, match="a price"):
+        figures()["pareto"].table(partly)
+    done = CliRunner().invoke(report, [str(packages[0]), "--price", "A1=free", "-o", str(tmp_path / "none")])
+    assert isinstance(done.exception, InputError)
+    assert not (tmp_path / "none").exists()
