@@ -16,6 +16,7 @@ from pathlib import Path
 import suite.compliance.log_rules
 import suite.compliance.mlhpc_rules  # noqa: F401  importing the two enters their rules into the table
 from suite.compliance.group_rules import GroupContext, SeenRuns, apply_group_rules, is_weak
+from suite.compliance.metric import record_of
 from suite.compliance.package_rules import judge_package, judge_system
 from suite.compliance.rules import Finding, LogContext, apply_log_rules
 from suite.compliance.ruleset import Benchmark, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
@@ -128,8 +129,7 @@ def check_log(path: Path, rules: Ruleset) -> CheckedLog:
 
 def judge_log(log: Log, rules: Ruleset, name: str) -> CheckedLog:
     """Judge the events of one log; ``name`` is the name of its file in findings."""
-    record = summarise(log)
-    benchmark = rules.benchmark(record.benchmark, record.size)
+    record, benchmark = record_of(log, rules)
     context = LogContext(log, record, rules, benchmark)
     return CheckedLog(record, benchmark, tuple(apply_log_rules(context, name)))
 

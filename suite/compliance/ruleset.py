@@ -113,6 +113,10 @@ class _RulesetData(BaseModel):
     reference: str
     init_minutes: dict[Literal["closed", "open"], float]
     staging_before_run: bool = False
+    scenario_folders: bool = Field(True, description="results lie in results/<system>/strong|weak/<benchmark>")
+    status_optional: bool = Field(False, description="run_stop may lack its status")
+    first_epochs: tuple[int, ...] = Field((1,), description="the numbers that the first epoch may have")
+    many_writers: bool = Field(False, description="several ranks may write into one log, each by its own clock")
     rcp_confidence: float = Field(gt=0.5, lt=1.0, description="of the one-sided test against the reference points")
     cards: bool = Field(False, description="benchmarks come from the workloads' cards")
     common: dict[str, KeyRule]

@@ -97,12 +97,16 @@ class RunRecord:
         return self.nodes * max(self.accelerators_per_node or 0, 1)
 
 
-def summarise(log: Log) -> RunRecord:
-    """Summarise a log. Any events give a record; fields that they do not support are None."""
+def summarise(log: Log, metric: str | None = None) -> RunRecord:
+    """Summarise a log. Any events give a record; fields that they do not support are None.
+
+    ``metric`` is the key of the benchmark's metric: a log may also have the other key. Without it the first logged one counts.
+    """
     run = log.until(mllog.RUN_STOP)
     start, stop = run.first(mllog.RUN_START), run.first(mllog.RUN_STOP)
     mode = run.first(mllog.RUN_MODE)
-    metric_key = next((key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)), None)
+    metric_keys = [key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)]
+    metric_key = metric if metric in metric_keys else next(iter(metric_keys), None)
     line = timeline(run, metric_key or mllog.EVAL_ERROR)
     staging_s, before_s = staging_seconds(line)
 
