@@ -11,7 +11,7 @@ from suite.compliance.group_rules import GroupBreach, GroupContext, group_rule
 from suite.compliance.manifest import changed_files
 from suite.compliance.rules import HPC, OURS, PACKAGE, explain
 from suite.files import brief
-from suite.log.results_tree import SCENARIOS, Group, SystemFile, list_files
+from suite.log.results_tree import POWER, SCENARIOS, Group, SystemFile, list_files
 from suite.log.score import concurrent, instance_scale
 
 BYPASS = "package_checker_params"  # a file of this name switches checks of MLCommons' package_checker off
@@ -36,6 +36,12 @@ _OPTIONAL = frozenset(
         *("hw_notes", "sw_notes"),
     }
 )  # fields for which the policies ask no meaningful response (mlcommons/policies c195f80, submission_rules.adoc 5.4)
+_COUNTS = frozenset(
+    {
+        *("number_of_nodes", "host_processors_per_node", "host_processor_core_count", "host_processor_vcpu_count"),
+        "accelerators_per_node",
+    }
+)  # a whole number is as good as a text here
 _CORES = ("host_processor_core_count", "host_processor_vcpu_count")  # one of the two is enough
 
 
@@ -68,7 +74,7 @@ def results_empty(context: GroupContext) -> Iterator[GroupBreach]:
 
 @group_rule("result-names", "a result's folder holds nothing but result_*.txt, pruned_results and power", PACKAGE)
 def result_names(context: GroupContext) -> Iterator[GroupBreach]:
-    known = {"power", "scaling.json", BYPASS}  # the last two have rules of their own
+    known = {POWER, "scaling.json", BYPASS}  # they have rules of their own
     if context.group.package is not None:
         yield from (
             (path, "not a result_*.txt: it is not judged") for path in context.group.others if path.name not in known
@@ -100,7 +106,9 @@ def benchmark_folder(context: GroupContext) -> Iterator[GroupBreach]:
     if folder is None:
         return
     names = context.ruleset.benchmark_names()
-    if folder not in names:
+    if (
+        folder not in names and context.ruleset.other_suite(folder) is None
+    ):  # rule benchmark-known says that of each log
         yield None, f"unknown benchmark {brief(folder)}; {context.ruleset.name} knows {', '.join(names)}"
     for run in context.runs:
         if run.benchmark is not None and run.benchmark != folder:
@@ -202,7 +210,11 @@ def weak_scale(context: GroupContext) -> Iterator[GroupBreach]:
 
 
 explain("system-valid", "a system description is a JSON object", PACKAGE)
-explain("system-field", "a system description has all 33 fields, each a text", "mlperf_logging system_desc_checker")
+explain(
+    "system-field",
+    "a system description has all 33 fields, each a text or a count",
+    "mlperf_logging system_desc_checker",
+)
 explain(
     "system-blank",
     "the fields of a system description that need a meaningful response are filled in",
@@ -230,10 +242,11 @@ def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
     missing = [name for name in SYSTEM_FIELDS if name not in system.fields]
     if missing:
         yield "system-field", f"{len(missing)} fields are missing: {', '.join(missing)}"
-    texts = (str, dict) if "other_software_stack" in system.fields else (str,)
+    texts = (str, dict, list) if "other_software_stack" in system.fields else (str,)
     for name in SYSTEM_FIELDS:
         value = system.fields.get(name, "")
-        if not isinstance(value, texts if name == "other_software_stack" else str):
+        counts = name in _COUNTS and isinstance(value, int) and not isinstance(value, bool)
+        if not counts and not isinstance(value, texts if name == "other_software_stack" else str):
             yield "system-field", f"{name} = {brief(value)}: expected a text"
     required = ("submitter", "division", "status", "system_name", "number_of_nodes")
     for name in required:
