@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -48,6 +49,7 @@ from mlperf_logging.compliance_checker import mlp_compliance
 from mlperf_logging.package_checker.power_checker import PowerChecker
 from mlperf_logging.package_checker.seed_checker import SeedChecker
 from mlperf_logging.rcp_checker import rcp_checker
+from mlperf_logging.result_summarizer import result_summarizer
 root, version = sys.argv[1:]
 out = sys.stdout
 RCP = {"rcp_pass": "pruned_rcps", "set_scaling": True}
@@ -64,8 +66,12 @@ for folder in sorted(glob.glob(f"{root}/*/results/*/*")):
         except BaseException as error:
             found = [f"crash: {error!r}"]
         logs[os.path.basename(name)] = [text.splitlines()[0][:100] for text in found]
+    if os.path.exists(f"{folder}/scaling.json"):
+        os.remove(f"{folder}/scaling.json")
     answers = {"power": (True, set())}
     for what, ask in (
+        ("score", lambda: result_summarizer._compute_strong_score_standalone(
+            os.path.basename(folder), "", False, folder, "training", version)),
         ("seed", lambda: SeedChecker(version).check_seeds(files, False)),
         ("rcp", lambda: rcp_checker.check_directory(folder, "training", version, False, False, **RCP)),
         ("power", lambda: PowerChecker(version).check_power(f"{folder}/power", files)),
@@ -77,9 +83,10 @@ for folder in sorted(glob.glob(f"{root}/*/results/*/*")):
         except BaseException as error:
             answers[what] = (False, f"crash: {error!r}")
     rcp, power = answers["rcp"], answers["power"]
-    seed = answers["seed"]
+    seed, score = answers["seed"], answers["score"]
     record = {"folder": os.path.relpath(folder, root), "logs": logs, "seed": seed if isinstance(seed, bool) else False,
-              "rcp": [bool(rcp[0]), str(rcp[1]), float(rcp[2]) if len(rcp) > 2 else None], "power": sorted(power[1])}
+              "rcp": [bool(rcp[0]), str(rcp[1]), float(rcp[2]) if len(rcp) > 2 else None], "power": sorted(power[1]),
+              "score": score[0] if isinstance(score[0], float) else None}
     print(json.dumps(record), file=out, flush=True)
 """
 
@@ -160,7 +167,12 @@ def compare(group: Group, theirs: dict[str, object], name: str, counts: Counter[
         ] += 1
     if bool(ours) != bool(said):
         found.append(Difference("result", label, ours, tuple(said)))
-    counts["scores"] += score_group(group, name).result.valid
+    result = score_group(group, name).result
+    minutes, other = getattr(result, "mean_s", None), theirs["score"]
+    equal = minutes is not None and isinstance(other, float) and math.isclose(minutes / 60.0, other, rel_tol=1e-9)
+    counts["scores equal to nine digits" if equal else "scores differ"] += 1
+    if not equal:
+        found.append(Difference("score", label, (f"{minutes} s",), (f"{other} min",)))
     return found
 
 
