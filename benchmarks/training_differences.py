@@ -32,14 +32,14 @@ from suite.log.results_tree import Group, find
 # Why the two verdicts differ: (place, rule of ours or the beginning of their complaint, reason). The first that fits is printed.
 EXPLAINED = (
     (
-        "log",
-        "status-true",
-        "the run logs success and no evaluation reaches the target; theirs asks for one such value too",
-    ),
-    (
         "result",
         "init-limit",
         "one log breaks a rule; theirs accepts any one bad log of a result, ours only one that did not converge",
+    ),
+    (
+        "score",
+        "init-limit",
+        "theirs leaves the log that breaks the rule out as the slowest; ours scores it, and the result is not compliant",
     ),
 )
 CHILD = """
@@ -172,7 +172,12 @@ def compare(group: Group, theirs: dict[str, object], name: str, counts: Counter[
     equal = minutes is not None and isinstance(other, float) and math.isclose(minutes / 60.0, other, rel_tol=1e-9)
     counts["scores equal to nine digits" if equal else "scores differ"] += 1
     if not equal:
-        found.append(Difference("score", label, (f"{minutes} s",), (f"{other} min",)))
+        shown = "no score" if minutes is None else f"{minutes / 60.0:.3f} min"
+        found.append(
+            Difference(
+                "score", label, (*ours, shown), (f"{other:.3f} min" if isinstance(other, float) else "no score",)
+            )
+        )
     return found
 
 
