@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from suite.log.values import finite
 
-_LARGEST = 1e15  # of a number that a log may state; more is no batch size
+_SMALLEST, _LARGEST = 1e-15, 1e15  # of a number that another follows from; what is outside is no batch size and no rate
 
 
 class Scaled(BaseModel):
@@ -48,7 +48,7 @@ class Scaled(BaseModel):
         if any(number is None or not 0.0 <= number < _LARGEST for number in given.values()):
             return None
         by, minus, step = (given.get(key or "") for key in (self.by, self.minus, self.multiple_of))
-        if by == 0.0 or step == 0.0:
+        if (by is not None and by < _SMALLEST) or (step is not None and step < _SMALLEST):
             return None
         scale = math.pow((by or self.at) / self.at, self.power)
         amount = (

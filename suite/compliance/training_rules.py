@@ -38,10 +38,10 @@ def eval_schedule(context: LogContext) -> Iterator[LogBreach]:
 def power_files(context: GroupContext) -> Iterator[GroupBreach]:
     for folder in (path for path in context.group.others if path.name == POWER and path.is_dir()):
         counts = {path.stem: _meters(folder / path.stem) for path in context.group.logs}
-        for name, (nodes, switches, problem) in counts.items():
+        for name, (nodes, _, problem) in counts.items():
             if problem:
                 yield folder / name, problem
-            elif not nodes and not switches:
+            elif not nodes:
                 yield folder / name, "no readings of this run: expected node_<i>.txt"
         usual = Counter((nodes, switches) for nodes, switches, problem in counts.values() if not problem and nodes)
         for name, (nodes, switches, problem) in counts.items():
@@ -62,7 +62,7 @@ def power_readings(context: GroupContext) -> Iterator[GroupBreach]:
     for run in context.runs:
         folder = context.group.folder / POWER / (run.path.stem if run.path else "")
         for path in list_files(folder) if folder.is_dir() and not folder.is_symlink() else ():
-            if path.suffix == ".txt":
+            if path.suffix == ".txt" and not path.is_symlink() and path.is_file():
                 yield from ((path, text) for text in _wrong_readings(path, run.run_start_s, run.run_stop_s))
 
 
@@ -73,6 +73,8 @@ def _meters(folder: Path) -> tuple[int, int, str | None]:
     found: dict[str, list[str]] = {"node": [], "sw": []}
     for path in list_files(folder):
         stem, _, number = path.stem.rpartition("_")
+        if path.is_symlink() or not path.is_file():
+            return 0, 0, f"{brief(path.name)} is no file: it is not read"
         if stem in found and path.suffix == ".txt":
             found[stem].append(number)
     for stem, numbers in found.items():
@@ -83,7 +85,11 @@ def _meters(folder: Path) -> tuple[int, int, str | None]:
 
 def _wrong_readings(path: Path, start_s: float | None, stop_s: float | None) -> Iterator[str]:
     """What is wrong with the readings of one meter during a run; its ends are in Unix seconds."""
-    log = read_events(path, steps=False)
+    try:
+        log = read_events(path, steps=False)
+    except OSError as error:
+        yield f"cannot be read: {error.strerror}"
+        return
     readings = [(event.time_ms / 1e3, finite(event.value)) for event in log.every("power_reading")]
     if not readings:
         yield "no power_reading"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -213,6 +214,16 @@ def test_every_evaluation_is_due(seen: list[float | None], wrong: int | None) ->
     assert (breach[0] if breach else None) == wrong
 
 
+@pytest.mark.parametrize("batch", [0, -1, 1e-300, 1e300, float("nan"), float("inf"), "2304", None, True, [], {}])
+@pytest.mark.parametrize(
+    ("round_", "benchmark"),
+    [("5.0.0", "llama31_405b"), ("6.0.0", "llama31_405b"), ("6.1.0", "flux1"), ("6.1.0", "deepseekv3_671b")],
+)
+def test_no_batch_size_stops_the_check(tmp_path: Path, round_: str, benchmark: str, batch: object) -> None:
+    path = write(tmp_path / "result_0.txt", edit("global_batch_size", value=batch)(training_run(benchmark)))
+    assert "key-value" in {item.rule for item in check_log(path, ruleset(f"training-{round_}")).findings}
+
+
 def test_a_schedule_rounds_down_or_up() -> None:
     assert Schedule(per_batch=42, plus=24576, up=False, then="any").first(16384) == 16384 * 43
     assert Schedule(per_batch=42, plus=24576, up=True, then="any").first(16384) == 16384 * 44
@@ -252,6 +263,13 @@ def again(folder: Path, **changes: object) -> None:
     readings(folder / "result_1", "node_1.txt", **(given | {"start_s": record.run_start_s - 1 + shift} | changes))  # type: ignore[arg-type]
 
 
+def linked(path: Path) -> None:
+    """A link to a file outside the package takes the place of a file."""
+    outside = path.parents[7] / "outside.txt"
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
 def remove(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
@@ -277,6 +295,8 @@ def rename(name: str, other: str) -> Callable[[Path], None]:
         ("power-files", rename("result_1/sw_0.txt", "result_1/sw_1.txt")),
         ("power-files", remove("result_1/sw_0.txt")),
         ("power-files", rename("result_1", "result_7")),
+        ("power-files", lambda folder: linked(folder / "result_1" / "node_1.txt")),
+        ("power-files", lambda folder: os.mkfifo(folder / "result_1" / "node_2.txt")),
         ("power-readings", lambda folder: again(folder, watts=-700.0)),
         ("power-readings", lambda folder: again(folder, watts="much")),
         ("power-readings", lambda folder: again(folder, watts=float("nan"))),
