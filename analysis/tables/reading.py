@@ -56,6 +56,8 @@ def read(file: LogFile, cards: Mapping[str, Card]) -> Reading:
     record = summarise(log)
     benchmark = file.benchmark or record.benchmark or UNKNOWN
     target = find_target(benchmark, record.size or FULL, cards)
+    if target is not None and record.metric_key not in (None, target.metric):
+        record = summarise(log, target.metric)
     line = timeline(log, target.metric if target else record.metric_key or mllog.EVAL_ERROR)
     content = LogContent(file, log, record, line, benchmark, target, EpochCount.of(record, line))
     experts = _expert_rows(file.label, log)

@@ -11,13 +11,24 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-# The rules of a log are applied, and their findings listed, in the order of these two imports.
+# The rules of a log are applied, and their findings listed, in the order of these imports.
 import suite.compliance.log_rules
-import suite.compliance.mlhpc_rules  # noqa: F401  importing the two enters their rules into the table
+import suite.compliance.mlhpc_rules
+import suite.compliance.training_rules  # noqa: F401  importing the three enters their rules into the table
 from suite.compliance.group_rules import GroupContext, SeenRuns, apply_group_rules, is_weak
+from suite.compliance.metric import record_of
 from suite.compliance.package_rules import judge_package, judge_system
-from suite.compliance.rules import Finding, LogContext, apply_log_rules
-from suite.compliance.ruleset import Benchmark, GivenPoints, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
+from suite.compliance.rules import Finding, LogContext, apply_log_rules, of_another_suite
+from suite.compliance.ruleset import (
+    Benchmark,
+    GivenPoints,
+    Ruleset,
+    Severity,
+    guess_ruleset,
+    ruleset,
+    ruleset_names,
+    ruleset_of_round,
+)
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import LINK, Group, SystemFile, Tree, find, list_files, list_system_files, read_system
@@ -143,8 +154,10 @@ def check_log(path: Path, rules: Ruleset) -> CheckedLog:
 
 def judge_log(log: Log, rules: Ruleset, name: str) -> CheckedLog:
     """Judge the events of one log; ``name`` is the name of its file in findings."""
-    record = summarise(log)
-    benchmark = rules.benchmark(record.benchmark, record.size)
+    record, benchmark = record_of(log, rules)
+    suite = rules.other_suite(record.benchmark)
+    if suite is not None:
+        return CheckedLog(record, None, (of_another_suite(log, rules, suite, name),))
     context = LogContext(log, record, rules, benchmark)
     return CheckedLog(record, benchmark, tuple(apply_log_rules(context, name)))
 
@@ -159,9 +172,9 @@ def _by_package(tree: Tree) -> dict[Path | None, list[Group]]:
 
 def made_for(record: RunRecord, group: Group) -> str:
     """The ruleset a run was made for: for logs of this suite what they say, else by the round's folder or the year."""
-    by_folder = f"{group.round[1:]}.0" if group.round else None
+    by_folder = ruleset_of_round(group.round)
     of_this_suite = record.ruleset is not None or record.size is not None
-    return by_folder if by_folder in ruleset_names() and not of_this_suite else guess_ruleset(record)
+    return by_folder if by_folder is not None and not of_this_suite else guess_ruleset(record)
 
 
 _HEAD_BYTES = 2**18  # enough for the events that name the ruleset and for run_start

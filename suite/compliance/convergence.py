@@ -3,8 +3,8 @@
 mlperf_logging 4.1.68 rcp_checker finds the same limit by bisection of a one-sided t test; solved for the mean it is
 ``minimum = mean - t(p, n_ref + n_sub - 2) * std * sqrt(1/n_ref + 1/n_sub)``, with p = 0.95 there, the mean of all but the
 best and worst reference run, the population standard deviation of all, and n_ref and n_sub two less than the runs. Its
-pruning of reference points makes one pass and may miss the lower convex hull (mlcommons/logging#368); ours computes the
-hull.
+pruning of reference points makes one pass and may miss the lower convex hull (mlcommons/logging#368): published rounds are
+judged by that pass, as they were, our own results by the hull.
 """
 
 from __future__ import annotations
@@ -58,10 +58,18 @@ def minimum_mean(mean: float, std: float, n_reference: int, n_submission: int, c
 
 
 def limit(
-    points: Mapping[int, Sequence[float]], batch: int, required_runs: int, confidence: float = 0.95
+    points: Mapping[int, Sequence[float]],
+    batch: int,
+    required_runs: int,
+    confidence: float = 0.95,
+    *,
+    hull: bool = True,
 ) -> Limit | None:
-    """The limit at a batch size. ``points`` maps batch size to epochs to target; None if the batch is above all points."""
-    known = pruned(points)
+    """The limit at a batch size. ``points`` maps batch size to epochs to target; None if the batch is above all points.
+
+    Without ``hull`` the points are pruned in one pass.
+    """
+    known = pruned(points) if hull else pruned_once(points)
     n_submission = required_runs - 2
     if not known or batch > known[-1].batch:
         return None
@@ -82,11 +90,7 @@ def limit(
 
 def pruned(points: Mapping[int, Sequence[float]]) -> list[_Point]:
     """The points that are used: the lower convex hull of mean over batch size, from the fastest mean upwards."""
-    known = [
-        _Point(batch, trimmed_mean(epochs), statistics.pstdev(epochs), len(epochs))
-        for batch, epochs in sorted(points.items())
-        if len(epochs) > 3
-    ]
+    known = _means(points)
     if not known:
         return []
     fastest = min(known, key=lambda point: (point.mean, -point.batch))
@@ -96,6 +100,28 @@ def pruned(points: Mapping[int, Sequence[float]]) -> list[_Point]:
             hull.pop()
         hull.append(point)
     return hull
+
+
+def pruned_once(points: Mapping[int, Sequence[float]]) -> list[_Point]:
+    """The points that one pass leaves: from the fastest mean upwards, without each that lies above the line of its neighbours."""
+    kept = _means(points)
+    if kept:
+        kept = kept[kept.index(min(kept, key=lambda point: point.mean)) :]
+    index = 1
+    while index < len(kept) - 1:
+        if _below(kept[index - 1], kept[index], kept[index + 1]):
+            index += 1
+        else:
+            del kept[index]
+    return kept
+
+
+def _means(points: Mapping[int, Sequence[float]]) -> list[_Point]:
+    return [
+        _Point(batch, trimmed_mean(epochs), statistics.pstdev(epochs), len(epochs))
+        for batch, epochs in sorted(points.items())
+        if len(epochs) > 3
+    ]
 
 
 def _below(left: _Point, middle: _Point, right: _Point) -> bool:

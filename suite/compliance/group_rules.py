@@ -290,7 +290,10 @@ def _convergence(context: GroupContext) -> tuple[float | None, convergence.Limit
     if batch is None:
         return mean, None
     confidence = context.ruleset.data.rcp_confidence
-    return mean, convergence.limit(benchmark.reference_points, batch, benchmark.required_runs, confidence)
+    bound = convergence.limit(
+        benchmark.reference_points, batch, benchmark.required_runs, confidence, hull=not context.ruleset.foreign
+    )
+    return mean, bound and replace(bound, minimum=bound.minimum - benchmark.reference_slack)
 
 
 def _drift(runs: Sequence[RunRecord], name: str, value: Callable[[RunRecord], object]) -> Iterator[GroupBreach]:

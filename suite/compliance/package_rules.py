@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from suite.compliance.group_rules import GroupBreach, GroupContext, group_rule
 from suite.compliance.manifest import changed_files
 from suite.compliance.rules import HPC, OURS, PACKAGE, explain
 from suite.files import brief
-from suite.log.results_tree import SCENARIOS, Group, SystemFile, list_files
+from suite.log.results_tree import POWER, SCENARIOS, Group, SystemFile, list_files
 from suite.log.score import concurrent, instance_scale
 
 BYPASS = "package_checker_params"  # a file of this name switches checks of MLCommons' package_checker off
@@ -28,13 +29,38 @@ SYSTEM_FIELDS = (
 )  # mlperf_logging 4.1.68, system_desc_checker
 
 
+_OPTIONAL = frozenset(
+    {
+        *("host_processor_frequency", "host_processor_caches", "host_processor_interconnect"),
+        *("accelerator_frequency", "accelerator_on-chip_memories", "accelerator_interconnect_topology"),
+        *("hw_notes", "sw_notes"),
+    }
+)  # fields for which the policies ask no meaningful response (mlcommons/policies c195f80, submission_rules.adoc 5.4)
+_COUNTS = frozenset(
+    {
+        *("number_of_nodes", "host_processors_per_node", "host_processor_core_count", "host_processor_vcpu_count"),
+        "accelerators_per_node",
+    }
+)  # a whole number is as good as a text here
+_CORES = ("host_processor_core_count", "host_processor_vcpu_count")  # one of the two is enough
+
+
 # A result in its package
 
 
-@group_rule("results-layout", "results are in results/<system>/{strong,weak}/<benchmark>/", f"{HPC} submission layout")
+@group_rule(
+    "results-layout",
+    "results are in results/<system>/{strong,weak}/<benchmark>/ (v0.7: results/<system>/<benchmark>/)",
+    f"{HPC} submission layout",
+)
 def results_layout(context: GroupContext) -> Iterator[GroupBreach]:
     group = context.group
-    if group.package is not None and (group.old_layout or group.scenario not in SCENARIOS):
+    if group.package is None:
+        return
+    if not context.ruleset.data.scenario_folders:
+        if not group.old_layout:
+            yield None, f"scenario {brief(group.scenario)} in the path; expected results/<system>/<benchmark>"
+    elif group.old_layout or group.scenario not in SCENARIOS:
         scenario = "no scenario" if group.old_layout else f"scenario {brief(group.scenario)}"
         yield None, f"{scenario} in the path; expected results/<system>/strong|weak/<benchmark>"
 
@@ -48,7 +74,7 @@ def results_empty(context: GroupContext) -> Iterator[GroupBreach]:
 
 @group_rule("result-names", "a result's folder holds nothing but result_*.txt, pruned_results and power", PACKAGE)
 def result_names(context: GroupContext) -> Iterator[GroupBreach]:
-    known = {"power", "scaling.json", BYPASS}  # the last two have rules of their own
+    known = {POWER, "scaling.json", BYPASS}  # they have rules of their own
     if context.group.package is not None:
         yield from (
             (path, "not a result_*.txt: it is not judged") for path in context.group.others if path.name not in known
@@ -80,7 +106,9 @@ def benchmark_folder(context: GroupContext) -> Iterator[GroupBreach]:
     if folder is None:
         return
     names = context.ruleset.benchmark_names()
-    if folder not in names:
+    if (
+        folder not in names and context.ruleset.other_suite(folder) is None
+    ):  # rule benchmark-known says that of each log
         yield None, f"unknown benchmark {brief(folder)}; {context.ruleset.name} knows {', '.join(names)}"
     for run in context.runs:
         if run.benchmark is not None and run.benchmark != folder:
@@ -112,12 +140,31 @@ def division_agrees(context: GroupContext) -> Iterator[GroupBreach]:
 def submitter_agrees(context: GroupContext) -> Iterator[GroupBreach]:
     if context.system is None or context.system.problem:
         return
-    stated, folder = context.system.fields.get("submitter"), context.group.submitter
-    if stated != folder:
+    stated, folder = context.system.fields.get("submitter"), context.group.submitter or ""
+    agrees = _one_submitter if context.ruleset.foreign else str.__eq__
+    names = [folder]
+    if isinstance(stated, str) and agrees(stated, folder):
+        names.append(stated)
+    else:
         yield context.system.path, f"submitter is {brief(stated)}, the folder {brief(folder)}"
-    run = next((run for run in context.runs if run.org is not None and run.org != folder), None)
-    if run is not None:
-        yield run.path, f"submission_org is {brief(run.org)}, the folder {brief(folder)}"
+    for run in context.runs:
+        if run.org is not None and not any(agrees(run.org, name) for name in names):
+            yield run.path, f"submission_org is {brief(run.org)}, the folder {brief(folder)}"
+            return
+
+
+def _one_submitter(name: str, other: str) -> bool:
+    """True if two names mean one submitter, or one of those that submit together: Fujitsu/RIKEN and Fujitsu+RIKEN, TACC and tacc.
+
+    A name may be given in full: the words of the short one begin the long one.
+    """
+    pairs = [(one, two) for one in _submitters(name) for two in _submitters(other)]
+    return any(one and two and (one[: len(two)] == two or two[: len(one)] == one) for one, two in pairs)
+
+
+def _submitters(name: str) -> list[list[str]]:
+    """The words of every submitter in a name."""
+    return [re.findall(r"\w+", part.casefold()) for part in re.split(r"[/+&,]", name)]
 
 
 @group_rule(
@@ -163,8 +210,16 @@ def weak_scale(context: GroupContext) -> Iterator[GroupBreach]:
 
 
 explain("system-valid", "a system description is a JSON object", PACKAGE)
-explain("system-field", "a system description has all 33 fields, each a text", "mlperf_logging system_desc_checker")
-explain("system-blank", "the fields of a system description are filled in", OURS)
+explain(
+    "system-field",
+    "a system description has all 33 fields, each a text or a count",
+    "mlperf_logging system_desc_checker",
+)
+explain(
+    "system-blank",
+    "the fields of a system description that need a meaningful response are filled in",
+    "mlcommons/policies submission_rules.adoc, system description",
+)
 explain(
     "weak-without-strong",
     "a throughput result stands beside a time-to-train result of the same benchmark",
@@ -191,10 +246,11 @@ def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
     missing = [name for name in SYSTEM_FIELDS if name not in system.fields]
     if missing:
         yield "system-field", f"{len(missing)} fields are missing: {', '.join(missing)}"
-    texts = (str, dict) if "other_software_stack" in system.fields else (str,)
+    texts = (str, dict, list) if "other_software_stack" in system.fields else (str,)
     for name in SYSTEM_FIELDS:
         value = system.fields.get(name, "")
-        if not isinstance(value, texts if name == "other_software_stack" else str):
+        counts = name in _COUNTS and isinstance(value, int) and not isinstance(value, bool)
+        if not counts and not isinstance(value, texts if name == "other_software_stack" else str):
             yield "system-field", f"{name} = {brief(value)}: expected a text"
     required = ("submitter", "division", "status", "system_name", "number_of_nodes")
     for name in required:
@@ -206,8 +262,20 @@ def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
 
 
 def blank_fields(fields: Mapping[str, object]) -> list[str]:
-    """The fields of a system description that are empty or "unknown"; fields that are missing do not count."""
-    return [name for name in SYSTEM_FIELDS if str(fields.get(name, "x")).strip().lower() in ("", "unknown")]
+    """The fields of a system description that need a meaningful response and are empty or "unknown".
+
+    Fields that are missing do not count, nor do an accelerator's where there is none.
+    """
+    empty = [name for name in SYSTEM_FIELDS if str(fields.get(name, "x")).strip().lower() in ("", "unknown")]
+    bare = str(fields.get("accelerators_per_node", "")).strip() == "0"
+    stated_cores = any(name in fields and name not in empty for name in _CORES)
+    return [
+        name
+        for name in empty
+        if name not in _OPTIONAL
+        and not (bare and name.startswith("accelerator_"))
+        and not (stated_cores and name in _CORES)
+    ]
 
 
 def judge_package(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str, Path, str]]:

@@ -12,6 +12,8 @@ from functools import cached_property
 
 from suite.card import SizeCard
 from suite.compliance.ruleset import Benchmark, KeyRule, Ruleset, Severity
+from suite.files import brief
+from suite.log import mllog
 from suite.log.reader import Event, Log
 from suite.log.record import RunRecord
 from suite.log.values import finite
@@ -82,6 +84,11 @@ class LogContext:
         keys = self.ruleset.keys(self.benchmark, self.division)
         return {key: rule for key, rule in keys.items() if rule.applies(first.get)}
 
+    def logged(self, key: str) -> object:
+        """The value of the first event of a key. None if there is none."""
+        event = self.log.first(key)
+        return event.value if event is not None else None
+
     def first(self, key: str) -> Event | None:
         """The first event of a key."""
         return self.log.first(key)
@@ -138,6 +145,13 @@ def apply_log_rules(context: LogContext, file: str) -> Iterator[Finding]:
         if severity is not None:
             for line, message in check(context):
                 yield Finding(rule, severity, file, line, message)
+
+
+def of_another_suite(log: Log, rules: Ruleset, suite: str, file: str) -> Finding:
+    """The one finding of a log of another benchmark suite: it is not judged by rules that were never its own."""
+    event = log.first(mllog.SUBMISSION_BENCHMARK)
+    message = f"a log of {suite} ({brief(event.value if event else None)}): it is not judged by {rules.data.title}"
+    return Finding("benchmark-known", "error", file, event.line if event else None, message)
 
 
 def epoch_num(event: Event) -> float | None:

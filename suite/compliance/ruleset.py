@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from suite import RULESET
 from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
+from suite.compliance.derived import Scaled, Schedule
 from suite.descriptor import Descriptor, descriptors
 from suite.errors import InputError
 from suite.log.record import RunRecord
@@ -21,6 +22,7 @@ from suite.log.values import finite
 
 FOLDER = Path(__file__).parent / "rulesets"
 LAST_ROUND = "3.0.0"  # of MLPerf HPC
+TRAINING = "training-"  # the names of MLPerf Training's rulesets begin so
 Severity = Literal["error", "warning", "info"]
 
 
@@ -37,6 +39,7 @@ class KeyRule(Constraint):
     about: float | None = Field(None, description="a number within 1 %; more is an error, any difference a warning")
     length: int | None = None
     length_at_least: int | None = None
+    scaled: Scaled | None = None
     each: KeyRule | None = Field(None, description="the rule for a value that is no list, or for every item of a list")
 
     @cached_property
@@ -48,13 +51,16 @@ class KeyRule(Constraint):
         """True if the log has the values that the rule depends on; ``logged`` maps a key to its value."""
         return all(same(logged(key), value) for key, value in (self.when or {}).items())
 
-    def problem(self, value: Any) -> str | None:
-        """What is wrong with a value, as the end of a message. None if nothing is."""
+    def problem(self, value: Any, logged: Callable[[str], Any] = lambda key: None) -> str | None:
+        """What is wrong with a value, as the end of a message. None if nothing is. ``logged`` maps a key to its value."""
         if self.each is not None:
             items = value if isinstance(value, list) and value else [value]
             return next((text for item in items if (text := self.each.problem(item))), None)
-        checks = (self._kind(value), self._choice(value), self._bounds(value))
+        checks = (self._kind(value), self._choice(value), self._bounds(value), self._follows(value, logged))
         return next((text for text in checks if text), None)
+
+    def _follows(self, value: Any, logged: Callable[[str], Any]) -> str | None:
+        return self.scaled.problem(value, logged) if self.scaled is not None else None
 
     def _kind(self, value: Any) -> str | None:
         if self.not_empty and (not isinstance(value, str) or not value.strip()):
@@ -102,6 +108,11 @@ class _BenchmarkData(BaseModel):
     epoch_counts_samples: bool = False
     closed: dict[str, KeyRule] = {}
     reference_points: dict[int, tuple[float, ...]] = {}
+    reference_slack: float = Field(0.0, description="by so much a submission may converge faster than the test allows")
+    parts: dict[str, KeyRule] = Field({}, description="of a metric of several parts: what the value of each must be")
+    offline_evals: bool = Field(False, description="evaluations may be made after the run, by other processes")
+    numbered: dict[str, tuple[str, ...]] = {}
+    schedule: Schedule | None = None
 
 
 class _RulesetData(BaseModel):
@@ -113,8 +124,20 @@ class _RulesetData(BaseModel):
     reference: str
     init_minutes: dict[Literal["closed", "open"], float]
     staging_before_run: bool = False
+    scenario_folders: bool = Field(True, description="results lie in results/<system>/strong|weak/<benchmark>")
+    status_optional: bool = Field(False, description="run_stop may lack its status")
+    first_epochs: tuple[int, ...] = Field((1,), description="the numbers that the first epoch may have")
+    many_writers: bool = Field(False, description="several ranks may write into one log, each by its own clock")
     rcp_confidence: float = Field(gt=0.5, lt=1.0, description="of the one-sided test against the reference points")
     cards: bool = Field(False, description="benchmarks come from the workloads' cards")
+    suite: str = Field("MLPerf HPC", description="the benchmark suite whose rules these are")
+    elsewhere: dict[str, tuple[str, ...]] = Field({}, description="other suites' benchmarks that no ruleset has")
+    numbered: dict[str, tuple[str, ...]] = Field(
+        {}, description="of which names in its metadata an event must have one, with a number"
+    )
+    either: tuple[tuple[str, ...], ...] = Field(
+        (), description="of each of these sets of keys one is logged at least once"
+    )
     common: dict[str, KeyRule]
     closed: dict[str, KeyRule]
     open: dict[str, KeyRule]
@@ -132,6 +155,11 @@ class Benchmark(Target):
     epoch_counts_samples: bool = False
     closed: Mapping[str, KeyRule] = field(default_factory=dict)
     reference_points: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    reference_slack: float = 0.0
+    parts: Mapping[str, KeyRule] = field(default_factory=dict)
+    offline_evals: bool = False
+    numbered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    schedule: Schedule | None = None
     card: SizeCard | None = None
 
 
@@ -200,6 +228,19 @@ class Ruleset:
             epoch_counts_samples=entry.epoch_counts_samples,
             closed=entry.closed,
             reference_points=entry.reference_points,
+            reference_slack=entry.reference_slack,
+            parts=entry.parts,
+            offline_evals=entry.offline_evals,
+            numbered=entry.numbered,
+            schedule=entry.schedule,
+        )
+
+    def other_suite(self, benchmark: str | None) -> str | None:
+        """The suite that a benchmark is of and this ruleset is not. None if this ruleset has the benchmark, or nobody has."""
+        if benchmark is None or benchmark in self.benchmark_names():
+            return None
+        return next(
+            (suite for suite, names in _benchmarks_of_suites() if benchmark in names and suite != self.data.suite), None
         )
 
     def benchmark_names(self) -> tuple[str, ...]:
@@ -233,7 +274,30 @@ def ruleset(name: str) -> Ruleset:
 @cache
 def ruleset_names() -> tuple[str, ...]:
     """The names of all rulesets, oldest first."""
-    return tuple(sorted((path.stem for path in FOLDER.glob("*.yaml")), key=lambda name: (name[0].isalpha(), name)))
+    return tuple(sorted((path.stem for path in FOLDER.glob("*.yaml")), key=lambda name: (name == RULESET, name)))
+
+
+@cache
+def _benchmarks_of_suites() -> tuple[tuple[str, frozenset[str]], ...]:
+    """(suite, names of its benchmarks) of every MLPerf suite that a ruleset is of or mentions."""
+    names: dict[str, set[str]] = {}
+    for rules in (ruleset(name) for name in ruleset_names() if name != RULESET):
+        names.setdefault(rules.data.suite, set()).update(rules.data.benchmarks)
+        for suite, others in rules.data.elsewhere.items():
+            names.setdefault(suite, set()).update(others)
+    return tuple((suite, frozenset(found)) for suite, found in names.items())
+
+
+def ruleset_of_round(round_: str | None) -> str | None:
+    """The ruleset of a round as folders name it (``v3.0``): of MLPerf HPC, else of MLPerf Training. None if there is none."""
+    candidates = (f"{round_[1:]}.0", f"{TRAINING}{round_[1:]}.0") if round_ else ()
+    return next((name for name in candidates if name in ruleset_names()), None)
+
+
+def newest_training(benchmark: str | None) -> str | None:
+    """The newest ruleset of MLPerf Training that has a benchmark. None if none has."""
+    names = [name for name in ruleset_names() if name.startswith(TRAINING)]
+    return next((name for name in reversed(names) if benchmark in ruleset(name).data.benchmarks), None)
 
 
 def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target | None:
@@ -253,6 +317,9 @@ def guess_ruleset(record: RunRecord) -> str:
         return str(record.ruleset)
     if record.size is not None or record.ruleset is not None:
         return RULESET
+    training = newest_training(record.benchmark)
+    if training is not None:
+        return training
     if record.benchmark == "openfold" or record.run_start_s is None:
         return "3.0.0"
     if record.run_start_s < _NEW_YEAR_2021:

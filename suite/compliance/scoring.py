@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from suite.compliance.check import made_for
 from suite.compliance.group_rules import is_weak
+from suite.compliance.metric import fits, record_of
 from suite.compliance.ruleset import Benchmark, ruleset
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
@@ -47,6 +48,8 @@ def score_group(group: Group, ruleset_name: str | None = None) -> ScoredGroup:
     records = tuple(summarise(read_events(path, steps=False)) for path in group.logs)
     rules = ruleset(ruleset_name or made_for(first_named(records), group))
     benchmark = next((known for run in records if (known := rules.benchmark(run.benchmark, run.size))), None)
+    if not all(fits(run, benchmark) for run in records):
+        records = tuple(record_of(read_events(path, steps=False), rules)[0] for path in group.logs)
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
     return ScoredGroup(group, records, system, _result(group, records, benchmark, system))
 

@@ -20,7 +20,7 @@ from suite.log.values import finite, whole
 
 
 class MetricValue(NamedTuple):
-    """One logged value of the metric. ``time_s`` counts from run_start; ``epoch`` is the log's own number."""
+    """One logged value of the metric. ``time_s`` counts from run_start; ``epoch`` is the log's own number, or its samples_count."""
 
     epoch: float | None
     value: float
@@ -97,12 +97,13 @@ class RunRecord:
         return self.nodes * max(self.accelerators_per_node or 0, 1)
 
 
-def summarise(log: Log) -> RunRecord:
-    """Summarise a log. Any events give a record; fields that they do not support are None."""
+def summarise(log: Log, metric: str | None = None) -> RunRecord:
+    """Summarise any log; fields that it does not support are None. ``metric``: the benchmark's key, as logs may have both."""
     run = log.until(mllog.RUN_STOP)
     start, stop = run.first(mllog.RUN_START), run.first(mllog.RUN_STOP)
     mode = run.first(mllog.RUN_MODE)
-    metric_key = next((key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)), None)
+    metric_keys = [key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)]
+    metric_key = metric if metric in metric_keys else next(iter(metric_keys), None)
     line = timeline(run, metric_key or mllog.EVAL_ERROR)
     staging_s, before_s = staging_seconds(line)
 
@@ -169,7 +170,7 @@ def _metric_values(run: Log, key: str | None, zero_ms: float) -> tuple[MetricVal
     found = []
     for event in run.every(key) if key is not None else ():
         if (value := finite(event.value)) is not None:
-            epoch = finite(event.metadata.get("epoch_num"))
+            epoch = finite(event.metadata.get("epoch_num", event.metadata.get("samples_count")))
             found.append(MetricValue(epoch, value, (event.time_ms - zero_ms) / 1e3, event.line))
     return tuple(found)
 

@@ -23,6 +23,7 @@ from suite.log.limits import limits
 
 MANIFEST = "manifest.sha256"
 PRUNED = "pruned_results"
+POWER = "power"
 SCENARIOS = ("strong", "weak")
 
 
@@ -174,7 +175,8 @@ CODE = "code of a package: its logs are no results"
 def _left_out(folder: Path, folders: Sequence[str]) -> Iterator[tuple[str, str]]:
     """List the folders not to walk into, each with the reason. The reason is empty where the user need not know."""
     for name in folders:
-        if name in (PRUNED, ".git"):  # pruned results belong to the group above them
+        power = name == POWER and "results" in folder.parts
+        if name in (PRUNED, ".git") or power:  # pruned results and power readings belong to the group above them
             yield name, ""
         elif name == "benchmarks" and ("results" in folders or "systems" in folders):
             yield name, CODE

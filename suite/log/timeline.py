@@ -210,7 +210,7 @@ def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
     )  # of a dict, taking the oldest again and again takes ever longer
     begins = {f"{stem}_start" for stem in stems}
     for key, _, time_ms, _, metadata, _ in log.every(*begins, *(f"{stem}_stop" for stem in stems)):
-        number = metadata.get("epoch_num", metadata.get("first_epoch_num"))
+        number = metadata.get("epoch_num", metadata.get("first_epoch_num", metadata.get("samples_count")))
         number = float(number) if type(number) is int and -_EXACT < number < _EXACT else finite(number)
         at_s = (time_ms - zero_ms) / 1e3
         if key in begins:

@@ -58,8 +58,11 @@ def test_every_rule_has_a_severity_and_every_severity_a_rule() -> None:
         assert set(ruleset(name).data.severity) == set(EXPLANATIONS), name
 
 
+TRAINING_ROUNDS = ("training-5.0.0", "training-5.1.0", "training-6.0.0", "training-6.1.0")
+
+
 def test_rulesets_inherit() -> None:
-    assert ruleset_names() == ("0.7.0", "1.0.0", "2.0.0", "3.0.0", "mlhpc-1.0")
+    assert ruleset_names() == ("0.7.0", "1.0.0", "2.0.0", "3.0.0", *TRAINING_ROUNDS, "mlhpc-1.0")
     third = ruleset("3.0.0").data
     assert set(third.benchmarks) == {"cosmoflow", "deepcam", "oc20", "openfold"}
     assert sorted(third.benchmarks["cosmoflow"].reference_points) == [32, 64, 128, 512, 1024]
@@ -253,7 +256,9 @@ def test_damaged_packages(tmp_path: Path, damage: object, rule: str) -> None:
     [
         ("division", "Closed", "division-agrees"),
         ("division", "open", "division-agrees"),
-        ("number_of_nodes", 64, "system-field"),
+        ("number_of_nodes", 64.5, "system-field"),
+        ("number_of_nodes", True, "system-field"),
+        ("cooling", 64, "system-field"),
         ("submitter", "", "system-field"),
     ],
 )

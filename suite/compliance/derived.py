@@ -1,0 +1,101 @@
+"""Values that follow from others in the same log: a learning rate from the batch size, the samples at which a run is evaluated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from suite.log.values import finite
+
+_SMALLEST, _LARGEST = 1e-15, 1e15  # of a number that another follows from; what is outside is no batch size and no rate
+
+
+class Scaled(BaseModel):
+    """A value that must be ``value`` * (``by`` / ``at``) ** ``power`` - ``minus``; ``by`` and ``minus`` are keys of the log.
+
+    With ``whole`` the product is rounded up, and ``less``, scaled and rounded alike, is subtracted. With ``multiple_of``, a key,
+    it is rounded up to a multiple of that key's value. It may differ by the share ``within``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: float
+    by: str | None = None
+    at: float = 1.0
+    power: float = 1.0
+    whole: bool = False
+    less: float = 0.0
+    minus: str | None = None
+    multiple_of: str | None = None
+    within: float = 1e-6
+
+    def problem(self, value: Any, logged: Callable[[str], Any]) -> str | None:
+        """What is wrong with a value, as the end of a message. None if nothing is, or if what it follows from is no number."""
+        expected, number = self._expected(logged), finite(value)
+        if expected is None:
+            return None
+        if number is not None and abs(number - expected) <= self.within * abs(expected) + 1e-9:
+            return None
+        others = " and ".join(key for key in (self.by, self.minus, self.multiple_of) if key)
+        share = f" within {self.within:.0%}" if self.within > 1e-6 else ""
+        return f"expected {expected:.10g}{share}, which follows from {others}"
+
+    def _expected(self, logged: Callable[[str], Any]) -> float | None:
+        given = {key: finite(logged(key)) for key in (self.by, self.minus, self.multiple_of) if key is not None}
+        if any(number is None or not 0.0 <= number < _LARGEST for number in given.values()):
+            return None
+        by, minus, step = (given.get(key or "") for key in (self.by, self.minus, self.multiple_of))
+        if (by is not None and by < _SMALLEST) or (step is not None and step < _SMALLEST):
+            return None
+        scale = math.pow((by or self.at) / self.at, self.power)
+        amount = (
+            float(math.ceil(self.value * scale) - math.ceil(self.less * scale)) if self.whole else self.value * scale
+        )
+        if step is not None:
+            amount = math.ceil(amount / step) * step
+        return amount - (minus or 0.0)
+
+
+class Schedule(BaseModel):
+    """When a run is evaluated, on a grid of samples that is a multiple of the batch size.
+
+    The first evaluation is at (``per_batch`` * batch + ``plus``) / ``over`` samples, rounded to the grid: up or down. The grid is
+    the batch, or the least multiple of it that is ``grid`` samples or more.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    per_batch: int
+    plus: int
+    over: int = 1
+    up: bool
+    grid: float = Field(0.0, ge=0.0)
+    then: Literal["any", "next", "multiple"] = Field(
+        description="later evaluations: anywhere, at every, at any grid point"
+    )
+
+    def step(self, batch: int) -> int:
+        """Samples from one point of the grid to the next."""
+        return max(1, math.ceil(self.grid / batch)) * batch
+
+    def first(self, batch: int) -> int:
+        """Samples before the first evaluation."""
+        step = self.step(batch)
+        samples = (self.per_batch * batch + self.plus) // self.over
+        return (-(-samples // step) if self.up else samples // step) * step
+
+    def breach(self, batch: int, seen: list[float | None]) -> tuple[int, int] | None:
+        """(index, samples that are due) of the first evaluation that is not where it must be; ``seen``: samples before each."""
+        due, step = self.first(batch), self.step(batch)
+        for index, samples in enumerate(seen):
+            if index and self.then == "any":
+                return None
+            if index and self.then == "multiple":
+                due = round((samples or 0.0) / step) * step
+            if samples != due or not due:
+                return index, due
+            due += step
+        return None
