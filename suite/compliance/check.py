@@ -15,7 +15,8 @@ from pathlib import Path
 # The rules of a log are applied, and their findings listed, in the order of these two imports.
 import suite.compliance.log_rules
 import suite.compliance.mlhpc_rules  # noqa: F401  importing the two enters their rules into the table
-from suite.compliance.group_rules import GroupContext, SeenRuns, apply_group_rules, is_weak
+from suite.compliance.copy_rules import SeenRuns
+from suite.compliance.group_rules import GroupContext, apply_group_rules, is_weak
 from suite.compliance.package_rules import judge_package, judge_system
 from suite.compliance.rules import Finding, LogContext, apply_log_rules
 from suite.compliance.ruleset import Benchmark, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
@@ -178,10 +179,11 @@ def _check_groups(groups: list[Group], rules: Ruleset, seen: SeenRuns, *, alone:
             only_failure = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
             forgiven = only_failure and (rules.foreign or not is_weak(group, [item.record for item in checked]))
             yield from (_forgive(finding, rules) for finding in log.findings) if forgiven else log.findings
-        for path in group.pruned:
-            yield from _pruned(check_log(path, rules), rules)
+        pruned = [check_log(path, rules) for path in group.pruned]
+        for log in pruned:
+            yield from _pruned(log, rules)
         if not alone:
-            yield from _cross_checks(group, checked, rules)
+            yield from _cross_checks(group, checked, pruned, rules)
             for rule, path, message in seen.compare(group, [log.record for log in checked]):
                 yield from _finding(rules, rule, path, message)
 
@@ -203,10 +205,13 @@ def _pruned(log: CheckedLog, rules: Ruleset) -> Iterator[Finding]:
             yield replace(finding, severity=severity, message=f"pruned instance: {finding.message}")
 
 
-def _cross_checks(group: Group, checked: list[CheckedLog], rules: Ruleset) -> Iterator[Finding]:
+def _cross_checks(
+    group: Group, checked: list[CheckedLog], pruned: list[CheckedLog], rules: Ruleset
+) -> Iterator[Finding]:
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
     benchmark = next((log.benchmark for log in checked if log.benchmark is not None), None)
-    context = GroupContext(group, tuple(log.record for log in checked), rules, benchmark, system)
+    records, pruned_records = (tuple(log.record for log in logs) for logs in (checked, pruned))
+    context = GroupContext(group, records, rules, benchmark, system, pruned_records)
     yield from apply_group_rules(context)
 
 

@@ -128,15 +128,17 @@ def submitter_agrees(context: GroupContext) -> Iterator[GroupBreach]:
 def scale_agrees(context: GroupContext) -> Iterator[GroupBreach]:
     if context.system is None or context.system.problem or context.weak:
         return
-    stated = (context.system.number("number_of_nodes"), context.system.number("accelerators_per_node"))
+    system = context.system
+    nodes, accelerators = system.number("number_of_nodes"), system.number("accelerators_per_node")
     for run in context.runs:
-        claimed = (run.nodes, run.accelerators_per_node)
-        if None not in claimed and claimed != stated:
-            yield (
-                run.path,
-                f"{run.nodes} nodes x {run.accelerators_per_node} accelerators, the system description says "
-                f"{stated[0]} x {stated[1]}",
-            )
+        if run.nodes is None or run.accelerators_per_node is None:
+            continue
+        same = (run.nodes, run.accelerators_per_node) == (nodes, accelerators)
+        # Other codes count an accelerator as a node, or half a node as one: only their product must agree.
+        equal = context.ruleset.foreign and run.compute_units == system.compute_units
+        if not same and not (equal and bool(run.accelerators_per_node) == bool(accelerators)):
+            claim = f"{run.nodes} nodes x {run.accelerators_per_node} accelerators"
+            yield run.path, f"{claim}, the system description says {nodes} x {accelerators}"
             return
 
 
@@ -196,6 +198,9 @@ def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
     for name in required:
         if system.fields.get(name) == "":
             yield "system-field", f"{name} is empty"
+    for name in ("number_of_nodes", "accelerators_per_node"):
+        if system.fields.get(name, "") != "" and system.number(name) is None:
+            yield "system-field", f"{name} = {brief(system.fields[name])}: expected an integer in digits"
     blank = [name for name in blank_fields(system.fields) if name not in required]
     if blank:
         yield "system-blank", f"{len(blank)} fields are empty or unknown: {', '.join(blank)}"

@@ -116,7 +116,9 @@ def test_copies_are_found(tmp_path: Path) -> None:
     )
     assert errors(check([stamped])).count("run-copied") == 4
     slowed = results(
-        tmp_path / "slowed", 5, lambda index: our_run(seed=index, start_ms=START_MS + index, epoch_s=2 + index)
+        tmp_path / "slowed",
+        5,
+        lambda n: our_run(seed=n, start_ms=START_MS + n, epoch_s=2 + n, values=(0.4213907, 0.3871129, 0.3553371)),
     )
     assert errors(check([slowed])).count("run-repeated") == 4
 
@@ -262,6 +264,29 @@ def test_damaged_system_descriptions(tmp_path: Path, field: str, value: str, rul
 def test_scale_and_submitter_are_compared(tmp_path: Path) -> None:
     found = {f.rule for f in check([package(tmp_path, number_of_nodes="1", submitter="Other")]).findings}
     assert {"scale-agrees", "submitter-agrees"} <= found
+
+
+@pytest.mark.parametrize(
+    ("nodes", "accelerators", "rule"),
+    [
+        ("512", "1", None),
+        ("128", "4", None),
+        ("64", "8", None),
+        ("1024", "0", "scale-agrees"),
+        ("512", "0", "scale-agrees"),
+        ("64", "4", "scale-agrees"),
+        ("63", "8", "scale-agrees"),
+        ("thirty-two", "8", "system-field"),
+        ("64 nodes", "8", "system-field"),
+        ("6.4e1", "8", "system-field"),
+        ("-64", "8", "system-field"),
+        ("64", "eight", "system-field"),
+        ("064", "8", None),
+    ],
+)
+def test_totals_of_accelerators_are_compared(tmp_path: Path, nodes: str, accelerators: str, rule: str | None) -> None:
+    found = errors(check([package(tmp_path, number_of_nodes=nodes, accelerators_per_node=accelerators)]))
+    assert rule in found if rule else not found
 
 
 def test_nothing_to_check_is_an_error(tmp_path: Path) -> None:
