@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-# The rules of a log are applied, and their findings listed, in the order of these two imports.
+# The rules of a log are applied, and their findings listed, in the order of these imports.
 import suite.compliance.log_rules
-import suite.compliance.mlhpc_rules  # noqa: F401  importing the two enters their rules into the table
+import suite.compliance.mlhpc_rules
+import suite.compliance.stated_rules  # noqa: F401  importing them enters their rules into the table
 from suite.compliance.copy_rules import SeenRuns
 from suite.compliance.group_rules import GroupContext, apply_group_rules, is_weak
 from suite.compliance.package_rules import judge_package, judge_system

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
@@ -33,6 +34,8 @@ class KeyRule(Constraint):
     integer: bool = False
     text_integer: bool = Field(False, description="an integer, also as text, as OpenFold logs write seeds")
     truthy: bool = False
+    sha256: bool = Field(False, description="a sha256 in hexadecimal, not one digit 64 times")
+    release: str | None = Field(None, description="a version of this suite with this Major.Minor")
     close_to: float | None = None
     about: float | None = Field(None, description="a number within 1 %; more is an error, any difference a warning")
     length: int | None = None
@@ -61,6 +64,10 @@ class KeyRule(Constraint):
             return "expected a text that is not empty"
         if self.truthy and not value:
             return "expected true"
+        if self.sha256 and not (isinstance(value, str) and _SHA256.fullmatch(value) and len(set(value)) > 1):
+            return "expected a sha256: 64 hexadecimal digits"
+        if self.release is not None and not (isinstance(value, str) and _release(value) == self.release):
+            return f"expected a version {self.release}.x of mlhpc"
         if (self.integer or self.text_integer) and _integer(value, self.text_integer) is None:
             return "expected an integer"
         if self.length is not None and (not isinstance(value, list) or len(value) != self.length):
@@ -309,6 +316,16 @@ def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
         reference_points={point.global_batch_size: point.epochs for point in points.points} if points else {},
         card=entry,
     )
+
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+_VERSION = re.compile(r"(\d+\.\d+)\.\d+(?:\.dev\d+|rc\d+)?")
+
+
+def _release(version: str) -> str | None:
+    """Major.Minor of a version of this suite, None for other text."""
+    match = _VERSION.fullmatch(version)
+    return match[1] if match else None
 
 
 def _integer(value: Any, from_text: bool) -> int | None:
