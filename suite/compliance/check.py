@@ -15,6 +15,7 @@ from pathlib import Path
 # The rules of a log are applied, and their findings listed, in the order of these imports.
 import suite.compliance.log_rules
 import suite.compliance.mlhpc_rules
+import suite.compliance.provenance_rules
 import suite.compliance.stated_rules  # noqa: F401  importing them enters their rules into the table
 from suite.compliance.copy_rules import SeenRuns
 from suite.compliance.group_rules import GroupContext, apply_group_rules, is_weak

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from suite.compliance import convergence
 from suite.compliance.rules import HPC, OURS, PACKAGE, Finding, explain
 from suite.compliance.ruleset import Benchmark, Ruleset
 from suite.files import brief
+from suite.log.provenance import Provenance, read_provenance
 from suite.log.record import RunRecord, first_reaching
 from suite.log.results_tree import PRUNED, Group, SystemFile
 from suite.log.score import JudgedRun, failure
@@ -38,6 +40,11 @@ class GroupContext:
         stated = self.system.fields.get("division") if self.system else None
         division = stated if stated in ("open", "closed") else self.runs[0].division if self.runs else None
         return division != "open"
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        """What the package keeps of the run folders."""
+        return read_provenance(self.group)
 
     def judged(self) -> list[JudgedRun]:
         """The runs, each with the reason why it failed or None."""
