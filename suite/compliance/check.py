@@ -21,7 +21,7 @@ from suite.compliance.copy_rules import SeenRuns
 from suite.compliance.group_rules import GroupContext, apply_group_rules, is_weak
 from suite.compliance.package_rules import judge_package, judge_system
 from suite.compliance.rules import Finding, LogContext, apply_log_rules
-from suite.compliance.ruleset import Benchmark, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
+from suite.compliance.ruleset import Benchmark, KnownResult, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import Group, SystemFile, Tree, find, list_files, list_system_files, read_system
@@ -185,9 +185,20 @@ def _check_groups(groups: list[Group], rules: Ruleset, seen: SeenRuns, *, alone:
         for log in pruned:
             yield from _pruned(log, rules)
         if not alone:
-            yield from _cross_checks(group, checked, pruned, rules)
-            for rule, path, message in seen.compare(group, [log.record for log in checked]):
-                yield from _finding(rules, rule, path, message)
+            records = [log.record for log in checked]
+            known = rules.known(records)
+            for finding in _cross_checks(group, checked, pruned, rules):
+                yield _excused(finding, known)
+            for rule, path, message in seen.compare(group, records):
+                yield from (_excused(finding, known) for finding in _finding(rules, rule, path, message))
+
+
+def _excused(finding: Finding, known: KnownResult | None) -> Finding:
+    """The finding, as a warning with the reason if it is a known breach of a published result."""
+    reason = known.rules.get(finding.rule) if known is not None else None
+    if reason is None or finding.severity != "error":
+        return finding
+    return replace(finding, severity="warning", message=f"{finding.message} (published so: {reason})")
 
 
 def _forgive(finding: Finding, rules: Ruleset) -> Finding:
@@ -200,11 +211,16 @@ _OF_CONVERGENCE = ("target-missed", "run-aborted", "last-eval")
 
 
 def _pruned(log: CheckedLog, rules: Ruleset) -> Iterator[Finding]:
-    """Findings in a pruned instance, which need not converge. Their severity is that of rule pruned-compliant."""
+    """Findings in a pruned instance, which need not converge. Their severity is that of rule pruned-compliant.
+
+    In MLPerf HPC rounds an instance that died is a warning: nine published ones have no end, or say success without it.
+    """
     severity = rules.severity("pruned-compliant")
     for finding in log.findings:
         if severity and finding.severity == "error" and finding.rule not in _OF_CONVERGENCE:
-            yield replace(finding, severity=severity, message=f"pruned instance: {finding.message}")
+            died = rules.foreign and finding.rule in _FORGIVEN_TO_OTHERS
+            message = f"pruned instance: {finding.message}"
+            yield replace(finding, severity="warning" if died else severity, message=message)
 
 
 def _cross_checks(

@@ -178,7 +178,7 @@ def version_drift(context: GroupContext) -> Iterator[GroupBreach]:
 
 @group_rule("size-mixed", "all runs have the same benchmark and size: sizes are never ranked together", OURS)
 def size_mixed(context: GroupContext) -> Iterator[GroupBreach]:
-    yield from _drift(context.runs, "benchmark and size", lambda run: (run.benchmark, run.size))
+    yield from _drift((*context.runs, *context.pruned), "benchmark and size", lambda run: (run.benchmark, run.size))
 
 
 @group_rule(

@@ -11,7 +11,7 @@ from suite.compliance.manifest import changed_files
 from suite.compliance.rules import HPC, OURS, PACKAGE, explain
 from suite.files import brief
 from suite.log.results_tree import SCENARIOS, Group, SystemFile, list_files
-from suite.log.score import concurrent, instance_scale
+from suite.log.score import claimed_at_once, instance_scale
 
 BYPASS = "package_checker_params"  # a file of this name switches checks of MLCommons' package_checker off
 
@@ -82,7 +82,7 @@ def benchmark_folder(context: GroupContext) -> Iterator[GroupBreach]:
     names = context.ruleset.benchmark_names()
     if folder not in names:
         yield None, f"unknown benchmark {brief(folder)}; {context.ruleset.name} knows {', '.join(names)}"
-    for run in context.runs:
+    for run in (*context.runs, *context.pruned):
         if run.benchmark is not None and run.benchmark != folder:
             yield run.path, f"a log of {brief(run.benchmark)} in the folder of {brief(folder)}"
 
@@ -143,24 +143,30 @@ def scale_agrees(context: GroupContext) -> Iterator[GroupBreach]:
 
 
 @group_rule(
-    "weak-scale", "instances fit into the system: S <= T, also for all instances that overlap in time", f"{HPC} 6.2"
+    "weak-scale",
+    "instances fit into the system, pruned ones too: all that run at one moment together claim no more than it has",
+    f"{HPC} 6.2",
 )
 def weak_scale(context: GroupContext) -> Iterator[GroupBreach]:
-    if not context.weak or context.system is None:
+    total = context.system.compute_units if context.system is not None else None
+    if not context.weak or total is None:
         return
-    total = context.system.compute_units
     scale = max((run.compute_units or 0 for run in context.runs), default=0)
-    if total is None or not scale:
-        return
-    at_once = concurrent(context.runs)
-    started = len(context.runs) + len(context.group.pruned)
     fitting = instance_scale(context.runs, total)
     hint = f"; {fitting} would fit" if fitting is not None and fitting != scale else ""
+    at_once, claimed = claimed_at_once((*context.runs, *context.pruned))
     if scale > total:
         yield None, f"one instance claims {scale} units, the system has {total}{hint}"
-    elif at_once * scale > total:
-        yield None, f"{at_once} instances at a time claim {scale} units each, the system has {total}{hint}"
-    elif total > started * scale:
+    elif claimed > total:
+        yield None, f"{at_once} instances at a time claim {claimed} units, the system has {total}{hint}"
+
+
+@group_rule("weak-idle", "all instances together claim the whole system: T <= M S", f"{HPC} 6.2")
+def weak_idle(context: GroupContext) -> Iterator[GroupBreach]:
+    total = context.system.compute_units if context.system is not None else None
+    scale = max((run.compute_units or 0 for run in context.runs), default=0)
+    started = len(context.runs) + len(context.pruned)
+    if context.weak and total is not None and 0 < started * scale < total:
         yield None, f"{started} instances of {scale} units are fewer than the system's {total} units"
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -111,6 +112,14 @@ class _BenchmarkData(BaseModel):
     reference_points: dict[int, tuple[float, ...]] = {}
 
 
+class KnownResult(BaseModel):
+    """A published result that was accepted although it breaks rules: there the rule's errors are warnings, with the reason."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    result: str
+    rules: dict[str, str] = Field(description="the reason by the rule's name")
+
+
 class _RulesetData(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     version: Literal[1]
@@ -127,6 +136,7 @@ class _RulesetData(BaseModel):
     open: dict[str, KeyRule]
     benchmarks: dict[str, _BenchmarkData]
     severity: dict[str, Severity | Literal["ignore"]]
+    known: dict[str, KnownResult] = Field({}, description="by the fingerprint of the result's runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +173,10 @@ class Ruleset:
         severity = self.data.severity[rule]
         return None if severity == "ignore" else severity
 
+    def known(self, runs: Sequence[RunRecord]) -> KnownResult | None:
+        """The published result that these are the runs of, if it has known breaches. Its name and folder do not count."""
+        return self.data.known.get(fingerprint(runs)) if self.data.known else None
+
     def benchmark(self, name: str | None, size: str | None) -> Benchmark | None:
         """The benchmark of that name and size. None if the ruleset has none."""
         if self.data.cards:
@@ -198,6 +212,12 @@ class Ruleset:
         if benchmark is not None:
             keys.setdefault(benchmark.metric, KeyRule(count="at_least_one"))
         return keys
+
+
+def fingerprint(runs: Sequence[RunRecord]) -> str:
+    """A hash of the times at which runs began and ended, which tells a result from all others."""
+    times = sorted(f"{run.run_start_s} {run.run_stop_s}" for run in runs)
+    return hashlib.sha256("\n".join(times).encode()).hexdigest()
 
 
 @cache

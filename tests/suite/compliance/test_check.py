@@ -14,14 +14,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from suite.compliance import convergence
-from suite.compliance.check import Verdict, check, check_log
+from suite.compliance.check import Verdict, _check_groups, check, check_log
+from suite.compliance.copy_rules import SeenRuns
 from suite.compliance.group_rules import GROUP_RULES
 from suite.compliance.manifest import digest
 from suite.compliance.output import FORMATS, print_table
 from suite.compliance.package_rules import SYSTEM_FIELDS
 from suite.compliance.rules import EXPLANATIONS, LOG_RULES, Finding
-from suite.compliance.ruleset import ruleset, ruleset_names
+from suite.compliance.ruleset import KnownResult, Ruleset, fingerprint, ruleset, ruleset_names
 from suite.errors import InputError
+from suite.log.reader import read_events
+from suite.log.record import summarise
+from suite.log.results_tree import find
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, Line, edit, hpc_run, insert, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
@@ -157,8 +161,8 @@ def test_pruned_instances_are_compliant_but_for_their_convergence(tmp_path: Path
     (finding,) = (finding for finding in check([folder]).findings if "pruned_results" in finding.file)
     assert (finding.rule, finding.severity) == (
         "key-value",
-        "warning",
-    )  # as in rounds up to 3.0, whose breaches are known
+        "error",
+    )
 
 
 @pytest.mark.parametrize(
@@ -327,7 +331,32 @@ def test_instances_fit_into_the_system(tmp_path: Path) -> None:
     assert "weak-scale" in found("too many at once", nodes=320)
     assert "weak-scale" not in found("in two waves", nodes=320, at_once=5)
     assert "weak-scale" in found("larger than the system", nodes=32)
-    assert "weak-scale" in found("system larger than all", nodes=6400)
+    assert "weak-idle" in found("system larger than all", nodes=6400)
+
+
+def test_a_known_breach_is_known_by_its_runs_and_not_by_its_name(tmp_path: Path) -> None:
+    folder = weak_package(tmp_path, nodes=320)
+    runs = [summarise(read_events(path)) for path in (folder / "results/big/weak/cosmoflow").glob("result_*.txt")]
+    assert "weak-scale" in errors(check([folder]))
+    data = ruleset("3.0.0").data
+    known = {fingerprint(runs): KnownResult(result="this one", rules={"weak-scale": "it was accepted"})}
+    rules = Ruleset(data.model_copy(update={"known": known}))
+    group = next(group for group in find(folder).groups if group.scenario == "weak")
+    (finding,) = (item for item in _check_groups([group], rules, SeenRuns(), alone=False) if item.rule == "weak-scale")
+    assert finding.severity == "warning"
+    assert "it was accepted" in finding.message
+    write(folder / "results/big/weak/cosmoflow/result_0.txt", hpc_run(seed=99, start_ms=1_695_900_000_001))
+    again = _check_groups([group], rules, SeenRuns(), alone=False)
+    assert [item.severity for item in again if item.rule == "weak-scale"] == ["error"]
+
+
+def test_known_breaches_name_rules_and_have_reasons() -> None:
+    known = ruleset("3.0.0").data.known
+    assert len(known) == 6
+    for print_, item in known.items():
+        assert len(print_) == 64
+        assert item.rules
+        assert all(rule in EXPLANATIONS and len(reason) > 20 for rule, reason in item.rules.items())
 
 
 # Reference points
