@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 # The rules of a log are applied, and their findings listed, in the order of these imports.
+import suite.compliance.eval_rules
 import suite.compliance.log_rules
 import suite.compliance.mlhpc_rules
 import suite.compliance.provenance_rules

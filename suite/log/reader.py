@@ -171,6 +171,8 @@ def _decode_plain(lines: Sequence[bytes], numbers: Sequence[int], events: list[E
     text = b"[" + _BETWEEN.join([line[_JSON:] for line in lines]) + b"]"
     try:
         together = json.loads(text.decode()) if _each_once(text, len(lines)) else []
+        if _names(together) != text.count(b'":') or any(text.count(gap) for gap in _GAPS):
+            together = []  # some name is perhaps given twice, in whatever object
     except (ValueError, RecursionError):
         together = []
     records = together[::2]
@@ -194,22 +196,36 @@ def _each_once(text: bytes, events: int) -> bool:
     return b"\\u" not in text and all(text.count(name) == events for name in (b'"key"', b'"value"', b'"time_ms"'))
 
 
-class _TwiceError(ValueError):
+_GAPS = (b'" ', b'"\t', b'"\r')  # what can stand between a name and its colon; the format has none of it
+
+
+def _names(value: Any) -> int:
+    """Count the names in all objects of a JSON value; the text has more if one is given twice."""
+    if type(value) is dict:
+        return len(value) + sum(_names(item) for item in value.values() if type(item) in _NESTED)
+    return sum(_names(item) for item in value if type(item) in _NESTED)
+
+
+_NESTED = (dict, list)
+
+
+class TwiceError(ValueError):
     """A JSON object has one key twice: some readers take the first value, others the last."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs, for json.loads. TwiceError if a name is given twice."""
     record = dict(pairs)
     if len(record) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+        raise TwiceError(next(name for name in names if names.count(name) > 1))
     return record
 
 
 _JSON = len(":::MLLOG ")
 _FIELDS = itemgetter("key", "value", "time_ms", "event_type", "metadata")
 _LARGEST_MS = 2**53  # integers up to here are floats exactly
-_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+_DECODER = json.JSONDecoder(object_pairs_hook=each_name_once)
 
 
 def _decode_alone(raw: bytes, number: int, events: list[Event], problems: list[Problem]) -> None:
@@ -231,7 +247,7 @@ def _decode_alone(raw: bytes, number: int, events: list[Event], problems: list[P
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, _TwiceError):
+    if isinstance(error, TwiceError):
         return f"an object has {brief(str(error))} twice"
     reason = error.msg if isinstance(error, json.JSONDecodeError) else "too deep or too long a number"
     return f"not JSON after :::MLLOG: {reason}"

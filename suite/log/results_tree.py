@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from suite.errors import InputError
+from suite.log.reader import TwiceError, each_name_once
 
 MANIFEST = "manifest.sha256"
 PRUNED = "pruned_results"
@@ -230,9 +231,11 @@ def read_system(path: Path) -> SystemFile:
             return SystemFile(path, problem="there is no such file")
         if path.stat().st_size > _LARGEST_JSON:
             return SystemFile(path, problem="larger than 4 MiB")
-        data = json.loads(path.read_bytes())
+        data = json.loads(path.read_bytes(), object_pairs_hook=each_name_once)
     except OSError as error:
         return SystemFile(path, problem=f"cannot be read: {error.strerror}")
+    except TwiceError as error:
+        return SystemFile(path, problem=f"the name {str(error)[:80]!r} is given twice")
     except (ValueError, RecursionError) as error:
         return SystemFile(path, problem=f"not JSON: {str(error)[:80]}")
     if not isinstance(data, dict):

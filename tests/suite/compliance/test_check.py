@@ -77,6 +77,16 @@ def test_staging_before_the_run_is_an_error_up_to_2_0(tmp_path: Path) -> None:
     assert errors(check([path], "3.0.0")) == []
 
 
+@pytest.mark.parametrize("name", ["1.0.0", "2.0.0", "3.0.0", "mlhpc-1.0"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "nan"])
+def test_a_value_that_is_no_number_is_a_finding_in_every_ruleset(tmp_path: Path, name: str, value: object) -> None:
+    lines = our_run() if name == "mlhpc-1.0" else hpc_run()
+    log = check_log(write(tmp_path / "result_0.txt", edit("eval_error", 1, value=value)(lines)), ruleset(name))
+    assert [item.severity for item in log.findings if item.rule == "eval-diverged"] == ["warning"]
+    untouched = check_log(write(tmp_path / "result_1.txt", lines), ruleset(name))
+    assert "eval-diverged" not in [item.rule for item in untouched.findings]
+
+
 # Runs of one result
 
 
