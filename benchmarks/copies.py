@@ -102,11 +102,11 @@ def print_false_alarms(results: dict[Path, list[RunRecord]]) -> None:
     for runs in results.values():
         index: Runs[RunRecord] = Runs()
         for run in runs:
-            found = index.find(run)
+            found = index.find(series_of(run))
             if found is not None:
                 alarms += 1
                 print(f"  {run.path}: {found[1].text()} with {found[0].path}")
-            index.add(run, run)
+            index.add(run, series_of(run))
     print(f"false alarms as mlhpc check looks, at {FALSE_ALARMS:g} per run: {alarms}")
 
 
@@ -140,10 +140,10 @@ def print_power(results: dict[Path, list[RunRecord]]) -> None:
         for runs in results.values():
             index: Runs[RunRecord] = Runs()
             for run in runs:
-                index.add(run, run)
+                index.add(run, series_of(run))
             for run in runs[:20]:
                 total += 1
-                found += index.find(changed(run, by, seconds, draw)) is not None
+                found += index.find(series_of(changed(run, by, seconds, draw))) is not None
         print(f"  {name}: {found} of {total}")
 
 

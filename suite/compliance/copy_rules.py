@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from suite.compliance.group_rules import GroupBreach, GroupContext, group_rule, name_of, repeats
-from suite.compliance.likeness import DURATIONS, Runs
+from suite.compliance.likeness import DURATIONS, Curves, Runs, series_of
 from suite.compliance.rules import OURS, explain
 from suite.files import brief
 from suite.log.record import RunRecord
@@ -35,11 +35,12 @@ def run_repeated(context: GroupContext) -> Iterator[GroupBreach]:
         if course is not None and course in exact:
             continue  # rule run-copied reports it
         exact.add(course)
-        found = seen.find(run, lambda other, what, run=run: _telling(run, other, what))  # type: ignore[misc]
+        curves = series_of(run)
+        found = seen.find(curves, lambda other, what, run=run: _telling(run, other, what))  # type: ignore[misc]
         if found is not None:
             other, likeness = found
             yield run.path, f"{_seed(run)}, but of {_place(other)} it has {likeness.text()}"
-        seen.add(run, run)
+        seen.add(run, curves)
 
 
 explain("run-reused", "no run, nor a copy of it with other time stamps or last digits, counts in two results", OURS)
@@ -56,12 +57,14 @@ class SeenRuns:
     def compare(self, group: Group, runs: Sequence[RunRecord]) -> Iterator[tuple[str, Path, str]]:
         """Yield (rule, path, message) for runs that an earlier result has too, then remember the new ones."""
         carried: list[Group] = []
-        fresh: list[RunRecord] = []  # remembered at the end: copies within one result are for other rules
+        fresh: list[
+            tuple[RunRecord, Curves]
+        ] = []  # remembered at the end: copies within one result are for other rules
         for run in runs:
             earlier = self._exact.get(_course(run))
             if earlier is None:
-                fresh.append(run)
-                yield from self._copy(group, run)
+                fresh.append((run, series_of(run)))
+                yield from self._copy(group, *fresh[-1])
             elif earlier[0].package != group.package and earlier[1].run_start_s == run.run_start_s:
                 carried.append(earlier[0])
             else:
@@ -71,15 +74,16 @@ class SeenRuns:
                 yield "run-reused", run.path or group.folder, f"{again} {earlier[1].path}"
         if carried:
             yield "carried-over", group.folder, f"{len(carried)} of {len(runs)} runs are those of {carried[0].folder}"
-        for run in fresh:
+        for run, curves in fresh:
             if (course := _course(run)) is not None:
                 self._exact.setdefault(course, (group, run))
-            self._alike.setdefault(_task(run), Runs()).add(run, run)
+            self._alike.setdefault(_task(run), Runs()).add(run, curves)
 
-    def _copy(self, group: Group, run: RunRecord) -> Iterator[tuple[str, Path, str]]:
+    def _copy(self, group: Group, run: RunRecord, curves: Curves) -> Iterator[tuple[str, Path, str]]:
         """A run of an earlier result that this one is more like than chance allows."""
         seen = self._alike.get(_task(run))
-        found = seen.find(run, lambda other, what: _telling(run, other, what)) if seen is not None else None
+        curves = series_of(run)
+        found = seen.find(curves, lambda other, what: _telling(run, other, what)) if seen is not None else None
         if found is not None:
             other, likeness = found
             yield "run-reused", run.path or group.folder, f"has {likeness.text()} of {other.path}"

@@ -36,6 +36,9 @@ _WIDTH = 1e-3  # of the classes by which candidates are found, in the logarithm:
 _CROWD = 32  # runs with one pair of values beyond which it finds no further candidates: keeps the search linear
 
 
+Class = tuple[str, int, int]
+
+
 @dataclass(frozen=True)
 class Likeness:
     """A stretch that two runs share: ``count`` evaluations, or durations, each within ``within`` (relative).
@@ -64,7 +67,7 @@ class Series:
     @cached_property
     def logs(self) -> tuple[float, ...]:
         """The natural logarithms, in which equal differences are equal ratios."""
-        return tuple(math.log(number) for number in self.numbers)
+        return tuple(map(math.log, self.numbers))
 
     @cached_property
     def roughness(self) -> float:
@@ -85,6 +88,17 @@ class Series:
                 rest = 0.0 if step - rest < tolerance else rest
         return step / min(self.numbers)
 
+    @cached_property
+    def classes(self) -> tuple[tuple[int, Class], ...]:
+        """(place, class) of every two consecutive values: a copy has most of its classes in common with its original."""
+        if len(self.numbers) < _FEWEST:
+            return ()
+        if self.what == EVALUATIONS:
+            marks = [round(log / _WIDTH) for log in self.logs]
+        else:  # by 4 ms, longer durations by 2e-4: honest durations are much closer to each other than honest values
+            marks = [round(s / 0.004) if s < 20.0 else round(math.log(s / 20.0) / 2e-4) + 5000 for s in self.numbers]
+        return tuple((place, (self.what, *pair)) for place, pair in enumerate(pairwise(marks)))
+
     def closeness(self, other: Series, shift: int) -> list[float]:
         """The closeness of each value to that of a series ``shift`` places on: a bound of the chance of it, above 1 if far."""
         first = max(0, -shift)
@@ -97,10 +111,11 @@ class Series:
         return [_duration_closeness(a, b) for a, b in pairs]
 
 
+Curves = tuple[Series, Series]
 EVALUATIONS, DURATIONS = "evaluations", "durations between evaluations"
 
 
-def series_of(run: RunRecord) -> tuple[Series, Series]:
+def series_of(run: RunRecord) -> Curves:
     """The evaluations of a run, without those before any training, which all runs share, and the durations between them."""
     evals = [item for item in run.evals if item.epoch != 0.0 and item.value != 0.0]
     values = tuple(abs(item.value) for item in evals)
@@ -130,15 +145,15 @@ Owner = TypeVar("Owner")
 
 
 class Runs(Generic[Owner]):
-    """The runs seen so far, each with its owner, and which of them a further run is too much like."""
+    """The runs seen so far (as `series_of` gives them), each with its owner, and which of them a further run is too much like."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[Owner, Series]] = []
-        self._at: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
+        self._at: dict[Class, list[tuple[int, int]]] = {}
         self._places = {EVALUATIONS: 0, DURATIONS: 0}
 
     def find(
-        self, run: RunRecord, telling: Callable[[Owner, str], bool] = lambda owner, what: True
+        self, run: Curves, telling: Callable[[Owner, str], bool] = lambda owner, what: True
     ) -> tuple[Owner, Likeness] | None:
         """The first run that this one is more like than chance allows, or None.
 
@@ -152,37 +167,25 @@ class Runs(Generic[Owner]):
                 return owner, found
         return None
 
-    def candidates(self, run: RunRecord) -> Iterator[tuple[Series, int, int]]:
+    def candidates(self, run: Curves) -> Iterator[tuple[Series, int, int]]:
         """(series, number of a series seen, shift) wherever two consecutive values are nearly those of this run."""
-        for series in series_of(run):
+        for series in run:
             tried: set[tuple[int, int]] = set()
-            for place, key in _classes(series):
+            for place, key in series.classes:
                 for number, at in self._at.get(key, ()):
                     if (number, at - place) not in tried:
                         tried.add((number, at - place))
                         yield series, number, at - place
 
-    def add(self, owner: Owner, run: RunRecord) -> None:
+    def add(self, owner: Owner, run: Curves) -> None:
         """Remember a run."""
-        for series in series_of(run):
+        for series in run:
             self._places[series.what] += len(series.numbers)
-            for place, key in _classes(series):
+            for place, key in series.classes:
                 known = self._at.setdefault(key, [])
                 if len(known) < _CROWD:
                     known.append((len(self._seen), place))
             self._seen.append((owner, series))
-
-
-def _classes(series: Series) -> Iterator[tuple[int, tuple[str, int, int]]]:
-    """(place, class) of every two consecutive values: a copy has most of its classes in common with its original."""
-    if len(series.numbers) < _FEWEST:
-        return
-    if series.what == EVALUATIONS:
-        marks = [round(log / _WIDTH) for log in series.logs]
-    else:  # by 4 ms, longer durations by 2e-4: honest durations are much closer to each other than honest values
-        marks = [round(s / 0.004) if s < 20.0 else round(math.log(s / 20.0) / 2e-4) + 5000 for s in series.numbers]
-    for place, (one, two) in enumerate(pairwise(marks)):
-        yield place, (series.what, one, two)
 
 
 def _duration_closeness(a: float, b: float) -> float:

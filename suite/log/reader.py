@@ -171,7 +171,7 @@ def _decode_plain(lines: Sequence[bytes], numbers: Sequence[int], events: list[E
     text = b"[" + _BETWEEN.join([line[_JSON:] for line in lines]) + b"]"
     try:
         together = json.loads(text.decode()) if _each_once(text, len(lines)) else []
-        if _names(together) != text.count(b'":') or any(text.count(gap) for gap in _GAPS):
+        if _names(together) != text.count(b'":') or any(gap in text for gap in _GAPS):
             together = []  # some name is perhaps given twice, in whatever object
     except (ValueError, RecursionError):
         together = []
@@ -199,11 +199,21 @@ def _each_once(text: bytes, events: int) -> bool:
 _GAPS = (b'" ', b'"\t', b'"\r')  # what can stand between a name and its colon; the format has none of it
 
 
-def _names(value: Any) -> int:
-    """Count the names in all objects of a JSON value; the text has more if one is given twice."""
-    if type(value) is dict:
-        return len(value) + sum(_names(item) for item in value.values() if type(item) in _NESTED)
-    return sum(_names(item) for item in value if type(item) in _NESTED)
+def _names(records: Sequence[Any]) -> int:
+    """Count the names in all objects of some JSON values; the text has more if one is given twice."""
+    count = 0
+    for record in records:
+        if type(record) is dict:
+            count += len(record)
+            for item in record.values():
+                if type(item) is dict:  # written out for metadata, which every event has
+                    count += len(item)
+                    count += _names([inner for inner in item.values() if type(inner) in _NESTED])
+                elif type(item) is list:
+                    count += _names(item)
+        elif type(record) is list:
+            count += _names(record)
+    return count
 
 
 _NESTED = (dict, list)

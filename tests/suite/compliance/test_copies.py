@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import check
-from suite.compliance.likeness import FALSE_ALARMS, Runs
+from suite.compliance.likeness import FALSE_ALARMS, Curves, Runs, series_of
 from suite.log.reader import Log
-from suite.log.record import MetricValue, RunRecord, summarise
+from suite.log.record import MetricValue, summarise
 from tests.fixtures.logs import Lines, drop, edit, hpc_run, write
 from tests.fixtures.published import published_results
 
@@ -228,11 +228,11 @@ def test_a_disguised_copy_in_another_result_is_found(tmp_path: Path) -> None:
     assert all("/b/" in item.file and "/a/" in item.message for item in found)
 
 
-def honest(draw: random.Random, number: int) -> RunRecord:
+def honest(draw: random.Random, number: int) -> Curves:
     values = [0.3 * 0.96**n * (1.0 + draw.gauss(0.0, 0.01)) for n in range(15)]
     evals = tuple(MetricValue(n + 1.0, v, 5.0 * n + draw.gauss(0, 0.02), n) for n, v in enumerate(values))
     empty = summarise(Log(Path(f"result_{number}.txt"), (), ()))
-    return replace(empty, seed=number, evals=evals, time_to_train_s=80.0)
+    return series_of(replace(empty, seed=number, evals=evals, time_to_train_s=80.0))
 
 
 def test_the_search_looks_at_no_more_runs_the_more_are_equal() -> None:
