@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -99,10 +100,26 @@ def read_bytes(path: Path, largest: int) -> bytes:
         return file.read(largest + 1)
 
 
+class TwiceError(ValueError):
+    """A JSON object has one name twice: some readers take the first value, others the last."""
+
+
+def each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs, for json.loads. TwiceError, with the name, if one is given twice."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise TwiceError(next(name for name, count in counts.items() if count > 1))
+    return record
+
+
 def read_json(path: Path, largest: int) -> Any:
-    """Read a JSON file. OSError as `opened`; ValueError if it is not JSON, nested too deeply or has too long a number."""
+    """Read a JSON file. OSError as `opened`; ValueError if it is not JSON, nested too deeply or has too long a number.
+
+    TwiceError, with the name, if an object has one twice.
+    """
     try:
-        return json.loads(read_bytes(path, largest))
+        return json.loads(read_bytes(path, largest), object_pairs_hook=each_name_once)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -12,16 +12,21 @@ from itertools import islice
 from pathlib import Path
 
 # The rules of a log are applied, and their findings listed, in the order of these imports.
+import suite.compliance.eval_rules
 import suite.compliance.log_rules
 import suite.compliance.mlhpc_rules
-import suite.compliance.training_rules  # noqa: F401  importing the three enters their rules into the table
-from suite.compliance.group_rules import GroupContext, SeenRuns, apply_group_rules, is_weak
+import suite.compliance.provenance_rules
+import suite.compliance.stated_rules
+import suite.compliance.training_rules  # noqa: F401  importing them enters their rules into the table
+from suite.compliance.copy_rules import SeenRuns
+from suite.compliance.group_rules import GroupContext, apply_group_rules, is_weak
 from suite.compliance.metric import record_of
 from suite.compliance.package_rules import judge_package, judge_system
 from suite.compliance.rules import Finding, LogContext, apply_log_rules, of_another_suite
 from suite.compliance.ruleset import (
     Benchmark,
     GivenPoints,
+    KnownResult,
     Ruleset,
     Severity,
     guess_ruleset,
@@ -209,12 +214,24 @@ def _check_groups(groups: list[Group], rules: Ruleset, seen: SeenRuns, *, alone:
             only_failure = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
             forgiven = only_failure and (rules.foreign or not is_weak(group, [item.record for item in checked]))
             yield from (_forgive(finding, rules) for finding in log.findings) if forgiven else log.findings
-        for path in group.pruned:
-            yield from _pruned(check_log(path, rules), rules)
+        pruned = [check_log(path, rules) for path in group.pruned]
+        for log in pruned:
+            yield from _pruned(log, rules)
         if not alone:
-            yield from _cross_checks(group, checked, rules)
-            for rule, path, message in seen.compare(group, [log.record for log in checked]):
-                yield from _finding(rules, rule, path, message)
+            records = [log.record for log in checked]
+            known = rules.known(records)
+            for finding in _cross_checks(group, checked, pruned, rules):
+                yield _excused(finding, known)
+            for rule, path, message in seen.compare(group, records):
+                yield from (_excused(finding, known) for finding in _finding(rules, rule, path, message))
+
+
+def _excused(finding: Finding, known: KnownResult | None) -> Finding:
+    """The finding, as a warning with the reason if it is a known breach of a published result."""
+    reason = known.rules.get(finding.rule) if known is not None else None
+    if reason is None or finding.severity != "error":
+        return finding
+    return replace(finding, severity="warning", message=f"{finding.message} (published so: {reason})")
 
 
 def _forgive(finding: Finding, rules: Ruleset) -> Finding:
@@ -227,17 +244,25 @@ _OF_CONVERGENCE = ("target-missed", "run-aborted", "last-eval")
 
 
 def _pruned(log: CheckedLog, rules: Ruleset) -> Iterator[Finding]:
-    """Findings in a pruned instance, which need not converge. Their severity is that of rule pruned-compliant."""
+    """Findings in a pruned instance, which need not converge. Their severity is that of rule pruned-compliant.
+
+    In MLPerf HPC rounds an instance that died is a warning: nine published ones have no end, or say success without it.
+    """
     severity = rules.severity("pruned-compliant")
     for finding in log.findings:
         if severity and finding.severity == "error" and finding.rule not in _OF_CONVERGENCE:
-            yield replace(finding, severity=severity, message=f"pruned instance: {finding.message}")
+            died = rules.foreign and finding.rule in _FORGIVEN_TO_OTHERS
+            message = f"pruned instance: {finding.message}"
+            yield replace(finding, severity="warning" if died else severity, message=message)
 
 
-def _cross_checks(group: Group, checked: list[CheckedLog], rules: Ruleset) -> Iterator[Finding]:
+def _cross_checks(
+    group: Group, checked: list[CheckedLog], pruned: list[CheckedLog], rules: Ruleset
+) -> Iterator[Finding]:
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
     benchmark = next((log.benchmark for log in checked if log.benchmark is not None), None)
-    context = GroupContext(group, tuple(log.record for log in checked), rules, benchmark, system)
+    records, pruned_records = (tuple(log.record for log in logs) for logs in (checked, pruned))
+    context = GroupContext(group, records, rules, benchmark, system, pruned_records)
     yield from apply_group_rules(context)
 
 

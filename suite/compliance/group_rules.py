@@ -1,32 +1,33 @@
-"""The rules for the runs of one result together, and the search for runs that occur in two results."""
+"""The rules for the runs of one result together."""
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from suite.compliance import convergence
 from suite.compliance.rules import HPC, OURS, PACKAGE, Finding, explain
 from suite.compliance.ruleset import Benchmark, Ruleset
 from suite.files import brief
+from suite.log.provenance import Provenance, read_provenance
 from suite.log.record import RunRecord, first_reaching
 from suite.log.results_tree import PRUNED, Group, SystemFile
 from suite.log.score import JudgedRun, failure
 
-_EXCLUSIVE_EVALS = 3  # evaluations that two runs with different seeds cannot have in common by chance
-
 
 @dataclass(frozen=True)
 class GroupContext:
-    """The runs of one result. ``benchmark`` is that of the first log that names a known one."""
+    """The runs of one result, kept and pruned. ``benchmark`` is that of the first log that names a known one."""
 
     group: Group
     runs: tuple[RunRecord, ...]
     ruleset: Ruleset
     benchmark: Benchmark | None
     system: SystemFile | None
+    pruned: tuple[RunRecord, ...] = ()
 
     @property
     def weak(self) -> bool:
@@ -39,6 +40,11 @@ class GroupContext:
         stated = self.system.fields.get("division") if self.system else None
         division = stated if stated in ("open", "closed") else self.runs[0].division if self.runs else None
         return division != "open"
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        """What the package keeps of the run folders."""
+        return read_provenance(self.group)
 
     def judged(self) -> list[JudgedRun]:
         """The runs, each with the reason why it failed or None."""
@@ -94,7 +100,7 @@ def run_count(context: GroupContext) -> Iterator[GroupBreach]:
 def runs_failed(context: GroupContext) -> Iterator[GroupBreach]:
     failed = [run for run in context.judged() if not run.converged] if context.benchmark else []
     if len(failed) > 1:
-        names = ", ".join(f"{_name(run.record)} ({run.failure})" for run in failed[:5])
+        names = ", ".join(f"{name_of(run.record)} ({run.failure})" for run in failed[:5])
         yield None, f"{len(failed)} runs did not converge, one may: {names}"
 
 
@@ -108,19 +114,7 @@ def run_failed(context: GroupContext) -> Iterator[GroupBreach]:
 
 @group_rule("seed-distinct", "no two runs have the same seed", "mlperf_logging seed_checker")
 def seed_distinct(context: GroupContext) -> Iterator[GroupBreach]:
-    yield from _repeats(context.runs, lambda run: run.seed, lambda run: f"seed {run.seed} is also that of")
-
-
-@group_rule("run-copied", "no run is a copy of another, not even with new time stamps", OURS)
-def run_copied(context: GroupContext) -> Iterator[GroupBreach]:
-    yield from _repeats(context.runs, _course, lambda run: "has the same durations and evaluations as")
-
-
-@group_rule("run-repeated", "runs with different seeds have different evaluation values", OURS)
-def run_repeated(context: GroupContext) -> Iterator[GroupBreach]:
-    seeded = [run for run in context.runs if run.seed is not None and len(run.evals) >= _EXCLUSIVE_EVALS]
-    values = _repeats(seeded, _values, lambda run: f"has another seed ({run.seed}) but the same evaluations as")
-    yield from (item for item in values if len({run.seed for run in seeded}) == len(seeded))
+    yield from repeats(context.runs, lambda run: run.seed, lambda run: f"seed {brief(run.seed)} is also that of")
 
 
 @group_rule("hyperparameter-drift", "all runs have the same hyperparameters and batch size", HPC)
@@ -132,7 +126,7 @@ def hyperparameter_drift(context: GroupContext) -> Iterator[GroupBreach]:
         values = [(run, run.hyperparameters[key]) for run in context.runs if key in run.hyperparameters]
         other = next(((run, value) for run, value in values if value != values[0][1]), None)
         if other is not None:
-            yield other[0].path, f"{key} = {brief(other[1])}, in {_name(values[0][0])} it is {brief(values[0][1])}"
+            yield other[0].path, f"{key} = {brief(other[1])}, in {name_of(values[0][0])} it is {brief(values[0][1])}"
 
 
 @group_rule("data-drift", "all runs read the same data set", OURS)
@@ -146,7 +140,7 @@ def config_drift(context: GroupContext) -> Iterator[GroupBreach]:
         known = [(run, run.config[name]) for run in context.runs if run.config is not None and name in run.config]
         other = next(((run, value) for run, value in known if value != known[0][1]), None)
         if other is not None:
-            named, differing = _name(known[0][0]), _unlike(other[1], known[0][1])
+            named, differing = name_of(known[0][0]), _unlike(other[1], known[0][1])
             yield other[0].path, f"run_config has another {name} than {named}{differing}"
 
 
@@ -184,7 +178,7 @@ def version_drift(context: GroupContext) -> Iterator[GroupBreach]:
 
 @group_rule("size-mixed", "all runs have the same benchmark and size: sizes are never ranked together", OURS)
 def size_mixed(context: GroupContext) -> Iterator[GroupBreach]:
-    yield from _drift(context.runs, "benchmark and size", lambda run: (run.benchmark, run.size))
+    yield from _drift((*context.runs, *context.pruned), "benchmark and size", lambda run: (run.benchmark, run.size))
 
 
 @group_rule(
@@ -236,40 +230,6 @@ def rcp_missing(context: GroupContext) -> Iterator[GroupBreach]:
         yield None, f"no reference point for batch size {batch}; there are: {known}"
 
 
-explain("run-reused", "no run, nor a copy of it with new time stamps, counts in two results", OURS)
-explain("carried-over", "a result is not also in an earlier package", OURS)
-
-
-class SeenRuns:
-    """Remembers the runs of every result judged so far, to find runs that occur again. One instance per check."""
-
-    def __init__(self) -> None:
-        self._runs: dict[object, tuple[Group, RunRecord]] = {}
-
-    def compare(self, group: Group, runs: Sequence[RunRecord]) -> Iterator[tuple[str, Path, str]]:
-        """Yield (rule, path, message) for runs that an earlier result has too, then remember the new ones."""
-        carried: list[Group] = []
-        fresh: dict[
-            object, tuple[Group, RunRecord]
-        ] = {}  # remembered at the end: copies within one result are for rule run-copied
-        for run in runs:
-            identity = _course(run)
-            if identity is None:
-                continue
-            if identity not in self._runs:
-                fresh[identity] = group, run
-                continue
-            other, earlier = self._runs[identity]
-            if other.package != group.package and earlier.run_start_s == run.run_start_s:
-                carried.append(other)
-            else:
-                again = "is also" if earlier.run_start_s == run.run_start_s else "has the durations and evaluations of"
-                yield "run-reused", run.path or group.folder, f"{again} {earlier.path}"
-        if carried:
-            yield "carried-over", group.folder, f"{len(carried)} of {len(runs)} runs are those of {carried[0].folder}"
-        self._runs |= fresh
-
-
 def _amount(amount: float, context: GroupContext) -> str:
     """How long a convergence took as text, in the unit of the benchmark's epoch_num: epochs or samples."""
     samples = context.benchmark is not None and context.benchmark.epoch_counts_samples
@@ -301,14 +261,14 @@ def _drift(runs: Sequence[RunRecord], name: str, value: Callable[[RunRecord], ob
     known = [run for run in runs if value(run) is not None and set(_parts(value(run))) != {None}]
     other = next((run for run in known if value(run) != value(known[0])), None)
     if other is not None:
-        yield other.path, f"{name}: {brief(value(other))}, in {_name(known[0])} {brief(value(known[0]))}"
+        yield other.path, f"{name}: {brief(value(other))}, in {name_of(known[0])} {brief(value(known[0]))}"
 
 
 def _parts(value: object) -> Iterable[object]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _repeats(
+def repeats(
     runs: Sequence[RunRecord], key: Callable[[RunRecord], object], text: Callable[[RunRecord], str]
 ) -> Iterator[GroupBreach]:
     """Every run whose key an earlier run has already; a key of None is no key."""
@@ -318,21 +278,9 @@ def _repeats(
         if identity is None:
             continue
         if identity in first:
-            yield run.path, f"{text(run)} {_name(first[identity])}"
+            yield run.path, f"{text(run)} {name_of(first[identity])}"
         else:
             first[identity] = run
-
-
-def _course(run: RunRecord) -> object:
-    """What a copy with new time stamps keeps: values of the evaluations and their times since run_start."""
-    if not run.evals or run.time_to_train_s is None:
-        return None
-    return tuple((item.value, round(item.time_s, 3)) for item in run.evals), round(run.time_to_train_s, 3)
-
-
-def _values(run: RunRecord) -> object:
-    """The values of the evaluations to six digits: two seeds cannot share them, and changed last digits do not hide a copy."""
-    return tuple(f"{item.value:.6g}" for item in run.evals)
 
 
 def _unlike(value: object, other: object) -> str:
@@ -343,5 +291,6 @@ def _unlike(value: object, other: object) -> str:
     return ": " + ", ".join(brief(name) for name in names[:5])
 
 
-def _name(run: RunRecord) -> str:
+def name_of(run: RunRecord) -> str:
+    """The name of a run's log, for messages."""
     return run.path.name if run.path else "a run"

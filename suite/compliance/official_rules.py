@@ -181,6 +181,12 @@ def _checks(rule: KeyRule, value: str) -> Iterator[str]:
         yield f"isinstance({value}, str) and {value}.strip() != ''"
     if rule.truthy:
         yield f"bool({value})"
+    if rule.sha256:
+        yield f"isinstance({value}, str) and len({value}) == 64 and len(set({value})) > 1"
+        yield f"all(digit in '0123456789abcdef' for digit in {value})"
+    if rule.release is not None:
+        yield f"isinstance({value}, str) and {value}.startswith('{rule.release}.')"
+        yield f"{value}[{len(rule.release) + 1}:].split('.dev')[0].split('rc')[0].isdigit()"
     yield from _choices(rule, value)
     for wanted, expression in (
         (rule.close_to, "math.isclose({value}, {wanted!r})"),

@@ -12,7 +12,7 @@ from suite.compliance.manifest import changed_files
 from suite.compliance.rules import HPC, OURS, PACKAGE, explain
 from suite.files import brief
 from suite.log.results_tree import POWER, SCENARIOS, Group, SystemFile, list_files
-from suite.log.score import concurrent, instance_scale
+from suite.log.score import claimed_at_once, instance_scale
 
 BYPASS = "package_checker_params"  # a file of this name switches checks of MLCommons' package_checker off
 
@@ -110,7 +110,7 @@ def benchmark_folder(context: GroupContext) -> Iterator[GroupBreach]:
         folder not in names and context.ruleset.other_suite(folder) is None
     ):  # rule benchmark-known says that of each log
         yield None, f"unknown benchmark {brief(folder)}; {context.ruleset.name} knows {', '.join(names)}"
-    for run in context.runs:
+    for run in (*context.runs, *context.pruned):
         if run.benchmark is not None and run.benchmark != folder:
             yield run.path, f"a log of {brief(run.benchmark)} in the folder of {brief(folder)}"
 
@@ -175,37 +175,45 @@ def _submitters(name: str) -> list[list[str]]:
 def scale_agrees(context: GroupContext) -> Iterator[GroupBreach]:
     if context.system is None or context.system.problem or context.weak:
         return
-    stated = (context.system.number("number_of_nodes"), context.system.number("accelerators_per_node"))
+    system = context.system
+    nodes, accelerators = system.number("number_of_nodes"), system.number("accelerators_per_node")
     for run in context.runs:
-        claimed = (run.nodes, run.accelerators_per_node)
-        if None not in claimed and claimed != stated:
-            yield (
-                run.path,
-                f"{run.nodes} nodes x {run.accelerators_per_node} accelerators, the system description says "
-                f"{stated[0]} x {stated[1]}",
-            )
+        if run.nodes is None or run.accelerators_per_node is None:
+            continue
+        same = (run.nodes, run.accelerators_per_node) == (nodes, accelerators)
+        # Other codes count an accelerator as a node, or half a node as one: only their product must agree.
+        equal = context.ruleset.foreign and run.compute_units == system.compute_units
+        if not same and not (equal and bool(run.accelerators_per_node) == bool(accelerators)):
+            claim = f"{run.nodes} nodes x {run.accelerators_per_node} accelerators"
+            yield run.path, f"{claim}, the system description says {nodes} x {accelerators}"
             return
 
 
 @group_rule(
-    "weak-scale", "instances fit into the system: S <= T, also for all instances that overlap in time", f"{HPC} 6.2"
+    "weak-scale",
+    "instances fit into the system, pruned ones too: all that run at one moment together claim no more than it has",
+    f"{HPC} 6.2",
 )
 def weak_scale(context: GroupContext) -> Iterator[GroupBreach]:
-    if not context.weak or context.system is None:
+    total = context.system.compute_units if context.system is not None else None
+    if not context.weak or total is None:
         return
-    total = context.system.compute_units
     scale = max((run.compute_units or 0 for run in context.runs), default=0)
-    if total is None or not scale:
-        return
-    at_once = concurrent(context.runs)
-    started = len(context.runs) + len(context.group.pruned)
     fitting = instance_scale(context.runs, total)
     hint = f"; {fitting} would fit" if fitting is not None and fitting != scale else ""
+    at_once, claimed = claimed_at_once((*context.runs, *context.pruned))
     if scale > total:
         yield None, f"one instance claims {scale} units, the system has {total}{hint}"
-    elif at_once * scale > total:
-        yield None, f"{at_once} instances at a time claim {scale} units each, the system has {total}{hint}"
-    elif total > started * scale:
+    elif claimed > total:
+        yield None, f"{at_once} instances at a time claim {claimed} units, the system has {total}{hint}"
+
+
+@group_rule("weak-idle", "all instances together claim the whole system: T <= M S", f"{HPC} 6.2")
+def weak_idle(context: GroupContext) -> Iterator[GroupBreach]:
+    total = context.system.compute_units if context.system is not None else None
+    scale = max((run.compute_units or 0 for run in context.runs), default=0)
+    started = len(context.runs) + len(context.pruned)
+    if context.weak and total is not None and 0 < started * scale < total:
         yield None, f"{started} instances of {scale} units are fewer than the system's {total} units"
 
 
@@ -256,6 +264,9 @@ def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
     for name in required:
         if system.fields.get(name) == "":
             yield "system-field", f"{name} is empty"
+    for name in ("number_of_nodes", "accelerators_per_node"):
+        if system.fields.get(name, "") != "" and system.number(name) is None:
+            yield "system-field", f"{name} = {brief(system.fields[name])}: expected an integer in digits"
     blank = [name for name in blank_fields(system.fields) if name not in required]
     if blank:
         yield "system-blank", f"{len(blank)} fields are empty or unknown: {', '.join(blank)}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -35,6 +37,8 @@ class KeyRule(Constraint):
     integer: bool = False
     text_integer: bool = Field(False, description="an integer, also as text, as OpenFold logs write seeds")
     truthy: bool = False
+    sha256: bool = Field(False, description="a sha256 in hexadecimal, not one digit 64 times")
+    release: str | None = Field(None, description="a version of this suite with this Major.Minor")
     close_to: float | None = None
     about: float | None = Field(None, description="a number within 1 %; more is an error, any difference a warning")
     length: int | None = None
@@ -67,6 +71,10 @@ class KeyRule(Constraint):
             return "expected a text that is not empty"
         if self.truthy and not value:
             return "expected true"
+        if self.sha256 and not (isinstance(value, str) and _SHA256.fullmatch(value) and len(set(value)) > 1):
+            return "expected a sha256: 64 hexadecimal digits"
+        if self.release is not None and not (isinstance(value, str) and _release(value) == self.release):
+            return f"expected a version {self.release}.x of mlhpc"
         if (self.integer or self.text_integer) and _integer(value, self.text_integer) is None:
             return "expected an integer"
         if self.length is not None and (not isinstance(value, list) or len(value) != self.length):
@@ -115,6 +123,14 @@ class _BenchmarkData(BaseModel):
     schedule: Schedule | None = None
 
 
+class KnownResult(BaseModel):
+    """A published result that was accepted although it breaks rules: there the rule's errors are warnings, with the reason."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    result: str
+    rules: dict[str, str] = Field(description="the reason by the rule's name")
+
+
 class _RulesetData(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     version: Literal[1]
@@ -143,6 +159,7 @@ class _RulesetData(BaseModel):
     open: dict[str, KeyRule]
     benchmarks: dict[str, _BenchmarkData]
     severity: dict[str, Severity | Literal["ignore"]]
+    known: dict[str, KnownResult] = Field({}, description="by the fingerprint of the result's runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +221,10 @@ class Ruleset:
         severity = self.data.severity[rule]
         return None if severity == "ignore" else severity
 
+    def known(self, runs: Sequence[RunRecord]) -> KnownResult | None:
+        """The published result that these are the runs of, if it has known breaches. Its name and folder do not count."""
+        return self.data.known.get(fingerprint(runs)) if self.data.known else None
+
     def benchmark(self, name: str | None, size: str | None) -> Benchmark | None:
         """The benchmark of that name and size. None if the ruleset has none."""
         known = self._own_benchmark(name, size)
@@ -258,6 +279,12 @@ class Ruleset:
         if benchmark is not None:
             keys.setdefault(benchmark.metric, KeyRule(count="at_least_one"))
         return keys
+
+
+def fingerprint(runs: Sequence[RunRecord]) -> str:
+    """A hash of the times at which runs began and ended, which tells a result from all others."""
+    times = sorted(f"{run.run_start_s} {run.run_stop_s}" for run in runs)
+    return hashlib.sha256("\n".join(times).encode()).hexdigest()
 
 
 @cache
@@ -402,6 +429,16 @@ def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
         reference_points={point.global_batch_size: point.epochs for point in points.points} if points else {},
         card=entry,
     )
+
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+_VERSION = re.compile(r"(\d+\.\d+)\.\d+(?:\.dev\d+|rc\d+)?")
+
+
+def _release(version: str) -> str | None:
+    """Major.Minor of a version of this suite, None for other text."""
+    match = _VERSION.fullmatch(version)
+    return match[1] if match else None
 
 
 def _integer(value: Any, from_text: bool) -> int | None:

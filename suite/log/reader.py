@@ -16,7 +16,6 @@ import json
 import math
 import re
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -25,7 +24,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from suite.files import LIMITS, brief, byte_text, opened
+from suite.files import LIMITS, TwiceError, brief, byte_text, each_name_once, opened
 from suite.log.limits import limits
 
 STEP_KEYS = ("learning_rate", "train_accuracy", "train_loss")
@@ -280,6 +279,8 @@ def _decode_plain(lines: Sequence[bytes], numbers: Sequence[int], found: _Found)
     text = b"[" + _BETWEEN.join([line[_JSON:] for line in lines]) + b"]"
     try:
         together = json.loads(text.decode()) if _each_once(text, len(lines)) else []
+        if _names(together) != text.count(b'":') or any(gap in text for gap in _GAPS):
+            together = []  # some name is perhaps given twice, in whatever object
     except (ValueError, RecursionError):
         together = []
     records = together[::2]
@@ -305,22 +306,33 @@ def _each_once(text: bytes, events: int) -> bool:
     return b"\\u" not in text and all(text.count(name) == events for name in (b'"key"', b'"value"', b'"time_ms"'))
 
 
-class _TwiceError(ValueError):
-    """A JSON object has one key twice: some readers take the first value, others the last."""
+_GAPS = (b'" ', b'"\t', b'"\r')  # what can stand between a name and its colon; the format has none of it
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        raise _TwiceError(next(name for name, count in counts.items() if count > 1))
-    return record
+def _names(records: Sequence[Any]) -> int:
+    """Count the names in all objects of some JSON values; the text has more if one is given twice."""
+    count = 0
+    for record in records:
+        if type(record) is dict:
+            count += len(record)
+            for item in record.values():
+                if type(item) is dict:  # written out for metadata, which every event has
+                    count += len(item)
+                    count += _names([inner for inner in item.values() if type(inner) in _NESTED])
+                elif type(item) is list:
+                    count += _names(item)
+        elif type(record) is list:
+            count += _names(record)
+    return count
+
+
+_NESTED = (dict, list)
 
 
 _JSON = len(":::MLLOG ")
 _FIELDS = itemgetter("key", "value", "time_ms", "event_type", "metadata")
 _LARGEST_MS = 2**53  # integers up to here are floats exactly
-_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+_DECODER = json.JSONDecoder(object_pairs_hook=each_name_once)
 
 
 def _decode_alone(raw: bytes, number: int, found: _Found) -> None:
@@ -356,7 +368,7 @@ class _Line(str):
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, _TwiceError):
+    if isinstance(error, TwiceError):
         return f"an object has {brief(str(error))} twice"
     reason = error.msg if isinstance(error, json.JSONDecodeError) else "too deep or too long a number"
     return f"not JSON after :::MLLOG: {reason}"

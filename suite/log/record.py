@@ -16,7 +16,7 @@ from suite.card import Target
 from suite.log import mllog
 from suite.log.reader import Log
 from suite.log.timeline import Epoch, TimeShares, closed_epochs, shares, staging_seconds, timeline
-from suite.log.values import finite, whole
+from suite.log.values import exact, finite, whole
 
 
 class MetricValue(NamedTuple):
@@ -117,7 +117,7 @@ def summarise(log: Log, metric: str | None = None) -> RunRecord:
         size=_text(first(mllog.BENCHMARK_SIZE)),
         ruleset=_text(first(mllog.RULESET)),
         suite_version=_text(first(mllog.SUITE_VERSION)),
-        seed=whole(first(mllog.SEED)),
+        seed=exact(first(mllog.SEED)),
         org=_text(first(mllog.SUBMISSION_ORG)),
         division=_text(first(mllog.SUBMISSION_DIVISION)),
         submission_status=_text(first(mllog.SUBMISSION_STATUS)),

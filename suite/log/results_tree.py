@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from suite.errors import InputError
-from suite.files import read_json
+from suite.files import TwiceError, read_json
 from suite.log.limits import limits
 
 MANIFEST = "manifest.sha256"
@@ -257,6 +257,8 @@ def read_system(path: Path) -> SystemFile:
         data = read_json(path, limits().json)
     except OSError as error:
         return SystemFile(path, problem=f"cannot be read: {error.strerror}")
+    except TwiceError as error:
+        return SystemFile(path, problem=f"the name {str(error)[:80]!r} is given twice")
     except ValueError as error:
         return SystemFile(path, problem=f"not JSON: {str(error)[:80]}")
     if not isinstance(data, dict):

@@ -203,13 +203,22 @@ def instance_scale(records: Sequence[RunRecord], total: int | None) -> int | Non
 
 def concurrent(records: Sequence[RunRecord]) -> int:
     """Count the runs that are under way at one moment, at most."""
+    return claimed_at_once(records)[0]
+
+
+def claimed_at_once(records: Sequence[RunRecord]) -> tuple[int, int]:
+    """Count the runs that are under way at one moment, at most, and the compute units that such runs claim, at most.
+
+    Runs without an end are left out.
+    """
     timed = [record for record in records if record.run_start_s is not None and record.run_stop_s is not None]
-    marks = [(_start(record), 1) for record in timed] + [(record.run_stop_s or 0.0, -1) for record in timed]
-    running = most = 0
-    for _, change in sorted(marks):
-        running += change
-        most = max(most, running)
-    return most
+    begins = [(_start(record), 1, record.compute_units or 0) for record in timed]
+    ends = [(record.run_stop_s or 0.0, -1, -(record.compute_units or 0)) for record in timed]
+    running = most = units = most_units = 0
+    for _, change, claim in sorted((*begins, *ends), key=lambda mark: mark[:2]):
+        running, units = running + change, units + claim
+        most, most_units = max(most, running), max(most_units, units)
+    return most, most_units
 
 
 def log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:

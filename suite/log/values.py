@@ -35,3 +35,13 @@ def whole(value: object) -> int | None:
             return None
     result = finite(value)
     return int(result) if result is not None and result == int(result) and abs(result) < 2.0**63 else None
+
+
+def exact(value: object) -> int | None:
+    """Convert as `whole`, but to an integer of any size: seeds of more than 64 bits differ too."""
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, int) and not isinstance(value, bool) else whole(value)

@@ -12,7 +12,7 @@ from suite.compliance.check import check
 from suite.data.manifest import read_manifest
 from suite.descriptor import descriptor, descriptors
 from suite.world import World
-from tests.fixtures.logs import Line, insert, our_run, results
+from tests.fixtures.logs import edit, our_run, results
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMED = [name for name, each in sorted(descriptors().items()) if each.card().size("smoke").data_sha256 is not None]
@@ -39,7 +39,7 @@ HYPER = {"global_batch_size": 16}
 @pytest.mark.parametrize("own", [True, False])
 def test_the_checker_warns_of_other_data_than_the_cards(tmp_path: Path, own: bool) -> None:
     sha256 = descriptor("openfold").card().size("smoke").data_sha256
-    lines = insert(Line("data_manifest", sha256 if own else "ab" * 32), "init_stop")
+    lines = edit("data_manifest", value=sha256 if own else "ab" * 32)
     folder = results(
         tmp_path / "r", 5, lambda n: lines(our_run(workload="openfold", seed=n, values=[0.8], hyperparameters=HYPER))
     )

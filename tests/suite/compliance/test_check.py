@@ -15,15 +15,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from suite.compliance import convergence
-from suite.compliance.check import Verdict, check, check_log
+from suite.compliance.check import Verdict, _check_groups, check, check_log
+from suite.compliance.copy_rules import SeenRuns
 from suite.compliance.exchange.formats import FORMATS
 from suite.compliance.group_rules import GROUP_RULES
 from suite.compliance.manifest import digest
 from suite.compliance.output import print_table
 from suite.compliance.package_rules import SYSTEM_FIELDS
 from suite.compliance.rules import EXPLANATIONS, LOG_RULES, Finding
-from suite.compliance.ruleset import ruleset, ruleset_names
+from suite.compliance.ruleset import KnownResult, Ruleset, fingerprint, ruleset, ruleset_names
 from suite.errors import InputError
+from suite.log.reader import read_events
+from suite.log.record import summarise
+from suite.log.results_tree import find
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, Line, edit, hpc_run, insert, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
@@ -78,6 +82,16 @@ def test_staging_before_the_run_is_an_error_up_to_2_0(tmp_path: Path) -> None:
     assert errors(check([path], "3.0.0")) == []
 
 
+@pytest.mark.parametrize("name", ["1.0.0", "2.0.0", "3.0.0", "mlhpc-1.0"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "nan"])
+def test_a_value_that_is_no_number_is_a_finding_in_every_ruleset(tmp_path: Path, name: str, value: object) -> None:
+    lines = our_run() if name == "mlhpc-1.0" else hpc_run()
+    log = check_log(write(tmp_path / "result_0.txt", edit("eval_error", 1, value=value)(lines)), ruleset(name))
+    assert [item.severity for item in log.findings if item.rule == "eval-diverged"] == ["warning"]
+    untouched = check_log(write(tmp_path / "result_1.txt", lines), ruleset(name))
+    assert "eval-diverged" not in [item.rule for item in untouched.findings]
+
+
 # Runs of one result
 
 
@@ -121,7 +135,9 @@ def test_copies_are_found(tmp_path: Path) -> None:
     )
     assert errors(check([stamped])).count("run-copied") == 4
     slowed = results(
-        tmp_path / "slowed", 5, lambda index: our_run(seed=index, start_ms=START_MS + index, epoch_s=2 + index)
+        tmp_path / "slowed",
+        5,
+        lambda n: our_run(seed=n, start_ms=START_MS + n, epoch_s=2 + n, values=(0.4213907, 0.3871129, 0.3553371)),
     )
     assert errors(check([slowed])).count("run-repeated") == 4
 
@@ -160,8 +176,8 @@ def test_pruned_instances_are_compliant_but_for_their_convergence(tmp_path: Path
     (finding,) = (finding for finding in check([folder]).findings if "pruned_results" in finding.file)
     assert (finding.rule, finding.severity) == (
         "key-value",
-        "warning",
-    )  # as in rounds up to 3.0, whose breaches are known
+        "error",
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,6 +287,29 @@ def test_scale_and_submitter_are_compared(tmp_path: Path) -> None:
     assert {"scale-agrees", "submitter-agrees"} <= found
 
 
+@pytest.mark.parametrize(
+    ("nodes", "accelerators", "rule"),
+    [
+        ("512", "1", None),
+        ("128", "4", None),
+        ("64", "8", None),
+        ("1024", "0", "scale-agrees"),
+        ("512", "0", "scale-agrees"),
+        ("64", "4", "scale-agrees"),
+        ("63", "8", "scale-agrees"),
+        ("thirty-two", "8", "system-field"),
+        ("64 nodes", "8", "system-field"),
+        ("6.4e1", "8", "system-field"),
+        ("-64", "8", "system-field"),
+        ("64", "eight", "system-field"),
+        ("064", "8", None),
+    ],
+)
+def test_totals_of_accelerators_are_compared(tmp_path: Path, nodes: str, accelerators: str, rule: str | None) -> None:
+    found = errors(check([package(tmp_path, number_of_nodes=nodes, accelerators_per_node=accelerators)]))
+    assert rule in found if rule else not found
+
+
 def test_nothing_to_check_is_an_error(tmp_path: Path) -> None:
     assert errors(check([tmp_path])) == ["nothing-checked"]
     folder = package(tmp_path)
@@ -309,7 +348,32 @@ def test_instances_fit_into_the_system(tmp_path: Path) -> None:
     assert "weak-scale" in found("too many at once", nodes=320)
     assert "weak-scale" not in found("in two waves", nodes=320, at_once=5)
     assert "weak-scale" in found("larger than the system", nodes=32)
-    assert "weak-scale" in found("system larger than all", nodes=6400)
+    assert "weak-idle" in found("system larger than all", nodes=6400)
+
+
+def test_a_known_breach_is_known_by_its_runs_and_not_by_its_name(tmp_path: Path) -> None:
+    folder = weak_package(tmp_path, nodes=320)
+    runs = [summarise(read_events(path)) for path in (folder / "results/big/weak/cosmoflow").glob("result_*.txt")]
+    assert "weak-scale" in errors(check([folder]))
+    data = ruleset("3.0.0").data
+    known = {fingerprint(runs): KnownResult(result="this one", rules={"weak-scale": "it was accepted"})}
+    rules = Ruleset(data.model_copy(update={"known": known}))
+    group = next(group for group in find(folder).groups if group.scenario == "weak")
+    (finding,) = (item for item in _check_groups([group], rules, SeenRuns(), alone=False) if item.rule == "weak-scale")
+    assert finding.severity == "warning"
+    assert "it was accepted" in finding.message
+    write(folder / "results/big/weak/cosmoflow/result_0.txt", hpc_run(seed=99, start_ms=1_695_900_000_001))
+    again = _check_groups([group], rules, SeenRuns(), alone=False)
+    assert [item.severity for item in again if item.rule == "weak-scale"] == ["error"]
+
+
+def test_known_breaches_name_rules_and_have_reasons() -> None:
+    known = ruleset("3.0.0").data.known
+    assert len(known) == 6
+    for print_, item in known.items():
+        assert len(print_) == 64
+        assert item.rules
+        assert all(rule in EXPLANATIONS and len(reason) > 20 for rule, reason in item.rules.items())
 
 
 # Reference points
@@ -424,7 +488,7 @@ def test_exit_codes(tmp_path: Path) -> None:
     explained = mlhpc("check", "--explain", "last-eval")
     assert explained.returncode == 0
     assert "the last evaluation before run_stop reaches the target" in explained.stdout
-    assert "unknown rule 'nope'; rules: log-empty" in mlhpc("check", "--explain", "nope").stderr
+    assert "unknown rule 'nope'; rules: eval-diverged" in mlhpc("check", "--explain", "nope").stderr
 
 
 def test_no_tool_changes_its_input(tmp_path: Path) -> None:

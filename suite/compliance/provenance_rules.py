@@ -1,0 +1,207 @@
+"""The rules that hold a result of this suite against what its run folders left: run.json and the facts of the nodes.
+
+`mlhpc package` puts both under benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<scenario>/provenance/run_<n>/.
+"""
+# ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from suite.compliance.group_rules import GroupBreach, GroupContext, group_rule, name_of
+from suite.compliance.rules import OURS
+from suite.files import brief
+from suite.log.record import RunRecord
+from suite.log.results_tree import SystemFile
+from suite.log.values import finite
+
+_CLOCK_SLACK_S = 600.0  # between the clock of the machine that started the runs and those that ran them
+_MOST_OF_AN_ACCELERATOR = 1e16  # FLOP/s; the fastest of 2025 reach this at 4 bits
+_MOST_OF_A_NODE = 1e15  # FLOP/s of a node without accelerators whose cores are not known
+_CORE_HZ, _FLOPS_PER_CYCLE, _FLOPS_PER_CYCLE_REDUCED = (
+    6e9,
+    128.0,
+    4096.0,
+)  # two 512-bit FMA units, and matrix units at 16 bits
+
+
+@group_rule(
+    "provenance-missing", "a result of this suite has the run.json and the facts of its nodes in the package", OURS
+)
+def provenance_missing(context: GroupContext) -> Iterator[GroupBreach]:
+    if context.group.package is None or not context.runs:
+        return
+    found = context.provenance
+    if not found.infos:
+        yield None, "no provenance/run_<n>/run.json of this result under benchmarks/<benchmark>/implementations"
+    elif not found.facts:
+        yield None, "no facts of a node under provenance/run_<n>/facts"
+    for document in (*found.infos, *found.facts.values()):
+        if document.problem:
+            yield document.path, document.problem
+
+
+@group_rule(
+    "provenance-agrees", "run.json and the logs agree: workload, size, mode, version, and when the runs were made", OURS
+)
+def provenance_agrees(context: GroupContext) -> Iterator[GroupBreach]:
+    workload = context.benchmark.workload if context.benchmark else None
+    for document in context.provenance.infos:
+        if document.problem:
+            continue
+        first = context.runs[0] if context.runs else RunRecord()
+        stated = (
+            ("workload", workload),
+            ("size", first.size),
+            ("mode", "weak" if context.weak else "strong"),
+            ("suite_version", first.suite_version),
+        )
+        for name, logged in stated:
+            if logged is not None and document.fields.get(name) != logged:
+                yield document.path, f"{name} is {brief(document.fields.get(name))}, the logs say {brief(logged)}"
+        created = _time(document.fields.get("created"))
+        earliest = min((run for run in context.runs if run.run_start_s is not None), key=_start, default=None)
+        if created is None:
+            yield (
+                document.path,
+                f"created = {brief(document.fields.get('created'))}: expected a time such as 2026-11-20T14:00:00Z",
+            )
+        elif (
+            earliest is not None and len(context.provenance.infos) == 1 and _start(earliest) < created - _CLOCK_SLACK_S
+        ):
+            early = (created - _start(earliest)) / 60.0
+            yield document.path, f"the run folder was made {early:.0f} min after {name_of(earliest)} began"
+
+
+@group_rule(
+    "facts-agree", "the system description and the logs claim the hardware that the facts of the nodes name", OURS
+)
+def facts_agree(context: GroupContext) -> Iterator[GroupBreach]:
+    found = context.provenance
+    facts = found.sound_facts()
+    if not facts:
+        return
+    claimed = context.system.fields if context.system is not None and not context.system.problem else {}
+    where = context.system.path if context.system is not None else None
+    most = max((run.nodes or 0 for run in context.runs), default=0)
+    if most > len(facts):
+        yield None, f"the logs claim {most} nodes, the provenance has the facts of {len(facts)}"
+    surveyed = not any(_accelerators_unknown(document) for document in facts)
+    fewest = min(len(_accelerators(document)) for document in facts) if surveyed else 10**9
+    over = next((run for run in context.runs if (run.accelerators_per_node or 0) > fewest), None)
+    if over is not None:
+        yield over.path, f"accelerators_per_node = {over.accelerators_per_node}, the facts of a node name {fewest}"
+    models = [str(item.get("model")) for document in facts for item in _accelerators(document)]
+    named = claimed.get("accelerator_model_name")
+    if not models and surveyed and _names_something(named):
+        yield where, f"accelerator_model_name = {brief(named)}, the facts of the nodes name no accelerator"
+    elif models and _names_something(named) and not _alike(str(named), models):
+        yield where, f"accelerator_model_name = {brief(named)}, the facts say {brief(models[0])}"
+    processors = [str(_mapping(document.fields.get("cpu")).get("model")) for document in facts]
+    processor = claimed.get("host_processor_model_name")
+    if _names_something(processor) and not _alike(str(processor), processors):
+        yield where, f"host_processor_model_name = {brief(processor)}, the facts say {brief(processors[0])}"
+    if any(document.fields.get("simulated") is True for document in facts):
+        yield None, "the facts are those of a simulated machine"
+
+
+@group_rule("code-changed", "the code of a run is that of its commit: nothing was changed locally", OURS)
+def code_changed(context: GroupContext) -> Iterator[GroupBreach]:
+    for document in context.provenance.infos:
+        git = _mapping(document.fields.get("git"))
+        if git and git.get("dirty") is not False:
+            yield document.path, f"the code was commit {brief(git.get('commit'))} with local changes"
+
+
+@group_rule(
+    "series-complete",
+    "all runs that run.json asked for are in the package, those that do not count in its provenance",
+    OURS,
+)
+def series_complete(context: GroupContext) -> Iterator[GroupBreach]:
+    found = context.provenance
+    asked = sum(int(finite(document.fields.get("runs")) or 0) for document in found.infos if not document.problem)
+    there = len(context.runs) + len(context.pruned) + found.logs
+    if asked > there:
+        yield None, f"run.json asks for {asked} runs, the package has {there}"
+
+
+@group_rule("speed-possible", "no run trains faster than its processors can compute", OURS)
+def speed_possible(context: GroupContext) -> Iterator[GroupBreach]:
+    card = context.benchmark.card if context.benchmark else None
+    if card is None:
+        return
+    facts = context.provenance.sound_facts()
+    for run in context.runs:
+        samples = _trained_samples(run, card.eval_every_steps)
+        if not samples or not run.time_to_train_s or run.time_to_train_s <= 0.0:
+            continue
+        rate = samples * card.training_flops_per_sample / run.time_to_train_s
+        most = (run.nodes or 1) * _most_flops(run, facts)
+        if rate > most:
+            yield run.path, f"trains at {rate:.2g} FLOP/s; its {run.nodes or 1} nodes can do at most {most:.2g}"
+
+
+def _most_flops(run: RunRecord, facts: Sequence[SystemFile]) -> float:
+    """FLOP/s that one node of a run cannot exceed."""
+    if run.accelerators_per_node:
+        return run.accelerators_per_node * _MOST_OF_AN_ACCELERATOR
+    cores = [finite(_mapping(document.fields.get("cpu")).get("cores")) for document in facts]
+    known = [count for count in cores if count]
+    if not known:
+        return _MOST_OF_A_NODE
+    full = (run.config or {}).get("precision", "float32") in ("float32", "float64")
+    return max(known) * _CORE_HZ * (_FLOPS_PER_CYCLE if full else _FLOPS_PER_CYCLE_REDUCED)
+
+
+def _trained_samples(run: RunRecord, eval_every_steps: int | None) -> float:
+    """Samples trained on in all epochs that ended."""
+    ended = sum(epoch.complete for epoch in run.epochs)
+    if eval_every_steps is not None:
+        return float(ended * eval_every_steps * (run.global_batch_size or 0))
+    return float(ended * (run.train_samples or 0))
+
+
+def _accelerators(document: SystemFile) -> list[Mapping[str, Any]]:
+    listed = document.fields.get("accelerators")
+    return [_mapping(item) for item in listed] if isinstance(listed, list) else []
+
+
+def _accelerators_unknown(document: SystemFile) -> bool:
+    """True if the probe of the accelerators failed: then the facts of a node say nothing of them."""
+    problems = document.fields.get("problems")
+    return not _accelerators(document) and bool(problems) and "accelerator" in str(problems).lower()
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _names_something(value: object) -> bool:
+    return str(value or "").strip().lower() not in ("", "n/a", "na", "none", "unknown", "-", "0")
+
+
+def _alike(name: str, models: Sequence[str]) -> bool:
+    """True if a name shares a word that has a digit, such as H100 or 7763, with one of the models, or one of them has none."""
+    words = _words(name)
+    return not words or any(not _words(model) or words & _words(model) for model in models)
+
+
+def _words(text: str) -> set[str]:
+    """The words of a model's name that tell it from others: with a digit and a letter, or a number of four digits."""
+    found = re.findall(r"[a-z0-9]+", text.lower())
+    return {word for word in found if re.fullmatch(r"[0-9]{4}[a-z0-9]*|[a-z]+[0-9]{2,}[a-z]*", word)}
+
+
+def _start(run: RunRecord) -> float:
+    return run.run_start_s or 0.0
+
+
+def _time(text: object) -> float | None:
+    try:
+        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None

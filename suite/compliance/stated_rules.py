@@ -1,0 +1,54 @@
+"""The rules for what a log of this suite must state, so that nobody switches a comparison off by leaving a value out."""
+# ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from suite.compliance.rules import OURS, LogBreach, LogContext, log_rule
+from suite.files import brief
+from suite.log import mllog
+from suite.log.values import finite
+
+_IN_CONFIG = (
+    *("workload", "size", "global_batch_size", "gradient_accumulation_steps", "max_epochs"),
+    *("instrumentation", "submission", "hyperparameters"),
+)
+
+
+@log_rule("config-stated", "run_config holds what other events are compared with", OURS)
+def config_stated(context: LogContext) -> Iterator[LogBreach]:
+    event = context.first(mllog.RUN_CONFIG)
+    if event is None:
+        return
+    config = event.value if isinstance(event.value, dict) else {}
+    missing = [name for name in _IN_CONFIG if name not in config]
+    if missing:
+        yield event.line, f"run_config has no {', '.join(missing)}"
+    for name in ("submission", "hyperparameters"):
+        if name in config and not isinstance(config[name], dict):
+            yield event.line, f"run_config has {name} = {brief(config[name])}: expected a mapping"
+
+
+@log_rule("eval-stated", "an evaluation states its samples, its duration and, beside its value, all metrics", OURS)
+def eval_stated(context: LogContext) -> Iterator[LogBreach]:
+    metric = context.benchmark.metric if context.benchmark else None
+    keys = (mllog.EVAL_START, mllog.EVAL_STOP, *((metric,) if metric else ()))
+    for event in context.log.until(mllog.RUN_STOP).every(*keys):
+        if finite(event.metadata.get("samples_count")) is None:
+            yield event.line, f"{event.key} without a number samples_count"
+            return
+        if event.key == mllog.EVAL_STOP and finite(event.metadata.get("duration_s")) is None:
+            yield event.line, "eval_stop without a number duration_s"
+            return
+        metrics = event.metadata.get("metrics")
+        if event.key == metric and not (isinstance(metrics, dict) and metric in metrics):
+            yield event.line, f"{metric} without metrics that hold it"
+            return
+
+
+@log_rule("trial-stated", "a run states which trial of its series it is", OURS)
+def trial_stated(context: LogContext) -> Iterator[LogBreach]:
+    event = context.first(mllog.RUN_MODE)
+    if event is not None and context.record.trial is None:
+        yield event.line, f"run_mode has trial = {brief(event.metadata.get('trial'))}: expected a number"

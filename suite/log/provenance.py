@@ -1,0 +1,50 @@
+"""Reads what `mlhpc package` kept of the run folders of a result: run.json and the facts of the nodes.
+
+They are in benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<scenario>/provenance/run_<n>/ of the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from suite.log.results_tree import Group, SystemFile, read_system
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What the run folders of one result left: each run.json, the facts of each node by its name, and the number of other logs."""
+
+    infos: tuple[SystemFile, ...]
+    facts: Mapping[str, SystemFile]
+    logs: int
+
+    def sound_facts(self) -> list[SystemFile]:
+        """The facts that could be read."""
+        return [document for document in self.facts.values() if not document.problem]
+
+
+def read_provenance(group: Group) -> Provenance:
+    """Read the provenance of a result; links are not followed, and what cannot be read has a ``problem``."""
+    infos: list[SystemFile] = []
+    facts: dict[str, SystemFile] = {}
+    logs = 0
+    if group.package is not None and group.system is not None and group.benchmark is not None:
+        code = group.package / "benchmarks" / Path(group.benchmark).name / "implementations"
+        for folder in sorted(code.glob("mlhpc-*/*/*/provenance/run_*")):
+            below = folder.relative_to(code).parts
+            if below[1:3] != (group.system, group.scenario) or _linked(folder, group.package):
+                continue
+            infos.append(read_system(folder / "run.json"))
+            logs += len(list(folder.glob("result_*.txt")))
+            for path in sorted((folder / "facts").glob("*.json")):
+                document = read_system(path)
+                facts.setdefault(str(document.fields.get("node", path.name)), document)
+    return Provenance(tuple(infos), facts, logs)
+
+
+def _linked(path: Path, package: Path) -> bool:
+    """True if the path or a folder above it inside the package is a symbolic link."""
+    inside = (path, *path.parents)
+    return any(item.is_symlink() for item in inside[: inside.index(package)])
