@@ -15,10 +15,11 @@ from pathlib import Path
 # The rules of a log are applied, and their findings listed, in the order of these two imports.
 import suite.compliance.log_rules
 import suite.compliance.mlhpc_rules  # noqa: F401  importing the two enters their rules into the table
+from suite.compliance.choice import Choice, choose
 from suite.compliance.group_rules import GroupContext, SeenRuns, apply_group_rules, is_weak
 from suite.compliance.package_rules import judge_package, judge_system
 from suite.compliance.rules import Finding, LogContext, apply_log_rules
-from suite.compliance.ruleset import Benchmark, Ruleset, Severity, guess_ruleset, ruleset, ruleset_names
+from suite.compliance.ruleset import Benchmark, Ruleset, Severity, ruleset, ruleset_names
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import Group, SystemFile, Tree, find, list_files, list_system_files, read_system
@@ -77,12 +78,12 @@ def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
     for path in {path.absolute(): path for path in paths}.values():  # a path given twice is one
         tree = find(path, partly=True)
         findings += [_unread(error, path) for error in tree.unread]
-        for package in (*tree.packages, None):
-            groups = [group for group in tree.groups if _root(group, tree) == package]
-            if not groups and package is None:
-                continue
-            rules = ruleset(ruleset_name or _newest(groups))
+        for package, groups in _results(tree):
+            choice = Choice(ruleset_name) if ruleset_name else choose(groups, path)
+            rules = ruleset(choice.ruleset)
             used.append(rules.name)
+            for rule, folder, message in choice.breaches:
+                findings += _finding(rules, rule, folder, message)
             logs += sum(len(group.logs) + len(group.pruned) for group in groups)
             packages += package is not None
             findings += _check_groups(groups, rules, seen, alone=path.is_file())
@@ -112,7 +113,7 @@ def _named_otherwise(paths: list[Path]) -> str:
 
 def _head(file: Path) -> bytes:
     with file.open("rb") as stream:
-        return stream.read(_HEAD_BYTES)
+        return stream.read(2**18)
 
 
 def check_log(path: Path, rules: Ruleset) -> CheckedLog:
@@ -134,40 +135,11 @@ def judge_log(log: Log, rules: Ruleset, name: str) -> CheckedLog:
     return CheckedLog(record, benchmark, tuple(apply_log_rules(context, name)))
 
 
-def _root(group: Group, tree: Tree) -> Path | None:
-    """The package that a group belongs to, if it is one of the tree's."""
-    return group.package if group.package in tree.packages else None
-
-
-def made_for(record: RunRecord, group: Group) -> str:
-    """The ruleset a run was made for: for logs of this suite what they say, else by the round's folder or the year."""
-    by_folder = f"{group.round[1:]}.0" if group.round else None
-    of_this_suite = record.ruleset is not None or record.size is not None
-    return by_folder if by_folder in ruleset_names() and not of_this_suite else guess_ruleset(record)
-
-
-_HEAD_BYTES = 2**18  # enough for the events that name the ruleset and for run_start
-
-
-def _newest(groups: list[Group]) -> str:
-    """The newest ruleset among those of the groups; the first log of a group that names a benchmark decides for it."""
-    known = ruleset_names()
-    firsts = [(group, next(_beginnings(group), None)) for group in groups if group.logs]
-    names = [made_for(first, group) if first is not None else known[-1] for group, first in firsts]
-    return max(names, key=known.index, default=known[-1])
-
-
-def _beginnings(group: Group) -> Iterator[RunRecord]:
-    """Records of the beginnings of a group's logs. Logs that name no benchmark, as those that died early, come last."""
-    nameless = []
-    for path in group.logs:
-        with suppress(OSError):
-            record = summarise(read_events(path, steps=False, first_bytes=_HEAD_BYTES))
-            if record.benchmark is not None:
-                yield record
-            else:
-                nameless.append(record)
-    yield from nameless
+def _results(tree: Tree) -> Iterator[tuple[Path | None, list[Group]]]:
+    """What is judged by one ruleset: each package with its results, then each folder of logs that is in no package."""
+    for package in tree.packages:
+        yield package, [group for group in tree.groups if group.package == package]
+    yield from ((None, [group]) for group in tree.groups if group.package not in tree.packages)
 
 
 def _check_groups(groups: list[Group], rules: Ruleset, seen: SeenRuns, *, alone: bool) -> Iterator[Finding]:

@@ -12,11 +12,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from suite import RULESET
 from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
 from suite.descriptor import Descriptor, descriptors
 from suite.errors import InputError
-from suite.log.record import RunRecord
 from suite.log.values import finite
 
 FOLDER = Path(__file__).parent / "rulesets"
@@ -221,21 +219,6 @@ def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target 
     return ruleset(LAST_ROUND).benchmark(benchmark, None) if size == FULL else None
 
 
-def guess_ruleset(record: RunRecord) -> str:
-    """The ruleset a log was made for: the one it names if known, else MLPerf's round by benchmark and year."""
-    if record.ruleset in ruleset_names():
-        return str(record.ruleset)
-    if record.size is not None or record.ruleset is not None:
-        return RULESET
-    if record.benchmark == "openfold" or record.run_start_s is None:
-        return "3.0.0"
-    if record.run_start_s < _NEW_YEAR_2021:
-        return "0.7.0"
-    if record.run_start_s < _NEW_YEAR_2022:
-        return "1.0.0"
-    return "2.0.0" if record.run_start_s < _NEW_YEAR_2023 and record.staging_in_run is not False else "3.0.0"
-
-
 def same(value: Any, expected: Any) -> bool:
     """Equality of JSON values: 1 equals 1.0, but true does not equal 1, and "32" does not equal 32."""
     if isinstance(value, bool) != isinstance(expected, bool):
@@ -243,11 +226,6 @@ def same(value: Any, expected: Any) -> bool:
     if isinstance(expected, float | int) and not isinstance(expected, bool):
         return (number := finite(value)) is not None and number == expected
     return type(value) is type(expected) and bool(value == expected)
-
-
-_NEW_YEAR_2021 = 1609459200.0
-_NEW_YEAR_2022 = 1640995200.0
-_NEW_YEAR_2023 = 1672531200.0
 
 
 def _merged(name: str) -> dict[str, Any]:

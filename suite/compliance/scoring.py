@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from suite.compliance.check import made_for
+from suite.compliance.choice import choose
 from suite.compliance.group_rules import is_weak
 from suite.compliance.ruleset import Benchmark, ruleset
 from suite.log.reader import read_events
@@ -45,7 +45,7 @@ class ScoredGroup:
 def score_group(group: Group, ruleset_name: str | None = None) -> ScoredGroup:
     """Score one folder of logs, by the named ruleset or by the one the runs were made for."""
     records = tuple(summarise(read_events(path, steps=False)) for path in group.logs)
-    rules = ruleset(ruleset_name or made_for(first_named(records), group))
+    rules = ruleset(ruleset_name or choose([group], group.folder).ruleset)
     benchmark = next((known for run in records if (known := rules.benchmark(run.benchmark, run.size))), None)
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
     return ScoredGroup(group, records, system, _result(group, records, benchmark, system))
