@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-# The rules of a log are applied, and their findings listed, in the order of these two imports.
-import suite.compliance.log_rules
-import suite.compliance.mlhpc_rules  # noqa: F401  importing the two enters their rules into the table
+# Importing a module of rules enters them into the table; they are applied in the order of these imports.
+import suite.compliance.log_rules  # isort: skip
+import suite.compliance.course_rules  # isort: skip
+import suite.compliance.mlhpc_rules  # noqa: F401  # isort: skip
 from suite.compliance.choice import Choice, choose
 from suite.compliance.group_rules import GroupContext, SeenRuns, apply_group_rules, is_weak
 from suite.compliance.package_rules import judge_package, judge_system

@@ -213,15 +213,29 @@ def rcp_slower(context: GroupContext) -> Iterator[GroupBreach]:
         yield None, f"converges in {ours}, the reference in {theirs}: factor {bound.mean / mean:.4f}"
 
 
-@group_rule("rcp-missing", "there is a reference point for the batch size", "mlperf_logging rcp_checker")
+@group_rule("rcp-missing", "there are reference points of the benchmark", "mlperf_logging rcp_checker")
 def rcp_missing(context: GroupContext) -> Iterator[GroupBreach]:
-    benchmark = context.benchmark
-    if benchmark is None or not context.closed or not context.runs or context.ruleset.name == "0.7.0":
-        return
-    batch = context.runs[0].global_batch_size
-    if batch is not None and convergence.limit(benchmark.reference_points, batch, benchmark.required_runs) is None:
-        known = ", ".join(map(str, sorted(benchmark.reference_points))) or "none"
-        yield None, f"no reference point for batch size {batch}; there are: {known}"
+    if _has_references(context) and context.benchmark and not convergence.pruned(context.benchmark.reference_points):
+        yield None, f"no reference point for batch size {batch_size(context.runs)}"
+
+
+@group_rule("rcp-above", "the batch size is not above those of all reference points", "mlperf_logging rcp_checker")
+def rcp_above(context: GroupContext) -> Iterator[GroupBreach]:
+    points = convergence.pruned(context.benchmark.reference_points) if context.benchmark else []
+    batch = batch_size(context.runs)
+    if _has_references(context) and points and batch is not None and batch > points[-1].batch:
+        known = ", ".join(map(str, sorted(context.benchmark.reference_points))) if context.benchmark else ""
+        yield None, f"batch size {batch} is above all reference points, which are of {known}"
+
+
+def _has_references(context: GroupContext) -> bool:
+    """True where the rules compare with a reference: the closed division."""
+    return context.benchmark is not None and context.closed and bool(context.runs)
+
+
+def batch_size(runs: Sequence[RunRecord]) -> int | None:
+    """The largest batch size that a run logs: rule hyperparameter-drift finds another, and a run that died early has none."""
+    return max((run.global_batch_size for run in runs if run.global_batch_size is not None), default=None)
 
 
 explain("run-reused", "no run, nor a copy of it with new time stamps, counts in two results", OURS)
@@ -269,7 +283,7 @@ def _convergence(context: GroupContext) -> tuple[float | None, convergence.Limit
     benchmark = context.benchmark
     if benchmark is None or not context.closed or len(context.runs) < benchmark.required_runs:
         return None, None
-    batch = context.runs[0].global_batch_size
+    batch = batch_size(context.runs)
     firsts = [first_reaching(run, benchmark) for run in context.runs]
     epochs = sorted(item.epoch if item is not None and item.epoch is not None else float("inf") for item in firsts)
     mean = convergence.trimmed_mean(epochs)

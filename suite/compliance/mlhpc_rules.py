@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from suite.compliance.rules import OURS, LogBreach, LogContext, epoch_num, log_rule
+from suite.compliance.rules import OURS, LogBreach, LogContext, epoch_num, finished_epochs, log_rule
 from suite.compliance.ruleset import same
 from suite.files import brief
 from suite.log import mllog
@@ -70,7 +70,7 @@ def _phases(context: LogContext, key: str) -> Iterator[LogBreach]:
 )
 def rank_stats(context: LogContext) -> Iterator[LogBreach]:
     ranks = context.record.ranks or 1
-    epochs = _finished_epochs(context)
+    epochs = finished_epochs(context)
     for event in context.by_key.get(mllog.RANK_STATS, ()):
         epoch = epochs.get(epoch_num(event))
         for name, entry in _entries(event):
@@ -125,24 +125,6 @@ def energy_plausible(context: LogContext) -> Iterator[LogBreach]:
                     f"{name} = {brief(entry)} in {brief(seconds)} s: expected 0 to 100 kW for each counter",
                 )
                 return
-
-
-@log_rule(
-    "throughput-true", "the logged throughput agrees with the samples and the time of the epoch within 10 %", OURS
-)
-def throughput_true(context: LogContext) -> Iterator[LogBreach]:
-    samples = _samples_per_epoch(context)
-    epochs = _finished_epochs(context)
-    for event in context.by_key.get(mllog.TRACKED_STATS, ()):
-        value = finite(event.value.get("throughput")) if isinstance(event.value, dict) else None
-        epoch = epochs.get(epoch_num(event))
-        if value is None or epoch is None or not samples or epoch.train_s <= 0.0:
-            continue
-        rate = samples / epoch.train_s
-        slack = 0.1 + 0.02 / epoch.train_s  # and 20 ms, which matter in short epochs
-        if abs(value - rate) > slack * rate:
-            yield event.line, f"throughput {value:g} samples/s in epoch {epoch.number:g}; its times say {rate:g}"
-            return
 
 
 @log_rule("config-agrees", "the resolved configuration agrees with the events", OURS)
@@ -204,7 +186,7 @@ def samples_agree(context: LogContext) -> Iterator[LogBreach]:
     if card is None or not batch or not samples or batch < 1:
         return
     steps = card.eval_every_steps or samples // batch
-    finished = _finished_epochs(context)
+    finished = finished_epochs(context)
     for line, key, number, counted in _counted_steps(context):
         if number in finished and finite(counted) != steps:
             due = f"{samples} samples in batches of {batch} are {steps}"
@@ -255,7 +237,7 @@ def eval_order(context: LogContext) -> Iterator[LogBreach]:
         mllog.EPOCH_STOP: (mllog.EPOCH_START,),
     }
     before: Event | None = None
-    for event in context.log.until(mllog.RUN_STOP).every(*after):
+    for event in context.run.every(*after):
         due = after[before.key] if before is not None else (mllog.EPOCH_START,)
         if event.key not in due:
             yield (
@@ -348,11 +330,6 @@ def work_agrees(context: LogContext) -> Iterator[LogBreach]:
             yield event.line, f"model_flops = {flops:g} per sample; the card says {due:g}"
 
 
-def _finished_epochs(context: LogContext) -> dict[float | None, Epoch]:
-    """The epochs that ended, by number."""
-    return {epoch.number: epoch for epoch in context.record.epochs if epoch.complete}
-
-
 def _entries(event: Event) -> Iterable[tuple[str, Any]]:
     """The entries of an event whose value is a mapping; none if it is not."""
     return event.value.items() if isinstance(event.value, dict) else ()
@@ -360,13 +337,3 @@ def _entries(event: Event) -> Iterable[tuple[str, Any]]:
 
 def _number(epoch: float | None) -> str:
     return "without a number" if epoch is None else f"{epoch:g}"
-
-
-def _samples_per_epoch(context: LogContext) -> float | None:
-    """Samples between two evaluations: those of an epoch, or of the card's eval_every_steps. None if unknown."""
-    card = context.card
-    if card is None or card.eval_every_steps is None:
-        return context.record.train_samples
-    batch = context.first(mllog.GLOBAL_BATCH_SIZE)
-    size = finite(batch.value) if batch else None
-    return None if size is None else size * card.eval_every_steps

@@ -98,6 +98,7 @@ class _BenchmarkData(BaseModel):
     direction: Literal["min", "max"]
     required_runs: int
     epoch_counts_samples: bool = False
+    throughput_per_rank: int | None = Field(None, description="what codes log for the samples of an epoch, by rank")
     closed: dict[str, KeyRule] = {}
     reference_points: dict[int, tuple[float, ...]] = {}
 
@@ -128,6 +129,7 @@ class Benchmark(Target):
     size: str | None = None
     workload: str | None = None
     epoch_counts_samples: bool = False
+    throughput_per_rank: int | None = None
     closed: Mapping[str, KeyRule] = field(default_factory=dict)
     reference_points: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     card: SizeCard | None = None
@@ -170,6 +172,7 @@ class Ruleset:
             metric_name=entry.metric_name,
             source=f"{self.data.title} rules ({self.data.reference})",
             epoch_counts_samples=entry.epoch_counts_samples,
+            throughput_per_rank=entry.throughput_per_rank,
             closed=entry.closed,
             reference_points=entry.reference_points,
         )
