@@ -17,6 +17,7 @@ import suite.compliance.log_rules  # isort: skip
 import suite.compliance.course_rules  # isort: skip
 import suite.compliance.mlhpc_rules  # noqa: F401  # isort: skip
 from suite.compliance.choice import Choice, choose
+from suite.compliance.failed_run import cut_line, follows_from_failure
 from suite.compliance.group_rules import GroupContext, SeenRuns, apply_group_rules, is_weak
 from suite.compliance.package_rules import judge_package, judge_system
 from suite.compliance.rules import Finding, LogContext, apply_log_rules
@@ -25,13 +26,6 @@ from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import Group, SystemFile, Tree, find, list_files, list_system_files, read_system
 from suite.log.score import failure
-
-_FORGIVEN = frozenset(
-    {"run-unfinished", "run-aborted", "target-missed", "last-eval", "interval-open", "training-missing"}
-)
-"""Rules that a run which did not converge may break, if it is the only one of its result."""
-_FORGIVEN_TO_OTHERS = _FORGIVEN | {"status-true", "run-status"}
-"""The same in MLPerf HPC rounds, whose codes logged success whether or not the target was reached."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +54,7 @@ class CheckedLog:
     record: RunRecord
     benchmark: Benchmark | None
     findings: tuple[Finding, ...]
+    cut_line: int | None = None  # the last line, if it is broken and the run has no end
 
     @property
     def converged(self) -> bool:
@@ -133,7 +128,7 @@ def judge_log(log: Log, rules: Ruleset, name: str) -> CheckedLog:
     record = summarise(log)
     benchmark = rules.benchmark(record.benchmark, record.size)
     context = LogContext(log, record, rules, benchmark)
-    return CheckedLog(record, benchmark, tuple(apply_log_rules(context, name)))
+    return CheckedLog(record, benchmark, tuple(apply_log_rules(context, name)), cut_line(log))
 
 
 def _results(tree: Tree) -> Iterator[tuple[Path | None, list[Group]]]:
@@ -150,7 +145,7 @@ def _check_groups(groups: list[Group], rules: Ruleset, seen: SeenRuns, *, alone:
         for log in checked:
             only_failure = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
             forgiven = only_failure and (rules.foreign or not is_weak(group, [item.record for item in checked]))
-            yield from (_forgive(finding, rules) for finding in log.findings) if forgiven else log.findings
+            yield from (_forgive(finding, log, rules) for finding in log.findings) if forgiven else log.findings
         for path in group.pruned:
             yield from _pruned(check_log(path, rules), rules)
         if not alone:
@@ -159,8 +154,8 @@ def _check_groups(groups: list[Group], rules: Ruleset, seen: SeenRuns, *, alone:
                 yield from _finding(rules, rule, path, message)
 
 
-def _forgive(finding: Finding, rules: Ruleset) -> Finding:
-    if finding.rule in (_FORGIVEN_TO_OTHERS if rules.foreign else _FORGIVEN) and finding.severity == "error":
+def _forgive(finding: Finding, log: CheckedLog, rules: Ruleset) -> Finding:
+    if finding.severity == "error" and follows_from_failure(finding, log.record, log.cut_line, foreign=rules.foreign):
         return replace(finding, severity="warning", message=f"{finding.message} (the one run that may fail)")
     return finding
 

@@ -37,7 +37,8 @@ _OF_THE_RUN = (  # and nothing else may stand before run_start that has an epoch
 )
 _SHORTEST_EPOCH = 0.02  # of the longest; the shortest of 3,792 published logs is 0.05
 _MOST_APART = 0.1  # of a rate; published rates are within 0.023 of their times
-_SLACK_S = 0.02  # two time stamps of a busy process; matters in epochs of a second
+_SLACK_S = 0.1  # what a busy machine does between an epoch's first time stamp and its first step
+_SHORTEST_S = 0.5  # below, that is too much to say whether a rate is true
 
 
 @log_rule("stop-early", "run_stop is not earlier than an epoch, evaluation or value that stands before it", OURS)
@@ -136,7 +137,7 @@ def throughput_true(context: LogContext) -> Iterator[LogBreach]:
         times = [] if epoch is None else _training_times(context, epoch, event)
         dues = [due for seconds in times for samples in _samples(context) if (due := samples / seconds)]
         slack = _MOST_APART + _SLACK_S / max(times, default=1.0)
-        if dues and all(abs(rate - due) > slack * due for due in dues):
+        if dues and min(times) >= _SHORTEST_S and all(abs(rate - due) > slack * due for due in dues):
             named = f"epoch {brief(epoch.number) if epoch else '?'}"
             yield event.line, f"throughput {rate:g} samples/s in {named}; its times say {dues[0]:g}"
             return

@@ -234,8 +234,8 @@ def _has_references(context: GroupContext) -> bool:
 
 
 def batch_size(runs: Sequence[RunRecord]) -> int | None:
-    """The largest batch size that a run logs: rule hyperparameter-drift finds another, and a run that died early has none."""
-    return max((run.global_batch_size for run in runs if run.global_batch_size is not None), default=None)
+    """The batch size of the first run that logs one. Rule hyperparameter-drift finds another."""
+    return next((run.global_batch_size for run in runs if run.global_batch_size is not None), None)
 
 
 explain("run-reused", "no run, nor a copy of it with new time stamps, counts in two results", OURS)
@@ -296,14 +296,16 @@ def _convergence(context: GroupContext) -> tuple[float | None, convergence.Limit
 
 
 def _drift(runs: Sequence[RunRecord], name: str, value: Callable[[RunRecord], object]) -> Iterator[GroupBreach]:
-    """The first run whose value differs from that of the first run that has one."""
-    known = [run for run in runs if value(run) is not None and set(_parts(value(run))) != {None}]
-    other = next((run for run in known if value(run) != value(known[0])), None)
-    if other is not None:
-        yield other.path, f"{name}: {brief(value(other))}, in {_name(known[0])} {brief(value(known[0]))}"
+    """The first run whose value differs from that of the run that says most. What a run does not say is no difference."""
+    said = [(run, _parts(value(run))) for run in runs]
+    first, most = max(said, key=lambda item: sum(part is not None for part in item[1]), default=(None, ()))
+    for run, parts in said:
+        if first is not None and any(None not in (x, y) and x != y for x, y in zip(parts, most, strict=True)):
+            yield run.path, f"{name}: {brief(value(run))}, in {_name(first)} {brief(value(first))}"
+            return
 
 
-def _parts(value: object) -> Iterable[object]:
+def _parts(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 

@@ -353,15 +353,19 @@ def epoch_numbers(context: LogContext) -> Iterator[LogBreach]:
         previous = number
 
 
-@log_rule("eval-every-epoch", "every finished epoch is evaluated exactly once", "the workload's card")
+@log_rule(
+    "eval-every-epoch",
+    "every finished epoch is evaluated exactly once; a run that diverges ends with an evaluation without a value",
+    "the workload's card",
+)
 def eval_every_epoch(context: LogContext) -> Iterator[LogBreach]:
     evaluated = [item.epoch for item in context.record.evals]
-    for epoch in context.record.epochs:
-        if epoch.complete and evaluated.count(epoch.number) != 1:
-            yield (
-                None,
-                f"epoch {brief(epoch.number)} has {evaluated.count(epoch.number)} values of the metric; expected 1",
-            )
+    finished = [epoch.number for epoch in context.record.epochs if epoch.complete]
+    for number in finished:
+        values = evaluated.count(number)
+        diverged = values == 0 and number == finished[-1] and context.record.status != "success"
+        if values != 1 and not diverged:
+            yield None, f"epoch {brief(number)} has {values} values of the metric; expected 1"
             return
 
 

@@ -60,9 +60,17 @@ def _phases(context: LogContext, key: str) -> Iterator[LogBreach]:
             yield event.line, f"{key}: the phases sum to {sum(valid):.6f} s, the step is {step:.6f} s"
             return
         total += step
-    training = sum(epoch.stop_s - epoch.start_s for epoch in context.record.epochs)
-    if context.record.epochs and total > 1.01 * training + 0.1:
+    training = sum(epoch.stop_s - epoch.start_s for epoch in context.record.epochs) + _unfinished_s(context)
+    if training and total > 1.01 * training + 0.1:
         yield None, f"{key} sum to {total:.3f} s, all epochs take {training:.3f} s"
+
+
+def _unfinished_s(context: LogContext) -> float:
+    """Seconds from the beginning of the epoch in which a run without run_stop broke off to its last event; else 0."""
+    started = context.by_key.get(mllog.EPOCH_START, [])
+    if mllog.RUN_STOP in context.by_key or not started or epoch_num(started[-1]) in finished_epochs(context):
+        return 0.0
+    return (context.log.events[-1].time_ms - started[-1].time_ms) / 1e3
 
 
 @log_rule(

@@ -62,7 +62,7 @@ def _result(
     if benchmark is None:
         runs = tuple(JudgedRun(run, "benchmark not known") for run in records)
         return TimeToTrain(runs, 0, f"not a score: {_unknown_benchmark(records)}")
-    named = [run for run in records if run.benchmark is not None or run.run_start_s is not None]
+    named = [run for run in records if run.run_start_s is not None]  # others broke off before they had said it all
     other = next((run for run in named if (run.benchmark, run.size) != (benchmark.name, benchmark.size)), None)
     if other is not None:
         why = f"not a score: benchmarks or sizes are mixed ({other.path}: {other.benchmark} {other.size})"
