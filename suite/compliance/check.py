@@ -6,7 +6,7 @@ It only reads. Of each log it keeps the record and the findings, so memory is bo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -29,6 +29,16 @@ from suite.log.score import failure
 
 
 @dataclass(frozen=True)
+class CheckedResult:
+    """One result as it was judged. ``errors``: those of its own logs and runs, and of the package that it is of."""
+
+    group: Group
+    ruleset: str
+    records: tuple[RunRecord, ...]
+    errors: int
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What was checked, by which rulesets, and all findings in the order of the tree."""
 
@@ -36,6 +46,7 @@ class Verdict:
     logs: int
     packages: int
     findings: tuple[Finding, ...]
+    results: tuple[CheckedResult, ...] = ()
 
     @property
     def compliant(self) -> bool:
@@ -68,29 +79,39 @@ def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
     ValueError for a path that is no file or folder, such as a device.
     """
     findings: list[Finding] = []
+    results: list[CheckedResult] = []
     used: list[str] = []
     seen = SeenRuns()
-    logs = packages = 0
+    packages = 0
     for path in {path.absolute(): path for path in paths}.values():  # a path given twice is one
         tree = find(path, partly=True)
-        findings += [_unread(error, path) for error in tree.unread]
+        unread = [_unread(error, path) for error in tree.unread]
+        findings += unread
         for package, groups in _results(tree):
             choice = Choice(ruleset_name) if ruleset_name else choose(groups, path)
             rules = ruleset(choice.ruleset)
             used.append(rules.name)
-            for rule, folder, message in choice.breaches:
-                findings += _finding(rules, rule, folder, message)
-            logs += sum(len(group.logs) + len(group.pruned) for group in groups)
             packages += package is not None
-            findings += _check_groups(groups, rules, seen, alone=path.is_file())
-            if package is not None:
-                findings += _check_package(package, groups, rules)
+            said = [item for rule, folder, text in choice.breaches for item in _finding(rules, rule, folder, text)]
+            checked = [_check_group(group, rules, seen, alone=path.is_file()) for group in groups]
+            of_package = [*_check_package(package, groups, rules)] if package is not None else []
+            findings += [*said, *(item for _, own in checked for item in own), *of_package]
+            shared = _errors([*unread, *said, *of_package])
+            results += [
+                CheckedResult(group, rules.name, records, shared + _errors(own))
+                for group, (records, own) in zip(groups, checked, strict=True)
+            ]
+    logs = sum(len(result.group.logs) + len(result.group.pruned) for result in results)
     if not logs:
         where = ", ".join(str(path) for path in paths)
         text = f"no result_*.txt found: nothing was checked{_named_otherwise(paths)}"
         findings.append(Finding("nothing-checked", "error", where, None, text))
     names = tuple(name for name in ruleset_names() if name in used) or (ruleset_name or "none",)
-    return Verdict(names, logs, packages, tuple(findings))
+    return Verdict(names, logs, packages, tuple(findings), tuple(results))
+
+
+def _errors(findings: Sequence[Finding]) -> int:
+    return sum(finding.severity == "error" for finding in findings)
 
 
 def _unread(error: OSError, path: Path) -> Finding:
@@ -138,20 +159,25 @@ def _results(tree: Tree) -> Iterator[tuple[Path | None, list[Group]]]:
     yield from ((None, [group]) for group in tree.groups if group.package not in tree.packages)
 
 
-def _check_groups(groups: list[Group], rules: Ruleset, seen: SeenRuns, *, alone: bool) -> Iterator[Finding]:
-    for group in groups:
-        checked = [check_log(path, rules) for path in group.logs]
-        failed = [log for log in checked if not log.converged]
-        for log in checked:
-            only_failure = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
-            forgiven = only_failure and (rules.foreign or not is_weak(group, [item.record for item in checked]))
-            yield from (_forgive(finding, log, rules) for finding in log.findings) if forgiven else log.findings
-        for path in group.pruned:
-            yield from _pruned(check_log(path, rules), rules)
-        if not alone:
-            yield from _cross_checks(group, checked, rules)
-            for rule, path, message in seen.compare(group, [log.record for log in checked]):
-                yield from _finding(rules, rule, path, message)
+def _check_group(
+    group: Group, rules: Ruleset, seen: SeenRuns, *, alone: bool
+) -> tuple[tuple[RunRecord, ...], list[Finding]]:
+    """Judge the logs of a result one by one and, unless it is ``alone``, together. Returns their records and the findings."""
+    findings: list[Finding] = []
+    checked = [check_log(path, rules) for path in group.logs]
+    records = tuple(log.record for log in checked)
+    failed = [log for log in checked if not log.converged]
+    for log in checked:
+        only_failure = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
+        forgiven = only_failure and (rules.foreign or not is_weak(group, records))
+        findings += [_forgive(finding, log, rules) for finding in log.findings] if forgiven else log.findings
+    for path in group.pruned:
+        findings += _pruned(check_log(path, rules), rules)
+    if not alone:
+        findings += _cross_checks(group, checked, rules)
+        for rule, where, message in seen.compare(group, records):
+            findings += _finding(rules, rule, where, message)
+    return records, findings
 
 
 def _forgive(finding: Finding, log: CheckedLog, rules: Ruleset) -> Finding:

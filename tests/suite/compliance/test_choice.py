@@ -9,8 +9,7 @@ import pytest
 
 from suite.compliance.check import Verdict, check
 from suite.compliance.package_rules import SYSTEM_FIELDS
-from suite.compliance.scoring import score_group
-from suite.log.results_tree import find
+from suite.compliance.scoring import score_results
 from tests.fixtures.logs import Line, Lines, Mutation, drop, edit, hpc_run, insert, our_run, our_runs, results
 
 YEAR_2020_MS = 1_600_000_000_000
@@ -110,7 +109,8 @@ def test_the_folder_above_a_package_gives_its_round(tmp_path: Path, name: str) -
         verdict = check([path])
         assert verdict.rulesets == ("1.0.0",), path
         assert not rules(verdict, "info") & {"ruleset-assumed"}, path
-    assert score_group(find(folder).groups[0]).result.valid
+    (scored,) = score_results([folder])
+    assert scored.valid
 
 
 @pytest.mark.parametrize(
