@@ -18,7 +18,7 @@ from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import Group, round_of
 
-explain("round-agrees", "the folders above a package, below the checked path, name one round", OURS)
+explain("round-agrees", "a folder that gives a package its round is in no other round and in no other package", OURS)
 explain("ruleset-assumed", "a round's folder or the logs tell which rules hold; else the newest do", OURS)
 
 Breach = tuple[str, Path, str]  # rule, path, message
@@ -65,12 +65,18 @@ def _named(record: RunRecord) -> str | None:
 
 
 def _other_rounds(group: Group, where: Path, root: Path) -> Iterator[Breach]:
-    """A package may hold a folder that is named after an older round, and its results in there."""
-    below = root.absolute().parts
-    for folder in where.absolute().parents:
-        other = round_of(folder)
-        if len(folder.parts) >= len(below) and other is not None and other != group.round:
+    """A round's folder that somebody put into his package, or into another round, decides nothing without being said.
+
+    The folder that is checked, and what lies above it, are the checker's own choice: there only names like hpc_results_v3.0 count.
+    """
+    depth, (chosen, *above) = len(root.absolute().parts), where.absolute().parents
+    for folder in above if len(chosen.parts) > depth else ():
+        stated = len(folder.parts) >= depth or "results" in folder.name
+        other = round_of(folder) if stated else None
+        if other is not None and other != group.round:
             yield "round-agrees", where, f"lies in a folder of round {group.round} within {folder}, of round {other}"
+        elif (folder / "systems").is_dir() and (folder / "results").is_dir():
+            yield "round-agrees", where, f"lies in a folder of round {group.round} within the package {folder}"
 
 
 def _beginnings(group: Group) -> Iterator[RunRecord]:

@@ -98,8 +98,24 @@ def test_a_time_stamp_chooses_no_ruleset(tmp_path: Path, where: str) -> None:
 def test_a_folder_of_an_older_round_inside_a_submission_is_an_error(tmp_path: Path) -> None:
     folder = package(tmp_path / "hpc_results_v3.0" / "ACME" / "hpc_results_v0.7", change=drop(*WITHOUT))
     assert "round-agrees" in rules(check([tmp_path / "hpc_results_v3.0"]))
+    assert "round-agrees" in rules(check([tmp_path / "hpc_results_v3.0" / "ACME"]))
     # Whoever checks it by its own path has chosen it.
     assert "round-agrees" not in rules(check([folder]))
+
+
+def test_a_package_inside_a_package_has_no_round_of_its_own(tmp_path: Path) -> None:
+    outer = package(tmp_path)
+    package(outer / "v0.7", change=drop(*WITHOUT))
+    assert "round-agrees" in rules(check([outer]))
+    assert "round-agrees" in rules(check([tmp_path]))
+
+
+def test_rounds_side_by_side_and_software_above_them_are_no_disagreement(tmp_path: Path) -> None:
+    for name in ("hpc_results_v1.0", "hpc_results_v3.0"):
+        package(tmp_path / "app" / "v2.0" / "rounds" / name, change=drop("staging_start", "staging_stop"))
+    verdict = check([tmp_path / "app" / "v2.0" / "rounds"])
+    assert verdict.rulesets == ("1.0.0", "3.0.0")
+    assert "round-agrees" not in rules(verdict)
 
 
 @pytest.mark.parametrize("name", ["hpc_results_v1.0", "v1.0", "mlperf-hpc-results-v1.0"])

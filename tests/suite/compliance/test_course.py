@@ -80,3 +80,10 @@ def test_epochs_cannot_be_edited_to_pass_the_reference_points(tmp_path: Path) ->
 
     assert runs(tmp_path / "true", 9) == {"rcp-speed"}
     assert runs(tmp_path / "edited", 90) == {"epoch-begun"}
+
+
+def test_in_1_0_a_rate_that_contradicts_the_times_is_a_warning(tmp_path: Path) -> None:
+    case = next(case for case in course_cases() if case.name == "cosmoflow: all times halved")
+    lines = drop("staging_start", "staging_stop")(case.lines())
+    log = check_log(write(tmp_path / "result_0.txt", lines), ruleset("1.0.0"))
+    assert [item.severity for item in log.findings if item.rule == "throughput-true"] == ["warning"]
