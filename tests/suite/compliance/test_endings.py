@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -131,6 +132,23 @@ def test_one_run_of_five_may_be_killed_at_every_event(tmp_path: Path, ended: dic
         for log in (whole, whole + lines[count][: len(lines[count]) // 2]):
             found = errors(check([result_with(tmp_path, ended, log)]))
             assert not found, (count, lines[count - 1], found)
+
+
+@pytest.mark.usefixtures("toy_card")
+@pytest.mark.parametrize("more", [{}, {"first_block": 0}], ids=["the watchdog", "an error"])
+def test_one_run_of_five_may_be_ended_at_every_event(
+    tmp_path: Path, ended: dict[str, bytes], more: dict[str, int]
+) -> None:
+    """By what writes run_stop itself: the watchdog, and an error anywhere in the run."""
+    lines = ended[GOOD[0]].splitlines(keepends=True)
+    begin = next(index for index, line in enumerate(lines) if b'"key": "run_start"' in line)
+    for count in range(begin + 1, len(lines)):
+        last = json.loads(lines[count - 1].removeprefix(b":::MLLOG "))
+        metadata = {"status": "aborted", "reason": "x", **more}
+        stop = last | {"time_ms": last["time_ms"] + 1, "key": "run_stop", "value": None, "metadata": metadata}
+        log = b"".join([*lines[:count], b":::MLLOG ", json.dumps(stop).encode(), b"\n"])
+        found = errors(check([result_with(tmp_path, ended, log)]))
+        assert not found, (count, lines[count - 1], found)
 
 
 @pytest.mark.usefixtures("toy_card")
