@@ -46,7 +46,6 @@ class Verdict:
     logs: int
     packages: int
     findings: tuple[Finding, ...]
-    results: tuple[CheckedResult, ...] = ()
 
     @property
     def compliant(self) -> bool:
@@ -74,10 +73,15 @@ class CheckedLog:
 
 
 def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
-    """Judge everything under the paths by one ruleset, or each result by the ruleset it was made for.
+    """Judge everything under the paths by one ruleset, or each result by that of its round.
 
-    ValueError for a path that is no file or folder, such as a device.
+    InputError for a path that is no file or folder, such as a device.
     """
+    return check_results(paths, ruleset_name)[0]
+
+
+def check_results(paths: list[Path], ruleset_name: str | None = None) -> tuple[Verdict, tuple[CheckedResult, ...]]:
+    """Judge as `check` does, and return beside the verdict what was read of each result."""
     findings: list[Finding] = []
     results: list[CheckedResult] = []
     used: list[str] = []
@@ -107,7 +111,7 @@ def check(paths: list[Path], ruleset_name: str | None = None) -> Verdict:
         text = f"no result_*.txt found: nothing was checked{_named_otherwise(paths)}"
         findings.append(Finding("nothing-checked", "error", where, None, text))
     names = tuple(name for name in ruleset_names() if name in used) or (ruleset_name or "none",)
-    return Verdict(names, logs, packages, tuple(findings), tuple(results))
+    return Verdict(names, logs, packages, tuple(findings)), tuple(results)
 
 
 def _errors(findings: Sequence[Finding]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.compliance.check import CheckedResult, check
+from suite.compliance.check import CheckedResult, check_results
 from suite.compliance.group_rules import is_weak
 from suite.compliance.ruleset import Benchmark, ruleset
 from suite.log.record import RunRecord
@@ -59,7 +59,8 @@ def score_results(paths: list[Path], ruleset_name: str | None = None) -> list[Sc
 
     ``ruleset_name`` is for all; None: see suite.compliance.choice. InputError for a path that is no file or folder.
     """
-    return [_score(result) for result in check(paths, ruleset_name).results if result.records]
+    _, results = check_results(paths, ruleset_name)
+    return [_score(result) for result in results if result.records]
 
 
 def _score(checked: CheckedResult) -> ScoredGroup:
