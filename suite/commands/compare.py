@@ -7,11 +7,10 @@ from pathlib import Path
 
 import click
 
-from suite.compliance.scoring import ScoredGroup, first_named, score_group
+from suite.compliance.scoring import ScoredGroup, first_named, score_results
 from suite.errors import InputError
 from suite.files import print_line, printable
 from suite.log.comparable import unlike
-from suite.log.results_tree import find
 from suite.log.score import Throughput, TimeRatio, time_ratio
 
 HELP_GROUP = "Compare"
@@ -76,10 +75,8 @@ def _pairs(a: Path, b: Path) -> list[tuple[ScoredGroup, ScoredGroup]]:
 
 def _results(path: Path) -> dict[_Kind, list[ScoredGroup]]:
     results: dict[_Kind, list[ScoredGroup]] = {}
-    for group in find(path).groups:
-        if group.logs:
-            scored = score_group(group)
-            results.setdefault(_kind_of(scored), []).append(scored)
+    for scored in score_results([path]):
+        results.setdefault(_kind_of(scored), []).append(scored)
     return results
 
 
@@ -100,7 +97,7 @@ def _verdict(a: ScoredGroup, b: ScoredGroup, tolerance: float) -> tuple[str, boo
     more = f" by more than {tolerance:g} %" if tolerance and word == "slower" else ""
     return (
         f"{what}: B takes {ratio.ratio:.4f} times as long as A, 95 % [{ratio.low:.4f}, {ratio.high:.4f}], "
-        f"n={len(times[0])} and {len(times[1])}, {_score(a)} and {_score(b)}: {word}{more}{_unlike(a, b)}",
+        f"n={len(times[0])} and {len(times[1])}, {_score(a)} and {_score(b)}: {word}{more}{_unlike(a, b)}{_not_compliant(a, b)}",
         word == "slower",
     )
 
@@ -110,6 +107,11 @@ def _unlike(a: ScoredGroup, b: ScoredGroup) -> str:
     round_a, round_b = (item.group.round or first_named(item.records).ruleset for item in (a, b))
     reasons = unlike(round_a, round_b, a.division, b.division)
     return "".join(f"; {reason}" for reason in reasons)
+
+
+def _not_compliant(a: ScoredGroup, b: ScoredGroup) -> str:
+    """Which of the two is not compliant, as the end of the line."""
+    return "".join(f"; {name} is {item.verdict}" for name, item in (("A", a), ("B", b)) if item.verdict)
 
 
 def _times(scored: ScoredGroup) -> list[float]:

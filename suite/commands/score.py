@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from suite.compliance.ruleset import ruleset
-from suite.compliance.scoring import ScoredGroup, first_named, score_group
+from suite.compliance.scoring import ScoredGroup, first_named, score_results
 from suite.files import print_line, printable
-from suite.log.results_tree import find
 from suite.log.score import MINUTE_S, JudgedRun, Throughput, TimeToTrain
 
 HELP_GROUP = "Package and check"
@@ -27,8 +26,8 @@ HELP_ORDER = 3
 def score(paths: tuple[Path, ...], explain: bool, as_json: bool, ruleset_name: str | None) -> None:
     """Score runs by the MLPerf HPC rules: olympic mean of time to train, or throughput of concurrent instances.
 
-    PATH is a run folder, a results folder, a package or a round. The score with staging stands beside the score.
-    Exit code 0 if everything found is a score, 1 if not.
+    PATH is a run folder, a results folder, a package or a round. The score with staging stands beside the score, and under it
+    whether the result is compliant. Exit code 0 if everything found is the score of a compliant result, 1 if not.
 
     \b
     Examples:
@@ -37,7 +36,7 @@ def score(paths: tuple[Path, ...], explain: bool, as_json: bool, ruleset_name: s
     """
     if ruleset_name is not None:
         ruleset(ruleset_name)
-    scored = [score_group(group, ruleset_name) for path in paths for group in find(path).groups if group.logs]
+    scored = score_results(list(paths), ruleset_name)
     if as_json:
         document = {"version": 1, "groups": [as_dict(item) for item in scored]}
         print_line(json.dumps(document, indent=1))
@@ -46,7 +45,7 @@ def score(paths: tuple[Path, ...], explain: bool, as_json: bool, ruleset_name: s
             print_line("\n".join(map(printable, lines(item, explain=explain or not item.result.valid))))
         if not scored:
             print_line(f"no result_*.txt under {', '.join(map(str, paths))}: nothing to score")
-    if not scored or not all(item.result.valid for item in scored):
+    if not scored or not all(item.valid for item in scored):
         raise click.exceptions.Exit(1)
 
 
@@ -62,8 +61,10 @@ def as_dict(scored: ScoredGroup) -> dict[str, Any]:
         "benchmark": group.benchmark or first.benchmark,
         "size": first.size,
         "division": scored.division,
-        "valid": result.valid,
-        "reason": result.reason,
+        "valid": scored.valid,
+        "reason": result.reason or scored.verdict,
+        "compliant": not scored.errors,
+        "errors": scored.errors,
         "runs": len(result.runs),
         "runs_converged": result.converged,
         "runs_scored": _runs_scored(result),
@@ -83,6 +84,7 @@ def lines(scored: ScoredGroup, *, explain: bool) -> list[str]:
         str(scored.group.folder),
         f"  {benchmark}{size}, {scored.division or 'no division'}, {scored.scenario}",
         f"  {_headline(scored)}",
+        *([f"  {scored.verdict}"] if scored.verdict else []),
     ]
     if explain:
         width = max(len(_run_name(run)) for run in runs)

@@ -5,20 +5,23 @@ It only reads. Of each log it keeps the record and the findings, so memory is bo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-# The rules of a log are applied, and their findings listed, in the order of these imports.
-import suite.compliance.eval_rules
-import suite.compliance.log_rules
-import suite.compliance.mlhpc_rules
-import suite.compliance.provenance_rules
-import suite.compliance.stated_rules
-import suite.compliance.training_rules  # noqa: F401  importing them enters their rules into the table
+# Importing a module of rules enters them into the table; they are applied in the order of these imports.
+import suite.compliance.log_rules  # isort: skip
+import suite.compliance.eval_rules  # isort: skip
+import suite.compliance.course_rules  # isort: skip
+import suite.compliance.mlhpc_rules  # isort: skip
+import suite.compliance.provenance_rules  # isort: skip
+import suite.compliance.stated_rules  # isort: skip
+import suite.compliance.training_rules  # noqa: F401  # isort: skip
+from suite.compliance.choice import Choice, choose
 from suite.compliance.copy_rules import SeenRuns
+from suite.compliance.failed_run import cut_line, follows_from_failure
 from suite.compliance.group_rules import GroupContext, apply_group_rules, is_weak
 from suite.compliance.metric import record_of
 from suite.compliance.package_rules import judge_package, judge_system
@@ -29,22 +32,23 @@ from suite.compliance.ruleset import (
     KnownResult,
     Ruleset,
     Severity,
-    guess_ruleset,
     ruleset,
     ruleset_names,
-    ruleset_of_round,
 )
 from suite.log.reader import Log, read_events
-from suite.log.record import RunRecord, summarise
+from suite.log.record import RunRecord
 from suite.log.results_tree import LINK, Group, SystemFile, Tree, find, list_files, list_system_files, read_system
 from suite.log.score import failure
 
-_FORGIVEN = frozenset(
-    {"run-unfinished", "run-aborted", "target-missed", "last-eval", "interval-open", "training-missing"}
-)
-"""Rules that a run which did not converge may break, if it is the only one of its result."""
-_FORGIVEN_TO_OTHERS = _FORGIVEN | {"status-true", "run-status"}
-"""The same in MLPerf HPC rounds, whose codes logged success whether or not the target was reached."""
+
+@dataclass(frozen=True)
+class CheckedResult:
+    """One result as it was judged. ``errors``: those of its own logs and runs, and of the package that it is of."""
+
+    group: Group
+    ruleset: str
+    records: tuple[RunRecord, ...]
+    errors: int
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ class CheckedLog:
     record: RunRecord
     benchmark: Benchmark | None
     findings: tuple[Finding, ...]
+    cut_line: int | None = None  # the last line, if it is broken and the run has no end
 
     @property
     def converged(self) -> bool:
@@ -85,38 +90,54 @@ class CheckedLog:
 
 
 def check(paths: list[Path], ruleset_name: str | None = None, given: GivenPoints | None = None) -> Verdict:
-    """Judge everything under the paths by one ruleset, or each result by the ruleset it was made for.
+    """Judge everything under the paths by one ruleset, or each result by that of its round.
 
     ``given`` adds reference points for batch sizes that the ruleset has none for.
 
-    ValueError for a path that is no file or folder, such as a device.
+    InputError for a path that is no file or folder, such as a device.
     """
+    return check_results(paths, ruleset_name, given)[0]
+
+
+def check_results(
+    paths: list[Path], ruleset_name: str | None = None, given: GivenPoints | None = None
+) -> tuple[Verdict, tuple[CheckedResult, ...]]:
+    """Judge as `check` does, and return beside the verdict what was read of each result."""
     findings: list[Finding] = []
+    results: list[CheckedResult] = []
     used: list[str] = []
     seen = SeenRuns()
-    logs = packages = 0
+    packages = 0
     for path in {path.absolute(): path for path in paths}.values():  # a path given twice is one
         tree = find(path, partly=True)
-        findings += [_unread(error, path) for error in tree.unread]
-        of_package = _by_package(tree)
-        for package in (*tree.packages, None):
-            groups = of_package.get(package, [])
-            if not groups and package is None:
-                continue
-            rules = replace(ruleset(ruleset_name or _newest(groups)), given=given)
+        unread = [_unread(error, path) for error in tree.unread]
+        findings += unread
+        for package, groups in _results(tree):
+            choice = Choice(ruleset_name) if ruleset_name else choose(groups, path)
+            rules = replace(ruleset(choice.ruleset), given=given)
             used.append(rules.name)
-            logs += sum(len(group.logs) + len(group.pruned) for group in groups)
             packages += package is not None
-            findings += _check_groups(groups, rules, seen, alone=path.is_file())
-            if package is not None:
-                findings += _check_package(package, groups, rules)
+            said = [item for rule, folder, text in choice.breaches for item in _finding(rules, rule, folder, text)]
+            checked = [_check_group(group, rules, seen, alone=path.is_file()) for group in groups]
+            of_package = [*_check_package(package, groups, rules)] if package is not None else []
+            findings += [*said, *(item for _, own in checked for item in own), *of_package]
+            shared = _errors([*unread, *said, *of_package])
+            results += [
+                CheckedResult(group, rules.name, records, shared + _errors(own))
+                for group, (records, own) in zip(groups, checked, strict=True)
+            ]
         findings += _behind_links(tree)
+    logs = sum(len(result.group.logs) + len(result.group.pruned) for result in results)
     if not logs:
         where = ", ".join(str(path) for path in paths)
         text = f"no result_*.txt found: nothing was checked{_named_otherwise(paths)}"
         findings.append(Finding("nothing-checked", "error", where, None, text))
     names = tuple(name for name in ruleset_names() if name in used) or (ruleset_name or "none",)
-    return Verdict(names, logs, packages, tuple(findings))
+    return Verdict(names, logs, packages, tuple(findings)), tuple(results)
+
+
+def _errors(findings: Sequence[Finding]) -> int:
+    return sum(finding.severity == "error" for finding in findings)
 
 
 def _unread(error: OSError, path: Path) -> Finding:
@@ -143,7 +164,7 @@ def _named_otherwise(paths: list[Path]) -> str:
 
 def _head(file: Path) -> bytes:
     with file.open("rb") as stream:
-        return stream.read(_HEAD_BYTES)
+        return stream.read(2**18)
 
 
 def check_log(path: Path, rules: Ruleset) -> CheckedLog:
@@ -164,66 +185,42 @@ def judge_log(log: Log, rules: Ruleset, name: str) -> CheckedLog:
     if suite is not None:
         return CheckedLog(record, None, (of_another_suite(log, rules, suite, name),))
     context = LogContext(log, record, rules, benchmark)
-    return CheckedLog(record, benchmark, tuple(apply_log_rules(context, name)))
+    return CheckedLog(record, benchmark, tuple(apply_log_rules(context, name)), cut_line(log))
 
 
-def _by_package(tree: Tree) -> dict[Path | None, list[Group]]:
-    """The groups of each of the tree's packages; None: those that belong to none of them."""
-    known, found = set(tree.packages), dict[Path | None, list[Group]]()
+def _results(tree: Tree) -> Iterator[tuple[Path | None, list[Group]]]:
+    """What is judged by one ruleset: each package with its results, then each folder of logs that is in no package."""
+    of_package: dict[Path, list[Group]] = {package: [] for package in tree.packages}
+    elsewhere = [group for group in tree.groups if group.package not in of_package]
     for group in tree.groups:
-        found.setdefault(group.package if group.package in known else None, []).append(group)
-    return found
+        if group.package in of_package:
+            of_package[group.package].append(group)
+    yield from of_package.items()
+    yield from ((None, [group]) for group in elsewhere)
 
 
-def made_for(record: RunRecord, group: Group) -> str:
-    """The ruleset a run was made for: for logs of this suite what they say, else by the round's folder or the year."""
-    by_folder = ruleset_of_round(group.round)
-    of_this_suite = record.ruleset is not None or record.size is not None
-    return by_folder if by_folder is not None and not of_this_suite else guess_ruleset(record)
-
-
-_HEAD_BYTES = 2**18  # enough for the events that name the ruleset and for run_start
-
-
-def _newest(groups: list[Group]) -> str:
-    """The newest ruleset among those of the groups; the first log of a group that names a benchmark decides for it."""
-    known = ruleset_names()
-    firsts = [(group, next(_beginnings(group), None)) for group in groups if group.logs]
-    names = [made_for(first, group) if first is not None else known[-1] for group, first in firsts]
-    return max(names, key=known.index, default=known[-1])
-
-
-def _beginnings(group: Group) -> Iterator[RunRecord]:
-    """Records of the beginnings of a group's logs. Logs that name no benchmark, as those that died early, come last."""
-    nameless = []
-    for path in group.logs:
-        with suppress(OSError):
-            record = summarise(read_events(path, steps=False, first_bytes=_HEAD_BYTES))
-            if record.benchmark is not None:
-                yield record
-            else:
-                nameless.append(record)
-    yield from nameless
-
-
-def _check_groups(groups: list[Group], rules: Ruleset, seen: SeenRuns, *, alone: bool) -> Iterator[Finding]:
-    for group in groups:
-        checked = [check_log(path, rules) for path in group.logs]
-        failed = [log for log in checked if not log.converged]
-        for log in checked:
-            only_failure = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
-            forgiven = only_failure and (rules.foreign or not is_weak(group, [item.record for item in checked]))
-            yield from (_forgive(finding, rules) for finding in log.findings) if forgiven else log.findings
-        pruned = [check_log(path, rules) for path in group.pruned]
-        for log in pruned:
-            yield from _pruned(log, rules)
-        if not alone:
-            records = [log.record for log in checked]
-            known = rules.known(records)
-            for finding in _cross_checks(group, checked, pruned, rules):
-                yield _excused(finding, known)
-            for rule, path, message in seen.compare(group, records):
-                yield from (_excused(finding, known) for finding in _finding(rules, rule, path, message))
+def _check_group(
+    group: Group, rules: Ruleset, seen: SeenRuns, *, alone: bool
+) -> tuple[tuple[RunRecord, ...], list[Finding]]:
+    """Judge the logs of a result one by one and, unless it is ``alone``, together. Returns their records and the findings."""
+    findings: list[Finding] = []
+    checked = [check_log(path, rules) for path in group.logs]
+    records = tuple(log.record for log in checked)
+    failed = [log for log in checked if not log.converged]
+    for log in checked:
+        only_failure = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
+        forgiven = only_failure and (rules.foreign or not is_weak(group, records))
+        findings += [_forgive(finding, log, rules) for finding in log.findings] if forgiven else log.findings
+    pruned = [check_log(path, rules) for path in group.pruned]
+    for log in pruned:
+        findings += _pruned(log, rules)
+    if not alone:
+        known = rules.known(records)
+        together = [*_cross_checks(group, checked, pruned, rules)]
+        for rule, where, message in seen.compare(group, records):
+            together += _finding(rules, rule, where, message)
+        findings += [_excused(finding, known) for finding in together]
+    return records, findings
 
 
 def _excused(finding: Finding, known: KnownResult | None) -> Finding:
@@ -234,8 +231,8 @@ def _excused(finding: Finding, known: KnownResult | None) -> Finding:
     return replace(finding, severity="warning", message=f"{finding.message} (published so: {reason})")
 
 
-def _forgive(finding: Finding, rules: Ruleset) -> Finding:
-    if finding.rule in (_FORGIVEN_TO_OTHERS if rules.foreign else _FORGIVEN) and finding.severity == "error":
+def _forgive(finding: Finding, log: CheckedLog, rules: Ruleset) -> Finding:
+    if finding.severity == "error" and follows_from_failure(finding, log.record, log.cut_line, foreign=rules.foreign):
         return replace(finding, severity="warning", message=f"{finding.message} (the one run that may fail)")
     return finding
 
@@ -251,7 +248,7 @@ def _pruned(log: CheckedLog, rules: Ruleset) -> Iterator[Finding]:
     severity = rules.severity("pruned-compliant")
     for finding in log.findings:
         if severity and finding.severity == "error" and finding.rule not in _OF_CONVERGENCE:
-            died = rules.foreign and finding.rule in _FORGIVEN_TO_OTHERS
+            died = rules.foreign and follows_from_failure(finding, log.record, log.cut_line, foreign=True)
             message = f"pruned instance: {finding.message}"
             yield replace(finding, severity="warning" if died else severity, message=message)
 

@@ -219,15 +219,29 @@ def rcp_given(context: GroupContext) -> Iterator[GroupBreach]:
         yield None, f"reference points for batch size {batches} are those of {given.source}, not of the ruleset"
 
 
-@group_rule("rcp-missing", "there is a reference point for the batch size", "mlperf_logging rcp_checker")
+@group_rule("rcp-missing", "there are reference points of the benchmark", "mlperf_logging rcp_checker")
 def rcp_missing(context: GroupContext) -> Iterator[GroupBreach]:
-    benchmark = context.benchmark
-    if benchmark is None or not context.closed or not context.runs or context.ruleset.name == "0.7.0":
-        return
-    batch = context.runs[0].global_batch_size
-    if batch is not None and convergence.limit(benchmark.reference_points, batch, benchmark.required_runs) is None:
-        known = ", ".join(map(str, sorted(benchmark.reference_points))) or "none"
-        yield None, f"no reference point for batch size {batch}; there are: {known}"
+    if _has_references(context) and context.benchmark and not convergence.pruned(context.benchmark.reference_points):
+        yield None, f"no reference point for batch size {batch_size(context.runs)}"
+
+
+@group_rule("rcp-above", "the batch size is not above those of all reference points", "mlperf_logging rcp_checker")
+def rcp_above(context: GroupContext) -> Iterator[GroupBreach]:
+    points = convergence.pruned(context.benchmark.reference_points) if context.benchmark else []
+    batch = batch_size(context.runs)
+    if _has_references(context) and points and batch is not None and batch > points[-1].batch:
+        known = ", ".join(map(str, sorted(context.benchmark.reference_points))) if context.benchmark else ""
+        yield None, f"batch size {batch} is above all reference points, which are of {known}"
+
+
+def _has_references(context: GroupContext) -> bool:
+    """True where the rules compare with a reference: the closed division."""
+    return context.benchmark is not None and context.closed and bool(context.runs)
+
+
+def batch_size(runs: Sequence[RunRecord]) -> int | None:
+    """The batch size of the first run that logs one. Rule hyperparameter-drift finds another."""
+    return next((run.global_batch_size for run in runs if run.global_batch_size is not None), None)
 
 
 def _amount(amount: float, context: GroupContext) -> str:
@@ -241,7 +255,7 @@ def _convergence(context: GroupContext) -> tuple[float | None, convergence.Limit
     benchmark = context.benchmark
     if benchmark is None or not context.closed or len(context.runs) < benchmark.required_runs:
         return None, None
-    batch = context.runs[0].global_batch_size
+    batch = batch_size(context.runs)
     firsts = [first_reaching(run, benchmark) for run in context.runs]
     epochs = sorted(item.epoch if item is not None and item.epoch is not None else float("inf") for item in firsts)
     mean = convergence.trimmed_mean(epochs)
@@ -257,14 +271,16 @@ def _convergence(context: GroupContext) -> tuple[float | None, convergence.Limit
 
 
 def _drift(runs: Sequence[RunRecord], name: str, value: Callable[[RunRecord], object]) -> Iterator[GroupBreach]:
-    """The first run whose value differs from that of the first run that has one."""
-    known = [run for run in runs if value(run) is not None and set(_parts(value(run))) != {None}]
-    other = next((run for run in known if value(run) != value(known[0])), None)
-    if other is not None:
-        yield other.path, f"{name}: {brief(value(other))}, in {name_of(known[0])} {brief(value(known[0]))}"
+    """The first run whose value differs from that of the run that says most. What a run does not say is no difference."""
+    said = [(run, _parts(value(run))) for run in runs]
+    first, most = max(said, key=lambda item: sum(part is not None for part in item[1]), default=(None, ()))
+    for run, parts in said:
+        if first is not None and any(None not in (x, y) and x != y for x, y in zip(parts, most, strict=True)):
+            yield run.path, f"{name}: {brief(value(run))}, in {name_of(first)} {brief(value(first))}"
+            return
 
 
-def _parts(value: object) -> Iterable[object]:
+def _parts(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 

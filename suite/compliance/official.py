@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from suite.compliance.choice import choose
 from suite.compliance.official_rules import official_rules
-from suite.compliance.ruleset import Benchmark, Ruleset, guess_ruleset, ruleset
+from suite.compliance.ruleset import Benchmark, Ruleset, ruleset
 from suite.errors import InputError
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, summarise
@@ -92,10 +93,10 @@ def run_official(paths: Sequence[Path]) -> OfficialVerdict:
 
 def _judge_logs(group: Group) -> Iterator[OfficialRun]:
     """Run compliance_checker on every log of a group: with generated rules on our logs, with their own rules on others."""
+    rules = ruleset(choose([group], group.folder).ruleset)
     for path in group.logs:
         log = read_events(path)
         record = summarise(log)
-        rules = ruleset(guess_ruleset(record))
         benchmark = rules.benchmark(record.benchmark, record.size)
         if not _plain(log) or benchmark is None:
             yield OfficialRun("compliance_checker", str(path), (_UNSAFE if not _plain(log) else "unknown benchmark",))
@@ -135,7 +136,7 @@ def _judge_package(package: Path, groups: Sequence[Group]) -> Iterator[OfficialR
     if not logs or not all(_plain(log) for log in logs):
         yield OfficialRun("package_checker", str(package), (_UNSAFE if logs else "no logs",))
         return
-    rules = ruleset(guess_ruleset(records[0]))
+    rules = ruleset(choose(groups, package).ruleset)
     benchmarks = [known for run in records if (known := rules.benchmark(run.benchmark, run.size)) is not None]
     with tempfile.TemporaryDirectory(prefix="mlhpc-official-") as folder:
         copy = Path(folder) / "package"

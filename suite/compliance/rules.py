@@ -16,6 +16,7 @@ from suite.files import brief
 from suite.log import mllog
 from suite.log.reader import Event, Log
 from suite.log.record import RunRecord
+from suite.log.timeline import Epoch
 from suite.log.values import finite
 
 # Where a rule comes from, as --explain prints it
@@ -64,6 +65,11 @@ class LogContext:
         """Events by key, in file order."""
         events = self.log.events
         return {key: [events[index] for index in indices] for key, indices in self.log.places.items()}
+
+    @cached_property
+    def run(self) -> Log:
+        """The events before run_stop, and run_stop itself."""
+        return self.log.until(mllog.RUN_STOP)
 
     @property
     def card(self) -> SizeCard | None:
@@ -157,3 +163,16 @@ def of_another_suite(log: Log, rules: Ruleset, suite: str, file: str) -> Finding
 def epoch_num(event: Event) -> float | None:
     """The number of the epoch in the metadata of an event. None if there is none, or it is no finite number."""
     return finite(event.metadata.get("epoch_num"))
+
+
+def finished_epochs(context: LogContext) -> dict[float | None, Epoch]:
+    """The epochs that ended, by number."""
+    return {epoch.number: epoch for epoch in context.record.epochs if epoch.complete}
+
+
+def steps_between_evals(context: LogContext) -> float | None:
+    """Steps from one evaluation to the next where epoch_num counts samples; None elsewhere, and if nothing says it."""
+    if context.benchmark is None or not context.benchmark.epoch_counts_samples:
+        return None
+    logged = context.first("val_every_iters")
+    return context.card.eval_every_steps if context.card else finite(logged.value) if logged else None

@@ -114,6 +114,7 @@ class _BenchmarkData(BaseModel):
     direction: Literal["min", "max"]
     required_runs: int
     epoch_counts_samples: bool = False
+    throughput_per_rank: int | None = Field(None, description="what codes log for the samples of an epoch, by rank")
     closed: dict[str, KeyRule] = {}
     reference_points: dict[int, tuple[float, ...]] = {}
     reference_slack: float = Field(0.0, description="by so much a submission may converge faster than the test allows")
@@ -170,6 +171,7 @@ class Benchmark(Target):
     size: str | None = None
     workload: str | None = None
     epoch_counts_samples: bool = False
+    throughput_per_rank: int | None = None
     closed: Mapping[str, KeyRule] = field(default_factory=dict)
     reference_points: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     reference_slack: float = 0.0
@@ -247,6 +249,7 @@ class Ruleset:
             metric_name=entry.metric_name,
             source=f"{self.data.title} rules ({self.data.reference})",
             epoch_counts_samples=entry.epoch_counts_samples,
+            throughput_per_rank=entry.throughput_per_rank,
             closed=entry.closed,
             reference_points=entry.reference_points,
             reference_slack=entry.reference_slack,
@@ -338,24 +341,6 @@ def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target 
     return ruleset(LAST_ROUND).benchmark(benchmark, None) if size == FULL else None
 
 
-def guess_ruleset(record: RunRecord) -> str:
-    """The ruleset a log was made for: the one it names if known, else MLPerf's round by benchmark and year."""
-    if record.ruleset in ruleset_names():
-        return str(record.ruleset)
-    if record.size is not None or record.ruleset is not None:
-        return RULESET
-    training = newest_training(record.benchmark)
-    if training is not None:
-        return training
-    if record.benchmark == "openfold" or record.run_start_s is None:
-        return "3.0.0"
-    if record.run_start_s < _NEW_YEAR_2021:
-        return "0.7.0"
-    if record.run_start_s < _NEW_YEAR_2022:
-        return "1.0.0"
-    return "2.0.0" if record.run_start_s < _NEW_YEAR_2023 and record.staging_in_run is not False else "3.0.0"
-
-
 def same(value: Any, expected: Any) -> bool:
     """Equality of JSON values: 1 equals 1.0, but true does not equal 1, and "32" does not equal 32."""
     if isinstance(value, bool) != isinstance(expected, bool):
@@ -363,11 +348,6 @@ def same(value: Any, expected: Any) -> bool:
     if isinstance(expected, float | int) and not isinstance(expected, bool):
         return (number := finite(value)) is not None and number == expected
     return type(value) is type(expected) and bool(value == expected)
-
-
-_NEW_YEAR_2021 = 1609459200.0
-_NEW_YEAR_2022 = 1640995200.0
-_NEW_YEAR_2023 = 1672531200.0
 
 
 def _merged(name: str) -> dict[str, Any]:

@@ -1,16 +1,15 @@
-"""Scores a folder of logs by the ruleset its runs were made for. The arithmetic of scores is in suite.log.score."""
+"""Scores results as the checker judged them: no score without its verdict. The arithmetic of scores is in suite.log.score."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from suite.compliance.check import made_for
+from suite.compliance.check import CheckedResult, check_results
 from suite.compliance.group_rules import is_weak
-from suite.compliance.metric import fits, record_of
 from suite.compliance.ruleset import Benchmark, ruleset
-from suite.log.reader import read_events
-from suite.log.record import RunRecord, summarise
+from suite.log.record import RunRecord
 from suite.log.results_tree import Group, SystemFile, read_system
 from suite.log.score import JudgedRun, Throughput, TimeToTrain, throughput, time_to_train
 from suite.log.values import finite
@@ -18,12 +17,24 @@ from suite.log.values import finite
 
 @dataclass(frozen=True)
 class ScoredGroup:
-    """One result and its score."""
+    """One result, its score, and the number of errors that the checker found in it and in its package."""
 
     group: Group
     records: tuple[RunRecord, ...]
     system: SystemFile | None
     result: TimeToTrain | Throughput
+    errors: int
+
+    @property
+    def valid(self) -> bool:
+        """True if this is the score of a compliant result."""
+        return self.result.valid and not self.errors
+
+    @property
+    def verdict(self) -> str | None:
+        """The line that says that the result is not compliant; None if it is."""
+        many = "1 error" if self.errors == 1 else f"{self.errors} errors"
+        return f"NOT compliant: {many}, see mlhpc check" if self.errors else None
 
     @property
     def scenario(self) -> str:
@@ -43,15 +54,20 @@ class ScoredGroup:
         return finite(read_system(path).fields.get("scaling_factor")) if path in self.group.others else None
 
 
-def score_group(group: Group, ruleset_name: str | None = None) -> ScoredGroup:
-    """Score one folder of logs, by the named ruleset or by the one the runs were made for."""
-    records = tuple(summarise(read_events(path, steps=False)) for path in group.logs)
-    rules = ruleset(ruleset_name or made_for(first_named(records), group))
+def score_results(paths: list[Path], ruleset_name: str | None = None) -> list[ScoredGroup]:
+    """Check everything under the paths and score each result that has logs, by the ruleset that it is judged by.
+
+    ``ruleset_name`` is for all; None: see suite.compliance.choice. InputError for a path that is no file or folder.
+    """
+    _, results = check_results(paths, ruleset_name)
+    return [_score(result) for result in results if result.records]
+
+
+def _score(checked: CheckedResult) -> ScoredGroup:
+    group, records, rules = checked.group, checked.records, ruleset(checked.ruleset)
     benchmark = next((known for run in records if (known := rules.benchmark(run.benchmark, run.size))), None)
-    if not all(fits(run, benchmark) for run in records):
-        records = tuple(record_of(read_events(path, steps=False), rules)[0] for path in group.logs)
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
-    return ScoredGroup(group, records, system, _result(group, records, benchmark, system))
+    return ScoredGroup(group, records, system, _result(group, records, benchmark, system), checked.errors)
 
 
 def first_named(records: Sequence[RunRecord]) -> RunRecord:
@@ -65,7 +81,7 @@ def _result(
     if benchmark is None:
         runs = tuple(JudgedRun(run, "benchmark not known") for run in records)
         return TimeToTrain(runs, 0, f"not a score: {_unknown_benchmark(records)}")
-    named = [run for run in records if run.benchmark is not None or run.run_start_s is not None]
+    named = [run for run in records if run.run_start_s is not None]  # others broke off before they had said it all
     other = next((run for run in named if (run.benchmark, run.size) != (benchmark.name, benchmark.size)), None)
     if other is not None:
         why = f"not a score: benchmarks or sizes are mixed ({other.path}: {other.benchmark} {other.size})"

@@ -67,8 +67,10 @@ class Group:
 
     @property
     def round(self) -> str | None:
-        """The round that a folder above the package (above the logs, without one) is named after: ``v3.0``."""
-        return round_of((self.package or self.folder).absolute().parent)
+        """The round that the folder above the package is named after, as ``v3.0``. Logs outside a package have none."""
+        place = _placement(self.folder)
+        package = self.package or (place.package if place and place.benchmark else None)
+        return round_of(package.absolute().parent) if package else None
 
     @property
     def resumed(self) -> tuple[Path, ...]:
@@ -133,7 +135,7 @@ class LogFile:
 RESULT = re.compile(r"result_.*\.txt")
 RESUMED = re.compile(r"resumed_.*\.txt")
 _TRIAL = re.compile(r"(?:result|resumed)_(\d+)")
-_ROUND = re.compile(r"(?:.*[_\-])?v(\d+\.\d+)")
+_ROUND = re.compile(r"(?:.*results[_\-])?v(\d+\.\d+)")
 
 
 def find(path: Path, *, partly: bool = False) -> Tree:
@@ -266,10 +268,10 @@ def read_system(path: Path) -> SystemFile:
     return SystemFile(path, data)
 
 
-def round_of(path: Path) -> str | None:
-    """The round, as ``v3.0``, in the name of the innermost folder that has one; None if no folder has."""
-    matches = (_ROUND.fullmatch(part) for part in reversed(path.parts))
-    return next((f"v{match[1]}" for match in matches if match), None)
+def round_of(folder: Path) -> str | None:
+    """The round, as ``v3.0``, that a folder such as ``hpc_results_v3.0`` or ``v3.0`` is named after; None for other names."""
+    match = _ROUND.fullmatch(folder.name)
+    return f"v{match[1]}" if match else None
 
 
 def _group(folder: Path, root: Path) -> Group | None:
@@ -361,7 +363,7 @@ def _log_files(group: Group) -> Iterator[LogFile]:
 
 def _placed(log: LogFile, place: Placement) -> LogFile:
     """A log in a package's results."""
-    round_ = round_of(place.package.parent)
+    round_ = round_of(place.package.absolute().parent)
     below = log.path.relative_to(place.package / "results").parts
     described = place.package / "systems" / f"{place.system}.json"
     return replace(

@@ -107,7 +107,7 @@ def results_of(runs: Sequence[Run], system: str) -> Iterator[Result]:
 def _check_subject(records: Sequence[RunRecord], benchmark: Benchmark, subject: str) -> None:
     """InputError for a log that is no run, or of another benchmark or size than its run folder."""
     for record in records:
-        if record.benchmark is None and record.run_start_s is None:
+        if None in (record.benchmark, record.size) and record.run_start_s is None:
             raise InputError(
                 f"{record.path}: ended before run_start and is no run; "
                 "`mlhpc run WORKLOAD --output RUN --resume` moves it aside and runs it again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import pkgutil
 import signal
@@ -132,11 +133,13 @@ class Scale(nn.Module):
 
 
 def fault(place: str, count: int) -> None:
-    """Let a rank fail as TOY_FAULT says: ``HOW:PLACE:COUNT``. All ranks are told to stop; the last one sleeps or is halted."""
+    """Let a rank fail as TOY_FAULT says: ``HOW:PLACE:COUNT``. All are told to stop or raise; the last one sleeps or is halted."""
     how, _, where = os.environ.get("TOY_FAULT", "").partition(":")
     if where != f"{place}:{count}":
         return
     last = int(os.environ.get("PMI_RANK", "0")) == int(os.environ.get("PMI_SIZE", "1")) - 1
+    if how == "raise":
+        raise RuntimeError(f"a fault in {place} {count}")
     if how == "term":
         os.kill(os.getpid(), signal.SIGTERM)
     elif last and how == "halt":
@@ -172,12 +175,13 @@ def hooked() -> Iterator[None]:
 class Toy(Workload):
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.calls = self.evaluations = self.windows = 0
+        self.calls = self.evaluations = self.windows = self.values = 0
 
     def dataset(self, split: str, root: Path) -> ToyData:
         return ToyData(root, split)
 
     def build_model(self, world: World) -> nn.Module:
+        fault("model", 1)
         own = self.config.hyperparameters
         norm = nn.BatchNorm1d(WIDTH, affine=False) if own.normalised else nn.Identity()
         matrix = nn.Linear(WIDTH, WIDTH, bias=False)
@@ -194,6 +198,7 @@ class Toy(Workload):
         return {"ranks": world.sum({"one": 1.0})["one"]}
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
+        fault("optimizer", 1)
         rate = self.config.hyperparameters.base_learning_rate
         optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
         own = self.config.hyperparameters
@@ -202,7 +207,8 @@ class Toy(Workload):
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         self.calls += 1
         fault("loop", self.calls)
-        return nn.functional.mse_loss(model(batch["x"]), batch["y"])
+        lost = os.environ.get("TOY_FAULT") == f"nan:loop:{self.calls}"
+        return nn.functional.mse_loss(model(batch["x"]), batch["y"]) * (math.nan if lost else 1.0)
 
     def eval_stats(self, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         self.evaluations += 1
@@ -211,7 +217,9 @@ class Toy(Workload):
         return {"error": error.mean(dim=1).sum(), "count": torch.tensor(float(len(error)), dtype=torch.float64)}
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        return {"eval_error": totals["error"] / totals["count"], "counted": totals["count"]}
+        self.values += 1
+        lost = os.environ.get("TOY_NO_VALUE") == str(self.values)
+        return {"eval_error": math.nan if lost else totals["error"] / totals["count"], "counted": totals["count"]}
 
     def hyperparameters(self) -> dict[str, Any]:
         return {"global_batch_size": self.config.global_batch_size, "opt_name": "sgd"}

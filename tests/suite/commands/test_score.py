@@ -1,0 +1,109 @@
+"""`mlhpc score` never shows a score without its verdict: what the checker finds in a result or its package makes it invalid."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.cli import mlhpc
+from tests.fixtures.logs import START_MS, Mutation, drop, edit, our_run, our_runs, results, shift_after, write
+from tests.fixtures.package_mutations import example, lines_of, strong, weak
+
+
+def groups(path: Path, code: int) -> list[dict[str, Any]]:
+    done = mlhpc("score", path, "--json")
+    assert done.returncode == code, done.stdout + done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)["groups"]
+    return found
+
+
+def test_the_score_of_a_compliant_result_is_valid(tmp_path: Path) -> None:
+    (group,) = groups(our_runs(tmp_path / "runs"), 0)
+    assert (group["valid"], group["compliant"], group["errors"], group["reason"]) == (True, True, 0, None)
+    assert "NOT compliant" not in mlhpc("score", tmp_path / "runs").stdout
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        edit("dropout", value=7),
+        edit("run_stop", add_ms=-3_000),
+        drop("opt_name"),
+        edit("seed", value=101),
+        edit("submission_org", value=""),
+        shift_after("run_start", 0, 5_000),
+        edit("eval_error", 1, meta={"epoch_num": 9}),
+        edit("ruleset", value="3.0.0"),
+    ],
+)
+def test_a_score_says_that_its_runs_are_not_compliant(tmp_path: Path, mutation: Mutation) -> None:
+    runs = our_runs(tmp_path / "runs")
+    write(runs / "result_2.txt", mutation(lines_of(runs / "result_2.txt")))
+    done = mlhpc("score", runs)
+    found = json.loads(mlhpc("check", runs, "--format", "json").stdout)["findings"]
+    count = sum(item["severity"] == "error" for item in found)
+    line = f"NOT compliant: {count} error{'s' if count > 1 else ''}, see mlhpc check"
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[2].startswith("  score ")
+    assert done.stdout.splitlines()[3] == f"  {line}"
+    (group,) = groups(runs, 1)
+    assert (group["valid"], group["compliant"], group["errors"], group["reason"]) == (False, False, count, line)
+    assert group["score_min"] > 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "of_strong", "of_weak"),
+    [
+        (lambda f: next((f / "systems").iterdir()).write_text("{"), True, True),  # the package is not compliant
+        (lambda f: (f / "systems" / "x.json").write_text("{}"), True, True),
+        (
+            lambda f: write(strong(f) / "result_0.txt", edit("dropout", value=7)(lines_of(strong(f) / "result_0.txt"))),
+            True,
+            False,
+        ),
+        (
+            lambda f: write(weak(f) / "result_0.txt", edit("dropout", value=7)(lines_of(weak(f) / "result_0.txt"))),
+            False,
+            True,
+        ),
+    ],
+)
+def test_errors_of_a_package_are_those_of_all_its_results(
+    tmp_path: Path, damage: Callable[[Path], object], of_strong: bool, of_weak: bool
+) -> None:
+    folder = example(tmp_path)
+    damage(folder)
+    (folder / "manifest.sha256").unlink()
+    found = {group["scenario"]: group["valid"] for group in groups(folder, 1)}
+    assert found == {"strong": not of_strong, "weak": not of_weak}
+
+
+def test_what_is_no_score_says_both(tmp_path: Path) -> None:
+    runs = our_runs(tmp_path / "runs", 3)
+    text = mlhpc("score", runs).stdout
+    assert "not a score: 3 of 5 runs" in text
+    assert "NOT compliant: 1 error, see mlhpc check" in text
+
+
+def test_one_failed_run_is_no_error(tmp_path: Path) -> None:
+    runs = our_runs(tmp_path / "runs")
+    write(runs / "result_2.txt", our_run(values=(0.5, 0.4), seed=77, start_ms=START_MS + 1))
+    (group,) = groups(runs, 0)
+    assert (group["valid"], group["runs_converged"]) == (True, 4)
+
+
+def test_whoever_scores_by_another_ruleset_is_told(tmp_path: Path) -> None:
+    runs = results(tmp_path / "runs", 5, lambda n: our_run(seed=n))
+    assert "NOT compliant" in mlhpc("score", runs, "--ruleset", "3.0.0").stdout
+
+
+def test_a_comparison_says_which_side_is_not_compliant(tmp_path: Path) -> None:
+    a, b = our_runs(tmp_path / "a"), our_runs(tmp_path / "b", start_ms=START_MS + 10**9)
+    write(b / "result_2.txt", edit("dropout", value=7)(lines_of(b / "result_2.txt")))
+    text = mlhpc("compare", a, b).stdout
+    assert "; B is NOT compliant: " in text
+    assert "A is NOT compliant" not in text

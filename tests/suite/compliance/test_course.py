@@ -1,0 +1,89 @@
+"""The course of a run against the clock, and its epochs against the reference points: forgeries are errors, odd runs are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from suite.compliance.check import check, check_log
+from suite.compliance.ruleset import ruleset
+from tests.fixtures.course_mutations import CourseCase, course_cases
+from tests.fixtures.logs import Lines, Mutation, chain, drop, edit, hpc_run, results, write
+
+
+@pytest.mark.parametrize("case", course_cases(), ids=str)
+def test_courses(tmp_path: Path, case: CourseCase) -> None:
+    log = check_log(write(tmp_path / "result_0.txt", case.lines()), ruleset(case.ruleset))
+    found = [(finding.rule, finding.message) for finding in log.findings if finding.severity == "error"]
+    assert (case.rule in {rule for rule, _ in found}) if case.rule else not found, found
+
+
+def result(folder: Path, benchmark: str, name: str, *mutations: Mutation, first: tuple[Mutation, ...] = ()) -> set[str]:
+    """The rules that a time-to-train result of a round breaks; ``first``: what is done to the first log only."""
+    count = 5 if benchmark in ("deepcam", "oc20") else 10
+    staged = () if name == "3.0.0" else (drop("staging_start", "staging_stop"),)
+
+    def run(index: int) -> Lines:
+        lines = hpc_run(
+            benchmark, seed=index + 1, epochs=50, start_ms=1_695_000_000_000 + index * 10**7, epoch_s=5 + 0.1 * index
+        )
+        return chain(*staged, *mutations, *(first if index == 0 else ()))(lines)
+
+    results(folder, count, run)
+    return {finding.rule for finding in check([folder], name).findings if finding.severity == "error"}
+
+
+@pytest.mark.parametrize("name", ["1.0.0", "2.0.0", "3.0.0"])
+@pytest.mark.parametrize(
+    ("benchmark", "batch"), [("cosmoflow", 1025), ("cosmoflow", 65536), ("deepcam", 4096), ("oc20", 2049)]
+)
+def test_a_batch_above_all_reference_points_is_an_error(tmp_path: Path, benchmark: str, batch: int, name: str) -> None:
+    assert result(tmp_path, benchmark, name, edit("global_batch_size", value=batch)) == {"rcp-above"}
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "batch"),
+    [("cosmoflow", 1024), ("cosmoflow", 700), ("cosmoflow", 8), ("deepcam", 2048), ("oc20", 300)],
+)
+def test_a_batch_that_has_a_reference_is_not(tmp_path: Path, benchmark: str, batch: int) -> None:
+    assert not result(tmp_path, benchmark, "3.0.0", edit("global_batch_size", value=batch))
+
+
+def test_the_open_division_and_the_first_round_have_no_reference(tmp_path: Path) -> None:
+    big = edit("global_batch_size", value=65536)
+    assert not result(tmp_path / "open", "cosmoflow", "3.0.0", big, edit("submission_division", value="open"))
+    assert not result(tmp_path / "first", "cosmoflow", "0.7.0", big, edit("train_samples", value=262144))
+
+
+def test_a_first_log_without_a_batch_does_not_switch_the_comparison_off(tmp_path: Path) -> None:
+    """It once did: the batch was that of result_0."""
+    big = edit("global_batch_size", value=65536)
+    assert "rcp-above" in result(tmp_path, "cosmoflow", "3.0.0", big, first=(drop("global_batch_size"),))
+
+
+def test_epochs_cannot_be_edited_to_pass_the_reference_points(tmp_path: Path) -> None:
+    """Nine epochs where the reference needs twelve; then the last evaluation is said to be of the 90th."""
+
+    def run(number: int) -> Mutation:
+        return edit("eval_accuracy", 8, meta={"epoch_num": number})
+
+    def runs(folder: Path, number: int) -> set[str]:
+        def one(index: int) -> Lines:
+            lines = hpc_run(
+                "deepcam", seed=index + 1, epochs=9, start_ms=1_695_000_000_000 + index * 10**7, epoch_s=5 + index / 10
+            )
+            return chain(edit("global_batch_size", value=1024), run(number))(lines)
+
+        results(folder, 5, one)
+        return {finding.rule for finding in check([folder], "3.0.0").findings if finding.severity == "error"}
+
+    assert runs(tmp_path / "true", 9) == {"rcp-speed"}
+    assert runs(tmp_path / "edited", 90) == {"epoch-begun"}
+
+
+def test_in_1_0_a_rate_that_contradicts_the_times_is_a_warning(tmp_path: Path) -> None:
+    case = next(case for case in course_cases() if case.name == "cosmoflow: all times halved")
+    lines = drop("staging_start", "staging_stop")(case.lines())
+    log = check_log(write(tmp_path / "result_0.txt", lines), ruleset("1.0.0"))
+    assert [item.severity for item in log.findings if item.rule == "throughput-true"] == ["warning"]
