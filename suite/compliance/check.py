@@ -12,20 +12,20 @@ from itertools import islice
 from pathlib import Path
 
 # Importing a module of rules enters them into the table; they are applied in the order of these imports.
-import suite.compliance.log_rules  # isort: skip
-import suite.compliance.eval_rules  # isort: skip
-import suite.compliance.course_rules  # isort: skip
-import suite.compliance.mlhpc_rules  # isort: skip
-import suite.compliance.provenance_rules  # isort: skip
-import suite.compliance.stated_rules  # isort: skip
-import suite.compliance.training_rules  # noqa: F401  # isort: skip
+import suite.compliance.rules.log_rules  # isort: skip
+import suite.compliance.rules.eval_rules  # isort: skip
+import suite.compliance.rules.course_rules  # isort: skip
+import suite.compliance.rules.mlhpc_rules  # isort: skip
+import suite.compliance.rules.provenance_rules  # isort: skip
+import suite.compliance.rules.stated_rules  # isort: skip
+import suite.compliance.rules.training_rules  # noqa: F401  # isort: skip
 from suite.compliance.choice import Choice, choose
-from suite.compliance.copy_rules import SeenRuns
 from suite.compliance.failed_run import cut_line, follows_from_failure
-from suite.compliance.group_rules import GroupContext, apply_group_rules, is_weak
 from suite.compliance.metric import record_of
-from suite.compliance.package_rules import judge_package, judge_system
-from suite.compliance.rules import Finding, LogContext, apply_log_rules, of_another_suite
+from suite.compliance.rules.copy_rules import SeenRuns
+from suite.compliance.rules.group_rules import GroupContext, apply_group_rules, is_weak
+from suite.compliance.rules.package_rules import judge_package, judge_system
+from suite.compliance.rules.table import Finding, LogContext, apply_log_rules, of_another_suite
 from suite.compliance.ruleset import (
     Benchmark,
     GivenPoints,

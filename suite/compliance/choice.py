@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from suite import RULESET
-from suite.compliance.rules import OURS, explain
+from suite.compliance.rules.table import OURS, explain
 from suite.compliance.ruleset import LAST_ROUND, newest_training, ruleset_names, ruleset_of_round
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 import suite.compliance.check  # noqa: F401  enters all rules into the tables
-from suite.compliance.group_rules import GROUP_RULES
-from suite.compliance.rules import EXPLANATIONS, LOG_RULES, OURS, RuleInfo
+from suite.compliance.rules.group_rules import GROUP_RULES
+from suite.compliance.rules.table import EXPLANATIONS, LOG_RULES, OURS, RuleInfo
 from suite.compliance.ruleset import Ruleset, Severity, ruleset, ruleset_names
 from suite.errors import InputError
 

@@ -9,7 +9,7 @@ from html import escape
 
 from suite.compliance.check import Verdict
 from suite.compliance.explanations import link
-from suite.compliance.rules import Finding
+from suite.compliance.rules.table import Finding
 from suite.compliance.ruleset import Severity
 from suite.files import printable
 

@@ -140,6 +140,7 @@ class _RulesetData(BaseModel):
     extends: str | None
     reference: str
     init_minutes: dict[Literal["closed", "open"], float]
+    init_ends: Literal["init_stop", "run_start"] = Field("run_start", description="up to which init_minutes count")
     staging_before_run: bool = False
     scenario_folders: bool = Field(True, description="results lie in results/<system>/strong|weak/<benchmark>")
     status_optional: bool = Field(False, description="run_stop may lack its status")

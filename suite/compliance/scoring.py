@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from suite.compliance.check import CheckedResult, check_results
-from suite.compliance.group_rules import is_weak
+from suite.compliance.rules.group_rules import is_weak
 from suite.compliance.ruleset import Benchmark, ruleset
 from suite.log.record import RunRecord
 from suite.log.results_tree import Group, SystemFile, read_system

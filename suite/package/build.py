@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from suite.compliance.manifest import render_package_manifest
-from suite.compliance.package_rules import blank_fields
+from suite.compliance.rules.package_rules import blank_fields
 from suite.errors import InputError
 from suite.files import write_whole
 from suite.log.record import RunRecord

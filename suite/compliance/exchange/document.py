@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from suite.compliance.check import Verdict
 from suite.compliance.explanations import link
-from suite.compliance.rules import Finding
+from suite.compliance.rules.table import Finding
 from suite.compliance.ruleset import Severity
 
 SCHEMA = Path(__file__).parent / "verdict.schema.json"

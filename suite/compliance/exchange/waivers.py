@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from suite.compliance.check import Verdict
-from suite.compliance.rules import EXPLANATIONS, Finding, Waiver
+from suite.compliance.rules.table import EXPLANATIONS, Finding, Waiver
 from suite.errors import InputError
 from suite.files import YamlSource, first_error
 

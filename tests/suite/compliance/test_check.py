@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from suite.compliance import convergence
 from suite.compliance.check import Verdict, _check_groups, check, check_log
-from suite.compliance.copy_rules import SeenRuns
 from suite.compliance.exchange.formats import FORMATS
-from suite.compliance.group_rules import GROUP_RULES
 from suite.compliance.manifest import digest
 from suite.compliance.output import print_table
-from suite.compliance.package_rules import SYSTEM_FIELDS
-from suite.compliance.rules import EXPLANATIONS, LOG_RULES, Finding
+from suite.compliance.rules.copy_rules import SeenRuns
+from suite.compliance.rules.group_rules import GROUP_RULES
+from suite.compliance.rules.package_rules import SYSTEM_FIELDS
+from suite.compliance.rules.table import EXPLANATIONS, LOG_RULES, Finding
 from suite.compliance.ruleset import KnownResult, Ruleset, fingerprint, ruleset, ruleset_names
 from suite.errors import InputError
 from suite.log.reader import read_events

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import Verdict, check
-from suite.compliance.package_rules import SYSTEM_FIELDS
+from suite.compliance.rules.package_rules import SYSTEM_FIELDS
 from suite.compliance.scoring import score_results
 from tests.fixtures.logs import Line, Lines, Mutation, drop, edit, hpc_run, insert, our_run, our_runs, results
 

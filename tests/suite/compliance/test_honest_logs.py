@@ -10,7 +10,7 @@ import pytest
 
 from analysis.tables.reading import read
 from suite.compliance.check import check, check_log
-from suite.compliance.package_rules import SYSTEM_FIELDS, blank_fields
+from suite.compliance.rules.package_rules import SYSTEM_FIELDS, blank_fields
 from suite.compliance.ruleset import ruleset
 from suite.compliance.scoring import score_group
 from suite.log.results_tree import find, find_logs

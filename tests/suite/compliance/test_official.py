@@ -180,7 +180,7 @@ def test_a_log_that_names_a_file_is_not_given_to_their_tools(tmp_path: Path) -> 
 
 
 def package(root: Path, size: str = "smoke", **system: str) -> Path:
-    from suite.compliance.package_rules import SYSTEM_FIELDS
+    from suite.compliance.rules.package_rules import SYSTEM_FIELDS
 
     folder = root / "ACME"
     our_runs(folder / "results" / "bed" / "strong" / "cosmoflow", size=size)

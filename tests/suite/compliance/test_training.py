@@ -12,7 +12,7 @@ import pytest
 from suite.compliance import convergence
 from suite.compliance.check import check, check_log
 from suite.compliance.derived import Schedule
-from suite.compliance.package_rules import SYSTEM_FIELDS
+from suite.compliance.rules.package_rules import SYSTEM_FIELDS
 from suite.compliance.ruleset import ruleset, ruleset_names
 from suite.compliance.scoring import score_group
 from suite.log.results_tree import find

@@ -12,7 +12,7 @@ import pytest
 from suite import VERSION
 from suite.compliance.check import check
 from suite.compliance.manifest import changed_files, digest
-from suite.compliance.package_rules import SYSTEM_FIELDS
+from suite.compliance.rules.package_rules import SYSTEM_FIELDS
 from suite.errors import InputError
 from suite.machine.facts import Cpu
 from suite.machine.system import System

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from suite.compliance.group_rules import GroupBreach, GroupContext, group_rule
-from suite.compliance.rules import LogBreach, LogContext, log_rule
+from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_rule
+from suite.compliance.rules.table import LogBreach, LogContext, log_rule
 from suite.files import brief
 from suite.log import mllog
 from suite.log.reader import read_events

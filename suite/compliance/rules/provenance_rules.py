@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from suite.compliance.group_rules import GroupBreach, GroupContext, group_rule, name_of
-from suite.compliance.rules import OURS
+from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_rule, name_of
+from suite.compliance.rules.table import OURS
 from suite.files import brief
 from suite.log.record import RunRecord
 from suite.log.results_tree import SystemFile

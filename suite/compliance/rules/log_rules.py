@@ -6,14 +6,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from suite.compliance.clock import AFTER, CLOCKS_DIFFER_S, backwards, of_the_clock
-from suite.compliance.rules import HPC, LOGGING, OURS, LogBreach, LogContext, epoch_num, log_rule, steps_between_evals
+from suite.compliance.rules.clock import AFTER, CLOCKS_DIFFER_S, backwards, of_the_clock
+from suite.compliance.rules.table import (
+    HPC,
+    LOGGING,
+    OURS,
+    LogBreach,
+    LogContext,
+    log_rule,
+)
 from suite.compliance.ruleset import same
 from suite.files import brief
 from suite.log import mllog
 from suite.log.reader import Event
 from suite.log.record import first_reaching
-from suite.log.values import finite
 
 # What a log must hold
 
@@ -177,11 +183,18 @@ def clock_order(context: LogContext) -> Iterator[LogBreach]:
     yield from islice(((line, text) for line, seconds, text in found if least < seconds <= 60.0), 1)
 
 
-@log_rule("init-limit", "run_start is at most 30 minutes after init_start (open division: 4 hours)", f"{HPC} 5.1")
+@log_rule(
+    "init-limit",
+    "run_start (Training: init_stop) is at most 30 minutes after init_start (open division: 4 hours)",
+    f"{HPC} 5.1",
+)
 def init_limit(context: LogContext) -> Iterator[LogBreach]:
     limit = context.ruleset.data.init_minutes["open" if context.division == "open" else "closed"]
     start = context.first(mllog.INIT_START)
-    for key in (mllog.INIT_STOP, mllog.RUN_START):
+    ends = (
+        (mllog.INIT_STOP, mllog.RUN_START) if context.ruleset.data.init_ends == mllog.RUN_START else (mllog.INIT_STOP,)
+    )
+    for key in ends:
         event = context.first(key)
         if start is not None and event is not None and event.time_ms - start.time_ms >= limit * 60e3:
             minutes = (event.time_ms - start.time_ms) / 60e3
@@ -320,71 +333,6 @@ def late_stop(context: LogContext) -> Iterator[LogBreach]:
     if first is not None and first is not context.record.evals[-1]:
         after = len(context.record.evals) - 1 - context.record.evals.index(first)
         yield first.line, f"the target was reached {after} evaluations before the run stopped"
-
-
-@log_rule("eval-value", "every value of the metric is a number", LOGGING)
-def eval_value(context: LogContext) -> Iterator[LogBreach]:
-    for event in context.every(mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
-        # NaN and infinity are values of the metric: the training diverged, the log is valid.
-        diverged = isinstance(event.value, float) or event.value in ("nan", "inf", "-inf")
-        if finite(event.value) is None and not diverged:
-            yield event.line, f"{event.key} = {brief(event.value)}: expected a number"
-
-
-@log_rule(
-    "eval-epoch", "epochs, evaluations and metric values carry their epoch_num (Training: or samples_count)", LOGGING
-)
-def eval_epoch(context: LogContext) -> Iterator[LogBreach]:
-    own = context.benchmark.numbered if context.benchmark is not None else {}
-    for key, names in (dict(context.ruleset.data.numbered) | dict(own)).items():
-        events = context.by_key.get(key, ())
-        unnumbered = [event for event in events if all(finite(event.metadata.get(name)) is None for name in names)]
-        if unnumbered:
-            yield unnumbered[0].line, f"{len(unnumbered)} {key} without a number {' or '.join(names)}"
-
-
-@log_rule(
-    "epoch-numbers",
-    "epochs are numbered 1, 2, 3, ... (v0.7: from 0 or 1); OpenFold's by the samples seen: steps from one evaluation to the "
-    "next times batch size",
-    f"{HPC} 4.2",
-)
-def epoch_numbers(context: LogContext) -> Iterator[LogBreach]:
-    numbers = [(epoch_num(event), event.line) for event in context.by_key.get(mllog.EPOCH_START, ())]
-    counts_samples = context.benchmark is not None and context.benchmark.epoch_counts_samples
-    steps, batch = steps_between_evals(context), context.record.global_batch_size
-    each = (steps * batch if steps and batch else None) if counts_samples else 1.0
-    previous = 0.0
-    if not counts_samples and numbers and numbers[0][0] in context.ruleset.data.first_epochs:
-        previous = numbers[0][0] - 1
-    for number, line in numbers:
-        if number is None:  # rule eval-epoch reports it
-            return
-        if each is None and number <= previous:
-            yield line, f"epoch_num {number:g} after {previous:g}: samples seen never fall"
-            return
-        if each is not None and number != previous + each:
-            yield line, f"epoch_num {number:g} where {previous + each:g} is due"
-            return
-        previous = number
-
-
-@log_rule(
-    "eval-every-epoch",
-    "every finished epoch is evaluated exactly once; a run that diverges ends with an evaluation without a value",
-    "the workload's card",
-)
-def eval_every_epoch(context: LogContext) -> Iterator[LogBreach]:
-    if context.ruleset.foreign and context.division == "open":
-        return  # only the closed division prescribes when to evaluate
-    evaluated = [item.epoch for item in context.record.evals]
-    finished = [epoch.number for epoch in context.record.epochs if epoch.complete]
-    for number in finished:
-        values = evaluated.count(number)
-        diverged = values == 0 and number == finished[-1] and context.record.status != "success"
-        if values != 1 and not diverged:
-            yield None, f"epoch {brief(number)} has {values} values of the metric; expected 1"
-            return
 
 
 _OF_A_RUN = frozenset(

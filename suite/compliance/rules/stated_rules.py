@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from suite.compliance.rules import OURS, LogBreach, LogContext, log_rule
+from suite.compliance.rules.table import OURS, LogBreach, LogContext, log_rule
 from suite.files import brief
 from suite.log import mllog
 from suite.log.values import finite

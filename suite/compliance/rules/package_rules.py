@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from suite.compliance.group_rules import GroupBreach, GroupContext, group_rule
 from suite.compliance.manifest import changed_files
-from suite.compliance.rules import HPC, OURS, PACKAGE, explain
+from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_rule
+from suite.compliance.rules.table import HPC, OURS, PACKAGE, explain
 from suite.files import brief
 from suite.log.results_tree import POWER, SCENARIOS, Group, SystemFile, list_files
 from suite.log.score import claimed_at_once, instance_scale

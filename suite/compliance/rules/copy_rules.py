@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from suite.compliance.group_rules import GroupBreach, GroupContext, group_rule, name_of, repeats
-from suite.compliance.likeness import DURATIONS, Curves, Runs, series_of
-from suite.compliance.rules import OURS, explain
+from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_rule, name_of, repeats
+from suite.compliance.rules.likeness import DURATIONS, Curves, Runs, series_of
+from suite.compliance.rules.table import OURS, explain
 from suite.files import brief
 from suite.log.record import RunRecord
 from suite.log.results_tree import PRUNED, Group

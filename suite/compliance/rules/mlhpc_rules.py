@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from suite.compliance.rules import OURS, LogBreach, LogContext, epoch_num, finished_epochs, log_rule
+from suite.compliance.rules.table import OURS, LogBreach, LogContext, epoch_num, finished_epochs, log_rule
 from suite.compliance.ruleset import same
 from suite.files import brief
 from suite.log import mllog

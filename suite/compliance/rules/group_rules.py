@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from suite.compliance import convergence
-from suite.compliance.rules import HPC, OURS, PACKAGE, Finding, explain
+from suite.compliance.rules.table import HPC, OURS, PACKAGE, Finding, explain
 from suite.compliance.ruleset import Benchmark, Ruleset
 from suite.files import brief
 from suite.log.provenance import Provenance, read_provenance

@@ -1,0 +1,122 @@
+"""The rules for epochs and evaluations: their numbers, values that are no numbers, evaluations without an end."""
+# ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from suite.compliance.rules.table import (
+    HPC,
+    LOGGING,
+    OURS,
+    LogBreach,
+    LogContext,
+    epoch_num,
+    log_rule,
+    steps_between_evals,
+)
+from suite.files import brief
+from suite.log import mllog
+from suite.log.values import finite
+
+
+@log_rule("eval-value", "every value of the metric is a number", LOGGING)
+def eval_value(context: LogContext) -> Iterator[LogBreach]:
+    for event in context.every(mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
+        # NaN and infinity are values of the metric: the training diverged, the log is valid.
+        diverged = isinstance(event.value, float) or event.value in ("nan", "inf", "-inf")
+        if finite(event.value) is None and not diverged:
+            yield event.line, f"{event.key} = {brief(event.value)}: expected a number"
+
+
+@log_rule(
+    "eval-epoch", "epochs, evaluations and metric values carry their epoch_num (Training: or samples_count)", LOGGING
+)
+def eval_epoch(context: LogContext) -> Iterator[LogBreach]:
+    own = context.benchmark.numbered if context.benchmark is not None else {}
+    for key, names in (dict(context.ruleset.data.numbered) | dict(own)).items():
+        events = context.by_key.get(key, ())
+        unnumbered = [event for event in events if all(finite(event.metadata.get(name)) is None for name in names)]
+        if unnumbered:
+            yield unnumbered[0].line, f"{len(unnumbered)} {key} without a number {' or '.join(names)}"
+
+
+@log_rule(
+    "epoch-numbers",
+    "epochs are numbered 1, 2, 3, ... (v0.7: from 0 or 1); OpenFold's by the samples seen: steps from one evaluation to the "
+    "next times batch size",
+    f"{HPC} 4.2",
+)
+def epoch_numbers(context: LogContext) -> Iterator[LogBreach]:
+    numbers = [(epoch_num(event), event.line) for event in context.by_key.get(mllog.EPOCH_START, ())]
+    counts_samples = context.benchmark is not None and context.benchmark.epoch_counts_samples
+    steps, batch = steps_between_evals(context), context.record.global_batch_size
+    each = (steps * batch if steps and batch else None) if counts_samples else 1.0
+    previous = 0.0
+    if not counts_samples and numbers and numbers[0][0] in context.ruleset.data.first_epochs:
+        previous = numbers[0][0] - 1
+    for number, line in numbers:
+        if number is None:  # rule eval-epoch reports it
+            return
+        if each is None and number <= previous:
+            yield line, f"epoch_num {number:g} after {previous:g}: samples seen never fall"
+            return
+        if each is not None and number != previous + each:
+            yield line, f"epoch_num {number:g} where {previous + each:g} is due"
+            return
+        previous = number
+
+
+@log_rule(
+    "eval-every-epoch",
+    "every finished epoch is evaluated exactly once; a run that diverges ends with an evaluation without a value",
+    "the workload's card",
+)
+def eval_every_epoch(context: LogContext) -> Iterator[LogBreach]:
+    if context.ruleset.foreign and context.division == "open":
+        return  # only the closed division prescribes when to evaluate
+    evaluated = [item.epoch for item in context.record.evals]
+    finished = [epoch.number for epoch in context.record.epochs if epoch.complete]
+    for number in finished:
+        values = evaluated.count(number)
+        diverged = values == 0 and number == finished[-1] and context.record.status != "success"
+        if values != 1 and not diverged:
+            yield None, f"epoch {brief(number)} has {values} values of the metric; expected 1"
+            return
+
+
+@log_rule("eval-diverged", "the metric is never NaN or infinite: there the training diverged", OURS)
+def eval_diverged(context: LogContext) -> Iterator[LogBreach]:
+    values = list(context.every(context.benchmark.metric)) if context.benchmark else []
+    diverged = [
+        event
+        for event in values
+        if (isinstance(event.value, float) and not math.isfinite(event.value)) or event.value in ("nan", "inf", "-inf")
+    ]
+    if diverged:
+        yield diverged[0].line, f"{len(diverged)} of {len(values)} values of {diverged[0].key} are NaN or infinite"
+
+
+@log_rule("eval-negative", "no value of the metric is negative", OURS)
+def eval_negative(context: LogContext) -> Iterator[LogBreach]:
+    for event in context.every(context.benchmark.metric) if context.benchmark else ():
+        number = finite(event.value)
+        if number is not None and number < 0.0:
+            yield event.line, f"{event.key} = {brief(event.value)}: expected a number of at least 0"
+            return
+
+
+@log_rule("eval-closed", "every evaluation that begins also ends, except the last if run_stop interrupts it", LOGGING)
+def eval_closed(context: LogContext) -> Iterator[LogBreach]:
+    if mllog.RUN_STOP not in context.by_key:
+        return
+    run = context.log.until(mllog.RUN_STOP)
+    ended = [epoch_num(event) for event in run.every(mllog.EVAL_STOP)]
+    for event in list(run.every(mllog.EVAL_START))[:-1]:
+        number = epoch_num(event)
+        if number in ended:
+            ended.remove(number)
+        elif number is not None:  # rule eval-epoch reports the others
+            yield event.line, f"the evaluation of epoch {number:g} has no eval_stop"
+            return
