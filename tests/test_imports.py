@@ -26,9 +26,10 @@ LAYERS: dict[str, set[str]] = {
     "suite.machine.probes": {"suite", "suite.machine"},
     "suite.data": {"suite"},
     "suite.launch": {"suite", "suite.log", "suite.machine.probes"},
-    "suite.compliance": {"suite", "suite.log"},
-    "suite.compliance.exchange": {"suite", "suite.log", "suite.compliance"},
-    "suite.package": {"suite", "suite.log", "suite.machine", "suite.compliance"},
+    "suite.compliance": {"suite", "suite.log", "suite.compliance.rules"},
+    "suite.compliance.rules": {"suite", "suite.log", "suite.compliance"},
+    "suite.compliance.exchange": {"suite", "suite.log", "suite.compliance", "suite.compliance.rules"},
+    "suite.package": {"suite", "suite.log", "suite.machine", "suite.compliance", "suite.compliance.rules"},
     "suite.training": {"suite", "suite.log", "suite.machine", "suite.machine.probes", "suite.data"},
     "suite.performance": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
     "suite.performance.ceilings": {"suite", "suite.machine.probes", "suite.performance"},
@@ -41,10 +42,18 @@ LIGHT = {
     "suite.launch",
     "suite.compliance",
     "suite.compliance.exchange",
+    "suite.compliance.rules",
     "suite.package",
     "suite.commands",
 }
-ANALYSIS_MAY_USE = {"suite", "suite.log", "suite.machine", "suite.compliance", "suite.performance"}
+ANALYSIS_MAY_USE = {
+    "suite",
+    "suite.log",
+    "suite.machine",
+    "suite.compliance",
+    "suite.compliance.rules",
+    "suite.performance",
+}
 WORKLOADS_MAY_USE = {"suite", "suite.data", "suite.launch", "suite.training", "suite.performance"}
 
 

@@ -214,7 +214,8 @@ def _check_group(
     pruned = [check_log(path, rules) for path in group.pruned]
     for log in pruned:
         findings += _pruned(log, rules)
-    if not alone:
+    of_another = all(rules.other_suite(record.benchmark) for record in records) and bool(records)
+    if not alone and not of_another:
         known = rules.known(records)
         together = [*_cross_checks(group, checked, pruned, rules)]
         for rule, where, message in seen.compare(group, records):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from suite import RULESET
 from suite.compliance.rules.table import OURS, explain
-from suite.compliance.ruleset import LAST_ROUND, newest_training, ruleset_names, ruleset_of_round
+from suite.compliance.ruleset import LAST_ROUND, newest_training, ruleset, ruleset_names, ruleset_of_round
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import Group, round_of
@@ -50,6 +50,8 @@ def choose(groups: Sequence[Group], root: Path) -> Choice:
     why = f"there is no ruleset of round {group.round}" if group.round else "no folder of a round holds these results"
     training = [name for first in firsts if (name := newest_training(first.benchmark)) is not None]
     newest = max(training, key=ruleset_names().index) if len(training) == len(firsts) else LAST_ROUND
+    if all(ruleset(newest).other_suite(first.benchmark) for first in firsts):
+        return Choice(newest)  # each log is told that it is not judged
     message = f"{why} and no log names mlhpc-*: judged by {newest}, the newest round; --ruleset chooses another"
     return Choice(newest, (("ruleset-assumed", where, message),))
 

@@ -265,16 +265,16 @@ def group_rules(folder: Path, path: Path | None) -> set[str]:
 
 def test_reference_points_from_a_file_are_used_and_named(tmp_path: Path) -> None:
     folder = runs(tmp_path / "runs", batch=4096, epochs=8)
-    assert group_rules(folder, None) == {"rcp-missing"}
+    assert group_rules(folder, None) == {"rcp-above"}
     honest = official(tmp_path / "same.json", 4096, [8] * 5 + [9] * 5)
-    assert "rcp-missing" not in group_rules(folder, honest)
+    assert "rcp-above" not in group_rules(folder, honest)
     assert "rcp-given" in group_rules(folder, honest)
     assert "rcp-speed" in group_rules(folder, official(tmp_path / "slow.json", 4096, [40] * 5 + [41] * 5))
-    assert "rcp-missing" in group_rules(folder, official(tmp_path / "few.json", 4096, [8] * 9))
-    assert group_rules(folder, official(tmp_path / "below.json", 3000, [8] * 10)) == {"rcp-missing", "rcp-given"}
+    assert "rcp-above" in group_rules(folder, official(tmp_path / "few.json", 4096, [8] * 9))
+    assert group_rules(folder, official(tmp_path / "below.json", 3000, [8] * 10)) == {"rcp-above", "rcp-given"}
     between = group_rules(folder, official(tmp_path / "above.json", 8192, [8] * 10))  # interpolated
     assert "rcp-given" in between
-    assert "rcp-missing" not in between
+    assert "rcp-above" not in between
 
 
 def test_reference_points_of_the_ruleset_are_never_replaced(tmp_path: Path) -> None:
