@@ -203,6 +203,7 @@ class _Trial:
     def hung(self, text: str) -> None:
         """Log the end of a run that the watchdog ends, from its thread: the others wait."""
         if self.in_run:
+            self.in_run = False  # what fails when the others have been ended is no second end of the run
             self.log.stop(mllog.RUN, metadata={"status": "aborted", "reason": text})
 
     def _say(self, text: str) -> None:

@@ -417,7 +417,7 @@ def test_results_are_ranked_only_beside_those_whose_times_mean_the_same(
         with pytest.raises(NotAnswerableError):
             figures()[name].table(study_of)
     assert "may be ranked" in figures()["time_and_units"].answer(study_of)
-    assert figures()["pareto"].table(study_of)["nobody faster with fewer"].all()
+    assert figures()["pareto"].table(study_of)["nobody faster with fewer unit hours"].all()
     like = study([*unlike, made("v1.0", "d4", 5)], cards)
     compared = figures()["comparison"].table(like)
     assert [(row["label"][:2], row["against"][:2]) for row in compared.to_dict("records")] == [("a1", "d4")]
