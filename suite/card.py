@@ -109,6 +109,10 @@ class SizeCard(_Frozen):
     official: OfficialRules
     constraints: dict[str, Constraint]
 
+    def between_evals(self, global_batch_size: int) -> float:
+        """What lies between two evaluations in the unit of epoch_num: 1 epoch, or samples where it counts them."""
+        return float(self.eval_every_steps * global_batch_size) if self.eval_every_steps else 1.0
+
 
 class Card(_Frozen):
     """All sizes of one workload."""

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
+from suite import RULESET
 from suite.card import RCP_VERSION, ReferencePoint, ReferencePoints, read_reference_points
 from suite.compliance import convergence
-from suite.compliance.ruleset import Benchmark, card_benchmark
+from suite.compliance.ruleset import Benchmark, card_benchmark, ruleset
 from suite.descriptor import Descriptor, descriptors
 from suite.descriptor import descriptor as find_descriptor
 from suite.errors import InputError
@@ -73,7 +74,9 @@ def show(workload: str) -> None:
         print_line(f"{workload} {size}: {card.metric} target {card.threshold:g}" + ("" if known else ": none recorded"))
         epochs = {point.global_batch_size: point.epochs for point in known.points} if known else {}
         for point in known.points if known else ():
-            bound = convergence.limit(epochs, point.global_batch_size, card.required_runs)
+            batch, confidence = point.global_batch_size, ruleset(RULESET).data.rcp_confidence
+            apart = card.between_evals(batch)
+            bound = convergence.limit(epochs, batch, card.required_runs, confidence, between_evals=apart)
             least = f", a submission needs at least {bound.minimum:.3f}" if bound else ""
             print_line(f"  {_line(point)}{least}")
 

@@ -64,11 +64,14 @@ def limit(
     confidence: float = 0.95,
     *,
     hull: bool = True,
+    between_evals: float = 0.0,
 ) -> Limit | None:
     """The limit at a batch size. ``points`` maps batch size to epochs to target; None if the batch is above all points.
 
-    Without ``hull`` the points are pruned in one pass.
+    Without ``hull`` the points are pruned in one pass. ``between_evals``, in the unit of the points, is how finely a run can tell
+    when it reached the target: a reference whose runs are all equal has at least the deviation of that rounding.
     """
+    rounding = between_evals / math.sqrt(12.0)
     known = pruned(points) if hull else pruned_once(points)
     n_submission = required_runs - 2
     if not known or batch > known[-1].batch:
@@ -77,13 +80,14 @@ def limit(
     if exact is None and batch < known[0].batch:
         exact = known[0]
     if exact is not None:
-        minimum = minimum_mean(exact.mean, exact.std, exact.runs - 2, n_submission, confidence)
-        return Limit(exact.batch, exact.mean, exact.std, minimum, "exact" if exact.batch == batch else "smallest")
+        std = max(exact.std, rounding)
+        minimum = minimum_mean(exact.mean, std, exact.runs - 2, n_submission, confidence)
+        return Limit(exact.batch, exact.mean, std, minimum, "exact" if exact.batch == batch else "smallest")
     below = max((point for point in known if point.batch < batch), key=lambda point: point.batch)
     above = min((point for point in known if point.batch > batch), key=lambda point: point.batch)
     share = (batch - below.batch) / (above.batch - below.batch)
     mean = below.mean + share * (above.mean - below.mean)
-    std = below.std + share * (above.std - below.std)
+    std = max(below.std + share * (above.std - below.std), rounding)
     minimum = minimum_mean(mean, std, 2 * required_runs, n_submission, confidence)
     return Limit(batch, mean, std, minimum, "interpolated")
 

@@ -264,8 +264,10 @@ def _convergence(context: GroupContext) -> tuple[float | None, convergence.Limit
     if batch is None:
         return mean, None
     confidence = context.ruleset.data.rcp_confidence
+    own = not context.ruleset.foreign  # MLPerf's rounds are judged as they were
+    apart = benchmark.card.between_evals(batch) if own and benchmark.card else 0.0
     bound = convergence.limit(
-        benchmark.reference_points, batch, benchmark.required_runs, confidence, hull=not context.ruleset.foreign
+        benchmark.reference_points, batch, benchmark.required_runs, confidence, hull=own, between_evals=apart
     )
     return mean, bound and replace(bound, minimum=bound.minimum - benchmark.reference_slack)
 

@@ -418,6 +418,19 @@ def test_limits_between_and_beyond_reference_points() -> None:
     assert convergence.limit({}, 64, 5) is None
 
 
+@pytest.mark.parametrize(
+    ("epochs", "apart", "credible", "too_fast"),
+    [([5.0] * 12, 1.0, 14 / 3, 4.0), ([5.0] * 12, 0.0, 5.0, 14 / 3), ([600.0] * 12, 120.0, 560.0, 480.0)],
+)
+def test_a_reference_of_equal_runs_deviates_by_what_lies_between_evaluations(
+    epochs: list[float], apart: float, credible: float, too_fast: float
+) -> None:
+    """All recorded seeds of Open Catalyst `smoke` take five epochs; an honest result took 14 in three."""
+    bound = convergence.limit({16: epochs}, 16, 5, 0.999, between_evals=apart)
+    assert bound is not None
+    assert too_fast < bound.minimum <= credible
+
+
 def test_points_above_the_lower_hull_are_pruned() -> None:
     points = {64: [20.0] * 5, 128: [10.0] * 5, 256: [30.0] * 5, 512: [35.0] * 5, 1024: [40.0] * 5}
     assert [point.batch for point in convergence.pruned(points)] == [128, 1024]
