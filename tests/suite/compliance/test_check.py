@@ -21,7 +21,6 @@ from suite.compliance.manifest import digest
 from suite.compliance.output import print_table
 from suite.compliance.rules.copy_rules import SeenRuns
 from suite.compliance.rules.group_rules import GROUP_RULES
-from suite.compliance.rules.package_rules import SYSTEM_FIELDS
 from suite.compliance.rules.table import EXPLANATIONS, LOG_RULES, Finding
 from suite.compliance.ruleset import KnownResult, Ruleset, fingerprint, ruleset, ruleset_names
 from suite.errors import InputError
@@ -33,6 +32,7 @@ from tests.fixtures.logs import START_MS, Line, edit, hpc_run, insert, our_run, 
 from tests.fixtures.mutations import Case, hpc, ours
 from tests.fixtures.package_mutations import example
 from tests.fixtures.published import published_results
+from tests.fixtures.systems import system_fields
 
 
 def errors(verdict: Verdict) -> list[str]:
@@ -210,14 +210,8 @@ def package(root: Path, start_ms: int = 1_695_000_000_000, **system: str) -> Pat
     folder = root / "ACME"
     runs = folder / "results" / "big" / "strong" / "cosmoflow"
     results(runs, 10, lambda n: hpc_run(seed=n + 1, start_ms=start_ms + n * 10**6, epoch_s=5 + 0.01 * n))
-    fields = dict.fromkeys(SYSTEM_FIELDS, "something") | {
-        "submitter": "ACME",
-        "division": "closed",
-        "number_of_nodes": "64",
-        "accelerators_per_node": "8",
-    }
     (folder / "systems").mkdir(parents=True)
-    (folder / "systems" / "big.json").write_text(json.dumps(fields | system))
+    (folder / "systems" / "big.json").write_text(json.dumps(system_fields(**system)))
     (folder / "benchmarks" / "cosmoflow" / "implementations" / "ours").mkdir(parents=True)
     return folder
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import Verdict, check
-from suite.compliance.rules.package_rules import SYSTEM_FIELDS
 from suite.compliance.scoring import score_results
 from tests.fixtures.logs import Line, Lines, Mutation, drop, edit, hpc_run, insert, our_run, our_runs, results
+from tests.fixtures.systems import system_fields
 
 YEAR_2020_MS = 1_600_000_000_000
 WITHOUT = ("opt_name", "number_of_nodes", "opt_learning_rate_decay_factor")
@@ -27,14 +27,8 @@ def package(
         return change(lines) if change else lines
 
     results(folder / "results" / system / "strong" / "cosmoflow", 10, run)
-    fields = dict.fromkeys(SYSTEM_FIELDS, "something") | {
-        "submitter": "ACME",
-        "division": "closed",
-        "number_of_nodes": "64",
-        "accelerators_per_node": "8",
-    }
     (folder / "systems").mkdir(parents=True)
-    (folder / "systems" / f"{system}.json").write_text(json.dumps(fields))
+    (folder / "systems" / f"{system}.json").write_text(json.dumps(system_fields()))
     return folder
 
 

@@ -28,6 +28,7 @@ from tests.fixtures.logs import (
     results,
     write,
 )
+from tests.fixtures.systems import system_fields
 
 
 def found(path: Path, name: str, rule: str) -> list[str]:
@@ -211,16 +212,7 @@ def test_sample_counts_may_stand_after_run_start(tmp_path: Path, key: str, bench
 def package(root: Path, round_: str, place: str, submitter: str, stated: str, org: str = "ACME", **fields: str) -> Path:
     """A package of one result, with the names of its submitter."""
     folder = root / f"hpc_results_v{round_}" / submitter
-    fields = (
-        dict.fromkeys(SYSTEM_FIELDS, "something")
-        | {
-            "submitter": stated,
-            "division": "closed",
-            "number_of_nodes": "64",
-            "accelerators_per_node": "8",
-        }
-        | fields
-    )
+    described = system_fields(**{"submitter": stated} | fields)
     results(
         folder / "results" / "big" / place,
         10,
@@ -229,7 +221,7 @@ def package(root: Path, round_: str, place: str, submitter: str, stated: str, or
         ),
     )
     (folder / "systems").mkdir(parents=True)
-    (folder / "systems" / "big.json").write_text(json.dumps(fields))
+    (folder / "systems" / "big.json").write_text(json.dumps(described))
     return folder
 
 

@@ -22,6 +22,7 @@ from suite.descriptor import descriptor, descriptors
 from suite.workload import load_workload
 from tests.fixtures.logs import Line, edit, hpc_run, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
+from tests.fixtures.systems import system_fields
 
 GOLDEN = Path(__file__).resolve().parents[2] / "fixtures" / "official_rules_toy_mini_closed.yaml"
 
@@ -180,18 +181,11 @@ def test_a_log_that_names_a_file_is_not_given_to_their_tools(tmp_path: Path) -> 
 
 
 def package(root: Path, size: str = "smoke", **system: str) -> Path:
-    from suite.compliance.rules.package_rules import SYSTEM_FIELDS
-
     folder = root / "ACME"
     our_runs(folder / "results" / "bed" / "strong" / "cosmoflow", size=size)
-    fields = dict.fromkeys(SYSTEM_FIELDS, "unknown") | {
-        "submitter": "ACME",
-        "division": "closed",
-        "number_of_nodes": "1",
-        "accelerators_per_node": "0",
-    }
+    one_cpu = {"number_of_nodes": "1", "accelerators_per_node": "0"}
     (folder / "systems").mkdir(parents=True)
-    (folder / "systems" / "bed.json").write_text(json.dumps(fields | system))
+    (folder / "systems" / "bed.json").write_text(json.dumps(system_fields(**one_cpu | system)))
     return folder
 
 

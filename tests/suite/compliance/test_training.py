@@ -12,11 +12,11 @@ import pytest
 from suite.compliance import convergence
 from suite.compliance.check import check, check_log
 from suite.compliance.derived import Schedule
-from suite.compliance.rules.package_rules import SYSTEM_FIELDS
 from suite.compliance.ruleset import ruleset, ruleset_names
 from suite.compliance.scoring import score_results
 from tests.fixtures.logs import Line, drop, edit, hpc_run, our_run, results, write
 from tests.fixtures.mutations import Case
+from tests.fixtures.systems import system_fields
 from tests.fixtures.training import START_MS, training, training_run
 
 
@@ -85,11 +85,7 @@ def test_the_newest_round_that_has_the_benchmark_holds_without_a_folder(tmp_path
 
 # A result of Training
 
-FIELDS = (
-    dict.fromkeys(SYSTEM_FIELDS, "x")
-    | {"submitter": "ACME", "division": "closed"}
-    | dict.fromkeys(("number_of_nodes", "accelerators_per_node", "host_processors_per_node"), "1")
-)
+FIELDS = system_fields(number_of_nodes="1", accelerators_per_node="1", host_processors_per_node="1")
 
 
 def package(
