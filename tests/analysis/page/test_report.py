@@ -166,7 +166,7 @@ def test_a_first_report_shows_the_published_machines(tmp_path: Path, run_folder:
     for machine in ("Fugaku", "Perlmutter", "Selene", "Eos"):
         assert f">{machine}" in html
     assert "another problem" in html
-    assert "Not at hand when the table was made: v1.0 (4 of 31 results), v2.0 (22 of 22 results)" in html
+    assert "Not at hand" not in html  # of what the table holds
 
 
 @pytest.mark.usefixtures("undrawn")
