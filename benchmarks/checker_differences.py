@@ -96,7 +96,17 @@ def usable(run: Path) -> list[Lines]:
         raise ValueError(
             f"{run}: expected eleven logs of cosmoflow smoke that converged, one of them after four epochs"
         )
-    return [lines_of(path) for _, path in sorted(found)]
+    return [renumbered(lines_of(path), trial) for trial, (_, path) in enumerate(sorted(found))]
+
+
+def renumbered(lines: Lines, trial: int) -> Lines:
+    """The log as if it were of this trial: runs that missed the target leave no gap."""
+    return [
+        replace(line, metadata=dict(line.metadata or {}) | {"trial": trial})
+        if "trial" in (line.metadata or {})
+        else line
+        for line in lines
+    ]
 
 
 def with_staging(lines: Lines) -> Lines:
