@@ -27,6 +27,7 @@ def relay(log: Path, token: str, grace_s: float) -> None:
     watch.register(source, select.POLLIN)
     watch.register(launcher, 0)  # POLLERR when the launcher has gone
     gone_at: float | None = None
+    problem: str | None = None
     while True:
         ready = dict(watch.poll(1000))
         if gone_at is None and launcher in ready:
@@ -39,12 +40,13 @@ def relay(log: Path, token: str, grace_s: float) -> None:
         data = os.read(source, PIECE)
         if not data:
             return
-        problem = keeper.keep(data)
+        problem = keeper.keep(data) or problem
         if gone_at is None:
             try:
                 _write_all(launcher, data)
-                if problem:
+                if problem and data.endswith(b"\n"):  # not in the middle of what a rank prints
                     _write_all(launcher, f"mlhpc: {problem}; output is shown and not kept\n".encode())
+                    problem = None
             except BrokenPipeError:
                 continue  # poll says so too
 

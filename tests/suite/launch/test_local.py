@@ -278,7 +278,11 @@ def test_a_full_disk_costs_the_log_of_the_output_and_nothing_else(tmp_path: Path
     echoed: list[str] = []
     log = small_disk / "trial_0.log"
     code = local.run_local(
-        worker(tmp_path, "print('a' * 100); print('b')"), ranks=1, log=log, say=print, echo=echoed.append
+        worker(tmp_path, "print('a' * 50, end='', flush=True); time.sleep(0.3); print('a' * 50); print('b')"),
+        ranks=1,
+        log=log,
+        say=print,
+        echo=echoed.append,
     )
     assert code == 0
     assert echoed[:2] == ["a" * 100, "b"]
