@@ -14,16 +14,11 @@ def record_of(log: Log, rules: Ruleset) -> tuple[RunRecord, Benchmark | None]:
     """Summarise a log by the metric of the benchmark that it names; the benchmark is None if the ruleset has none of that name."""
     record = summarise(log)
     benchmark = rules.benchmark(record.benchmark, record.size)
-    if benchmark is not None and not fits(record, benchmark):
+    if benchmark is not None and record.metric_key not in (None, benchmark.metric):
         record = summarise(log, benchmark.metric)
     if benchmark is not None and benchmark.parts:
         record = replace(record, metric_key=benchmark.metric, evals=_joined(log, benchmark, record))
     return record, benchmark
-
-
-def fits(record: RunRecord, benchmark: Benchmark | None) -> bool:
-    """True if the values of a record as `summarise` made it are those of the benchmark's metric, or if there are none."""
-    return benchmark is None or (not benchmark.parts and record.metric_key in (None, benchmark.metric))
 
 
 def _joined(log: Log, benchmark: Benchmark, record: RunRecord) -> tuple[MetricValue, ...]:
