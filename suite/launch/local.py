@@ -95,6 +95,7 @@ def trial_environment(environ: Mapping[str, str], *, ranks: int) -> dict[str, st
 
 
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
+_LATE = re.compile(r"Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!")
 _BANNER = re.compile(
     r"={20,}$|=   |\[(mpiexec|proxy)[:@]|YOUR APPLICATION TERMINATED|This typically refers to a problem"
     r"|Please see the FAQ|Abort\(\d+\) on node"
@@ -112,11 +113,19 @@ def rank_signal(line: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def explain_end(returncode: int, ended_by: int | None) -> tuple[int, str | None]:
+def is_late(line: str) -> bool:
+    """True for the line before the stack of a rank that could not be connected with the others (suite.training.startup)."""
+    return bool(_LATE.fullmatch(line))
+
+
+def explain_end(returncode: int, ended_by: int | None, *, late: bool = False) -> tuple[int, str | None]:
     """The trial's exit code, and a message if the worker could not print one itself.
 
     ``ended_by`` is the signal from `rank_signal`; a negative ``returncode`` means that a signal ended the process we started.
+    ``late``: a line for which `is_late` holds was printed.
     """
+    if late:
+        return 1, "the ranks were not connected with each other within watchdog.silence_s; their Python stacks"
     if ended_by is None and returncode < 0:
         ended_by = -returncode
     if ended_by is not None:
@@ -148,7 +157,7 @@ def run_local(
     environment = trial_environment(environ, ranks=ranks) | {TOKEN_NAME: token}
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
-    ended_by = None
+    ended_by, late = None, False
     with _Output(log, token, grace_s) as output:
         process = subprocess.Popen(
             [*mpiexec_command(ranks), *command],
@@ -165,13 +174,13 @@ def run_local(
         try:
             with _forwarded(stop):
                 for line in output.lines(attendance.check):
-                    ended_by = ended_by or rank_signal(line)
+                    ended_by, late = ended_by or rank_signal(line), late or is_late(line)
                     if echo is not None and not is_banner(line) and line.strip():
                         echo(line)
                 returncode = process.wait()
         finally:
             stop.finish()
-    code, message = explain_end(returncode, ended_by)
+    code, message = explain_end(returncode, ended_by, late=late and returncode != 0)
     if stop.forced:
         code, message = 1, f"the ranks did not stop within {grace_s:g} s of the signal and were killed"
     elif message and (kept := read_code(told)) is not None:

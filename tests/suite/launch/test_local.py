@@ -131,6 +131,20 @@ def test_a_killed_rank_ends_the_trial_in_seconds_with_one_line(tmp_path: Path) -
     assert living(tmp_path) == []
 
 
+def test_ranks_that_were_not_connected_are_explained_in_one_line(tmp_path: Path) -> None:
+    body = """
+        import faulthandler
+        faulthandler.dump_traceback_later(0.5, exit=True)
+        time.sleep(60)
+        """
+    code, said, _ = run(tmp_path, body)
+    assert code == 1
+    log = tmp_path / "output" / "trial_0.log"
+    text = "the ranks were not connected with each other within watchdog.silence_s; their Python stacks"
+    assert said == [f"{text}: see {log}"]
+    assert "Timeout (0:00:00.500000)!" in log.read_text().splitlines()
+
+
 LAUNCHER = """
 import sys
 from pathlib import Path

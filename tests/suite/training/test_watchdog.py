@@ -111,6 +111,17 @@ def test_a_rank_that_hangs_outside_the_training_is_named_too(
     (folder / "output" / "stack_0_rank0.txt").stat()
 
 
+@pytest.mark.parametrize(("action", "code"), [("end", 1), ("report", 0)])
+def test_ranks_that_are_not_connected_with_each_other_end_with_their_stacks(
+    data: Path, tmp_path: Path, action: str, code: int
+) -> None:
+    settings = ("watchdog.silence_s=3", f"watchdog.action={action}", "TOY_SLEEP_S=9", "TOY_FAULT=sleep:connect:1")
+    done = run(data, tmp_path / "run", 2, *settings)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Timeout (0:00:03)!" in done.stderr.splitlines()
+    assert "in _connect" in done.stderr  # the rank that waits in MPI's start, which holds Python's lock
+
+
 def test_a_report_only_watchdog_lets_the_run_go_on(data: Path, tmp_path: Path) -> None:
     done = run(
         *(data, tmp_path / "run", 1, "watchdog.silence_s=4", "watchdog.action=report", "max_epochs=1"),

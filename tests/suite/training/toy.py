@@ -149,6 +149,7 @@ def fault(place: str, count: int) -> None:
 
 
 HOOKS = {  # functions of the harness in which a rank can be made to fail, by place
+    "connect": "suite.world:World.create",
     "verification": "suite.data.verification:check_crc32c",
     "staging": "suite.data.staging:_fill",
     "barrier": "suite.world:World.barrier",
