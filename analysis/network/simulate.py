@@ -70,14 +70,20 @@ def simulated_layer_s(
 def _linear(network: Network, begin_R: Floats, bytes_RR: Floats, per_node: int) -> Floats:
     """Every rank sends to every other rank directly."""
     ranks = len(begin_R)
-    slow = network.slowdown(ranks)
+    slow = network.slowdown(ranks, "linear")
     return _rounds(
         begin_R + network.launch_s,
         bytes_RR,
         per_node,
-        across=(network.inter_latency_s, slow / network.inter_bandwidth),
-        inside=(network.intra_latency_s, 1 / network.intra_bandwidth),
+        across=(_latency_RR(network, bytes_RR, "linear"), slow / network.inter_bandwidth),
+        inside=(np.full_like(bytes_RR, network.intra_latency_s), 1 / network.intra_bandwidth),
     )
+
+
+def _latency_RR(network: Network, bytes_RR: Floats, algorithm: Algorithm) -> Floats:
+    """Latency in s of each message between nodes, which depends on its bytes."""
+    small, large = (network.across_latency_s(size, algorithm) for size in (0.0, network.rendezvous_from))
+    return np.where(bytes_RR >= network.rendezvous_from, large, small)
 
 
 def _two_level(network: Network, begin_R: Floats, bytes_RR: Floats, per_node: int) -> Floats:
@@ -101,8 +107,8 @@ def _two_level(network: Network, begin_R: Floats, bytes_RR: Floats, per_node: in
         across_RR[np.ix_(members, members)] = relayed_RN[members]
     launches = 2 * network.launch_s
     links = {
-        "across": (network.two_level_latency_s, 1 / network.inter_bandwidth),
-        "inside": (network.intra_latency_s, 1 / network.intra_bandwidth),
+        "across": (_latency_RR(network, across_RR, "2dh"), network.slowdown(ranks, "2dh") / network.inter_bandwidth),
+        "inside": (np.full_like(inside_RR, network.intra_latency_s), 1 / network.intra_bandwidth),
     }
     copied_R = begin_R + launches + 2 * bytes_RR.sum(1) / network.memory_bandwidth  # a copy reads and writes each byte
     relay_R = _rounds(copied_R, inside_RR, per_node, only="inside", **links)
@@ -115,20 +121,21 @@ def _rounds(
     bytes_RR: Floats,
     per_node: int,
     *,
-    across: tuple[float, float],
-    inside: tuple[float, float],
+    across: tuple[Floats, float],
+    inside: tuple[Floats, float],
     only: Literal["inside", "across"] | None = None,
 ) -> Floats:
     """Seconds at which each rank is done, if messages go in rounds, one per (shift of node, shift of device).
 
-    ``across`` and ``inside`` are (latency in s, s per byte). A message starts when its sender and its receiver are free.
+    ``across`` and ``inside`` are (latency in s of a message from each rank to each, s per byte). A message starts when its
+    sender and its receiver are free.
     The two kinds of ports work at the same time.
     """
     ranks = len(begin_R)
     nodes = ranks // per_node
     node_R, device_R = np.divmod(np.arange(ranks), per_node)
     finish_R = begin_R
-    for kind, (latency, per_byte) in (("inside", inside), ("across", across)):
+    for kind, (latency_RR, per_byte) in (("inside", inside), ("across", across)):
         if only not in (None, kind):
             continue
         sends_R, receives_R = begin_R.copy(), begin_R.copy()
@@ -137,7 +144,8 @@ def _rounds(
         for by_node in shifts_N:
             for by_device in shifts_D:
                 to_R = (node_R + by_node) % nodes * per_node + (device_R + by_device) % per_node
-                end_R = np.maximum(sends_R, receives_R[to_R]) + latency + bytes_RR[np.arange(ranks), to_R] * per_byte
+                wire_R = latency_RR[np.arange(ranks), to_R] + bytes_RR[np.arange(ranks), to_R] * per_byte
+                end_R = np.maximum(sends_R, receives_R[to_R]) + wire_R
                 sends_R = end_R
                 receives_R = np.empty_like(end_R)
                 receives_R[to_R] = end_R

@@ -23,7 +23,9 @@ BACKWARD_FACTOR = 2.0  # FLOPs of the backward pass over those of the forward pa
 class Network:
     """The links of a machine as one rank sees them: latencies per message, bandwidths in bytes/s per rank.
 
-    ``congestion`` is the relative slowdown of a linear all-to-all per doubling of the ranks above ``congestion_from``.
+    ``congestion`` is the relative slowdown of a linear all-to-all per doubling of the ranks above ``congestion_from``,
+    ``two_level_congestion`` that of 2DH. A message of at least ``rendezvous_from`` bytes between nodes waits for its receiver:
+    its latency differs by ``rendezvous_s`` (negative where copies of smaller messages cost more than the wait).
     """
 
     ranks_per_node: int
@@ -36,10 +38,19 @@ class Network:
     two_level_latency_s: float
     congestion: float = 0.0
     congestion_from: int = 64
+    two_level_congestion: float = 0.0
+    rendezvous_from: float = math.inf
+    rendezvous_s: float = 0.0
 
-    def slowdown(self, ranks: int) -> float:
-        """The factor by which congestion lengthens the inter-node streaming time of a linear all-to-all."""
-        return 1 + self.congestion * max(0.0, math.log2(ranks / self.congestion_from))
+    def slowdown(self, ranks: int, algorithm: Algorithm) -> float:
+        """The factor by which congestion lengthens the inter-node streaming time of an all-to-all."""
+        per_doubling = self.congestion if algorithm == "linear" else self.two_level_congestion
+        return 1 + per_doubling * max(0.0, math.log2(ranks / self.congestion_from))
+
+    def across_latency_s(self, message_bytes: float, algorithm: Algorithm) -> float:
+        """Latency of a message of so many bytes to another node."""
+        latency_s = self.inter_latency_s if algorithm == "linear" else self.two_level_latency_s
+        return latency_s + (self.rendezvous_s if message_bytes >= self.rendezvous_from else 0.0)
 
 
 # Fitted to Tutel's paper (arXiv:2206.03382; Azure NDm A100 v4, 8 A100 and 8 HDR links per node); docs/moe.md names the rows
@@ -117,8 +128,8 @@ def linear_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transf
     """Every rank sends S / n to every other. Both kinds of link work at the same time; the slower one determines the time."""
     local = min(network.ranks_per_node, ranks)
     inter = Transfer(
-        network.launch_s + (ranks - local) * network.inter_latency_s,
-        network.slowdown(ranks) * size_bytes * (ranks - local) / ranks / network.inter_bandwidth,
+        network.launch_s + (ranks - local) * network.across_latency_s(size_bytes / ranks, "linear"),
+        network.slowdown(ranks, "linear") * size_bytes * (ranks - local) / ranks / network.inter_bandwidth,
     )
     intra = Transfer(
         network.launch_s + (local - 1) * network.intra_latency_s,
@@ -131,10 +142,11 @@ def two_level_all_to_all(network: Network, ranks: int, size_bytes: float) -> Tra
     """2DH: ranks of a node exchange what goes to the same local rank; then each sends n / m - 1 messages, m times as large."""
     local = min(network.ranks_per_node, ranks)
     nodes = ranks / local
-    latency = 4 * network.launch_s + (local - 1) * network.intra_latency_s + (nodes - 1) * network.two_level_latency_s
+    across_s = (nodes - 1) * network.across_latency_s(size_bytes / nodes, "2dh")
+    latency = 4 * network.launch_s + (local - 1) * network.intra_latency_s + across_s
     copies = 4 * size_bytes / network.memory_bandwidth  # two strided copies, each read and written
     intra = size_bytes * (local - 1) / local / network.intra_bandwidth
-    inter = size_bytes * (1 - 1 / nodes) / network.inter_bandwidth
+    inter = network.slowdown(ranks, "2dh") * size_bytes * (1 - 1 / nodes) / network.inter_bandwidth
     return Transfer(latency, copies + intra + inter)
 
 

@@ -45,9 +45,10 @@ MACHINE = Network(
     st.sampled_from(["linear", "2dh"]),
     st.floats(1e-7, 1e-3),
     st.floats(1e7, 1e12),
+    st.floats(1.0, 1e8),
 )
 def test_equal_messages_take_as_long_as_the_closed_form_says(
-    grid: tuple[int, int], size: float, algorithm: Any, latency: float, bandwidth: float
+    grid: tuple[int, int], size: float, algorithm: Any, latency: float, bandwidth: float, rendezvous_from: float
 ) -> None:
     nodes, per_node = grid
     ranks = nodes * per_node
@@ -57,7 +58,10 @@ def test_equal_messages_take_as_long_as_the_closed_form_says(
         inter_latency_s=latency,
         inter_bandwidth=bandwidth,
         congestion=0.2,
+        two_level_congestion=0.1,
         congestion_from=4,
+        rendezvous_from=rendezvous_from,
+        rendezvous_s=7e-6,
     )
     done = simulated_all_to_all(network, np.zeros(ranks), np.full((ranks, ranks), size / ranks), algorithm)
     assert done == pytest.approx(np.full(ranks, all_to_all(network, ranks, size, algorithm).total_s), rel=1e-9)
