@@ -54,6 +54,10 @@ COMMANDS: dict[str, list[list[str]]] = {
         for more in ([], ["--float64"], ["--seed", "2"])
     ],
     "workload_steps": [[sys.executable, "benchmarks/workload_steps.py", "--ranks", ranks] for ranks in "12"],
+    "network_intervals": [
+        [sys.executable, "benchmarks/network_intervals.py", *more]
+        for more in ([], ["--first-seed", "2000", "--laws", "400"])
+    ],
     "formulations": [[sys.executable, "benchmarks/formulations.py"]],
     "staging": [[sys.executable, "benchmarks/staging.py"], [sys.executable, "benchmarks/staging.py", "--cold"]],
     "generator": [[sys.executable, "benchmarks/generator.py"]],

@@ -6,18 +6,13 @@ import statistics
 from pathlib import Path
 
 import click
+import numpy as np
 
-from analysis.network.fit import (
-    EXTRAPOLATED_RANKS,
-    Fit,
-    best_choice,
-    crossover_bytes,
-    fit_sweep,
-    predicted_layer_s,
-    typical_error,
-)
+from analysis.network.fit import Fit, best_choice, fit_sweep, typical_error
+from analysis.network.held_out import CONFIDENCE, predicted_layer_s
+from analysis.network.intervals import all_to_all_band, carried_ranks, crossover, layer_interval
 from analysis.network.paper import paper_rows
-from analysis.network.sweep import MIB, Layer, LayerRun, read_sweep
+from analysis.network.sweep import KIB, MIB, Layer, LayerRun, read_sweep
 from suite.files import print_line
 from suite.performance.cost_model import ALGORITHMS
 
@@ -53,8 +48,7 @@ def fit_lines(fit: Fit) -> list[str]:
         *_parameter_lines(fit),
         *_error_lines(fit),
         *(f"  {_layer_line(layer, fit)}" for layer in fit.sweep.layers),
-        f"  extrapolated from {fit.sweep.ranks} ranks, not measured:",
-        *(f"    {_extrapolation_line(fit, ranks)}" for ranks in EXTRAPOLATED_RANKS),
+        *_extrapolation_lines(fit),
     ]
 
 
@@ -64,8 +58,8 @@ def _parameter_lines(fit: Fit) -> list[str]:
         f"  launch {1e6 * links.launch_s:.1f} us; inside a node {1e6 * links.intra_latency_s:.1f} us per message, "
         f"{links.intra_bandwidth / 1e9:.3g} GB/s; across {1e6 * links.inter_latency_s:.1f} us, "
         f"{links.inter_bandwidth / 1e9:.3g} GB/s, in 2DH {1e6 * links.two_level_latency_s:.1f} us; "
-        f"copies {links.memory_bandwidth / 1e9:.3g} GB/s (measured); a linear all-to-all loses {100 * links.congestion:.0f} % "
-        f"per doubling above {links.congestion_from} ranks" + ("" if links.congestion else " (not seen on so few)"),
+        f"copies {links.memory_bandwidth / 1e9:.3g} GB/s (measured)",
+        f"  {_rendezvous_words(fit)}; {_congestion_words(fit)}",
         f"  R2 of log seconds {fit.r_squared:.3f} over {len(fit.fitted)} fitted all-to-alls",
     ]
 
@@ -106,14 +100,51 @@ def _settings(run: LayerRun) -> str:
     return f"r {run.r}, degree {run.degree}, {run.algorithm}"
 
 
-def _extrapolation_line(fit: Fit, ranks: int) -> str:
-    best = best_choice(fit, fit.layer_shape(ranks), ranks)
-    limit = crossover_bytes(fit.network, ranks)
-    wins = "2DH never wins" if limit is None else f"2DH wins up to {limit / MIB:.3g} MiB per rank"
+def _rendezvous_words(fit: Fit) -> str:
+    links = fit.network
+    if not links.rendezvous_s:
+        return "no switch of protocols seen"
     return (
-        f"{ranks:,} ranks: {wins}; the layer fastest with r {best.r}, degree {best.degree}, {best.algorithm}: "
-        f"{best.seconds:.3g} s"
+        f"messages of {links.rendezvous_from / KIB:.3g} KiB and more take {1e6 * links.rendezvous_s:+.1f} us each "
+        "(switch of protocols)"
     )
+
+
+def _congestion_words(fit: Fit) -> str:
+    links = fit.network
+    lost = [(links.congestion, "linear"), (links.two_level_congestion, "2DH")]
+    seen = " and ".join(f"{name} loses {100 * share:.0f} %" for share, name in lost if share)
+    if not seen:
+        return "no congestion that two grids agree on"
+    return f"congestion: {seen} per doubling above {links.congestion_from} ranks"
+
+
+def _extrapolation_lines(fit: Fit) -> list[str]:
+    measured, carried = fit.sweep.ranks, carried_ranks(fit)
+    if not carried:
+        return [
+            f"  more than {measured:,} ranks: cannot tell: no grid with several nodes could be predicted from a smaller one, so "
+            "how the error grows is not known; sweep more nodes"
+        ]
+    return [
+        f"  extrapolated from {measured:,} ranks, not measured, with {100 * CONFIDENCE:.0f} % intervals:",
+        *(line for ranks in carried for line in _ranks_lines(fit, ranks)),
+        f"    more than {carried[-1]:,} ranks: cannot tell: the data carry {carried[-1] // measured} times the measured ranks",
+    ]
+
+
+def _ranks_lines(fit: Fit, ranks: int) -> list[str]:
+    shape = fit.layer_shape(ranks)
+    best, size = best_choice(fit, shape, ranks), np.array([shape.dispatch_bytes])
+    linear, two_level = (all_to_all_band(fit, ranks, size, name).at(0) for name in ALGORITHMS)
+    ratio = all_to_all_band(fit, ranks, size, "ratio").at(0)
+    return [
+        f"    {ranks:,} ranks: {crossover(fit, ranks).words()}",
+        f"      all-to-all of {size[0] / MIB:.3g} MiB per rank: linear {linear.words(' ms', 1e3)}, "
+        f"2DH {two_level.words(' ms', 1e3)}, linear / 2DH {ratio.words()}",
+        f"      layer, fastest by the model with r {best.r}, degree {best.degree}, {best.algorithm}: "
+        f"{layer_interval(fit, ranks, best.seconds).words(' ms', 1e3)}",
+    ]
 
 
 def paper_lines() -> list[str]:

@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.network.fit import EXTRAPOLATED_RANKS, Fit, best_choice
+from analysis.network.fit import Fit, best_choice
+from analysis.network.intervals import carried_ranks, layer_interval
 from analysis.page.drawing import BLUE, GREEN, GREY, INK, ORANGE, clip, panels
 from analysis.study import Study
 from suite.performance.cost_model import layer_s
@@ -19,7 +20,7 @@ CAPTION = (
     "The fastest way to execute the measured layer by the fitted model, for ranks (experts grow with them) and for the rows "
     "each token becomes, k·f: top-k times the capacity that the load needs. r = 0 (blue) gathers all weights, r = 1 (green) "
     "moves each row once, r > 1 (orange) moves copies instead of weights; d is the overlap degree; below, the gain over r = 1, "
-    "d = 1, linear. Rows marked * are extrapolated."
+    "d = 1, linear. Rows marked * are extrapolated as far as the data carry."
 )
 ORDER = 82
 LOADS = (0.25, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -74,11 +75,12 @@ def draw(study: Study) -> Figure:
 
 def _rows(fit: Fit) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for ranks in sorted({layer.ranks for layer in fit.sweep.layers} | set(EXTRAPOLATED_RANKS)):
+    for ranks in sorted({layer.ranks for layer in fit.sweep.layers} | set(carried_ranks(fit))):
         base = fit.layer_shape(ranks)
         for load in LOADS:
             shape = replace(base, capacity_factor=load / base.top_k)
             best = best_choice(fit, shape, ranks)
+            interval = layer_interval(fit, ranks, best.seconds)
             plain = layer_s(shape, fit.network, ranks, fit.flops_per_s, r=1, degree=1, algorithm="linear")
             rows.append(
                 {
@@ -90,6 +92,8 @@ def _rows(fit: Fit) -> list[dict[str, object]]:
                     "degree": best.degree,
                     "algorithm": best.algorithm,
                     "model [s]": best.seconds,
+                    "low [s]": interval.low if ranks > fit.sweep.ranks else None,
+                    "high [s]": interval.high if ranks > fit.sweep.ranks else None,
                     "gain": plain / best.seconds,
                 }
             )

@@ -6,19 +6,20 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.network.fit import EXTRAPOLATED_RANKS, Fit, crossover_bytes
-from analysis.network.sweep import KIB, MIB
+from analysis.network.fit import Fit
+from analysis.network.intervals import all_to_all_band, carried_ranks, crossover
+from analysis.network.sweep import KIB
 from analysis.page.drawing import CYCLE, INK, MARKERS, clip, loglog, panels
 from analysis.study import Study
-from suite.performance.cost_model import all_to_all
 
 TITLE = "2DH against the linear all-to-all"
 CAPTION = (
     "Time of the linear all-to-all divided by that of 2DH: above 1, 2DH wins. Signs are medians of the sweep, solid lines the "
-    "fitted model on the measured ranks, dashed lines the model on more ranks than were measured."
+    "fitted model on the measured ranks, dashed lines the model on more ranks than were measured, "
+    "as far as the data carry; bands are 90 % intervals."
 )
 ORDER = 83
-SIZES = np.geomspace(2.0**10, 2.0**28, 60)
+POINTS = 60
 
 
 def table(study: Study) -> pd.DataFrame:
@@ -31,9 +32,10 @@ def answer(study: Study) -> str:
     return "; ".join(
         f"{clip(fit.sweep.name)}: "
         + ", ".join(
-            f"{ranks:,} ranks{' (extrapolated)' if ranks > fit.sweep.ranks else ''} {_edge(fit, ranks)}"
-            for ranks in (fit.sweep.ranks, EXTRAPOLATED_RANKS[-1])
+            f"{ranks:,} ranks{' (extrapolated)' if ranks > fit.sweep.ranks else ''} {crossover(fit, ranks).words()}"
+            for ranks in (fit.sweep.ranks, *carried_ranks(fit)[-1:])
         )
+        + f"; on more than {(fit.sweep.ranks, *carried_ranks(fit))[-1]:,} ranks cannot tell"
         for fit in study.fitted_networks()
     )
 
@@ -46,7 +48,7 @@ def draw(study: Study) -> Figure:
     for fit, axis in zip(fits, axes, strict=True):
         rows = frame[frame["sweep"] == fit.sweep.name]
         gains = pd.concat([rows["model, linear / 2DH"], rows["measured, linear / 2DH"], pd.Series([1.0])]).dropna()
-        loglog(axis, [SIZES[0] / KIB, SIZES[-1] / KIB], gains.tolist())
+        loglog(axis, [rows["bytes per rank"].min() / KIB, rows["bytes per rank"].max() / KIB], gains.tolist())
         axis.axhline(1.0, color=INK, linewidth=0.9, linestyle=":")
         for (ranks, own), colour, marker in zip(rows.groupby("ranks", sort=True), CYCLE * 3, MARKERS * 3, strict=False):
             beyond = bool(own["extrapolated"].iloc[0])
@@ -55,6 +57,9 @@ def draw(study: Study) -> Figure:
                 own["bytes per rank"] / KIB, own["model, linear / 2DH"], "--" if beyond else "-",
                 color=colour, linewidth=1.4, label=f"{ranks:,} ranks" + (", extrapolated" if beyond else ""),
             )  # fmt: skip
+            axis.fill_between(
+                own["bytes per rank"] / KIB, own["low"], own["high"], color=colour, alpha=0.12, linewidth=0
+            )
             axis.plot(
                 own["bytes per rank"] / KIB,
                 own["measured, linear / 2DH"],
@@ -70,19 +75,17 @@ def draw(study: Study) -> Figure:
     return figure
 
 
-def _edge(fit: Fit, ranks: int) -> str:
-    edge = crossover_bytes(fit.network, ranks)
-    return "2DH never wins" if edge is None else f"2DH wins up to {edge / MIB:.3g} MiB per rank"
-
-
 def _rows(fit: Fit) -> list[dict[str, object]]:
     medians = {(m.ranks, m.size_bytes, m.algorithm): m.seconds for m in fit.sweep.measurements}
     across = {m.ranks for m in fit.sweep.measurements if m.ranks > m.ranks_per_node}
     rows: list[dict[str, object]] = []
-    for ranks in sorted(across | set(EXTRAPOLATED_RANKS)):
+    bytes_measured = sorted({m.size_bytes for m in fit.sweep.measurements})
+    for ranks in sorted(across | set(carried_ranks(fit))):
         measured = {size: seconds for (n, size, name), seconds in medians.items() if n == ranks and name == "linear"}
-        for size in sorted({*SIZES.tolist(), *measured}):
-            linear, two_level = (all_to_all(fit.network, ranks, size, name).total_s for name in ("linear", "2dh"))
+        largest = bytes_measured[-1] * max(1.0, ranks / fit.sweep.ranks)
+        sizes = np.array(sorted({*np.geomspace(bytes_measured[0], largest, POINTS).tolist(), *measured}))
+        band = all_to_all_band(fit, ranks, sizes, "ratio")
+        for i, size in enumerate(sizes.tolist()):
             other = medians.get((ranks, size, "2dh"))
             rows.append(
                 {
@@ -90,7 +93,9 @@ def _rows(fit: Fit) -> list[dict[str, object]]:
                     "ranks": ranks,
                     "extrapolated": ranks > fit.sweep.ranks,
                     "bytes per rank": size,
-                    "model, linear / 2DH": linear / two_level,
+                    "model, linear / 2DH": float(band.value[i]),
+                    "low": float(band.low[i]),
+                    "high": float(band.high[i]),
                     "measured, linear / 2DH": measured[size] / other if other and size in measured else None,
                 }
             )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.network.fit import EXTRAPOLATED_RANKS, IDEAS, Fit, ideas_s, measured_ideas_s
+from analysis.network.fit import IDEAS, Fit, ideas_s, measured_ideas_s
+from analysis.network.intervals import carried_ranks, layer_interval
 from analysis.page.drawing import CYCLE, GREY, INK, MARKERS, clip, loglog, panels
 from analysis.study import Study
 
@@ -13,7 +14,8 @@ TITLE = "MoE layer: time by idea"
 CAPTION = (
     "Forward and backward of the measured layer, tokens and experts growing with the ranks: one-hot masks; rows sorted by "
     "expert; 2DH where it is faster; the best r; the best overlap degree. Each line keeps what came before. Lines are the "
-    "fitted model's, signs are measured. Right of the dotted line is extrapolation: no such machine was measured."
+    "fitted model's, signs are measured. Right of the dotted line is extrapolation, as far as the data carry, with its "
+    "90 % interval."
 )
 ORDER = 81
 
@@ -24,16 +26,14 @@ def table(study: Study) -> pd.DataFrame:
 
 
 def answer(study: Study) -> str:
-    """What the ideas are worth where it was measured, and what the model says of the largest machine."""
+    """What the ideas are worth where it was measured, and what the model says of as many ranks as the data carry."""
     sentences = []
     for fit in study.fitted_networks():
         layer = fit.sweep.layers[-1]
         measured = measured_ideas_s(layer)
         gain = measured[IDEAS[1]].seconds / measured[IDEAS[-1]].seconds
-        far = ideas_s(fit, EXTRAPOLATED_RANKS[-1])
         sentences.append(
-            f"{clip(fit.sweep.name)}: {gain:.2f}x over linear with r 1 on {layer.ranks} ranks (measured), "
-            f"{far[IDEAS[1]] / far[IDEAS[-1]]:.3g}x on {EXTRAPOLATED_RANKS[-1]:,} (extrapolated)"
+            f"{clip(fit.sweep.name)}: {gain:.2f}x over linear with r 1 on {layer.ranks} ranks (measured), {_far(fit)}"
         )
     return "; ".join(sentences)
 
@@ -50,6 +50,9 @@ def draw(study: Study) -> Figure:
         for idea, colour, marker in zip(IDEAS, CYCLE, MARKERS, strict=False):
             own = rows[rows["idea"] == idea]
             axis.plot(own["ranks"], 1e3 * own["model [s]"], color=colour, linewidth=1.4, label=idea)
+            beyond = own[own["extrapolated"]]
+            low, high = (1e3 * beyond[end].astype(float) for end in ("low [s]", "high [s]"))
+            axis.fill_between(beyond["ranks"], low, high, color=colour, alpha=0.15, linewidth=0)
             axis.plot(own["ranks"], 1e3 * own["measured [s]"], marker, color=colour, linestyle="none", markersize=7)
         edge = fit.sweep.ranks * 1.2
         axis.axvline(edge, color=GREY, linestyle=":")
@@ -68,14 +71,21 @@ def draw(study: Study) -> Figure:
     return figure
 
 
+def _far(fit: Fit) -> str:
+    carried = carried_ranks(fit)
+    if not carried:
+        return f"on more than {fit.sweep.ranks:,} cannot tell"
+    fastest = layer_interval(fit, carried[-1], ideas_s(fit, carried[-1])[IDEAS[-1]])
+    return f"on {carried[-1]:,} the layer takes {fastest.words(' ms', 1e3)} (extrapolated, 90 %); on more cannot tell"
+
+
 def _rows(fit: Fit) -> list[dict[str, object]]:
     measured = {layer.ranks: measured_ideas_s(layer) for layer in fit.sweep.layers}
-    largest = max(EXTRAPOLATED_RANKS)
-    powers = {2**i for i in range(1, largest.bit_length()) if fit.sweep.ranks < 2**i <= largest}
     rows: list[dict[str, object]] = []
-    for ranks in sorted(powers | set(measured)):
+    for ranks in sorted(set(carried_ranks(fit)) | set(measured)):
         for idea, seconds in ideas_s(fit, ranks).items():
             run = measured.get(ranks, {}).get(idea)
+            interval = layer_interval(fit, ranks, seconds) if ranks > fit.sweep.ranks else None
             rows.append(
                 {
                     "sweep": fit.sweep.name,
@@ -83,6 +93,8 @@ def _rows(fit: Fit) -> list[dict[str, object]]:
                     "extrapolated": ranks > fit.sweep.ranks,
                     "idea": idea,
                     "model [s]": seconds,
+                    "low [s]": interval.low if interval else None,
+                    "high [s]": interval.high if interval else None,
                     "measured [s]": run.seconds if run else None,
                     "n": run.repeats if run else 0,
                     "error [%]": 100 * (seconds / run.seconds - 1) if run else None,

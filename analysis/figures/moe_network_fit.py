@@ -8,16 +8,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.network.fit import Compared, Fit, typical_error
+from analysis.network.intervals import all_to_all_band
 from analysis.network.sweep import KIB
 from analysis.page.drawing import CYCLE, clip, loglog, panels
 from analysis.study import Study
-from suite.performance.cost_model import ALGORITHMS, all_to_all
+from suite.performance.cost_model import ALGORITHMS
 
 TITLE = "All-to-all: measured and fitted"
 CAPTION = (
     "Median seconds of the slowest rank by the bytes each rank sends. Full signs went into the fit, hollow ones were left "
     "out of it; solid lines are the model's linear all-to-all, dashed ones its 2DH. Latency and bandwidth inside and across "
-    "nodes are fitted in log seconds; the bandwidth of copies is measured."
+    "nodes are fitted in log seconds; the bandwidth of copies is measured. Bands are 90 % intervals of the time without noise."
 )
 ORDER = 80
 
@@ -86,7 +87,9 @@ def _panel(axis: Axes, fit: Fit) -> None:
         for algorithm, line in zip(ALGORITHMS, ("-", "--"), strict=True):
             if algorithm == "2dh" and ranks <= per_node:
                 continue  # on one node 2DH is the linear all-to-all
-            model = [1e3 * all_to_all(fit.grid_network(ranks), ranks, x * KIB, algorithm).total_s for x in reach]
+            band = all_to_all_band(fit, ranks, reach * KIB, algorithm)
+            model, low, high = (1e3 * curve for curve in (band.value, band.low, band.high))
+            axis.fill_between(reach, low, high, color=colour, alpha=0.1, linewidth=0)
             label = f"{ranks} ranks" + (", 2DH" if algorithm == "2dh" else "")
             axis.plot(reach, model, line, color=colour, linewidth=1.2, label=label)
     axis.set_title(clip(fit.sweep.name, 50))

@@ -6,41 +6,26 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from analysis.network.held_out import Errors, Quantity, back_test
+from analysis.network.law import Law, fit_law, points
 from analysis.network.sweep import Layer, LayerRun, Measurement, Sweep
 from suite.errors import InputError
 from suite.performance.cost_model import (
-    Algorithm,
     Choice,
     LayerShape,
     Network,
-    all_to_all,
     einsum_flops,
     layer_s,
     ranked,
 )
 
-EXTRAPOLATED_RANKS = (64, 512, 2048, 4096)
 IDEAS = ("masks (GShard)", "sorted rows", "and 2DH", "and best r", "and pipelining")  # each includes those before it
 HELD_OUT_EVERY = 3  # one of three sizes of a grid is left out of the fit
-# Weight of an error by a factor e in a start value, against the same error in one measurement. It keeps a parameter that no
-# measurement depends on at its start value.
-PRIOR = 1e-2
-PARAMETERS = (
-    "launch_s",
-    "intra_latency_s",
-    "intra_bandwidth",
-    "inter_latency_s",
-    "inter_bandwidth",
-    "two_level_latency_s",
-)
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -60,16 +45,23 @@ class Compared:
 class Fit:
     """A network fitted to a sweep, with its errors.
 
+    ``law`` is what was fitted, ``errors`` how laws fitted to the smaller grids err on the later ones (empty with one grid).
     ``fitted`` are the measurements that the fit used, ``held_out`` those that it did not use. ``next_grid`` compares the
     largest grid with a second fit that used only smaller grids. ``r_squared`` is of log seconds over ``fitted``.
     """
 
     sweep: Sweep
-    network: Network
+    law: Law
     r_squared: float
     fitted: tuple[Compared, ...]
     held_out: tuple[Compared, ...]
     next_grid: tuple[Compared, ...]
+    errors: dict[Quantity, Errors]
+
+    @property
+    def network(self) -> Network:
+        """The fitted links."""
+        return self.law.network
 
     @property
     def flops_per_s(self) -> float:
@@ -97,35 +89,19 @@ def fit_sweep(sweep: Sweep) -> Fit:
             "to extrapolate from: more nodes, or --ranks-per-node to count ranks of one node as several"
         )
     used, held_out = _split(sweep.measurements)
-    network = _fit_network(sweep, used)
-    fitted = tuple(_compare(network, used))
+    law = fit_law(sweep, used)
+    fitted = tuple(_compare(law, used))
+    errors, without_largest = back_test(sweep, used)
     across = sorted({m.ranks for m in sweep.measurements if m.ranks > m.ranks_per_node})
-    smaller = [m for m in sweep.measurements if m.ranks < across[-1]]
     largest = [m for m in sweep.measurements if m.ranks == across[-1]]
-    next_grid = _compare(_fit_network(sweep, smaller), largest) if len(across) > 1 else ()
-    return Fit(sweep, network, _r_squared(fitted), fitted, tuple(_compare(network, held_out)), tuple(next_grid))
+    next_grid = tuple(_compare(without_largest, largest)) if without_largest else ()
+    return Fit(sweep, law, _r_squared(fitted), fitted, tuple(_compare(law, held_out)), next_grid, errors)
 
 
 def typical_error(compared: Iterable[Compared]) -> tuple[float, float]:
     """Median and largest absolute relative error (0.1 is 10 %); NaN without measurements."""
     errors = [abs(item.error) for item in compared]
     return (statistics.median(errors), max(errors)) if errors else (float("nan"), float("nan"))
-
-
-def crossover_bytes(network: Network, ranks: int, up_to: float = 2.0**34) -> float | None:
-    """The largest bytes per rank at which 2DH is faster than the linear all-to-all; None if it never is.
-
-    Returns ``up_to`` if 2DH is faster at every size.
-    """
-    sizes = np.geomspace(16.0, up_to, 400)
-    wins = [s for s in sizes if _all_to_all_s(network, ranks, s, "2dh") < _all_to_all_s(network, ranks, s, "linear")]
-    return float(max(wins)) if wins else None
-
-
-def predicted_layer_s(layer: Layer, network: Network, r: int, degree: int, algorithm: Algorithm) -> float:
-    """Predicted seconds of a measured layer: the closed form plus the measured time of gate and permutation."""
-    inside_s = layer_s(layer.shape, network, layer.ranks, layer.flops_per_s, r=r, degree=degree, algorithm=algorithm)
-    return layer.outside_s + inside_s
 
 
 def best_choice(fit: Fit, shape: LayerShape, ranks: int) -> Choice:
@@ -167,56 +143,6 @@ def measured_ideas_s(layer: Layer) -> dict[str, LayerRun]:
     return {idea: min(runs, key=lambda run: run.seconds) for idea, runs in allowed.items() if runs}
 
 
-def _fit_network(sweep: Sweep, measurements: Sequence[Measurement]) -> Network:
-    """Fit the logarithms of the parameters, which keeps the parameters positive, with Levenberg and Marquardt's method."""
-    measured = np.log([m.seconds for m in measurements])
-    small = min(m.seconds for m in measurements)
-    largest = max(measurements, key=lambda m: m.size_bytes)
-    rate = largest.size_bytes / largest.seconds
-    names = (*PARAMETERS, "congestion") if sweep.ranks > Network.congestion_from else PARAMETERS
-    start = np.log([small / 2, small / 2, rate, small / 2, rate, small / 2, 0.1][: len(names)])
-
-    def network(logs: Floats) -> Network:
-        values = dict(zip(names, np.exp(logs).tolist(), strict=True))
-        return Network(ranks_per_node=sweep.ranks_per_node, memory_bandwidth=sweep.memory_bandwidth, **values)
-
-    def residuals(logs: Floats) -> Floats:
-        model = np.log([_predict_s(network(logs), m) for m in measurements])
-        return np.concatenate([model - measured, PRIOR * (logs - start)])
-
-    return network(_minimise(residuals, start))
-
-
-def _minimise(residuals: Callable[[Floats], Floats], start: Floats, steps: int = 200) -> Floats:
-    """The arguments with the smallest sum of squared residuals (Levenberg-Marquardt, forward differences)."""
-    at, damping = start, 1e-2
-    value = residuals(at)
-    for _ in range(steps):
-        jacobian = np.stack([(residuals(at + shift) - value) / 1e-5 for shift in 1e-5 * np.eye(len(at))], axis=1)
-        normal, slope = jacobian.T @ jacobian, jacobian.T @ value
-        step = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), -slope)
-        candidate = residuals(at + step)
-        if candidate @ candidate < value @ value:
-            at, gain, value, damping = at + step, value @ value - candidate @ candidate, candidate, damping / 3
-            if gain < 1e-12:
-                break
-        elif damping > 1e9:
-            break
-        else:
-            damping *= 4
-    return at
-
-
-def _predict_s(network: Network, measurement: Measurement) -> float:
-    """Predicted seconds of a measured all-to-all. A grid with fewer ranks than a node is one node."""
-    grid = replace(network, ranks_per_node=min(network.ranks_per_node, measurement.ranks_per_node))
-    return _all_to_all_s(grid, measurement.ranks, measurement.size_bytes, measurement.algorithm)
-
-
-def _all_to_all_s(network: Network, ranks: int, size_bytes: float, algorithm: Algorithm) -> float:
-    return all_to_all(network, ranks, size_bytes, algorithm).total_s
-
-
 def _split(measurements: Sequence[Measurement]) -> tuple[list[Measurement], list[Measurement]]:
     """Measurements to fit and to leave out: the middle one of every three sizes, never the smallest or largest."""
     sizes = sorted({m.size_bytes for m in measurements})
@@ -224,8 +150,11 @@ def _split(measurements: Sequence[Measurement]) -> tuple[list[Measurement], list
     return [m for m in measurements if m.size_bytes not in out], [m for m in measurements if m.size_bytes in out]
 
 
-def _compare(network: Network, measurements: Sequence[Measurement]) -> list[Compared]:
-    return [Compared(m, _predict_s(network, m)) for m in measurements]
+def _compare(law: Law, measurements: Sequence[Measurement]) -> list[Compared]:
+    if not measurements:
+        return []
+    predicted = law.seconds(points(measurements)).tolist()
+    return [Compared(m, seconds) for m, seconds in zip(measurements, predicted, strict=True)]
 
 
 def _r_squared(compared: Sequence[Compared]) -> float:

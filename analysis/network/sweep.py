@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,8 +117,15 @@ def read_sweep(path: Path) -> Sweep:
         raise InputError(f"{path}: sweep of version {document.get('version')}, this reads {SWEEP_VERSION}")
     try:
         return _parse_sweep(path.stem, document)
-    except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, statistics.StatisticsError) as error:
+    except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, ValueError) as error:
         raise InputError(f"{path}: damaged sweep: {type(error).__name__} {error}") from None
+
+
+def _positive(value: Any) -> float:
+    number = float(value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{value} where a positive number was expected")
+    return number
 
 
 def _parse_sweep(name: str, document: dict[str, Any]) -> Sweep:
@@ -130,21 +138,24 @@ def _parse_sweep(name: str, document: dict[str, Any]) -> Sweep:
         cores_per_node=int(document["cores_per_node"]),
         backend=str(document["backend"]),
         device=str(document["device"]),
-        memory_bandwidth=float(grids[-1]["copy_bytes_per_s"]),
+        memory_bandwidth=_positive(grids[-1]["copy_bytes_per_s"]),
         measurements=tuple(_parse_measurement(grid, row) for grid in grids for row in grid["all_to_all"]),
         layers=tuple(_parse_layer(int(grid["ranks"]), grid["layer"]) for grid in grids),
     )
 
 
 def _parse_measurement(grid: dict[str, Any], row: dict[str, Any]) -> Measurement:
-    seconds = [float(value) for value in row["seconds"]]
+    seconds = [_positive(value) for value in row["seconds"]]
+    ranks, per_node = int(grid["ranks"]), int(grid["ranks_per_node"])
+    if not 0 < per_node <= ranks or ranks % per_node:
+        raise ValueError(f"{ranks} ranks on nodes of {per_node}")
     if row["algorithm"] not in ALGORITHMS:
         raise TypeError(f"algorithm {row['algorithm']!r}")
     return Measurement(
-        ranks=int(grid["ranks"]),
-        ranks_per_node=int(grid["ranks_per_node"]),
+        ranks=ranks,
+        ranks_per_node=per_node,
         algorithm=row["algorithm"],
-        size_bytes=float(row["bytes"]),
+        size_bytes=_positive(row["bytes"]),
         seconds=statistics.median(seconds),
         fastest_s=min(seconds),
         slowest_s=max(seconds),
@@ -173,4 +184,4 @@ def _parse_layer(ranks: int, row: dict[str, Any]) -> Layer:
         )
         for run in row["runs"]
     )
-    return Layer(ranks, layer_shape, float(row["flops_per_s"]), float(row["outside_s"]), runs)
+    return Layer(ranks, layer_shape, _positive(row["flops_per_s"]), float(row["outside_s"]), runs)

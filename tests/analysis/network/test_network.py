@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from analysis.commands.network import network as network_command
 from analysis.commands.report import report
 from analysis.figures import figures as all_figures
-from analysis.network.fit import crossover_bytes, fit_sweep
+from analysis.network.fit import fit_sweep
 from analysis.network.paper import paper_rows
 from analysis.network.simulate import simulated_all_to_all, simulated_layer_s
 from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, is_sweep, read_sweep
@@ -170,6 +170,16 @@ def test_a_noisy_sweep_is_fitted_within_its_noise(tmp_path: Path) -> None:
 
 def test_the_crossover_of_2dh() -> None:
     """At many ranks small messages cost their number: 2DH wins up to a size; on few nodes it does not."""
+
+    def crossover_bytes(network: Network, ranks: int) -> float | None:
+        wins = [
+            size
+            for size in np.geomspace(16.0, 2.0**34, 400)
+            if all_to_all(network, ranks, size, "2dh").total_s < all_to_all(network, ranks, size, "linear").total_s
+        ]
+        return max(wins, default=None)
+
+    assert crossover_bytes(AZURE_NDV4, 2048) > 2**28
     assert crossover_bytes(replace(MACHINE, two_level_latency_s=MACHINE.inter_latency_s), 4) is None
     few, many = (crossover_bytes(MACHINE, ranks) for ranks in (64, 1024))
     assert few is not None
@@ -188,7 +198,9 @@ def test_the_command_says_errors_and_labels_extrapolation(tmp_path: Path) -> Non
     assert "error, sizes left out, 2dh" in done.output
     assert "error, largest grid from smaller ones, linear" in done.output
     assert "extrapolated from 16 ranks, not measured" in done.output
-    assert "4,096 ranks" in done.output
+    assert "    64 ranks: " in done.output
+    assert "more than 64 ranks: cannot tell: the data carry 4 times the measured ranks" in done.output
+    assert "4,096" not in done.output
 
 
 @pytest.mark.parametrize(
@@ -201,6 +213,15 @@ def test_the_command_says_errors_and_labels_extrapolation(tmp_path: Path) -> Non
         (lambda d: d["grids"][0]["all_to_all"][0].update(algorithm="3dh"), "damaged sweep"),
         (lambda d: d["grids"][0].update(layer=None), "damaged sweep"),
         (lambda d: d.update(grids=[]), "damaged sweep"),
+        (lambda d: d["grids"][0]["all_to_all"][0].update(seconds=[0.0]), "a positive number was expected"),
+        (lambda d: d["grids"][0]["all_to_all"][0].update(seconds=[-1e-5]), "a positive number was expected"),
+        (lambda d: d["grids"][0]["all_to_all"][0].update(seconds=[float("nan")]), "a positive number was expected"),
+        (lambda d: d["grids"][0]["all_to_all"][0].update(seconds=["fast"]), "damaged sweep"),
+        (lambda d: d["grids"][0]["all_to_all"][0].update(bytes=0), "a positive number was expected"),
+        (lambda d: d["grids"][-1].update(copy_bytes_per_s=float("inf")), "a positive number was expected"),
+        (lambda d: d["grids"][2].update(ranks_per_node=0), "8 ranks on nodes of 0"),
+        (lambda d: d["grids"][2].update(ranks_per_node=3), "8 ranks on nodes of 3"),
+        (lambda d: d["grids"][0]["layer"].update(flops_per_s=0), "a positive number was expected"),
     ],
 )
 def test_a_bad_sweep_is_one_line(tmp_path: Path, change: Any, said: str) -> None:
@@ -235,7 +256,6 @@ def test_the_papers_rows() -> None:
     assert gains["degree 16 against 8 on that layer [x]"] < 1
     assert [gains[f"Fig. 12, Large: r at k f = {load}"] for load in (16, 4, 1)] == [1, 2, 4]
     assert {row.kind for row in rows} == {"FIT", "PRED", "MISMATCH", "OPEN"}
-    assert crossover_bytes(AZURE_NDV4, 2048) > 2**28
 
 
 def test_a_report_takes_a_sweep_beside_its_logs(
@@ -255,9 +275,14 @@ def test_a_report_takes_a_sweep_beside_its_logs(
         assert set(question.metrics) <= set(figures[question.figure]["table"][0])
     rows = figures["moe_layer_time"]["table"]
     assert all((row["measured [s]"] is None) == (row["ranks"] > 16 or row["idea"].startswith("masks")) for row in rows)
-    assert {row["extrapolated"] for row in rows if row["ranks"] >= 2048} == {True}
-    best = min(row["model [s]"] for row in rows if row["ranks"] == 4096)
-    assert best == next(row["model [s]"] for row in rows if row["ranks"] == 4096 and row["idea"] == "and pipelining")
+    assert {row["ranks"] for row in rows if row["extrapolated"]} == {32, 64}, "4 times the measured ranks, and no more"
+    assert all(row["low [s]"] < row["model [s]"] < row["high [s]"] for row in rows if row["extrapolated"])
+    best = min(row["model [s]"] for row in rows if row["ranks"] == 64)
+    assert best == next(row["model [s]"] for row in rows if row["ranks"] == 64 and row["idea"] == "and pipelining")
+    curves = figures["moe_crossover"]["table"]
+    assert {row["ranks"] for row in curves if row["extrapolated"]} == {32, 64}
+    assert all(row["low"] < row["model, linear / 2DH"] < row["high"] for row in curves)
+    assert "cannot tell" in figures["moe_crossover"]["answer"]
     html = (output / "report.html").read_text()
     assert "extrapolat" in html
 

@@ -1,0 +1,108 @@
+"""How a law errs on grids of ranks that its fit did not see, by the doublings of ranks between. Pure: no files.
+
+Each grid across nodes in turn is taken for the largest one: the law is fitted to the grids up to it and predicts all later
+ones. How these errors grow is what is known of the error beyond the largest grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.network.law import Law, fit_law, points
+from analysis.network.sweep import Layer, Measurement, Sweep
+from suite.log import student_t
+from suite.performance.cost_model import Algorithm, Network, layer_s
+
+Quantity = Literal["linear", "2dh", "ratio", "layer"]
+CONFIDENCE = 0.9
+# Before any back test an error is expected to have this standard deviation after one doubling (log seconds), which counts as
+# much as PRIOR_TESTS back tests. The numbers, and NEAR, were chosen on laws that no stated coverage is of (docs/moe.md)
+PRIOR_ERROR: dict[Quantity, float] = {"linear": 0.05, "2dh": 0.05, "ratio": 0.03, "layer": 0.06}
+PRIOR_TESTS = 3.0
+NEAR = 1.5  # errors count where messages have about as many bytes: standard deviation in doublings of bytes
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Log of measured over predicted, one entry per prediction of a back test, with the bytes of a message of a linear one.
+
+    ``fitted_to`` is the largest grid that the fit saw, ``ranks`` the one predicted. ``noise`` is the part of the squared error
+    that is the measurement's: the mean square of the fit's residuals.
+    """
+
+    fitted_to: Floats
+    ranks: Floats
+    message: Floats
+    error: Floats
+    noise: Floats
+
+    @property
+    def tests(self) -> int:
+        """The back tests: pairs of a largest grid fitted to and a grid predicted."""
+        return len(set(zip(self.fitted_to.tolist(), self.ranks.tolist(), strict=True)))
+
+    @property
+    def doublings(self) -> Floats:
+        """Doublings of ranks from the fit to the prediction."""
+        return np.asarray(np.log2(self.ranks / self.fitted_to))
+
+    def half_width(self, quantity: Quantity, doublings: float, message: Floats, variance: Floats) -> Floats:
+        """Half the interval of log seconds at so many doublings; ``variance`` is that of the parameters.
+
+        The variance of an error grows in proportion to the doublings, as a sum of independent errors would. Its size is a mean
+        over the back tests, those of similar messages first, and the quantile is Student's.
+        """
+        tests = self.tests
+        distance = np.log2(message[:, None] / self.message[None, :]) / NEAR
+        near = np.exp(-np.minimum(distance**2 / 2, 50.0))
+        growth = np.maximum(near @ ((self.error**2 - self.noise) / self.doublings) / near.sum(1), 0.0)
+        spread = (PRIOR_TESTS * PRIOR_ERROR[quantity] ** 2 + tests * growth) / (PRIOR_TESTS + tests)
+        student = student_t.quantile(0.5 + CONFIDENCE / 2, PRIOR_TESTS + tests)
+        return np.asarray(student * np.sqrt(variance + doublings * spread))
+
+
+def back_test(sweep: Sweep, used: Sequence[Measurement]) -> tuple[dict[Quantity, Errors], Law | None]:
+    """Errors by quantity, and the law fitted to all grids but the largest. Both are empty if only one grid has several nodes.
+
+    Fits use the measurements ``used``, errors are those of all measurements on later grids.
+    """
+    across = sorted({m.ranks for m in sweep.measurements if m.ranks > m.ranks_per_node})
+    rows: dict[Quantity, list[tuple[float, ...]]] = {"linear": [], "2dh": [], "ratio": [], "layer": []}
+    law = None
+    for largest in across[:-1]:
+        law = fit_law(sweep, [m for m in used if m.ranks <= largest])
+        later = [m for m in sweep.measurements if m.ranks > largest]
+        errors = np.log([m.seconds for m in later]) - np.log(law.seconds(points(later)))
+        noise = law.squares / law.count
+        found = {(m.ranks, m.size_bytes, m.algorithm): float(e) for m, e in zip(later, errors, strict=True)}
+        for (ranks, size, algorithm), error in found.items():
+            rows[algorithm].append((largest, ranks, size / ranks, error, noise))
+            if algorithm == "linear" and (ranks, size, "2dh") in found:
+                rows["ratio"].append((largest, ranks, size / ranks, error - found[ranks, size, "2dh"], 2 * noise))
+        rows["layer"] += _layer_rows(sweep, law.network, largest)
+    return {name: Errors(*np.array(own).T) for name, own in rows.items() if own}, law
+
+
+def predicted_layer_s(layer: Layer, network: Network, r: int, degree: int, algorithm: Algorithm) -> float:
+    """Predicted seconds of a measured layer: the closed form plus the measured time of gate and permutation."""
+    inside_s = layer_s(layer.shape, network, layer.ranks, layer.flops_per_s, r=r, degree=degree, algorithm=algorithm)
+    return layer.outside_s + inside_s
+
+
+def _layer_rows(sweep: Sweep, network: Network, largest: int) -> list[tuple[float, ...]]:
+    """The layer is seldom measured often enough to know its noise: all of the error counts."""
+    rows: list[tuple[float, ...]] = []
+    for layer in (layer for layer in sweep.layers if layer.ranks > largest):
+        message = layer.shape.dispatch_bytes / layer.ranks
+        for run in (run for run in layer.runs if run.seconds):
+            predicted = predicted_layer_s(layer, network, run.r, run.degree, run.algorithm)
+            rows.append((float(largest), float(layer.ranks), message, math.log(run.seconds / predicted), 0.0))
+    return rows

@@ -1,0 +1,172 @@
+"""What a fit says of more ranks than were measured, each number with its interval, or that it cannot tell. Pure: no files."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.network.fit import Fit
+from analysis.network.held_out import CONFIDENCE, PRIOR_ERROR, Quantity
+from analysis.network.law import Points
+from analysis.network.sweep import MIB
+from suite.log import student_t
+from suite.performance.cost_model import ALGORITHMS, Algorithm
+
+CARRIED_DOUBLINGS = 2  # 4 times the measured ranks
+ALLOWED_ERROR = 0.2  # of nine in ten predictions over as many doublings, to go beyond CARRIED_DOUBLINGS
+WIDEST = 4.0  # an interval whose ends differ by more than this factor says nothing
+SHARP = 2.0  # a crossover is told if its ends are within this factor of it
+CROSSOVER_SIZES = 200
+WITHIN_DOUBLINGS = 0.5  # on ranks that were measured the error of the fit is that of half a doubling
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A predicted value and the ends of its interval (`held_out.CONFIDENCE`)."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def tells(self) -> bool:
+        """False if the interval is so wide that the value says nothing."""
+        return self.high <= WIDEST * self.low
+
+    def words(self, unit: str = "", scale: float = 1.0) -> str:
+        """Render the value with the digits that the interval allows, and the interval: "1.3 ms (1.1 to 1.5)"."""
+        digits = max(2, 1 - math.floor(math.log10(max(self.high / self.low - 1, 1e-4))))
+        places = digits - 1 - math.floor(math.log10(scale * self.value))
+        value, low, high = (
+            f"{round(scale * number, places):,.{max(0, places)}f}" for number in (self.value, self.low, self.high)
+        )
+        return f"{value}{unit} ({low} to {high})" if self.tells else f"cannot tell ({low} to {high}{unit})"
+
+
+@dataclass(frozen=True)
+class Band:
+    """Intervals of one quantity over message sizes: seconds, or linear over 2DH."""
+
+    sizes: Floats
+    value: Floats
+    low: Floats
+    high: Floats
+
+    def at(self, index: int) -> Interval:
+        """The interval of one of the sizes."""
+        return Interval(float(self.value[index]), float(self.low[index]), float(self.high[index]))
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """The largest bytes per rank at which 2DH is faster, looked for among ``sizes`` (smallest, largest).
+
+    "at": it lies between ``low`` and ``high``. "never" and "always": 2DH is faster at none, at all of the sizes that decide.
+    """
+
+    verdict: Literal["at", "never", "always", "cannot tell"]
+    sizes: tuple[float, float]
+    value: float
+    low: float
+    high: float
+
+    def words(self) -> str:
+        """Render what is known of where 2DH wins."""
+        smallest, largest = (f"{size / MIB:.3g} MiB" for size in self.sizes)
+        if self.verdict == "never":
+            return f"2DH never wins ({smallest} to {largest} per rank)"
+        if self.verdict == "always":
+            return f"2DH wins up to {largest} per rank, the largest size that the data carry, or further"
+        if self.verdict == "at":
+            return f"2DH wins up to {Interval(self.value, self.low, self.high).words(' MiB', 1 / MIB)} per rank"
+        surely = f"it wins up to {self.low / MIB:,.3g} MiB" if self.low else "it may win at no size"
+        perhaps = f"may win up to {self.high / MIB:,.3g} MiB" if self.high < self.sizes[1] else "may win at every size"
+        return f"cannot tell up to which size 2DH wins ({surely}, {perhaps} per rank)"
+
+
+def carried_doublings(fit: Fit) -> int:
+    """Doublings beyond the largest grid that the data carry; 0 if no grid could be predicted from smaller ones.
+
+    Two, or as many as back tests went with an error of at most `ALLOWED_ERROR` in nine of ten predictions.
+    """
+    if len(fit.errors) < len(PRIOR_ERROR):
+        return 0
+    errors = [fit.errors[name] for name in ALGORITHMS]
+    carried = CARRIED_DOUBLINGS
+    farthest = int(min(own.doublings.max() for own in errors) + 1e-9)
+    for doublings in range(carried + 1, farthest + 1):
+        far = [np.abs(own.error[own.doublings >= doublings - 0.5]) for own in errors]
+        if max(float(np.quantile(own, 0.9)) for own in far) > math.log1p(ALLOWED_ERROR):
+            break
+        carried = doublings
+    return carried
+
+
+def carried_ranks(fit: Fit) -> tuple[int, ...]:
+    """The measured ranks doubled as often as the data carry."""
+    return tuple(fit.sweep.ranks * 2**i for i in range(1, carried_doublings(fit) + 1))
+
+
+def all_to_all_band(fit: Fit, ranks: int, sizes: Floats, quantity: Algorithm | Literal["ratio"]) -> Band:
+    """Seconds by one algorithm, or linear over 2DH, on ``ranks`` ranks for each of ``sizes`` bytes per rank.
+
+    Without back tests the interval, then on measured ranks only, is of the parameters' errors and the residuals.
+    """
+    names: tuple[Algorithm, ...] = ("linear", "2dh") if quantity == "ratio" else (quantity,)
+    columns = [_points(fit, ranks, sizes, name) for name in names]
+    logs = [np.log(fit.law.seconds(at)) for at in columns]
+    slopes = [fit.law.slopes(at) for at in columns]
+    log, slope = (logs[0] - logs[1], slopes[0] - slopes[1]) if quantity == "ratio" else (logs[0], slopes[0])
+    half = _half_width(fit, quantity, ranks, sizes / ranks, fit.law.variance(slope))
+    return Band(sizes, np.exp(log), np.exp(log - half), np.exp(log + half))
+
+
+def layer_interval(fit: Fit, ranks: int, seconds: float) -> Interval:
+    """The interval of predicted seconds of the layer, by the errors of the layer on held-out grids.
+
+    The parameters' part is that of a linear all-to-all of the layer's bytes: an upper bound, because the layer computes too.
+    """
+    size = np.array([fit.layer_shape(ranks).dispatch_bytes])
+    variance = fit.law.variance(fit.law.slopes(_points(fit, ranks, size, "linear")))
+    half = float(_half_width(fit, "layer", ranks, size / ranks, variance)[0])
+    return Interval(seconds, seconds * math.exp(-half), seconds * math.exp(half))
+
+
+def crossover(fit: Fit, ranks: int) -> Crossover:
+    """Up to which size 2DH is faster, from the interval of the ratio.
+
+    Sizes are those whose messages were measured: from the smallest measured one to the largest, times the growth in ranks.
+    """
+    measured = [m.size_bytes for m in fit.sweep.measurements]
+    sizes = np.geomspace(min(measured), max(measured) * max(1.0, ranks / fit.sweep.ranks), CROSSOVER_SIZES)
+    band = all_to_all_band(fit, ranks, sizes, "ratio")
+    ends = (float(sizes[0]), float(sizes[-1]))
+    nan = float("nan")
+    if (band.high < 1).all():
+        return Crossover("never", ends, nan, nan, nan)
+    if band.low[-1] > 1:
+        return Crossover("always", ends, nan, nan, nan)
+    surely, expected, perhaps = (sizes[curve > 1] for curve in (band.low, band.value, band.high))
+    low, value, high = (float(own.max()) if len(own) else 0.0 for own in (surely, expected, perhaps))
+    told = band.high[-1] < 1 and value > 0 and high <= SHARP * value and value <= SHARP * low
+    return Crossover("at" if told else "cannot tell", ends, value, low, high)
+
+
+def _points(fit: Fit, ranks: int, sizes: Floats, algorithm: Algorithm) -> Points:
+    per_node = min(fit.sweep.ranks_per_node, ranks)
+    return Points.of([(ranks, per_node, float(size), algorithm) for size in sizes])
+
+
+def _half_width(fit: Fit, quantity: Quantity, ranks: int, message: Floats, variance: Floats) -> Floats:
+    doublings = max(math.log2(ranks / fit.sweep.ranks), WITHIN_DOUBLINGS)
+    if quantity in fit.errors:
+        return fit.errors[quantity].half_width(quantity, doublings, message, variance)
+    free = max(1, fit.law.count - len(fit.law.values_P))
+    residuals = fit.law.squares / free * (2 if quantity == "ratio" else 1)
+    return np.asarray(student_t.quantile(0.5 + CONFIDENCE / 2, free) * np.sqrt(variance + residuals))

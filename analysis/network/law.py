@@ -1,0 +1,302 @@
+"""The closed forms of `suite.performance.cost_model` as matrices, and their parameters fitted to all-to-alls. Pure: no files.
+
+With a given onset of congestion and a given size from which messages wait for their receiver, seconds are the larger of two
+sums that are linear in the parameters; `tests/analysis/network/test_law.py` holds them against the closed forms.
+Array dimensions: M measurements, P parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.network.sweep import KIB, MIB, Measurement, Sweep
+from suite.log import student_t
+from suite.performance.cost_model import ALGORITHMS, Algorithm, Network
+
+# Seconds, or seconds per byte. The first six are positive and fitted as logarithms; the rest may be absent and have these units.
+POSITIVE = ("launch", "intra_latency", "intra_byte", "inter_latency", "inter_byte", "two_level_latency")
+OPTIONAL = {"rendezvous": 1e-6, "congested_byte": 1e-10, "two_level_congested_byte": 1e-10}
+# Weight of an error by a factor e in a start value, against the same error in one measurement. It keeps a parameter that no
+# measurement depends on at its start value.
+PRIOR = 1e-2
+SIGNIFICANCE = 0.01  # of a test for an optional parameter, divided by the number of places where it was looked for
+GRIDS_AGREE = 2.0  # congestion seen on two grids differs by at most this factor
+MESSAGES = (0.5 * KIB, MIB)  # a switch of protocols is looked for among messages of these bytes
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which optional parameters a law has. ``onset``: congestion begins above so many ranks."""
+
+    ranks_per_node: int
+    memory_bandwidth: float
+    onset: int = Network.congestion_from
+    rendezvous_from: float = math.inf
+    congested: tuple[Algorithm, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters in the order of the matrices' columns."""
+        present = (self.rendezvous_from < math.inf, "linear" in self.congested, "2dh" in self.congested)
+        return (*POSITIVE, *(name for name, has in zip(OPTIONAL, present, strict=True) if has))
+
+
+@dataclass(frozen=True)
+class Law:
+    """A form with its parameters, and their covariance: of logarithms where a parameter is positive, else in its unit."""
+
+    form: Form
+    values_P: Floats
+    covariance_PP: Floats
+    squares: float
+    count: int
+
+    @property
+    def information(self) -> float:
+        """Schwarz's criterion, to choose among laws that a test asks for."""
+        return self.count * math.log(max(self.squares, 1e-300)) + len(self.values_P) * math.log(self.count)
+
+    @property
+    def network(self) -> Network:
+        """The law as the closed forms take it."""
+        found = dict(zip(self.form.names, self.values_P.tolist(), strict=True))
+        return Network(
+            ranks_per_node=self.form.ranks_per_node,
+            inter_latency_s=found["inter_latency"],
+            inter_bandwidth=1 / found["inter_byte"],
+            intra_latency_s=found["intra_latency"],
+            intra_bandwidth=1 / found["intra_byte"],
+            memory_bandwidth=self.form.memory_bandwidth,
+            launch_s=found["launch"],
+            two_level_latency_s=found["two_level_latency"],
+            congestion=found.get("congested_byte", 0.0) / found["inter_byte"],
+            congestion_from=self.form.onset,
+            two_level_congestion=found.get("two_level_congested_byte", 0.0) / found["inter_byte"],
+            rendezvous_from=self.form.rendezvous_from,
+            rendezvous_s=found.get("rendezvous", 0.0),
+        )
+
+    def seconds(self, at: Points) -> Floats:
+        """Predicted seconds of each all-to-all."""
+        return _seconds(self.form, at, self.values_P)[0]
+
+    def slopes(self, at: Points) -> Floats:
+        """Derivatives of the logarithms of the seconds (M, P), for ``covariance_PP``."""
+        seconds, slopes = _seconds(self.form, at, self.values_P)
+        return np.asarray(slopes / seconds[:, None])
+
+    def variance(self, slopes_MP: Floats) -> Floats:
+        """Variance of log seconds, or of any sum of them, that comes from the parameters' errors."""
+        return np.asarray(np.einsum("mp,pq,mq->m", slopes_MP, self.covariance_PP, slopes_MP))
+
+
+@dataclass(frozen=True)
+class Points:
+    """All-to-alls as columns."""
+
+    ranks: Floats
+    per_node: Floats
+    size: Floats
+    two_level: NDArray[np.bool_]
+
+    @staticmethod
+    def of(rows: Sequence[tuple[int, int, float, Algorithm]]) -> Points:
+        """From (ranks, ranks per node, bytes, algorithm)."""
+        numbers = np.array([row[:3] for row in rows], dtype=float)
+        return Points(numbers[:, 0], numbers[:, 1], numbers[:, 2], np.array([row[3] == "2dh" for row in rows]))
+
+    @property
+    def message(self) -> Floats:
+        """Bytes of a message to another node."""
+        return np.where(self.two_level, self.size * self.per_node, self.size) / self.ranks
+
+
+def points(measurements: Sequence[Measurement]) -> Points:
+    """The all-to-alls that were measured."""
+    return Points.of([(m.ranks, m.ranks_per_node, m.size_bytes, m.algorithm) for m in measurements])
+
+
+def fit_law(sweep: Sweep, measurements: Sequence[Measurement]) -> Law:
+    """Fit the parameters in log seconds, with a switch of protocols and congestion only where a test asks for them.
+
+    Congestion must also be seen on two grids that agree about it: one slow grid is a bad day, not a law.
+    """
+    at, measured = points(measurements), np.log([m.seconds for m in measurements])
+    law = _fitted(Form(sweep.ranks_per_node, sweep.memory_bandwidth), at, measured)
+    law = _with_rendezvous(law, at, measured)
+    congested = _with_congestion(law, at, measured)
+    # Either can hide the other: with congestion known, the switch is looked for once more
+    return congested if congested is law else _with_rendezvous(congested, at, measured)
+
+
+def _with_rendezvous(law: Law, at: Points, measured: Floats) -> Law:
+    across = at.ranks > at.per_node
+    sizes = sorted({float(size) for size in at.message[across] if MESSAGES[0] < size <= MESSAGES[1]})
+    found = law
+    for size in sizes:
+        candidate = _fitted(replace(law.form, rendezvous_from=size), at, measured, law)
+        if _asked_for(law, candidate, extra=2, places=len(sizes)) and candidate.squares < found.squares:
+            found = candidate
+    return found
+
+
+def _with_congestion(law: Law, at: Points, measured: Floats) -> Law:
+    across = sorted({int(n) for n in at.ranks[at.ranks > at.per_node]})
+    choices = [(onset, names) for onset in across[:-2] for names in (ALGORITHMS, ALGORITHMS[:1], ALGORITHMS[1:])]
+    found = law
+    for onset, names in choices:  # above an onset lie two grids or more
+        candidate = _fitted(replace(law.form, onset=onset, congested=names), at, measured, law)
+        if (
+            candidate.information < found.information
+            and _asked_for(law, candidate, extra=len(names) + 1, places=len(choices))
+            and all(_grids_agree(candidate, at, measured, name) for name in names)
+        ):
+            found = candidate
+    return found
+
+
+def _asked_for(plain: Law, richer: Law, *, extra: int, places: int) -> bool:
+    """F test of ``extra`` more parameters, with the tail of two, which is above that of three."""
+    free = richer.count - len(richer.values_P)
+    if free < 1 or richer.squares <= 0:
+        return False
+    ratio = (plain.squares - richer.squares) / extra / (richer.squares / free)
+    return ratio > 0 and (1 + 2 * ratio / free) ** (-free / 2) < SIGNIFICANCE / places
+
+
+def _grids_agree(law: Law, at: Points, measured: Floats, algorithm: Algorithm) -> bool:
+    """True if each grid above the onset, asked alone, shows congestion, and no two differ by more than `GRIDS_AGREE`."""
+    index = law.form.names.index("congested_byte" if algorithm == "linear" else "two_level_congested_byte")
+    if law.values_P[index] <= 0:
+        return False
+    seen = []
+    for ranks in sorted({int(n) for n in at.ranks if n > law.form.onset}):
+        own = (at.ranks == ranks) & (at.two_level == (algorithm == "2dh"))
+        grid = Points(at.ranks[own], at.per_node[own], at.size[own], at.two_level[own])
+        value, error = _alone(law, grid, measured[own], index)
+        if value <= 0 or value < student_t.quantile(1 - SIGNIFICANCE, max(1, int(own.sum()) - 1)) * error:
+            return False
+        seen.append(value)
+    return len(seen) > 1 and max(seen) <= GRIDS_AGREE * min(seen)
+
+
+def _alone(law: Law, at: Points, measured: Floats, index: int, steps: int = 20) -> tuple[float, float]:
+    """One parameter fitted to some all-to-alls with the others fixed, and its standard error."""
+    values, unit = law.values_P.copy(), float(_units(law.form, law.values_P)[index])
+    residual, weight = np.zeros(len(measured)), 1.0
+    for _ in range(steps):
+        seconds, jacobian = _seconds(law.form, at, values)
+        slope, residual = jacobian[:, index] / seconds, np.log(seconds) - measured
+        weight = max(float(slope @ slope), 1e-300)
+        step = -float(slope @ residual) / weight
+        values[index] = max(0.0, values[index] + unit * step)
+    free = max(1, len(measured) - 1)
+    return float(values[index]), unit * math.sqrt(float(residual @ residual) / free / weight)
+
+
+def _seconds(
+    form: Form, at: Points, values_P: Floats, matrices: tuple[Floats, Floats, Floats] | None = None
+) -> tuple[Floats, Floats]:
+    """Seconds (M) and their derivatives by the logarithm of a positive parameter, by another in its unit (M, P)."""
+    across, inside, fixed = matrices or _matrices(form, at)
+    sums = np.stack([across @ values_P, inside @ values_P])
+    rows = np.where((sums[0] >= sums[1])[:, None], across, inside)
+    return sums.max(0) + fixed, rows * _units(form, values_P)
+
+
+def _units(form: Form, values_P: Floats) -> Floats:
+    return np.array([*values_P[: len(POSITIVE)], *(OPTIONAL[name] for name in form.names[len(POSITIVE) :])])
+
+
+def _matrices(form: Form, at: Points) -> tuple[Floats, Floats, Floats]:
+    """Rows of coefficients of the part across nodes and of the part inside (M, P each), and the seconds of copies (M)."""
+    n, m, size, two = at.ranks, at.per_node, at.size, at.two_level
+    nodes, none = n / m, np.zeros(len(n))
+    waits = at.message >= form.rendezvous_from
+    doublings = np.log2(np.maximum(n / form.onset, 1.0))
+    share = size * (1 - m / n)
+    peers = np.where(two, nodes - 1, n - m)
+    columns = {
+        "launch": (np.where(two, 4.0, 1.0), np.where(two, 4.0, 1.0)),
+        "intra_latency": (np.where(two, m - 1, none), m - 1),
+        "intra_byte": (np.where(two, size * (m - 1) / m, none), np.where(two, size * (m - 1) / m, size * (m - 1) / n)),
+        "inter_latency": (np.where(two, none, peers), none),
+        "inter_byte": (share, np.where(two, share, none)),
+        "two_level_latency": (np.where(two, peers, none), np.where(two, peers, none)),
+        "rendezvous": (peers * waits, np.where(two, peers * waits, none)),
+        "congested_byte": (np.where(two, none, share * doublings), none),
+        "two_level_congested_byte": (np.where(two, share * doublings, none), np.where(two, share * doublings, none)),
+    }
+    across, inside = (np.stack([columns[name][part] for name in form.names], axis=1) for part in (0, 1))
+    return across, inside, np.where(two, 4 * size / form.memory_bandwidth, 0.0)
+
+
+def _fitted(form: Form, at: Points, measured: Floats, near: Law | None = None, steps: int = 100) -> Law:
+    """The parameters with the least sum of squared errors of log seconds (Levenberg and Marquardt's method)."""
+    small, largest = float(np.exp(measured.min())), int(np.argmax(at.size))
+    byte = float(np.exp(measured[largest]) / at.size[largest])
+    start = np.array([small / 2, small / 2, byte, small / 2, byte, small / 2])
+    values = np.concatenate([start, np.zeros(len(form.names) - len(POSITIVE))])
+    if near is not None:
+        known = dict(zip(near.form.names, near.values_P.tolist(), strict=True))
+        values = np.array([known.get(name, 0.0) for name in form.names])
+    pull = np.zeros((len(POSITIVE), len(values)))
+    pull[:, : len(POSITIVE)] = PRIOR * np.eye(len(POSITIVE))
+
+    matrices = _matrices(form, at)
+
+    def problem(values_P: Floats) -> tuple[Floats, Floats]:
+        seconds, jacobian = _seconds(form, at, values_P, matrices)
+        if (seconds <= 0).any():
+            return np.full(len(measured) + len(POSITIVE), np.inf), np.zeros(
+                (len(measured) + len(POSITIVE), len(values_P))
+            )
+        held = PRIOR * np.log(values_P[: len(POSITIVE)] / start)
+        return np.concatenate([np.log(seconds) - measured, held]), np.concatenate([jacobian / seconds[:, None], pull])
+
+    def move(values_P: Floats, step_P: Floats) -> Floats:
+        positive = values_P[: len(POSITIVE)] * np.exp(np.clip(step_P[: len(POSITIVE)], -3, 3))
+        signed = values_P[len(POSITIVE) :] + units * step_P[len(POSITIVE) :]
+        return np.concatenate([positive, signed])
+
+    units = _units(form, values)[len(POSITIVE) :]
+    values, residual, slope = _least_squares(problem, move, values, steps)
+    squares = float(residual[: len(measured)] @ residual[: len(measured)])
+    free = max(1, len(measured) - len(values))
+    covariance = np.asarray(np.linalg.pinv(slope.T @ slope) * squares / free, dtype=np.float64)
+    return Law(form, values, covariance, squares, len(measured))
+
+
+def _least_squares(
+    problem: Callable[[Floats], tuple[Floats, Floats]],
+    move: Callable[[Floats, Floats], Floats],
+    values: Floats,
+    steps: int,
+) -> tuple[Floats, Floats, Floats]:
+    """Values with the smallest sum of squares, the residuals and their slopes there (Levenberg and Marquardt's method)."""
+    residual, slope = problem(values)
+    squares, damping = residual @ residual, 1e-2
+    for _ in range(steps):
+        normal = slope.T @ slope
+        damped = normal + damping * np.diag(np.diag(normal) + 1e-9)
+        step = np.asarray(np.linalg.solve(damped, -slope.T @ residual), dtype=np.float64)
+        candidate = move(values, step)
+        new_residual, new_slope = problem(candidate)
+        new_squares = new_residual @ new_residual
+        if new_squares < squares:
+            gain = squares - new_squares
+            values, residual, slope, squares, damping = candidate, new_residual, new_slope, new_squares, damping / 4
+            if gain < 1e-9 * squares + 1e-15:
+                break
+        elif damping > 1e9:
+            break
+        else:
+            damping *= 5
+    return values, residual, slope
