@@ -1,0 +1,199 @@
+"""No text of a figure lies on another, on a line or sign, or outside the figure; and the script that measures boxes finds those that do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.figures import figures
+from analysis.network.fit import fit_sweep
+from analysis.network.sweep import read_sweep
+from analysis.page.drawing import style
+from analysis.page.labels import name_panels
+from analysis.roofline.inputs import read_inputs
+from analysis.study import NotAnswerableError, Study, study
+from suite.card import Card
+from suite.descriptor import installed_cards
+from tests.analysis.network.test_network import sweep, written
+from tests.fixtures.boxes import collisions
+
+Build = Callable[..., Any]
+LONG = "a-system-with-a-name-that-no-axis-has-room-for-" + "x" * 200
+
+
+@pytest.fixture(scope="module")
+def rich(
+    tmp_path_factory: pytest.TempPathFactory,
+    run_folder: Build,
+    package: Build,
+    ceilings: Build,
+    counters: Build,
+    cards: dict[str, Card],
+) -> Study:
+    """Own results with ceilings, counters, another machine and a sweep, beside published ones."""
+    root = tmp_path_factory.mktemp("rich")
+    paths = [run_folder(root, "one"), run_folder(root, "two", size="other")]
+    paths += [
+        package(root / "hpc_results_v9.9", system="daint_a"),
+        package(root / "hpc_results_v9.9", system="daint_b", nodes=4, train_s=6.0),
+        package(root / "hpc_results_v9.8", system="older", staging=(-9.0, -2.0)),
+        package(root / "hpc_results_v9.7", system="open", division="open", eval_s=2.5),
+    ]
+    here, there = ceilings(root / "here.json"), ceilings(root / "there.json", "other", faster=3.0)
+    inputs = read_inputs([here, counters(root / "counters.json")], [there])
+    return study(paths, cards, inputs, [fit_sweep(read_sweep(written(root, sweep(noise=0.05))))])
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory, package: Build, cards: dict[str, Card]) -> Study:
+    """Many results that lie close together, names without end, misses, 60 instances at once, results published again."""
+    root = tmp_path_factory.mktemp("crowded")
+    for place in range(9):
+        make = {
+            "system": f"juwels_{place}",
+            "submitter": f"S{place}",
+            "nodes": 2 ** (place // 2),
+            "train_s": 8.0 + place % 4,
+        }
+        package(root / "hpc_results_v1.0", **make, benchmark=("cosmoflow", "deepcam")[place % 2])
+    package(root / "hpc_results_v1.0", system=LONG, submitter="$x^$<b>", runs=3, errors=(0.5, 0.4))
+    package(root / "hpc_results_v1.0", system="daint", submitter="S1", nodes=500, train_s=0.05, eval_s=0.01, gap_s=0.01)
+    shutil.copytree(root / "hpc_results_v1.0", root / "hpc_results_v2.0")
+    weak = package(root / "hpc_results_v3.0", system="eos", submitter="NV", runs=60, start_s=0.0, nodes=120)
+    shutil.move(weak / "results/eos/strong", weak / "results/eos/weak")
+    package(root / "hpc_results_v3.0", system="eos_b", submitter="NV", errors=(0.5, 0.3, 0.2, 0.1), train_s=5000.0)
+    return study([root / f"hpc_results_{round_}" for round_ in ("v1.0", "v2.0", "v3.0")], cards)
+
+
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory: pytest.TempPathFactory, run_folder: Build, cards: dict[str, Card]) -> Study:
+    """One machine at seven sizes: models are fitted."""
+    root = tmp_path_factory.mktemp("sizes")
+    return study([run_folder(root, f"of{2**n}", ranks=2**n, train_s=40.0 / 2**n + 1) for n in range(1, 8)], cards)
+
+
+@pytest.mark.parametrize("name", sorted(figures()))
+def test_no_text_lies_on_anything(name: str, rich: Study, crowded: Study, sizes: Study) -> None:
+    drawn = 0
+    for known in (rich, crowded, sizes):
+        with style():
+            try:
+                figure = figures()[name].draw(known)
+            except NotAnswerableError:
+                continue
+            assert collisions(figure) == [], name
+            drawn += 1
+    assert drawn
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rounds", [("v0.7", "v1.0", "v2.0", "v3.0"), ("v3.0",), ("v0.7",)], ids="-".join)
+def test_no_text_of_the_published_rounds_lies_on_anything(rounds: tuple[str, ...]) -> None:
+    folder = Path(os.environ.get("MLHPC_PUBLISHED_RESULTS", "none"))
+    paths = [folder / f"hpc_results_{round_}" for round_ in rounds]
+    if not all(path.is_dir() for path in paths):
+        pytest.skip("set MLHPC_PUBLISHED_RESULTS to a folder with hpc_results_v* checkouts")
+    known = study(paths, installed_cards())
+    for name, module in figures().items():
+        with style():
+            try:
+                found = collisions(module.draw(known))
+            except NotAnswerableError:
+                continue
+        assert found == [], name
+
+
+def plot(change: Callable[[Axes], object]) -> list[str]:
+    with style():
+        figure = Figure(figsize=(4, 3), layout="constrained")
+        axis = figure.subplots()
+        axis.plot([0, 1], [0, 1], label="line")
+        change(axis)
+        return collisions(figure)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda axis: [axis.text(0.5, 0.2, "one"), axis.text(0.52, 0.21, "two")],
+        lambda axis: axis.text(0.5, 0.5, "on the line", ha="center", va="center"),
+        lambda axis: [axis.axhline(0.2), axis.text(0.7, 0.2, "on an axhline", va="center")],
+        lambda axis: [axis.plot([0.8], [0.2], "o"), axis.text(0.8, 0.2, "on a sign", ha="center", va="center")],
+        lambda axis: [axis.hlines(0.2, 0, 1), axis.text(0.5, 0.2, "on hlines", va="center")],
+        lambda axis: [axis.set_yscale("log"), axis.set_ylim(0.01, 1), axis.plot([0, 1], [0.1, 0.1]), axis.text(0.5, 0.1, "on log", va="center")],
+        lambda axis: axis.set_xticks([0.5, 0.51], ["tick one", "tick two"]),
+        lambda axis: axis.set_title("a title that is longer than the whole figure is wide, by far, and by still more"),
+        lambda axis: [axis.legend(loc="lower right"), axis.text(0.97, 0.06, "in the legend", ha="right", transform=axis.transAxes)],
+        lambda axis: [axis.step([0, 0.4, 1], [0.1, 0.3, 0.3], where="post"), axis.text(0.4, 0.2, "on a step", ha="center")],
+        lambda axis: [axis.text(0.6, 0.1, "slanted", rotation=30), axis.text(0.61, 0.1, "slanted", rotation=30)],
+        lambda axis: axis.figure.text(0.99, 0.5, "outside"),
+    ],
+)  # fmt: skip
+def test_a_text_on_something_is_found(change: Callable[[Axes], object]) -> None:
+    assert plot(change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda axis: axis.text(0.6, 0.2, "free"),
+        lambda axis: [axis.text(0.6, 0.3, "above"), axis.text(0.6, 0.15, "below")],
+        lambda axis: [axis.axhline(0.2), axis.text(0.6, 0.2, "above the line", va="bottom")],
+        lambda axis: [axis.axhline(0.2, visible=False), axis.text(0.6, 0.2, "on a hidden line", va="center")],
+        lambda axis: [axis.plot([0.5, 0.5], [0.1, 0.2], linestyle="none"), axis.text(0.5, 0.15, "no line", ha="left")],
+        lambda axis: axis.set_xticks([0.1, 0.9], ["one", "two"]),
+        lambda axis: axis.set_xticks(range(3), ["long names", "side by side", "that slant"], rotation=45, ha="right", rotation_mode="anchor"),
+        lambda axis: [axis.bar([0.7], [0.1]), axis.text(0.7, 0.05, "in a bar")],
+        lambda axis: [axis.plot([0.5, float("nan"), 1], [0.1, float("nan"), 0.1]), axis.text(0.6, 0.1, "gap", va="center")],
+        lambda axis: [axis.set_xlim(0, 1), axis.plot([2, 3], [0.2, 0.2]), axis.text(0.6, 0.2, "out of view", va="center")],
+        lambda axis: axis.text(0.5, 0.5, ""),
+    ],
+)  # fmt: skip
+def test_a_text_beside_everything_is_not(change: Callable[[Axes], object]) -> None:
+    assert plot(change) == []
+
+
+def named(points: list[tuple[float, float, str, bool]], change: Callable[[Axes], object] = lambda axis: None) -> Axes:
+    with style():
+        figure = Figure(figsize=(5, 4), layout="constrained")
+        axis = figure.subplots()
+        axis.plot([x for x, *_ in points], [y for _, y, *_ in points], "o")
+        axis.set_xlim(0, 1)
+        axis.set_ylim(0, 1)
+        change(axis)
+        name_panels(figure, [axis], [points])
+        assert collisions(figure) == []
+    return axis
+
+
+def written_in(axis: Axes) -> set[str]:
+    return {text.get_text() for text in axis.texts if text.get_text()}
+
+
+def test_bold_names_come_first_and_with_a_line_where_there_is_no_room() -> None:
+    close = [(0.5 + i / 200, 0.5 + i / 200, f"point {i}", i == 9) for i in range(12)]
+    axis = named(close)
+    assert "point 9" in written_in(axis)
+    assert len(written_in(axis)) < 12
+    inside = named([(0.5, 0.5, "in a cage", True)], lambda axis: [axis.axhline(0.5), axis.axvline(0.5)])
+    assert written_in(inside) == {"in a cage"}
+    no_bold = named([(0.5, 0.5, "in a cage", False)], lambda axis: [axis.axhline(y / 100) for y in range(101)])
+    assert written_in(no_bold) == set()
+
+
+def test_a_faint_line_gives_way_to_a_name() -> None:
+    def faint(axis: Axes) -> None:
+        for y in (0.4, 0.45, 0.5, 0.55, 0.6):
+            axis.plot([0, 1], [y, y], "--", label="_yields")
+
+    axis = named([(0.5, 0.5, "a name", False)], faint)
+    assert written_in(axis) == {"a name"}
+    gaps = [line for line in axis.lines if line.get_label() == "_yields" and len(line.get_xdata()) > 2]
+    assert len(gaps) == 1  # of the line that the name stands on
