@@ -77,7 +77,7 @@ def draw(study: Study) -> Figure:
     for (title, rows), axis in zip(classes, axes, strict=True):
         for row in rows.to_dict("records"):
             colour = signs[row["device"]][0]
-            runs = study.runs_of(row["group"]).query("converged")["run_s"].to_numpy(float) / 60
+            runs = study.converged_of(row["group"])["run_s"].to_numpy(float) / 60
             axis.plot(np.full(len(runs), row["units"]), runs, ".", color=colour, alpha=0.45, markersize=4)
             hollow = pd.isna(row["score_s"]) or pd.notna(row["carried_over_from"])
             plot_sign(axis, row["units"], _minutes(row), signs[row["device"]], hollow=hollow)

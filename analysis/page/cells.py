@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -34,10 +35,13 @@ class HtmlTable:
     caption: str = ""
     strong: frozenset[str] = frozenset()
 
-    def numeric(self, column: int) -> bool:
-        """True if all cells of the column are numbers or empty, so that it is aligned right."""
-        cells = [row[column] for row in self.rows]
-        return any(cell.number for cell in cells) and all(cell.number or not cell.key for cell in cells)
+    @cached_property
+    def numeric(self) -> tuple[bool, ...]:
+        """For each column, whether all its cells are numbers or empty, so that it is aligned right."""
+        return tuple(
+            any(cell.number for cell in cells) and all(cell.number or not cell.key for cell in cells)
+            for cells in zip(*self.rows, strict=True)
+        ) or (False,) * len(self.columns)
 
 
 def html_table(columns: Mapping[str, Sequence[Any]], caption: str, strong: Iterable[str] = ()) -> HtmlTable:

@@ -88,7 +88,8 @@ def draw_pictures(study: Study) -> tuple[list[Picture], dict[str, pd.DataFrame]]
 
 def _picture(study: Study, name: str) -> tuple[Picture, pd.DataFrame | None]:
     from analysis.figures import figures
-    from analysis.page.drawing import style, svg
+    from analysis.page.drawing import style
+    from analysis.page.vector import svg
 
     module = figures()[name]
     title, caption = module.TITLE, module.CAPTION
@@ -98,7 +99,7 @@ def _picture(study: Study, name: str) -> tuple[Picture, pd.DataFrame | None]:
         with style():
             figure = module.draw(study)
         numbers, answer = module.table(study), module.answer(study)
-        picture = svg(figure, name.replace("_", "-"), title, caption)
+        picture = svg(figure, name.replace("_", "-"), title, answer)
         table = html_table(numbers.to_dict("list"), f"{title}: the numbers")
     except NotAnswerableError as missing:
         return Picture(name, title, question, caption, missing=str(missing)), None

@@ -28,9 +28,10 @@ from analysis.commands.report import report as command
 from analysis.figures import figures
 from analysis.page.cells import range_texts, spread_texts
 from analysis.page.checked import check_path
-from analysis.page.drawing import style, svg
+from analysis.page.drawing import style
 from analysis.page.questions import goals
 from analysis.page.report import NOT_VERIFIED, Report, render_report
+from analysis.page.vector import svg
 from analysis.roofline.inputs import Inputs, read_inputs
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
@@ -182,7 +183,7 @@ def test_drawing_twice_gives_the_same_svg(rich_study: tuple[Study, list[Path]], 
     seen = set()
     for name, module in figures().items():
         with suppress(NotAnswerableError), style():
-            drawn = svg(module.draw(rich_study[0]), name.replace("_", "-"), module.TITLE, module.CAPTION)
+            drawn = svg(module.draw(rich_study[0]), name.replace("_", "-"), module.TITLE, module.answer(rich_study[0]))
             assert drawn in rich.html, name
             seen.add(name)
     assert len(seen) > 15
