@@ -107,7 +107,9 @@ def report(
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
     inputs = read_inputs(files, what_if)
     checked = started(check_paths, logs)  # in a second process: the check reads the same logs by its own rules
-    rendered = render_report(study(logs, installed_cards(), inputs, networks, between, prices), checked(), failures)
+    rendered = render_report(
+        study(logs, installed_cards(), inputs, networks, between, prices), checked(), failures, form
+    )
     _write(rendered, output, form)
     size = (output / "report.html").stat().st_size / 1e6
     print_line(

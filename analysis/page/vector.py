@@ -28,6 +28,7 @@ _NUMBER = re.compile(r"-?\d+\.\d+")
 _STRAIGHT = re.compile(r"M -?[\d.]+ -?[\d.]+ (?:[LM] -?[\d.]+ -?[\d.]+ )*(?:z )?")
 _PLACE = re.compile(r"[ML] (-?[\d.]+) (-?[\d.]+) ")
 _UNTURNED = re.compile(r"rotate\(-?0(?:\.0+)? [^)]*\)")
+EDGE = 3.0  # pixels between a text and the edge of its figure
 _SHARED_FROM = 3  # elements of one style, from which on a class is shorter than repeating it
 Element = ElementTree.Element
 
@@ -57,10 +58,20 @@ def svg(figure: Figure, name: str, title: str, description: str) -> str:
 
 
 def lay_out(figure: Figure) -> None:
-    """Compute the positions of everything, without drawing."""
+    """Compute the positions of everything, without drawing. The name of an axis that is wider than its panel stays in the figure.
+
+    Matplotlib's layout keeps room for the height of such a name, not for its width.
+    """
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
+    for axis in figure.axes:
+        label, width = axis.xaxis.label, figure.bbox.width
+        box = label.get_window_extent() if label.get_text() and axis.axison else figure.bbox
+        if box.x1 > width or box.x0 < 0:
+            side, edge = ("right", width - EDGE) if box.x1 > width else ("left", EDGE)
+            label.set_horizontalalignment(side)
+            label.set_x(axis.transAxes.inverted().transform((edge, 0))[0])
 
 
 def _numbered_ids(root: Element) -> dict[str, str]:
