@@ -68,10 +68,14 @@ def lay_out(figure: Figure) -> None:
     for axis in figure.axes:
         label, width = axis.xaxis.label, figure.bbox.width
         box = label.get_window_extent() if label.get_text() and axis.axison else figure.bbox
-        if box.x1 > width or box.x0 < 0:
-            side, edge = ("right", width - EDGE) if box.x1 > width else ("left", EDGE)
-            label.set_horizontalalignment(side)
-            label.set_x(axis.transAxes.inverted().transform((edge, 0))[0])
+        if box.x1 > width:
+            label.set_horizontalalignment("right")
+        elif box.x0 < 0:
+            label.set_horizontalalignment("left")
+        else:
+            continue
+        edge = width - EDGE if box.x1 > width else EDGE
+        label.set_x(axis.transAxes.inverted().transform((edge, 0))[0])
 
 
 def _numbered_ids(root: Element) -> dict[str, str]:
