@@ -29,7 +29,7 @@ PARTS = (
 def table(study: Study) -> pd.DataFrame:
     """Relative spread and the variance of log(epochs x seconds per epoch) by part."""
     rows = []
-    for row in study.results.to_dict("records"):
+    for row in study.distinct.to_dict("records"):
         runs = study.converged_of(row["group"])
         spread = run_spread(runs["epochs"], runs["tau_s"])
         if spread is None:

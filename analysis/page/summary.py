@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.page.cells import HtmlTable, count_text, html_table, is_absent, number_text
+from analysis.results.names import Task
 from analysis.study import Study
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
@@ -39,9 +40,8 @@ def summary(study: Study, numbers: Mapping[str, pd.DataFrame]) -> Summary:
     compared = numbers.get("comparison", pd.DataFrame({"class": [], "label": [], "against": [], "verdict": []}))
     lines, alone = [], []
     for task in study.tasks():
-        title, rows = task[0], task[-1]
-        rows = rows[rows["score_s"].notna()]
-        line = _throughput(title, rows, study) if _is_weak(rows) else _time(title, rows, compared, study)
+        rows = task.rows[task.rows["score_s"].notna()]
+        line = _throughput(task, rows, study) if _is_weak(rows) else _time(task, rows, compared, study)
         if line is not None:
             lines.append((bool(rows["published"].all()), line))
         else:
@@ -62,9 +62,9 @@ def _is_weak(rows: pd.DataFrame) -> bool:
     return bool((rows["mode"] == "weak").any())
 
 
-def _time(title: str, rows: pd.DataFrame, compared: pd.DataFrame, study: Study) -> _Line | None:
+def _time(task: Task, rows: pd.DataFrame, compared: pd.DataFrame, study: Study) -> _Line | None:
     """The fastest of a task by time to train against the others, as the figure of comparisons has it."""
-    others = compared[(compared["class"] == title) & compared["label"].isin(rows["label"])]
+    others = compared[(compared["class"] == task.title) & compared["label"].isin(rows["label"])]
     if others.empty or others["against"].iloc[0] not in set(rows["label"]):
         return None
     best = str(others["against"].iloc[0])
@@ -82,10 +82,10 @@ def _time(title: str, rows: pd.DataFrame, compared: pd.DataFrame, study: Study) 
         else f"no: {_some(alike)} may be as fast; these runs would show a ratio of {first['smallest detectable ratio']:.3g}"
     )
     cost, advice = _cost(best, alike, rows, study)
-    return _Line(_short(title), best, by, sure, cost, advice)
+    return _Line(task.short, best, by, sure, cost, advice)
 
 
-def _throughput(title: str, rows: pd.DataFrame, study: Study) -> _Line | None:
+def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> _Line | None:
     """The most models per minute of a task. Each is one measurement of a whole machine, so nothing says how sure it is."""
     if len(rows) < 2:
         return None
@@ -94,7 +94,7 @@ def _throughput(title: str, rows: pd.DataFrame, study: Study) -> _Line | None:
     rate, other = float(best["models_per_min"]), float(second["models_per_min"])
     by = f"{rate:.3g} models/min against {other:.3g} of {second['label']}"
     cost, advice = _cost(str(best["label"]), [], rows, study)
-    return _Line(_short(title), str(best["label"]), by, "cannot tell: one measurement of each machine", cost, advice)
+    return _Line(task.short, str(best["label"]), by, "cannot tell: one measurement of each machine", cost, advice)
 
 
 def _cost(best: str, alike: Sequence[str], rows: pd.DataFrame, study: Study) -> tuple[str, str]:
@@ -139,13 +139,9 @@ def _some(labels: Sequence[str]) -> str:
     return ", ".join(labels[:LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _short(title: str) -> str:
-    return title.replace(" · time to train", "").replace(" · size full", "")
-
-
 def _sentences(study: Study, alone: Sequence[Mapping[object, object]], ranked: bool) -> list[str]:
     """What is known of results without another to rank them beside, and what would make a comparison."""
-    results = study.results
+    results = study.distinct
     without = results[results["score_s"].isna()]
     said = [_of_one(row) for row in alone[:LISTED]]
     if len(alone) > LISTED:

@@ -12,7 +12,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from analysis.page import vector
-from analysis.page.drawing import INK, bars, name_panels, panels, style
+from analysis.page.drawing import INK, bars, panels, style
+from analysis.page.labels import name_panels
 from analysis.page.tips import remember_runs
 from analysis.page.vector import save, svg
 
