@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -59,14 +60,25 @@ class Study:
     def fitted_networks(self) -> tuple[Fit, ...]:
         """``networks``; NotAnswerableError without one."""
         if not self.networks:
-            raise NotAnswerableError(
-                "an all-to-all sweep (mlhpc moe-bench --sweep-network -o FILE) among the report's paths"
-            )
+            raise NotAnswerableError("an all-to-all sweep (mlhpc moe --sweep-network -o FILE) among the report's paths")
         return self.networks
 
     def runs_of(self, group: str) -> pd.DataFrame:
         """The runs of one result."""
-        return self.runs[self.runs["group"] == group]
+        return self._by_group[group]
+
+    def converged_of(self, group: str) -> pd.DataFrame:
+        """The runs of one result that reached the target."""
+        return self._converged_by_group[group]
+
+    @cached_property
+    def _converged_by_group(self) -> Mapping[str, pd.DataFrame]:
+        return {group: runs[runs["converged"]] for group, runs in self._by_group.items()}
+
+    @cached_property
+    def _by_group(self) -> Mapping[str, pd.DataFrame]:
+        """Cut once: figures ask for the runs of a result thousands of times."""
+        return {str(group): runs for group, runs in self.runs.groupby("group", sort=False)}
 
 
 def study(

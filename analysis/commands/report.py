@@ -79,7 +79,7 @@ def report(
     """Compare results: one self-contained HTML page from run folders and results packages.
 
     PATHS are run folders, packages (<submitter>/results/...) or whole rounds, and files about their systems: ceilings
-    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe-bench --sweep-network`), steps of `mlhpc demo`. OUTPUT gets
+    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe --sweep-network`), steps of `mlhpc demo`. OUTPUT gets
     report.html, report.json and tables/ with the same numbers; docs/tables.md says what the columns mean.
     """
     _refuse(output, form, force)
@@ -107,7 +107,9 @@ def report(
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
     inputs = read_inputs(files, what_if)
     checked = started(check_paths, logs)  # in a second process: the check reads the same logs by its own rules
-    rendered = render_report(study(logs, installed_cards(), inputs, networks, between, prices), checked(), failures)
+    rendered = render_report(
+        study(logs, installed_cards(), inputs, networks, between, prices), checked(), failures, form
+    )
     _write(rendered, output, form)
     size = (output / "report.html").stat().st_size / 1e6
     print_line(

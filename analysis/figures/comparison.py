@@ -124,5 +124,5 @@ def _compared(a_s: tuple[float, ...], b_s: tuple[float, ...]) -> Comparison | No
 
 
 def _times(study: Study, group: str) -> tuple[float, ...]:
-    times = study.runs_of(group).query("converged")["run_s"].dropna()
+    times = study.converged_of(group)["run_s"].dropna()
     return tuple(float(time) for time in times if time > 0 and math.isfinite(time))

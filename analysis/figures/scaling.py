@@ -202,7 +202,7 @@ def _times(study: Study, series: Series) -> dict[float, list[float]]:
     """Seconds per epoch of every run that reached the target, by size."""
     times: dict[float, list[float]] = {}
     for row, size in zip(series.rows.to_dict("records"), series.sizes, strict=True):
-        taus = study.runs_of(row["group"]).query("converged")["tau_s"].dropna()
+        taus = study.converged_of(row["group"])["tau_s"].dropna()
         times.setdefault(size, []).extend(float(tau) for tau in taus if tau > 0)
     return times
 

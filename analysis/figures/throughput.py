@@ -64,7 +64,7 @@ def draw(study: Study) -> Figure:
     figure, axes = bars([len(rows) for _, rows in classes], 2, width_ratios=[3, 2])
     for (title, rows), (left, right) in zip(classes, axes, strict=True):
         for place, row in enumerate(rows.to_dict("records")):
-            rates = study.runs_of(row["group"]).query("converged")["train_rate"].dropna().to_numpy(float)
+            rates = study.converged_of(row["group"])["train_rate"].dropna().to_numpy(float)
             for axis, scale in ((left, 1.0), (right, row["extent"])):
                 if len(rates) > DOTS:
                     axis.plot(

@@ -90,7 +90,7 @@ def draw(study: Study) -> Figure:
     for (title, rows), axis in zip(classes, axes, strict=True):
         for row in rows.to_dict("records"):
             colour = signs[row["device"]][0]
-            runs = study.runs_of(row["group"]).query("converged")["run_s"].to_numpy(float) / 60
+            runs = study.converged_of(row["group"])["run_s"].to_numpy(float) / 60
             axis.plot(np.full(len(runs), row["extent"]), runs, ".", color=colour, alpha=0.45, markersize=4)
             plot_sign(axis, row["extent"], _minutes(row), signs[row["device"]], hollow=pd.isna(row["score_s"]))
             if row["division"] == "open":

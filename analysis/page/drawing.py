@@ -1,13 +1,11 @@
-"""Drawing tools of all figures: style, panels, axes and labels, and rendering to SVG for the page.
+"""Drawing tools of all figures: style, panels, axes and labels. `analysis.page.vector` renders them.
 
-Figures do not use pyplot, so there is no global state. The same figure always gives the same bytes.
+Figures do not use pyplot, so there is no global state.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 WIDTH_IN = 11.0  # 792 user units; the page never shows it narrower than 792 px, so 11 pt text is at least 11 px
 LEGEND_IN = 0.45
 BAR_IN, FRAME_IN = 0.36, 0.9  # height of one bar, and of title, axis and label around bars
-INK = "#123456"  # a placeholder that svg() replaces by the page's text colour, which differs in dark mode
+INK = "#1b1f25"  # on paper and slides; on the page the text colour, which differs in dark mode (analysis.page.vector)
 # Okabe and Ito, https://jfly.uni-koeln.de/color/ (black left out: it is no colour in dark mode)
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442",
@@ -34,8 +32,6 @@ CHARACTER_IN = 0.6 * 11 / 72
 LEGEND_CHARACTERS = 110  # across a figure, the signs and gaps of a column taken for 8
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
-_DECIMALS = re.compile(r"(\.\d\d)\d+")  # a hundredth of a point is finer than any screen
-_HASHED_ID = r"(?:[mph]|C\d+_\d+_)[0-9a-f]{10}"  # of markers, clip paths, hatches and collections
 _STYLE: dict[str, Any] = {
     "figure.dpi": 72,  # that of SVG: names find the same room there
     "svg.hashsalt": "mlhpc",
@@ -76,47 +72,6 @@ def style() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         warnings.filterwarnings("ignore", message="constrained_layout not applied")  # absurd numbers have long labels
         yield
-
-
-def svg(figure: Figure, name: str, title: str, description: str) -> str:
-    """Render a figure to an ``<svg>`` element for a page.
-
-    All ids get the prefix ``name``, so that several figures can share a page. INK becomes the page's text colour.
-    """
-    with style():
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
-    text = _prefix_ids(_number_ids(text), name)
-    text = text.replace(INK, "currentColor")
-    text = re.sub(r'(?<= )(d|x|y|transform)="[^"]+"', lambda match: _DECIMALS.sub(r"\1", match.group()), text)
-    head_end = text.index(">")
-    box = re.search(r'viewBox="([^"]+)"', text)
-    assert box is not None
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{box.group(1)}" '
-        f'role="img" aria-labelledby="{name}-title {name}-desc">'
-        f'\n<title id="{name}-title">{_xml(title)}</title>\n<desc id="{name}-desc">{_xml(description)}</desc>'
-    )
-    return head + text[head_end + 1 :].rstrip()
-
-
-def _number_ids(text: str) -> str:
-    """Replace hashed ids by numbers in the order of their definition.
-
-    Matplotlib hashes the exact position of an axis, and the last bits of a computed layout are not the same in every run.
-    """
-    hashed = dict.fromkeys(re.findall(rf'\bid="({_HASHED_ID})"', text))
-    numbered = {old: f"{old[0]}{number}" for number, old in enumerate(hashed)}
-    return re.sub(rf'(?<=[#"]){_HASHED_ID}(?=[)"])', lambda match: numbered.get(match.group(), match.group()), text)
-
-
-def _prefix_ids(text: str, name: str) -> str:
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
-    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", text)
-    return re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
 
 
 def panels(count: int, columns: int, height_in: float, extra_in: float = 0.0) -> tuple[Figure, list[Axes]]:
@@ -242,7 +197,9 @@ def beside(axis: Axes, x: float, y: float, text: str) -> None:
 
 def clip(text: object, length: int = 44) -> str:
     """A label of at most ``length`` printable characters. Longer ones are cut in the middle: names differ at both ends."""
-    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+    line = str(text)
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
     if len(line) <= length:
         return line
     head = length * 2 // 3
@@ -270,7 +227,3 @@ def seconds(value: float) -> str:
     if value < 600:
         return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
     return f"{value / 60:.1f} min" if value < 36000 else f"{value / 3600:.1f} h"
-
-
-def _xml(text: str) -> str:
-    return clip(text, 10_000).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -15,6 +15,8 @@ from matplotlib.patches import Patch
 from matplotlib.transforms import Bbox
 
 from analysis.page.drawing import GREY, INK, YIELDS
+from analysis.page.tips import remember_names
+from analysis.page.vector import lay_out
 
 NamedPoint = tuple[float, float, str, bool]  # x, y, text, bold
 Floats = npt.NDArray[np.float64]
@@ -38,8 +40,9 @@ def name_panels(figure: Figure, axes: Sequence[Axes], points: Sequence[Sequence[
 
     A text without room is left out. Call it last, after the legend: it computes the layout to know where all else is.
     """
-    figure.draw_without_rendering()
+    lay_out(figure)
     for axis, named in zip(axes, points, strict=True):
+        remember_names(axis, named)
         _name(figure, axis, named)
 
 

@@ -91,7 +91,8 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
     columns["epochs to target"] = spread_texts(rows["epochs_to_target.mean"], rows["epochs_to_target.std"])
     columns["training [samples/s]"] = list(rows["train_rate.mean"])
     columns["unit hours"] = list(rows["unit_hours"])
-    return html_table(drop_empty(columns), caption, strong={"score by the rules [min]", "models/min"})
+    of = [(place,) for place in rows.index]
+    return html_table(drop_empty(columns), caption, strong={"score by the rules [min]", "models/min"}, of=of)
 
 
 def _machine(rows: pd.DataFrame, *, weak: bool) -> dict[str, list[Any]]:
@@ -122,7 +123,7 @@ def _details_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
         "scaling factor shipped": list(rows["scaling_factor"]),
         "the stated score's source": [stated_minutes().get(group, (0.0, ""))[1] for group in rows["group"]],
     }
-    return html_table(drop_empty(columns), f"{caption}: more")
+    return html_table(drop_empty(columns), f"{caption}: more", of=[(place,) for place in rows.index])
 
 
 def _baselines(text: object) -> str | None:

@@ -7,7 +7,7 @@ from tests.fixtures.cli import mlhpc
 
 
 def test_every_size_of_every_card_is_listed_with_its_target() -> None:
-    listed = {item["workload"]: item for item in json.loads(mlhpc("list", "--json").stdout)}
+    listed = {item["workload"]: item for item in json.loads(mlhpc("list", "--format", "json").stdout)}
     for name, item in descriptors().items():
         for size, card in item.card().sizes.items():
             shown = listed[name]["sizes"][size]
@@ -25,4 +25,4 @@ def test_the_text_names_workload_targets_and_configs() -> None:
 def test_an_unknown_workload_is_answered_with_those_there_are() -> None:
     done = mlhpc("list", "cosmofow")
     assert done.returncode == 2
-    assert done.stderr.startswith("mlhpc: unknown workload 'cosmofow'; workloads: ")
+    assert done.stderr.startswith("mlhpc: unknown workload 'cosmofow'; did you mean 'cosmoflow'? workloads: ")

@@ -507,7 +507,7 @@ def test_no_tool_changes_its_input(tmp_path: Path) -> None:
     commands: list[list[object]] = [
         *(["check", given, "--format", style] for style in FORMATS),
         ["score", given, "--explain"],
-        ["score", folder, "--json"],
+        ["score", folder, "--format", "json"],
         ["compare", runs, folder],
         ["package", runs, "--system", "x", "-o", tmp_path / "out" / "ACME"],
         ["package", "--verify", folder],
