@@ -20,7 +20,7 @@ CAPTION = (
     "An ellipse per result around the mean of its scored runs, with half axes of one standard deviation of log10 epochs and "
     "log10 seconds per epoch along the principal axes, as the first round's joint analysis drew it. Blue and flat: runs differ "
     "by convergence; orange, dashed and upright: by the speed of the machine. Both axes have one scale, so that directions are "
-    "true. The widest of each kind is named. A run is a dot where a panel has at most 50."
+    "true. The widest of each kind is named, where there is room. A run is a dot where a panel has at most 50."
 )
 ORDER = 26
 NAMED = 1  # results of each kind in a panel

@@ -123,25 +123,29 @@ def _panel(axis: Axes, pair: Pair) -> None:
         colour, hatch = (GREEN, None) if factor >= 1 else (VERMILION, "//")
         axis.bar([place], [at * factor - at], bottom=at, width=0.7, color=colour, hatch=hatch)
         axis.plot([place - 0.35, place + 1.35], [at * factor] * 2, color=INK, linewidth=0.7)
-        _write_above(axis, f"×{factor:.2g}", place, max(at, at * factor))
         at *= factor
         reached.append(at)
-    total = len(PARTS) + 0.3  # room for its longer number
-    axis.bar([total], [at - 1], bottom=1.0, width=0.7, color=BLUE)
-    _write_above(axis, f"×{at:.3g}", total, max(at, 1.0))
+    axis.bar([len(PARTS)], [at - 1], bottom=1.0, width=0.7, color=BLUE)
     axis.axhline(1.0, color=INK, linewidth=0.8)
     axis.set_yscale("log", base=2)
-    axis.set_ylim(min(reached) / 1.25, max(reached) * 1.5)
+    axis.set_ylim(min(reached) / 1.2, max(reached) * 1.2)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     names = (PLURAL[pair.b["one"]], "speed each", *NAMES[2:])
-    axis.set_xticks([*range(len(PARTS)), total], names, rotation=35, ha="right", rotation_mode="anchor")
-    a, b = clip(pair.a["label"], 28), clip(pair.b["label"], 26)
+    values = [_times(getattr(pair.factors, part), 2) for part in PARTS] + [_times(at, 3)]
+    axis.set_xticks(
+        range(len(names)),
+        [f"{name} {value}" for name, value in zip(names, values, strict=True)],
+        rotation=35,
+        ha="right",
+        rotation_mode="anchor",
+    )
+    a, b = clip(pair.a["label"], 26), clip(pair.b["label"], 24)
     axis.set_title(f"{clip(pair.a['benchmark'], 28)}\n{a}\n→ {b}", fontsize=11)
     axis.grid(visible=False, axis="x")
 
 
-def _write_above(axis: Axes, text: str, x: float, y: float) -> None:
-    axis.annotate(text, (x, y), xytext=(0, 3), textcoords="offset points", ha="center")
+def _times(factor: float, digits: int) -> str:
+    return f"×{float(f'{factor:.{digits}g}'):,g}"
 
 
 def _pairs(study: Study) -> list[Pair]:

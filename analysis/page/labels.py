@@ -42,6 +42,7 @@ def name_panels(figure: Figure, axes: Sequence[Axes], points: Sequence[Sequence[
     """
     lay_out(figure)
     for axis, named in zip(axes, points, strict=True):
+        axis.apply_aspect()
         remember_names(axis, named)
         _name(figure, axis, named)
 

@@ -17,23 +17,25 @@ def find_copies(results: pd.DataFrame, runs: pd.DataFrame) -> pd.Series:
     are never copies here: each was submitted as a result of its own.
     """
     signs = {str(name): _signature(group) for name, group in runs[~runs["pruned"]].groupby("group", sort=True)}
-    first: dict[tuple[object, ...], Mapping[str, object]] = {}
+    earlier: dict[tuple[object, ...], list[Mapping[str, object]]] = {}
     found: dict[object, str] = {}
     for index, row in results.sort_values(["round", "group"]).iterrows():
         sign = signs.get(row["group"])
         if sign is None:
             continue
         key = (*(row[name] for name in SAME), sign, _rounded(row["score_s"]))
-        original = first.setdefault(key, row.to_dict())
-        if original["round"] != row["round"]:
-            found[index] = str(original["group"])
+        originals = [known for known in earlier.setdefault(key, []) if known["round"] != row["round"]]
+        if originals:  # where several results of a round have the same runs, that of the same system
+            found[index] = str(max(originals, key=lambda known: known["system"] == row["system"])["group"])
+        else:
+            earlier[key].append(row.to_dict())
     return pd.Series(found, index=results.index, dtype=object)
 
 
 def list_rounds(results: pd.DataFrame) -> pd.Series:
     """The rounds that each result stands for: its own, and those of its copies: "v1.0 = v2.0 = v3.0"."""
     copies = results.groupby("same_as")["round"].apply(list).to_dict() if results["same_as"].notna().any() else {}
-    rounds = [[row["round"], *copies.get(row["group"], [])] for row in results.to_dict("records")]
+    rounds = [dict.fromkeys([row["round"], *copies.get(row["group"], [])]) for row in results.to_dict("records")]
     return pd.Series([" = ".join(map(str, each)) for each in rounds], index=results.index, dtype=object)
 
 

@@ -27,6 +27,8 @@ def with_interval(value: float, low: float, high: float, unit: str = "") -> str:
         step = min(max(step, first / 100), first)  # one to three digits
     outer = step if _outward(low, high, step) <= 1.2 * (high - low) else step / 10
     ends = f"[{_text(math.floor(low / outer + 1e-9) * outer, outer)}, {_text(math.ceil(high / outer - 1e-9) * outer, outer)}]"
+    if not low <= round(value / step) * step <= high:
+        step = outer
     return f"{_text(round(value / step) * step, step)}{tail} {ends}"
 
 

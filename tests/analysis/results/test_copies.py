@@ -54,7 +54,7 @@ def _tables(**changes: object) -> tuple[pd.DataFrame, pd.DataFrame]:
     for round_ in ("v1.0", "v2.0"):
         more = changes if round_ == "v2.0" else {}
         row = {"group": f"{round_}/g", "round": round_, "benchmark": "b", "size": "full", "mode": "strong", "division": "closed",
-               "score_s": 10.0}  # fmt: skip
+               "score_s": 10.0, "system": "s"}  # fmt: skip
         results.append(row | {name: value for name, value in more.items() if name in row})
         for run in range(2):
             line = {"group": f"{round_}/g", "run_start_ms": 1000.0 * run, "run_s": 9.0 + run, "pruned": False}
@@ -79,3 +79,13 @@ def test_the_same_runs_of_a_later_round_are_a_copy() -> None:
 )  # fmt: skip
 def test_whatever_differs_is_another_result(changes: dict[str, object]) -> None:
     assert find_copies(*_tables(**changes)).isna().all()
+
+
+def test_a_copy_belongs_to_the_system_of_its_name() -> None:
+    """Two systems with the same runs in both rounds, as a mistake may have them."""
+    results, runs = _tables()
+    others = results.assign(group=results["group"] + "2", system="t"), runs.assign(group=runs["group"] + "2")
+    both = pd.concat([results, others[0]], ignore_index=True)
+    both["same_as"] = find_copies(both, pd.concat([runs, others[1]], ignore_index=True))
+    assert both.set_index("group")["same_as"].dropna().to_dict() == {"v2.0/g": "v1.0/g", "v2.0/g2": "v1.0/g2"}
+    assert list_rounds(both).tolist() == ["v1.0 = v2.0", "v2.0"] * 2

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 from analysis.commands.report import report
 from analysis.figures import FigureModule, figures
-from analysis.page.drawing import style, svg
+from analysis.page.drawing import style
+from analysis.page.vector import svg
 from analysis.roofline.bounds import Demand, Resource
 from analysis.roofline.cases import Case, measured_cases, published_cases
 from analysis.roofline.inputs import Inputs, MeasuredRoof, read_ceilings, read_inputs, split
