@@ -19,6 +19,7 @@ from suite.log.limits import limits
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
 
+ENOUGH = 3  # runs that reached the target, from which they say more than the reference points
 _EPOCH = re.compile(r"epoch (\d+):")  # how a line of a rank about an evaluation begins (suite.training.loop)
 
 
@@ -60,8 +61,8 @@ def eta(record: RunRecord, expected: Epochs, now_s: float) -> float | None:
 class SeriesClock:
     """The time left of a series of trials that run one after another, from the lines that their ranks print.
 
-    A trial is expected to take as many epochs as those that have reached the target here, else as ``expected``, and the
-    others as long to start as this one.
+    A trial is expected to take as many epochs as ``expected``, or as those that have reached the target here once they are
+    `ENOUGH`, and the others as long to start as these.
     """
 
     def __init__(self, trials: int, expected: Epochs | None, clock: Callable[[], float]) -> None:
@@ -98,11 +99,11 @@ class SeriesClock:
         return self._left(epoch, seconds / epochs if epochs else (now - self._begin) / epoch)
 
     def _left(self, epoch: float, pace: float) -> str | None:
-        if self._finished:
-            count, many = sum(self._finished) / len(self._finished), len(self._finished)
-            basis = f"mean of {many} run{'s' if many > 1 else ''} here"
+        many = len(self._finished)
+        if many and (self._expected is None or many >= ENOUGH):
+            count, basis = sum(self._finished) / many, f"mean of {many} run{'s' if many > 1 else ''} here"
         elif self._expected is not None:
-            count, basis = self._expected.count, self._expected.source
+            count, basis = self._expected.count, re.split(r",| with ", self._expected.source)[0]
         else:
             return None
         others = self._trials - self._ended - 1
@@ -110,7 +111,8 @@ class SeriesClock:
         left = max(0.0, count - epoch) * pace + others * (start_s + count * pace)
         so_far = render_duration(self._clock() - self._begin)
         of = "the run" if self._trials == 1 else f"{self._trials} runs"
-        return f"{so_far}; about {render_duration(left)} left of {of} (to epoch {count:.4g}, {basis})"
+        about = f"about {render_duration(left)} left of {of}" if left else f"past the expected end of {of}"
+        return f"{so_far}; {about} (epoch {count:.4g}, {basis})"
 
 
 def _config(path: Path) -> Mapping[str, object]:
