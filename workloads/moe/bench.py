@@ -237,8 +237,8 @@ def sweep_network(
     """Measure the input of analysis/network: all-to-alls over message sizes and an MoE layer, on growing grids of ranks.
 
     Grids are the first 2, 4, … ranks of one node, then 2, 4, … nodes, and all. Experts grow with the ranks: ``shape``
-    has those of the largest grid. Every rank calls. ``progress(done, total)`` counts ranks of grids measured. InputError if the smallest grid has fewer
-    experts than top_k.
+    has those of the largest grid. Every rank calls. ``progress(done, total)`` counts the ranks of grids measured.
+    InputError if the smallest grid has fewer experts than top_k.
     """
     if world.size % ranks_per_node:
         raise InputError(f"{world.size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
