@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from suite.card import Card, read_card
-from suite.errors import InputError
+from suite.errors import InputError, unknown
 from suite.plugins import WORKLOADS, find_plugins, leave_out, package_of, reason
 
 
@@ -69,7 +69,7 @@ def descriptor(name: str) -> Descriptor:
     """Load the descriptor of one workload. InputError names the installed ones, or says why this one cannot be used."""
     points = find_plugins(WORKLOADS)
     if name not in points:
-        raise InputError(f"unknown workload {name!r}; workloads: {', '.join(sorted(points))}")
+        raise InputError(unknown("workload", name, sorted(points)))
     try:
         loaded = _load(points[name])
         loaded.card()
