@@ -19,7 +19,8 @@ HEAD = """# Events of a log
 
 A log is one file per trial, `result_<i>.txt`. One event is one line, `:::MLLOG {json}`, with the keys `namespace`, `time_ms` (Unix
 milliseconds), `event_type` (`INTERVAL_START`, `INTERVAL_END`, `POINT_IN_TIME`), `key`, `value` and `metadata` (format:
-mlcommons/logging). Each line is written before training goes on, so that a killed run leaves whole lines. In Python: `suite.log.reader.read_events`.
+mlcommons/logging). Each line is written before training goes on, so that a killed run leaves whole lines. In Python:
+`suite.log.reader.read_events`.
 
 Events of a step stand between `run_start` and `run_stop`; the reader leaves them out where nobody asks for them.
 """
