@@ -37,3 +37,10 @@ def test_the_page_of_events_is_that_of_the_code() -> None:
     for _, rows in written["sections"]():
         assert len(rows) > 15
         assert all(remark for _, remark in rows), rows
+
+
+def test_the_page_of_modules_is_that_of_the_code() -> None:
+    written = runpy.run_path(str(DOCS / "write_modules.py"))
+    text = written["page"]()
+    assert text == (DOCS / "modules.md").read_text(encoding="utf-8"), "run: python docs/write_modules.py"
+    assert not re.findall(r"^\| `(\w+)` \|  \|$", text, re.MULTILINE), "a module without a docstring"
