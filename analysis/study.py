@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -88,12 +88,13 @@ def study(
     networks: Sequence[Fit] = (),
     between: Sequence[tuple[str, str]] = (),
     prices: Prices | None = None,
+    tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Study:
-    """Read and decompose all logs below the paths.
+    """Read and decompose all logs below the paths. ``tell`` is called with logs read and in total.
 
     Raises InputError as `ingest` does, and for names in ``between`` that fit no result or several of one class.
     """
-    tables = ingest(paths, cards)
+    tables = ingest(paths, cards, tell)
     runs = per_run(tables.runs)
     selections = choose(tables)
     runs["fate"] = [selections[group].fate[run] for group, run in zip(runs["group"], runs["run"], strict=True)]

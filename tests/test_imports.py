@@ -211,6 +211,8 @@ def test_a_command_that_imports_torch_at_the_top_is_found(tmp_path: Path) -> Non
         ],
         ["status", "--help"],
         ["report", "--help"],
+        ["history", "check", "--help"],
+        ["compare", "--help"],
     ],
     ids=" ".join,
 )

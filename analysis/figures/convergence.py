@@ -40,7 +40,7 @@ Row = Mapping[Hashable, Any]
 
 def table(study: Study) -> pd.DataFrame:
     """Epochs to target and the metric reached, by result."""
-    frame = study.distinct[study.distinct["group"].isin(_curves(study)["group"])]
+    frame = study.distinct[study.distinct["group"].isin(_curves(study)["group"].unique())]
     if frame.empty:
         raise NotAnswerableError("no log has an evaluation with a metric value and an epoch number")
     bounds = [_reference(row) for row in frame.to_dict("records")]
@@ -83,7 +83,8 @@ def draw(study: Study) -> Figure:
     """Curves of the first results, own ones first, and rows of all where they are many."""
     table(study)
     curves = _curves(study)
-    shown = [(title, rows[rows["group"].isin(curves["group"])]) for title, rows in study.classes()]
+    known = curves["group"].unique()
+    shown = [(title, rows[rows["group"].isin(known)]) for title, rows in study.classes()]
     shown = [(title, rows) for title, rows in shown if len(rows)]
     everything = [row for _, rows in shown for row in rows.to_dict("records")]
     many = len(everything) > CURVES

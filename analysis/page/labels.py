@@ -16,7 +16,7 @@ from matplotlib.transforms import Bbox
 
 from analysis.page.drawing import GREY, INK, YIELDS
 from analysis.page.tips import remember_names
-from analysis.page.vector import lay_out
+from analysis.page.vector import lay_out, measuring
 
 NamedPoint = tuple[float, float, str, bool]  # x, y, text, bold
 Floats = npt.NDArray[np.float64]
@@ -90,11 +90,12 @@ def _share_inside(pieces: Floats, box: Bbox) -> tuple[Floats, Floats]:
 
 def _name(figure: Figure, axis: Axes, points: Sequence[NamedPoint]) -> None:
     point = figure.dpi / 72
+    canvas = measuring(figure)
     signs = [_around(axis.transData.transform((x, y)), SIGN_PT * point) for x, y, *_ in points]
     signs += [_around(at, line.get_markersize() / 2 * point) for line in axis.lines for at in _signs(line)]
     firm = [segments(line) for line in axis.lines if line.get_label() != YIELDS]
     pieces = np.concatenate([np.empty((0, 4)), *firm, *(outline(patch) for patch in axis.patches)])
-    taken = [*signs, *(text.get_window_extent() for text in axis.texts if text.get_text())]
+    taken = [*signs, *(text.get_window_extent(canvas) for text in axis.texts if text.get_text())]
     frame = axis.get_window_extent()
     for x, y, words, bold in sorted(points, key=lambda named: not named[3]):
         if not words:
@@ -108,7 +109,7 @@ def _name(figure: Figure, axis: Axes, points: Sequence[NamedPoint]) -> None:
         for side, up, away in (*NEAR, *(FAR if bold else ())):
             text.set_position((GAP_PT * away * side, LINE_PT * up))
             text.set_horizontalalignment(ALIGNED[side])
-            box = text.get_window_extent()
+            box = text.get_window_extent(canvas)
             if not _inside(box, frame) or box.count_overlaps(taken) or crosses(pieces, box):
                 continue
             if (side, up, away) in FAR:

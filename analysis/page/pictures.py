@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -24,7 +24,10 @@ TALLEST_PRINTED = 1.8  # height over width: at two thirds of the paper's width, 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of the page, or why it is missing. ``defect`` says that drawing it failed, and where the traceback was kept."""
+    """A figure of the page, or why it is missing. ``defect`` says that drawing it failed, and where the traceback was kept.
+
+    ``files`` has the figure in the forms that were asked for ("png": bytes).
+    """
 
     name: str
     title: str
@@ -35,6 +38,7 @@ class Picture:
     missing: str = ""
     answer: str = ""
     defect: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def tall(self) -> bool:
@@ -94,25 +98,31 @@ def cannot_draw() -> str:
     )
 
 
-def draw_pictures(study: Study) -> tuple[list[Picture], dict[str, pd.DataFrame]]:
-    """Draw every figure, and return the numbers of those that have data, by name. No figure where none can be drawn."""
+def draw_pictures(
+    study: Study, forms: Sequence[str] = (), tell: Callable[[int, int], None] = lambda done, total: None
+) -> tuple[list[Picture], dict[str, pd.DataFrame]]:
+    """Draw every figure, and return the numbers of those that have data, by name. No figure where none can be drawn.
+
+    ``forms`` are those of files to make of each (svg, png, pdf). ``tell`` is called with figures done and in total.
+    """
     if cannot_draw():
         return [], {}
     from analysis.figures import figures
 
     names = list(figures())
     many = len(study.results) >= POOL_FROM_RESULTS
-    drawn = mapped(_picture, study, names) if many else [_picture(study, name) for name in names]
+    drawn = mapped(_picture, (study, forms), names, tell=tell, alone=not many)
     return [picture for picture, _ in drawn], {
         picture.name: numbers for picture, numbers in drawn if numbers is not None
     }
 
 
-def _picture(study: Study, name: str) -> tuple[Picture, pd.DataFrame | None]:
+def _picture(given: tuple[Study, Sequence[str]], name: str) -> tuple[Picture, pd.DataFrame | None]:
     from analysis.figures import figures
     from analysis.page.drawing import style
-    from analysis.page.vector import svg
+    from analysis.page.vector import save, svg
 
+    study, forms = given
     module = figures()[name]
     title, caption = module.TITLE, module.CAPTION
     question = ""
@@ -123,6 +133,7 @@ def _picture(study: Study, name: str) -> tuple[Picture, pd.DataFrame | None]:
         numbers, answer = module.table(study), module.answer(study)
         picture = svg(figure, name.replace("_", "-"), title, answer)
         table = html_table(numbers.to_dict("list"), f"{title}: the numbers", of=_results_of(study, numbers))
+        files = {form: save(figure, form) for form in forms}
     except NotAnswerableError as missing:
         return Picture(name, title, question, caption, missing=str(missing)), None
     except Exception as error:  # one faulty figure must not cost the reader the other ones
@@ -131,7 +142,7 @@ def _picture(study: Study, name: str) -> tuple[Picture, pd.DataFrame | None]:
         return Picture(
             name, title, question, caption, missing=f"a figure that works: it failed with {why}", defect=defect
         ), None
-    return Picture(name, title, question, caption, picture, table, answer=answer), numbers
+    return Picture(name, title, question, caption, picture, table, answer=answer, files=files), numbers
 
 
 def _results_of(study: Study, numbers: pd.DataFrame) -> list[list[int]]:

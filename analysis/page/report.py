@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ LAST_DATE_MS = 4102444800000  # 2100-01-01; a later date comes from a broken clo
 class Report:
     """The page, the JSON text, and the tables by name: as CSV text and as data frames.
 
-    ``defects`` has the figures that could not be drawn: name and one line.
+    ``defects`` has the figures that could not be drawn: name and one line. ``figures`` are files by name ("pareto.png").
     """
 
     html: str
@@ -44,6 +44,7 @@ class Report:
     csv: Mapping[str, str]
     frames: Mapping[str, pd.DataFrame] = field(compare=False)
     defects: tuple[tuple[str, str], ...] = field(compare=False)
+    figures: Mapping[str, bytes] = field(default_factory=dict)
 
 
 FORMULAS = (
@@ -65,15 +66,21 @@ FORMULAS = (
 
 
 def render_report(
-    study: Study, checked: Sequence[CheckedPath], failures: Sequence[Issue] = (), form: str = "csv"
+    study: Study,
+    checked: Sequence[CheckedPath],
+    failures: Sequence[Issue] = (),
+    form: str = "csv",
+    forms: Sequence[str] = (),
+    tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
     """Render the report of a study, of the compliance check's verdicts, and of what failed before (`analysis.page.steps`).
 
-    ``form`` is that of the tables beside the page, which links to them.
+    ``form`` is that of the tables beside the page, which links to them; ``forms`` are those of figures as files. ``tell`` is
+    called with figures drawn and in total.
     """
     undrawn = [Issue("problem", "figures", f"none is drawn: {reason}")] if (reason := cannot_draw()) else []
     doubts = [*failures, *undrawn, *issues(study)]
-    pictures, numbers = draw_pictures(study)
+    pictures, numbers = draw_pictures(study, forms, tell)
     tables = {**study.tables.named(), "runs": study.runs, "results": study.results}
     tables |= {f"figure_{name}": table for name, table in numbers.items()}
     frames = {name: table.drop(columns=["file"], errors="ignore") for name, table in tables.items()}
@@ -83,6 +90,7 @@ def render_report(
         csv={name: _csv(frame) for name, frame in frames.items()},
         frames=frames,
         defects=tuple((picture.name, picture.defect) for picture in pictures if picture.defect),
+        figures={f"{p.name}.{form}": content for p in pictures for form, content in p.files.items()},
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -28,6 +29,7 @@ _NUMBER = re.compile(r"-?\d+\.\d+")
 _STRAIGHT = re.compile(r"M -?[\d.]+ -?[\d.]+ (?:[LM] -?[\d.]+ -?[\d.]+ )*(?:z )?")
 _PLACE = re.compile(r"[ML] (-?[\d.]+) (-?[\d.]+) ")
 _UNTURNED = re.compile(r"rotate\(-?0(?:\.0+)? [^)]*\)")
+SLIDE_DPI, LARGEST_PX = 200.0, 16_000  # of a PNG
 EDGE = 3.0  # pixels between a text and the edge of its figure
 _SHARED_FROM = 3  # elements of one style, from which on a class is shorter than repeating it
 Element = ElementTree.Element
@@ -65,9 +67,10 @@ def lay_out(figure: Figure) -> None:
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
+    canvas = measuring(figure)
     for axis in figure.axes:
         label, width = axis.xaxis.label, figure.bbox.width
-        box = label.get_window_extent() if label.get_text() and axis.axison else figure.bbox
+        box = label.get_window_extent(canvas) if label.get_text() and axis.axison else figure.bbox
         if box.x1 > width:
             label.set_horizontalalignment("right")
         elif box.x0 < 0:
@@ -76,6 +79,13 @@ def lay_out(figure: Figure) -> None:
             continue
         edge = width - EDGE if box.x1 > width else EDGE
         label.set_x(axis.transAxes.inverted().transform((edge, 0))[0])
+
+
+def measuring(figure: Figure) -> RendererAgg:
+    """What texts of a figure are measured with. Made once: without it matplotlib makes one of the figure's size for every text."""
+    canvas: Any = FigureCanvasAgg(figure)
+    renderer: RendererAgg = canvas.get_renderer()
+    return renderer
 
 
 def _numbered_ids(root: Element) -> dict[str, str]:
@@ -245,5 +255,6 @@ def save(figure: Figure, form: str) -> bytes:
     with style():
         buffer = io.BytesIO()
         metadata: dict[str, Any] = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-        figure.savefig(buffer, format=form, dpi=200, facecolor="white", metadata=metadata[form])
+        dpi = min(SLIDE_DPI, LARGEST_PX / max(figure.get_size_inches()))
+        figure.savefig(buffer, format=form, dpi=dpi, facecolor="white", metadata=metadata[form])
     return buffer.getvalue()

@@ -62,6 +62,10 @@ class CommandInfo:
 class Subcommands(click.Group):
     """A group that answers an unknown command with the nearest and all valid ones."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands in the order in which they are defined."""
+        return list(self.commands)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

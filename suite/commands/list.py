@@ -1,4 +1,4 @@
-"""`mlhpc list`: prints the installed workloads with their sizes, targets and configs. Reads cards only."""
+"""`mlhpc list`: prints the installed workloads with their sizes, and targets. Reads cards only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Examples:
 @click.argument("workload", required=False)
 @format_option()
 def list_(workload: str | None, style: str) -> None:
-    """List workloads: sizes, targets, required runs, data sizes, configs."""
+    """List workloads: sizes, targets, required runs, data sizes."""
     chosen = [descriptor(workload)] if workload else list(descriptors().values())
     if style == JSON:
         print_line(json.dumps([as_data(item) for item in chosen], indent=2))
@@ -100,7 +100,7 @@ def as_text(item: Descriptor) -> list[str]:
     ]
     metrics = "; ".join(dict.fromkeys(size_card.metric_name for size_card in card.sizes.values()))
     title = f"{card.workload}  {card.title} ({card.domain}), measured by {metrics}"
-    return [title, *table, f"  configs: {', '.join(configs(item))}"]
+    return [title, *table]
 
 
 def _points(item: Descriptor, size: str) -> list[Any]:

@@ -15,11 +15,11 @@ def test_every_size_of_every_card_is_listed_with_its_target() -> None:
             assert shown["data_bytes"] == (card.train_samples + card.eval_samples) * card.sample_bytes
 
 
-def test_the_text_names_workload_targets_and_configs() -> None:
+def test_the_text_names_workload_sizes_and_targets() -> None:
     text = mlhpc("list", "cosmoflow").stdout
     assert text.startswith("cosmoflow  ")
     assert "<= 0.124" in text
-    assert text.splitlines()[-1].startswith("  configs: ")
+    assert [line.split()[0] for line in text.splitlines()[2:]] == list(descriptors()["cosmoflow"].card().sizes)
 
 
 def test_an_unknown_workload_is_answered_with_those_there_are() -> None:
