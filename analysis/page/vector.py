@@ -135,8 +135,8 @@ class _Writer:
             yield from self._children(children, inherited, tips)
             return
         tip = tips[0] if tips and tag in ("path", "use") and len(tips) == 1 else None
-        if tip is not None and tip.run:
-            attributes["data-run"] = _xml(tip.run)
+        if tip is not None and tip.run is not None:
+            attributes["data-run"] = str(tip.run)
         head = "".join([f' {key}="{value}"' for key, value in attributes.items()])
         text = "" if tag != "text" else _xml(element.text or "")
         inner = "".join(self._children(children, inherited, tips)) + text
