@@ -41,7 +41,7 @@ class Descriptor:
         return read_card(self.folder)
 
     def load_generator(self) -> Any:
-        """Import the module with ``generate``, ``convert`` and ``fetch`` (see docs/architecture.md)."""
+        """Import the module with ``generate``, ``convert`` and ``fetch`` (their arguments: docs/data.md)."""
         return resolve(self.generator)
 
 
