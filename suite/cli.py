@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from suite import VERSION
+from suite.descriptor import CARDS, with_cards
 from suite.errors import DEBUG, DEFECT, InputError, keep_traceback
 from suite.files import one_line, print_line
 from suite.plugins import COMMANDS, OURS, find_plugins, package_of, reason
@@ -126,6 +127,21 @@ Examples:
 
 Shell completion:  eval "$(_MLHPC_COMPLETE=bash_source mlhpc)"
 """
+
+
+def _give_cards(context: click.Context, _: click.Parameter, paths: tuple[Path, ...]) -> None:
+    context.with_resource(with_cards(paths))
+
+
+card_option = click.option(  # of every command that judges: what cards say is read while the command runs
+    "--card",
+    multiple=True,
+    expose_value=False,
+    callback=_give_cards,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help=f"Card of a card-only benchmark; repeatable. Cards in ${CARDS} are known to every command.",
+)
 
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from suite.cli import card_option
 from suite.errors import DEFECT
 from suite.files import print_line, write_whole
 from suite.log.reader import read_events
@@ -36,6 +37,7 @@ Examples:
 """
 )
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@card_option
 @click.option("-o", "--output", default="report", show_default=True, type=click.Path(path_type=Path), help="Folder.")
 @click.option(
     "--tables",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from suite.cli import card_option
 from suite.compliance.scoring import ScoredGroup, first_named, score_results
 from suite.errors import InputError
 from suite.files import print_line, printable
@@ -20,6 +21,7 @@ HELP_ORDER = 1
 @click.command()
 @click.argument("a", type=click.Path(exists=True, path_type=Path))
 @click.argument("b", type=click.Path(exists=True, path_type=Path))
+@card_option
 @click.option(
     "--tolerance",
     type=click.FloatRange(0.0),

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from suite.card import SizeCard, read_reference_points
+from suite.cli import card_option
 from suite.descriptor import Descriptor, descriptor, descriptors
 from suite.files import print_line
 from suite.launch.cost import render_bytes
@@ -25,6 +26,7 @@ Examples:
 """,
 )
 @click.argument("workload", required=False)
+@card_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON list on standard output.")
 def list_(workload: str | None, as_json: bool) -> None:
     """List workloads: sizes, targets, required runs, data sizes, configs."""
@@ -99,7 +101,8 @@ def as_text(item: Descriptor) -> list[str]:
     ]
     metrics = "; ".join(dict.fromkeys(size_card.metric_name for size_card in card.sizes.values()))
     title = f"{card.workload}  {card.title} ({card.domain}), measured by {metrics}"
-    return [title, *table, f"  configs: {', '.join(configs(item))}"]
+    shipped = f"configs: {', '.join(configs(item))}" if item.implementation else f"card only: {item.card_path}"
+    return [title, *table, f"  {shipped}"]
 
 
 def _points(item: Descriptor, size: str) -> list[Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from suite.cli import card_option
 from suite.compliance.manifest import changed_files
 from suite.files import print_line
 from suite.machine.system import read_description
@@ -21,6 +22,7 @@ HELP_ORDER = 1
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@card_option
 @click.option("--submitter", metavar="ORG", help="Default: submission_org of the logs.")
 @click.option("--system", help="Name of the system; a file submissions/systems/<name>.yaml or a path may describe it.")
 @click.option(

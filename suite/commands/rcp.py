@@ -11,6 +11,7 @@ import click
 
 from suite import RULESET
 from suite.card import RCP_VERSION, ReferencePoint, ReferencePoints, read_reference_points
+from suite.cli import card_option
 from suite.compliance import convergence
 from suite.compliance.ruleset import Benchmark, card_benchmark, ruleset
 from suite.descriptor import Descriptor, descriptors
@@ -40,6 +41,7 @@ def rcp() -> None:
 
 
 @rcp.command()
+@card_option
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option(
     "-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="Default: the workload's folder."
@@ -65,6 +67,7 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
 
 
 @rcp.command()
+@card_option
 @click.argument("workload")
 def show(workload: str) -> None:
     """Show the reference points of WORKLOAD and the fewest epochs that are credible for a submission."""

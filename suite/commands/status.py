@@ -13,6 +13,7 @@ import click
 import yaml
 
 from suite.card import SizeCard, read_reference_points
+from suite.cli import card_option
 from suite.descriptor import descriptor
 from suite.errors import InputError
 from suite.files import print_line, printable, read_bytes, read_json
@@ -81,6 +82,7 @@ Examples:
 """
 )
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@card_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON list on standard output.")
 @click.option("--follow", is_flag=True, help="Show it again whenever it changes, until every run has ended.")
 def status(paths: tuple[Path, ...], as_json: bool, follow: bool) -> None:

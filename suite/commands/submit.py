@@ -80,6 +80,7 @@ def submit(
 ) -> None:
     """Submit scored runs of a workload to Slurm: one job and one run folder per node count."""
     chosen = descriptor(workload)
+    chosen.code()
     config = load_config(chosen, config_name, overrides)
     system = read_system(find_system(system_name))
     template = _template(chosen, config, system, ranks_per_node, time_limit)
