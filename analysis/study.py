@@ -57,9 +57,7 @@ class Study:
     def fitted_networks(self) -> tuple[Fit, ...]:
         """``networks``; NotAnswerableError without one."""
         if not self.networks:
-            raise NotAnswerableError(
-                "an all-to-all sweep (mlhpc moe-bench --sweep-network -o FILE) among the report's paths"
-            )
+            raise NotAnswerableError("an all-to-all sweep (mlhpc moe --sweep-network -o FILE) among the report's paths")
         return self.networks
 
     def runs_of(self, group: str) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from suite.errors import InputError
+from suite.errors import InputError, unknown
 from suite.files import YamlSource, first_error
 
 FULL = "full"  # the size that MLPerf HPC names; published logs state none
@@ -131,7 +131,7 @@ class Card(_Frozen):
     def size(self, name: str) -> SizeCard:
         """The card of one size. InputError names the known sizes."""
         if name not in self.sizes:
-            raise InputError(f"{self.workload}: unknown size {name!r}; sizes: {', '.join(self.sizes)}")
+            raise InputError(f"{self.workload}: {unknown('size', name, self.sizes)}")
         return self.sizes[name]
 
     def target(self, size: str) -> Target:

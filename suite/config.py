@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from suite.descriptor import Descriptor, Hyperparameters
-from suite.errors import InputError
+from suite.errors import InputError, unknown
 from suite.files import YamlSource, first_error, unknown_key
 
 
@@ -142,9 +142,8 @@ def _find(descriptor: Descriptor, name: str) -> Path:
     for candidate in shipped:
         if candidate.stem == name:
             return candidate
-    raise InputError(
-        f"{descriptor.name}: unknown config {name!r}; shipped: {', '.join(p.stem for p in shipped)}; or a path to a .yaml file"
-    )
+    sizes = [candidate.stem for candidate in shipped]
+    raise InputError(f"{descriptor.name}: {unknown('size', name, sizes, 'or a .yaml file of settings as --config')}")
 
 
 def _override(data: dict[str, Any], text: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from suite.card import Card, read_card
-from suite.errors import InputError
+from suite.errors import InputError, unknown
 from suite.plugins import WORKLOADS, find_plugins, leave_out, package_of, reason
 
 CARDS = "MLHPC_CARDS"  # environment variable: card files of card-only benchmarks, separated as in PATH
@@ -166,7 +166,7 @@ def descriptor(name: str) -> Descriptor:
         known = descriptors() if given_cards() else {}
         if name in known:
             return known[name]
-        raise InputError(f"unknown workload {name!r}; workloads: {', '.join(sorted({*points, *known}))}")
+        raise InputError(unknown("workload", name, sorted({*points, *known})))
     try:
         loaded = _load(points[name])
         loaded.card()

@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from suite.errors import InputError
+from suite.errors import InputError, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
 PART_SUFFIX = ".part"
+QUIET = "MLHPC_QUIET"  # environment variable: print results and errors, no progress (--quiet)
 
 
 @contextmanager
@@ -264,8 +265,19 @@ def first_error(error: ValidationError, source: YamlSource) -> str:
 
 
 def unknown_key(model: type[BaseModel], key: str) -> str:
-    """The end of a message about an unknown key, with the keys that the model has."""
-    return f"unknown key {key!r}; valid keys: {', '.join(sorted(model.model_fields))}"
+    """The end of a message about an unknown key: the nearest one, in a section of the model too, and the keys it has."""
+    known = sorted(model.model_fields)
+    inside = [path for path in _key_paths(model) if path.rpartition(".")[2] == key]
+    near = f"; did you mean {inside[0]!r}?" if inside else did_you_mean(key, known)
+    return f"unknown key {key!r}{near or ';'} valid keys: {', '.join(known)}"
+
+
+def _key_paths(model: type[BaseModel]) -> Iterator[str]:
+    """The dotted names of the keys in the sections of a model."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from (f"{name}.{key}" for key in field.annotation.model_fields)
+            yield from (f"{name}.{path}" for path in _key_paths(field.annotation))
 
 
 def print_line(text: str = "", *, error: bool = False, end: str = "\n") -> None:
@@ -288,3 +300,9 @@ def print_line(text: str = "", *, error: bool = False, end: str = "\n") -> None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
+
+
+def print_progress(text: str = "", *, error: bool = False) -> None:
+    """Print, with `print_line`, what only tells how far a command is: nothing under --quiet."""
+    if not os.environ.get(QUIET):
+        print_line(text, error=error)

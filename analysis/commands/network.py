@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,17 +22,18 @@ from analysis.network.fit import (
 )
 from analysis.network.paper import paper_rows
 from analysis.network.sweep import MIB, Layer, LayerRun, read_sweep
-from suite.files import print_line
+from suite.cli.options import JSON, format_option
+from suite.files import print_line, print_progress
 from suite.performance.cost_model import ALGORITHMS
 
-HELP_GROUP = "Compare"
-HELP_ORDER = 4
+HELP_GROUP = "Machine"
+HELP_ORDER = 5
 
 
 @click.command(
     epilog="""\b
 Examples:
-  srun -n 64 mlhpc moe-bench --sweep-network -o sweep.json
+  srun -n 64 mlhpc moe --sweep-network -o sweep.json
   mlhpc network sweep.json
   mlhpc network --paper
   mlhpc report runs/mine sweep.json
@@ -36,14 +41,44 @@ Examples:
 )
 @click.argument("sweeps", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--paper", is_flag=True, help="What the model says of the numbers of Tutel's paper.")
-def network(sweeps: tuple[Path, ...], paper: bool) -> None:
+@format_option()
+def network(sweeps: tuple[Path, ...], paper: bool, style: str) -> None:
     """Fit a machine's links to all-to-all sweeps, say how wrong the fit is, and extrapolate the MoE layer to many ranks."""
     if not sweeps and not paper:
-        raise click.UsageError("give a sweep (mlhpc moe-bench --sweep-network -o FILE) or --paper")
-    for path in sweeps:
-        print_line("\n".join(fit_lines(fit_sweep(read_sweep(path)))))
+        raise click.UsageError("give a sweep (mlhpc moe --sweep-network -o FILE) or --paper")
+    fits = []
+    for number, path in enumerate(sweeps, start=1):
+        sweep = read_sweep(path)
+        print_progress(f"{path}: fitting, {number} of {len(sweeps)}", error=True)
+        fits.append(fit_sweep(sweep))
+    if style == JSON:
+        document = {"version": 1, "fits": [fit_data(fit) for fit in fits]}
+        document |= {"paper": [asdict(row) for row in paper_rows()]} if paper else {}
+        print_line(json.dumps(document, indent=1))
+        return
+    for fit in fits:
+        print_line("\n".join(fit_lines(fit)))
     if paper:
         print_line("\n".join(paper_lines()))
+
+
+def fit_data(fit: Fit) -> dict[str, Any]:
+    """A fit as data: parameters in s and B/s, relative errors by algorithm, and what is extrapolated (seconds, bytes)."""
+    best = {ranks: best_choice(fit, fit.layer_shape(ranks), ranks) for ranks in EXTRAPOLATED_RANKS}
+    return {
+        "sweep": fit.sweep.describe(),
+        "ranks": fit.sweep.ranks,
+        "network": asdict(fit.network),
+        "r_squared": fit.r_squared,
+        "errors": [
+            {"of": title, "algorithm": algorithm, "median": median, "largest": largest, "n": n}
+            for title, algorithm, median, largest, n in _errors(fit)
+        ],
+        "extrapolated": [
+            {"ranks": ranks, "crossover_bytes": crossover_bytes(fit.network, ranks)} | asdict(best[ranks])
+            for ranks in EXTRAPOLATED_RANKS
+        ],
+    }
 
 
 def fit_lines(fit: Fit) -> list[str]:
@@ -71,7 +106,14 @@ def _parameter_lines(fit: Fit) -> list[str]:
 
 
 def _error_lines(fit: Fit) -> list[str]:
-    lines = []
+    return [
+        f"  error, {title}, {algorithm:6s}: median {100 * median:.0f} %, largest {100 * largest:.0f} % (n = {n})"
+        for title, algorithm, median, largest, n in _errors(fit)
+    ]
+
+
+def _errors(fit: Fit) -> Iterator[tuple[str, str, float, float, int]]:
+    """What was compared, the algorithm, the median and largest relative error, and of how many."""
     for title, compared in (
         ("fitted", fit.fitted),
         ("sizes left out", fit.held_out),
@@ -81,11 +123,7 @@ def _error_lines(fit: Fit) -> list[str]:
             chosen = [item for item in compared if item.measurement.algorithm == algorithm]
             if chosen:
                 median, largest = typical_error(chosen)
-                lines.append(
-                    f"  error, {title}, {algorithm:6s}: median {100 * median:.0f} %, largest {100 * largest:.0f} % "
-                    f"(n = {len(chosen)})"
-                )
-    return lines
+                yield title, algorithm, median, largest, len(chosen)
 
 
 def _layer_line(layer: Layer, fit: Fit) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite.cli import card_option
+from suite.cli.options import card_option
 from suite.errors import DEFECT
 from suite.files import print_line, write_whole
 from suite.log.reader import read_events
@@ -81,7 +81,7 @@ def report(
     """Compare results: one self-contained HTML page from run folders and results packages.
 
     PATHS are run folders, packages (<submitter>/results/...) or whole rounds, and files about their systems: ceilings
-    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe-bench --sweep-network`), steps of `mlhpc demo`. OUTPUT gets
+    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe --sweep-network`), steps of `mlhpc demo`. OUTPUT gets
     report.html, report.json and tables/ with the same numbers; docs/tables.md says what the columns mean.
     """
     _refuse(output, form, force)

@@ -13,7 +13,7 @@ import click
 import yaml
 
 from suite.card import SizeCard, read_reference_points
-from suite.cli import card_option
+from suite.cli.options import JSON, card_option, format_option
 from suite.descriptor import descriptor
 from suite.errors import InputError
 from suite.files import print_line, printable, read_bytes, read_json
@@ -77,18 +77,18 @@ HELP_ORDER = 7
     epilog="""\b
 Examples:
   mlhpc status                      every run under runs/
-  mlhpc status runs/mine --json
+  mlhpc status runs/mine --format json
   mlhpc status runs/mine --follow   until every run has ended
 """
 )
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @card_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON list on standard output.")
+@format_option()
 @click.option("--follow", is_flag=True, help="Show it again whenever it changes, until every run has ended.")
-def status(paths: tuple[Path, ...], as_json: bool, follow: bool) -> None:
+def status(paths: tuple[Path, ...], style: str, follow: bool) -> None:
     """Show runs and jobs: state, epoch, last evaluation against the target, time left."""
-    if follow and as_json:
-        raise click.UsageError("--follow shows tables: leave --json out")
+    if follow and style == JSON:
+        raise click.UsageError("--follow shows tables: leave --format json out")
 
     def read() -> list[TrialStatus]:
         folders = find_runs(paths or (DEFAULT_ROOT,))
@@ -96,7 +96,7 @@ def status(paths: tuple[Path, ...], as_json: bool, follow: bool) -> None:
 
     if follow:
         follow_runs(read)
-    elif as_json:
+    elif style == JSON:
         print_line(json.dumps([asdict(row) for row in read()], indent=2))
     else:
         _show(read())

@@ -18,7 +18,7 @@ from suite import RULESET
 from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
 from suite.compliance.derived import Scaled, Schedule
 from suite.descriptor import Descriptor, descriptors, given_cards
-from suite.errors import InputError
+from suite.errors import InputError, unknown
 from suite.log.record import RunRecord
 from suite.log.values import finite
 
@@ -295,7 +295,7 @@ def fingerprint(runs: Sequence[RunRecord]) -> str:
 def ruleset(name: str) -> Ruleset:
     """Read a ruleset by name. InputError, with the list of rulesets, for an unknown name."""
     if name not in ruleset_names():
-        raise InputError(f"unknown ruleset {name!r}; rulesets: {', '.join(ruleset_names())}")
+        raise InputError(unknown("ruleset", name, ruleset_names()))
     try:
         return Ruleset(_RulesetData.model_validate(_merged(name)))
     except ValidationError as error:

@@ -152,9 +152,9 @@ def _trial_numbers(path: Path) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"_(\d+)", path.stem))) or (0,)
 
 
-def default_folder(workload: str, size: str, now: datetime) -> Path:
-    """runs/<workload>-<size>-<UTC time>."""
-    return Path("runs") / f"{workload}-{size}-{now:%Y%m%dT%H%M%SZ}"
+def default_folder(workload: str, size: str, now: datetime, under: str = "runs") -> Path:
+    """<under>/<workload>-<size>-<UTC time>."""
+    return Path(under) / f"{workload}-{size}-{now:%Y%m%dT%H%M%SZ}"
 
 
 def refuse_existing(root: Path) -> None:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from analysis.commands.network import network as network_command
 from analysis.commands.report import report
 from analysis.figures import figures as all_figures
-from analysis.network.fit import crossover_bytes, fit_sweep
+from analysis.network.fit import EXTRAPOLATED_RANKS, crossover_bytes, fit_sweep
 from analysis.network.paper import paper_rows
 from analysis.network.simulate import simulated_all_to_all, simulated_layer_s
 from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, is_sweep, read_sweep
@@ -96,7 +96,7 @@ def sweep(
     grids: tuple[tuple[int, int], ...] = ((2, 2), (4, 4), (8, 4), (16, 4)),
     noise: float = 0.0,
 ) -> dict[str, Any]:
-    """What moe-bench would have written on a machine with these links."""
+    """What moe would have written on a machine with these links."""
     random = np.random.default_rng(0)
     rows = []
     for ranks, per_node in grids:
@@ -187,6 +187,19 @@ def test_the_command_says_errors_and_labels_extrapolation(tmp_path: Path) -> Non
     assert "4,096 ranks" in done.output
 
 
+def test_the_fit_as_json_holds_the_numbers_of_the_text(tmp_path: Path) -> None:
+    path = str(written(tmp_path, sweep(noise=0.05)))
+    done = CliRunner().invoke(network_command, [path, "--format", "json"])
+    assert done.exit_code == 0, done.output
+    (fit,) = json.loads(done.stdout)["fits"]
+    text = CliRunner().invoke(network_command, [path]).stdout
+    assert f"R2 of log seconds {fit['r_squared']:.3f}" in text
+    for row in fit["errors"]:
+        assert f"error, {row['of']}, {row['algorithm']:6s}: median {100 * row['median']:.0f} %" in text
+    assert [row["ranks"] for row in fit["extrapolated"]] == list(EXTRAPOLATED_RANKS)
+    assert f"{fit['extrapolated'][0]['seconds']:.3g} s" in text
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -264,7 +277,7 @@ def test_a_report_without_a_sweep_says_what_is_missing(tmp_path: Path, run_folde
     done = CliRunner().invoke(report, [str(run_folder(tmp_path / "runs")), "-o", str(output)])
     assert done.exit_code == 0, done.output
     figures = {f["name"]: f for f in json.loads((output / "report.json").read_text())["figures"]}
-    assert "moe-bench --sweep-network" in figures["moe_crossover"]["not_answerable"]
+    assert "moe --sweep-network" in figures["moe_crossover"]["not_answerable"]
 
 
 def test_a_sweep_alone_is_no_report(tmp_path: Path) -> None:

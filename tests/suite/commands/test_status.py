@@ -239,7 +239,7 @@ def command(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_finds_runs_below_and_speaks_json(run: RunFolder) -> None:
     run.result(0).write_text(log_text(epochs=3, stop="success"))
     top = run.root.parents[1]
-    rows = json.loads(command(top, "--json").stdout)
+    rows = json.loads(command(top, "--format", "json").stdout)
     assert [(row["run"], row["trial"], row["state"]) for row in rows] == [
         ("runs/r", 0, "finished"),
         ("runs/r", 1, "queued"),

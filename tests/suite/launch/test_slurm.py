@@ -257,9 +257,12 @@ def test_the_example_shows_every_key() -> None:
         ("name: s\nlauncher:\n  nodez: 2\n", r"s\.yaml:3: unknown key 'nodez'; valid keys: account, "),
         (
             "name: s\nlauncher:\n  container:\n    imge: x\n",
-            r"s\.yaml:4: unknown key 'imge'; valid keys: image, mounts",
+            r"s\.yaml:4: unknown key 'imge'; did you mean 'image'\? valid keys: image, mounts",
         ),
-        ("name: s\nluncher: {}\n", r"s\.yaml:2: unknown key 'luncher'; valid keys: description, launcher, name"),
+        (
+            "name: s\nluncher: {}\n",
+            r"s\.yaml:2: unknown key 'luncher'; did you mean 'launcher'\? valid keys: description, launcher, name",
+        ),
         (
             "name: s\nlauncher:\n  cpus_per_task: 0\n",
             r"s\.yaml:3: launcher\.cpus_per_task = 0: .*greater than or equal",
