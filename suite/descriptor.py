@@ -128,9 +128,12 @@ def given_cards() -> tuple[tuple[Path, int], ...]:
 
 @contextmanager
 def with_cards(paths: Iterable[Path]) -> Iterator[None]:
-    """Within the body the benchmarks of these card files are known too, in processes that it starts as well."""
+    """Within the body the benchmarks of these card files are known too, in processes that it starts as well.
+
+    InputError for a file that is no card.
+    """
     before = os.environ.get(CARDS)
-    names = [*filter(None, [before]), *(str(path.absolute()) for path in paths)]
+    names = [*filter(None, [before]), *(str(describe_card(path).card_path) for path in paths)]
     if names:
         os.environ[CARDS] = os.pathsep.join(names)
     try:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
+from tests.fixtures.runs import run_folder
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -47,6 +48,21 @@ def spirals(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert done.stdout.count("target reached") == 3, done.stdout
 
     return made_once(tmp_path_factory, "spirals", follow)
+
+
+def test_the_api_page_works_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_folder(tmp_path / "runs" / "first")
+    built = mlhpc(
+        "package", "runs/first", "--system", "laptop", "--submitter", "ACME", "-o", "packages/ACME", cwd=tmp_path
+    )
+    assert built.returncode == 0, built.stderr
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for language, text in blocks("api.md"):
+        assert language == "python"
+        exec(compile(text, "docs/api.md", "exec"), names)
+    assert (tmp_path / "report" / "report.html").exists()
+    assert (tmp_path / "convergence.png").exists()
 
 
 def test_the_own_loop_of_the_page_is_judged_by_its_commands(spirals: Path, tmp_path: Path) -> None:

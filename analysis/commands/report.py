@@ -14,7 +14,6 @@ import click
 from suite.cli.options import card_option
 from suite.errors import DEFECT
 from suite.files import print_line, write_whole
-from suite.log.reader import read_events
 
 if TYPE_CHECKING:
     from analysis.page.report import Report
@@ -86,30 +85,20 @@ def report(
     """
     _refuse(output, form, force)
     from analysis.figures import is_ours
-    from analysis.network.fit import fit_sweep
-    from analysis.network.sweep import is_sweep, read_sweep
     from analysis.page.checked import check_paths
     from analysis.page.report import render_report
-    from analysis.page.steps import is_steps, read_failures
     from analysis.results.prices import read_prices
-    from analysis.roofline.inputs import read_inputs, split
+    from analysis.sources import read_sources
     from analysis.study import study
     from analysis.tables.workers import started
     from suite.descriptor import installed_cards
 
     prices = read_prices(price)
-    networks = [fit_sweep(read_sweep(path)) for path in paths if is_sweep(path)]
-    failures = list(read_failures([path for path in paths if is_steps(path)]))
-    logs, files = split([path for path in paths if not is_sweep(path) and not is_steps(path)])
-    if not logs:
-        raise click.UsageError(f"{paths[0]}: no report without logs; give run folders or packages as well")
-    for path in logs:
-        if path.is_file() and not read_events(path, steps=False).events:
-            raise click.UsageError(f"{path}: holds no MLLOG event and is no file that a report reads")
+    sources = read_sources(paths, what_if)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
-    inputs = read_inputs(files, what_if)
-    checked = started(check_paths, logs)  # in a second process: the check reads the same logs by its own rules
-    rendered = render_report(study(logs, installed_cards(), inputs, networks, between, prices), checked(), failures)
+    checked = started(check_paths, sources.logs)  # in a second process: the check reads the same logs by its own rules
+    loaded = study(sources.logs, installed_cards(), sources.inputs, sources.networks, between, prices)
+    rendered = render_report(loaded, checked(), sources.failures)
     _write(rendered, output, form)
     size = (output / "report.html").stat().st_size / 1e6
     print_line(
