@@ -118,7 +118,7 @@ def print_closeness(results: dict[Path, list[RunRecord]]) -> None:
         total: dict[int, int] = defaultdict(int)
         for a, b in pairs(results, MOST_PAIRS):
             one, two = known[id(a)][number], known[id(b)][number]
-            close = one.closeness(two, 0) if len(one.numbers) and len(two.numbers) else []
+            close = one.closeness(two, 0, one.overlap(two, 0)) if len(one.numbers) and len(two.numbers) else []
             for n in LENGTHS:
                 worst = [max(close[at : at + n]) for at in range(len(close) - n + 1)]
                 total[n] += len(worst)

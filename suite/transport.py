@@ -100,9 +100,7 @@ def launch_key(rank: int, one_node: bool, environ: Mapping[str, str] = os.enviro
 
 def _key_of_siblings(rank: int, environ: Mapping[str, str]) -> bytes:
     """The key that rank 0 leaves for the other children of the same launcher. OSError if there is none in time."""
-    parent = os.getppid()
-    started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
-    path = Path(tempfile.gettempdir()) / f"mlhpc-{os.geteuid()}-{parent}-{started}-{environ.get(LAUNCH_NAMES[4], '0')}"
+    path = _key_path(environ)
     if rank == 0:
         key = secrets.token_bytes(32)
         part = path.with_suffix(f".{secrets.token_hex(8)}")
@@ -125,6 +123,17 @@ def _key_of_siblings(rank: int, environ: Mapping[str, str]) -> bytes:
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077 or not stat.S_ISREG(found.st_mode):
             raise PermissionError(errno.EPERM, "not a file that only this user can read", str(path))
         return file.read()
+
+
+def forget_key(environ: Mapping[str, str] = os.environ) -> None:
+    """Remove the file in which rank 0 left its key, if it did: all ranks have it once they are connected."""
+    _key_path(environ).unlink(missing_ok=True)
+
+
+def _key_path(environ: Mapping[str, str]) -> Path:
+    parent = os.getppid()
+    started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    return Path(tempfile.gettempdir()) / f"mlhpc-{os.geteuid()}-{parent}-{started}-{environ.get(LAUNCH_NAMES[4], '0')}"
 
 
 def port_of(key: bytes) -> int:

@@ -31,6 +31,7 @@ from suite.transport import (
     Seal,
     TorchTransport,
     Transport,
+    forget_key,
     launch_key,
     own_address,
     port_of,
@@ -295,7 +296,10 @@ def _rendezvous(launch: Launch) -> TorchTransport:
             try_connection(address, port, here=node_name(), there=first, listen_s=LISTEN_S)
         use_interface_towards(address)
     _init(torch.cuda.is_available(), f"tcp://{address}:{port}", key.hex(), launch.rank, launch.size)
-    return _agreed(key)
+    transport = _agreed(key)
+    if launch.rank == 0:
+        forget_key()
+    return transport
 
 
 def _address_of(first: str, rank: int) -> str:

@@ -1,76 +1,46 @@
-"""The examples in docs/own_loop.md and docs/api.md are run as they are written, in the order of the page."""
+"""The pages of docs/: all are in the site, every link leads somewhere, and what is written from the code is current."""
 
 from __future__ import annotations
 
-import os
+import logging
 import re
-import shlex
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.fixtures.cli import mlhpc
-from tests.fixtures.once import made_once
-from tests.fixtures.runs import run_folder
-
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 
 
-def blocks(name: str) -> list[tuple[str, str]]:
-    """(language, text) of the fenced blocks of a page."""
-    return BLOCK.findall((DOCS / name).read_text())
+def test_every_page_is_in_the_site() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    named = re.findall(r"[a-z_]+\.md", str(nav))
+    assert sorted(named) == sorted(path.name for path in DOCS.glob("*.md"))
 
 
-def commands(text: str) -> list[list[str]]:
-    return [shlex.split(line, comments=True) for line in text.splitlines() if line.strip()]
+def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (mlhpc[docs])")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    with caplog.at_level(logging.WARNING, "mkdocs"):
+        build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"), strict=False))
+    assert [record.message for record in caplog.records] == []
+    assert (tmp_path / "site" / "tutorial.html").stat().st_size > 1000
 
 
-@pytest.fixture(scope="module")
-def spirals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a person who followed docs/own_loop.md up to the commands."""
-
-    def follow(folder: Path) -> None:
-        (card, program) = (text for language, text in blocks("own_loop.md") if language in ("yaml", "python"))
-        (folder / "spirals.yaml").write_text(card)
-        (folder / "train.py").write_text(program)
-        done = subprocess.run(
-            [sys.executable, "train.py"],
-            cwd=folder,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.count("target reached") == 3, done.stdout
-
-    return made_once(tmp_path_factory, "spirals", follow)
+def test_the_page_of_events_is_that_of_the_code() -> None:
+    written = runpy.run_path(str(DOCS / "write_events.py"))
+    assert written["page"]() == (DOCS / "events.md").read_text(encoding="utf-8"), "run: python docs/write_events.py"
+    for _, rows in written["sections"]():
+        assert len(rows) > 15
+        assert all(remark for _, remark in rows), rows
 
 
-def test_the_api_page_works_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_folder(tmp_path / "runs" / "first")
-    built = mlhpc(
-        "package", "runs/first", "--system", "laptop", "--submitter", "ACME", "-o", "packages/ACME", cwd=tmp_path
-    )
-    assert built.returncode == 0, built.stderr
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for language, text in blocks("api.md"):
-        assert language == "python"
-        exec(compile(text, "docs/api.md", "exec"), names)
-    assert (tmp_path / "report" / "report.html").exists()
-    assert (tmp_path / "convergence.png").exists()
-
-
-def test_the_own_loop_of_the_page_is_judged_by_its_commands(spirals: Path, tmp_path: Path) -> None:
-    for name in ("runs", "spirals.yaml"):
-        (tmp_path / name).symlink_to(spirals / name)
-    ((_, text),) = [block for block in blocks("own_loop.md") if block[0] == "bash"]
-    for program, *words in commands(text):
-        assert program == "mlhpc"
-        done = mlhpc(*words, cwd=tmp_path)
-        assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
-    assert (tmp_path / "report" / "report.html").exists()
+def test_the_page_of_modules_is_that_of_the_code() -> None:
+    written = runpy.run_path(str(DOCS / "write_modules.py"))
+    text = written["page"]()
+    assert text == (DOCS / "modules.md").read_text(encoding="utf-8"), "run: python docs/write_modules.py"
+    assert not re.findall(r"^\| `(\w+)` \|  \|$", text, re.MULTILINE), "a module without a docstring"

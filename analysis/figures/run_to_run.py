@@ -29,8 +29,8 @@ PARTS = (
 def table(study: Study) -> pd.DataFrame:
     """Relative spread and the variance of log(epochs x seconds per epoch) by part."""
     rows = []
-    for row in study.results.to_dict("records"):
-        runs = study.runs_of(row["group"]).query("converged")
+    for row in study.distinct.to_dict("records"):
+        runs = study.converged_of(row["group"])
         spread = run_spread(runs["epochs"], runs["tau_s"])
         if spread is None:
             continue
@@ -71,7 +71,7 @@ def draw(study: Study) -> Figure:
     for (title, rows), panels in zip(classes, axes, strict=True):
         for axis, (name, part, colour, marker) in zip(panels, PARTS, strict=True):
             for place, row in enumerate(rows):
-                runs = study.runs_of(row["group"]).query("converged")[name].astype(float).dropna()
+                runs = study.converged_of(row["group"])[name].astype(float).dropna()
                 ratio = (runs / runs.mean()).to_numpy(float)
                 axis.plot(ratio, np.full(len(ratio), place), marker, color=colour, alpha=0.55, markersize=5, mew=0)
             axis.axvline(1.0, color=INK, linewidth=0.8)

@@ -17,6 +17,7 @@ SAME, FASTER, SLOWER, CANNOT_TELL = "no change", "faster", "slower", "cannot tel
 CODES = {SAME: 0, FASTER: 0, SLOWER: 1, CANNOT_TELL: 4}
 URGENT = (SLOWER, CANNOT_TELL)  # which decides the exit code if there are several
 DAY_S = 86400.0
+NAMED = 6  # changed facts that are named; --format json has all
 MONTH = 30.0  # days, the unit of a trend
 
 
@@ -121,7 +122,8 @@ def _change_text(found: Found, count: int) -> str:
     size, change = found.size, found.change
     low, high = (100 * (bound - 1) for bound in size.interval or (1.0, 1.0))
     interval = f"95 % [{low:+.1f}, {high:+.1f}]" if size.interval else "no interval of so few results"
-    facts = f"; changed there: {'; '.join(found.facts)}" if found.facts else "; no fact changed there"
+    more = f"; {len(found.facts) - NAMED} more" if len(found.facts) > NAMED else ""
+    facts = f"; changed there: {'; '.join(found.facts[:NAMED])}{more}" if found.facts else "; no fact changed there"
     return (
         f"{100 * (size.ratio - 1):+.1f} % of the time, {interval}, since {found.record.date} "
         f"(result {change.place + 1} of {count}, p = {change.p:.2g}){facts}"

@@ -20,7 +20,7 @@ from suite.log.comparable import era
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
 from suite.log.score import MINUTE_S, Throughput
-from suite.machine.facts import Facts, read_facts
+from suite.machine.facts import UNKNOWN, Facts, read_facts
 
 VERSION: Final = 1
 SUFFIX = ".json"
@@ -45,9 +45,12 @@ class Series(_Frozen):
     @property
     def title(self) -> str:
         """The series as text."""
-        many = f"{self.nodes or '?'} nodes, {self.ranks or '?'} ranks".replace("1 nodes", "1 node")
+        many = ", ".join(
+            f"{'?' if count is None else count} {what}{'' if count == 1 else 's'}"
+            for count, what in ((self.nodes, "node"), (self.ranks, "rank"))
+        )
         kind = " ".join(filter(None, (self.benchmark or "no known benchmark", self.size, self.scenario, self.division)))
-        return f"{kind}, {self.system or 'unknown system'}, {many}, rules of {self.rules}"
+        return f"{kind}, {self.system or 'unknown system'}, {many}, times as in {self.rules}"
 
 
 class Record(_Frozen):
@@ -98,7 +101,7 @@ def compute_record(scored: ScoredGroup, now: datetime) -> Record:
             scenario=scored.scenario,
             division=scored.division,
             rules=era(scored.group.round or first.ruleset),
-            system=scored.group.system or first.platform,
+            system=scored.group.system or _machine(first.platform, facts),
             nodes=first.nodes,
             ranks=first.ranks,
         ),
@@ -176,6 +179,14 @@ def _read(path: Path) -> Record:
         if wrong is not None:
             raise InputError(f"{path}: {name} has {wrong}: expected seconds above 0")
     return record
+
+
+def _machine(platform: str | None, facts: Mapping[str, str]) -> str | None:
+    """The name of the system in the logs; where nobody gave one, what its nodes are: two machines are never one series."""
+    if platform not in (None, "", UNKNOWN) or "processor" not in facts:
+        return platform
+    names = (facts.get("accelerators"), facts["processor"], f"{facts.get('cores', '?')} cores")
+    return ", ".join(name for name in names if name)
 
 
 def _sum_of(facts: Mapping[str, str]) -> str:

@@ -45,9 +45,8 @@ def check_path(path: Path) -> CheckedPath:
     return CheckedPath(path.resolve().name, replace(verdict, findings=findings))
 
 
-def first_error(checked: Sequence[CheckedPath]) -> str:
-    """The first error as one line: the file by its last parts (system, scenario, benchmark, log), and the message."""
-    error = next(finding for finding in findings(checked) if finding.severity == "error")
+def error_text(error: Finding) -> str:
+    """An error as one line: the file by its last parts (system, scenario, benchmark, log), and the message."""
     return f"{'/'.join(Path(error.file).parts[-4:])}: {error.message}"
 
 

@@ -143,6 +143,19 @@ def fit(runs: Mapping[float, Sequence[float]], least_scales: int = LEAST_SCALES)
     return models
 
 
+def extrapolate(models: Sequence[Model], units: float) -> tuple[float, float, float]:
+    """Time at a scale: by the model with the least left-out error, and the interval over all models.
+
+    Each model's bootstrap band is widened by its left-out error, since the band has only the spread of runs in it.
+    """
+    best = min(models, key=lambda model: model.loo_error)
+    low, high = math.inf, -math.inf
+    for model in models:
+        least, most = (float(edge[0]) for edge in model.band([units]))
+        low, high = min(low, least / (1 + model.loo_error)), max(high, most * (1 + model.loo_error))
+    return float(best.time_s([units])[0]), low, high
+
+
 def pmnf(terms: Sequence[Term]) -> Callable[[Floats], Floats]:
     """The basis functions of time, for a model units x time = c0 + sum of terms."""
 

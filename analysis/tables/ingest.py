@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,10 +61,15 @@ class Tables:
         return {name: getattr(self, name) for name in names}
 
 
-def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
-    """Read every log under the paths. ValueError for a path without logs; the content of a log never raises."""
+def ingest(
+    paths: Sequence[Path], cards: Mapping[str, Card], tell: Callable[[int, int], None] = lambda done, total: None
+) -> Tables:
+    """Read every log under the paths. ValueError for a path without logs; the content of a log never raises.
+
+    ``tell`` is called with logs read and in total.
+    """
     logs, skipped = find_logs(paths)
-    readings = _read_all(logs, cards)
+    readings = mapped(_read_one, cards, logs, chunk=8, tell=tell, alone=len(logs) < POOL_FROM_LOGS)
     runs = [reading.run for reading in readings]
     systems: dict[str, dict[str, Any]] = {}
     for log, row in zip(logs, runs, strict=True):
@@ -84,13 +89,6 @@ def ingest(paths: Sequence[Path], cards: Mapping[str, Card]) -> Tables:
         targets={reading.run["group"]: reading.target for reading in readings},
         skipped=skipped,
     )
-
-
-def _read_all(logs: Sequence[LogFile], cards: Mapping[str, Card]) -> list[Reading]:
-    """Every log, by as many processes as this one may use where that is faster."""
-    if len(logs) < POOL_FROM_LOGS:
-        return [read(log, cards) for log in logs]
-    return mapped(_read_one, cards, logs, chunk=8)
 
 
 def _read_one(cards: Mapping[str, Card], log: LogFile) -> Reading:

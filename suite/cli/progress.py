@@ -1,4 +1,4 @@
-"""How far a long command is: a bar on a terminal, else a line with the time left every few seconds, nothing under --quiet."""
+"""How far a long command is, on standard error: a bar on a terminal, else a line every few seconds; nothing under --quiet."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def progress(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int],
     """A function of (done, total) that shows progress. The time left assumes that the rest goes on at the pace so far."""
     if not shown or os.environ.get(QUIET):
         yield lambda done, total: None
-    elif sys.stdout.isatty() or TERMINAL_NAME in os.environ:
+    elif sys.stderr.isatty() or TERMINAL_NAME in os.environ:
         from rich.console import Console
         from rich.progress import Progress
 
-        with Progress(console=Console(force_terminal=True), transient=True) as bar:
+        with Progress(console=Console(force_terminal=True, stderr=True), transient=True) as bar:
             task = bar.add_task(title, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
     else:
@@ -40,6 +40,6 @@ def plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int, int
         if done and now - last >= PLAIN_INTERVAL_S:
             last = now
             left = (now - begin) * (total - done) / done
-            print_progress(f"{title}: {100 * done // total} %, about {left:.0f} s left")
+            print_progress(f"{title}: {100 * done // total} %, about {left:.0f} s left", error=True)
 
     return tell

@@ -211,7 +211,7 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
     from suite.launch.local import mpiexec_command, suite_command, trial_environment
 
     environment = trial_environment(os.environ, ranks=ranks)
-    if sys.stdout.isatty():
+    if sys.stderr.isatty():
         environment[TERMINAL_NAME] = "1"
     command = [*mpiexec_command(ranks), *suite_command("data", *words)]
     sys.stdout.flush()

@@ -125,7 +125,7 @@ class Job:
     """One job: ``runs`` scored runs one after another, or ``instances`` at once (throughput) on as many times the nodes.
 
     With ``run`` None the script chooses the run folder (runs/<workload>-<size>-<job id>). ``config`` is the name of a
-    shipped config, or the path of a file on the compute nodes. ``nodes`` and ``ranks_per_node`` are those of one trial.
+    size, or the path of a YAML file on the compute nodes. ``nodes`` and ``ranks_per_node`` are those of one trial.
     """
 
     workload: str

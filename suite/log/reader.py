@@ -278,10 +278,10 @@ def _decode_plain(lines: Sequence[bytes], numbers: Sequence[int], found: _Found)
     """Decode lines together, which is fast; if any is not exactly one JSON value, decode each by itself."""
     text = b"[" + _BETWEEN.join([line[_JSON:] for line in lines]) + b"]"
     try:
-        together = json.loads(text.decode()) if _each_once(text, len(lines)) else []
-        if _names(together) != text.count(b'":') or any(gap in text for gap in _GAPS):
-            together = []  # some name is perhaps given twice, in whatever object
-    except (ValueError, RecursionError):
+        together = json.loads(text.decode())
+        if not _each_once(together[::2], text):
+            together = []
+    except (ValueError, RecursionError, KeyError, TypeError):  # TypeError: metadata is a number
         together = []
     records = together[::2]
     if len(records) != len(lines) or together[1::2] != [_BOUNDARY] * (len(lines) - 1):
@@ -301,35 +301,30 @@ def _decode_plain(lines: Sequence[bytes], numbers: Sequence[int], found: _Found)
             _append(_event(record, number), found)
 
 
-def _each_once(text: bytes, events: int) -> bool:
-    """True if no event repeats a JSON key we read; otherwise the slower decoder that detects repeats is used."""
-    return b"\\u" not in text and all(text.count(name) == events for name in (b'"key"', b'"value"', b'"time_ms"'))
+def _each_once(records: Sequence[Any], text: bytes) -> bool:
+    """True if no object in these JSON values, whose text is given, has a name twice: the text has as many names as the objects."""
+    if b'" ' in text or (b"\t" in text and b'"\t' in text) or (b"\r" in text and b'"\r' in text):
+        return False  # space between a name and its colon, which this count would miss; the format has none
+    metadata = list(map(_METADATA, records))
+    if text.count(b"{") == 2 * len(records) and set(map(type, metadata)) <= {dict}:
+        names = sum(map(len, records)) + sum(map(len, metadata))  # there are no other objects, as in most logs
+    else:
+        names = _names(records)
+    return names == text.count(b'":')
 
 
-_GAPS = (b'" ', b'"\t', b'"\r')  # what can stand between a name and its colon; the format has none of it
-
-
-def _names(records: Sequence[Any]) -> int:
-    """Count the names in all objects of some JSON values; the text has more if one is given twice."""
-    count = 0
-    for record in records:
-        if type(record) is dict:
-            count += len(record)
-            for item in record.values():
-                if type(item) is dict:  # written out for metadata, which every event has
-                    count += len(item)
-                    count += _names([inner for inner in item.values() if type(inner) in _NESTED])
-                elif type(item) is list:
-                    count += _names(item)
-        elif type(record) is list:
-            count += _names(record)
-    return count
+def _names(value: Any) -> int:
+    """Count the names in all objects of a JSON value."""
+    if type(value) is dict:
+        return len(value) + sum([_names(inner) for inner in value.values() if type(inner) in _NESTED])
+    return sum([_names(inner) for inner in value if type(inner) in _NESTED])
 
 
 _NESTED = (dict, list)
 
 
 _JSON = len(":::MLLOG ")
+_METADATA = itemgetter("metadata")
 _FIELDS = itemgetter("key", "value", "time_ms", "event_type", "metadata")
 _LARGEST_MS = 2**53  # integers up to here are floats exactly
 _DECODER = json.JSONDecoder(object_pairs_hook=each_name_once)

@@ -39,7 +39,7 @@ class Cluster(Protocol):
 def settings(smoke_data: Path, run: Path, **more: str) -> dict[str, str]:
     fixed = {
         "MLHPC_PYTHON": sys.executable,
-        "MLHPC_CONFIG": "smoke",
+        "MLHPC_SIZE": "smoke",
         "MLHPC_DATA": str(smoke_data),
         "MLHPC_RUN": str(run),
     }

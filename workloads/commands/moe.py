@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from suite.cli.options import JSON, device_option, format_option, output_option, ranks_option
+from suite.cli.progress import progress
 from suite.errors import InputError
 from suite.files import print_line, write_whole
 
@@ -208,7 +209,8 @@ def _sweep(world: World, device: torch.device, shape: Shape, up_to_bytes: int, r
     if world.size == 1:
         raise InputError("moe --sweep-network needs several ranks: --ranks 4, or srun, mpiexec, torchrun")
     ranks_per_node = shape.moe.ranks_per_node or world.local_size
-    return bench.sweep_network(world, device, shape, ranks_per_node, up_to_bytes, repeats)
+    with progress("sweep", shown=world.is_first) as tell:
+        return bench.sweep_network(world, device, shape, ranks_per_node, up_to_bytes, repeats, tell)
 
 
 @contextmanager

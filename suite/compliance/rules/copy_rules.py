@@ -82,7 +82,6 @@ class SeenRuns:
     def _copy(self, group: Group, run: RunRecord, curves: Curves) -> Iterator[tuple[str, Path, str]]:
         """A run of an earlier result that this one is more like than chance allows."""
         seen = self._alike.get(_task(run))
-        curves = series_of(run)
         found = seen.find(curves, lambda other, what: _telling(run, other, what)) if seen is not None else None
         if found is not None:
             other, likeness = found

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from suite.compliance.rules.table import (
     HPC,
@@ -18,6 +18,7 @@ from suite.compliance.rules.table import (
 )
 from suite.files import brief
 from suite.log import mllog
+from suite.log.reader import Event
 from suite.log.values import finite
 
 
@@ -36,8 +37,9 @@ def eval_value(context: LogContext) -> Iterator[LogBreach]:
 def eval_epoch(context: LogContext) -> Iterator[LogBreach]:
     own = context.benchmark.numbered if context.benchmark is not None else {}
     for key, names in (dict(context.ruleset.data.numbered) | dict(own)).items():
-        events = context.by_key.get(key, ())
-        unnumbered = [event for event in events if all(finite(event.metadata.get(name)) is None for name in names)]
+        unnumbered: Sequence[Event] = context.by_key.get(key, ())
+        for name in names:
+            unnumbered = [event for event in unnumbered if finite(event.metadata.get(name)) is None]
         if unnumbered:
             yield unnumbered[0].line, f"{len(unnumbered)} {key} without a number {' or '.join(names)}"
 

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Generic, TypeVar
 
@@ -99,16 +99,39 @@ class Series:
             marks = [round(s / 0.004) if s < 20.0 else round(math.log(s / 20.0) / 2e-4) + 5000 for s in self.numbers]
         return tuple((place, (self.what, *pair)) for place, pair in enumerate(pairwise(marks)))
 
-    def closeness(self, other: Series, shift: int) -> list[float]:
-        """The closeness of each value to that of a series ``shift`` places on: a bound of the chance of it, above 1 if far."""
-        first = max(0, -shift)
+    def scale(self, other: Series) -> float:
+        """The deviation, in the logarithm, by which honest evaluations of two such series differ at least."""
+        return min(_OF_ROUGHNESS * min(self.roughness, other.roughness), _LARGEST_SCALE)
+
+    def overlap(self, other: Series, shift: int) -> range:
+        """The places of values that have a counterpart in a series ``shift`` places on."""
+        return range(max(0, -shift), min(len(self.numbers), len(other.numbers) - shift))
+
+    def closeness(self, other: Series, shift: int, at: range) -> list[float]:
+        """The closeness of values to those of a series ``shift`` places on: a bound of the chance of it, above 1 if far."""
+        mine, its = slice(at.start, at.stop), slice(at.start + shift, at.stop + shift)
         if self.what == EVALUATIONS:
-            scale = min(_OF_ROUGHNESS * min(self.roughness, other.roughness), _LARGEST_SCALE)
+            scale = self.scale(other)
             grain = max(self.grain, other.grain)
-            logs = zip(self.logs[first:], other.logs[first + shift :], strict=False)
+            logs = zip(self.logs[mine], other.logs[its], strict=True)
             return [max(abs(a - b), grain) / scale if scale > 0.0 else math.inf for a, b in logs]
-        pairs = zip(self.numbers[first:], other.numbers[first + shift :], strict=False)
-        return [_duration_closeness(a, b) for a, b in pairs]
+        return [_duration_closeness(a, b) for a, b in zip(self.numbers[mine], other.numbers[its], strict=True)]
+
+    def maybe_alike(self, other: Series, shift: int, place: int) -> bool:
+        """False if the two values at ``place`` are all of a stretch that two series share: nearly all candidates are chance."""
+        limit = 1.01 * _LIMITS[0]  # differences are a little larger than those of logarithms
+        for at in (place - 1, place + 2):
+            if 0 <= at < len(self.numbers) and 0 <= at + shift < len(other.numbers):
+                if self.what == EVALUATIONS:
+                    near = abs(self.logs[at] - other.logs[at + shift]) <= limit * self.scale(other)
+                else:
+                    number, difference = self.numbers[at], abs(self.numbers[at] - other.numbers[at + shift])
+                    near = number > _SHORTEST_S - _STAMP_S and difference <= max(
+                        _STAMP_S, limit * _OF_DURATION * number
+                    )
+                if near:
+                    return True
+        return False
 
 
 Curves = tuple[Series, Series]
@@ -121,12 +144,16 @@ def series_of(run: RunRecord) -> Curves:
     values = tuple(abs(item.value) for item in evals)
     times = [item.time_s for item in evals]
     gaps = tuple(min(max(later - earlier, 1e-3), _LONGEST_S) for earlier, later in pairwise(times))
-    return Series(EVALUATIONS, values), Series(DURATIONS, gaps)
+    return _series(EVALUATIONS, values), _series(DURATIONS, gaps)
+
+
+_series = lru_cache(4096)(Series)  # a run is compared with those of its result, then with those of all others
 
 
 def likeness(series: Series, other: Series, shift: int, places: int) -> Likeness | None:
     """The stretch of two series that is least likely by chance, if any is; ``places`` is the number of pairs of places compared."""
-    close = series.closeness(other, shift)
+    whole = series.overlap(other, shift)
+    close = series.closeness(other, shift, whole)
     best: Likeness | None = None
     for limit in _LIMITS:
         begin, count = _longest(close, limit)
@@ -135,7 +162,7 @@ def likeness(series: Series, other: Series, shift: int, places: int) -> Likeness
         worst = max(close[begin : begin + count])
         p = min(1.0, max(worst**count, _SMALLEST) * places * len(_LIMITS))
         if best is None or p < best.p:
-            at = begin + max(0, -shift)
+            at = begin + whole.start
             within = max(abs(series.logs[n] - other.logs[n + shift]) for n in range(at, at + count))
             best = Likeness(series.what, count, within, p)
     return best
@@ -173,9 +200,10 @@ class Runs(Generic[Owner]):
             tried: set[tuple[int, int]] = set()
             for place, key in series.classes:
                 for number, at in self._at.get(key, ()):
-                    if (number, at - place) not in tried:
-                        tried.add((number, at - place))
-                        yield series, number, at - place
+                    shift = at - place
+                    if (number, shift) not in tried and series.maybe_alike(self._seen[number][1], shift, place):
+                        tried.add((number, shift))
+                        yield series, number, shift
 
     def add(self, owner: Owner, run: Curves) -> None:
         """Remember a run."""
@@ -189,10 +217,11 @@ class Runs(Generic[Owner]):
 
 
 def _duration_closeness(a: float, b: float) -> float:
-    shortest = min(a, b)
+    difference, shortest = abs(a - b), min(a, b)
+    if difference > _STAMP_S and difference > _OF_DURATION * shortest:
+        return math.inf  # as nearly all are: it is above all limits
     relative = max(abs(math.log(a / b)), 1e-3 / shortest) / _OF_DURATION
-    same = abs(a - b) <= _STAMP_S and shortest >= _SHORTEST_S
-    return min(relative, _SAME_STAMP) if same else relative
+    return min(relative, _SAME_STAMP) if difference <= _STAMP_S and shortest >= _SHORTEST_S else relative
 
 
 def _longest(close: Sequence[float], limit: float) -> tuple[int, int]:

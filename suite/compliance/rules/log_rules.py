@@ -165,6 +165,8 @@ def run_time(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("clock-jump", "time stamps never jump back by more than a minute", OURS)
 def clock_jump(context: LogContext) -> Iterator[LogBreach]:
+    if context.in_time_order:
+        return
     yield from islice(((line, text) for line, seconds, text in backwards(_of_the_run(context)) if seconds > 60.0), 1)
 
 
@@ -181,6 +183,8 @@ def clock_unit(context: LogContext) -> Iterator[LogBreach]:
     OURS,
 )
 def clock_order(context: LogContext) -> Iterator[LogBreach]:
+    if context.in_time_order:
+        return
     many = context.ruleset.data.many_writers
     found = backwards(of_the_clock(_of_the_run(context)) if many else context.log.events)
     least = CLOCKS_DIFFER_S if many else 0.0

@@ -67,6 +67,12 @@ class LogContext:
         return {key: [events[index] for index in indices] for key, indices in self.log.places.items()}
 
     @cached_property
+    def in_time_order(self) -> bool:
+        """True if no event is earlier than one before it in the file, as in most logs."""
+        times = [event.time_ms for event in self.log.events]
+        return times == sorted(times)
+
+    @cached_property
     def run(self) -> Log:
         """The events before run_stop, and run_stop itself."""
         return self.log.until(mllog.RUN_STOP)

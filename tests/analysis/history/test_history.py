@@ -291,3 +291,25 @@ def test_a_run_folder_from_start_to_verdict(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "training time of an epoch: slower: +29.9 %" in done.stdout
     assert "(result 7 of 12" in done.stdout
+
+
+def test_two_machines_that_nobody_named_are_two_series(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    for number, cores in enumerate((64, 128)):
+        root = written(tmp_path / str(number), number)
+        for path in root.glob("result_*.txt"):
+            path.write_text(path.read_text().replace("test bed", "unknown"))
+        describe(root)
+        facts = node().model_copy(update={"cpu": node().cpu.model_copy(update={"cores": cores})})
+        (root / "facts" / "node1.json").write_text(facts.model_dump_json())
+        assert mlhpc("history", "add", root, "-o", folder, "--any").returncode == 0
+    assert [each.series.system for each in read_history(folder)] == ["Model T, 64 cores", "Model T, 128 cores"]
+
+
+def test_of_many_facts_that_changed_the_first_are_named_and_the_rest_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    for day, seconds in enumerate(nights(15) + nights(15, at=63.0, seed=2)):
+        facts = {f"package p{number:02}": "1" if day < 15 else "2" for number in range(20)}
+        write_record(folder, record(day, seconds, **facts), [])
+    (line, *_) = mlhpc("history", "check", folder).stdout.splitlines()
+    assert line.endswith("package p05: 1 -> 2; 14 more")

@@ -46,7 +46,7 @@ def parse(words: list[str]) -> None:
     with mock.patch.object(
         click.Path, "convert", lambda self, value, parameter, context: value
     ):  # files need not exist
-        command.make_context(command.name, words, parent=context.parent)
+        command.make_context(command.name, words, parent=context.parent).close()  # what --quiet set ends with it
 
 
 def mlhpc_lines(text: str) -> Iterator[str]:

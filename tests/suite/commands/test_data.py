@@ -161,7 +161,7 @@ def test_plain_progress_speaks_every_few_seconds(capsys: pytest.CaptureFixture[s
     tell = plain_progress("toy", lambda: next(now))
     for done in (1, 2, 3, 8):
         tell(done, 8)
-    assert capsys.readouterr().out == "toy: 25 %, about 18 s left\ntoy: 100 %, about 0 s left\n"
+    assert capsys.readouterr().err == "toy: 25 %, about 18 s left\ntoy: 100 %, about 0 s left\n"
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from suite.commands import status
-from suite.commands.status import JobStatus, TrialStatus, eta, folder_status, judge, table
+from suite.commands.status import JobStatus, TrialStatus, folder_status, judge, table
 from suite.launch import jobs
 from suite.launch.cost import Epochs
 from suite.launch.heartbeat import Sign, heartbeat, read_sign
+from suite.launch.remaining import eta
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
 from suite.log.timeline import Epoch

@@ -55,7 +55,7 @@ def test_a_submitted_run_has_its_folder_script_and_job_id(tmp_path: Path) -> Non
     script = (run / "job.sbatch").read_text()
     for line in (
         f': "${{MLHPC_PYTHON:={sys.executable}}}"',
-        f': "${{MLHPC_CONFIG:={run}/config.yaml}}"',
+        f'[[ -n $MLHPC_SIZE$MLHPC_CONFIG ]] || : "${{MLHPC_CONFIG:={run}/config.yaml}}"',
         f': "${{MLHPC_RUN:={run}}}" # the run folder',
         ': "${MLHPC_SEED=7}" # trial i gets seed + i; empty: drawn and logged',
         f"#SBATCH --output={run}/output/job_%j.log",

@@ -102,7 +102,7 @@ def test_time_grows_with_the_size_of_a_log(tmp_path: Path, name: str, rules: str
     cpu_s(small, rules)
     for _ in range(3):  # a disturbed measurement may be repeated, an algorithm stays what it is
         once = min(cpu_s(small, rules) for _ in range(3))
-        ratio = cpu_s(large, rules) / max(once, 0.005)
+        ratio = min(cpu_s(large, rules) for _ in range(2)) / max(once, 0.005)
         if ratio < 8.0:
             return
     raise AssertionError(f"{name}: four times the input takes {ratio:.1f} times as long as {once:.3f} s")

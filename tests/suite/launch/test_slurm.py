@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from suite.cli.options import settings
+from suite.commands.run import run as run_command
 from suite.descriptor import descriptors
 from suite.errors import InputError
 from suite.launch.slurm import (
@@ -141,6 +143,30 @@ def test_the_environment_overrides_a_setting_and_empty_switches_it_off(tmp_path:
     assert [calls[i + 1] for i, word in enumerate(calls) if word == "--set"] == ["a=1", "b=[2]"]
     assert [calls[i + 1] for i, word in enumerate(calls) if word == "--seed"] == ["5"]
     assert [calls[i + 1] for i, word in enumerate(calls) if word == "--trial"] == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("config", "variables", "given"),
+    [
+        ("mini", {}, ("mini", None)),
+        ("mini", {"MLHPC_SIZE": "smoke"}, ("smoke", None)),
+        ("mini", {"MLHPC_CONFIG": "/my.yaml"}, (None, "/my.yaml")),
+        ("/run/config.yaml", {}, (None, "/run/config.yaml")),
+        ("/run/config.yaml", {"MLHPC_SIZE": "full"}, ("full", None)),
+        ("/run/config.yaml", {"MLHPC_CONFIG": "/my.yaml"}, (None, "/my.yaml")),
+    ],
+)
+def test_the_command_of_the_ranks_is_one_that_run_understands(
+    config: str, variables: dict[str, str], given: tuple[str | None, str | None], tmp_path: Path
+) -> None:
+    told = run_head(sbatch_script(replace(job("slurm-two-node", "mini", runs=1), config=config)), tmp_path, **variables)
+    assert told["code"] == "0", told["said"]
+    calls = (tmp_path / "calls").read_text().splitlines()
+    words = calls[calls.index("run") + 1 :]
+    parsed = run_command.make_context("run", words[: words.index("--resume") + 1]).params
+    assert (parsed["size"], parsed["config"]) == given
+    assert settings(*given) == (given[0] or given[1])
+    assert (parsed["workload"], parsed["trial"]) == ("cosmoflow", 0)
 
 
 @pytest.mark.parametrize(("code", "trials"), [(0, 3), (1, 3), (2, 1), (3, 1), (137, 1)])
