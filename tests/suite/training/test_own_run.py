@@ -194,6 +194,43 @@ def test_an_honest_loop_is_found_honest(case: str, card: Path) -> None:
     assert times == sorted(times)
 
 
+class LateDevice:
+    """The clock of a device that ends its work a while after the host has issued it, as a GPU does."""
+
+    LATE_S = 0.3
+
+    def __init__(self) -> None:
+        self._first = True
+
+    def stamp(self) -> float:
+        late, self._first = (0.0 if self._first else self.LATE_S), False
+        return time.perf_counter() + late
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+
+def test_an_evaluation_begins_when_the_device_has_done_the_last_step(
+    card: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LateDevice()
+    monkeypatch.setattr("suite.training.records.device_clock", lambda device: clock)
+    with make_run(card) as run:
+        run.start(parameters=6, train_samples=40, eval_samples=7)
+        clock._first = True  # the block begins when the device is idle
+        run.epoch()
+        for _ in range(STEPS):
+            run.step(1.0)
+        time.sleep(0.5)
+        assert run.evaluation(0.95)
+    log = read_events(RunFolder(run.folder).result(0))
+    times = {event.key: event.time_ms for event in log.events}
+    (rate,) = values(log, "tracked_stats")
+    assert 0.3 <= (times["eval_start"] - times["epoch_start"]) / 1e3 < 0.45
+    assert rate["throughput"] == pytest.approx(40 / 0.3, rel=0.2)
+    assert rules_of(card) == {}
+
+
 def test_blocks_of_steps_are_counted_as_the_card_says(tmp_path: Path) -> None:
     card = write_card(tmp_path / "card.yaml", eval_every_steps=3)
     log = run_once(card, (0.1, 0.2, 0.95), steps=3)
