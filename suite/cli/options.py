@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from suite.descriptor import CARDS, with_cards
 from suite.files import QUIET
 
 Function = Callable[..., Any]  # of a command
@@ -79,6 +80,21 @@ def format_option(*more: str) -> Decorator:
     return click.option(
         "--format", "style", type=click.Choice([TEXT, JSON, *more]), default=TEXT, show_default=True, help=help_text
     )
+
+
+def _give_cards(context: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> None:
+    context.with_resource(with_cards(paths))
+
+
+card_option = click.option(  # of every command that judges: what cards say is read while the command runs
+    "--card",
+    multiple=True,
+    expose_value=False,
+    callback=_give_cards,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help=f"Card of a card-only benchmark; repeatable. Cards in ${CARDS} are known to every command.",
+)
 
 
 def add_shared(command: click.Command) -> click.Command:
