@@ -134,7 +134,6 @@ def _render(
     from analysis.results.prices import read_prices
     from analysis.roofline.inputs import read_inputs, split
     from analysis.study import study
-    from analysis.tables.workers import started
     from suite.descriptor import installed_cards
 
     prices = read_prices(price)
@@ -148,10 +147,10 @@ def _render(
             raise click.UsageError(f"{path}: holds no MLLOG event and is no file that a report reads")
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
     inputs = read_inputs(files, what_if)
-    checked = started(check_paths, logs)  # in a second process: the check reads the same logs by its own rules
     reading = plain_progress("reading logs", time.monotonic)
-    read = study(logs, installed_cards(), inputs, networks, between, prices, reading)
-    return render_report(read, checked(), failures, form, forms, plain_progress("drawing figures", time.monotonic))
+    read = study(logs, installed_cards(), inputs, networks, between, prices, reading, judging=True)
+    checked = check_paths(logs, read.tables.judged)
+    return render_report(read, checked, failures, form, forms, plain_progress("drawing figures", time.monotonic))
 
 
 def _forms(given: str) -> tuple[str, ...]:
