@@ -3,14 +3,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
-EXTRAS := run,mpi,open-catalyst,analysis,parquet,nvml,official,test
+EXTRAS := run,mpi,open-catalyst,analysis,parquet,nvml,official,docs,test
 BUILD := setuptools>=77
 # A worker takes whole files of tests: session fixtures (a Slurm cluster, a data set) are made once. The longest files go first
 # (tests/conftest.py). Three workers on two cores: many tests wait for processes that they started.
 PYTEST := -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-long test-matrix lint env wheelhouse slurm clean
+.PHONY: demo test test-long test-matrix lint docs env wheelhouse slurm clean
 
 demo: $(READY)
 	@$(PY) -m suite demo $(ARGS)
@@ -28,6 +28,10 @@ test-matrix: $(READY)
 
 lint: $(READY)
 	@$(PY) -m ruff check . && $(PY) -m mypy
+
+# The pages of docs/ as a site with search, in site/.
+docs: $(READY)
+	@$(PY) -m mkdocs build -q && echo "mlhpc: site/index.html"
 
 env: $(READY)
 
@@ -55,4 +59,4 @@ slurm:
 	fi
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
 from analysis.network.fit import Fit
+from analysis.results.copies import find_copies, list_rounds
 from analysis.results.decompose import choose, per_run, results
-from analysis.results.names import CLASS, describe_systems, find_pairs, heading, name_results, tasks
+from analysis.results.extent import unit_names
+from analysis.results.names import CLASS, Task, describe_systems, find_pairs, heading, name_results, tasks
 from analysis.results.prices import Prices
 from analysis.results.selection import Selection
 from analysis.roofline.inputs import Inputs
@@ -41,30 +44,41 @@ class Study:
     between: tuple[tuple[str, str], ...] = ()
     prices: Prices | None = None
 
+    @property
+    def distinct(self) -> pd.DataFrame:
+        """The results without those that repeat one of an earlier round: what figures and tables of results show."""
+        return self.results[self.results["same_as"].isna()]
+
     def classes(self) -> list[tuple[str, pd.DataFrame]]:
         """Results by benchmark, size and mode, each with a heading. Only results of one class may share a panel."""
-        return [(heading(*key), group) for key, group in self.results.groupby(CLASS, sort=True)]
+        return [(heading(*key), group) for key, group in self.distinct.groupby(CLASS, sort=True)]
 
-    def tasks(self) -> list[tuple[str, pd.DataFrame]]:
-        """Results that may be ranked against each other, each group with a heading."""
-        return tasks(self.results)
-
-    @property
-    def cost(self) -> tuple[str, str]:
-        """The column of results to compare costs by, and what it counts: what the user's prices are in, else unit hours."""
-        return ("cost", self.prices.unit) if self.prices else ("unit_hours", "unit hours")
+    def tasks(self) -> list[Task]:
+        """Results that may be ranked against each other, each group with its headings."""
+        return tasks(self.distinct)
 
     def fitted_networks(self) -> tuple[Fit, ...]:
         """``networks``; NotAnswerableError without one."""
         if not self.networks:
-            raise NotAnswerableError(
-                "an all-to-all sweep (mlhpc moe-bench --sweep-network -o FILE) among the report's paths"
-            )
+            raise NotAnswerableError("an all-to-all sweep (mlhpc moe --sweep-network -o FILE) among the report's paths")
         return self.networks
 
     def runs_of(self, group: str) -> pd.DataFrame:
         """The runs of one result."""
-        return self.runs[self.runs["group"] == group]
+        return self._by_group[group]
+
+    def converged_of(self, group: str) -> pd.DataFrame:
+        """The runs of one result that reached the target."""
+        return self._converged_by_group[group]
+
+    @cached_property
+    def _converged_by_group(self) -> Mapping[str, pd.DataFrame]:
+        return {group: runs[runs["converged"]] for group, runs in self._by_group.items()}
+
+    @cached_property
+    def _by_group(self) -> Mapping[str, pd.DataFrame]:
+        """Cut once: figures ask for the runs of a result thousands of times."""
+        return {str(group): runs for group, runs in self.runs.groupby("group", sort=False)}
 
 
 def study(
@@ -74,17 +88,23 @@ def study(
     networks: Sequence[Fit] = (),
     between: Sequence[tuple[str, str]] = (),
     prices: Prices | None = None,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    judging: bool = False,
 ) -> Study:
-    """Read and decompose all logs below the paths.
+    """Read and decompose all logs below the paths. ``tell`` and ``judging`` are those of `ingest`.
 
     Raises InputError as `ingest` does, and for names in ``between`` that fit no result or several of one class.
     """
-    tables = ingest(paths, cards)
+    tables = ingest(paths, cards, tell, judging=judging)
     runs = per_run(tables.runs)
     selections = choose(tables)
     runs["fate"] = [selections[group].fate[run] for group, run in zip(runs["group"], runs["run"], strict=True)]
     rows = results(runs, selections)
+    rows["unit"] = unit_names(rows, tables.systems)
     rows["device"], rows["machine"] = describe_systems(rows, tables.systems)
+    rows["same_as"] = find_copies(rows, runs)
+    rows["rounds"] = list_rounds(rows)
     rows["name"], rows["label"] = name_results(rows)
     rows["cost"] = prices.cost(rows) if prices else None
     runs["label"] = runs["group"].map(rows.set_index("group")["label"])

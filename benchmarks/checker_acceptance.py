@@ -82,7 +82,7 @@ def verdicts(rounds: Path, logs: list[Path], folder: Path) -> list[tuple[str, bo
 
 
 def scores(rounds: Path, expected: Path, folder: Path) -> list[tuple[str, bool]]:
-    run([*MLHPC, "score", str(rounds), "--json"], folder / "score.json")
+    run([*MLHPC, "score", str(rounds), "--format", "json"], folder / "score.json")
     found = {
         (group["round"], group["submitter"], group["system"], group["scenario"], group["benchmark"]): group
         for group in json.loads((folder / "score.json").read_text())["groups"]

@@ -1,6 +1,6 @@
 """What our checker and MLCommons' say of damaged logs and packages of the suite's own runs, one row a mutation.
 
-    mlhpc run cosmoflow --config smoke --ranks 2 --runs 12 -o RUN
+    mlhpc run cosmoflow --size smoke --ranks 2 --runs 12 -o RUN
     python -m benchmarks.checker_differences RUN [--write]
 
 RUN needs eleven logs that reached the target, one of them after four epochs. Each mutation is one of `tests/fixtures`. Logs

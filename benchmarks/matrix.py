@@ -20,7 +20,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("run", "mpi", "open-catalyst", "analysis", "parquet", "nvml", "official", "test")
+EXTRAS = ("run", "mpi", "open-catalyst", "analysis", "parquet", "nvml", "official", "docs", "test")
 PINNED = ("torch",)
 TESTS = ["-q", "-W", "default", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long"]
 

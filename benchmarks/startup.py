@@ -19,7 +19,7 @@ DRY_RUN = [
     "cosmoflow",
     "--system",
     "slurm-two-node",
-    "--config",
+    "--size",
     "mini",
     "--nodes",
     "2",

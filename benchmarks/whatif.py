@@ -68,7 +68,7 @@ def measured(folder: Path) -> list[list[Path]]:
         chosen = [f"global_batch_size={batch}", "max_epochs=4", "submission.org=whatif"]
         options = [part for setting in chosen for part in ("--set", setting)]
         output = str(folder / f"ranks{ranks}_batch{batch}")
-        suite("run", "cosmoflow", "--config", "smoke", "--ranks", str(ranks), "--runs", "2", *options, "-o", output)
+        suite("run", "cosmoflow", "--size", "smoke", "--ranks", str(ranks), "--runs", "2", *options, "-o", output)
 
     def place(ranks: int, batch: int) -> list[Path]:
         return [folder / f"ranks{ranks}_batch{batch}", files[ranks]]

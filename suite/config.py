@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from suite.descriptor import Descriptor, Hyperparameters
-from suite.errors import InputError
+from suite.errors import InputError, unknown
 from suite.files import YamlSource, first_error, unknown_key
 
 
@@ -103,7 +103,11 @@ def load_config(descriptor: Descriptor, name: str, overrides: Iterable[str] = ()
 
     ``overrides`` are ``key=value`` with dotted keys and YAML values. InputError is one line for the user.
     """
-    source = YamlSource.read(_find(descriptor, name))
+    return resolve_config(descriptor, YamlSource.read(_find(descriptor, name)), overrides)
+
+
+def resolve_config(descriptor: Descriptor, source: YamlSource, overrides: Iterable[str] = ()) -> RunConfig:
+    """Make the configuration of what was read, or of a mapping that a caller gave. InputError is one line for the user."""
     data = source.data
     override_keys = []
     for text in overrides:
@@ -138,9 +142,8 @@ def _find(descriptor: Descriptor, name: str) -> Path:
     for candidate in shipped:
         if candidate.stem == name:
             return candidate
-    raise InputError(
-        f"{descriptor.name}: unknown config {name!r}; shipped: {', '.join(p.stem for p in shipped)}; or a path to a .yaml file"
-    )
+    sizes = [candidate.stem for candidate in shipped]
+    raise InputError(f"{descriptor.name}: {unknown('size', name, sizes, 'or a .yaml file of settings as --config')}")
 
 
 def _override(data: dict[str, Any], text: str) -> tuple[str, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterable
 
 DEFECT = 70  # exit code, EX_SOFTWARE of sysexits.h: an error of mlhpc itself, never of its user
 DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of a defect instead of writing it to a file
@@ -18,6 +20,26 @@ class InputError(ValueError):
     them, is a defect of mlhpc itself (exit code 70): code that reads what a user wrote turns such errors into this class
     where it knows the place.
     """
+
+
+def find_near(name: str, known: Iterable[str]) -> str | None:
+    """The nearest of the known names, whatever its case; None if none is near."""
+    each = {item.lower(): item for item in known}
+    near = difflib.get_close_matches(name.lower(), each, 1)
+    return each[near[0]] if near else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The clause of a message that names the nearest of the known names; empty if none is near."""
+    near = find_near(name, known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> str:
+    """The message about a name that does not exist: the nearest one and all that do. ``more``: what else would do."""
+    names = list(known)
+    near = did_you_mean(name, names)
+    return f"unknown {kind} {name!r}{near or ';'} {kind}s: {', '.join(names) or 'none'}" + (f"; {more}" if more else "")
 
 
 def keep_traceback() -> str:

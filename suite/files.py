@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from suite.errors import InputError
+from suite.errors import InputError, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
 PART_SUFFIX = ".part"
+QUIET = "MLHPC_QUIET"  # environment variable: print results and errors, no progress (--quiet)
 
 
 @contextmanager
@@ -248,20 +249,35 @@ def _collect(node: yaml.Node, prefix: tuple[str, ...], lines: dict[tuple[str, ..
 
 
 def first_error(error: ValidationError, source: YamlSource) -> str:
-    """Render the first mistake that pydantic found as one line: file, line, key, value, what was expected."""
+    """Render the first mistake that pydantic found as one line: file, line, key, value, what was expected.
+
+    If a key is missing, all that are missing are named.
+    """
     item = error.errors()[0]
     key = tuple(str(part) for part in item["loc"])
     name = ".".join(key)
     if item["type"] == "extra_forbidden":
         return f"{source.where(*key)}: unknown key {name!r}"
     if item["type"] == "missing":
-        return f"{source.where(*key)}: missing key {name!r}"
+        names = [".".join(map(str, each["loc"])) for each in error.errors() if each["type"] == "missing"]
+        return f"{source.where(*key)}: missing key{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
     return f"{source.where(*key)}: {name} = {brief(item.get('input'), longest=80)}: {item['msg']}"
 
 
 def unknown_key(model: type[BaseModel], key: str) -> str:
-    """The end of a message about an unknown key, with the keys that the model has."""
-    return f"unknown key {key!r}; valid keys: {', '.join(sorted(model.model_fields))}"
+    """The end of a message about an unknown key: the nearest one, in a section of the model too, and the keys it has."""
+    known = sorted(model.model_fields)
+    inside = [path for path in _key_paths(model) if path.rpartition(".")[2] == key]
+    near = f"; did you mean {inside[0]!r}?" if inside else did_you_mean(key, known)
+    return f"unknown key {key!r}{near or ';'} valid keys: {', '.join(known)}"
+
+
+def _key_paths(model: type[BaseModel]) -> Iterator[str]:
+    """The dotted names of the keys in the sections of a model."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from (f"{name}.{key}" for key in field.annotation.model_fields)
+            yield from (f"{name}.{path}" for path in _key_paths(field.annotation))
 
 
 def print_line(text: str = "", *, error: bool = False, end: str = "\n") -> None:
@@ -284,3 +300,9 @@ def print_line(text: str = "", *, error: bool = False, end: str = "\n") -> None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
+
+
+def print_progress(text: str = "", *, error: bool = False) -> None:
+    """Print, with `print_line`, what only tells how far a command is: nothing under --quiet."""
+    if not os.environ.get(QUIET):
+        print_line(text, error=error)

@@ -79,7 +79,7 @@ def trained(workload: str, size: str, runs: int, folder: Path, *, seed: int) -> 
     if "is real text" in made.stderr:
         pytest.skip(made.stderr.strip())
     assert made.returncode == 0, made.stderr
-    words = ["--config", size, "--ranks", "2", "--runs", str(runs), "--seed", str(seed), "--set", f"data={data}"]
+    words = ["--size", size, "--ranks", "2", "--runs", str(runs), "--seed", str(seed), "--set", f"data={data}"]
     subprocess.run([*MLHPC, "run", workload, *words, "-o", run])
     records = [summarise(read_events(path)) for path in sorted(Path(run).glob("result_*.txt"))]
     assert len(records) == runs

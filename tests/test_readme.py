@@ -123,5 +123,7 @@ def test_the_demos_commands_are_understood_and_make_a_package_and_a_report_of_a_
 
 def test_every_relative_path_the_readme_names_exists() -> None:
     text = (ROOT / "README.md").read_text()
+    for name in re.findall(r"\]\(([^):#]+)", text):
+        assert (ROOT / name).exists(), name
     for name in re.findall(r"`((?:docs|submissions|benchmarks)/[^`*]*)`", text):
         assert (ROOT / name).exists(), name

@@ -38,7 +38,7 @@ def started(data: Path, folder: Path, *more: str) -> subprocess.Popen[str]:
     """An `mlhpc run` on two ranks that cannot reach its target, after its first epoch."""
     process = subprocess.Popen(
         [
-            *(MLHPC, "run", "cosmoflow", "--config", "smoke", "--ranks", "2", "-o", str(folder)),
+            *(MLHPC, "run", "cosmoflow", "--size", "smoke", "--ranks", "2", "-o", str(folder)),
             *("--set", "max_epochs=500", "--set", "hyperparameters.base_learning_rate=1e-9", *more),
         ],
         env=environment(data),
@@ -83,7 +83,7 @@ def test_a_stopped_run_leaves_a_checkpoint_an_aborted_log_and_no_process(
     record = summarise(read_events(folder / "result_0.txt"))
     assert record.status == "aborted"
     assert ranks_of(folder) == []
-    refused = mlhpc(smoke_data, "run", "cosmoflow", "--config", "smoke", "--ranks", "2", "-o", str(folder))
+    refused = mlhpc(smoke_data, "run", "cosmoflow", "--size", "smoke", "--ranks", "2", "-o", str(folder))
     assert refused.returncode == 2
     resumed = mlhpc(
         smoke_data,
@@ -113,7 +113,7 @@ def test_a_launcher_killed_outright_leaves_a_checkpoint_no_process_and_a_log_tha
 def test_a_reader_that_closes_the_output_does_not_end_the_run(smoke_data: Path, tmp_path: Path) -> None:
     """`mlhpc run ... | head -1`."""
     folder = tmp_path / "run"
-    words = ("run", "cosmoflow", "--config", "smoke", "-o", str(folder), "--set", "max_epochs=2")
+    words = ("run", "cosmoflow", "--size", "smoke", "-o", str(folder), "--set", "max_epochs=2")
     never = ("--set", "hyperparameters.base_learning_rate=1e-9")
     with subprocess.Popen(
         [MLHPC, *words, *never], env=environment(smoke_data), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -138,9 +138,7 @@ def test_a_damaged_shard_ends_the_run_with_one_line(smoke_data: Path, tmp_path: 
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
     sets = ("--set", f"data={tmp_path / 'data'}", "--set", f"staging.directory={tmp_path}/local")
-    done = mlhpc(
-        smoke_data, "run", "cosmoflow", "--config", "smoke", "--ranks", "2", "-o", str(tmp_path / "run"), *sets
-    )
+    done = mlhpc(smoke_data, "run", "cosmoflow", "--size", "smoke", "--ranks", "2", "-o", str(tmp_path / "run"), *sets)
     assert done.returncode == 2, done.stdout + done.stderr
     assert shard.name in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
@@ -151,7 +149,7 @@ def test_a_damaged_shard_ends_the_run_with_one_line(smoke_data: Path, tmp_path: 
 
 def test_an_output_folder_that_cannot_be_made_is_one_line(smoke_data: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = mlhpc(smoke_data, "run", "cosmoflow", "--config", "smoke", "-o", str(tmp_path / "file" / "run"))
+    done = mlhpc(smoke_data, "run", "cosmoflow", "--size", "smoke", "-o", str(tmp_path / "file" / "run"))
     assert done.returncode == 2
     assert f"{tmp_path / 'file' / 'run'}: cannot be created: Not a directory" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -162,7 +160,7 @@ def test_torchrun_is_a_launcher_too(smoke_data: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            *("-m", "suite", "run", "cosmoflow", "--config", "smoke", "--output", str(folder), "--trial", "0"),
+            *("-m", "suite", "run", "cosmoflow", "--size", "smoke", "--output", str(folder), "--trial", "0"),
             *("--seed", "1", "--set", "max_epochs=1", "--set", f"staging.directory={tmp_path}/local"),
         ],
         env=environment(smoke_data) | {"PYTHONSAFEPATH": "1"},

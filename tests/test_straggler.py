@@ -28,7 +28,7 @@ def test_a_rank_that_is_stopped_most_of_the_time_is_named_by_the_smallest_wait(
 ) -> None:
     run, report = tmp_path / "run", tmp_path / "report"
     environment = os.environ | {"MLHPC_DATA": str(smoke_data), "OMP_NUM_THREADS": "1"}
-    words = ["run", "cosmoflow", "--config", "smoke", "--ranks", "2", "--runs", "1", "-o", str(run), *STEADY]
+    words = ["run", "cosmoflow", "--size", "smoke", "--ranks", "2", "--runs", "1", "-o", str(run), *STEADY]
     with (tmp_path / "output").open("w") as output:
         training = subprocess.Popen(
             [sys.executable, "-m", "suite", *words], cwd=ROOT, env=environment, stdout=output, stderr=output

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -13,17 +18,18 @@ from analysis.network.held_out import CONFIDENCE, predicted_layer_s
 from analysis.network.intervals import all_to_all_band, carried_ranks, crossover, layer_interval
 from analysis.network.paper import paper_rows
 from analysis.network.sweep import KIB, MIB, Layer, LayerRun, read_sweep
-from suite.files import print_line
+from suite.cli.options import JSON, format_option
+from suite.files import print_line, print_progress
 from suite.performance.cost_model import ALGORITHMS
 
-HELP_GROUP = "Compare"
-HELP_ORDER = 4
+HELP_GROUP = "Machine"
+HELP_ORDER = 5
 
 
 @click.command(
     epilog="""\b
 Examples:
-  srun -n 64 mlhpc moe-bench --sweep-network -o sweep.json
+  srun -n 64 mlhpc moe --sweep-network -o sweep.json
   mlhpc network sweep.json
   mlhpc network --paper
   mlhpc report runs/mine sweep.json
@@ -31,14 +37,56 @@ Examples:
 )
 @click.argument("sweeps", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--paper", is_flag=True, help="What the model says of the numbers of Tutel's paper.")
-def network(sweeps: tuple[Path, ...], paper: bool) -> None:
+@format_option()
+def network(sweeps: tuple[Path, ...], paper: bool, style: str) -> None:
     """Fit a machine's links to all-to-all sweeps, say how wrong the fit is, and extrapolate the MoE layer to many ranks."""
     if not sweeps and not paper:
-        raise click.UsageError("give a sweep (mlhpc moe-bench --sweep-network -o FILE) or --paper")
-    for path in sweeps:
-        print_line("\n".join(fit_lines(fit_sweep(read_sweep(path)))))
+        raise click.UsageError("give a sweep (mlhpc moe --sweep-network -o FILE) or --paper")
+    fits = []
+    for number, path in enumerate(sweeps, start=1):
+        sweep = read_sweep(path)
+        print_progress(f"{path}: fitting, {number} of {len(sweeps)}", error=True)
+        fits.append(fit_sweep(sweep))
+    if style == JSON:
+        document = {"version": 1, "fits": [fit_data(fit) for fit in fits]}
+        document |= {"paper": [asdict(row) for row in paper_rows()]} if paper else {}
+        print_line(json.dumps(document, indent=1))
+        return
+    for fit in fits:
+        print_line("\n".join(fit_lines(fit)))
     if paper:
         print_line("\n".join(paper_lines()))
+
+
+def fit_data(fit: Fit) -> dict[str, Any]:
+    """A fit as data: parameters in s and B/s, relative errors by algorithm, and what is extrapolated (seconds, bytes)."""
+    links = asdict(fit.network)
+    return {
+        "sweep": fit.sweep.describe(),
+        "ranks": fit.sweep.ranks,
+        "network": links | {"rendezvous_from": links["rendezvous_from"] if fit.network.rendezvous_s else None},
+        "r_squared": fit.r_squared,
+        "errors": [
+            {"of": title, "algorithm": algorithm, "median": median, "largest": largest, "n": n}
+            for title, algorithm, median, largest, n in _errors(fit)
+        ],
+        "confidence": CONFIDENCE,
+        "extrapolated": [_extrapolated_data(fit, ranks) for ranks in carried_ranks(fit)],
+    }
+
+
+def _extrapolated_data(fit: Fit, ranks: int) -> dict[str, Any]:
+    """The best choice on ``ranks`` ranks; each number with its interval, a crossover that cannot be told with what is known."""
+    best, limit = best_choice(fit, fit.layer_shape(ranks), ranks), asdict(crossover(fit, ranks))
+    limit |= {key: None for key in ("value", "low", "high") if not math.isfinite(limit[key])}
+    size = fit.layer_shape(ranks).dispatch_bytes
+    bands = {name: all_to_all_band(fit, ranks, np.array([size]), name).at(0) for name in ALGORITHMS}
+    return {
+        "ranks": ranks,
+        "crossover_bytes": limit,
+        "all_to_all": {"bytes": size} | {name: asdict(interval) for name, interval in bands.items()},
+        "best": asdict(best) | {"seconds": asdict(layer_interval(fit, ranks, best.seconds))},
+    }
 
 
 def fit_lines(fit: Fit) -> list[str]:
@@ -65,7 +113,14 @@ def _parameter_lines(fit: Fit) -> list[str]:
 
 
 def _error_lines(fit: Fit) -> list[str]:
-    lines = []
+    return [
+        f"  error, {title}, {algorithm:6s}: median {100 * median:.0f} %, largest {100 * largest:.0f} % (n = {n})"
+        for title, algorithm, median, largest, n in _errors(fit)
+    ]
+
+
+def _errors(fit: Fit) -> Iterator[tuple[str, str, float, float, int]]:
+    """What was compared, the algorithm, the median and largest relative error, and of how many."""
     for title, compared in (
         ("fitted", fit.fitted),
         ("sizes left out", fit.held_out),
@@ -75,11 +130,7 @@ def _error_lines(fit: Fit) -> list[str]:
             chosen = [item for item in compared if item.measurement.algorithm == algorithm]
             if chosen:
                 median, largest = typical_error(chosen)
-                lines.append(
-                    f"  error, {title}, {algorithm:6s}: median {100 * median:.0f} %, largest {100 * largest:.0f} % "
-                    f"(n = {len(chosen)})"
-                )
-    return lines
+                yield title, algorithm, median, largest, len(chosen)
 
 
 def _layer_line(layer: Layer, fit: Fit) -> str:

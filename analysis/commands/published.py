@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from analysis.published.scores import ROUNDS, SHIPPED, count_rounds, render
+from analysis.published.scores import ROUNDS, count_rounds, render
+from suite.cli.options import output_option
 from suite.files import print_line, write_whole
 
-HELP_GROUP = "Compare"
-HELP_ORDER = 3
+HELP_GROUP = "Extend"
+HELP_ORDER = 4
 
 
 @click.command(
@@ -21,15 +22,19 @@ Example:
 """
 )
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file. [the table this installation ships]")
-def published(folders: tuple[Path, ...], output: Path | None) -> None:
+@output_option("New JSON file.", "published.json")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def published(folders: tuple[Path, ...], output: Path | None, force: bool) -> None:
     """Regenerate the table of published scores from clones of https://github.com/mlcommons/hpc_results_v*.
 
-    FOLDERS are the clones. What they do not hold is missing from the table and named by it and by every report.
+    FOLDERS are the clones. What they do not hold is missing from the table and named by it and by every report. The table that
+    this installation ships is replaced only when it is named: -o analysis/published/scores.json --force.
     """
     from analysis.study import study
 
-    path = output or SHIPPED
+    path = output or Path("published.json")
+    if path.exists() and not force:
+        raise click.UsageError(f"{path} exists; --force replaces it")
     text = render(study(folders, {}))
     write_whole(path, text)
     rows = json.loads(text)["rows"]

@@ -6,20 +6,25 @@ import importlib.util
 import logging
 import shutil
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from suite.cli.options import card_option
+from suite.cli.progress import plain_progress
 from suite.errors import DEFECT
 from suite.files import print_line, write_whole
-from suite.log.reader import read_events
 
 if TYPE_CHECKING:
     from analysis.page.report import Report
 
 PARTS = ("report.html", "report.json", "tables")
-
+SMALL_REPORT = 2**20  # bytes: what a report takes at least on the disk, with its tables
+FORMS = ("svg", "png", "pdf")  # of files with figures
 
 HELP_GROUP = "Compare"
 HELP_ORDER = 2
@@ -33,9 +38,11 @@ Examples:
   mlhpc report runs/first ceilings.json --what-if other-machine.json
   mlhpc report hpc_results_v1.0 --between "Fugaku 512" "Selene 1024"
   mlhpc report hpc_results_v3.0 --price "H100=2.50 USD/h" --price "A100=1.20 USD/h"
+  mlhpc report packages/ACME --figures png,pdf
 """
 )
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@card_option
 @click.option("-o", "--output", default="report", show_default=True, type=click.Path(path_type=Path), help="Folder.")
 @click.option(
     "--tables",
@@ -66,6 +73,13 @@ Examples:
     metavar="DEVICE=NUMBER UNIT/h",
     help="What an hour of one compute unit costs, e.g. 'H100=2.50 USD/h' or '... kWh/h'; or a YAML file. May be repeated.",
 )
+@click.option(
+    "--figures",
+    "forms",
+    metavar="FORM,...",
+    default="",
+    help=f"Also write every figure into figures/, on white, as for slides: {', '.join(FORMS)}, or several of them.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing report.")
 def report(
     paths: tuple[Path, ...],
@@ -74,74 +88,121 @@ def report(
     what_if: tuple[Path, ...],
     between: tuple[tuple[str, str], ...],
     price: tuple[str, ...],
+    forms: str,
     force: bool,
 ) -> None:
     """Compare results: one self-contained HTML page from run folders and results packages.
 
     PATHS are run folders, packages (<submitter>/results/...) or whole rounds, and files about their systems: ceilings
-    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe-bench --sweep-network`), steps of `mlhpc demo`. OUTPUT gets
+    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe --sweep-network`), steps of `mlhpc demo`. OUTPUT gets
     report.html, report.json and tables/ with the same numbers; docs/tables.md says what the columns mean.
     """
-    _refuse(output, form, force)
-    from analysis.figures import is_ours
-    from analysis.network.fit import fit_sweep
-    from analysis.network.sweep import is_sweep, read_sweep
-    from analysis.page.checked import check_paths
-    from analysis.page.report import render_report
-    from analysis.page.steps import is_steps, read_failures
-    from analysis.results.prices import read_prices
-    from analysis.roofline.inputs import read_inputs, split
-    from analysis.study import study
-    from analysis.tables.workers import started
-    from suite.descriptor import installed_cards
-
-    prices = read_prices(price)
-    networks = [fit_sweep(read_sweep(path)) for path in paths if is_sweep(path)]
-    failures = list(read_failures([path for path in paths if is_steps(path)]))
-    logs, files = split([path for path in paths if not is_sweep(path) and not is_steps(path)])
-    if not logs:
-        raise click.UsageError(f"{paths[0]}: no report without logs; give run folders or packages as well")
-    for path in logs:
-        if path.is_file() and not read_events(path, steps=False).events:
-            raise click.UsageError(f"{path}: holds no MLLOG event and is no file that a report reads")
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
-    inputs = read_inputs(files, what_if)
-    checked = started(check_paths, logs)  # in a second process: the check reads the same logs by its own rules
-    rendered = render_report(study(logs, installed_cards(), inputs, networks, between, prices), checked(), failures)
-    _write(rendered, output, form)
+    wanted = _forms(forms)
+    _refuse(output, form, wanted, force)
+    with _reserved(output):
+        rendered = _render(paths, what_if, between, price, form, wanted)
+        _write(rendered, output, form)
     size = (output / "report.html").stat().st_size / 1e6
+    drawn = f", {output / 'figures'}/*" if wanted else ""
     print_line(
-        f"{output / 'report.html'}  {size:.2f} MB; numbers: {output / 'report.json'}, {output / 'tables'}/*.{form}"
+        f"{output / 'report.html'}  {size:.2f} MB; numbers: {output / 'report.json'}, {output / 'tables'}/*.{form}{drawn}"
     )
     for _, text in rendered.defects:
         print_line(f"mlhpc: {text}", error=True)
+    from analysis.figures import is_ours
+
     if any(is_ours(figure) for figure, _ in rendered.defects):
         sys.exit(DEFECT)
 
 
-def _refuse(output: Path, form: str, force: bool) -> None:
+def _render(
+    paths: tuple[Path, ...],
+    what_if: tuple[Path, ...],
+    between: tuple[tuple[str, str], ...],
+    price: tuple[str, ...],
+    form: str,
+    forms: tuple[str, ...],
+) -> Report:
+    """Read and check the paths and render their report. Tells how far it is every few seconds.
+
+    By lines only: a bar draws itself in a thread, beside which no process may be forked.
+    """
+    from analysis.page.checked import check_paths
+    from analysis.page.report import render_report
+    from analysis.results.prices import read_prices
+    from analysis.sources import read_sources
+    from analysis.study import study
+    from suite.descriptor import installed_cards
+
+    prices = read_prices(price)
+    found = read_sources(paths, what_if)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
+    reading = plain_progress("reading logs", time.monotonic)
+    read = study(found.logs, installed_cards(), found.inputs, found.networks, between, prices, reading, judging=True)
+    checked = check_paths(found.logs, read.tables.judged)
+    return render_report(read, checked, found.failures, form, forms, plain_progress("drawing figures", time.monotonic))
+
+
+def _forms(given: str) -> tuple[str, ...]:
+    """The forms of figures that a user names, each once."""
+    names = tuple(dict.fromkeys(name.strip().lower() for name in given.split(",") if name.strip()))
+    unknown = [name for name in names if name not in FORMS]
+    if unknown:
+        raise click.UsageError(f"--figures {given}: {unknown[0]!r} is none of {', '.join(FORMS)}")
+    return names
+
+
+@contextmanager
+def _reserved(output: Path) -> Iterator[None]:
+    """Make the folder and prove that it can be written, before minutes of work. It is gone again if nothing was written."""
+    new = [folder for folder in (output, *output.parents) if not folder.exists()]
+    output.mkdir(parents=True, exist_ok=True)
+    try:
+        write_whole(output / ".writable", bytes(SMALL_REPORT))
+        (output / ".writable").unlink()
+        yield
+    finally:
+        for folder in new:
+            with suppress(OSError):
+                folder.rmdir()  # only an empty folder can be removed so
+
+
+def _refuse(output: Path, form: str, forms: tuple[str, ...], force: bool) -> None:
     """Raise UsageError, before anything is read, if the report could not be written."""
-    existing = [path for name in PARTS if (path := output / name).exists()]
+    parts = (*PARTS, "figures") if forms else PARTS
+    existing = [path for name in parts if (path := output / name).exists()]
     if existing and not force:
         raise click.UsageError(f"{existing[0]} exists; --force replaces it")
     if output.is_file():
         raise click.UsageError(f"-o {output}: is a file; the report is a folder")
     if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise click.UsageError("--tables parquet needs pyarrow: pip install 'mlhpc[parquet]'")
+    if forms and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError("--figures needs matplotlib: pip install 'mlhpc[analysis]'")
 
 
 def _write(rendered: Report, output: Path, form: str) -> None:
     """Write every part under a temporary name and rename it; the page is last, so that its numbers always exist."""
-    output.mkdir(parents=True, exist_ok=True)
-    part, tables = output / "tables.part", output / "tables"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    for name, frame in rendered.frames.items():
-        if form == "parquet":
-            frame.to_parquet(part / f"{name}.parquet", index=False)
-        else:
-            (part / f"{name}.csv").write_text(rendered.csv[name], encoding="utf-8", errors="replace")
-    shutil.rmtree(tables, ignore_errors=True)
-    part.rename(tables)
+    with _replaced(output / "tables") as part:
+        for name, frame in rendered.frames.items():
+            if form == "parquet":
+                frame.to_parquet(part / f"{name}.parquet", index=False)
+            else:
+                (part / f"{name}.csv").write_text(rendered.csv[name], encoding="utf-8", errors="replace")
+    if rendered.figures:
+        with _replaced(output / "figures") as part:
+            for name, content in rendered.figures.items():
+                (part / name).write_bytes(content)
     for name, text in (("report.json", rendered.json), ("report.html", rendered.html)):
         write_whole(output / name, text)
+
+
+@contextmanager
+def _replaced(folder: Path) -> Iterator[Path]:
+    """Yield a new folder beside the one named; it takes the name when it is filled."""
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    yield part
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import BLUE, VERMILION, Diagonals, clip, loglog, name_points, panels
+from analysis.page.drawing import BLUE, VERMILION, Diagonals, clip, loglog, panels
+from analysis.page.labels import NamedPoint, name_panels
 from analysis.published.scores import missing, published
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Beside the published systems"
 CAPTION = (
     "Own results (orange stars) and every published time to train of the benchmark in the table that ships with the suite, "
-    "recomputed from the public logs. A hollow star is another problem size: it shows where a machine stands in scale, its "
-    "time compares with no published one. Own results are not verified by MLCommons."
+    "recomputed from the public logs. Dashed lines are equal unit hours. A hollow star is another problem size: it shows where "
+    "a machine stands in scale, its time compares with no published one. Own results are not verified by MLCommons."
 )
 ORDER = 18
 NAMED = ("Fugaku", "Perlmutter", "Selene", "Eos")
@@ -46,10 +47,12 @@ def answer(study: Study) -> str:
     for benchmark, rows in frame.groupby("benchmark", sort=True):
         own = rows[rows["whose"] != "published"].iloc[0]
         stars = rows[(rows["whose"] == "published") & rows["system"].isin(NAMED)].drop_duplicates("system")
-        others = ", ".join(f"{r['system']} {r['time to train [min]']:.3g}" for r in stars.to_dict("records"))
+        others = ", ".join(
+            f"{r['system']} {r['time to train [min]']:.3g} ({r['round']})" for r in stars.to_dict("records")
+        )
         different = "" if own["size"] == "full" else f" on size {own['size']}, a different problem"
         sentences.append(f"{benchmark} [min]: {own['system']} {own['time to train [min]']:.3g}{different}; {others}")
-    return "; ".join(sentences) + (f". {missing()}" if missing() else "")
+    return "; ".join(sentences) + missing(study.results["group"])
 
 
 def draw(study: Study) -> Figure:
@@ -57,6 +60,7 @@ def draw(study: Study) -> Figure:
     own, known = _own(study), _known(study)
     benchmarks = sorted(own["benchmark"].unique())
     figure, axes = panels(len(benchmarks), 1, 5.0)
+    points: list[list[NamedPoint]] = []
     for benchmark, axis in zip(benchmarks, axes, strict=True):
         theirs, ours = known[known["benchmark"] == benchmark], own[own["benchmark"] == benchmark]
         minutes = (theirs["score_s"].astype(float) / 60).tolist()
@@ -75,16 +79,17 @@ def draw(study: Study) -> Figure:
             )
             text = clip(row["label"], 28) + ("" if full else f" (size {clip(row['size'], 12)}, another problem)")
             named.append((float(row["units"]), value, text, True))
-        loglog(axis, [*theirs["units"].astype(float), *ours["units"]], [*minutes, *mine], Diagonals("unit h", 1 / 60))
         axis.set_title(clip(benchmark, 40))
         axis.set_xlabel("compute units (accelerators, or processors where there are none)")
         axis.set_ylabel("time to train [min]")
-        name_points(figure, axis, named)
+        loglog(axis, [*theirs["units"].astype(float), *ours["units"]], [*minutes, *mine], Diagonals("h", 1 / 60))
+        points.append(named)
+    name_panels(figure, axes, points)
     return figure
 
 
 def _own(study: Study) -> pd.DataFrame:
-    own = study.results
+    own = study.distinct
     own = own[~own["published"] & (own["mode"] == "strong") & (own["units"] > 0) & (own["run_s.mean"] > 0)]
     own = own[own["benchmark"].isin(published()["benchmark"])]
     if own.empty:

@@ -27,7 +27,7 @@ ORDER = 56
 def table(study: Study) -> pd.DataFrame:
     """Ratio, interval and p values of every comparison."""
     lines = []
-    for title, rows in study.tasks():
+    for title, short, rows in study.tasks():
         known = rows[(rows["mode"] == "strong") & rows["run_s.mean"].notna() & ~rows["group"].isin(_copies(study))]
         if len(known) < 2:
             continue
@@ -37,7 +37,13 @@ def table(study: Study) -> pd.DataFrame:
         for row in known.drop(best.name).sort_values("run_s.mean").to_dict("records"):
             comparison = _compared(_times(study, row["group"]), base)
             if comparison is not None:
-                head = {"class": title, "label": row["label"], "against": best["label"], "division": row["division"]}
+                head = {
+                    "class": title,
+                    "task": short,
+                    "label": row["label"],
+                    "against": best["label"],
+                    "division": row["division"],
+                }
                 part.append(head | vars(comparison) | {"ratio of scores": row["score_s"] / best["score_s"]})
         for line, adjusted in zip(part, holm([line["p_welch"] for line in part]), strict=True):
             real = adjusted < 1 - CONFIDENCE and (line["low"] > 1 or line["high"] < 1)
@@ -69,7 +75,7 @@ def answer(study: Study) -> str:
             by_score = "" if pd.isna(first["ratio of scores"]) else f" ({first['ratio of scores']:.3g} by score)"
         else:
             what, by_score = "not distinguishable from", ""
-        sentences.append(f"{first['class']}: {first['label']} is {what} {first['against']}{by_score}")
+        sentences.append(f"{first['task']}: {first['label']} is {what} {first['against']}{by_score}")
     return listed(sentences)
 
 
@@ -118,5 +124,5 @@ def _compared(a_s: tuple[float, ...], b_s: tuple[float, ...]) -> Comparison | No
 
 
 def _times(study: Study, group: str) -> tuple[float, ...]:
-    times = study.runs_of(group).query("converged")["run_s"].dropna()
+    times = study.converged_of(group)["run_s"].dropna()
     return tuple(float(time) for time in times if time > 0 and math.isfinite(time))

@@ -92,7 +92,7 @@ def _reference(axis: Axes, newest: pd.Series) -> list[tuple[float, float]]:
 
 
 def _shown(study: Study) -> pd.DataFrame:
-    frame = study.results
+    frame = study.distinct
     frame = frame[
         frame["global_batch_size"].notna() & (frame["epochs_to_target.mean"] > 0) & (frame["global_batch_size"] > 0)
     ]

@@ -143,7 +143,7 @@ def _loads(study: Study) -> list[Load]:
 def _found(study: Study) -> Iterator[Load]:
     windows = study.tables.experts
     windows = windows[windows["imbalance"].ge(1.0) & windows["steps"].ge(1.0) & windows["tokens_per_expert"].notna()]
-    for row in study.results.to_dict("records"):
+    for row in study.distinct.to_dict("records"):
         averaged = study.selections[row["group"]].averaged
         runs = averaged or list(study.runs_of(row["group"])["run"])
         own = windows[windows["run"].isin(runs)].copy()

@@ -63,10 +63,15 @@ def sentence(case: Case) -> str:
     roof = at_roof(NAMES[bounds.nearest.resource], 1 / bounds.distance, "modelled" if case.modelled else "known")
     text = f"{result}, step of {si(bounds.step_s)}s: {roof}; {bounds.verdict}"
     if case.scale is not None:
-        text += f"; the network roof is hit at {case.scale:,} ranks"
+        text += f"; the network's roof is reached at {_two_digits(case.scale[0])} to {_two_digits(case.scale[1])} ranks"
     for refusal in bounds.refused:
         text += f"; refused: {refusal.reason}"
     return text
+
+
+def _two_digits(ranks: int) -> str:
+    """Ranks with two digits: more would claim what no model of a network knows."""
+    return f"{float(f'{ranks:.2g}'):,.0f}"
 
 
 def draw(study: Study) -> Figure:
@@ -141,7 +146,8 @@ def _lines(case: Case) -> list[dict[str, object]]:
         "band from [s]": bounds.lower_s,
         "band to [s]": bounds.upper_s,
         "step lies": bounds.verdict.split(":")[0],
-        "network roof at [ranks]": case.scale,
+        "network roof from [ranks]": case.scale[0] if case.scale else None,
+        "network roof to [ranks]": case.scale[1] if case.scale else None,
         "ceilings": f"{case.ceilings.system}, {case.ceilings.date[:10]}" if case.ceilings else "modelled",
     }
     nearest = "binds" if bounds.nearest and binds(1 / bounds.distance) else "nearest, does not bind"
@@ -180,7 +186,7 @@ def _cases(study: Study) -> list[Case]:
 
 
 def _why_no_own(study: Study) -> str:
-    if study.results["published"].all():
+    if study.distinct["published"].all():
         return ""
     try:
         measured_cases(study)

@@ -11,7 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import CYCLE, INK, MARKERS, NamedPoint, clip, listed, log_frame, name_panels, panels
+from analysis.page.drawing import CYCLE, INK, MARKERS, clip, listed, log_frame, panels
+from analysis.page.labels import NamedPoint, name_panels
 from analysis.roofline.bounds import Point, Roof, above_roof, at_roof, si
 from analysis.roofline.cases import Case, measured_cases
 from analysis.roofline.drawing import intensity_axes

@@ -71,7 +71,7 @@ def draw(study: Study) -> Figure:
         axis.set_title(clip(fit.sweep.name, 50))
         axis.set_xlabel("sent by each rank [KiB]")
         axis.set_ylabel("linear / 2DH")
-        axis.legend()
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     return figure
 
 

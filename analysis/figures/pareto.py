@@ -5,84 +5,91 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import INK, clip, legend_of, listed, loglog, looks, name_panels, panels
-from analysis.page.scatter import label_axes, plot_sign, problems, result_table, several_per_problem
+from analysis.page.drawing import INK, clip, legend_of, listed, loglog, looks, panels
+from analysis.page.labels import name_panels
+from analysis.page.scatter import PROBLEM, label_axes, plot_sign, problems, result_table, several_per_problem
+from analysis.results.extent import with_extent
 from analysis.results.names import tasks
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and cost"
 CAPTION = (
-    "Time to train against the cost of one run: what the prices given with --price make of its compute unit hours, without any "
-    "the unit hours themselves, which are not the same money on different devices. A line joins the results of one division "
-    "and of rounds alike that no other of them beats in both. Results without a score are shown only where no other has one."
+    "Time to train against the cost of one run: what the prices given with --price make of its compute unit hours; without any "
+    "the hours of accelerators, processors, nodes, cores or ranks themselves (what varies), which are not the same money on "
+    "different devices. Further left is faster, lower is cheaper; a line joins the results of one division and of rounds alike "
+    "that no other of them beats in both. Results without a score are shown only where no other has one."
 )
 ORDER = 16
 
 
 def table(study: Study) -> pd.DataFrame:
-    """Time, unit hours, cost if there are prices, and whether a result is on the front."""
+    """Time, cost, what it counts, and whether a result is on the front."""
     frame = _shown(study)
-    column, unit = study.cost
     return result_table(
         frame,
         ("label", "division"),
         {
             "time to train [min]": frame["run_s.mean"] / 60,
-            "unit hours": frame["unit_hours"],
-        }
-        | ({f"cost [{unit}]": frame[column]} if study.prices else {})
-        | {f"nobody faster with fewer {unit}": frame["front"]},
+            "machine hours": frame["hours"],
+            "cost": frame["paid"],
+            "cost in": frame["paid_in"],
+            "on the front": frame["front"],
+        },
     )
 
 
 def answer(study: Study) -> str:
     """The front of each benchmark."""
-    _, unit = study.cost
+    frame = _shown(study)
     sentences = [
-        f"{title.replace(' · time to train', '')}: {', '.join(rows.loc[rows['front']].sort_values('run_s.mean')['label'])}"
-        for title, rows in tasks(_shown(study))
+        f"{short}: {', '.join(rows.loc[rows['front']].sort_values('run_s.mean')['label'])}"
+        for _, short, rows in tasks(frame)
         if len(rows) > 1
     ]
+    units = frame["paid_in"].unique()
+    unit = units[0] if len(units) == 1 else "machine hours"
     return f"nobody is faster with fewer {unit}: {listed(sentences)}{_unpriced(study)}"
 
 
 def draw(study: Study) -> Figure:
     """Log-log panels; the front is named."""
     frame = _shown(study)
-    column, unit = study.cost
     signs = looks(frame["device"])
     classes = problems(frame)
     figure, axes = panels(len(classes), min(2, len(classes)), 3.8, extra_in=0.3 * -(-len(signs) // 4))
     named = []
     for (title, rows), axis in zip(classes, axes, strict=True):
-        for row in rows.to_dict("records"):
-            carried_over = pd.notna(row["carried_over_from"])
-            plot_sign(axis, row["run_s.mean"] / 60, row[column], signs[row["device"]], hollow=carried_over)
-        loglog(axis, (rows["run_s.mean"] / 60).tolist(), rows[column].tolist())
-        for _, alike in tasks(rows):
+        minutes = rows["run_s.mean"] / 60
+        for at, paid, device in zip(minutes, rows["paid"], rows["device"], strict=True):
+            plot_sign(axis, at, paid, signs[device])
+        label_axes(axis, title, "time to train [min]", f"cost [{rows['paid_in'].iloc[0]}]")
+        loglog(axis, minutes.tolist(), rows["paid"].tolist())
+        for *_, alike in tasks(rows):
             front = alike[alike["front"]].sort_values("run_s.mean")
-            axis.step(front["run_s.mean"] / 60, front[column], where="post", color=INK, linewidth=1.0, zorder=0)
+            axis.step(front["run_s.mean"] / 60, front["paid"], where="post", color=INK, linewidth=1.0, zorder=0)
         named.append(
-            [(r["run_s.mean"] / 60, r[column], clip(r["label"], 28), bool(r["front"])) for r in rows.to_dict("records")]
+            [(r["run_s.mean"] / 60, r["paid"], clip(r["label"], 40), bool(r["front"])) for r in rows.to_dict("records")]
         )
-        label_axes(axis, title, "time to train [min]", f"cost [{unit}]" if study.prices else "compute unit hours")
     legend_of(figure, axes[0], signs)
     name_panels(figure, axes, named)
     return figure
 
 
 def _shown(study: Study) -> pd.DataFrame:
-    frame = study.results[(study.results["mode"] == "strong") & study.results[study.cost[0]].notna()]
+    frame = study.distinct[study.distinct["mode"] == "strong"]
+    frame = with_extent(frame[frame["run_s.mean"] > 0], PROBLEM)
+    paid_in = study.prices.unit if study.prices else frame["one"] + " hours"
+    frame = frame.assign(paid=frame["cost"] if study.prices else frame["hours"], paid_in=paid_in)
+    frame = frame[frame["paid"].notna()]
     scored = frame["score_s"].notna()
     frame = frame[scored | ~scored.groupby([frame["benchmark"], frame["size"]]).transform("any")]
     frame = several_per_problem(frame)
     if frame.empty:
         priced = " and a price (--price)" if study.prices else ""
         raise NotAnswerableError(
-            f"two time-to-train results of one benchmark and size with known compute units{priced}"
+            f"two time-to-train results of one benchmark and size on machines of known size{priced}"
         )
-    cost = study.cost[0]
-    parts = [part.assign(front=[_unbeaten(row, part, cost) for _, row in part.iterrows()]) for _, part in tasks(frame)]
+    parts = [part.assign(front=[_unbeaten(row, part) for _, row in part.iterrows()]) for *_, part in tasks(frame)]
     return pd.concat(parts).loc[frame.index]
 
 
@@ -90,12 +97,12 @@ def _unpriced(study: Study) -> str:
     """The devices without a price, as the end of the answer."""
     if study.prices is None:
         return ""
-    strong = study.results[(study.results["mode"] == "strong") & study.results["unit_hours"].notna()]
+    strong = study.distinct[(study.distinct["mode"] == "strong") & study.distinct["unit_hours"].notna()]
     devices = sorted(set(strong.loc[strong["cost"].isna(), "device"]))
     return f". No price for {', '.join(devices)}" if devices else ""
 
 
-def _unbeaten(row: pd.Series, others: pd.DataFrame, cost: str) -> bool:
+def _unbeaten(row: pd.Series, others: pd.DataFrame) -> bool:
     """True if none of the results that may be ranked beside it is both faster and costs less."""
-    faster, fewer = others["run_s.mean"] < row["run_s.mean"], others[cost] < row[cost]
+    faster, fewer = others["run_s.mean"] < row["run_s.mean"], others["paid"] < row["paid"]
     return not bool((faster & fewer).any())

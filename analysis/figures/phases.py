@@ -32,7 +32,7 @@ def table(study: Study) -> pd.DataFrame:
     """Milliseconds per training step by phase and result."""
     rows = []
     steps = steps_of(study)
-    for row in study.results.to_dict("records"):
+    for row in study.distinct.to_dict("records"):
         chosen = study.runs[study.runs["run"].isin(study.selections[row["group"]].averaged)]
         chosen = chosen[chosen["step_forward_backward_s"].notna() & chosen["run"].isin(steps.index)]
         if chosen.empty:

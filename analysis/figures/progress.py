@@ -6,7 +6,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from analysis.page.drawing import INK, clip, legend_of, looks, name_points
+from analysis.page.drawing import INK, clip, legend_of, looks
+from analysis.page.labels import name_panels
 from analysis.published.scores import ROUNDS, missing, published
 from analysis.study import NotAnswerableError, Study
 
@@ -25,13 +26,13 @@ CHANGES = {
 
 def table(study: Study) -> pd.DataFrame:
     """The best result by benchmark and round, from the table that ships and the logs of this report."""
-    if not (study.results["size"] == "full").any():
+    if not (study.distinct["size"] == "full").any():
         raise NotAnswerableError("a result of the MLPerf size; sizes of our own have no rounds")
-    own = study.results.loc[study.results["published"]]
+    own = study.distinct.loc[study.distinct["published"]]
     columns = ["group", "round", "benchmark", "machine", "division", "mode", "units", "score_s", "carried_over_from"]
     known = pd.concat([published()[columns], own[columns].astype(object)]).drop_duplicates("group")
     known = known[(known["mode"] == "strong") & (known["division"] == "closed") & known["score_s"].notna()]
-    known = known[known["round"].isin(ROUNDS) & known["benchmark"].isin(study.results["benchmark"])]
+    known = known[known["round"].isin(ROUNDS) & known["benchmark"].isin(study.distinct["benchmark"])]
     known = known[known["carried_over_from"].isna()].assign(score_s=lambda frame: frame["score_s"].astype(float))
     if known.empty:
         raise NotAnswerableError("published scores of these benchmarks")
@@ -63,7 +64,7 @@ def answer(study: Study) -> str:
         for r in last.to_dict("records")
         if r["faster than the first [x]"] > 1
     ]
-    return "; ".join(sentences) + (f". {missing()}" if missing() else "")
+    return "; ".join(sentences) + missing(study.results["group"])
 
 
 def draw(study: Study) -> Figure:
@@ -93,5 +94,5 @@ def draw(study: Study) -> Figure:
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_ylabel("best time to train [min]")
     legend_of(figure, axis, signs)
-    name_points(figure, axis, named)
+    name_panels(figure, [axis], [named])
     return figure

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import GREY, INK, NamedPoint, clip, legend_of, listed, log_frame, looks, name_panels, panels
+from analysis.page.drawing import GREY, INK, clip, legend_of, listed, log_frame, looks, panels
+from analysis.page.labels import NamedPoint, name_panels
 from analysis.roofline.bounds import Roof, at_roof, si
 from analysis.roofline.drawing import intensity_axes, series
 from analysis.roofline.points import Machine, Placed, machines
@@ -117,11 +117,10 @@ def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> l
         )  # fmt: skip
     intensity_axes(axis)
     axis.set_title(clip(machine.title, 96))
-    names = [
+    return [
         (p.point.intensity, p.point.rate, f"{p.point.name}: {100 * p.point.rate / p.allowed:.2g} %", False)
         for p in shown
     ]
-    return names + _points_of_lines(axis, machine, peaks)
 
 
 def _draw_memory_roofs(axis: Axes, machine: Machine, best: float) -> None:
@@ -153,16 +152,6 @@ def _draw_vendor_roofs(axis: Axes, machine: Machine) -> None:
             axis.axhline(roof.per_s, color=GREY, linewidth=0.9, linestyle=":")
             text = f"vendor: {roof.name}, {si(roof.per_s)}FLOP/s"
             axis.annotate(text, (left, roof.per_s), xytext=(4, 2), textcoords="offset points")
-
-
-def _points_of_lines(axis: Axes, machine: Machine, peaks: Sequence[Roof]) -> list[NamedPoint]:
-    """Points without a name along the roofs, so that names of other points do not cover the lines and their texts."""
-    left, right = axis.get_xlim()
-    best = max(peak.per_s for peak in peaks)
-    texts = np.geomspace(right / (right / left) ** 0.75, right, 120)
-    points = [(x, min(best, machine.levels[-1].per_s * x), "", False) for x in np.geomspace(left, right, 160)]
-    points += [(x, peak.per_s * 1.15, "", False) for peak in peaks for x in texts]
-    return points + [(x, peak.per_s, "", False) for peak in machine.lesser_peaks for x in texts]
 
 
 def _dashed(machine: Machine, peak: Roof) -> str:

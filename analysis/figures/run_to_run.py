@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, bars, clip
+from analysis.page.tips import remember_runs
 from analysis.statistics.spread import run_spread
 from analysis.study import NotAnswerableError, Study
 
@@ -29,8 +30,8 @@ PARTS = (
 def table(study: Study) -> pd.DataFrame:
     """Relative spread and the variance of log(epochs x seconds per epoch) by part."""
     rows = []
-    for row in study.results.to_dict("records"):
-        runs = study.runs_of(row["group"]).query("converged")
+    for row in study.distinct.to_dict("records"):
+        runs = study.converged_of(row["group"])
         spread = run_spread(runs["epochs"], runs["tau_s"])
         if spread is None:
             continue
@@ -71,9 +72,12 @@ def draw(study: Study) -> Figure:
     for (title, rows), panels in zip(classes, axes, strict=True):
         for axis, (name, part, colour, marker) in zip(panels, PARTS, strict=True):
             for place, row in enumerate(rows):
-                runs = study.runs_of(row["group"]).query("converged")[name].astype(float).dropna()
+                runs = study.converged_of(row["group"])[name].astype(float).dropna()
                 ratio = (runs / runs.mean()).to_numpy(float)
-                axis.plot(ratio, np.full(len(ratio), place), marker, color=colour, alpha=0.55, markersize=5, mew=0)
+                (dots,) = axis.plot(
+                    ratio, np.full(len(ratio), place), marker, color=colour, alpha=0.55, markersize=5, mew=0
+                )
+                remember_runs(dots, runs.index)
             axis.axvline(1.0, color=INK, linewidth=0.8)
             axis.set_xlabel(f"{part} / mean")
         widest = max(abs(limit - 1.0) for axis in panels for limit in axis.get_xlim())

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from analysis.page.drawing import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, VERMILION, clip, listed, panels
 from analysis.results.decompose import split_of
 from analysis.results.extent import extent
+from analysis.statistics.digits import seconds_with_interval
 from analysis.statistics.scaling import (
     DASHED_REACH,
     SOLID_REACH,
     Factors,
     Model,
     NotEnoughPointsError,
+    extrapolate,
     factors,
     fit,
 )
@@ -25,12 +30,16 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Scaling"
 CAPTION = (
-    "Efficiency against the smallest size of the same machine and round, counted in what varies (units, nodes or cores): 1 is "
-    "perfect. Total = system (epochs per second and "
-    "unit) × algorithmic (epochs needed) × staging × other. Where five sizes or more were run, models of the seconds per epoch "
-    "follow, each with its 5-95 % bootstrap band over runs; solid to twice the largest size, dashed to four times, no further."
+    "Efficiency against the smallest size of the same machine, round and division, counted in what varies (accelerators, "
+    "processors, nodes, cores or ranks): 1 is perfect; the weak-scaling efficiency of the table is given where the batch grew "
+    "with the size. Total = system (epochs per second and unit) × algorithmic (epochs needed) × staging × other. Where five "
+    "sizes or more were run, models of the seconds per epoch follow, each with its 5-95 % bootstrap band over runs; solid to "
+    "twice the largest size, dashed to four times, no further. The interval of a predicted time is over all models, each band "
+    "widened by the error on sizes left out."
 )
 ORDER = 33
+MOST_TICKS = 5
+SCALING = "weak-scaling efficiency"
 LINES = (
     ("efficiency", "total", INK, "o"),
     ("system", "system", BLUE, "s"),
@@ -71,14 +80,15 @@ def table(study: Study) -> pd.DataFrame:
                     "algorithmic": factors_to.algorithmic,
                     "staging": factors_to.staging,
                     "other": factors_to.other,
-                    "weak efficiency (equal batch per size)": factors_to.system if fixed else None,
+                    SCALING: factors_to.system if fixed else None,
+                    **_predicted(models, max(series.sizes)),
                     "models": why
                     or "; ".join(f"{m.name} {m.form}, left-out error {100 * m.loo_error:.1f} %" for m in models),
                 }
             )
     if not lines:
         raise NotAnswerableError(
-            "two sizes of one machine (units, nodes or cores) in one round, same benchmark and size"
+            "two sizes of one machine (units, nodes or cores) in one round and division, same benchmark and size"
         )
     return pd.DataFrame(lines)
 
@@ -89,10 +99,25 @@ def answer(study: Study) -> str:
     return listed(
         [
             f"{row['series']}: {100 * row['efficiency']:.0f} % at {row['size']:g} {row['counts']} "
-            f"(system {100 * row['system']:.0f} %, algorithmic {100 * row['algorithmic']:.0f} %)"
+            f"(system {100 * row['system']:.0f} %, algorithmic {100 * row['algorithmic']:.0f} %){_further(row)}"
             for row in last.to_dict("records")
         ]
     )
+
+
+def _predicted(models: list[Model], largest: float) -> dict[str, float]:
+    """Seconds per epoch at SOLID_REACH times the largest size, with their interval; empty without models."""
+    if not models:
+        return {}
+    value, low, high = extrapolate(models, SOLID_REACH * largest)
+    return {"further size": SOLID_REACH * largest, "s/epoch there": value, "there from": low, "there to": high}
+
+
+def _further(row: Mapping[Hashable, Any]) -> str:
+    if pd.isna(row.get("further size", None)):
+        return ""
+    time = seconds_with_interval(row["s/epoch there"], row["there from"], row["there to"])
+    return f"; by the models {time} per epoch at {row['further size']:g}"
 
 
 def draw(study: Study) -> Figure:
@@ -119,10 +144,9 @@ def _efficiencies(axis: Axes, series: Series) -> None:
         axis.plot(series.sizes, shares, color=colour, marker=marker, linewidth=width, label=label)
     axis.axhline(1.0, color=INK, linewidth=0.7, linestyle=":")
     axis.set_xscale("log", base=2)
-    axis.set_xticks(sorted(set(series.sizes)), [f"{size:g}" for size in sorted(set(series.sizes))])
-    axis.minorticks_off()
+    _size_ticks(axis, series.sizes)
     axis.set_ylim(bottom=0)
-    axis.set_title(clip(series.title, 40))
+    axis.set_title(clip(series.title, 30))
     axis.set_xlabel(series.count)
     axis.set_ylabel("efficiency")
 
@@ -142,10 +166,29 @@ def _extrapolations(axis: Axes, series: Series, times: dict[float, list[float]],
     axis.axvline(high, color=GREY, linestyle=":")
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    axis.set_title(clip(f"{series.title}: models", 40))
+    _size_ticks(axis, [*times, DASHED_REACH * high])
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_title(f"{clip(series.title, 24)}: models")
     axis.set_xlabel(series.count)
     axis.set_ylabel("seconds per epoch")
     axis.legend()
+
+
+def _size_ticks(axis: Axes, sizes: Sequence[float]) -> None:
+    """Ticks at the sizes, from the largest down, as far as they have room on a logarithmic axis."""
+    ordered = sorted(set(sizes), reverse=True)
+    least = (ordered[0] / ordered[-1]) ** (1 / MOST_TICKS)
+    kept = ordered[:1]
+    for size in ordered[1:]:
+        last = size == ordered[-1]
+        if last and len(kept) > 1 and kept[-1] / size < least:
+            kept.pop()
+        if last or kept[-1] / size >= least:
+            kept.append(size)
+    axis.set_xticks(kept, [f"{size:g}" for size in kept])
+    axis.minorticks_off()
 
 
 def _models(study: Study, series: Series) -> tuple[list[Model], str]:
@@ -159,7 +202,7 @@ def _times(study: Study, series: Series) -> dict[float, list[float]]:
     """Seconds per epoch of every run that reached the target, by size."""
     times: dict[float, list[float]] = {}
     for row, size in zip(series.rows.to_dict("records"), series.sizes, strict=True):
-        taus = study.runs_of(row["group"]).query("converged")["tau_s"].dropna()
+        taus = study.converged_of(row["group"])["tau_s"].dropna()
         times.setdefault(size, []).extend(float(tau) for tau in taus if tau > 0)
     return times
 
@@ -171,12 +214,13 @@ def _factors(series: Series) -> list[Factors]:
 
 def _series(study: Study) -> list[Series]:
     series = []
-    frame = study.results
-    frame = frame[(frame["mode"] == "strong") & (frame["units"] > 0) & (frame["epoch_time_s.mean"] > 0)]
-    for key, rows in frame.groupby(["benchmark", "size", "round", "machine", "device"], sort=True):
-        sizes, count = extent(rows)
-        if sizes.nunique() > 1:
-            title = f"{key[3]} · {key[0]}" + (f" {key[1]}" if key[1] != "full" else "") + f" · {key[2]}"
+    frame = study.distinct
+    frame = frame[(frame["mode"] == "strong") & (frame["epoch_time_s.mean"] > 0)]
+    for key, rows in frame.groupby(["benchmark", "size", "rounds", "division", "machine", "device"], sort=True):
+        found = extent(rows)
+        sizes, count = found.sizes, found.count
+        if sizes.notna().all() and sizes.nunique() > 1 and (sizes > 0).all():
+            title = f"{key[4]} · {key[0]}" + (f" {key[1]}" if key[1] != "full" else "") + f" · {key[2]}"
             ordered = rows.assign(extent=sizes.astype(float)).sort_values(["extent", "run_s.mean"])
             series.append(Series(title, ordered, tuple(ordered["extent"]), count))
     return series

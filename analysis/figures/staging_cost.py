@@ -21,7 +21,7 @@ ORDER = 12
 
 def table(study: Study) -> pd.DataFrame:
     """Staging, seconds per epoch and their ratio by result."""
-    frame = study.results[study.results["staging_in_epochs"].notna()]
+    frame = study.distinct[study.distinct["staging_in_epochs"].notna()]
     if frame.empty:
         raise NotAnswerableError("a result that logs at least a second of staging and its epochs")
     return result_table(

@@ -90,7 +90,7 @@ def _panel(axis: Axes, item: Ranks) -> None:
     if result.is_slow:
         bars[result.slow].set_hatch("//")
     axis.set_ylim(0, 1.12 * (own + wait).max())
-    step = max(1, len(ranks) // 16)
+    step = max(1, len(ranks) // 8)
     axis.set_xticks(ranks[::step], [str(rank) for rank in ranks[::step]])
     axis.set_xlabel("rank")
     axis.set_ylabel("ms per step")
@@ -116,7 +116,7 @@ def _sentence(item: Ranks) -> str:
 
 def _items(study: Study) -> list[Ranks]:
     items = []
-    for row in study.results[~study.results["published"]].to_dict("records"):
+    for row in study.distinct[~study.distinct["published"]].to_dict("records"):
         runs = set(study.selections[row["group"]].averaged) or set(study.runs_of(row["group"])["run"])
         result = _straggling(study.tables.ranks[study.tables.ranks["run"].isin(runs)])
         if result is not None:

@@ -1,4 +1,4 @@
-"""Figure: training throughput of every run, in total and per compute unit."""
+"""Figure: training throughput of every run, of the whole machine and of each of its parts."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from analysis.page.drawing import BLUE, VERMILION, bars, clip, listed
 from analysis.page.scatter import PROBLEM, result_table
+from analysis.page.tips import remember_runs
+from analysis.results.extent import PLURAL, with_extent
+from analysis.results.names import CLASS, heading
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Training throughput"
 CAPTION = (
-    "One dot per run that reached the target, the diamond is the harmonic mean over the scored runs. Samples "
-    "per second = epochs × training samples / training time (evaluation and staging taken out). A compute unit "
-    "is an accelerator, or a processor where there is none. Axes are logarithmic where systems differ more "
-    "than tenfold."
+    "One dot per run that reached the target, or a line from the slowest to the fastest where there are more than 50; the "
+    "diamond is the harmonic mean over the scored runs. Samples per second = epochs × training samples / training time "
+    "(evaluation and staging taken out); right: for each accelerator, processor, node, core or rank, whichever varies. Axes are "
+    "logarithmic where systems differ more than tenfold."
 )
 ORDER = 30
+DOTS = 50  # runs of a result that are drawn one by one
 
 
 def table(study: Study) -> pd.DataFrame:
     """Mean throughput by result."""
-    frame = study.results[study.results["train_rate.mean"].notna()]
-    if frame.empty:
-        raise NotAnswerableError("no run has training time, epochs and train_samples")
+    frame = _shown(study)
     return result_table(
         frame,
         ("mode", "label", "ranks"),
         {
-            "compute units": frame["units"],
+            "machine size": frame["extent"],
+            "counts": frame["one"].map(PLURAL),
             "n": frame["n_averaged"],
             "train [samples/s], harmonic mean": frame["train_rate.mean"],
             "train [samples/s], spread": frame["train_rate.std"],
-            "train [samples/s/unit]": frame["train_rate_per_unit"],
+            "train [samples/s per size]": frame["train_rate.mean"] / frame["extent"],
             "evaluation [samples/s], harmonic mean": frame["eval_rate.mean"],
         },
     )
@@ -56,19 +59,24 @@ def answer(study: Study) -> str:
 
 def draw(study: Study) -> Figure:
     """One row of panels per class: total on the left, per unit on the right."""
-    table(study)
     classes = [
-        (title, rows[rows["train_rate.mean"].notna()].sort_values("train_rate.mean"))
-        for title, rows in study.classes()
-        if rows["train_rate.mean"].notna().any()
+        (heading(*key), rows.sort_values("train_rate.mean")) for key, rows in _shown(study).groupby(CLASS, sort=True)
     ]
     figure, axes = bars([len(rows) for _, rows in classes], 2, width_ratios=[3, 2])
     for (title, rows), (left, right) in zip(classes, axes, strict=True):
         for place, row in enumerate(rows.to_dict("records")):
-            rates = study.runs_of(row["group"]).query("converged")["train_rate"].dropna().to_numpy(float)
-            units = row["units"]
-            for axis, scale in ((left, 1.0), (right, units)):
-                axis.plot(rates / scale, np.full(len(rates), place), "o", color=BLUE, alpha=0.6, markersize=5, mew=0)
+            known = study.converged_of(row["group"])["train_rate"].dropna()
+            rates = known.to_numpy(float)
+            for axis, scale in ((left, 1.0), (right, row["extent"])):
+                if len(rates) > DOTS:
+                    axis.plot(
+                        [rates.min() / scale, rates.max() / scale], [place, place], color=BLUE, linewidth=5, alpha=0.6
+                    )
+                else:
+                    (dots,) = axis.plot(
+                        rates / scale, np.full(len(rates), place), "o", color=BLUE, alpha=0.6, markersize=5, mew=0
+                    )
+                    remember_runs(dots, known.index)
                 axis.plot(
                     [row["train_rate.mean"] / scale], [place], "D", color=VERMILION, markersize=7, mfc="none", mew=1.6
                 )
@@ -76,8 +84,8 @@ def draw(study: Study) -> Figure:
         right.set_yticks(range(len(rows)), [""] * len(rows))
         left.set_title(clip(title, 60))
         left.set_xlabel("training samples/s")
-        right.set_xlabel("training samples/s per compute unit")
-        for axis, values in ((left, rows["train_rate.mean"]), (right, rows["train_rate_per_unit"].dropna())):
+        right.set_xlabel(f"samples/s per {rows['one'].iloc[0]}")
+        for axis, values in ((left, rows["train_rate.mean"]), (right, rows["train_rate.mean"] / rows["extent"])):
             if len(values) and values.max() > 10 * values.min():
                 axis.set_xscale("log")
                 axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -87,6 +95,16 @@ def draw(study: Study) -> Figure:
     return figure
 
 
+def _shown(study: Study) -> pd.DataFrame:
+    """Results with a rate and a known size. In throughput mode the size is that of one instance."""
+    frame = study.distinct[study.distinct["train_rate.mean"].notna()]
+    if frame.empty:
+        raise NotAnswerableError("no run has training time, epochs and train_samples")
+    frame = with_extent(frame, CLASS)
+    if frame.empty:
+        raise NotAnswerableError("the number of accelerators, processors, nodes, cores or ranks of a result")
+    return frame
+
+
 def _name(row: dict[str, Any]) -> str:
-    scale = [f"{row[name]:g} {name}" for name in ("ranks", "units") if pd.notna(row[name])]
-    return ", ".join([clip(row["label"], 36), *scale[:1]])
+    return f"{clip(row['label'], 36)}, {row['extent']:g} {PLURAL[row['one']] if row['extent'] != 1 else row['one']}"

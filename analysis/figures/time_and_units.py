@@ -9,50 +9,64 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import Diagonals, clip, legend_of, listed, loglog, looks, name_panels, panels, seconds
-from analysis.page.scatter import label_axes, plot_ring, plot_sign, problems, result_table, several_per_problem
+from analysis.page.drawing import Diagonals, clip, legend_of, listed, loglog, looks, panels, seconds
+from analysis.page.labels import name_panels
+from analysis.page.scatter import (
+    PROBLEM,
+    label_axes,
+    plot_ring,
+    plot_sign,
+    problems,
+    result_table,
+    several_per_problem,
+)
+from analysis.page.tips import remember_runs
+from analysis.results.extent import PLURAL, with_extent
 from analysis.results.names import tasks
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and machine size"
 CAPTION = (
-    "One panel per benchmark and size. A small dot is a run that reached the target, the large sign is the score "
-    "(hollow: the mean, where there is no score; or carried over from an earlier round). A ring marks the open division. "
-    "Colour and sign tell the accelerator, or the processor where there is none. Dashed lines are equal unit hours. Bold: the "
-    "fastest and the one with the fewest unit hours of a division and of rounds alike, which alone are ranked against each "
-    "other. Names without room are left out, and so is throughput mode, where many runs share a machine."
+    "One panel per benchmark and size; the size of a machine is counted in what varies: accelerators, processors, nodes, cores "
+    "or ranks. A small dot is a run that reached the target, the large sign is the score (hollow: the mean, where there is no "
+    "score). A ring marks the open division. Colour and sign tell the accelerator, or the processor where there is none. Dashed "
+    "lines are equal hours of the machine's parts: lower is faster, on a lower dashed line is the same with fewer. Bold: the "
+    "fastest and the one with the fewest hours of a division and of rounds alike, which alone are ranked against each other. "
+    "Names without room are left out, and so is throughput mode, where many runs share a machine."
 )
 ORDER = 15
 
 
 def table(study: Study) -> pd.DataFrame:
-    """Score, units and unit hours by result."""
+    """Score, machine size and hours by result."""
     frame = _shown(study)
     return result_table(
         frame,
         ("label", "division", "device"),
         {
+            "machine size": frame["extent"],
+            "counts": frame["one"].map(PLURAL),
             "compute units": frame["units"],
             "score [min]": frame["score_s"] / 60,
             "mean of runs [min]": frame["run_s.mean"] / 60,
             "n": frame["n_averaged"],
-            "unit hours": frame["unit_hours"],
+            "machine hours": frame["hours"],
         },
     )
 
 
 def answer(study: Study) -> str:
-    """The fastest result of each task that has several, and the one with the fewest unit hours."""
+    """The fastest result of each task that has several, and the one with the fewest hours."""
     sentences = []
-    for title, rows in tasks(_shown(study)):
+    for _, short, rows in tasks(_shown(study)):
         if len(rows) < 2:
             continue  # nothing to rank it beside
         scored = rows[rows["score_s"].notna()]
         rows, without = (scored, "") if len(scored) else (rows, ", none with a score")
-        fast, few = rows.loc[rows["run_s.mean"].idxmin()], rows.loc[rows["unit_hours"].idxmin()]
+        fast, few = rows.loc[rows["run_s.mean"].idxmin()], rows.loc[rows["hours"].idxmin()]
         sentences.append(
-            f"{title.replace(' · time to train', '')}: fastest {fast['label']} ({seconds(fast['run_s.mean'])}), fewest unit hours "
-            f"{few['label']} ({few['unit_hours']:.3g} h of {few['device']}){_cheapest(study, rows)}{without}"
+            f"{short}: fastest {fast['label']} ({seconds(fast['run_s.mean'])}), fewest {few['one']} hours "
+            f"{few['label']} ({few['hours']:,.3g} h of {few['device']}){_cheapest(study, rows)}{without}"
         )
     return (
         listed(sentences) or "no two of these results may be ranked against each other: other divisions, rules or data"
@@ -77,16 +91,17 @@ def draw(study: Study) -> Figure:
     for (title, rows), axis in zip(classes, axes, strict=True):
         for row in rows.to_dict("records"):
             colour = signs[row["device"]][0]
-            runs = study.runs_of(row["group"]).query("converged")["run_s"].to_numpy(float) / 60
-            axis.plot(np.full(len(runs), row["units"]), runs, ".", color=colour, alpha=0.45, markersize=4)
-            hollow = pd.isna(row["score_s"]) or pd.notna(row["carried_over_from"])
-            plot_sign(axis, row["units"], _minutes(row), signs[row["device"]], hollow=hollow)
+            runs = study.converged_of(row["group"])["run_s"].astype(float) / 60
+            (dots,) = axis.plot(np.full(len(runs), row["extent"]), runs, ".", color=colour, alpha=0.45, markersize=4)
+            remember_runs(dots, runs.index)
+            plot_sign(axis, row["extent"], _minutes(row), signs[row["device"]], hollow=pd.isna(row["score_s"]))
             if row["division"] == "open":
-                plot_ring(axis, row["units"], _minutes(row), colour, size=15, width=1.0)
-        loglog(axis, rows["units"].tolist(), (rows["run_s.mean"] / 60).tolist(), Diagonals("unit h", 1 / 60))
-        best = {part[column].idxmin() for _, part in tasks(rows) for column in ("run_s.mean", "unit_hours")}
-        named.append([(r["units"], _minutes(r), clip(r["label"], 30), i in best) for i, r in rows.iterrows()])
-        label_axes(axis, title, "compute units", "time to train [min]")
+                plot_ring(axis, row["extent"], _minutes(row), colour, size=15, width=1.0)
+        one = rows["one"].iloc[0]
+        label_axes(axis, title, PLURAL[one], "time to train [min]")
+        loglog(axis, rows["extent"].tolist(), (rows["run_s.mean"] / 60).tolist(), Diagonals("h", 1 / 60))
+        best = {part[column].idxmin() for *_, part in tasks(rows) for column in ("run_s.mean", "hours")}
+        named.append([(r["extent"], _minutes(r), clip(r["label"], 40), i in best) for i, r in rows.iterrows()])
     legend_of(figure, axes[0], signs)
     name_panels(figure, axes, named)
     return figure
@@ -97,9 +112,8 @@ def _minutes(row: Mapping[Hashable, Any] | pd.Series) -> float:
 
 
 def _shown(study: Study) -> pd.DataFrame:
-    frame = study.results[(study.results["mode"] == "strong") & study.results["units"].notna()]
-    frame = frame[frame["run_s.mean"].notna()]
-    frame = several_per_problem(frame)
+    frame = study.distinct[study.distinct["mode"] == "strong"]
+    frame = several_per_problem(with_extent(frame[frame["run_s.mean"] > 0], PROBLEM))
     if frame.empty:
-        raise NotAnswerableError("two time-to-train results of one benchmark and size with known compute units")
+        raise NotAnswerableError("two time-to-train results of one benchmark and size on machines of known size")
     return frame

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.page.drawing import GREY, INK, ORANGE, clip, legend_of, listed, log_frame, looks, name_panels, panels
+from analysis.page.drawing import GREY, INK, ORANGE, clip, legend_of, listed, log_frame, looks, panels
+from analysis.page.labels import name_panels
 from analysis.roofline.bounds import Complexity, at_roof, si
 from analysis.roofline.drawing import series, si_scale
 from analysis.roofline.points import Machine, Placed, machines
@@ -105,11 +106,9 @@ def _panel(
         )  # fmt: skip
     for scale in (axis.xaxis, axis.yaxis):
         si_scale(scale, "s")
-    axis.set_xlabel("bytes at the memory roof")
-    axis.set_ylabel("FLOPs at the compute roof")
+    axis.set_xlabel("bytes at the memory roof (below the diagonal it is nearer)")
+    axis.set_ylabel("FLOPs at the compute roof (above it is nearer)")
     axis.set_title(clip(machine.title, width), fontsize=11)
-    axis.annotate("compute is nearer", (low, high), xytext=(6, -14), textcoords="offset points", color=INK)
-    axis.annotate("memory is nearer", (high, low), xytext=(-6, 6), textcoords="offset points", ha="right", color=INK)
     return [(c.memory_s, c.compute_s, f"{c.name}: {c.seconds / c.roof_s:.3g} ×", False) for _, c in points]
 
 

@@ -1,4 +1,4 @@
-"""Figure: the seconds of a run by what they were spent on, absolute and as shares."""
+"""Figure: the share of a run that each thing took, and how long the whole took."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from analysis.page.drawing import BLUE, GREEN, GREY, INK, ORANGE, bars, beside, clip, seconds, time_unit
+from analysis.page.drawing import BLUE, GREEN, GREY, INK, ORANGE, bars, beside, clip, listed, seconds
+from analysis.results.names import short_heading
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Where the time went"
 CAPTION = (
-    "Mean over the scored runs (over all that reached the target where there is no score). The bar ends at the "
-    "time from run_start to run_stop; staging before run_start is hatched and lies outside it (HPC 3.0 rules "
-    "do not count it). Evaluation that ran beside a later epoch costs no time here. Other: in no epoch, "
-    "evaluation or staging."
+    "Shares of a run, mean over the scored runs (over all that reached the target where there is no score), with the time from "
+    "run_start to run_stop at the right; the fastest is on top. Staging before run_start is hatched and lies left of 0 (HPC 3.0 "
+    "rules do not count it). Evaluation that ran beside a later epoch costs no time here. Other: in no epoch, evaluation or "
+    "staging."
 )
 ORDER = 10
 
@@ -28,11 +28,12 @@ PARTS = (
     ("eval_s", "evaluation", GREEN, ""),
     ("other_s", "other", GREY, ""),
 )
+MENTIONED = 5.0  # per cent: a part that takes less of every run is not worth a sentence
 
 
 def table(study: Study) -> pd.DataFrame:
     """Mean seconds of each part by result."""
-    known = study.results[study.results["run_s.mean"].notna()]
+    known = study.distinct[study.distinct["run_s.mean"].notna()]
     if known.empty:
         raise NotAnswerableError("no run reached its target, so there is no time to split")
     frame = known[["benchmark", "size", "mode", "label", "n_averaged", "run_s.mean"]].rename(
@@ -44,60 +45,53 @@ def table(study: Study) -> pd.DataFrame:
 
 
 def answer(study: Study) -> str:
-    """Shares over all results, least and most."""
+    """What training takes, and where each other part takes most; parts of a few per cent are left out."""
     frame = table(study)
-    sentences = []
-    for _, part, _, hatch in PARTS:
-        shares = 100 * frame[f"{part} [s]"] / frame["run [s]"]
-        if not hatch and shares.max() > 0:
-            sentences.append(
-                f"{part} {shares.min():.0f} to {shares.max():.0f} %"
-                if len(frame) > 1
-                else f"{part} {shares.max():.0f} %"
-            )
-    return "; ".join(sentences)
+    shares = {part: 100 * frame[f"{part} [s]"] / frame["run [s]"] for _, part, _, _ in PARTS}
+    train = shares["training"]
+    several = len(frame) > 1
+    sentences = [f"training {train.min():.0f} to {train.max():.0f} %" if several else f"training {train.max():.0f} %"]
+    for part, share in shares.items():
+        if part != "training" and share.max() >= MENTIONED:
+            row = frame.loc[share.idxmax()]
+            where = f" ({row['label']}, {short_heading(row['benchmark'], row['size'], row['mode'])})" if several else ""
+            sentences.append(f"{part} {'at most ' if several else ''}{share.max():.0f} %{where}")
+    return listed(sentences)
 
 
 def draw(study: Study) -> Figure:
-    """One row of panels per class: seconds on the left, shares of the run on the right."""
+    """A bar of shares per result, a panel per class."""
     table(study)
     classes = [
-        (title, rows[rows["run_s.mean"].notna()].sort_values("run_s.mean", ascending=False))
+        (title, rows[rows["run_s.mean"] > 0].sort_values("run_s.mean", ascending=False))
         for title, rows in study.classes()
-        if rows["run_s.mean"].notna().any()
+        if (rows["run_s.mean"] > 0).any()
     ]
-    figure, axes = bars([len(rows) for _, rows in classes], 2, width_ratios=[3, 2], legend=True)
-    for (title, rows), (left, right) in zip(classes, axes, strict=True):
+    figure, axes = bars([len(rows) for _, rows in classes], 1, legend=True)
+    for (title, rows), (axis,) in zip(classes, axes, strict=True):
         places = np.arange(len(rows))
-        scale, unit = time_unit(rows["run_s.mean"].max())
-        run = rows["run_s.mean"].to_numpy(float) / scale
-        starts = -rows["staging_before_run_s.mean"].to_numpy(float) / scale
-        at = starts.copy()
+        run = rows["run_s.mean"].to_numpy(float)
+        at = -100 * rows["staging_before_run_s.mean"].fillna(0.0).to_numpy(float) / run
+        left = at.min()
         for name, part, colour, hatch in PARTS:
-            width = rows[f"{name}.mean"].to_numpy(float) / scale
+            width = 100 * rows[f"{name}.mean"].fillna(0.0).to_numpy(float) / run
             face: dict[str, Any] = {
                 "facecolor": "none" if hatch else colour,
                 "edgecolor": colour,
                 "hatch": hatch or None,
                 "linewidth": 0.8,
             }
-            left.barh(places, width, left=at, height=0.72, label=part, **face)
-            right.barh(places, 100 * width / run, left=100 * at / run, height=0.72, **face)
+            axis.barh(places, width, left=at, height=0.72, label=part, **face)
             at = at + width
         for place, (total, n) in enumerate(zip(run, rows["n_averaged"], strict=True)):
-            beside(left, total, place, f"{seconds(total * scale)} (n={n})")
-        left.axvline(0, color=INK, linewidth=0.8)
-        left.set_xlim(starts.min() * 1.05, run.max() * 1.28)
-        left.set_yticks(places, [clip(label) for label in rows["label"]])
-        left.set_title(clip(title, 60))
-        left.set_xlabel(f"{unit} from run_start")
-        left.xaxis.set_major_locator(MaxNLocator(7))
-        right.axvline(0, color=INK, linewidth=0.8)
-        right.set_xlim(105 * (starts / run).min(), 100)
-        right.set_yticks(places, [""] * len(places))
-        right.set_xlabel("share of the run [%]")
-        for axis in (left, right):
-            axis.grid(visible=False, axis="y")
+            beside(axis, 100, place, f"{seconds(total)} (n={n})")
+        axis.axvline(0, color=INK, linewidth=0.8)
+        axis.set_xlim(1.05 * left, 100 + 0.22 * (100 - left))
+        axis.set_xticks([tick for tick in range(-400, 101, 25 if left > -100 else 100) if tick >= left], minor=False)
+        axis.set_yticks(places, [clip(label) for label in rows["label"]])
+        axis.set_title(clip(title, 60))
+        axis.set_xlabel("share of the run [%]")
+        axis.grid(visible=False, axis="y")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(PARTS))
     return figure

@@ -15,24 +15,27 @@ from matplotlib.ticker import FuncFormatter
 from analysis.figures.comparison import between
 from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, clip, panels
 from analysis.results.decompose import split_of
-from analysis.results.names import tasks
+from analysis.results.extent import PLURAL, with_extent
+from analysis.results.names import CLASS, tasks
 from analysis.statistics.comparison import Comparison
 from analysis.statistics.scaling import Factors, factors
 from analysis.study import NotAnswerableError, Study
+from suite.log.comparable import unlike
 
 TITLE = "Why is it faster?"
 CAPTION = (
-    "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to the total. Units: "
-    "how much larger the machine is. Speed per unit: epochs per second and unit, below 1 where scaling is not perfect. Epochs: "
-    "below 1 where the second needs more, usually for its larger batch. Staging and other: time outside epochs. Shown are "
-    "the pairs asked for (--between), consecutive sizes of one machine and the way to the fastest; the table has every result "
-    "against the fastest of its task (one division, rounds alike). A difference that is not distinguishable is not explained. "
-    "The factors multiply to the ratio of scores; Is the difference real? judges by all runs."
+    "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to the total. Size: "
+    "how many more accelerators, processors, nodes, cores or ranks (whichever varies) the machine has. Speed/size: epochs per "
+    "second and one of them, below 1 where scaling is not perfect. Epochs: below 1 where the second needs more, usually for its "
+    "larger batch. Staging and other: time outside epochs. Shown are the pairs asked for (--between), consecutive sizes of one "
+    "machine and the way to the fastest; the table has every result against the fastest of its task (one division, rounds "
+    "alike). A difference that is not distinguishable is not explained. The factors multiply to the ratio of scores; Is the "
+    "difference real? judges by all runs."
 )
 ORDER = 32
 SHOWN = 6  # panels per class
 PARTS = ("units", "system", "algorithmic", "staging", "other")
-NAMES = ("units", "speed/unit", "epochs", "staging", "other", "total")
+NAMES = ("size", "speed/size", "epochs", "staging", "other", "total")
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,11 @@ class Pair:
     shown: bool
 
     @property
+    def unlike(self) -> str:
+        """Why the two may not be ranked against each other; empty if they may."""
+        return "; ".join(unlike(*(row[name] for name in ("round", "division") for row in (self.a, self.b))))
+
+    @property
     def verdict(self) -> str:
         """Whether there is a difference to explain."""
         if self.comparison is None:
@@ -57,7 +65,7 @@ class Pair:
 def table(study: Study) -> pd.DataFrame:
     """The factors of every pair."""
     lines = [
-        {"class": pair.title, "from": pair.a["label"], "to": pair.b["label"]}
+        {"class": pair.title, "from": pair.a["label"], "to": pair.b["label"], "counts": PLURAL[pair.b["one"]]}
         | {name: getattr(pair.factors, part) for name, part in zip(NAMES, PARTS, strict=False)}
         | {
             "speed-up": pair.factors.speed_up,
@@ -66,12 +74,15 @@ def table(study: Study) -> pd.DataFrame:
             "95 % from": pair.comparison.low if pair.comparison else math.nan,
             "95 % to": pair.comparison.high if pair.comparison else math.nan,
             "verdict": pair.verdict,
+            "unlike": pair.unlike,
             "shown": pair.shown,
         }
         for pair in _pairs(study)
     ]
     if not lines:
-        raise NotAnswerableError("two time-to-train results of one benchmark and size with units and epochs")
+        raise NotAnswerableError(
+            "two time-to-train results of one benchmark and size with a known machine size and epochs"
+        )
     return pd.DataFrame(lines)
 
 
@@ -86,8 +97,9 @@ def answer(study: Study) -> str:
         f"{real}, by score" if row["verdict"] == "different" else "too few runs to tell whether it is real; by score"
     )
     return (
-        f"{row['from']} to {row['to']}: {known} {row['speed-up']:.3g}× = {row['units']:.3g} (units) × {row['speed/unit']:.3g} "
-        f"(speed per unit) × {row['epochs']:.3g} (epochs) × {row['staging'] * row['other']:.3g} (staging and other)"
+        f"{row['from']} to {row['to']}: {known} {row['speed-up']:.3g}× = {row['size']:.3g} ({row['counts']}) × "
+        f"{row['speed/size']:.3g} (speed of each) × {row['epochs']:.3g} (epochs) "
+        f"× {row['staging'] * row['other']:.3g} (staging and other)" + (f"; {row['unlike']}" if row["unlike"] else "")
     )
 
 
@@ -97,7 +109,7 @@ def draw(study: Study) -> Figure:
     pairs = [pair for pair in _pairs(study) if pair.shown]
     if not pairs:
         raise NotAnswerableError("two results whose difference is larger than that between their runs")
-    figure, axes = panels(len(pairs), min(3, len(pairs)), 3.0)
+    figure, axes = panels(len(pairs), min(3, len(pairs)), 3.2)
     for pair, axis in zip(pairs, axes, strict=True):
         _panel(axis, pair)
     return figure
@@ -111,33 +123,40 @@ def _panel(axis: Axes, pair: Pair) -> None:
         colour, hatch = (GREEN, None) if factor >= 1 else (VERMILION, "//")
         axis.bar([place], [at * factor - at], bottom=at, width=0.7, color=colour, hatch=hatch)
         axis.plot([place - 0.35, place + 1.35], [at * factor] * 2, color=INK, linewidth=0.7)
-        _write_above(axis, f"×{factor:.2g}", place, max(at, at * factor))
         at *= factor
         reached.append(at)
     axis.bar([len(PARTS)], [at - 1], bottom=1.0, width=0.7, color=BLUE)
-    _write_above(axis, f"×{at:.3g}", len(PARTS), max(at, 1.0))
     axis.axhline(1.0, color=INK, linewidth=0.8)
     axis.set_yscale("log", base=2)
-    axis.set_ylim(min(reached) / 1.25, max(reached) * 1.5)
+    axis.set_ylim(min(reached) / 1.2, max(reached) * 1.2)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_xticks(range(len(NAMES)), NAMES, rotation=35, ha="right", rotation_mode="anchor")
-    a, b = clip(pair.a["label"], 26), clip(pair.b["label"], 32)
-    axis.set_title(f"{clip(pair.title.split(' ·')[0], 14)}: {a}\n→ {b}", fontsize=11)
+    names = (PLURAL[pair.b["one"]], "speed each", *NAMES[2:])
+    values = [_times(getattr(pair.factors, part), 2) for part in PARTS] + [_times(at, 3)]
+    axis.set_xticks(
+        range(len(names)),
+        [f"{name} {value}" for name, value in zip(names, values, strict=True)],
+        rotation=35,
+        ha="right",
+        rotation_mode="anchor",
+    )
+    a, b = clip(pair.a["label"], 26), clip(pair.b["label"], 24)
+    axis.set_title(f"{clip(pair.a['benchmark'], 28)}\n{a}\n→ {b}", fontsize=11)
     axis.grid(visible=False, axis="x")
 
 
-def _write_above(axis: Axes, text: str, x: float, y: float) -> None:
-    axis.annotate(text, (x, y), xytext=(0, 3), textcoords="offset points", ha="center")
+def _times(factor: float, digits: int) -> str:
+    return f"×{float(f'{factor:.{digits}g}'):,g}"
 
 
 def _pairs(study: Study) -> list[Pair]:
     """The pairs of every class, those asked for by name first; the first SHOWN of a class get a panel."""
     pairs = []
     for title, rows in study.classes():
-        known = rows[(rows["mode"] == "strong") & rows["units"].notna() & (rows["epoch_time_s.mean"] > 0)]
+        known = rows[(rows["mode"] == "strong") & (rows["epoch_time_s.mean"] > 0)]
+        known = with_extent(known, CLASS)
         panels_left = SHOWN
         for a, b in _pairs_of_class(known, study.between):
-            split = factors(split_of(a), split_of(b))
+            split = factors(split_of(a, a["extent"]), split_of(b, b["extent"]))
             if math.isfinite(split.speed_up) and split.speed_up > 0:
                 compared = between(study, a["group"], b["group"])
                 shown = panels_left > 0 and (compared is None or compared.distinguishable)
@@ -151,7 +170,7 @@ def _pairs_of_class(known: pd.DataFrame, between: Sequence[tuple[str, str]]) -> 
     of_group = {row["group"]: row for _, row in known.iterrows()}
     pairs = [(of_group[a], of_group[b]) for a, b in between if a in of_group and b in of_group]
     pairs += _consecutive(known)
-    for _, alike in tasks(known):
+    for *_, alike in tasks(known):
         best = alike.loc[alike["run_s.mean"].idxmin()]
         own_first = alike.drop(best.name).sort_values(["published", "run_s.mean"])
         pairs += [(row, best) for _, row in own_first.iterrows()]
@@ -159,7 +178,7 @@ def _pairs_of_class(known: pd.DataFrame, between: Sequence[tuple[str, str]]) -> 
 
 
 def _consecutive(known: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:
-    """Each machine's results in one round, from one number of units to the next larger one."""
-    for _, series in known.groupby(["round", "machine", "device"], sort=True):
-        ordered = [row for _, row in series.sort_values(["units", "run_s.mean"]).iterrows()]
-        yield from ((a, b) for a, b in itertools.pairwise(ordered) if a["units"] < b["units"])
+    """Each machine's results in one round and division, from one size to the next larger one."""
+    for _, series in known.groupby(["round", "division", "machine", "device"], sort=True):
+        ordered = [row for _, row in series.sort_values(["extent", "run_s.mean"]).iterrows()]
+        yield from ((a, b) for a, b in itertools.pairwise(ordered) if a["extent"] < b["extent"])

@@ -14,6 +14,7 @@ from analysis.roofline.drawing import si_scale
 from analysis.roofline.inputs import Ceilings
 from analysis.roofline.regime import terms_there
 from analysis.roofline.whatif import Phase, Prediction, exactly, predict, scaled_work, solution, total
+from analysis.statistics.digits import seconds_with_interval
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "What if it ran elsewhere"
@@ -119,7 +120,7 @@ def draw(study: Study) -> Figure:
 
 
 def _range(predicted: Prediction) -> str:
-    return f"{si(predicted.seconds)}s [{si(predicted.low_s)}s, {si(predicted.high_s)}s]"
+    return seconds_with_interval(predicted.seconds, predicted.low_s, predicted.high_s)
 
 
 def _predictions(study: Study) -> list[Elsewhere]:

@@ -1,4 +1,4 @@
-"""The file of an all-to-all sweep (`mlhpc moe-bench --sweep-network`): its content as types, and its reader."""
+"""The file of an all-to-all sweep (`mlhpc moe --sweep-network`): its content as types, and its reader."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def read_sweep(path: Path) -> Sweep:
     except ValueError as error:
         raise InputError(f"{path}: not JSON: {error}") from None
     if not isinstance(document, dict) or document.get("kind") != SWEEP_KIND:
-        raise InputError(f"{path}: not a sweep; `mlhpc moe-bench --sweep-network -o FILE` makes one")
+        raise InputError(f"{path}: not a sweep; `mlhpc moe --sweep-network -o FILE` makes one")
     if document.get("version") != SWEEP_VERSION:
         raise InputError(f"{path}: sweep of version {document.get('version')}, this reads {SWEEP_VERSION}")
     try:

@@ -1,12 +1,11 @@
-"""Drawing tools of all figures: style, panels, axes and labels, and rendering to SVG for the page.
+"""Drawing tools of all figures: style, panels, axes and labels. `analysis.page.vector` renders them.
 
-Figures do not use pyplot, so there is no global state. The same figure always gives the same bytes.
+Figures do not use pyplot, so there is no global state.
 """
 
 from __future__ import annotations
 
-import io
-import re
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,19 +20,20 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 WIDTH_IN = 11.0  # 792 user units; the page never shows it narrower than 792 px, so 11 pt text is at least 11 px
 LEGEND_IN = 0.45
 BAR_IN, FRAME_IN = 0.36, 0.9  # height of one bar, and of title, axis and label around bars
-INK = "#123456"  # a placeholder that svg() replaces by the page's text colour, which differs in dark mode
+INK = "#1b1f25"  # on paper and slides; on the page the text colour, which differs in dark mode (analysis.page.vector)
 # Okabe and Ito, https://jfly.uni-koeln.de/color/ (black left out: it is no colour in dark mode)
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442",
 )  # fmt: skip
 GREY = "#8A8A8A"
+YIELDS = "_yields"  # label (in no legend) of lines that are interrupted where a name stands
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
+CHARACTER_IN = 0.6 * 11 / 72
 LEGEND_CHARACTERS = 110  # across a figure, the signs and gaps of a column taken for 8
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
-_DECIMALS = re.compile(r"(\.\d\d)\d+")  # a hundredth of a point is finer than any screen
-_HASHED_ID = r"(?:[mph]|C\d+_\d+_)[0-9a-f]{10}"  # of markers, clip paths, hatches and collections
 _STYLE: dict[str, Any] = {
+    "figure.dpi": 72,  # that of SVG: names find the same room there
     "svg.hashsalt": "mlhpc",
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -65,9 +65,6 @@ _STYLE: dict[str, Any] = {
 }
 
 
-NamedPoint = tuple[float, float, str, bool]  # x, y, text, bold
-
-
 @contextmanager
 def style() -> Iterator[None]:
     """Set the style of figures; use it around drawing and saving."""
@@ -75,47 +72,6 @@ def style() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         warnings.filterwarnings("ignore", message="constrained_layout not applied")  # absurd numbers have long labels
         yield
-
-
-def svg(figure: Figure, name: str, title: str, description: str) -> str:
-    """Render a figure to an ``<svg>`` element for a page.
-
-    All ids get the prefix ``name``, so that several figures can share a page. INK becomes the page's text colour.
-    """
-    with style():
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
-    text = _prefix_ids(_number_ids(text), name)
-    text = text.replace(INK, "currentColor")
-    text = re.sub(r'(?<= )(d|x|y|transform)="[^"]+"', lambda match: _DECIMALS.sub(r"\1", match.group()), text)
-    head_end = text.index(">")
-    box = re.search(r'viewBox="([^"]+)"', text)
-    assert box is not None
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{box.group(1)}" '
-        f'role="img" aria-labelledby="{name}-title {name}-desc">'
-        f'\n<title id="{name}-title">{_xml(title)}</title>\n<desc id="{name}-desc">{_xml(description)}</desc>'
-    )
-    return head + text[head_end + 1 :].rstrip()
-
-
-def _number_ids(text: str) -> str:
-    """Replace hashed ids by numbers in the order of their definition.
-
-    Matplotlib hashes the exact position of an axis, and the last bits of a computed layout are not the same in every run.
-    """
-    hashed = dict.fromkeys(re.findall(rf'\bid="({_HASHED_ID})"', text))
-    numbered = {old: f"{old[0]}{number}" for number, old in enumerate(hashed)}
-    return re.sub(rf'(?<=[#"]){_HASHED_ID}(?=[)"])', lambda match: numbered.get(match.group(), match.group()), text)
-
-
-def _prefix_ids(text: str, name: str) -> str:
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
-    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", text)
-    return re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
 
 
 def panels(count: int, columns: int, height_in: float, extra_in: float = 0.0) -> tuple[Figure, list[Axes]]:
@@ -154,12 +110,6 @@ def legend_of(figure: Figure, axis: Axes, signs: Mapping[str, tuple[str, str]]) 
     figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(4, len(labels), columns)))
 
 
-def name_panels(figure: Figure, axes: Sequence[Axes], points: Sequence[Sequence[NamedPoint]]) -> None:
-    """`name_points` in every panel. Call it after everything else, the legend included: both change the layout."""
-    for axis, named in zip(axes, points, strict=True):
-        name_points(figure, axis, named)
-
-
 def log_frame(axis: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
     """Two logarithmic axes with these limits."""
     axis.set_xscale("log")
@@ -170,7 +120,7 @@ def log_frame(axis: Axes, x: tuple[float, float], y: tuple[float, float]) -> Non
 
 @dataclass(frozen=True)
 class Diagonals:
-    """Lines of equal ``scale`` · x^power · y in a log-log panel, labelled at powers of ten with ``unit``."""
+    """Lines of equal ``scale`` · x^power · y in a log-log panel, at powers of ten; they stand beside the frame with ``unit``."""
 
     unit: str
     scale: float = 1.0
@@ -179,7 +129,7 @@ class Diagonals:
 
 
 def loglog(axis: Axes, x: Sequence[float], y: Sequence[float], lines: Diagonals | None = None) -> None:
-    """Set logarithmic axes around the data, with plain numbers, and draw the diagonals that cross the frame."""
+    """Set logarithmic axes around the data, with plain numbers, and draw the diagonals. Call it after the title."""
     left, right = min(x) / 1.6, max(x) * 1.6
     low, high = min(y) / 1.9, max(y) * 1.9
     axis.set_xlim(left, right)  # before the scales: setting a scale autoscales, which overflows on absurd times
@@ -188,63 +138,50 @@ def loglog(axis: Axes, x: Sequence[float], y: Sequence[float], lines: Diagonals 
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 200 else (1.0, 2.0, 5.0)))
     axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.xaxis.set_major_locator(LogLocator(base=2, numticks=9))
+    axis.xaxis.set_major_locator(LogLocator(base=2, numticks=7))
     for formatted in (axis.xaxis, axis.yaxis):
         formatted.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    if lines is None:
-        return
-    ends = [lines.scale * a**lines.power * b for a in (left, right) for b in (low, high)]
+    if lines is not None:
+        _diagonals(axis, lines, (left, right), (low, high))
+
+
+def _diagonals(axis: Axes, lines: Diagonals, x: tuple[float, float], y: tuple[float, float]) -> None:
+    """Draw the lines that cross the frame. Their values stand outside it, where a line leaves at the right or at the top."""
+    ends = [lines.scale * a**lines.power * b for a in x for b in y]
+    above = []
     for exponent in range(-9, 16):
         value = 10.0**exponent
-        level = 1.0 / value if lines.invert else value  # scale · x^power · y = level
-        if not min(ends) < level < max(ends):
+        level = (1.0 / value if lines.invert else value) / lines.scale  # x^power · y = level
+        if not min(ends) < level * lines.scale < max(ends):
             continue
-        axis.plot(
-            [left, right],
-            [level / lines.scale / end**lines.power for end in (left, right)],
-            "--", color=GREY, linewidth=0.8, zorder=0,
-        )  # fmt: skip
-        at = right / 1.05
-        height = level / lines.scale / at**lines.power
-        if not low < height < high:
-            edge = low * 1.03 if height < low else high / 1.2
-            at = (level / lines.scale / edge) if lines.power > 0 else (edge * lines.scale / level)
-            height = edge
-        if left * 1.3 < at < right:
-            axis.text(at, height, f"{value:g} {lines.unit}", color=INK, ha="right", va="bottom", alpha=0.8)
-
-
-def name_points(figure: Figure, axis: Axes, points: Sequence[NamedPoint]) -> None:
-    """Write the text of each point beside it, bold ones first. A text that would cover a point or another text is left out.
-
-    Call it last: it computes the layout to know the positions of points.
-    """
-    figure.draw_without_rendering()
-    dots = [tuple(axis.transData.transform((x, y))) for x, y, _, _ in points]
-    taken = [(a - 5, b - 5, a + 5, b + 5) for a, b in dots]
-    frame = axis.get_window_extent()
-    point = figure.dpi / 72
-    for (x, y, text, bold), (a, b) in sorted(zip(points, dots, strict=True), key=lambda item: not item[0][3]):
-        width, height = (0.66 if bold else 0.6) * 11 * len(text) * point, 13 * point
-        for right, up in ((1, 0.4), (1, -0.5), (-1, 0.4), (-1, -0.5), (1, 1.5), (1, -1.6), (-1, 1.5), (-1, -1.6)):
-            left = a + 8 * point if right > 0 else a - 8 * point - width
-            low = b + up * height - height / 2
-            box = (left, low, left + width, low + height)
-            inside = (
-                frame.x0 <= left and left + width <= frame.x1 + 40 * point and frame.y0 <= low and box[3] <= frame.y1
-            )
-            if not inside or any(_overlap(box, other) for other in taken):
-                continue
-            taken.append(box)
+        axis.plot(x, [level / end**lines.power for end in x], "--", color=GREY, linewidth=0.8, zorder=0, label=YIELDS)
+        text = f"{value:,.6g} {lines.unit}"
+        if y[0] < level / x[1] ** lines.power < y[1]:
             axis.annotate(
-                text, (x, y), xytext=(8 * right, up * 13), textcoords="offset points", va="center",
-                ha="left" if right > 0 else "right", fontweight="bold" if bold else "normal", color=INK,
+                text, (1, level / x[1] ** lines.power), xycoords=("axes fraction", "data"), xytext=(3, 0),
+                textcoords="offset points", va="center", annotation_clip=False,
             )  # fmt: skip
-            break
+        elif x[0] < (at := (level / y[1]) ** (1 / lines.power)) < x[1]:
+            above.append((math.log(at / x[0]) / math.log(x[1] / x[0]), text))
+    _write_above(axis, above)
 
 
-def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+def _write_above(axis: Axes, above: Sequence[tuple[float, str]]) -> None:
+    """Write texts above the frame at these shares of its width, the rightmost first, as far as they have room; title higher."""
+    free = 1.0
+    width_in = (
+        0.8 * WIDTH_IN * axis.get_position().width
+    )  # the layout, not made yet, leaves less than the plain position
+    for at, text in sorted(above, reverse=True):
+        half = CHARACTER_IN / 2 * len(text) / width_in
+        if at + half > free:
+            continue
+        free = at - half - 0.02
+        axis.annotate(
+            text, (at, 1), xycoords="axes fraction", xytext=(0, 3), textcoords="offset points", ha="center",
+            annotation_clip=False,
+        )  # fmt: skip
+        axis.set_title(axis.get_title(loc="left"), loc="left", pad=20)
 
 
 def listed(statements: Sequence[str], most: int = 6) -> str:
@@ -260,7 +197,9 @@ def beside(axis: Axes, x: float, y: float, text: str) -> None:
 
 def clip(text: object, length: int = 44) -> str:
     """A label of at most ``length`` printable characters. Longer ones are cut in the middle: names differ at both ends."""
-    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+    line = str(text)
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
     if len(line) <= length:
         return line
     head = length * 2 // 3
@@ -288,7 +227,3 @@ def seconds(value: float) -> str:
     if value < 600:
         return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
     return f"{value / 60:.1f} min" if value < 36000 else f"{value / 3600:.1f} h"
-
-
-def _xml(text: str) -> str:
-    return clip(text, 10_000).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -19,7 +19,10 @@ class _Frozen(BaseModel):
 
 
 class Question(_Frozen):
-    """One question. ``missing`` says why no figure answers it yet; ``decision`` is the rule for deciding on the answer."""
+    """One question. ``missing`` says why no figure answers it yet; ``decision`` is the rule for deciding on the answer.
+
+    ``needs`` says in few words what would answer it, for a page where it has no answer.
+    """
 
     id: str
     question: str
@@ -27,6 +30,7 @@ class Question(_Frozen):
     figure: str | None = None
     missing: str | None = None
     decision: str | None = None
+    needs: str | None = None
 
 
 class Goal(_Frozen):

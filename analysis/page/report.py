@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,9 @@ import pandas as pd
 from analysis.page.cells import count_text, is_absent
 from analysis.page.checked import FINDINGS_SHOWN, CheckedPath, findings, findings_table
 from analysis.page.issues import Issue, issues
-from analysis.page.pictures import Picture, answer_goals, cannot_draw, draw_pictures
+from analysis.page.pictures import Picture, answer_goals, cannot_draw, draw_pictures, waiting
 from analysis.page.scores import score_sections
+from analysis.page.summary import summary
 from analysis.page.systems import differing_settings, differing_systems, logs_table, settings_tables, systems_table
 from analysis.page.tiles import tiles
 from analysis.study import Study
@@ -35,7 +36,7 @@ LAST_DATE_MS = 4102444800000  # 2100-01-01; a later date comes from a broken clo
 class Report:
     """The page, the JSON text, and the tables by name: as CSV text and as data frames.
 
-    ``defects`` has the figures that could not be drawn: name and one line.
+    ``defects`` has the figures that could not be drawn: name and one line. ``figures`` are files by name ("pareto.png").
     """
 
     html: str
@@ -43,6 +44,7 @@ class Report:
     csv: Mapping[str, str]
     frames: Mapping[str, pd.DataFrame] = field(compare=False)
     defects: tuple[tuple[str, str], ...] = field(compare=False)
+    figures: Mapping[str, bytes] = field(default_factory=dict)
 
 
 FORMULAS = (
@@ -63,24 +65,44 @@ FORMULAS = (
 )  # fmt: skip
 
 
-def render_report(study: Study, checked: Sequence[CheckedPath], failures: Sequence[Issue] = ()) -> Report:
-    """Render the report of a study, of the compliance check's verdicts, and of what failed before (`analysis.page.steps`)."""
+def render_report(
+    study: Study,
+    checked: Sequence[CheckedPath],
+    failures: Sequence[Issue] = (),
+    form: str = "csv",
+    forms: Sequence[str] = (),
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """Render the report of a study, of the compliance check's verdicts, and of what failed before (`analysis.page.steps`).
+
+    ``form`` is that of the tables beside the page, which links to them; ``forms`` are those of figures as files. ``tell`` is
+    called with figures drawn and in total.
+    """
     undrawn = [Issue("problem", "figures", f"none is drawn: {reason}")] if (reason := cannot_draw()) else []
     doubts = [*failures, *undrawn, *issues(study)]
-    pictures, numbers = draw_pictures(study)
+    pictures, numbers = draw_pictures(study, forms, tell)
     tables = {**study.tables.named(), "runs": study.runs, "results": study.results}
     tables |= {f"figure_{name}": table for name, table in numbers.items()}
     frames = {name: table.drop(columns=["file"], errors="ignore") for name, table in tables.items()}
     return Report(
-        html=_page(study, checked, doubts, pictures),
+        html=_page(study, checked, doubts, pictures, numbers, form),
         json=_document(study, checked, doubts, pictures, numbers),
         csv={name: _csv(frame) for name, frame in frames.items()},
         frames=frames,
         defects=tuple((picture.name, picture.defect) for picture in pictures if picture.defect),
+        figures={f"{p.name}.{form}": content for p in pictures for form, content in p.files.items()},
     )
 
 
-def _page(study: Study, checked: Sequence[CheckedPath], doubts: Sequence[Issue], pictures: Sequence[Picture]) -> str:
+def _page(
+    study: Study,
+    checked: Sequence[CheckedPath],
+    doubts: Sequence[Issue],
+    pictures: Sequence[Picture],
+    numbers: Mapping[str, pd.DataFrame],
+    form: str,
+) -> str:
+    goals = answer_goals(pictures)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("analysis.page"),
         autoescape=True,
@@ -92,7 +114,9 @@ def _page(study: Study, checked: Sequence[CheckedPath], doubts: Sequence[Issue],
         dates=_dates(study),
         tiles=tiles(study, checked),
         not_verified=NOT_VERIFIED if not study.runs["published"].all() else "",
-        goals=answer_goals(pictures),
+        summary=summary(study, numbers),
+        goals=goals,
+        waiting=waiting(goals),
         headline=score_sections(study),
         pictures=pictures,
         issues=doubts,
@@ -104,6 +128,8 @@ def _page(study: Study, checked: Sequence[CheckedPath], doubts: Sequence[Issue],
         configs=settings_tables(study),
         logs=logs_table(study),
         formulas=FORMULAS,
+        known=_known(study),
+        tables=form,
         version=VERSION,
     )
     return _printable(html)
@@ -139,6 +165,18 @@ def _document(
 def _title(study: Study) -> str:
     names = sorted({f"{row.benchmark} ({row.size})" for row in study.results.itertuples()})
     return f"{', '.join(names[:4])}{' …' if len(names) > 4 else ''}: {count_text(len(study.results), 'result')}"
+
+
+FILTERS = {"benchmark": "benchmark", "size": "size", "round": "round", "division": "division", "system": "machine"}
+
+
+def _known(study: Study) -> str:
+    """What the page's script filters results by, as JSON that is safe inside of a page."""
+    results = [
+        {"label": row["label"], "name": row["name"]} | {name: str(row[column]) for name, column in FILTERS.items()}
+        for row in study.results.to_dict("records")
+    ]
+    return json.dumps({"filters": list(FILTERS), "results": results}).replace("<", "\\u003c")
 
 
 def _dates(study: Study) -> str:

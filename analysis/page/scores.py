@@ -8,11 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.page.cells import HtmlTable, drop_empty, html_table, is_absent, number_text, range_texts, spread_texts
+from analysis.page.cells import HtmlTable, drop_empty, html_table, number_text, range_texts, spread_texts
 from analysis.published.scores import stated_minutes
+from analysis.results.extent import extent
 from analysis.results.names import CLASS, heading
 from analysis.study import Study
 from analysis.tables.ingest import parsed
+from suite.log.comparable import MEANING, era
 
 
 @dataclass(frozen=True)
@@ -26,15 +28,22 @@ class Section:
 
 
 def score_sections(study: Study) -> list[Section]:
-    """One section per benchmark, size, mode and division. Rounds follow one another; they are never ranked together."""
+    """One section per benchmark, size, mode and division. Rounds whose times differ follow one another."""
     sections = []
-    for key, rows in study.results.groupby([*CLASS, "division"], sort=True):
-        ordered = rows.sort_values(["round", "score_s", "label"], na_position="last")
+    for key, rows in study.distinct.groupby([*CLASS, "division"], sort=True):
+        ordered = _ordered(rows)
         title = f"{heading(*key[:3])} · {key[3]} division"
         sections.append(
             Section(title, _headline_table(ordered, title), _details_table(ordered, title), tuple(_remarks(ordered)))
         )
     return sections
+
+
+def _ordered(rows: pd.DataFrame) -> pd.DataFrame:
+    """By rounds whose times mean the same, then by what is bold: the most models/min, or the shortest score, first."""
+    rank = -rows["models_per_min"] if rows["mode"].iloc[0] == "weak" else rows["score_s"]
+    keyed = rows.assign(era=rows["round"].map(era), rank=rank)
+    return keyed.sort_values(["era", "rank", "label"], na_position="last").drop(columns=["era", "rank"])
 
 
 def _remarks(rows: pd.DataFrame) -> Iterable[str]:
@@ -43,7 +52,9 @@ def _remarks(rows: pd.DataFrame) -> Iterable[str]:
         sign = "≤" if first["target_direction"] == "min" else "≥"
         yield f"Target: {first['metric_name']} {sign} {first['target']:g}."
     if rows["round"].nunique() > 1:
-        yield "Rounds differ in rules and data; rows are ordered within a round."
+        yield "Rounds differ in rules and data; rows are ordered within rounds whose times mean the same."
+        for name in sorted(set(rows["round"].map(era)) & set(MEANING)):
+            yield f"{name}: {MEANING[name]}."
     if first["size"] != "full":
         yield f"Size {first['size']} is not the MLPerf problem; it compares with nothing but itself."
 
@@ -51,13 +62,9 @@ def _remarks(rows: pd.DataFrame) -> Iterable[str]:
 def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
     """The columns that fit a screen: every score with its definition, scale, convergence and cost."""
     weak = rows["mode"].iloc[0] == "weak"
-    carried = [
-        f"{name} (from {since})" if since else name
-        for name, since in zip(rows["name"], _text(rows["carried_over_from"]), strict=True)
-    ]
-    columns: dict[str, list[Any]] = {"system": carried}
-    if rows["round"].nunique() > 1:
-        columns["round"] = list(rows["round"])
+    columns: dict[str, list[Any]] = {"system": list(rows["name"])}
+    if rows["rounds"].nunique() > 1:
+        columns["round"] = list(rows["rounds"])
     if weak:
         columns["models/min"] = list(rows["models_per_min"])
     minutes = rows["score_s"] / 60.0
@@ -79,19 +86,29 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
     columns["runs: averaged / reached / started"] = [
         f"{row.n_averaged} / {row.n_reached} / {row.n_started}" for row in rows.itertuples()
     ]
-    columns["compute units"] = list(rows["units"])
+    columns |= _machine(rows, weak=weak)
     columns["global batch"] = list(rows["global_batch_size"])
     columns["epochs to target"] = spread_texts(rows["epochs_to_target.mean"], rows["epochs_to_target.std"])
     columns["training [samples/s]"] = list(rows["train_rate.mean"])
     columns["unit hours"] = list(rows["unit_hours"])
-    return html_table(drop_empty(columns), caption, strong={"score by the rules [min]", "models/min"})
+    of = [(place,) for place in rows.index]
+    return html_table(drop_empty(columns), caption, strong={"score by the rules [min]", "models/min"}, of=of)
+
+
+def _machine(rows: pd.DataFrame, *, weak: bool) -> dict[str, list[Any]]:
+    """The size of the machine: of the whole system and of one instance in throughput mode; else units, and what varies."""
+    if weak:
+        return {"units of the system": list(rows["units_described"]), "units of an instance": list(rows["units"])}
+    found = extent(rows)
+    varies = {found.count: list(found.sizes)} if found.one in ("node", "core", "rank") else {}
+    return {"compute units": list(rows["units"])} | varies
 
 
 def _details_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
     """The columns that do not fit into the main table."""
     columns: dict[str, list[Any]] = {
         "system": list(rows["name"]),
-        "round": list(rows["round"]),
+        "round": list(rows["rounds"]),
         "submitter": list(rows["submitter"]),
         "folder": list(rows["system"]),
         "device": list(rows["device"]),
@@ -106,11 +123,7 @@ def _details_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
         "scaling factor shipped": list(rows["scaling_factor"]),
         "the stated score's source": [stated_minutes().get(group, (0.0, ""))[1] for group in rows["group"]],
     }
-    return html_table(drop_empty(columns), f"{caption}: more")
-
-
-def _text(values: pd.Series) -> list[str]:
-    return ["" if is_absent(value) or value != value else str(value) for value in values]
+    return html_table(drop_empty(columns), f"{caption}: more", of=[(place,) for place in rows.index])
 
 
 def _baselines(text: object) -> str | None:

@@ -34,7 +34,8 @@ def differing_systems(study: Study) -> list[HtmlTable]:
         if len(rows) > 1 and unlike:
             columns: dict[str, list[Any]] = {"system": list(rows["label"])}
             columns |= {name.replace("_", " "): list(described[name]) for name in unlike}
-            tables.append(html_table(drop_empty(columns), f"{title}: descriptions that differ"))
+            of = [(place,) for place in rows.index]
+            tables.append(html_table(drop_empty(columns), f"{title}: descriptions that differ", of=of))
     return tables
 
 
@@ -78,7 +79,7 @@ def differing_settings(study: Study) -> list[HtmlTable]:
         columns: dict[str, list[Any]] = {"system": list(groups.values())}
         columns |= {name: [settings[group].get(name) for group in groups] for name in unlike}
         if unlike:
-            tables.append(html_table(columns, f"{title}: settings that differ"))
+            tables.append(html_table(columns, f"{title}: settings that differ", of=[(place,) for place in rows.index]))
     return tables
 
 
@@ -111,4 +112,5 @@ def logs_table(study: Study) -> HtmlTable:
         "damaged lines": list(runs["damaged_lines"]),
         "sha256": list(runs["sha256"]),
     }
-    return html_table(columns, "Every log that was read")
+    place = {group: place for place, group in study.results["group"].items()}
+    return html_table(columns, "Every log that was read", of=[(place[group],) for group in runs["group"]])

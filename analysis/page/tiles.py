@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from analysis.page.cells import count_text
-from analysis.page.checked import CheckedPath, first_error
+from analysis.page.checked import CheckedPath, error_text
 from analysis.study import Study
+from suite.compliance.rules.table import Finding
+from suite.log.results_tree import round_of
 
 
 @dataclass(frozen=True)
@@ -22,20 +25,41 @@ class Tile:
 
 def tiles(study: Study, checked: Sequence[CheckedPath]) -> list[Tile]:
     """The tiles, in the order of the page."""
-    return [_compliance(checked), _scored(study), _cache(study), _resumed(study)]
+    return [_compliance(study, checked), _scored(study), _cache(study), _resumed(study)]
 
 
-def _compliance(checked: Sequence[CheckedPath]) -> Tile:
-    verdicts = [item.verdict for item in checked]
-    logs = sum(verdict.logs for verdict in verdicts)
+def _compliance(study: Study, checked: Sequence[CheckedPath]) -> Tile:
+    """Errors of one's own results are red; of results that MLCommons published after its review they are questions."""
+    logs = sum(item.verdict.logs for item in checked)
     if not logs:
         return Tile("warn", "Compliance", "not checked", "the check found no log it could judge")
-    errors, warnings = (sum(verdict.count(severity) for verdict in verdicts) for severity in ("error", "warning"))
-    rules = ", ".join(sorted({name for verdict in verdicts for name in verdict.rulesets}))
+    errors = [finding for item in checked for finding in item.verdict.counted("error")]
+    theirs = [finding for finding in errors if _is_published(study, finding)]
+    own = [finding for finding in errors if finding not in theirs]
+    warnings = sum(item.verdict.count("warning") for item in checked)
+    rules = ", ".join(sorted({name for item in checked for name in item.verdict.rulesets}))
     detail = f"{count_text(logs, 'log')} checked by {rules}; {count_text(warnings, 'warning')}"
-    if not errors:
-        return Tile("warn" if warnings else "good", "Compliance", "no errors", detail)
-    return Tile("bad", "Compliance", count_text(errors, "error"), f"{detail}. First: {first_error(checked)}")
+    if theirs:
+        detail += (
+            f"; {count_text(len(theirs), 'question')} about published results, which MLCommons reviewed and accepted"
+        )
+    if own:
+        return Tile("bad", "Compliance", count_text(len(own), "error"), f"{detail}. First: {error_text(own[0])}")
+    if theirs:
+        value = "published" if study.runs["published"].all() else "no errors of yours"
+        return Tile("info", "Compliance", value, f"{detail}. First: {error_text(theirs[0])}")
+    return Tile("warn" if warnings else "good", "Compliance", "no errors", detail)
+
+
+def _is_published(study: Study, finding: Finding) -> bool:
+    """True if the finding is about a submitter of a public round whose runs in the report are all published ones."""
+    parts = Path(finding.file).parts
+    place = next((at for at, part in enumerate(parts[:-1]) if round_of(Path(part))), None)
+    if place is None:
+        return False
+    runs = study.runs
+    about = runs[(runs["round"] == round_of(Path(parts[place]))) & (runs["submitter"] == parts[place + 1])]
+    return bool(len(about) and about["published"].all())
 
 
 def _scored(study: Study) -> Tile:

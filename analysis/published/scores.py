@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -99,11 +99,15 @@ def published() -> pd.DataFrame:
     return pd.DataFrame(document["rows"], columns=document["columns"])
 
 
-def missing() -> str:
-    """A sentence that names the results of the public rounds that the table lacks; empty if it lacks none."""
-    counts = count_rounds(published()["round"].to_list())
+def missing(held: Iterable[str] = ()) -> str:
+    """The end of a sentence that names the results of the public rounds which neither the table nor ``held`` (groups) has.
+
+    Empty if none is missing.
+    """
+    groups = {*published()["group"], *held}
+    counts = count_rounds([group.partition("/")[0] for group in groups])
     gaps = [f"{r} ({ROUNDS[r] - n} of {ROUNDS[r]} results)" for r, n in counts.items() if n < ROUNDS[r]]
-    return f"Not at hand when the table was made: {', '.join(gaps)}." if gaps else ""
+    return f". Not at hand when the table was made: {', '.join(gaps)}." if gaps else ""
 
 
 @cache

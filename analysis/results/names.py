@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -35,16 +36,30 @@ def heading(benchmark: str, size: str, mode: str) -> str:
     return f"{benchmark} · size {size} · {'throughput' if mode == 'weak' else 'time to train'}"
 
 
-def tasks(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+def short_heading(benchmark: str, size: str, mode: str) -> str:
+    """The heading without what goes without saying: the size of the MLPerf problem, and time to train."""
+    return benchmark + ("" if size == "full" else f" {size}") + (" throughput" if mode == "weak" else "")
+
+
+class Task(NamedTuple):
+    """Results that may be ranked against each other, with a heading for panels and a short one for sentences."""
+
+    title: str
+    short: str
+    rows: pd.DataFrame
+
+
+def tasks(rows: pd.DataFrame) -> list[Task]:
     """Results that may be ranked against each other: of one benchmark, size, mode and division, and of rounds alike.
 
-    Each has a heading, which names division and rounds where the class has several. `suite.log.comparable` knows why.
+    Headings name division and rounds where the class has several. `suite.log.comparable` knows why.
     """
     parts = []
     for key, group in rows.groupby(CLASS, sort=True):
         alike = list(group.groupby(["division", group["round"].map(era)], sort=True))
         for (division, rounds), members in alike:
-            parts.append((heading(*key) + (f" · {division} · {rounds}" if len(alike) > 1 else ""), members))
+            which = f" · {division} · {rounds}" if len(alike) > 1 else ""
+            parts.append(Task(heading(*key) + which, short_heading(*key) + which, members))
     return parts
 
 
@@ -70,7 +85,7 @@ def _machine(system: str) -> str | None:
 
 
 def name_results(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Name and label of each result. Names are unique in a class and round; a label adds the round if there are several.
+    """Name and label of each result. Names are unique in a class and round; a label adds the rounds if there are several.
 
     A published result is named after its machine and number of compute units, if the machine is known; any other after
     its folder. Equal names get submitter or folder appended.
@@ -83,7 +98,7 @@ def name_results(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
         clash = name.groupby([rows[key] for key in (*CLASS, "round")] + [name]).transform("size") > 1
         name = name.mask(clash, name + " · " + rows[column].astype(str))
     mixed = rows["round"].nunique() > 1
-    return name, name + " · " + rows["round"].astype(str) if mixed else name
+    return name, name + " · " + rows["rounds"].astype(str) if mixed else name
 
 
 def find_pairs(rows: pd.DataFrame, *names: str) -> list[tuple[str, str]]:
@@ -114,6 +129,7 @@ def _find_group(results: pd.DataFrame, name: str, title: str) -> str | None:
     fits = results[labels == name.lower()]
     if fits.empty:
         fits = results[labels.str.contains(name.lower(), regex=False)]
-    if len(fits) > 1:
-        raise InputError(f"{name!r} is the name of {len(fits)} results of {title}: {', '.join(fits['label'])}")
-    return str(fits["group"].iloc[0]) if len(fits) else None
+    groups = fits["same_as"].fillna(fits["group"]).unique()  # a copy stands for the result that it repeats
+    if len(groups) > 1:
+        raise InputError(f"{name!r} is the name of {len(groups)} results of {title}: {', '.join(fits['label'])}")
+    return str(groups[0]) if len(groups) else None

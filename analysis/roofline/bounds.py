@@ -305,6 +305,13 @@ def fit_ring(passes: int, measured: Iterable[tuple[float, float, float]]) -> Rin
     return Ring(passes, latency, 1.0 / per_byte)
 
 
+def scale_range(fast_s: float, slow_s: float, network_s: Callable[[float], float]) -> tuple[int, int] | None:
+    """`network_scale` for a computation of ``fast_s`` and of ``slow_s`` seconds on one rank; None if one is beyond 2^24 ranks."""
+    fast = network_scale(lambda n: fast_s / n, network_s)
+    slow = network_scale(lambda n: max(fast_s, slow_s) / n, network_s)
+    return None if fast is None or slow is None else (fast, slow)
+
+
 def network_scale(compute_s: Callable[[float], float], network_s: Callable[[float], float]) -> int | None:
     """n*: the fewest ranks at which the network takes as long as the computation; None if that is beyond 2^24 ranks.
 

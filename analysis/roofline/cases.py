@@ -21,7 +21,7 @@ from analysis.roofline.bounds import (
     Ring,
     bounds,
     moved_by,
-    network_scale,
+    scale_range,
 )
 from analysis.roofline.inputs import Ceilings
 from analysis.roofline.published import modelled
@@ -42,7 +42,8 @@ class Case:
     """One result, or a published one (``ceilings`` None): its step and the bounds on it.
 
     ``group`` identifies the result: results of different classes may have the same ``label``. ``remark`` is what a reader
-    must know about the ceilings. ``scale`` is n*, the ranks at which the network takes as long as the computation.
+    must know about the ceilings. ``scale`` is n*, the ranks at which the network takes as long as the computation: at its roof,
+    and where it is as slow as the whole step was.
     """
 
     group: str
@@ -57,7 +58,7 @@ class Case:
     work: Work | None
     ceilings: Ceilings | None
     remark: str = ""
-    scale: int | None = None
+    scale: tuple[int, int] | None = None
 
     @property
     def modelled(self) -> bool:
@@ -119,15 +120,15 @@ def published_cases(study: Study) -> list[Case]:
     ]
 
 
-def _modelled_scale(bounded: Bounds, units: float) -> int | None:
-    """n* under modelled roofs, with a network that has no latency."""
+def _modelled_scale(bounded: Bounds, units: float) -> tuple[int, int] | None:
+    """n* under modelled roofs, with a network that has no latency: from and to."""
     terms = {term.resource: term for term in bounded.terms}
     compute, exchange = terms.get("compute"), terms.get("all_reduce")
     if compute is None or exchange is None or units < 2:
         return None
     ring = Ring(ALL_REDUCE, 0.0, exchange.roof.per_s)
     size = exchange.demand.amount / moved_by(ALL_REDUCE, units, 1.0)[1]
-    return network_scale(lambda n: compute.seconds * units / n, lambda n: ring.seconds(n, size))
+    return scale_range(compute.seconds * units, bounded.step_s * units, lambda n: ring.seconds(n, size))
 
 
 def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
@@ -263,7 +264,7 @@ def _case(row: Mapping[str, Any], work: Work, file: Ceilings, remark: str) -> Ca
         work=work,
         ceilings=file,
         remark=remark,
-        scale=scale_of(file, work, roofs),
+        scale=scale_of(file, work, roofs, step_s),
     )
 
 

@@ -20,7 +20,7 @@ from analysis.roofline.bounds import (
     Roof,
     fit_ring,
     moved_by,
-    network_scale,
+    scale_range,
     si,
 )
 from analysis.roofline.inputs import Ceilings, Curve, MeasuredRoof
@@ -71,15 +71,16 @@ def roofs_of(file: Ceilings, work: Work) -> dict[Resource, Roof | str]:
     }
 
 
-def scale_of(file: Ceilings, work: Work, roofs: Mapping[Resource, Roof | str]) -> int | None:
-    """n*: ranks at which the gradients' all-reduce takes as long as the computation at its roof, at the same global batch."""
+def scale_of(file: Ceilings, work: Work, roofs: Mapping[Resource, Roof | str], step_s: float) -> tuple[int, int] | None:
+    """n*: ranks at which the gradients' all-reduce takes as long as the computation, at the same global batch.
+
+    From the computation at its roof to one as slow as the measured step; None if one of them is beyond 2^24 ranks.
+    """
     ring, peak = ring_of(file, "all_reduce"), roofs["compute"]
     if ring is None or isinstance(peak, str) or not work.gradient_bytes:
         return None
-    total = work.demands["compute"].amount * work.ranks
-    return network_scale(
-        lambda ranks: total / ranks / peak.per_s, lambda ranks: ring.seconds(ranks, work.gradient_bytes)
-    )
+    at_roof = work.demands["compute"].amount * work.ranks / peak.per_s
+    return scale_range(at_roof, step_s * work.ranks, lambda n: ring.seconds(n, work.gradient_bytes))
 
 
 def terms_there(file: Ceilings, work: Work) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -70,10 +71,16 @@ def permutation_p(a: np.ndarray, b: np.ndarray) -> float:
     if math.comb(len(pooled), size) > MOST_PERMUTATIONS:
         return math.nan
     rest = len(pooled) - size
-    sums = pooled[np.array(list(combinations(range(len(pooled)), size)))].sum(axis=1)
+    sums = pooled[_divisions(len(pooled), size)].sum(axis=1)
     gaps = np.abs(sums / size - (pooled.sum() - sums) / rest)
     seen = abs(float(a.mean() - b.mean()))
     return float((gaps >= seen * (1.0 - 1e-12)).mean())
+
+
+@lru_cache(maxsize=4)
+def _divisions(count: int, size: int) -> np.ndarray:
+    """The indices of the smaller group in every division, a row each. Made once: most results have as many runs."""
+    return np.array(list(combinations(range(count), size)))
 
 
 def detectable_ratio(n: int, spread: float) -> float:

@@ -6,7 +6,7 @@ import gc
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 Shared = TypeVar("Shared")
@@ -17,18 +17,33 @@ _held: list[Any] = []  # in a child: the work and what it reads
 
 
 def mapped(
-    work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item], chunk: int = 1
+    work: Callable[[Shared, Item], Result],
+    shared: Shared,
+    items: Sequence[Item],
+    chunk: int = 1,
+    *,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+    alone: bool = False,
 ) -> list[Result]:
-    """Call ``work(shared, item)`` for every item, in as many processes as there are cores. Only items and results are pickled."""
+    """Call ``work(shared, item)`` for every item, in as many processes as there are cores. Only items and results are pickled.
+
+    ``tell`` is called with items done and in total. With ``alone`` this process does it all, which is faster for little work.
+    """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    if count < 2 or multiprocessing.current_process().daemon:
-        return [work(shared, item) for item in items]
+    if alone or count < 2 or multiprocessing.current_process().daemon:
+        return list(_told((work(shared, item) for item in items), len(items), tell))
     with warnings.catch_warnings():
         # The children only read and compute; no thread of the parent matters to them.
         warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
         context = multiprocessing.get_context("fork")
         with context.Pool(min(count, 16, len(items)), initializer=_hold, initargs=(work, shared)) as pool:
-            return pool.map(_call, items, chunksize=chunk)
+            return list(_told(pool.imap(_call, items, chunksize=chunk), len(items), tell))
+
+
+def _told(results: Iterable[Result], total: int, tell: Callable[[int, int], None]) -> Iterator[Result]:
+    for done, result in enumerate(results, start=1):
+        tell(done, total)
+        yield result
 
 
 def _hold(work: Any, shared: Any) -> None:
@@ -39,34 +54,3 @@ def _hold(work: Any, shared: Any) -> None:
 def _call(item: Any) -> Any:
     work, shared = _held
     return work(shared, item)
-
-
-def started(work: Callable[[Item], Result], item: Item) -> Callable[[], Result]:
-    """Start ``work(item)`` in another process. Call the returned function for the result; it raises what the work raised."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
-        process = context.Process(target=_send, args=(sender, work, item), daemon=True)
-        process.start()
-    sender.close()
-
-    def result() -> Result:
-        try:
-            done, value = receiver.recv()
-        except EOFError:
-            raise RuntimeError(f"the process beside this one ended with {process.exitcode} and no result") from None
-        process.join()
-        if not done:
-            raise value
-        return value  # type: ignore[no-any-return]
-
-    return result
-
-
-def _send(sender: Any, work: Callable[[Any], Any], item: Any) -> None:
-    try:
-        answer = (True, work(item))
-    except Exception as error:
-        answer = (False, error)
-    sender.send(answer)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite.files import print_line
+from suite.cli.options import device_option, output_option, ranks_option
+from suite.files import print_line, print_progress
 from suite.launch.ranks import in_world, refuse_ranks, start_ranks
 from suite.performance.ceilings.document import refuse_existing, write
 
@@ -21,7 +22,7 @@ THIS_MACHINE = "this-machine"
 BUSY = 0.1  # busy cores per allowed core above which a person is warned
 
 
-HELP_GROUP = "Measure a machine"
+HELP_GROUP = "Machine"
 HELP_ORDER = 1
 
 
@@ -37,8 +38,8 @@ Exit codes: 0 written, 1 measuring failed, 2 usage.
 """
 )
 @click.option("--system", default=THIS_MACHINE, show_default=True, help="System id the file belongs to.")
-@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks on this machine.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@ranks_option()
+@device_option()
 @click.option(
     "--directory",
     type=click.Path(path_type=Path),
@@ -49,25 +50,26 @@ Exit codes: 0 written, 1 measuring failed, 2 usage.
     is_flag=True,
     help="Fewer repetitions, smaller sizes, at most 50 s; what did not fit is said.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New JSON file.")
-def ceilings(system: str, ranks: int, device: str, directory: Path | None, quick: bool, output: Path) -> None:
+@output_option("New JSON file.", "ceilings.json")
+def ceilings(system: str, ranks: int, device: str, directory: Path | None, quick: bool, output: Path | None) -> None:
     """Measure the roofs of this machine: GEMM, memory levels, host link, storage, all-reduce, all-to-all."""
     from suite.world import detect
 
     launch = detect()
     refuse_ranks(launch, ranks)
+    path = output or Path("ceilings.json")
     if launch is None and ranks > 1:
-        refuse_existing(output)
-        words = ["ceilings", "--system", system, "--device", device, "-o", str(output)]
+        refuse_existing(path)
+        words = ["ceilings", "--system", system, "--device", device, "-o", str(path)]
         words += ["--directory", str(directory)] if directory else []
         words += ["--quick"] if quick else []
         sys.exit(start_ranks(words, ranks))
-    storage = directory or Path(os.environ.get("TMPDIR") or output.parent)
+    storage = directory or Path(os.environ.get("TMPDIR") or path.parent)
     sys.exit(
         in_world(
             launch,
-            lambda: refuse_existing(output),
-            lambda world: _measure(world, system, device, storage, quick, output),
+            lambda: refuse_existing(path),
+            lambda world: _measure(world, system, device, storage, quick, path),
         )
     )
 
@@ -86,7 +88,7 @@ def _measure(world: World, system: str, device: str, directory: Path, quick: boo
         quick=quick,
         device=pick_device(device, world),
         directory=directory,
-        say=lambda line: print_line(line, error=True) if world.is_first else None,
+        say=lambda line: print_progress(line, error=True) if world.is_first else None,
     )
     if world.is_first:
         write(output, text)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from suite.cli.options import JSON, TEXT, card_option, format_option
 from suite.compliance.check import check as check_paths
 from suite.compliance.exchange.formats import FORMATS
 from suite.compliance.exchange.given_points import read_given_points
@@ -16,16 +17,17 @@ from suite.compliance.output import print_table
 from suite.compliance.ruleset import ruleset
 from suite.files import print_line
 
-HELP_GROUP = "Package and check"
+HELP_GROUP = "Judge"
 HELP_ORDER = 2
 
 
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@card_option
 @click.option(
     "--ruleset", "ruleset_name", help="0.7.0, 1.0.0, 2.0.0, 3.0.0 or mlhpc-1.0. [found from the content, and printed]"
 )
-@click.option("--format", "style", type=click.Choice(list(FORMATS)), default="table", show_default=True)
+@format_option(*(name for name in FORMATS if name not in (TEXT, JSON)))
 @click.option("--official", is_flag=True, help="Also run mlperf_logging 4.1.68 on a copy and show its verdict.")
 @click.option(
     "--fail-on",
@@ -99,7 +101,7 @@ def check(
     given = read_given_points(rcp) if rcp is not None else None
     waivers = read_waivers(waive_file, paths) if waive_file is not None else ()
     verdict = waive(check_paths(list(paths), ruleset_name, given), waivers)
-    if style == "table" and sys.stdout.isatty():
+    if style == TEXT and sys.stdout.isatty():
         print_table(verdict)
     else:
         print_line(FORMATS[style](verdict))
@@ -108,7 +110,7 @@ def check(
         from suite.compliance.official import run_official
 
         official_verdict = run_official(list(paths))
-        print_line(official_verdict.text(), error=style != "table")
+        print_line(official_verdict.text(), error=style != TEXT)
         accepted = official_verdict.accepted
     if not verdict.compliant or not accepted or (fail_on == "warning" and verdict.count("warning")):
         raise click.exceptions.Exit(1)

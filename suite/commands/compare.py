@@ -1,12 +1,17 @@
-"""`mlhpc compare`: says in one line whether one result is slower than another, faster, or not distinguishable."""
+"""`mlhpc compare`: says in one line each whether results are slower than a baseline, faster, or not distinguishable from it."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
+from suite.cli.options import JSON, card_option, format_option
 from suite.compliance.scoring import ScoredGroup, first_named, score_results
 from suite.errors import InputError
 from suite.files import print_line, printable
@@ -16,44 +21,132 @@ from suite.log.score import Throughput, TimeRatio, time_ratio
 HELP_GROUP = "Compare"
 HELP_ORDER = 1
 
+CONFIDENCE = 0.95  # of all intervals of one command together
+FASTER, AS_FAST, SLOWER, NO_SCORE, CANNOT_TELL = "faster", "as fast", "slower", "not a score", "cannot tell"
+CODES = {FASTER: 0, AS_FAST: 0, SLOWER: 1, NO_SCORE: 3, CANNOT_TELL: 4}
+URGENT = (SLOWER, NO_SCORE, CANNOT_TELL)  # which decides the exit code if there are several
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One result B beside its baseline A. ``ratio`` is time of B over time of A, None if there is none.
+
+    ``verdict`` is faster, as fast, slower, not a score or cannot tell; ``reasons`` say why it is one of the last two, or
+    what else is to be known.
+    """
+
+    what: str
+    a: str
+    b: str
+    verdict: str
+    reasons: tuple[str, ...]
+    ratio: TimeRatio | None = None
+    runs_a: int = 0
+    runs_b: int = 0
+    score_a: str | None = None
+    score_b: str | None = None
+
 
 @click.command()
-@click.argument("a", type=click.Path(exists=True, path_type=Path))
-@click.argument("b", type=click.Path(exists=True, path_type=Path))
+@click.argument("paths", nargs=-1, required=True, metavar="A B...", type=click.Path(exists=True, path_type=Path))
+@card_option
+@click.option(
+    "--baseline",
+    metavar="PATH",
+    type=click.Path(exists=True, path_type=Path),
+    help="What all PATHS are compared with. [the first of them]",
+)
+@click.option("--any", "any_runs", is_flag=True, help="Compare the runs that converged, also where they are no score.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(0.0),
     default=0.0,
     show_default=True,
     metavar="PERCENT",
-    help="Call B slower only if it is certainly slower by more than this.",
+    help="Slower is only what is certainly slower by more than this, as fast what certainly is not.",
 )
-def compare(a: Path, b: Path, tolerance: float) -> None:
-    """Compare the result B with the result A: run folders, results folders or packages that share a benchmark and size.
+@format_option()
+def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tolerance: float, style: str) -> None:
+    """Compare results with a baseline: run folders, results folders or packages that share a benchmark and size.
 
-    The ratio is that of the geometric means of time to train of all converged runs, with its 95 % interval (Welch's t on
-    log time). Of throughput results it is that of the instances; models/min stand beside it.
+    The ratio is that of the geometric means of time to train of all converged runs, with its interval (Welch's t on log time).
+    Of throughput results it is that of the instances; models/min stand beside it. All intervals of one command together
+    hold the truth with 95 %, so that many results make no more false alarms than two.
 
-    Exit code 0: B is not slower, as far as these runs can tell; 1: B is slower, or one of the two is not a score; 2: usage.
+    Exit code 0: none is slower (each is faster, or within the tolerance); 1: one is slower; 2: usage; 3: one is not a score of a
+    compliant result (--any compares all the same); 4: these runs cannot tell.
 
     \b
     Examples:
-      mlhpc compare runs/before runs/after
-      mlhpc compare submissions/ACME/results/cluster/strong/cosmoflow runs/today --tolerance 2
+      mlhpc compare runs/before runs/after --tolerance 5
+      mlhpc compare runs/today runs/yesterday runs/new-driver --baseline submissions/ACME/results/cluster/strong/cosmoflow
+      mlhpc compare runs/smoke-before runs/smoke-after --any --format json
     """
     if not math.isfinite(tolerance):
         raise click.UsageError(f"--tolerance {tolerance:g}: expected a number of percent")
-    verdicts = [_verdict(one, other, tolerance) for one, other in _pairs(a, b)]
-    print_line("\n".join(printable(line) for line, _ in verdicts))
-    if any(worse for _, worse in verdicts):
-        raise click.exceptions.Exit(1)
+    first, others = (paths[0], paths[1:]) if baseline is None else (baseline, paths)
+    if not others:
+        raise click.UsageError(f"{first} alone: give what to compare it with")
+    found, confidence = compare_results(first, others, tolerance, any_runs=any_runs)
+    if style == JSON:
+        rows = [as_data(item) for item in found]
+        document = {"version": 1, "tolerance_percent": tolerance, "confidence": confidence, "comparisons": rows}
+        print_line(json.dumps(document, indent=1))
+    else:
+        several = len(others) > 1
+        print_line("\n".join(printable(render(item, tolerance, confidence, named=several)) for item in found))
+    verdict_of_all = next((each for each in URGENT if any(item.verdict == each for item in found)), FASTER)
+    if CODES[verdict_of_all]:
+        raise click.exceptions.Exit(CODES[verdict_of_all])
+
+
+def compare_results(
+    baseline: Path, others: Sequence[Path], tolerance: float = 0.0, *, any_runs: bool = False
+) -> tuple[list[Comparison], float]:
+    """Compare the results at each of ``others`` with those at ``baseline``. Also returns the confidence of all intervals."""
+    pairs = [pair for other in others for pair in _pairs(baseline, other)]
+    confidence = 1.0 - (1.0 - CONFIDENCE) / len(pairs)
+    return [_compare(one, other, tolerance, confidence, any_runs) for one, other in pairs], confidence
 
 
 def verdict(ratio: TimeRatio, tolerance: float = 0.0) -> str:
-    """slower, faster or not distinguishable: B against A, decided by the interval of their ratio alone."""
-    if ratio.low > 1.0 + tolerance / 100.0:
-        return "slower"
-    return "faster" if ratio.high < 1.0 else "not distinguishable"
+    """slower, faster, as fast or cannot tell: B against A, decided by the interval of their ratio alone.
+
+    ``tolerance`` is in percent: B is slower if it certainly takes longer by more, as fast if it certainly does not.
+    """
+    most = 1.0 + tolerance / 100.0
+    if ratio.low > most:
+        return SLOWER
+    if ratio.high < 1.0:
+        return FASTER
+    return AS_FAST if tolerance and ratio.high <= most else CANNOT_TELL
+
+
+def as_data(item: Comparison) -> dict[str, Any]:
+    """One comparison as data for --format json; an interval without end is null."""
+    ratio = item.ratio
+    bounded = ratio is not None and math.isfinite(ratio.high)
+    return asdict(item) | {
+        "ratio": ratio.ratio if ratio is not None else None,
+        "interval": [ratio.low, ratio.high] if ratio is not None and bounded else None,
+    }
+
+
+def render(item: Comparison, tolerance: float, confidence: float, *, named: bool) -> str:
+    """One comparison as a line; ``named``: with the folder of B, where there are several."""
+    what = f"{item.what}: {item.b}" if named else item.what
+    reasons = "".join(f"; {reason}" for reason in item.reasons)
+    if item.ratio is None:
+        return f"{what}: {item.verdict}{reasons}"
+    level = (
+        f"{100 * confidence:.4g} % [{item.ratio.low:.4f}, {item.ratio.high:.4f}]" if item.ratio.low else "no interval"
+    )
+    more = f" by more than {tolerance:g} %" if tolerance and item.verdict == SLOWER else ""
+    within = f" within {tolerance:g} %" if item.verdict == AS_FAST else ""
+    return (
+        f"{what}: B takes {item.ratio.ratio:.4f} times as long as A, {level}, n={item.runs_a} and {item.runs_b}, "
+        f"{item.score_a} and {item.score_b}: {item.verdict}{more}{within}{reasons}"
+    )
 
 
 _Kind = tuple[str | None, str | None, str]  # benchmark, size, scenario
@@ -85,33 +178,34 @@ def _kind_of(scored: ScoredGroup) -> _Kind:
     return first.benchmark, first.size, scored.scenario
 
 
-def _verdict(a: ScoredGroup, b: ScoredGroup, tolerance: float) -> tuple[str, bool]:
-    """The line to print, and True if B is slower or one of the two is no score."""
-    what = _kind(_kind_of(a))
-    for name, result in (("A", a.result), ("B", b.result)):
-        if not result.valid:
-            return f"{what}: {name} is {result.reason}", True
+def _compare(a: ScoredGroup, b: ScoredGroup, tolerance: float, confidence: float, any_runs: bool) -> Comparison:
+    names = (_kind(_kind_of(a)), str(a.group.folder), str(b.group.folder))
+    sides = (("A", a), ("B", b))
+    bad = [f"{name} is {item.result.reason}" for name, item in sides if not item.result.valid]
+    bad += [f"{name} is {item.verdict}" for name, item in sides if item.verdict]
     times = _times(a), _times(b)
-    ratio = time_ratio(*times)
-    word = verdict(ratio, tolerance)
-    more = f" by more than {tolerance:g} %" if tolerance and word == "slower" else ""
-    return (
-        f"{what}: B takes {ratio.ratio:.4f} times as long as A, 95 % [{ratio.low:.4f}, {ratio.high:.4f}], "
-        f"n={len(times[0])} and {len(times[1])}, {_score(a)} and {_score(b)}: {word}{more}{_unlike(a, b)}{_not_compliant(a, b)}",
-        word == "slower",
-    )
-
-
-def _unlike(a: ScoredGroup, b: ScoredGroup) -> str:
-    """Why the two are not ranked against each other, as the end of the line."""
+    if not all(times) or (not any_runs and not (a.result.valid and b.result.valid)):
+        return Comparison(*names, NO_SCORE, tuple(bad))
     round_a, round_b = (item.group.round or first_named(item.records).ruleset for item in (a, b))
-    reasons = unlike(round_a, round_b, a.division, b.division)
-    return "".join(f"; {reason}" for reason in reasons)
+    apart = unlike(round_a, round_b, a.division, b.division)
+    few = [
+        f"{name} has one run, which has no spread"
+        for (name, _), each in zip(sides, times, strict=True)
+        if len(each) < 2
+    ]
+    ratio = time_ratio(*times, confidence) if not few else _without_spread(*times)
+    found = verdict(ratio, tolerance)
+    if bad and not any_runs:
+        found = NO_SCORE
+    elif apart or few:
+        found = CANNOT_TELL
+    return Comparison(*names, found, (*apart, *few, *bad), ratio, len(times[0]), len(times[1]), _score(a), _score(b))
 
 
-def _not_compliant(a: ScoredGroup, b: ScoredGroup) -> str:
-    """Which of the two is not compliant, as the end of the line."""
-    return "".join(f"; {name} is {item.verdict}" for name, item in (("A", a), ("B", b)) if item.verdict)
+def _without_spread(a: Sequence[float], b: Sequence[float]) -> TimeRatio:
+    """The ratio of geometric means where one side is a single run: any interval could be."""
+    means = [math.fsum(map(math.log, times)) / len(times) for times in (a, b)]
+    return TimeRatio(math.exp(means[1] - means[0]), 0.0, math.inf)
 
 
 def _times(scored: ScoredGroup) -> list[float]:
@@ -120,6 +214,8 @@ def _times(scored: ScoredGroup) -> list[float]:
 
 def _score(scored: ScoredGroup) -> str:
     result = scored.result
+    if not result.valid:
+        return "no score"
     if isinstance(result, Throughput):
         return f"{result.models_per_minute or 0.0:.4g} models/min"
     return f"score {(result.mean_s or 0.0) / 60.0:.4g} min"

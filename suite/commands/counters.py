@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
+from suite.cli.options import output_option
 from suite.descriptor import descriptor
 from suite.files import print_line
 from suite.performance.ceilings.document import refuse_existing, write
 from suite.performance.counters import TOOLS, VERSION, read
 
-HELP_GROUP = "Measure a machine"
+HELP_GROUP = "Machine"
 HELP_ORDER = 3
 
 
@@ -28,14 +29,15 @@ Examples:
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--system", required=True, help="System id, as in the ceilings file.")
 @click.option("--workload", required=True, help="What was running.")
-@click.option("--size", required=True, help="Its size.")
+@click.option("--size", metavar="NAME", required=True, help="Its size.")
 @click.option("--steps", type=click.IntRange(1), required=True, help="Training steps that were counted, on one rank.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New JSON file.")
-def counters(tool: str, file: Path, system: str, workload: str, size: str, steps: int, output: Path) -> None:
+@output_option("New JSON file.", "counters.json")
+def counters(tool: str, file: Path, system: str, workload: str, size: str, steps: int, output: Path | None) -> None:
     """Import hardware counters: FLOPs and bytes by kernel, from CSV of ncu, rocprof, likwid-perfctr or perf stat."""
     card = descriptor(workload).card()
     card.size(size)
-    refuse_existing(output)
+    path = output or Path("counters.json")
+    refuse_existing(path)
     kernels = read(tool, file)
     body = {
         "version": VERSION,
@@ -48,6 +50,6 @@ def counters(tool: str, file: Path, system: str, workload: str, size: str, steps
         "steps": steps,
         "kernels": [asdict(kernel) for kernel in kernels],
     }
-    write(output, json.dumps(body, indent=1) + "\n")
+    write(path, json.dumps(body, indent=1) + "\n")
     seconds, flops = sum(kernel.seconds for kernel in kernels), sum(kernel.flops for kernel in kernels)
-    print_line(f"{output}: {len(kernels)} kernels, {seconds:.4g} s, {flops:.4g} FLOPs in {steps} steps")
+    print_line(f"{path}: {len(kernels)} kernels, {seconds:.4g} s, {flops:.4g} FLOPs in {steps} steps")

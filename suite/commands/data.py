@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from suite.cli.group import Subcommands
+from suite.cli.options import output_option, ranks_option, size_option
+from suite.cli.progress import TERMINAL_NAME, progress
 from suite.config import default_data_root
 from suite.descriptor import descriptor
-from suite.errors import InputError
+from suite.errors import InputError, unknown
 from suite.files import print_line
 
 if TYPE_CHECKING:
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
     from suite.descriptor import Descriptor
     from suite.world import World
 
-PLAIN_INTERVAL_S = 5.0
-TERMINAL_NAME = "MLHPC_TERMINAL"  # set for the ranks when the command that started them had a terminal
 EXPORT_PREFIX = "export_"
 
 
@@ -34,6 +35,7 @@ HELP_ORDER = 4
 
 
 @click.group(
+    cls=Subcommands,
     epilog="""\b
 Examples:
   mlhpc data generate cosmoflow --size mini --ranks 2
@@ -41,7 +43,7 @@ Examples:
   mlhpc data verify data/cosmoflow-mini --deep
   mlhpc data fetch cosmoflow -o public --from /shared/cosmoUniverse_2019_05_4parE_tf_v2
   mlhpc data convert cosmoflow public -o data/cosmoflow-full
-"""
+""",
 )
 def data() -> None:
     """Make, convert and check data sets.
@@ -51,16 +53,12 @@ def data() -> None:
     """
 
 
-_OUTPUT = click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder of the data set.")
-_RANKS = click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks to start here.")
-
-
 @data.command()
 @click.argument("workload")
-@click.option("--size", required=True, help="A size of the workload (mlhpc list).")
+@size_option()
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Another seed is another data set.")
-@_RANKS
-@_OUTPUT
+@ranks_option()
+@output_option("Folder of the data set.", "$MLHPC_DATA or data/<workload>-<size>")
 def generate(workload: str, size: str, seed: int, ranks: int, output: Path | None) -> None:
     """Generate the synthetic data set of a size; inside srun or mpiexec with the ranks that are there."""
     chosen = descriptor(workload)
@@ -77,7 +75,7 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
             load_workload(
                 chosen
             )  # measures the baselines at the end: a workload that is not complete ends here, not then
-        with _progress(f"{workload} {size}", shown=world.is_first) as tell:
+        with progress(f"{workload} {size}", shown=world.is_first) as tell:
             chosen.load_generator().generate(root, size, seed=seed, world=world, progress=tell)
         _show(root, world)
         if world.is_first:
@@ -87,49 +85,55 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
 @data.command()
 @click.argument("workload")
 @click.argument("source", type=click.Path(path_type=Path))
-@click.option("--size", help="Size it is to count as. Default: the one with samples of this shape.")
-@_RANKS
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder of the new data set.")
+@size_option(None, "Size that the data set is to count as. [the one with samples of this shape]")
+@ranks_option()
+@output_option("Folder of the data set.", "$MLHPC_DATA or data/<workload>-<size>, converted without --size")
 @click.option(
     "--trust-pickles", is_flag=True, help="Unpickle what is refused as unsafe: the source may then run any code."
 )
-def convert(workload: str, source: Path, size: str | None, ranks: int, output: Path, trust_pickles: bool) -> None:
+def convert(
+    workload: str, source: Path, size: str | None, ranks: int, output: Path | None, trust_pickles: bool
+) -> None:
     """Convert the field's own form of the data (public files) to the suite's sharded form."""
     chosen = descriptor(workload)
     if not source.exists():
         raise InputError(f"{source}: does not exist; expected the folder of the {workload} files to convert")
     if size is not None:
         chosen.card().size(size)
+    root = output or default_data_root(workload, size or "converted")
     words = [*(["--size", size] if size else []), *(["--trust-pickles"] if trust_pickles else [])]
-    _start_ranks(ranks, ["convert", workload, str(source), *words, "-o", str(output)])
+    _start_ranks(ranks, ["convert", workload, str(source), *words, "-o", str(root)])
     with _world() as world:
         function = _ability(chosen.load_generator(), workload, "convert")
         if trust_pickles and "trust_pickles" not in signature(function).parameters:
             raise InputError(f"{workload}: --trust-pickles: its files hold no pickles")
         trust = {"trust_pickles": True} if trust_pickles else {}
-        function(source, output, world=world, size=size, **trust)
-        _show(output, world)
+        with progress(f"convert {workload}", shown=world.is_first) as tell:
+            function(source, root, world=world, size=size, progress=tell, **trust)
+        _show(root, world)
         if world.is_first:
-            _show_baselines(chosen, output)
+            _show_baselines(chosen, root)
 
 
 @data.command()
 @click.argument("workload")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--form", help="Form to write. [the workload's only one]")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New folder.")
-def export(workload: str, source: Path, form: str | None, output: Path) -> None:
+@output_option("New folder.", "the data set's, -<form> added")
+def export(workload: str, source: Path, form: str | None, output: Path | None) -> None:
     """Write a data set of the sharded form in the field's own form, for other codes to read."""
     generator = descriptor(workload).load_generator()
     forms = [name.removeprefix(EXPORT_PREFIX) for name in dir(generator) if name.startswith(EXPORT_PREFIX)]
     if form is None and len(forms) == 1:
         form = forms[0]
     if form not in forms:
-        raise InputError(f"{workload}: cannot export form {form!r}; forms: {', '.join(forms) or 'none'}")
-    _check_new(output)
-    with _progress(f"{workload} {form}") as tell:
-        getattr(generator, EXPORT_PREFIX + form)(source, output, progress=tell)
-    print_line(f"{output}: {form} written from {source}")
+        problem = unknown("form", form, forms) if form else f"give --form; forms: {', '.join(forms) or 'none'}"
+        raise InputError(f"{workload}: {problem}")
+    folder = output or Path(f"{source}-{form}")
+    _check_new(folder)
+    with progress(f"{workload} {form}") as tell:
+        getattr(generator, EXPORT_PREFIX + form)(source, folder, progress=tell)
+    print_line(f"{folder}: {form} written from {source}")
 
 
 @data.command()
@@ -149,7 +153,7 @@ def verify(root: Path, deep: bool) -> None:
         print_line(str(problem), error=True)
         sys.exit(1)
     seen = 0
-    with _progress(f"verify {root}", shown=deep) as tell:
+    with progress(f"verify {root}", shown=deep) as tell:
 
         def count(amount: int) -> None:
             nonlocal seen
@@ -170,7 +174,7 @@ def verify(root: Path, deep: bool) -> None:
 @click.option(
     "--from", "source", help="An archive or folder that is already here. Without it: says where the data are."
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for the files as they are published.")
+@output_option("Folder for the files as they are published.", "$MLHPC_DATA or data/<workload>-public")
 def fetch(workload: str, source: str | None, output: Path | None) -> None:
     """Bring the public data of a workload here, checked; `convert` makes a data set of it."""
     generator = descriptor(workload).load_generator()
@@ -207,7 +211,7 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
     from suite.launch.local import mpiexec_command, suite_command, trial_environment
 
     environment = trial_environment(os.environ, ranks=ranks)
-    if sys.stdout.isatty():
+    if sys.stderr.isatty():
         environment[TERMINAL_NAME] = "1"
     command = [*mpiexec_command(ranks), *suite_command("data", *words)]
     sys.stdout.flush()
@@ -231,36 +235,6 @@ def _world() -> Iterator[World]:
             raise
         traceback.print_exc()
         world.transport.abort(1)
-
-
-@contextmanager
-def _progress(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """A function of (done, total) that shows progress: a bar on a terminal, else a line every few seconds, or nothing."""
-    if not shown:
-        yield lambda done, total: None
-    elif sys.stdout.isatty() or TERMINAL_NAME in os.environ:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(force_terminal=True), transient=True) as bar:
-            task = bar.add_task(title, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-    else:
-        yield _plain_progress(title, time.monotonic)
-
-
-def _plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int, int], None]:
-    begin = last = clock()
-
-    def tell(done: int, total: int) -> None:
-        nonlocal last
-        now = clock()
-        if now - last >= PLAIN_INTERVAL_S:
-            last = now
-            left = (now - begin) * (total - done) / done
-            print_line(f"{title}: {100 * done // total} %, about {left:.0f} s left")
-
-    return tell
 
 
 def _show(root: Path, world: World) -> None:

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import click
 
+from suite.cli.options import output_option, ranks_option, size_option
 from suite.descriptor import descriptor, descriptors
 from suite.errors import InputError
-from suite.files import print_line, write_whole
+from suite.files import print_line, print_progress, write_whole
 from suite.launch.local import suite_command
+from suite.log.run_folder import default_folder
 
 ALL = "all"
 ORG = "demo"
@@ -78,15 +80,15 @@ Examples:
 """
 )
 @click.argument("workload", default="cosmoflow", metavar="[WORKLOAD|all]")
-@click.option("--size", default="mini", show_default=True, help="A size of the workload that fits this machine.")
-@click.option("--runs", type=click.IntRange(1), help="Scored runs. Default: what the size requires.")
-@click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, help="MPI ranks.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="New folder. [demo/<workload>-<size>-<time>]")
+@size_option(text="A size of the workload that fits this machine (mlhpc list).")
+@click.option("--runs", type=click.IntRange(1), help="Scored runs. [what the size requires]")
+@ranks_option(2)
+@output_option("New folder.", "demo/<workload>-<size>-<time>")
 def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | None) -> None:
     """Run a benchmark, or all, end to end on this machine: data, training runs, package, checks, ceilings, report."""
     names = sorted(descriptors()) if workload == ALL else [workload]
     counts = {name: runs or descriptor(name).card().size(size).required_runs for name in names}
-    root = output or Path("demo") / f"{workload}-{size}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    root = output or default_folder(workload, size, datetime.now(UTC), under="demo")
     if root.exists():
         raise InputError(f"{root}: exists already; the demo never writes into an earlier one (choose another -o)")
     root.mkdir(parents=True)
@@ -141,7 +143,7 @@ def _made(workload: str, size: str, runs: int, ranks: int, root: Path, run: Path
         Step(
             f"{workload}: runs",
             (
-                *("run", workload, "--config", size, "--ranks", str(ranks), "--runs", str(runs), "-o", str(run)),
+                *("run", workload, "--size", size, "--ranks", str(ranks), "--runs", str(runs), "-o", str(run)),
                 *(part for text in sets for part in ("--set", text)),
             ),
         ),
@@ -152,11 +154,11 @@ def _run(step: Step) -> Outcome:
     """Print and run one step. Ctrl-C ends the demo; a step that fails or has nothing to read does not."""
     arguments = step.command()
     if arguments is None:
-        print_line(f"\n--- {step.title}: left out, no earlier step left what it reads")
+        print_progress(f"\n--- {step.title}: left out, no earlier step left what it reads")
         return Outcome(
             step.title, f"mlhpc {step.arguments[0]}", None, 0.0, "left out: no earlier step left what it reads"
         )
-    print_line(f"\n--- {step.title}: mlhpc {' '.join(arguments)}")
+    print_progress(f"\n--- {step.title}: mlhpc {' '.join(arguments)}")
     begin = time.monotonic()
     code, last = _execute(suite_command(*arguments), step.limit_s)
     if code in (INTERRUPTED, -signal.SIGINT):

@@ -23,6 +23,7 @@ from typing import Literal
 import click
 
 from suite import VERSION
+from suite.cli.options import JSON, format_option, ranks_option
 from suite.errors import InputError
 from suite.files import print_line
 from suite.launch import mpi
@@ -79,21 +80,21 @@ HELP_ORDER = 2
 Examples:
   mlhpc doctor
   mlhpc doctor --ranks 64             is there memory, and may enough files be open, for 64 ranks on this node?
-  srun -N 2 --ntasks-per-node=1 mlhpc doctor --json
+  srun -N 2 --ntasks-per-node=1 mlhpc doctor --format json
 
 \b
 Exit codes: 0 a local run can start, 1 something it needs is missing.
 """
 )
-@click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, help="Ranks that a node is to run.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON list on standard output.")
-def doctor(ranks: int, as_json: bool) -> None:
+@ranks_option(2, "MPI ranks that a node is to run.")
+@format_option()
+def doctor(ranks: int, style: str) -> None:
     """Show what is there and what is missing for runs here, on several nodes and through Slurm, and what to do about it."""
     root = machine_root(os.environ)
     loaded, library = load_checks()
     checks = [*python_checks(), *loaded, *mpi_checks(), *machine_checks(usable(), ranks), *folder_checks(os.environ)]
     checks += [*node_checks(root), *clock_checks(Path.cwd(), simulated=is_simulated(root)), *slurm_checks(library)]
-    if as_json:
+    if style == JSON:
         print_line(json.dumps([asdict(check) for check in checks], indent=2))
     else:
         for line in lines(checks):

@@ -1,4 +1,4 @@
-"""`mlhpc list`: prints the installed workloads with their sizes, targets and configs. Reads cards only."""
+"""`mlhpc list`: prints the installed workloads with their sizes, and targets. Reads cards only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from suite.card import SizeCard, read_reference_points
+from suite.cli.options import JSON, card_option, format_option
 from suite.descriptor import Descriptor, descriptor, descriptors
 from suite.files import print_line
 from suite.launch.cost import render_bytes
@@ -21,15 +22,16 @@ HELP_ORDER = 3
     epilog="""\b
 Examples:
   mlhpc list
-  mlhpc list cosmoflow --json
+  mlhpc list cosmoflow --format json
 """,
 )
 @click.argument("workload", required=False)
-@click.option("--json", "as_json", is_flag=True, help="One JSON list on standard output.")
-def list_(workload: str | None, as_json: bool) -> None:
-    """List workloads: sizes, targets, required runs, data sizes, configs."""
+@card_option
+@format_option()
+def list_(workload: str | None, style: str) -> None:
+    """List workloads: sizes, targets, required runs, data sizes."""
     chosen = [descriptor(workload)] if workload else list(descriptors().values())
-    if as_json:
+    if style == JSON:
         print_line(json.dumps([as_data(item) for item in chosen], indent=2))
         return
     for number, item in enumerate(chosen):
@@ -47,7 +49,7 @@ def data_bytes(size_card: SizeCard) -> int:
 
 
 def as_data(item: Descriptor) -> dict[str, Any]:
-    """One workload as data for --json."""
+    """One workload as data for --format json."""
     card = item.card()
     return {
         "workload": card.workload,
@@ -99,7 +101,7 @@ def as_text(item: Descriptor) -> list[str]:
     ]
     metrics = "; ".join(dict.fromkeys(size_card.metric_name for size_card in card.sizes.values()))
     title = f"{card.workload}  {card.title} ({card.domain}), measured by {metrics}"
-    return [title, *table, f"  configs: {', '.join(configs(item))}"]
+    return [title, *table] if item.implementation else [title, *table, f"  card only: {item.card_path}"]
 
 
 def _points(item: Descriptor, size: str) -> list[Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from suite.cli.options import card_option, output_option
 from suite.compliance.manifest import changed_files
 from suite.files import print_line
 from suite.machine.system import read_description
@@ -15,22 +16,18 @@ from suite.package.redaction import KINDS
 _SYSTEMS = Path("submissions") / "systems"
 
 
-HELP_GROUP = "Package and check"
+HELP_GROUP = "Judge"
 HELP_ORDER = 1
 
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--submitter", metavar="ORG", help="Default: submission_org of the logs.")
+@card_option
+@click.option("--submitter", metavar="ORG", help="Organisation. [submission_org of the logs]")
 @click.option("--system", help="Name of the system; a file submissions/systems/<name>.yaml or a path may describe it.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The package: a folder with the submitter's name, new or to be extended. [submissions/ORG]",
-)
-@click.option("--division", type=click.Choice(["closed", "open"]), help="Default: that of the logs.")
-@click.option("--status", help="Availability of the system; default: submission_status of the logs.")
+@output_option("The package: a folder with the submitter's name, new or to be extended.", "submissions/ORG")
+@click.option("--division", type=click.Choice(["closed", "open"]), help="Division. [that of the logs]")
+@click.option("--status", help="Availability of the system. [submission_status of the logs]")
 @click.option(
     "--count-failed", is_flag=True, help="Take a log without run_stop as a failed run; one of a result may fail."
 )

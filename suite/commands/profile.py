@@ -6,16 +6,19 @@ import csv
 import io
 import json
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from suite.cli.options import DEFAULT_SIZE, is_file, output_option, ranks_option, settings, settings_options
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
-from suite.files import harmless_cell, print_line, write_whole
+from suite.files import harmless_cell, print_line, print_progress, write_whole
 from suite.launch.ranks import in_world, refuse_ranks, start_ranks
+from suite.log.run_folder import default_folder
 from suite.workload import load_workload
 
 if TYPE_CHECKING:
@@ -26,14 +29,14 @@ VERSION = 1
 SHOWN = 25  # layers in the table on the screen; the file has all
 
 
-HELP_GROUP = "Measure a machine"
+HELP_GROUP = "Machine"
 HELP_ORDER = 2
 
 
 @click.command(
     epilog="""\b
 Examples:
-  mlhpc profile cosmoflow -o profiles/cosmoflow
+  mlhpc profile cosmoflow --size smoke
   mlhpc profile moe_lm --size mini --ranks 2 --steps 50 -o profiles/moe
   srun --ntasks=8 mlhpc profile deepcam --size full -o profiles/deepcam
 
@@ -42,37 +45,39 @@ OUTPUT gets trace.json (rank 0; open it in chrome://tracing or ui.perfetto.dev),
 """
 )
 @click.argument("workload")
-@click.option("--size", "size", default="smoke", show_default=True, help="Shipped config, or a YAML file.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a config key; repeatable.")
-@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks on this machine.")
+@settings_options
+@ranks_option()
 @click.option("--steps", type=click.IntRange(2), default=20, show_default=True, help="Timed steps, without profiler.")
 @click.option("--profiled-steps", type=click.IntRange(1), default=3, show_default=True, help="Steps on the trace.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New folder.")
+@output_option("New folder.", "profiles/<workload>-<size>-<time>")
 def profile(
     workload: str,
-    size: str,
+    size: str | None,
+    config: str | None,
     overrides: tuple[str, ...],
     ranks: int,
     steps: int,
     profiled_steps: int,
-    output: Path,
+    output: Path | None,
 ) -> None:
     """Find the layer the time goes to, and the slow rank: a few steps under the torch profiler.
 
     Phases and layers carry the suite's names on the trace. Data must be there (mlhpc data generate).
     """
     chosen = descriptor(workload)
-    config = load_config(chosen, size, overrides)
-    root = config.data or default_data_root(config.workload, config.size)
+    name = settings(size, config) or DEFAULT_SIZE
+    resolved = load_config(chosen, name, overrides)
+    root = resolved.data or default_data_root(resolved.workload, resolved.size)
+    folder = output or default_folder(resolved.workload, resolved.size, datetime.now(UTC), under="profiles")
 
     def check() -> None:
-        if output.exists():
+        if folder.exists():
             raise InputError(
-                f"{output}: exists already; a profile never writes into an earlier one (choose another -o)"
+                f"{folder}: exists already; a profile never writes into an earlier one (choose another -o)"
             )
         from suite.data.build import find_data
 
-        find_data(root, config.workload, config.size)
+        find_data(root, resolved.workload, resolved.size)
 
     from suite.world import detect
 
@@ -80,11 +85,20 @@ def profile(
     refuse_ranks(launch, ranks)
     if launch is None and ranks > 1:
         check()
-        words = ["profile", workload, "--size", size, "--steps", str(steps), "--profiled-steps", str(profiled_steps)]
+        words = [
+            "profile",
+            workload,
+            "--config" if is_file(name) else "--size",
+            name,
+            "--steps",
+            str(steps),
+            "--profiled-steps",
+            str(profiled_steps),
+        ]
         words += [word for override in overrides for word in ("--set", override)]
-        sys.exit(start_ranks([*words, "-o", str(output)], ranks))
+        sys.exit(start_ranks([*words, "-o", str(folder)], ranks))
     sys.exit(
-        in_world(launch, check, lambda world: _profile(world, chosen, config, root, steps, profiled_steps, output))
+        in_world(launch, check, lambda world: _profile(world, chosen, resolved, root, steps, profiled_steps, folder))
     )
 
 
@@ -109,7 +123,7 @@ def _profile(
         pick_device(config.device, world),
         steps=steps,
         profiled_steps=profiled_steps,
-        say=lambda text: print_line(text, error=True) if world.is_first else None,
+        say=lambda text: print_progress(text, error=True) if world.is_first else None,
     )
     if world.is_first:
         _write(output, _document(result, config, world, steps, profiled_steps), result)

@@ -11,6 +11,8 @@ import click
 
 from suite import RULESET
 from suite.card import RCP_VERSION, ReferencePoint, ReferencePoints, read_reference_points
+from suite.cli.group import Subcommands
+from suite.cli.options import JSON, card_option, format_option, output_option
 from suite.compliance import convergence
 from suite.compliance.ruleset import Benchmark, card_benchmark, ruleset
 from suite.descriptor import Descriptor, descriptors
@@ -24,11 +26,11 @@ from suite.log.run_folder import RunFolder
 from suite.log.score import failure
 from suite.machine.facts import read_facts
 
-HELP_GROUP = "Package and check"
-HELP_ORDER = 4
+HELP_GROUP = "Extend"
+HELP_ORDER = 3
 
 
-@click.group()
+@click.group(cls=Subcommands)
 def rcp() -> None:
     """Reference convergence points: epochs to target of many seeds, by batch size, beside the card.
 
@@ -40,10 +42,9 @@ def rcp() -> None:
 
 
 @rcp.command()
+@card_option
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="Default: the workload's folder."
-)
+@output_option("Folder.", "the workload's")
 def record(runs: tuple[Path, ...], output: Path | None) -> None:
     """Write <workload>/rcp/<size>.json from the logs under RUNS: one point per batch size, others in the file are kept."""
     logs = [summarise(read_events(path)) for run in runs for group in find(run).groups for path in group.logs]
@@ -65,10 +66,16 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
 
 
 @rcp.command()
+@card_option
 @click.argument("workload")
-def show(workload: str) -> None:
+@format_option()
+def show(workload: str, style: str) -> None:
     """Show the reference points of WORKLOAD and the fewest epochs that are credible for a submission."""
     descriptor = find_descriptor(workload)
+    if style == JSON:
+        known_points = [read_reference_points(descriptor.folder, size) for size in descriptor.card().sizes]
+        print_line(json.dumps([points.model_dump(mode="json") for points in known_points if points], indent=1))
+        return
     for size, card in descriptor.card().sizes.items():
         known = read_reference_points(descriptor.folder, size)
         print_line(f"{workload} {size}: {card.metric} target {card.threshold:g}" + ("" if known else ": none recorded"))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING  # noqa: E402
 
 import click  # noqa: E402
 
+from suite.cli.options import DEFAULT_SIZE, output_option, ranks_option, settings, settings_options  # noqa: E402
 from suite.config import default_data_root, load_config  # noqa: E402
 from suite.descriptor import descriptor  # noqa: E402
 from suite.files import print_line  # noqa: E402
@@ -31,22 +32,19 @@ HELP_ORDER = 5
 @click.command(
     epilog="""\b
 Examples:
-  mlhpc run cosmoflow --config smoke --ranks 2 --runs 2
-  mlhpc run cosmoflow --config mini --ranks 2 --runs 5 --seed 1 -o runs/mine
-  mlhpc run cosmoflow --config mini --set hyperparameters.dropout=0.1 --set submission.org=ACME
+  mlhpc run cosmoflow --size smoke --ranks 2 --runs 2
+  mlhpc run cosmoflow --size mini --ranks 2 --runs 5 --seed 1 -o runs/mine
+  mlhpc run cosmoflow --size mini --set hyperparameters.dropout=0.1 --set submission.org=ACME
   mlhpc run cosmoflow --output runs/mine --resume               what is unfinished; --trial 3: of one run
-  srun python -P -m suite run cosmoflow --config mini --output runs/mine --trial 0
+  srun python -P -m suite run cosmoflow --size mini --output runs/mine --trial 0
 """
 )
 @click.argument("workload")
-@click.option(
-    "--config", "config_name", help="Shipped config (mlhpc list) or a YAML file; with --resume the run's own."
-)
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a config key; repeatable.")
-@click.option("--ranks", type=click.IntRange(1), help="MPI ranks on this machine. [1; with --resume the run's own]")
+@settings_options
+@ranks_option(None, "MPI ranks to start on this machine. [1; with --resume the run's own]")
 @click.option("--runs", type=click.IntRange(1), default=1, show_default=True, help="Scored runs.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="New run folder. [runs/<workload>-<size>-<time>]")
-@click.option("--seed", type=click.IntRange(0), help="Seed of run 0; run i has seed + i. Default: from the system.")
+@output_option("New run folder.", "runs/<workload>-<size>-<time>")
+@click.option("--seed", type=click.IntRange(0), help="Seed of run 0; run i has seed + i. [from the system]")
 @click.option("--trial", type=click.IntRange(0), help="Be one trial; inside srun, mpiexec or torchrun: in that world.")
 @click.option(
     "--mode", type=click.Choice(["strong", "weak"]), default="strong", help="weak: one of many instances at once."
@@ -63,7 +61,8 @@ Examples:
 )
 def run(
     workload: str,
-    config_name: str | None,
+    size: str | None,
+    config: str | None,
     overrides: tuple[str, ...],
     ranks: int | None,
     runs: int,
@@ -79,21 +78,23 @@ def run(
     Exit codes: 0 every run reached the target, 1 one did not or failed, 2 usage, 3 stopped with a checkpoint left.
     """
     chosen = descriptor(workload)
+    chosen.code()
     if resume and output is None:
         raise click.UsageError("--resume needs --output RUN: the run folder to continue")
     if replace_failed and not resume:
         raise click.UsageError("--replace-failed needs --resume: it says what to do with the runs of an earlier folder")
     if trial is not None and output is None:
         raise click.UsageError("--trial needs --output RUN: the run folder all trials share")
-    if resume and config_name is None and output is not None:
-        config_name = str(RunFolder(output).config_path)
-    config = load_config(chosen, config_name or "mini", overrides)
+    name = settings(size, config)
+    if resume and name is None and output is not None:
+        name = str(RunFolder(output).config_path)
+    resolved = load_config(chosen, name or DEFAULT_SIZE, overrides)
 
     from suite.training.plan import TrialPlan
     from suite.world import detect
 
-    root = output or default_folder(config.workload, config.size, datetime.now(UTC))
-    plan = TrialPlan(chosen, config, RunFolder(root), trial or 0, runs, mode, seed, resume, replace_failed)
+    root = output or default_folder(resolved.workload, resolved.size, datetime.now(UTC))
+    plan = TrialPlan(chosen, resolved, RunFolder(root), trial or 0, runs, mode, seed, resume, replace_failed)
     launch = detect()
     if trial is not None and (launch is not None or ranks in (None, 1)):
         from suite.training.worker import work

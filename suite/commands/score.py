@@ -9,21 +9,23 @@ from typing import Any
 
 import click
 
+from suite.cli.options import JSON, card_option, format_option
 from suite.compliance.ruleset import ruleset
 from suite.compliance.scoring import ScoredGroup, first_named, score_results
 from suite.files import print_line, printable
 from suite.log.score import MINUTE_S, JudgedRun, Throughput, TimeToTrain
 
-HELP_GROUP = "Package and check"
+HELP_GROUP = "Judge"
 HELP_ORDER = 3
 
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@card_option
 @click.option("--explain", is_flag=True, help="Say of every run whether it is scored and why.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, version 1.")
+@format_option()
 @click.option("--ruleset", "ruleset_name", help="Judge by this ruleset instead of the one found from the content.")
-def score(paths: tuple[Path, ...], explain: bool, as_json: bool, ruleset_name: str | None) -> None:
+def score(paths: tuple[Path, ...], explain: bool, style: str, ruleset_name: str | None) -> None:
     """Score runs by the MLPerf HPC rules: olympic mean of time to train, or throughput of concurrent instances.
 
     PATH is a run folder, a results folder, a package or a round. The score with staging stands beside the score, and under it
@@ -32,12 +34,12 @@ def score(paths: tuple[Path, ...], explain: bool, as_json: bool, ruleset_name: s
     \b
     Examples:
       mlhpc score runs/cosmoflow-mini-20260101T120000Z --explain
-      mlhpc score submissions/ACME --json
+      mlhpc score submissions/ACME --format json
     """
     if ruleset_name is not None:
         ruleset(ruleset_name)
     scored = score_results(list(paths), ruleset_name)
-    if as_json:
+    if style == JSON:
         document = {"version": 1, "groups": [as_dict(item) for item in scored]}
         print_line(json.dumps(document, indent=1))
     else:

@@ -5,25 +5,24 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
-import yaml
 
-from suite.card import SizeCard, read_reference_points
-from suite.descriptor import descriptor
+from suite.cli.options import JSON, card_option, format_option
 from suite.errors import InputError
-from suite.files import print_line, printable, read_bytes, read_json
+from suite.files import print_line, printable, read_json
 from suite.launch import jobs
-from suite.launch.cost import Epochs, expected_epochs, render_duration
+from suite.launch.cost import render_duration
 from suite.launch.heartbeat import Sign, read_sign
+from suite.launch.remaining import Expectation, eta, find_expectation
 from suite.log.attempts import newest_begun, newest_log
 from suite.log.limits import limits
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
-from suite.log.run_folder import RunFolder, RunInfo
+from suite.log.run_folder import RunFolder
 
 STALE_S = 300.0  # a run without job and launcher that wrote nothing to log and output for so long counts as dead
 SILENT_S = 60.0  # a note says so from then on
@@ -52,14 +51,6 @@ class TrialStatus:
 
 
 @dataclass(frozen=True)
-class Expectation:
-    """The card of a size, and how many epochs a trial is expected to take."""
-
-    card: SizeCard
-    epochs: Epochs
-
-
-@dataclass(frozen=True)
 class JobStatus:
     """The Slurm jobs of a run folder. ``state`` is the queue's, ``exit N`` or ``gone``; ``ended`` is None without Slurm."""
 
@@ -76,17 +67,18 @@ HELP_ORDER = 7
     epilog="""\b
 Examples:
   mlhpc status                      every run under runs/
-  mlhpc status runs/mine --json
+  mlhpc status runs/mine --format json
   mlhpc status runs/mine --follow   until every run has ended
 """
 )
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON list on standard output.")
+@card_option
+@format_option()
 @click.option("--follow", is_flag=True, help="Show it again whenever it changes, until every run has ended.")
-def status(paths: tuple[Path, ...], as_json: bool, follow: bool) -> None:
+def status(paths: tuple[Path, ...], style: str, follow: bool) -> None:
     """Show runs and jobs: state, epoch, last evaluation against the target, time left."""
-    if follow and as_json:
-        raise click.UsageError("--follow shows tables: leave --json out")
+    if follow and style == JSON:
+        raise click.UsageError("--follow shows tables: leave --format json out")
 
     def read() -> list[TrialStatus]:
         folders = find_runs(paths or (DEFAULT_ROOT,))
@@ -94,7 +86,7 @@ def status(paths: tuple[Path, ...], as_json: bool, follow: bool) -> None:
 
     if follow:
         follow_runs(read)
-    elif as_json:
+    elif style == JSON:
         print_line(json.dumps([asdict(row) for row in read()], indent=2))
     else:
         _show(read())
@@ -143,7 +135,7 @@ def folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
     """One row per trial of a run folder. InputError if its run.json is damaged."""
     info = folder.read_info()
     job = job_status(folder.root)
-    expectation = _expectation(folder, info)
+    expectation = find_expectation(folder)
     signs = [read_sign(folder, trial, now_s=now_s) for trial in range(info.runs)]
     over = any(sign != Sign() for sign in signs) and not any(sign.alive for sign in signs)
     rows = [_trial(folder, trial, job, sign, expectation, now_s) for trial, sign in enumerate(signs)]
@@ -202,17 +194,6 @@ def judge(record: RunRecord | None, job: JobStatus, silent_s: float, *, resumabl
 
 def _stopped(record: RunRecord | None) -> bool:
     return record is not None and record.run_stop_s is not None
-
-
-def eta(record: RunRecord, expected: Epochs, now_s: float) -> float | None:
-    """Seconds to the expected end of a running trial: the remaining epochs at the mean time of the complete ones."""
-    complete = [epoch for epoch in record.epochs if epoch.complete]
-    if not complete or record.run_start_s is None:
-        return None
-    epoch_s = sum(epoch.stop_s - epoch.start_s for epoch in complete) / len(complete)
-    done = max((epoch.number or 0.0 for epoch in complete), default=0.0)
-    since_s = max(0.0, now_s - record.run_start_s - complete[-1].stop_s)
-    return max(0.0, (expected.count - done) * epoch_s - since_s)
 
 
 def table(rows: Sequence[TrialStatus]) -> list[list[str]]:
@@ -290,28 +271,6 @@ def _modified_s(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _expectation(folder: RunFolder, info: RunInfo) -> Expectation | None:
-    """The expectation for a run. None for a workload that is not installed here."""
-    try:
-        chosen = descriptor(info.workload)
-        card = chosen.card().size(info.size)
-    except ValueError:
-        return None  # a workload that is not installed here: its log is shown all the same
-    config = _config(folder.config_path)
-    max_epochs, batch = config.get("max_epochs"), config.get("global_batch_size")
-    points = read_reference_points(chosen.folder, info.size)
-    limit = max_epochs if isinstance(max_epochs, int) else sys.maxsize
-    return Expectation(card, expected_epochs(points, batch if isinstance(batch, int) else 0, limit))
-
-
-def _config(path: Path) -> Mapping[str, object]:
-    try:
-        data = yaml.safe_load(read_bytes(path, limits().json))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 def _print_table(rows: Sequence[TrialStatus]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from suite.card import SizeCard, read_reference_points
+from suite.cli.options import DEFAULT_SIZE, output_option, settings, settings_options
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
@@ -34,28 +35,27 @@ HELP_ORDER = 6
 @click.command(
     epilog="""\b
 Examples:
-  mlhpc submit cosmoflow --system mysite --config small --nodes 1,2,4 --runs 10 --dry-run
-  mlhpc submit cosmoflow --system ./mysite.yaml --config mini --nodes 2 --runs 5 --seed 1
-  mlhpc submit cosmoflow --system mysite --config small --nodes 2 --instances 8     throughput mode, 16 nodes
-  mlhpc submit cosmoflow --system mysite --config small --nodes 4 --runs 10 --array
+  mlhpc submit cosmoflow --system mysite --size small --nodes 1,2,4 --runs 10 --dry-run
+  mlhpc submit cosmoflow --system ./mysite.yaml --size mini --nodes 2 --runs 5 --seed 1
+  mlhpc submit cosmoflow --system mysite --size small --nodes 2 --instances 8     throughput mode, 16 nodes
+  mlhpc submit cosmoflow --system mysite --size small --nodes 4 --runs 10 --array
 """
 )
 @click.argument("workload")
 @click.option(
     "--system", "system_name", required=True, help="A name under submissions/systems, or a path to a .yaml file."
 )
-@click.option("--config", "config_name", required=True, help="Shipped config (mlhpc list) or a YAML file.")
+@settings_options
 @click.option(
     "--nodes", "node_counts", required=True, metavar="N[,N...]", help="Nodes of a run; several: a scaling sweep."
 )
-@click.option("--ranks-per-node", type=click.IntRange(1), help="MPI ranks on each node. Default: the system's.")
+@click.option("--ranks-per-node", type=click.IntRange(1), help="MPI ranks on each node. [the system's]")
 @click.option("--runs", type=click.IntRange(1), default=1, show_default=True, help="Scored runs, one after another.")
 @click.option("--instances", type=click.IntRange(1), default=1, help="Throughput mode: runs at once, --nodes each.")
 @click.option("--array", is_flag=True, help="One array task per run, in place of one allocation for all.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a config key; repeatable.")
-@click.option("--seed", type=click.IntRange(0), help="Seed of run 0; run i has seed + i. Default: from the system.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="New run folder. [runs/<workload>-<size>-<time>]")
-@click.option("--time-limit", help="Slurm time limit, such as 30, 2:00:00 or 1-12. Default: the system's.")
+@click.option("--seed", type=click.IntRange(0), help="Seed of run 0; run i has seed + i. [from the system]")
+@output_option("New run folder.", "runs/<workload>-<size>-<time>")
+@click.option("--time-limit", help="Slurm time limit, such as 30, 2:00:00 or 1-12. [the system's]")
 @click.option(
     "--estimate-from", type=click.Path(path_type=Path), help="Earlier run folder: the estimate takes its pace."
 )
@@ -65,7 +65,8 @@ Examples:
 def submit(
     workload: str,
     system_name: str,
-    config_name: str,
+    size: str | None,
+    config: str | None,
     node_counts: str,
     ranks_per_node: int | None,
     runs: int,
@@ -80,18 +81,19 @@ def submit(
 ) -> None:
     """Submit scored runs of a workload to Slurm: one job and one run folder per node count."""
     chosen = descriptor(workload)
-    config = load_config(chosen, config_name, overrides)
+    chosen.code()
+    resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, overrides)
     system = read_system(find_system(system_name))
-    template = _template(chosen, config, system, ranks_per_node, time_limit)
+    template = _template(chosen, resolved, system, ranks_per_node, time_limit)
     template = replace(template, runs=runs, instances=instances, array=array, seed=seed)
     counts = parse_nodes(node_counts)
-    root = output or default_folder(config.workload, config.size, datetime.now(UTC))
+    root = output or default_folder(resolved.workload, resolved.size, datetime.now(UTC))
     folders = {count: (root if len(counts) == 1 else root / f"nodes-{count}").absolute() for count in counts}
-    planned, impossible = _plan_all(template, config, folders, tolerant=dry_run)
-    size_card = chosen.card().size(config.size)
+    planned, impossible = _plan_all(template, resolved, folders, tolerant=dry_run)
+    size_card = chosen.card().size(resolved.size)
     earlier = _earlier(estimate_from) if estimate_from else None
     for job in planned:
-        estimate = _cost(job, chosen, config, size_card, earlier)
+        estimate = _cost(job, chosen, resolved, size_card, earlier)
         print_line(f"{_title(job)}:", error=True)
         for line in cost.render(estimate, time_limit_s(job.time_limit)):
             print_line(f"  {line}", error=True)
@@ -106,7 +108,7 @@ def submit(
         print_line(f"not possible: {text}", error=True)
     if not dry_run:
         for folder, job in zip(folders.values(), planned, strict=True):
-            job_id = _submit(folder, job, config)
+            job_id = _submit(folder, job, resolved)
             print_line(f"job {job_id}: {_title(job)}: {folder}")
         print_line(f"state: mlhpc status {root}")
     if impossible:

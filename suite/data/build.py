@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from suite.data.lock import locked_together
 from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard, read_manifest, write_manifest
 from suite.data.shards import Compression, shard_path, write_shard
-from suite.errors import InputError
+from suite.errors import InputError, unknown
 from suite.files import PART_SUFFIX, write_whole
 from suite.world import World
 
@@ -70,7 +70,7 @@ class DataSetPlan(Generic[Summary]):
 def size_settings(workload: str, sizes: Mapping[str, Settings], size: str, seed: int) -> Settings:
     """A generator's settings for a size. InputError for an unknown size, or a seed outside 0 to 2^63 - 1."""
     if size not in sizes:
-        raise InputError(f"{workload}: unknown size {size!r}; sizes: {', '.join(sizes)}")
+        raise InputError(f"{workload}: {unknown('size', size, sizes)}")
     if not 0 <= seed < 2**63:
         raise InputError(f"seed {seed}: expected 0 <= seed < 2^63")
     return sizes[size]
@@ -106,11 +106,11 @@ def numbered_pieces(
     return [Piece(split, shard, partial(make, items, count)) for split, shard, items in plan]
 
 
-def build(root: Path, plan: DataSetPlan[Summary], world: World) -> None:
+def build(root: Path, plan: DataSetPlan[Summary], world: World, progress: Progress | None = None) -> None:
     """Write the data set under ``root``. Intact shards of an interrupted build are kept; a complete data set is not touched.
 
-    All ranks call it. InputError on every rank if the folder holds other data, another process is building it, or a shard
-    cannot be made.
+    All ranks call it. ``progress(done, total)`` counts this rank's shards. InputError on every rank if the folder holds other
+    data, another process is building it, or a shard cannot be made.
     """
     recipe = json.loads(json.dumps(plan.recipe))
     if world.broadcast((root / MANIFEST_NAME).exists() if world.is_first else None):
@@ -118,12 +118,14 @@ def build(root: Path, plan: DataSetPlan[Summary], world: World) -> None:
         return
     with locked_together(root / LOCK_NAME, "this data set", world):
         if not _start(root, recipe, world):
-            _build(root, plan, recipe, world)
+            _build(root, plan, recipe, world, progress)
 
 
-def _build(root: Path, plan: DataSetPlan[Summary], recipe: dict[str, Any], world: World) -> None:
+def _build(
+    root: Path, plan: DataSetPlan[Summary], recipe: dict[str, Any], world: World, progress: Progress | None
+) -> None:
     recorded = world.broadcast(_read_records(root) if world.is_first else None)
-    shards = _write_all(root, plan, recorded, world)
+    shards = _write_all(root, plan, recorded, world, progress)
     problem = None
     if world.is_first:
         try:
@@ -200,12 +202,15 @@ def _claim(root: Path, recipe: dict[str, Any]) -> bool:
 Records = Mapping[str, Collection[ShardEntry]]
 
 
-def _write_all(root: Path, plan: DataSetPlan[Summary], recorded: Records, world: World) -> list[_Shard[Summary]]:
+def _write_all(
+    root: Path, plan: DataSetPlan[Summary], recorded: Records, world: World, progress: Progress | None
+) -> list[_Shard[Summary]]:
     """Write this rank's shards that are not there yet. Rank 0 gets those of all ranks in order; an error on one ends all."""
     shards, problem = [], None
     record = root / RECORDS.replace("*", f"{os.uname().nodename}.{os.getpid()}")
     try:
-        for piece in plan.pieces[world.rank :: world.size]:
+        mine = plan.pieces[world.rank :: world.size]
+        for piece in mine:
             path = shard_path(root, piece.split, piece.shard)
             entry = _find_intact(root, path, recorded)
             if entry is not None:
@@ -215,6 +220,8 @@ def _write_all(root: Path, plan: DataSetPlan[Summary], recorded: Records, world:
                 entry = write_shard(path, arrays, compression=plan.compression)
                 _record(record, entry)
             shards.append(_Shard(piece.split, piece.shard, entry, plan.summarise(arrays)))
+            if progress is not None:
+                progress(len(shards), len(mine))
     except (OSError, ValueError) as error:
         problem = error
     world.check_together(problem)

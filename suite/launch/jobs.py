@@ -16,6 +16,7 @@ from suite.log.limits import EXIT_CODE_BYTES
 # Settings of a job script that `mlhpc submit` does not pass on from its environment; a person who calls sbatch may set them.
 SETTINGS = (
     "MLHPC_PYTHON",
+    "MLHPC_SIZE",
     "MLHPC_CONFIG",
     "MLHPC_RUN",
     "MLHPC_RUNS",

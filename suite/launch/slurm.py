@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import suite
-from suite.errors import InputError
+from suite.errors import InputError, unknown
 from suite.files import YamlSource, first_error, unknown_key
 
 TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -125,7 +125,7 @@ class Job:
     """One job: ``runs`` scored runs one after another, or ``instances`` at once (throughput) on as many times the nodes.
 
     With ``run`` None the script chooses the run folder (runs/<workload>-<size>-<job id>). ``config`` is the name of a
-    shipped config, or the path of a file on the compute nodes. ``nodes`` and ``ranks_per_node`` are those of one trial.
+    size, or the path of a YAML file on the compute nodes. ``nodes`` and ``ranks_per_node`` are those of one trial.
     """
 
     workload: str
@@ -188,7 +188,7 @@ def find_system(name: str) -> Path:
         if (folder / f"{name}.yaml").exists():
             return folder / f"{name}.yaml"
     names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-    raise InputError(f"unknown system {name!r}; systems: {', '.join(names)}; or a path to a .yaml file")
+    raise InputError(unknown("system", name, names, "or a path to a .yaml file"))
 
 
 def read_system(path: Path) -> SystemFile:

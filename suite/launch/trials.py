@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from suite.files import print_line, write_whole
+from suite.files import QUIET, print_line, print_progress, write_whole
 from suite.launch.heartbeat import heartbeat
 from suite.launch.local import STOPPED, run_local, worker_command
+from suite.launch.remaining import SeriesClock, find_expectation
 from suite.log.attempts import WayOn, began, find_way_on, newest_log
 from suite.log.run_folder import RunFolder
 
@@ -32,12 +35,14 @@ def run_trials(
     done, or failed and is not to be replaced, is left as it is and counts with its own exit code.
     """
     codes: list[int] = []
-    with _Terminal(len(trials)) if sys.stdout.isatty() else _Plain() as progress:
+    clock = _clock(folder, len(trials))
+    with _Terminal(len(trials)) if sys.stdout.isatty() and not os.environ.get(QUIET) else _Plain() as progress:
         for trial in trials:
             way = find_way_on(folder, trial, replace_failed=replace_failed) if resume else WayOn()
             if way.code is not None:
                 progress.line(trial, way.text)
                 progress.done(trial)
+                clock.end(reached=False)
                 codes.append(way.code)
                 continue
             command = worker_command(
@@ -57,11 +62,12 @@ def run_trials(
                     ranks=ranks,
                     log=folder.output(trial),
                     say=progress.say,
-                    echo=partial(progress.line, trial),
+                    echo=partial(_show, progress, clock, trial),
                     told=folder.exit_code(trial),
                 )
             _keep_code(folder.exit_code(trial), code, progress.say)
             progress.done(trial)
+            clock.end(reached=code == 0)
             codes.append(code)
             log = newest_log(folder, trial)
             never_began = code == 1 and (log is None or not began(log))
@@ -71,6 +77,17 @@ def run_trials(
                 progress.say(f"run {trial} {why}: {left} more run{'s' if left > 1 else ''} not started")
                 break
     return worst(codes)
+
+
+def _clock(folder: RunFolder, trials: int) -> SeriesClock:
+    expected = find_expectation(folder)
+    return SeriesClock(trials, expected.epochs if expected else None, time.monotonic)
+
+
+def _show(progress: _Plain | _Terminal, clock: SeriesClock, trial: int, text: str) -> None:
+    """Show a line of the ranks, with the time left of the series where the line tells an epoch."""
+    left = clock.line(text)
+    progress.line(trial, f"{text}; {left}" if left else text)
 
 
 def _keep_code(path: Path, code: int, say: Callable[[str], None]) -> None:
@@ -95,7 +112,7 @@ class _Plain:
         pass
 
     def line(self, trial: int, text: str) -> None:
-        print_line(f"run {trial}: {text}")
+        print_progress(f"run {trial}: {text}")
 
     def say(self, text: str) -> None:
         print_line(f"mlhpc: {text}", error=True)

@@ -98,7 +98,7 @@ class Chain:
         if (self.root / "run.json").exists():
             words += ["--output", str(self.root), "--resume", *(["--replace-failed"] if self.replace else [])]
         else:
-            words += ["--config", "smoke", "--ranks", str(RANKS), "--runs", "1", "--seed", str(self.seed)]
+            words += ["--size", "smoke", "--ranks", str(RANKS), "--runs", "1", "--seed", str(self.seed)]
             words += ["--output", str(self.root), *(w for s in (f"data={self.data}", *SETTINGS) for w in ("--set", s))]
         self.replace = False
         output = (self.root.parent / f"{self.root.name}.out").open("ab")
@@ -252,7 +252,9 @@ def check_folder(chain: Chain) -> list[str]:
         log = read_events(path)
         problems += [f"{path.name}:{problem.line}: {problem.message}" for problem in log.problems]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "suite", "status", str(chain.root), "--json"], capture_output=True, text=True
+        [sys.executable, "-P", "-m", "suite", "status", str(chain.root), "--format", "json"],
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         return [*problems, f"status ended with {done.returncode}: {done.stderr.strip()}"]

@@ -62,7 +62,7 @@ class SlurmChain(Chain):
         """Submit the job; the same script continues the run folder."""
         exports = {
             "MLHPC_PYTHON": sys.executable,
-            "MLHPC_CONFIG": "smoke",
+            "MLHPC_SIZE": "smoke",
             "MLHPC_RUN": str(self.root),
             "MLHPC_RUNS": "1",
             "MLHPC_SEED": str(self.seed),

@@ -39,7 +39,7 @@ class Cluster(Protocol):
 def settings(smoke_data: Path, run: Path, **more: str) -> dict[str, str]:
     fixed = {
         "MLHPC_PYTHON": sys.executable,
-        "MLHPC_CONFIG": "smoke",
+        "MLHPC_SIZE": "smoke",
         "MLHPC_DATA": str(smoke_data),
         "MLHPC_RUN": str(run),
     }
@@ -239,14 +239,14 @@ def test_scancel_leaves_a_log_that_parses_and_no_process(cluster: Cluster, smoke
 
 def test_mlhpc_submit_gives_a_job_whose_status_is_known(cluster: Cluster, smoke_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = ["submit", "cosmoflow", "--system", "slurm-two-node", "--config", "smoke", "--nodes", "2", "--array"]
+    command = ["submit", "cosmoflow", "--system", "slurm-two-node", "--size", "smoke", "--nodes", "2", "--array"]
     command += ["--runs", "2", "--set", "max_epochs=1", "--set", "hyperparameters.base_learning_rate=1e-9"]
     variables = {"MLHPC_DATA": str(smoke_data)}
     said = cluster.call(sys.executable, "-m", "suite", *command, "-o", str(run), cwd=tmp_path, **variables)
     job = json.loads((run / "job.json").read_text())["job_ids"][0]
     assert f"job {job}: cosmoflow smoke, 2 nodes x 1 rank, 2 runs" in said
     wait_for_text(run / "exit" / f"{job}_1", r"^\d+\n$", timeout_s=120)
-    text = cluster.call(sys.executable, "-m", "suite", "status", str(run), "--json")
+    text = cluster.call(sys.executable, "-m", "suite", "status", str(run), "--format", "json")
     assert [(row["trial"], row["state"], row["epoch"]) for row in json.loads(text)] == [
         (0, "aborted", 1),
         (1, "aborted", 1),
@@ -278,7 +278,7 @@ launcher:
 """
     )
     run = tmp_path / "run"
-    command = ["submit", "cosmoflow", "--system", str(system), "--config", "smoke", "--nodes", "2"]
+    command = ["submit", "cosmoflow", "--system", str(system), "--size", "smoke", "--nodes", "2"]
     command += ["--set", "max_epochs=1", "--set", "hyperparameters.base_learning_rate=1e-9", "-o", str(run)]
     cluster.call(sys.executable, "-P", "-m", "suite", *command, cwd=tmp_path, MLHPC_DATA=str(smoke_data))
     job = json.loads((run / "job.json").read_text())["job_ids"][0]
@@ -296,7 +296,7 @@ def test_the_network_of_two_nodes_is_swept_under_srun(cluster: Cluster, tmp_path
         sys.executable,
         "-m",
         "suite",
-        "moe-bench",
+        "moe",
         "--sweep-network",
         *small,
         "--up-to-mib",

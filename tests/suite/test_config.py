@@ -66,7 +66,10 @@ def test_a_bad_file_is_one_line_with_the_place(tmp_path: Path, text: str, expect
     ("override", "expected"),
     [
         ("dropout", "--set 'dropout': expected key=value"),
-        ("hyperparameters.dropuot=1", "--set hyperparameters.dropuot: unknown key 'dropuot'; valid keys:"),
+        (
+            "hyperparameters.dropuot=1",
+            "--set hyperparameters.dropuot: unknown key 'dropuot'; did you mean 'dropout'? valid keys:",
+        ),
         (
             "global_batch_size=0",
             "--set global_batch_size: global_batch_size = 0: Input should be greater than or equal to 1",
@@ -82,9 +85,9 @@ def test_a_bad_override_is_one_line_that_says_set(override: str, expected: str) 
 
 
 def test_unknown_names_are_answered_with_the_valid_ones() -> None:
-    with pytest.raises(InputError, match="unknown config 'nope'; shipped: .*smoke"):
+    with pytest.raises(InputError, match="unknown size 'nope'; sizes: .*smoke"):
         load_config(COSMOFLOW, "nope")
-    with pytest.raises(InputError, match="unknown workload 'cosmo'; workloads: cosmoflow"):
+    with pytest.raises(InputError, match="unknown workload 'cosmo'; did you mean 'cosmoflow'. workloads: cosmoflow"):
         descriptor("cosmo")
 
 

@@ -147,6 +147,12 @@ def ranks(environments: list[Mapping[str, str]], *prefixes: list[str], rounds: i
     return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
 
 
+def test_no_key_is_left_behind_once_the_ranks_are_connected(tmp_path: Path) -> None:
+    environment = {"SLURM_STEP_NODELIST": "here", "SLURM_STEP_NUM_NODES": "1", "TMPDIR": str(tmp_path)}
+    assert [code for code, _ in ranks([environment] * 2, rounds=1)] == [0, 0]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_stranger_who_comes_first_and_sends_junk_and_pickles_does_not_disturb_the_ranks(tmp_path: Path) -> None:
     environment = {"MLHPC_WORLD_SEAL": KEY, "SLURM_STEP_NODELIST": "here", "SLURM_STEP_NUM_NODES": "1"}
     port = port_of(launch_key(0, True, environment | {"SLURM_JOB_ID": "4711"}))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,6 +33,21 @@ def test_the_generator_makes_the_data_that_the_card_names(tmp_path: Path, worklo
     chosen = descriptor(workload)
     chosen.load_generator().generate(tmp_path / "data", "smoke", seed=0, world=World.create())
     assert read_manifest(tmp_path / "data").sha256 == chosen.card().size("smoke").data_sha256
+
+
+PROCESSORS = {"Prescott": "sse2", "Haswell": "avx2", "SkylakeX": "avx512f"}  # kernels of OpenBLAS, and what they need
+
+
+@pytest.mark.parametrize("kernel", PROCESSORS)
+def test_the_entropy_rate_in_the_manifest_is_the_same_on_every_processor(kernel: str) -> None:
+    if PROCESSORS[kernel] not in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip(f"this processor has no {PROCESSORS[kernel]}")
+    code = "from workloads.moe_lm.text import Language; print(repr(Language(0).entropy_rate()))"
+    environment = {"OPENBLAS_CORETYPE": kernel, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "0.422240146\n"
 
 
 HYPER = {"global_batch_size": 16}

@@ -152,7 +152,7 @@ def test_ranks_communicate_what_the_closed_form_says(
     run = tmp_path / "run"
     settings = [f"data={text}", "max_epochs=1"]
     settings += [f"hyperparameters.moe.{item}" for item in ("expert_parallel=true", *moe)]
-    words = ["run", "moe_lm", "--config", "smoke", "--ranks", str(ranks), "-o", str(run)]
+    words = ["run", "moe_lm", "--size", "smoke", "--ranks", str(ranks), "-o", str(run)]
     words += [word for setting in settings for word in ("--set", setting)]
     subprocess.run([sys.executable, "-m", "suite", *words], capture_output=True, timeout=280)
     events = read_events(run / "result_0.txt").events

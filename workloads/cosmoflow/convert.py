@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build
 from suite.data.manifest import read_manifest
 from suite.data.shards import Compression, ShardReader
 from suite.errors import InputError
@@ -47,7 +47,9 @@ WHERE_THE_DATA_ARE = (
 )
 
 
-def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
+def convert(
+    source: Path, root: Path, *, world: World, size: str | None = None, progress: Progress | None = None
+) -> None:
     """Convert a folder of ``*.tfrecord`` files or of ``*.hdf5`` universes to shards.
 
     Subfolders ``train`` and ``validation`` are the splits. Without them every ninth universe, by name, goes to
@@ -75,7 +77,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
         "cube": survey.cube,
     }
     plan = DataSetPlan("cosmoflow", size or name, 0, recipe, _pieces(survey), summarise, attributes, compression)
-    build(root, plan, world)
+    build(root, plan, world, progress)
 
 
 def export_tfrecord(root: Path, destination: Path, *, progress: Callable[[int, int], None] | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build
 from suite.data.manifest import read_manifest
 from suite.data.shards import ShardReader
 from suite.errors import InputError
@@ -37,7 +37,9 @@ WHERE_THE_DATA_ARE = (
 )
 
 
-def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
+def convert(
+    source: Path, root: Path, *, world: World, size: str | None = None, progress: Progress | None = None
+) -> None:
     """Convert a folder of ``*.h5`` snapshots with ``stats.h5`` to shards, fields bit for bit.
 
     Subfolders ``train`` and ``validation`` are the splits. Without them every ninth file, by name, goes to validation.
@@ -63,7 +65,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
         "shape": survey.shape,
     }
     attributes = partial(_attributes, survey.statistics)
-    build(root, DataSetPlan("deepcam", name, 0, recipe, _pieces(survey), summarise, attributes), world)
+    build(root, DataSetPlan("deepcam", name, 0, recipe, _pieces(survey), summarise, attributes), world, progress)
 
 
 def export_hdf5(root: Path, destination: Path, *, progress: Callable[[int, int], None] | None = None) -> None:

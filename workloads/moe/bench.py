@@ -226,17 +226,28 @@ def timed(calls: Sequence[Callable[[], None]], group: dist.ProcessGroup | None, 
 
 
 def sweep_network(
-    world: World, device: torch.device, shape: Shape, ranks_per_node: int, up_to_bytes: int, repeats: int
+    world: World,
+    device: torch.device,
+    shape: Shape,
+    ranks_per_node: int,
+    up_to_bytes: int,
+    repeats: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Measure the input of analysis/network: all-to-alls over message sizes and an MoE layer, on growing grids of ranks.
 
     Grids are the first 2, 4, … ranks of one node, then 2, 4, … nodes, and all. Experts grow with the ranks: ``shape``
-    has those of the largest grid. Every rank calls. InputError if the smallest grid has fewer experts than top_k.
+    has those of the largest grid. Every rank calls. ``progress(done, total)`` counts the ranks of grids measured.
+    InputError if the smallest grid has fewer experts than top_k.
     """
     if world.size % ranks_per_node:
         raise InputError(f"{world.size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
     sizes = grid_sizes(world.size, ranks_per_node)
     shapes = [_with_experts(shape, shape.moe.experts * ranks // world.size) for ranks in sizes]
+    grids = []
+    for number, (ranks, grid) in enumerate(zip(sizes, shapes, strict=True), start=1):
+        grids.append(_sweep_grid(device, grid, ranks, min(ranks, ranks_per_node), up_to_bytes, repeats))
+        progress(sum(sizes[:number]), sum(sizes))
     return {
         "kind": SWEEP_KIND,
         "version": SWEEP_VERSION,
@@ -247,10 +258,7 @@ def sweep_network(
         "cores_per_node": len(os.sched_getaffinity(0)),
         "backend": dist.get_backend(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "grids": [
-            _sweep_grid(device, shape, ranks, min(ranks, ranks_per_node), up_to_bytes, repeats)
-            for ranks, shape in zip(sizes, shapes, strict=True)
-        ],
+        "grids": grids,
     }
 
 

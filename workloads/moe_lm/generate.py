@@ -64,12 +64,12 @@ def generate(root: Path, size: str, *, seed: int, world: World, progress: Progre
     lengths = settings.train_rows * settings.row_bytes, settings.validation_rows * settings.context + 1
     origin, known = {"name": "markov", "seed": seed}, {"entropy_rate": language.entropy_rate()}
     texts = [partial(language.text, length, part) for part, length in enumerate(lengths)]
-    _build(root, size, texts, origin, known, seed, world)
-    if progress is not None:
-        progress(1, 1)
+    _build(root, size, texts, origin, known, seed, world, progress)
 
 
-def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
+def convert(
+    source: Path, root: Path, *, world: World, size: str | None = None, progress: Progress | None = None
+) -> None:
     """Convert the pinned Django archive (or the folder it was fetched to) or a folder of ``.txt`` files to shards."""
     size = size or "mini"
     settings = size_settings("moe_lm", SIZES, size, 0)
@@ -83,7 +83,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
     world.check_together(problem)
     django = source.name == DJANGO_NAME or (source / DJANGO_NAME).exists()
     origin = {"name": DJANGO_NAME if django else "folder", "sha256": DJANGO_SHA256 if django else None}
-    _build(root, size, [lambda: text.train, lambda: text.validation], origin, {}, 0, world)
+    _build(root, size, [lambda: text.train, lambda: text.validation], origin, {}, 0, world, progress)
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
@@ -138,6 +138,7 @@ def _build(
     known: dict[str, Any],
     seed: int,
     world: World,
+    progress: Progress | None = None,
 ) -> None:
     """Build a data set of one shard per split. ``known`` are facts about the text for the manifest."""
     settings = SIZES[size]
@@ -146,7 +147,12 @@ def _build(
         Piece(split, 0, partial(_shard, rows, text, settings))
         for split, rows, text in zip(SPLITS, (training_rows, validation_rows), texts, strict=True)
     ]
-    build(root, DataSetPlan("moe_lm", size, seed, recipe, pieces, lambda arrays: None, lambda summaries: known), world)
+    build(
+        root,
+        DataSetPlan("moe_lm", size, seed, recipe, pieces, lambda arrays: None, lambda summaries: known),
+        world,
+        progress,
+    )
 
 
 def _shard(

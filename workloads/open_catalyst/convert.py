@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build
 from suite.errors import InputError
 from suite.world import World
 from workloads.open_catalyst.extxyz import SUFFIXES, read_extxyz
@@ -26,7 +26,15 @@ WHERE_THE_DATA_ARE = (
 )
 
 
-def convert(source: Path, root: Path, *, world: World, size: str | None = None, trust_pickles: bool = False) -> None:
+def convert(
+    source: Path,
+    root: Path,
+    *,
+    world: World,
+    size: str | None = None,
+    progress: Progress | None = None,
+    trust_pickles: bool = False,
+) -> None:
     """Convert a folder with ``train`` and ``validation`` (or ``val_id``) of LMDB or extxyz files to shards.
 
     Edges in the source are ignored: training computes them. LMDB values are pickles, which may run code when loaded; a
@@ -52,7 +60,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None, 
         "max_neighbours": REFERENCE.max_neighbours,
     }
     of_graphs = partial(attributes, REFERENCE)
-    build(root, DataSetPlan("open_catalyst", size or "full", 0, recipe, pieces, summarise, of_graphs), world)
+    build(root, DataSetPlan("open_catalyst", size or "full", 0, recipe, pieces, summarise, of_graphs), world, progress)
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:

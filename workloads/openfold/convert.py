@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, build
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build
 from suite.errors import InputError
 from suite.files import write_whole
 from suite.world import World
@@ -38,7 +38,9 @@ SAMPLE_SHA256 = "9aaa31c0bda4d059f7b2ee00bfdb5cbb73ade3057aa4b737a7cc0187091d071
 SAMPLES = tuple("1A7G 1A8O 1GBT 1LCD 2BEG 2OFG 2XHE 3JQH 4CUP 4ZHL 6WG6 6WQA 7CFN".split())  # noqa: SIM905  names
 
 
-def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
+def convert(
+    source: Path, root: Path, *, world: World, size: str | None = None, progress: Progress | None = None
+) -> None:
     """Convert a folder of ``*.cif`` files, each with an optional ``.a3m`` or ``.fasta`` of the same name, to shards.
 
     Subfolders ``train`` and ``validation`` are the splits. Without them every ninth file, by name, goes to validation.
@@ -62,7 +64,7 @@ def convert(source: Path, root: Path, *, world: World, size: str | None = None) 
         for shard, begin in enumerate(range(0, len(files[split]), CHAINS_PER_SHARD)):
             chosen = files[split][begin : begin + CHAINS_PER_SHARD]
             pieces.append(Piece(split, shard, partial(_shard, chosen, number * 2**32 + begin)))
-    build(root, DataSetPlan("openfold", size or "full", 0, recipe, pieces, summarise, attributes), world)
+    build(root, DataSetPlan("openfold", size or "full", 0, recipe, pieces, summarise, attributes), world, progress)
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.build import Arrays, Count
+from suite.data.build import Arrays, Count, Progress
 from suite.data.generate import Generator, Synthetic
 from suite.errors import InputError
 from suite.world import World
@@ -44,7 +44,9 @@ SIZES: dict[str, DataSize] = {
 }
 
 
-def convert(source: Path, root: Path, *, world: World, size: str | None = None) -> None:
+def convert(
+    source: Path, root: Path, *, world: World, size: str | None = None, progress: Progress | None = None
+) -> None:
     """Always raise InputError: there are no public data to convert."""
     raise InputError("swinv2_moe has no public data to convert: mlhpc data generate swinv2_moe --size SIZE")
 

@@ -10,7 +10,7 @@ from suite.compliance.exchange.sarif import as_sarif
 from suite.compliance.output import as_github, as_junit, as_table
 
 FORMATS: dict[str, Callable[[Verdict], str]] = {
-    "table": as_table,
+    "text": as_table,
     "json": as_json,
     "sarif": as_sarif,
     "junit": as_junit,

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from suite.compliance.check import Verdict
 from suite.compliance.rules.table import EXPLANATIONS, Finding, Waiver
-from suite.errors import InputError
+from suite.errors import InputError, did_you_mean
 from suite.files import YamlSource, first_error
 
 
@@ -45,9 +45,11 @@ def read_waivers(path: Path, checked: Sequence[Path]) -> tuple[Waiver, ...]:
         entries = _File.model_validate(source.data).waivers
     except ValidationError as error:
         raise InputError(first_error(error, source)) from None
-    unknown = next((entry.rule for entry in entries if entry.rule not in EXPLANATIONS), None)
-    if unknown is not None:
-        raise InputError(f"{path}: unknown rule {unknown!r}; mlhpc check --list-rules has them")
+    strange = next((entry.rule for entry in entries if entry.rule not in EXPLANATIONS), None)
+    if strange is not None:
+        raise InputError(
+            f"{path}: unknown rule {strange!r}{did_you_mean(strange, EXPLANATIONS) or ';'} mlhpc check --list-rules has them"
+        )
     return tuple(Waiver(**entry.model_dump()) for entry in entries)
 
 

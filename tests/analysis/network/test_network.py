@@ -19,6 +19,7 @@ from analysis.commands.network import network as network_command
 from analysis.commands.report import report
 from analysis.figures import figures as all_figures
 from analysis.network.fit import fit_sweep
+from analysis.network.intervals import Interval
 from analysis.network.paper import paper_rows
 from analysis.network.simulate import simulated_all_to_all, simulated_layer_s
 from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, is_sweep, read_sweep
@@ -100,7 +101,7 @@ def sweep(
     grids: tuple[tuple[int, int], ...] = ((2, 2), (4, 4), (8, 4), (16, 4)),
     noise: float = 0.0,
 ) -> dict[str, Any]:
-    """What moe-bench would have written on a machine with these links."""
+    """What moe would have written on a machine with these links."""
     random = np.random.default_rng(0)
     rows = []
     for ranks, per_node in grids:
@@ -203,6 +204,24 @@ def test_the_command_says_errors_and_labels_extrapolation(tmp_path: Path) -> Non
     assert "4,096" not in done.output
 
 
+def test_the_fit_as_json_holds_the_numbers_of_the_text(tmp_path: Path) -> None:
+    path = str(written(tmp_path, sweep(noise=0.05)))
+    done = CliRunner().invoke(network_command, [path, "--format", "json"])
+    assert done.exit_code == 0, done.output
+    (fit,) = json.loads(done.stdout)["fits"]
+    text = CliRunner().invoke(network_command, [path]).stdout
+    assert f"R2 of log seconds {fit['r_squared']:.3f}" in text
+    for row in fit["errors"]:
+        assert f"error, {row['of']}, {row['algorithm']:6s}: median {100 * row['median']:.0f} %" in text
+    assert [row["ranks"] for row in fit["extrapolated"]] == [32, 64]
+    assert fit["network"]["rendezvous_from"] is None, "JSON has no infinity"
+    for row in fit["extrapolated"]:
+        for number in (row["best"]["seconds"], row["all_to_all"]["linear"], row["all_to_all"]["2dh"]):
+            assert number["low"] < number["value"] < number["high"]
+            assert Interval(**number).words(" ms", 1e3) in text
+        assert row["crossover_bytes"]["verdict"] in ("at", "never", "always", "cannot tell")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -293,10 +312,10 @@ def test_a_report_without_a_sweep_says_what_is_missing(tmp_path: Path, run_folde
     done = CliRunner().invoke(report, [str(run_folder(tmp_path / "runs")), "-o", str(output)])
     assert done.exit_code == 0, done.output
     figures = {f["name"]: f for f in json.loads((output / "report.json").read_text())["figures"]}
-    assert "moe-bench --sweep-network" in figures["moe_crossover"]["not_answerable"]
+    assert "moe --sweep-network" in figures["moe_crossover"]["not_answerable"]
 
 
 def test_a_sweep_alone_is_no_report(tmp_path: Path) -> None:
     done = CliRunner().invoke(report, [str(written(tmp_path, sweep())), "-o", str(tmp_path / "report")])
-    assert done.exit_code == 2
-    assert "no report without logs" in done.output
+    assert isinstance(done.exception, InputError)
+    assert "no report without logs" in str(done.exception)

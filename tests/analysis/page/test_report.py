@@ -28,10 +28,11 @@ from analysis.commands.report import report as command
 from analysis.figures import figures
 from analysis.page.cells import range_texts, spread_texts
 from analysis.page.checked import check_path
-from analysis.page.drawing import style, svg
+from analysis.page.drawing import style
 from analysis.page.questions import goals
 from analysis.page.report import NOT_VERIFIED, Report, render_report
-from analysis.roofline.inputs import Inputs, read_inputs
+from analysis.page.vector import svg
+from analysis.roofline.inputs import Inputs
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
 
@@ -87,41 +88,13 @@ def made(paths: list[Path], cards: Cards, inputs: Inputs | None = None) -> Repor
 NEED_A_FILE = {name for name in figures() if name.startswith("moe_") or name == "what_if" or name.endswith("roofline")}
 
 
-@pytest.fixture(scope="module")
-def rich_study(
-    tmp_path_factory: pytest.TempPathFactory,
-    run_folder: Build,
-    package: Build,
-    cards: Cards,
-    ceilings: Build,
-    counters: Build,
-) -> tuple[Study, list[Path]]:
-    """Two sizes of ours with ceilings here and elsewhere, and a public round; and their paths."""
-    tmp_path = tmp_path_factory.mktemp("rich")
-    paths = [
-        run_folder(tmp_path, "one"),
-        run_folder(tmp_path, "two", size="other"),
-        package(tmp_path / "hpc_results_v9.9", system="daint_a"),
-        package(tmp_path / "hpc_results_v9.9", system="daint_b", nodes=4, train_s=6.0),
-        package(tmp_path / "hpc_results_v9.8", system="older", staging=(-9.0, -2.0)),
-        package(tmp_path / "hpc_results_v9.7", system="open", division="open", eval_s=2.5),
-    ]
-    here, there = ceilings(tmp_path / "here.json"), ceilings(tmp_path / "there.json", "other", faster=3.0)
-    return study(paths, cards, read_inputs([here, counters(tmp_path / "counters.json")], [there])), paths
-
-
-@pytest.fixture(scope="module")
-def rich(rich_study: tuple[Study, list[Path]]) -> Report:
-    """The report of that study, with all figures."""
-    data, paths = rich_study
-    return render_report(data, [check_path(path) for path in paths])
-
-
 def test_the_page_is_well_formed_with_unique_ids_and_nothing_external(rich: Report) -> None:
     page = Page(rich.html)
     assert [name for name, count in page.ids.items() if count > 1] == []
     assert {target[1:] for target in page.targets} <= set(page.ids)
-    assert page.external == []
+    assert all(re.fullmatch(r"tables/figure_\w+\.csv", target) for target in page.external)
+    assert {target[7:-4] for target in page.external} <= set(rich.csv)
+    assert len(page.external) == page.tags["figure"] > 15
     assert "@import" not in rich.html
     assert not re.search(r"url\((?!#)", rich.html)
 
@@ -130,6 +103,10 @@ def test_every_figure_has_a_title_a_caption_and_its_numbers(rich: Report) -> Non
     page = Page(rich.html)
     drawn = [figure["name"] for figure in json.loads(rich.json)["figures"] if not figure["not_answerable"]]
     assert page.tags["svg"] == page.tags["figcaption"] == page.tags["desc"] == len(drawn)
+    for figure in json.loads(rich.json)["figures"]:
+        if figure["answer"]:
+            name, said = figure["name"].replace("_", "-"), escape(figure["answer"], quote=False)
+            assert f'<desc id="{name}-desc">{said}</desc>'.replace('"', "&quot;") in rich.html.replace('"', "&quot;")
     assert set(figures()) - set(drawn) <= {"throughput_mode", *NEED_A_FILE}
     assert {f"figure_{name}" for name in drawn} <= set(rich.csv)
     assert rich.html.count("The numbers behind this figure") == len(drawn)
@@ -152,6 +129,20 @@ def test_every_question_is_answered_or_says_what_is_missing(rich: Report) -> Non
                 "</dd>"
             )[0]
             assert "Not answerable:</strong> missing " in after or f'href="#{question.figure}">figure</a>' in after
+
+
+def test_questions_without_an_answer_are_one_line_that_says_what_they_need(
+    tmp_path: Path, run_folder: Build, cards: Cards
+) -> None:
+    html = made([run_folder(tmp_path)], cards).html
+    line = re.search(r'<details class="waiting"><summary>([^<]*)</summary>(.*?)</details>', html, re.DOTALL)
+    assert line is not None
+    needs = dict(re.findall(r"(?:: | · )([^·(]*[^·( ]) \((\d+)\)", line[1]))
+    assert needs["an all-to-all sweep"] == "4"
+    assert int(needs["a second result of the same benchmark and size"]) >= 3
+    assert html.count("Not answerable:") == line[2].count("Not answerable:") == int(line[1].split()[0]) > 10
+    assert line[1].count("(") < 6  # one line: equal needs are counted, not repeated
+    assert "Choose how to run experts" not in html  # a goal without any answer has no heading
 
 
 def test_a_score_says_which_it_is(rich: Report) -> None:
@@ -182,7 +173,7 @@ def test_drawing_twice_gives_the_same_svg(rich_study: tuple[Study, list[Path]], 
     seen = set()
     for name, module in figures().items():
         with suppress(NotAnswerableError), style():
-            drawn = svg(module.draw(rich_study[0]), name.replace("_", "-"), module.TITLE, module.CAPTION)
+            drawn = svg(module.draw(rich_study[0]), name.replace("_", "-"), module.TITLE, module.answer(rich_study[0]))
             assert drawn in rich.html, name
             seen.add(name)
     assert len(seen) > 15
@@ -215,7 +206,7 @@ def test_hostile_names_are_text_everywhere(tmp_path: Path, log: Build, run_folde
     log(benchmark=HOSTILE, size="<b>$_{$").write(evil / "result_0.txt")
     result = made([folder, tmp_path / "P"], cards)
     page = Page(result.html)
-    assert page.tags["script"] == 1
+    assert page.tags["script"] == 2  # the page's own, and what it filters by
     assert (
         page.tags["img"]
         == page.tags["b"]
@@ -347,7 +338,7 @@ def test_a_speed_up_is_split_between_the_two_results_that_are_named(
     waterfall = figures()["waterfall"]
     row = waterfall.table(study_of).iloc[0]
     assert ("c3" in row["from"], "a1" in row["to"], bool(row["shown"])) == (True, True, True)
-    parts = row["units"] * row["speed/unit"] * row["epochs"] * row["staging"] * row["other"]
+    parts = row["size"] * row["speed/size"] * row["epochs"] * row["staging"] * row["other"]
     assert parts == pytest.approx(row["speed-up"])
     assert row["speed-up"] < 1
     refused = CliRunner().invoke(command, [str(paths[0]), "-o", str(tmp_path / "report"), "--between", "c3", "d4"])
@@ -412,12 +403,12 @@ def test_results_are_ranked_only_beside_those_whose_times_mean_the_same(
 
     unlike = [made("v2.0", "a1", 8), made("v3.0", "b2", 6), made("v2.0", "c3", 4, division="open")]
     study_of = study(unlike, cards)
-    assert [len(rows) for _, rows in study_of.tasks()] == [1, 1, 1]
+    assert [len(rows) for *_, rows in study_of.tasks()] == [1, 1, 1]
     for name in ("comparison", "waterfall"):
         with pytest.raises(NotAnswerableError):
             figures()[name].table(study_of)
     assert "may be ranked" in figures()["time_and_units"].answer(study_of)
-    assert figures()["pareto"].table(study_of)["nobody faster with fewer unit hours"].all()
+    assert figures()["pareto"].table(study_of)["on the front"].all()
     like = study([*unlike, made("v1.0", "d4", 5)], cards)
     compared = figures()["comparison"].table(like)
     assert [(row["label"][:2], row["against"][:2]) for row in compared.to_dict("records")] == [("a1", "d4")]

@@ -11,41 +11,101 @@ import pandas as pd
 import pytest
 
 from analysis.figures import figures
-from analysis.results.extent import extent
-from analysis.study import NotAnswerableError, study
+from analysis.results.extent import extent, unit_names, with_extent
+from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
 
 
 @pytest.mark.parametrize(
-    ("units", "nodes", "cores", "ranks", "count", "sizes"),
+    ("units", "nodes", "cores", "ranks", "one", "sizes"),
     [
-        ([1, 2], [1, 2], [8, 16], [2, 4], "compute units", [1, 2]),
-        ([4, 4], [1, 2], [8, 8], [2, 4], "nodes", [1, 2]),
-        ([1, 1], [1, 1], [1, 4], [1, 4], "cores", [1, 4]),
-        ([1, 1], [1, 1], [4, 16], [1, 1], "cores", [4, 16]),
-        ([1, 1], [1, 1], [None, None], [1, 4], "ranks", [1, 4]),
-        ([1, 1], [1, 1], [None, 4], [1, 4], "ranks", [1, 4]),
-        ([1, 1], [1, 1], [4, 4], [1, 4], "compute units", [1, 1]),  # more ranks on the same cores are no larger machine
-        ([1, 1], [None, 2], [4, 4], [1, 4], "compute units", [1, 1]),
+        ([1, 2], [1, 2], [8, 16], [2, 4], "unit", [1, 2]),
+        ([4, 4], [1, 2], [8, 8], [2, 4], "node", [1, 2]),
+        ([1, 1], [1, 1], [1, 4], [1, 4], "core", [1, 4]),
+        ([1, 1], [1, 1], [4, 16], [1, 1], "core", [4, 16]),
+        ([1, 1], [1, 1], [None, None], [1, 4], "rank", [1, 4]),
+        ([1, 1], [1, 1], [None, 4], [1, 4], "rank", [1, 4]),
+        ([1, 1], [1, 1], [4, 4], [1, 4], "unit", [1, 1]),  # more ranks on the same cores are no larger machine
+        ([1, 1], [None, 2], [4, 4], [1, 4], "unit", [1, 1]),
     ],
 )
 def test_size_is_counted_in_what_varies(
-    units: list[Any], nodes: list[Any], cores: list[Any], ranks: list[Any], count: str, sizes: list[float]
+    units: list[Any], nodes: list[Any], cores: list[Any], ranks: list[Any], one: str, sizes: list[float]
 ) -> None:
-    found, name = extent(pd.DataFrame({"units": units, "nodes": nodes, "cores": cores, "ranks": ranks}))
-    assert (found.tolist(), name) == (sizes, count)
+    rows = pd.DataFrame({"units": units, "nodes": nodes, "cores": cores, "ranks": ranks, "unit": None})
+    found = extent(rows)
+    assert (found.sizes.tolist(), found.one) == (sizes, one)
 
 
-def test_ranks_on_one_cpu_node_are_a_scaling_experiment(
-    tmp_path: Path, run_folder: Callable[..., Path], cards: dict[str, Card]
-) -> None:
-    folders = [run_folder(tmp_path, f"of{ranks}", ranks=ranks, train_s=40.0 / ranks) for ranks in (2, 4, 8)]
-    known = study(folders, cards)
-    one_node = known.results.assign(units=1, nodes=1, cores=known.results["ranks"], machine="laptop", device="CPU")
-    rows = figures()["scaling"].table(replace(known, results=one_node))
+@pytest.mark.parametrize(
+    ("kinds", "count"),
+    [
+        (["accelerator", "accelerator"], "accelerators"),
+        (["processor", "processor"], "processors"),
+        (["accelerator", "processor"], "compute units"),
+        (["accelerator", None], "compute units"),
+    ],
+)
+def test_units_of_one_kind_have_its_name(kinds: list[Any], count: str) -> None:
+    rows = pd.DataFrame({"units": [1, 2], "nodes": 1, "cores": 1, "ranks": 1, "unit": kinds})
+    assert extent(rows).count == count
+
+
+def test_a_unit_is_an_accelerator_where_the_system_has_one() -> None:
+    systems = pd.DataFrame(
+        {"system_key": list("abc"), "accelerators_per_node": [4, 0, None], "processors_per_node": [2, 2, None]}
+    )
+    named = unit_names(pd.DataFrame({"system_key": list("cba")}), systems)
+    assert named.fillna("unknown").tolist() == ["unknown", "processor", "accelerator"]
+
+
+def test_sizes_are_counted_alike_within_a_benchmark_only() -> None:
+    rows = pd.DataFrame(
+        {"benchmark": ["a", "a", "b", "b", "b"], "units": [1, 1, 2, 4, None], "nodes": [1, 1, 1, 1, None], "cores": [2, 4, 8, 8, 8],
+         "ranks": 1, "unit": "processor", "run_s.mean": 7200.0}
+    )  # fmt: skip
+    found = with_extent(rows, ["benchmark"])
+    assert found["one"].tolist() == ["core", "core", "processor", "processor"]
+    assert found["hours"].tolist() == [4.0, 8.0, 4.0, 8.0]
+
+
+@pytest.fixture(scope="module")
+def one_node(
+    tmp_path_factory: pytest.TempPathFactory, run_folder: Callable[..., Path], cards: dict[str, Card]
+) -> Study:
+    """2, 4 and 8 ranks, a core each, on one CPU node."""
+    root = tmp_path_factory.mktemp("ranks")
+    known = study([run_folder(root, f"of{n}", ranks=n, train_s=40.0 / n) for n in (2, 4, 8)], cards)
+    rows = known.results.assign(
+        units=1, nodes=1, cores=known.results["ranks"], machine="laptop", device="CPU", unit="processor"
+    )
+    return replace(known, results=rows)
+
+
+def test_ranks_on_one_cpu_node_are_a_scaling_experiment(one_node: Study) -> None:
+    rows = figures()["scaling"].table(one_node)
     assert (rows["counts"].unique().tolist(), rows["size"].tolist()) == (["cores"], [2, 4, 8])
     assert rows["system"].iloc[-1] < 1  # evaluations did not become shorter
-    assert "at 8 cores" in figures()["scaling"].answer(replace(known, results=one_node))
-    same_cores = one_node.assign(cores=8)
+    assert "at 8 cores" in figures()["scaling"].answer(one_node)
+    same_cores = replace(one_node, results=one_node.results.assign(cores=8))
     with pytest.raises(NotAnswerableError, match="units, nodes or cores"):
-        figures()["scaling"].table(replace(known, results=same_cores))
+        figures()["scaling"].table(same_cores)
+
+
+@pytest.mark.parametrize("name", ["time_and_units", "two_by_two", "throughput"])
+def test_every_figure_of_machine_size_counts_the_cores_of_one_node(one_node: Study, name: str) -> None:
+    rows = figures()[name].table(one_node)
+    assert rows["machine size"].tolist() == [2, 4, 8]
+    assert set(rows["counts"]) == {"cores"}
+
+
+def test_the_hours_that_are_compared_are_those_of_what_varies(one_node: Study) -> None:
+    assert "fewest core hours of2" in figures()["time_and_units"].answer(one_node)
+    cost = figures()["pareto"].table(one_node).set_index("label")
+    assert set(cost["cost in"]) == {"core hours"}
+    assert cost[
+        "on the front"
+    ].all()  # fewer cores take longer and cost less: with hours of units only the fastest was there
+    assert "4 (cores)" in figures()["waterfall"].answer(one_node) or "2 (cores)" in figures()["waterfall"].answer(
+        one_node
+    )

@@ -74,15 +74,16 @@ def test_cheapest_is_said_by_prices_only(tmp_path: Path, package: Callable[..., 
     (packages[1] / "systems" / "small.json").write_text(text.replace('"A1"', '"H100"'))
     without = study(packages, cards)
     answer = figures()["time_and_units"].answer(without)
-    assert "fewest unit hours small" in answer
+    assert "fewest accelerator hours small" in answer
     assert "cheap" not in answer + figures()["pareto"].answer(without)
     file = tmp_path / "prices.yaml"
     file.write_text("A1: 1 USD/h\n")
     priced = study(packages, cards, prices=read_prices([str(file), "h100=10 USD/h"]))
     assert "cheapest big" in figures()["time_and_units"].answer(priced)
     rows = figures()["pareto"].table(priced).set_index("label")
-    assert rows.loc["small", "cost [USD]"] == pytest.approx(10 * rows.loc["small", "unit hours"])
-    assert rows["nobody faster with fewer USD"].to_dict() == {"big": True, "small": False}
+    assert rows.loc["small", "cost"] == pytest.approx(10 * rows.loc["small", "machine hours"])
+    assert set(rows["cost in"]) == {"USD"}
+    assert rows["on the front"].to_dict() == {"big": True, "small": False}
     partly = study(packages, cards, prices=read_prices([str(file)]))
     with pytest.raises(NotAnswerableError, match="a price"):
         figures()["pareto"].table(partly)

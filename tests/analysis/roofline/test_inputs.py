@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 from analysis.commands.report import report
 from analysis.figures import FigureModule, figures
-from analysis.page.drawing import style, svg
+from analysis.page.drawing import style
+from analysis.page.vector import svg
 from analysis.roofline.bounds import Demand, Resource
 from analysis.roofline.cases import Case, measured_cases, published_cases
 from analysis.roofline.inputs import Inputs, MeasuredRoof, read_ceilings, read_inputs, split
@@ -119,7 +120,7 @@ def test_a_run_on_its_ceilings_has_every_resource_that_was_logged(made: Study) -
     basis = {term.resource: term.demand.basis for term in case.bounds.terms}
     assert basis == {"compute": "logged", "memory": "algorithmic", "storage": "logged", "all_reduce": "logged"}
     assert case.scale is not None
-    assert case.scale > 4
+    assert 4 < case.scale[0] < case.scale[1]  # a computation as slow as the step hides the network for longer
 
 
 def test_a_collective_without_a_curve_has_the_bus_bandwidth_of_its_roof(
@@ -241,7 +242,7 @@ def test_without_ceilings_the_figures_say_what_is_missing(
     assert {case.modelled for case in theirs} == {True}
     eos = next(case for case in theirs if case.label.startswith("Eos"))
     assert eos.scale is not None
-    assert eos.ranks < eos.scale < 3 * eos.ranks  # a global batch of 512 would not feed many more
+    assert eos.ranks < eos.scale[0] < 3 * eos.ranks < eos.scale[1]  # a global batch of 512 would not feed many more
 
 
 def test_ceilings_of_a_processor_are_not_those_of_a_gpu(

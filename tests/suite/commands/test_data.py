@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from suite.cli.progress import plain_progress
 from suite.commands import data as module
-from suite.commands.data import _plain_progress, data
+from suite.commands.data import data
 from suite.data.manifest import Manifest, read_manifest, write_manifest
 from suite.data.shards import shard_path, write_shard
 from suite.world import World
@@ -104,7 +105,7 @@ def test_what_a_workload_cannot_do_is_said(generator: SimpleNamespace, tmp_path:
     for words, message in (
         (("convert", "toy", tmp_path, "-o", tmp_path / "new"), "toy: has no `data convert`"),
         (("fetch", "toy"), "toy: has no `data fetch`"),
-        (("export", "toy", tmp_path, "-o", tmp_path / "new"), "toy: cannot export form None; forms: none"),
+        (("export", "toy", tmp_path, "-o", tmp_path / "new"), "toy: give --form; forms: none"),
         (("convert", "toy", tmp_path / "absent", "-o", tmp_path / "new"), f"{tmp_path}/absent: does not exist"),
     ):
         assert str(invoke(*words).exception).startswith(message)
@@ -115,11 +116,13 @@ def test_trust_in_pickles_reaches_the_workload_and_only_one_that_has_them(
 ) -> None:
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(module, "_show", lambda root, world: None)
-    generator.convert = lambda source, root, *, world, size, trust_pickles=False: calls.append({"trust": trust_pickles})
+    generator.convert = lambda source, root, *, world, size, progress, trust_pickles=False: calls.append(
+        {"trust": trust_pickles}
+    )
     for words in ((), ("--trust-pickles",)):
         assert invoke("convert", "toy", tmp_path, "-o", tmp_path / "new", *words).exit_code == 0
     assert calls == [{"trust": False}, {"trust": True}]
-    generator.convert = lambda source, root, *, world, size: None
+    generator.convert = lambda source, root, *, world, size, progress: None
     refused = invoke("convert", "toy", tmp_path, "-o", tmp_path / "new", "--trust-pickles")
     assert str(refused.exception) == "toy: --trust-pickles: its files hold no pickles"
 
@@ -155,10 +158,10 @@ def test_several_ranks_become_mpiexec_with_the_same_command(
 
 def test_plain_progress_speaks_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     now = iter([0.0, 1.0, 6.0, 7.0, 12.0])
-    tell = _plain_progress("toy", lambda: next(now))
+    tell = plain_progress("toy", lambda: next(now))
     for done in (1, 2, 3, 8):
         tell(done, 8)
-    assert capsys.readouterr().out == "toy: 25 %, about 18 s left\ntoy: 100 %, about 0 s left\n"
+    assert capsys.readouterr().err == "toy: 25 %, about 18 s left\ntoy: 100 %, about 0 s left\n"
 
 
 @pytest.mark.parametrize(

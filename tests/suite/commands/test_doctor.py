@@ -309,7 +309,7 @@ def test_a_folder_that_cannot_be_written_or_is_full_is_missing(tmp_path: Path) -
 
 def test_the_command_names_every_part_on_this_machine() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "suite", "doctor", "--json"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "suite", "doctor", "--format", "json"], capture_output=True, text=True, timeout=120
     )
     checks = {item["name"]: item for item in json.loads(done.stdout)}
     named = {

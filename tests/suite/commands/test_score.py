@@ -15,7 +15,7 @@ from tests.fixtures.package_mutations import example, lines_of, strong, weak
 
 
 def groups(path: Path, code: int) -> list[dict[str, Any]]:
-    done = mlhpc("score", path, "--json")
+    done = mlhpc("score", path, "--format", "json")
     assert done.returncode == code, done.stdout + done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)["groups"]
     return found

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from suite.commands import status
-from suite.commands.status import JobStatus, TrialStatus, eta, folder_status, judge, table
+from suite.commands.status import JobStatus, TrialStatus, folder_status, judge, table
 from suite.launch import jobs
 from suite.launch.cost import Epochs
 from suite.launch.heartbeat import Sign, heartbeat, read_sign
+from suite.launch.remaining import eta
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
 from suite.log.timeline import Epoch
@@ -239,7 +240,7 @@ def command(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_finds_runs_below_and_speaks_json(run: RunFolder) -> None:
     run.result(0).write_text(log_text(epochs=3, stop="success"))
     top = run.root.parents[1]
-    rows = json.loads(command(top, "--json").stdout)
+    rows = json.loads(command(top, "--format", "json").stdout)
     assert [(row["run"], row["trial"], row["state"]) for row in rows] == [
         ("runs/r", 0, "finished"),
         ("runs/r", 1, "queued"),

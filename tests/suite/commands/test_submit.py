@@ -35,7 +35,7 @@ def fake_sbatch(tmp_path: Path, body: str) -> None:
     (tools / "sbatch").chmod(0o755)
 
 
-MINI = ("--system", "slurm-two-node", "--config", "mini")
+MINI = ("--system", "slurm-two-node", "--size", "mini")
 
 
 def test_a_submitted_run_has_its_folder_script_and_job_id(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_submitted_run_has_its_folder_script_and_job_id(tmp_path: Path) -> Non
     script = (run / "job.sbatch").read_text()
     for line in (
         f': "${{MLHPC_PYTHON:={sys.executable}}}"',
-        f': "${{MLHPC_CONFIG:={run}/config.yaml}}"',
+        f'[[ -n $MLHPC_SIZE$MLHPC_CONFIG ]] || : "${{MLHPC_CONFIG:={run}/config.yaml}}"',
         f': "${{MLHPC_RUN:={run}}}" # the run folder',
         ': "${MLHPC_SEED=7}" # trial i gets seed + i; empty: drawn and logged',
         f"#SBATCH --output={run}/output/job_%j.log",
@@ -104,7 +104,7 @@ def test_a_dry_run_prints_the_script_of_every_full_size_as_the_documentation_say
     required = {name: chosen.card().size("full").required_runs for name, chosen in descriptors().items()}
     assert {name: int(runs) for name, (_, runs) in rows.items()} == required
     for name, (nodes, runs) in rows.items():
-        words = [name, "--system", str(ROOT / "submissions" / "systems" / "gpu-pyxis.yaml"), "--config", "full"]
+        words = [name, "--system", str(ROOT / "submissions" / "systems" / "gpu-pyxis.yaml"), "--size", "full"]
         words += ["--nodes", nodes, "--runs", runs, "-o", str(tmp_path / name), "--dry-run"]
         done = CliRunner().invoke(submit, words, catch_exceptions=False)
         script = done.stdout
@@ -122,8 +122,8 @@ def test_a_dry_run_prints_the_script_of_every_full_size_as_the_documentation_say
          "--nodes 3 x 1 ranks per node: global_batch_size 32 cannot be split evenly over 3 ranks; nearest that can: 30, 33"),
         ((*MINI, "--nodes", "1", "--time-limit", "soon"), "time limit 'soon': expected minutes, h:mm:ss or d-hh:mm:ss"),
         ((*MINI, "--nodes", "1", "--instances", "2", "--runs", "2"), "--instances cannot be combined with --runs"),
-        (("--system", "nope", "--config", "mini", "--nodes", "1"), "unknown system 'nope'; systems: example, "),
-        (("--system", "slurm-two-node", "--config", "huge", "--nodes", "1"), "cosmoflow: unknown config 'huge'; shipped: "),
+        (("--system", "nope", "--size", "mini", "--nodes", "1"), "unknown system 'nope'; systems: example, "),
+        (("--system", "slurm-two-node", "--size", "huge", "--nodes", "1"), "cosmoflow: unknown size 'huge'; sizes: "),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_leaves_no_folder(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -72,7 +72,7 @@ def test_rulesets_inherit() -> None:
     assert sorted(third.benchmarks["cosmoflow"].reference_points) == [32, 64, 128, 512, 1024]
     assert "openfold" not in ruleset("2.0.0").data.benchmarks
     assert ruleset("2.0.0").data.common["submission_benchmark"].one_of == ("cosmoflow", "deepcam", "oc20")
-    with pytest.raises(InputError, match=r"unknown ruleset '4.0.0'; rulesets: 0\.7\.0, 1\.0\.0"):
+    with pytest.raises(InputError, match=r"unknown ruleset '4.0.0'; did you mean '3.0.0'. rulesets: 0\.7\.0, 1\.0\.0"):
         ruleset("4.0.0")
 
 
@@ -507,7 +507,7 @@ def test_no_tool_changes_its_input(tmp_path: Path) -> None:
     commands: list[list[object]] = [
         *(["check", given, "--format", style] for style in FORMATS),
         ["score", given, "--explain"],
-        ["score", folder, "--json"],
+        ["score", folder, "--format", "json"],
         ["compare", runs, folder],
         ["package", runs, "--system", "x", "-o", tmp_path / "out" / "ACME"],
         ["package", "--verify", folder],
@@ -521,7 +521,7 @@ def test_no_tool_changes_its_input(tmp_path: Path) -> None:
     for command in commands:
         done = mlhpc(*command)
         assert "Traceback" not in done.stderr
-        assert done.returncode in (0, 1), (command, done.stderr)
+        assert done.returncode in (0, 1, 4), (command, done.stderr)
         assert state() == before, command
 
 

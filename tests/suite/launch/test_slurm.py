@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from suite.cli.options import settings
+from suite.commands.run import run as run_command
 from suite.descriptor import descriptors
 from suite.errors import InputError
 from suite.launch.slurm import (
@@ -143,6 +145,30 @@ def test_the_environment_overrides_a_setting_and_empty_switches_it_off(tmp_path:
     assert [calls[i + 1] for i, word in enumerate(calls) if word == "--trial"] == ["0"]
 
 
+@pytest.mark.parametrize(
+    ("config", "variables", "given"),
+    [
+        ("mini", {}, ("mini", None)),
+        ("mini", {"MLHPC_SIZE": "smoke"}, ("smoke", None)),
+        ("mini", {"MLHPC_CONFIG": "/my.yaml"}, (None, "/my.yaml")),
+        ("/run/config.yaml", {}, (None, "/run/config.yaml")),
+        ("/run/config.yaml", {"MLHPC_SIZE": "full"}, ("full", None)),
+        ("/run/config.yaml", {"MLHPC_CONFIG": "/my.yaml"}, (None, "/my.yaml")),
+    ],
+)
+def test_the_command_of_the_ranks_is_one_that_run_understands(
+    config: str, variables: dict[str, str], given: tuple[str | None, str | None], tmp_path: Path
+) -> None:
+    told = run_head(sbatch_script(replace(job("slurm-two-node", "mini", runs=1), config=config)), tmp_path, **variables)
+    assert told["code"] == "0", told["said"]
+    calls = (tmp_path / "calls").read_text().splitlines()
+    words = calls[calls.index("run") + 1 :]
+    parsed = run_command.make_context("run", words[: words.index("--resume") + 1]).params
+    assert (parsed["size"], parsed["config"]) == given
+    assert settings(*given) == (given[0] or given[1])
+    assert (parsed["workload"], parsed["trial"]) == ("cosmoflow", 0)
+
+
 @pytest.mark.parametrize(("code", "trials"), [(0, 3), (1, 3), (2, 1), (3, 1), (137, 1)])
 def test_a_missed_target_does_not_end_the_series_but_a_stop_does(tmp_path: Path, code: int, trials: int) -> None:
     told = run_head(sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT=str(code))
@@ -257,9 +283,12 @@ def test_the_example_shows_every_key() -> None:
         ("name: s\nlauncher:\n  nodez: 2\n", r"s\.yaml:3: unknown key 'nodez'; valid keys: account, "),
         (
             "name: s\nlauncher:\n  container:\n    imge: x\n",
-            r"s\.yaml:4: unknown key 'imge'; valid keys: image, mounts",
+            r"s\.yaml:4: unknown key 'imge'; did you mean 'image'\? valid keys: image, mounts",
         ),
-        ("name: s\nluncher: {}\n", r"s\.yaml:2: unknown key 'luncher'; valid keys: description, launcher, name"),
+        (
+            "name: s\nluncher: {}\n",
+            r"s\.yaml:2: unknown key 'luncher'; did you mean 'launcher'\? valid keys: description, launcher, name",
+        ),
         (
             "name: s\nlauncher:\n  cpus_per_task: 0\n",
             r"s\.yaml:3: launcher\.cpus_per_task = 0: .*greater than or equal",

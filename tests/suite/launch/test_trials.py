@@ -91,7 +91,7 @@ def test_a_continued_folder_keeps_its_base_seed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("suite.launch.trials.run_trials", note)
     monkeypatch.setattr("suite.commands.run._check_before_launch", lambda plan, ranks: None)
     folder = tmp_path / "run"
-    assert mlhpc("run", "cosmoflow", "--config", "smoke", "--seed", 7, "-o", folder).returncode == 0
+    assert mlhpc("run", "cosmoflow", "--size", "smoke", "--seed", 7, "-o", folder).returncode == 0
     assert mlhpc("run", "cosmoflow", "-o", folder, "--resume").returncode == 0
     assert mlhpc("run", "cosmoflow", "-o", folder, "--resume", "--seed", 9).returncode == 0
     assert seeds == [7, 7, 9]

@@ -178,7 +178,7 @@ def test_score_command(tmp_path: Path) -> None:
     assert "dropped: fastest" in done.stdout
     assert "resumed" not in done.stdout
 
-    group = json.loads(mlhpc("score", runs, "--json").stdout)["groups"][0]
+    group = json.loads(mlhpc("score", runs, "--format", "json").stdout)["groups"][0]
     assert group["valid"]
     assert (group["benchmark"], group["size"], group["scenario"]) == ("cosmoflow", "smoke", "strong")
     assert (group["runs"], group["runs_converged"], group["runs_scored"]) == (5, 5, 3)

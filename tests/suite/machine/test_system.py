@@ -89,7 +89,11 @@ def test_a_system_file_wins_over_the_facts_and_its_launcher_block_is_not_ours(he
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("cooling: liquid", "coolin: liquid", ":5: unknown key 'coolin'; valid keys: accelerator_"),
+        (
+            "cooling: liquid",
+            "coolin: liquid",
+            ":5: unknown key 'coolin'; did you mean 'cooling'? valid keys: accelerator_",
+        ),
         ("memory_per_node_gib: 512", "memory_per_node_gib: lots", ":7: description.memory_per_node_gib = 'lots': "),
         ("description:\n", "description: text\nx:\n", ":3: description: expected a mapping, found 'text'"),
     ],

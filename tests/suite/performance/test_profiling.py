@@ -59,7 +59,20 @@ def test_backward_time_is_charged_to_the_layer_of_the_forward_operator() -> None
 def test_a_profile_of_two_ranks(smoke_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLHPC_DATA", str(smoke_data))
     output = tmp_path / "p"
-    words = ["profile", "cosmoflow", "--ranks", "2", "--steps", "4", "--profiled-steps", "1", "-o", str(output)]
+    words = [
+        "profile",
+        "cosmoflow",
+        "--size",
+        "smoke",
+        "--ranks",
+        "2",
+        "--steps",
+        "4",
+        "--profiled-steps",
+        "1",
+        "-o",
+        str(output),
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "suite", *words], cwd=ROOT, capture_output=True, text=True, timeout=240
     )

@@ -1,4 +1,4 @@
-"""`mlhpc moe-bench`: what it prints adds up, and given loads are what they say."""
+"""`mlhpc moe`: what it prints adds up, and given loads are what they say."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from workloads.commands.moe_bench import moe_bench
+from workloads.commands.moe import moe
 from workloads.moe.bench import Shape, given_experts, grid_sizes
 from workloads.moe.config import MoEConfig
 
@@ -21,7 +21,7 @@ SMALL = ["--tokens", "64", "--width", "16", "--hidden", "32", "--experts", "4", 
 
 def test_layer_benchmark(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    done = CliRunner().invoke(moe_bench, [*SMALL, "--mode", "capacity", "--capacity", "1", "-o", str(path)])
+    done = CliRunner().invoke(moe, [*SMALL, "--dispatch", "capacity", "--capacity", "1", "-o", str(path)])
     assert done.exit_code == 0, done.output
     assert "ratio" in done.output
     result = json.loads(path.read_text())
@@ -35,7 +35,7 @@ def test_layer_benchmark(tmp_path: Path) -> None:
 
 
 def test_a_sweep_needs_ranks() -> None:
-    done = CliRunner().invoke(moe_bench, ["--sweep-network"])
+    done = CliRunner().invoke(moe, ["--sweep-network"])
     assert "needs several ranks" in str(done.exception)
 
 
@@ -44,7 +44,7 @@ def sweep(path: Path, ranks: int, per_node: int) -> dict[str, Any]:
     words = ["--experts", "2", "--top-k", "1", "--sweep-network", "--ranks-per-node", str(per_node)]
     words += ["--up-to-mib", "0.002", "-o", str(path)]
     done = subprocess.run(
-        [sys.executable, "-m", "suite", "moe-bench", "--ranks", str(ranks), *SMALL, *words],
+        [sys.executable, "-m", "suite", "moe", "--ranks", str(ranks), *SMALL, *words],
         cwd=Path(__file__).resolve().parents[3],
         capture_output=True,
         text=True,

@@ -34,7 +34,7 @@ def mlhpc(*arguments: object, code: int = 0) -> str:
 
 def train(data: Path, folder: Path, epochs: int, *more: str) -> list[str]:
     sets = [f"data={data}", f"max_epochs={epochs}", "window_steps=1", *(f"hyperparameters.moe.{item}" for item in MOE)]
-    where = ["--config", "smoke", "--runs", "1", "--seed", "1"] if not more else list(more)
+    where = ["--size", "smoke", "--runs", "1", "--seed", "1"] if not more else list(more)
     return ["run", "moe_lm", *where, "--ranks", str(RANKS), "-o", str(folder), *(x for s in sets for x in ("--set", s))]
 
 
@@ -103,7 +103,7 @@ def test_another_model_runs_in_the_open_division_alone(data: Path, tmp_path: Pat
     words = [
         "run",
         "moe_lm",
-        "--config",
+        "--size",
         "smoke",
         "--runs",
         "1",

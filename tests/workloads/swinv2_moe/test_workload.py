@@ -139,7 +139,7 @@ def test_smoke_goes_from_data_to_a_package_without_findings(tmp_path: Path) -> N
 
     said = mlhpc("data", "generate", "swinv2_moe", "--size", "smoke", "--ranks", "2")
     assert "spectrum_linear" in said
-    mlhpc("run", "swinv2_moe", "--config", "smoke", "--runs", "5", "--set", "submission.org=ACME", "-o", "runs/first")
+    mlhpc("run", "swinv2_moe", "--size", "smoke", "--runs", "5", "--set", "submission.org=ACME", "-o", "runs/first")
     mlhpc("package", "runs/first", "--system", "laptop", "--submitter", "ACME", "-o", "packages/ACME")
     mlhpc("check", "packages/ACME")
     events = read_events(tmp_path / "runs/first/result_0.txt").events

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.cli import GROUPS, OTHER
+from suite.cli.group import GROUPS, OTHER
 from suite.errors import InputError
 from tests.fixtures.cli import mlhpc
 
@@ -46,8 +46,8 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     ("arguments", "expected"),
     [
         (["chek"], "unknown command 'chek'; did you mean 'check'? commands: demo, doctor,"),
-        (["run", "cosmo"], "unknown workload 'cosmo'; workloads: cosmoflow"),
-        (["run", "cosmoflow", "--config", "tiny"], "unknown config 'tiny'; shipped: "),
+        (["run", "cosmo"], "unknown workload 'cosmo'; did you mean 'cosmoflow'? workloads: cosmoflow"),
+        (["run", "cosmoflow", "--size", "tiny"], "unknown size 'tiny'; sizes: "),
         (["run", "cosmoflow", "--set", "nodez=3"], "--set nodez: unknown key 'nodez'; valid keys:"),
         (["run", "cosmoflow", "--resume"], "--resume needs --output RUN"),
         (["run", "cosmoflow", "--ranks", "0"], "0 is not in the range x>=1"),
@@ -68,14 +68,14 @@ def test_a_mistake_is_one_line_on_stderr_with_exit_code_2(arguments: list[str], 
 
 
 def test_a_run_without_data_says_how_to_make_them(tmp_path: Path) -> None:
-    done = mlhpc("run", "cosmoflow", "--config", "smoke", "-o", str(tmp_path / "run"), cwd=tmp_path)
+    done = mlhpc("run", "cosmoflow", "--size", "smoke", "-o", str(tmp_path / "run"), cwd=tmp_path)
     assert done.returncode == 2
     assert "make it with: mlhpc data generate cosmoflow --size smoke" in done.stdout + done.stderr
 
 
 def test_an_existing_run_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    done = mlhpc("run", "cosmoflow", "--config", "smoke", "-o", "run", cwd=tmp_path)
+    done = mlhpc("run", "cosmoflow", "--size", "smoke", "-o", "run", cwd=tmp_path)
     assert done.returncode == 2
     assert "run: exists already" in done.stderr
     assert list((tmp_path / "run").iterdir()) == []

@@ -1,4 +1,4 @@
-"""The command `mlhpc moe-bench`: benchmarks an MoE layer or sweeps the network.
+"""The command `mlhpc moe`: benchmarks an MoE layer or sweeps the network.
 
 It starts its own MPI ranks (``--ranks``) or runs on those of mpiexec, srun or torchrun.
 """
@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from suite.cli.options import JSON, device_option, format_option, output_option, ranks_option
+from suite.cli.progress import progress
 from suite.errors import InputError
-from suite.files import write_whole
+from suite.files import print_line, write_whole
 
 if TYPE_CHECKING:
     import torch
@@ -28,38 +30,57 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-HELP_GROUP = "Measure a machine"
+HELP_GROUP = "Machine"
 HELP_ORDER = 4
 
 
 @click.command(
-    "moe-bench",
+    "moe",
     epilog="""\b
 Examples:
-  mlhpc moe-bench --backend loop --load uniform
-  mlhpc moe-bench --ranks 4 --experts 2 --r 2 --degree 2 --algorithm 2dh --ranks-per-node 2
-  srun -n 8 mlhpc moe-bench --tokens 32768 --width 4096 --hidden 1024 --experts 128 --top-k 8 --activation swiglu --dtype bfloat16
-  srun -n 64 mlhpc moe-bench --sweep-network -o sweep.json && mlhpc network sweep.json
+  mlhpc moe --backend loop --load uniform
+  mlhpc moe --ranks 4 --experts 2 --r 2 --degree 2 --algorithm 2dh --ranks-per-node 2
+  srun -n 8 mlhpc moe --tokens 32768 --width 4096 --hidden 1024 --experts 128 --top-k 8 --activation swiglu --dtype bfloat16
+  srun -n 64 mlhpc moe --sweep-network -o sweep.json && mlhpc network sweep.json
 """,
 )
-@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks to start here.")
+@ranks_option()
 @click.option("--tokens", type=click.IntRange(1), default=4096, show_default=True, help="Tokens per rank.")
-@click.option("--width", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--width", type=click.IntRange(1), default=256, show_default=True, help="Width of a token.")
 @click.option("--hidden", type=click.IntRange(1), default=1024, show_default=True, help="Hidden width of one expert.")
-@click.option("--experts", type=click.IntRange(1), default=64, show_default=True)
-@click.option("--top-k", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--activation", type=click.Choice(["relu", "gelu", "silu", "swiglu"]), default="relu", show_default=True)
-@click.option("--mode", type=click.Choice(["dropless", "capacity", "einsum"]), default="dropless", show_default=True)
+@click.option("--experts", type=click.IntRange(1), default=64, show_default=True, help="Experts of the layer.")
+@click.option("--top-k", type=click.IntRange(1), default=2, show_default=True, help="Experts per token.")
 @click.option(
-    "--capacity", type=float, help="Capacity factor: > 0, 0 (what is needed) or < 0; modes capacity and einsum."
+    "--activation",
+    type=click.Choice(["relu", "gelu", "silu", "swiglu"]),
+    default="relu",
+    show_default=True,
+    help="Of an expert.",
+)
+@click.option(
+    "--dispatch",
+    type=click.Choice(["dropless", "capacity", "einsum"]),
+    default="dropless",
+    show_default=True,
+    help="How tokens reach experts.",
+)
+@click.option(
+    "--capacity", type=float, help="Capacity factor: > 0, 0 (what is needed) or < 0; dispatch capacity and einsum."
 )
 @click.option(
     "--backend",
     type=click.Choice(["auto", "loop", "onednn", "bmm", "grouped_mm"]),
     default="auto",
     show_default=True,
+    help="How experts are multiplied.",
 )
-@click.option("--load", type=click.Choice(["router", "uniform", "skewed"]), default="router", show_default=True)
+@click.option(
+    "--load",
+    type=click.Choice(["router", "uniform", "skewed"]),
+    default="router",
+    show_default=True,
+    help="Of the experts.",
+)
 @click.option(
     "--r",
     "parallel_r",
@@ -69,18 +90,27 @@ Examples:
     help="0: gather weights; else token copies per expert.",
 )
 @click.option("--degree", type=click.IntRange(1), default=1, show_default=True, help="Chunks that overlap.")
-@click.option("--algorithm", type=click.Choice(["linear", "2dh"]), default="linear", show_default=True)
+@click.option(
+    "--algorithm", type=click.Choice(["linear", "2dh"]), default="linear", show_default=True, help="All-to-all."
+)
 @click.option("--ranks-per-node", type=click.IntRange(1), help="Ranks counted as one node. [what the launch says]")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float64"]), default="float32", show_default=True)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float64"]),
+    default="float32",
+    show_default=True,
+    help="Of numbers.",
+)
+@device_option()
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads per rank.")
 @click.option("--repeats", type=click.IntRange(1), default=10, show_default=True, help="Pairs of layer and dense FFN.")
 @click.option(
     "--sweep-network", is_flag=True, help="Time all-to-alls and the layer on 2, 4, … ranks: what `mlhpc network` fits."
 )
 @click.option("--up-to-mib", default=16.0, show_default=True, help="Largest message of the sweep, per rank.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="JSON file for the results.")
-def moe_bench(  # one parameter per option
+@format_option()
+@output_option("JSON file for the results.", "none is written")
+def moe(  # one parameter per option
     ranks: int,
     tokens: int,
     width: int,
@@ -88,7 +118,7 @@ def moe_bench(  # one parameter per option
     experts: int,
     top_k: int,
     activation: str,
-    mode: str,
+    dispatch: str,
     capacity: float | None,
     backend: str,
     load: str,
@@ -102,6 +132,7 @@ def moe_bench(  # one parameter per option
     repeats: int,
     sweep_network: bool,
     up_to_mib: float,
+    style: str,
     output: Path | None,
 ) -> None:
     """Time a mixture-of-experts layer, phase by phase, beside a dense FFN of equal FLOPs in the same run."""
@@ -113,7 +144,7 @@ def moe_bench(  # one parameter per option
             "top_k": top_k,
             "hidden": hidden,
             "activation": activation,
-            "dispatch": mode,
+            "dispatch": dispatch,
             "capacity_factor": capacity,
             "backend": backend,
             "expert_parallel": True,
@@ -134,7 +165,7 @@ def moe_bench(  # one parameter per option
         else:
             result, render = bench.measure(shape, world, chosen, repeats).row(), _layer_table
         if world.is_first:
-            click.echo(render(result))
+            print_line(json.dumps(result, indent=1) if style == JSON else render(result))
             if output is not None:
                 write_whole(output, json.dumps(result, indent=1) + "\n")
         world.barrier()
@@ -176,9 +207,10 @@ def _sweep(world: World, device: torch.device, shape: Shape, up_to_bytes: int, r
     from workloads.moe import bench
 
     if world.size == 1:
-        raise InputError("moe-bench --sweep-network needs several ranks: --ranks 4, or srun, mpiexec, torchrun")
+        raise InputError("moe --sweep-network needs several ranks: --ranks 4, or srun, mpiexec, torchrun")
     ranks_per_node = shape.moe.ranks_per_node or world.local_size
-    return bench.sweep_network(world, device, shape, ranks_per_node, up_to_bytes, repeats)
+    with progress("sweep", shown=world.is_first) as tell:
+        return bench.sweep_network(world, device, shape, ranks_per_node, up_to_bytes, repeats, tell)
 
 
 @contextmanager

@@ -1,0 +1,141 @@
+"""The command `mlhpc history`: remember results in a folder over time, show them, and say whether the machine has changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from analysis.history import judge, record
+from analysis.history.judge import CODES, URGENT, Verdict
+from suite.cli.group import Subcommands
+from suite.cli.options import JSON, format_option, output_option
+from suite.compliance.scoring import score_results
+from suite.errors import InputError
+from suite.files import print_line, printable
+
+HELP_GROUP = "Compare"
+HELP_ORDER = 3
+
+DEFAULT_FOLDER = Path("history")
+NO_SCORE = 3  # exit code, as that of compare
+
+_FOLDER = click.argument("folder", default=DEFAULT_FOLDER, type=click.Path(path_type=Path))
+_SINCE = click.option(
+    "--since", metavar="DATE", help="Leave out results made before, e.g. an accepted change: 2026-09-21."
+)
+_RATE = click.option(
+    "--false-alarms",
+    "rate",
+    type=click.FloatRange(0.0001, 0.2),
+    default=0.01,
+    show_default=True,
+    help="How often one check of an unchanged machine may alarm.",
+)
+
+
+@click.group(
+    cls=Subcommands,
+    epilog="""\b
+Examples:
+  mlhpc history add runs/nightly -o history
+  mlhpc history show history
+  mlhpc history check history || test $? = 4       in CI: fails if the machine has become slower
+""",
+)
+def history() -> None:
+    """Follow a machine over time: add results to a folder, show them, check whether it changed.
+
+    A history is a folder with one JSON file for each result. Files are only ever added.
+    """
+
+
+@history.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--any", "any_runs", is_flag=True, help="Add results that are no scores too: fewer runs than required.")
+@output_option("Folder of the history, new or to be extended.", str(DEFAULT_FOLDER))
+def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
+    """Add the results under PATHS: run folders, results folders or packages. What is there already is left as it is.
+
+    Exit code 0: all are there; 2: usage; 3: one is not a score of a compliant result and was not added.
+    """
+    folder = output or DEFAULT_FOLDER
+    known = record.read_history(folder) if folder.exists() else []
+    scored = score_results(list(paths))
+    if not scored:
+        raise InputError(f"{', '.join(map(str, paths))}: no result_*.txt: nothing to add")
+    refused = [item for item in scored if not item.valid and not any_runs]
+    for item in scored:
+        if item in refused:
+            reason = item.result.reason or item.verdict
+            print_line(f"{item.group.folder}: {reason}; not added (--any adds it all the same)", error=True)
+            continue
+        made = record.compute_record(item, datetime.now(UTC))
+        path = record.write_record(folder, made, known)
+        print_line(f"{path}: added" if path else f"{folder / made.name}: there already")
+        known.append(made)
+    if refused:
+        raise click.exceptions.Exit(NO_SCORE)
+
+
+@history.command()
+@_FOLDER
+@_SINCE
+@_RATE
+@format_option()
+def show(folder: Path, since: str | None, rate: float, style: str) -> None:
+    """Show each series of FOLDER: its results, trend and changes, and which facts differ where it changed."""
+    verdicts = judge.judge_all(_read(folder, since), rate)
+    if style == JSON:
+        print_line(json.dumps(judge.as_data(verdicts, rate), indent=1))
+        return
+    for number, verdict in enumerate(verdicts):
+        print_line("\n" * (number > 0) + "\n".join(map(printable, judge.table(verdict, rate))))
+
+
+@history.command()
+@_FOLDER
+@_SINCE
+@_RATE
+@format_option()
+def check(folder: Path, since: str | None, rate: float, style: str) -> None:
+    """Say whether the machine has changed, a line for each series and quantity.
+
+    A change is one of the level of time to train or of the training time of an epoch, found by a rank test over all places; the
+    newest change counts. --false-alarms holds for the whole check, all series and both quantities together, as long as a
+    result does not depend on the one before it.
+
+    Exit code 0: no change, or the newest one is faster; 1: the newest change of a series is slower; 2: usage; 4: cannot
+    tell, results are too few.
+    """
+    verdicts = judge.judge_all(_read(folder, since), rate)
+    if style == JSON:
+        print_line(json.dumps(judge.as_data(verdicts, rate), indent=1))
+    else:
+        print_line("\n".join(printable(line) for verdict in verdicts for line in judge.lines(verdict, rate)))
+    code = _code(verdicts)
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+def _code(verdicts: Sequence[Verdict]) -> int:
+    """The exit code of the most urgent verdict."""
+    words = {verdict.word for verdict in verdicts}
+    return next((CODES[word] for word in URGENT if word in words), 0)
+
+
+def _read(folder: Path, since: str | None) -> list[record.Record]:
+    records = record.read_history(folder)
+    if since is not None:
+        try:
+            begin = datetime.fromisoformat(since)
+        except ValueError:
+            raise InputError(f"--since {since!r}: expected a date, for example 2026-09-21") from None
+        begin = begin if begin.tzinfo else begin.replace(tzinfo=UTC)
+        records = [each for each in records if datetime.fromisoformat(each.date) >= begin]
+    if not records:
+        raise InputError(f"{folder}: no result" + (f" since {since}" if since else ""))
+    return records

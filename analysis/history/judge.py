@@ -1,0 +1,211 @@
+"""What a history says: for each series and quantity whether it changed, where, by how much, and the trend. Text and data."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from analysis.history.change import Change, Size, Trend, fewest, find_changes, find_trend, follow_each_other, size_of
+from analysis.history.record import Record, Series, by_series, changed_facts
+
+QUANTITIES = ("time to train", "training time of an epoch")
+SAME, FASTER, SLOWER, CANNOT_TELL = "no change", "faster", "slower", "cannot tell"
+CODES = {SAME: 0, FASTER: 0, SLOWER: 1, CANNOT_TELL: 4}
+URGENT = (SLOWER, CANNOT_TELL)  # which decides the exit code if there are several
+DAY_S = 86400.0
+NAMED = 6  # changed facts that are named; --format json has all
+MONTH = 30.0  # days, the unit of a trend
+
+
+@dataclass(frozen=True)
+class Found:
+    """A change, its size (level after over level before), the first result after it and the facts that differ there."""
+
+    change: Change
+    size: Size
+    record: Record
+    facts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One quantity of one series. ``values`` are in seconds, one for each of ``records``: geometric means over runs.
+
+    ``rate`` is the share of the false-alarm rate that this verdict may use. ``follows``: see `follow_each_other`.
+    """
+
+    series: Series
+    quantity: str
+    records: tuple[Record, ...]
+    values: tuple[float, ...]
+    rate: float
+    found: tuple[Found, ...]
+    trend: Trend | None
+    follows: float | None
+
+    @property
+    def word(self) -> str:
+        """no change, faster, slower (the newest change), or cannot tell."""
+        if self.found:
+            return SLOWER if self.found[-1].size.ratio > 1.0 else FASTER
+        return SAME if len(self.values) >= fewest(self.rate) else CANNOT_TELL
+
+
+def judge_all(records: Sequence[Record], rate: float) -> list[Verdict]:
+    """Judge every series and quantity. ``rate`` is the false-alarm rate of all verdicts together.
+
+    Those that have enough results share it; how many have depends on no value.
+    """
+    chosen = [
+        (series, quantity, [record for record in each if _times(record, quantity)])
+        for series, each in by_series(records).items()
+        for quantity in QUANTITIES
+    ]
+    chosen = [item for item in chosen if item[2]]
+    counts = [len(each) for _, _, each in chosen]
+    sharers = {count: sum(other >= count for other in counts) for count in counts}  # if those of so many results share
+    enough = min((count for count, many in sharers.items() if count >= fewest(rate / many)), default=None)
+    share = rate / (sharers[enough] if enough is not None else len(chosen))
+    return [
+        _judge(*item, share if enough is not None and count >= enough else rate / sharers[count])
+        for item, count in zip(chosen, counts, strict=True)
+    ]
+
+
+def _judge(series: Series, quantity: str, records: Sequence[Record], rate: float) -> Verdict:
+    values = [math.exp(statistics.fmean(map(math.log, _times(record, quantity)))) for record in records]
+    changes = find_changes(values, rate)
+    found = tuple(
+        Found(
+            change,
+            size_of(values, change),
+            records[change.place],
+            tuple(changed_facts(records[change.place - 1], records[change.place])),
+        )
+        for change in changes
+    )
+    begin = changes[-1].place if changes else 0
+    days = [datetime.fromisoformat(record.date).timestamp() / DAY_S for record in records]
+    return Verdict(
+        series,
+        quantity,
+        tuple(records),
+        tuple(values),
+        rate,
+        found,
+        find_trend(days[begin:], values[begin:]),
+        follow_each_other(values, changes),
+    )
+
+
+def _times(record: Record, quantity: str) -> tuple[float, ...]:
+    return record.time_s if quantity == QUANTITIES[0] else record.epoch_s
+
+
+def lines(verdict: Verdict, rate: float) -> list[str]:
+    """A verdict as text: one line, and one for what makes its rate doubtful."""
+    count = len(verdict.values)
+    head = f"{verdict.series.title}: {verdict.quantity}: {verdict.word}"
+    if verdict.found:
+        newest = verdict.found[-1]
+        text = f"{head}: {_change_text(newest, count)}"
+    elif verdict.word == CANNOT_TELL:
+        text = f"{head}: {count} of at least {fewest(verdict.rate)} results that a false-alarm rate of {rate:g} needs"
+    else:
+        text = f"{head} in {count} results"
+    return [text, *_doubts(verdict)]
+
+
+def _doubts(verdict: Verdict) -> list[str]:
+    if verdict.follows is None or verdict.word == CANNOT_TELL:
+        return []
+    return [
+        f"  note: a result is like the one before it (correlation {verdict.follows:.2f}): there are more false alarms than stated"
+    ]
+
+
+def _change_text(found: Found, count: int) -> str:
+    size, change = found.size, found.change
+    low, high = (100 * (bound - 1) for bound in size.interval or (1.0, 1.0))
+    interval = f"95 % [{low:+.1f}, {high:+.1f}]" if size.interval else "no interval of so few results"
+    more = f"; {len(found.facts) - NAMED} more" if len(found.facts) > NAMED else ""
+    facts = f"; changed there: {'; '.join(found.facts[:NAMED])}{more}" if found.facts else "; no fact changed there"
+    return (
+        f"{100 * (size.ratio - 1):+.1f} % of the time, {interval}, since {found.record.date} "
+        f"(result {change.place + 1} of {count}, p = {change.p:.2g}){facts}"
+    )
+
+
+def table(verdict: Verdict, rate: float) -> list[str]:
+    """A verdict with all of its results, newest last; ``|`` marks the first result after a change."""
+    text = [f"{verdict.series.title}: {verdict.quantity}: {verdict.word}"]
+    places = {found.change.place for found in verdict.found}
+    top = max(verdict.values)
+    for index, (record, value) in enumerate(zip(verdict.records, verdict.values, strict=True)):
+        mark = "|" if index in places else " "
+        runs = len(_times(record, verdict.quantity))
+        bar = "#" * round(30 * value / top)
+        text.append(f"  {mark} {record.date[:16]}  {value:10.4g} s  n={runs:<3} {bar:30}  {record.score or 'no score'}")
+    text += [f"  change: {_change_text(found, len(verdict.values))}" for found in verdict.found]
+    if verdict.word == CANNOT_TELL:
+        text.append(
+            f"  changes: cannot tell: a false-alarm rate of {rate:g} needs at least {fewest(verdict.rate)} results"
+        )
+    if verdict.trend is not None:
+        since = " since the newest change" if verdict.found else ""
+        slope, low, high = (_percent(each) for each in (verdict.trend.slope, verdict.trend.low, verdict.trend.high))
+        text.append(f"  trend{since}: {slope:+.2g} % in 30 days, 95 % [{low:+.2g}, {high:+.2g}]")
+    return text + _doubts(verdict)
+
+
+def _percent(slope: float) -> float:
+    """A slope of logs per day as percent in 30 days."""
+    return 100.0 * math.expm1(max(-700.0, min(slope * MONTH, 700.0)))
+
+
+def as_data(verdicts: Sequence[Verdict], rate: float) -> dict[str, Any]:
+    """The verdicts as data, version 1; a bound that does not exist is null."""
+    return {"version": 1, "false_alarms": rate, "series": [_verdict_data(verdict) for verdict in verdicts]}
+
+
+def _verdict_data(verdict: Verdict) -> dict[str, Any]:
+    trend = verdict.trend
+    return {
+        **verdict.series.model_dump(),
+        "quantity": verdict.quantity,
+        "verdict": verdict.word,
+        "rate": verdict.rate,
+        "results_needed": fewest(verdict.rate),
+        "follows_the_one_before": verdict.follows,
+        "trend_percent_in_30_days": None
+        if trend is None
+        else {
+            "slope": _percent(trend.slope),
+            "interval": [_percent(each) if math.isfinite(each) else None for each in (trend.low, trend.high)],
+        },
+        "changes": [
+            {
+                "date": found.record.date,
+                "result": found.change.place + 1,
+                "p": found.change.p,
+                "ratio": found.size.ratio,
+                "interval": found.size.interval,
+                "facts": list(found.facts),
+            }
+            for found in verdict.found
+        ],
+        "results": [
+            {
+                "date": record.date,
+                "seconds": value,
+                "score": record.score,
+                "compliant": record.compliant,
+                "source": record.source,
+            }
+            for record, value in zip(verdict.records, verdict.values, strict=True)
+        ],
+    }

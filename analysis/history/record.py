@@ -1,0 +1,244 @@
+"""A folder of results over time: one JSON file for each result, only ever added to. What a record holds comes from logs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from suite.compliance.scoring import ScoredGroup, first_named
+from suite.errors import InputError
+from suite.files import read_json_document, write_whole
+from suite.log.comparable import era
+from suite.log.record import RunRecord
+from suite.log.run_folder import RunFolder
+from suite.log.score import MINUTE_S, Throughput
+from suite.machine.facts import UNKNOWN, Facts, read_facts
+
+VERSION: Final = 1
+SUFFIX = ".json"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Series(_Frozen):
+    """What results must share to be one series: like is compared with like. None: the logs do not say."""
+
+    benchmark: str | None
+    size: str | None
+    scenario: str
+    division: str | None
+    rules: str
+    system: str | None
+    nodes: int | None
+    ranks: int | None
+
+    @property
+    def title(self) -> str:
+        """The series as text."""
+        many = ", ".join(
+            f"{'?' if count is None else count} {what}{'' if count == 1 else 's'}"
+            for count, what in ((self.nodes, "node"), (self.ranks, "rank"))
+        )
+        kind = " ".join(filter(None, (self.benchmark or "no known benchmark", self.size, self.scenario, self.division)))
+        return f"{kind}, {self.system or 'unknown system'}, {many}, times as in {self.rules}"
+
+
+class Record(_Frozen):
+    """One result. Times are in seconds, one for each converged run; ``facts`` are texts by name, of the nodes or the system.
+
+    ``epoch_s`` is the median time of a complete epoch of each run without its evaluation. ``date`` is that of the first
+    run_start.
+    """
+
+    version: Literal[1] = VERSION
+    date: str
+    added: str
+    source: str
+    series: Series
+    score: str | None = Field(description="the score as text; None if the runs are none")
+    compliant: bool
+    time_s: tuple[float, ...]
+    epoch_s: tuple[float, ...]
+    logs: dict[str, str] = Field(description="sha256 of each log by name")
+    facts: dict[str, str]
+    facts_sha256: str
+    suite_version: str | None
+
+    @property
+    def name(self) -> str:
+        """The name of its file: when the result was made, what it is of, and the beginning of a sum over its logs."""
+        stamp = datetime.fromisoformat(self.date).strftime("%Y%m%dT%H%M%SZ")
+        total = hashlib.sha256("".join(sorted(self.logs.values())).encode()).hexdigest()[:8]
+        kind = "-".join(part for part in (self.series.benchmark, self.series.size, self.series.scenario) if part)
+        return f"{stamp}-{''.join(c if c.isalnum() or c in '-_' else '_' for c in kind)}-{total}{SUFFIX}"
+
+
+def compute_record(scored: ScoredGroup, now: datetime) -> Record:
+    """Compute the record of a result. InputError if none of its runs converged."""
+    first, folder = first_named(scored.records), scored.group.folder
+    converged = [run.record for run in scored.result.runs if run.converged]
+    starts = [run.run_start_s for run in converged if run.run_start_s is not None]
+    if not converged or not starts:
+        raise InputError(f"{folder}: no run converged: there is no time to remember")
+    facts = _facts(scored, first)
+    return Record(
+        date=datetime.fromtimestamp(min(starts), UTC).isoformat(timespec="seconds"),
+        added=now.isoformat(timespec="seconds"),
+        source=str(folder),
+        series=Series(
+            benchmark=first.benchmark,
+            size=first.size,
+            scenario=scored.scenario,
+            division=scored.division,
+            rules=era(scored.group.round or first.ruleset),
+            system=scored.group.system or _machine(first.platform, facts),
+            nodes=first.nodes,
+            ranks=first.ranks,
+        ),
+        score=_score(scored),
+        compliant=not scored.errors,
+        time_s=tuple(run.time_to_train_s for run in converged if run.time_to_train_s is not None),
+        epoch_s=tuple(seconds for run in converged if (seconds := epoch_seconds(run)) is not None),
+        logs={path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in scored.group.logs},
+        facts=facts,
+        facts_sha256=_sum_of(facts),
+        suite_version=first.suite_version,
+    )
+
+
+def epoch_seconds(run: RunRecord) -> float | None:
+    """The median time in seconds that a complete epoch trained; None if the log has none."""
+    seconds = [epoch.train_s for epoch in run.epochs if epoch.complete and epoch.train_s > 0.0]
+    return statistics.median(seconds) if seconds else None
+
+
+def read_history(folder: Path) -> list[Record]:
+    """Read the records of a folder by date. InputError if there is no folder, or a file in it is not a record."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no history here; begin one with: mlhpc history add RUNS -o {folder}")
+    paths = sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and not path.name.startswith("."))
+    records = [_read(path) for path in paths]
+    return sorted(records, key=lambda record: (record.date, record.name))
+
+
+def write_record(folder: Path, record: Record, known: Iterable[Record]) -> Path | None:
+    """Add a record to a folder and return its path; None if it is there already. Nothing that is there is changed.
+
+    InputError if some of its logs, but not the same ones, are in another record: the same runs would count twice.
+    """
+    for earlier in known:
+        if shared := set(record.logs.values()) & set(earlier.logs.values()):
+            if shared == set(record.logs.values()) == set(earlier.logs.values()):
+                return None
+            name = next(name for name, digest in record.logs.items() if digest in shared)
+            raise InputError(
+                f"{record.source}: {name} is in {folder / earlier.name} already, with other logs; a run counts once"
+            )
+    path = folder / record.name
+    write_whole(path, json.dumps(record.model_dump(mode="json"), indent=1) + "\n", overwrite=False)
+    return path
+
+
+def by_series(records: Sequence[Record]) -> dict[Series, list[Record]]:
+    """The records of each series, by date."""
+    found: dict[Series, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.series, []).append(record)
+    return found
+
+
+def changed_facts(before: Record, after: Record) -> list[str]:
+    """The facts that differ between two records, each as ``name: old -> new``."""
+    names = sorted(before.facts.keys() | after.facts.keys())
+    texts = [(name, before.facts.get(name, "none"), after.facts.get(name, "none")) for name in names]
+    return [f"{name}: {old} -> {new}" for name, old, new in texts if old != new]
+
+
+def _read(path: Path) -> Record:
+    record = read_json_document(path, Record, "a record of a history", VERSION)
+    try:
+        when = datetime.fromisoformat(record.date)
+    except ValueError:
+        when = None
+    if when is None or when.tzinfo is None:
+        raise InputError(f"{path}: date = {record.date!r}: expected a date and time with its zone")
+    if record.facts_sha256 != _sum_of(record.facts):
+        raise InputError(f"{path}: facts_sha256 does not fit the facts: the file was changed")
+    for name, seconds in (("time_s", record.time_s), ("epoch_s", record.epoch_s)):
+        wrong = next((each for each in seconds if not 0.0 < each < math.inf), None)
+        if wrong is not None:
+            raise InputError(f"{path}: {name} has {wrong}: expected seconds above 0")
+    return record
+
+
+def _machine(platform: str | None, facts: Mapping[str, str]) -> str | None:
+    """The name of the system in the logs; where nobody gave one, what its nodes are: two machines are never one series."""
+    if platform not in (None, "", UNKNOWN) or "processor" not in facts:
+        return platform
+    names = (facts.get("accelerators"), facts["processor"], f"{facts.get('cores', '?')} cores")
+    return ", ".join(name for name in names if name)
+
+
+def _sum_of(facts: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()
+
+
+def _score(scored: ScoredGroup) -> str | None:
+    result = scored.result
+    if not result.valid:
+        return None
+    if isinstance(result, Throughput):
+        return f"{result.models_per_minute or 0.0:.6g} models/min"
+    return f"{(result.mean_s or 0.0) / MINUTE_S:.6g} min"
+
+
+def _facts(scored: ScoredGroup, first: RunRecord) -> dict[str, str]:
+    """What may explain a change: settings that every log states, and facts of the nodes or else of the system."""
+    settings = {
+        "batch": first.global_batch_size,
+        "suite": first.suite_version,
+        "data": (first.data_manifest or "")[:12] or None,
+        "cache": first.cache_state,
+    }
+    stated = {name: str(value) for name, value in settings.items() if value is not None}
+    nodes = [read_facts(path) for path in RunFolder(scored.group.folder).node_facts()]
+    if nodes:
+        return stated | _of_nodes(nodes)
+    fields: Mapping[str, Any] = scored.system.fields if scored.system else {}
+    return stated | {name: str(value) for name, value in fields.items() if value not in (None, "")}
+
+
+def _of_nodes(nodes: Sequence[Facts]) -> dict[str, str]:
+    """Facts that stay until somebody changes a machine; what differs between nodes is joined."""
+    found: dict[str, set[str]] = {}
+    for node in nodes:
+        flat = {
+            "processor": node.cpu.model,
+            "cores": node.cpu.cores,
+            "governor": node.cpu.governor,
+            "memory GiB": None if node.memory.total_gib is None else round(node.memory.total_gib),
+            "cpus allowed": node.limits.cpus_allowed,
+            "accelerators": ", ".join(f"{each.model} (driver {each.driver})" for each in node.accelerators),
+            "network": ", ".join(sorted({f"{each.link} {each.speed_gbit_s} Gbit/s" for each in node.network})),
+            "operating system": node.software.operating_system,
+            "kernel": node.software.kernel,
+            "container": node.software.container,
+            "python": node.software.python,
+            "MPI": node.software.mpi,
+            **{f"package {name}": version for name, version in node.software.packages.items()},
+            **{f"tuning {name}": value for name, value in node.tuning.items()},
+        }
+        for name, value in flat.items():
+            if value not in (None, ""):
+                found.setdefault(name, set()).add(str(value))
+    return {name: " | ".join(sorted(values)) for name, values in found.items()}

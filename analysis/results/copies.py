@@ -1,0 +1,53 @@
+"""Results that were published again: the same runs under a later round. They are one measurement and are shown once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pandas as pd
+
+SAME = ["benchmark", "size", "mode", "division"]
+
+
+def find_copies(results: pd.DataFrame, runs: pd.DataFrame) -> pd.Series:
+    """The group of the earlier round that each result repeats, all runs and the score alike; None if it is no copy.
+
+    Runs are the same if they started and lasted the same; hashes differ where names were edited. Two results of one round
+    are never copies here: each was submitted as a result of its own.
+    """
+    signs = {str(name): _signature(group) for name, group in runs[~runs["pruned"]].groupby("group", sort=True)}
+    earlier: dict[tuple[object, ...], list[Mapping[str, object]]] = {}
+    found: dict[object, str] = {}
+    for index, row in results.sort_values(["round", "group"]).iterrows():
+        sign = signs.get(row["group"])
+        if sign is None:
+            continue
+        key = (*(row[name] for name in SAME), sign, _rounded(row["score_s"]))
+        originals = [known for known in earlier.setdefault(key, []) if known["round"] != row["round"]]
+        if originals:  # where several results of a round have the same runs, that of the same system
+            found[index] = str(max(originals, key=lambda known: known["system"] == row["system"])["group"])
+        else:
+            earlier[key].append(row.to_dict())
+    return pd.Series(found, index=results.index, dtype=object)
+
+
+def list_rounds(results: pd.DataFrame) -> pd.Series:
+    """The rounds that each result stands for: its own, and those of its copies: "v1.0 = v2.0 = v3.0"."""
+    copies = results.groupby("same_as")["round"].apply(list).to_dict() if results["same_as"].notna().any() else {}
+    rounds = [dict.fromkeys([row["round"], *copies.get(row["group"], [])]) for row in results.to_dict("records")]
+    return pd.Series([" = ".join(map(str, each)) for each in rounds], index=results.index, dtype=object)
+
+
+def _signature(runs: pd.DataFrame) -> tuple[tuple[float, float], ...] | None:
+    """Start and length of every run; None if one has no start, by which it could be recognised."""
+    starts = pd.to_numeric(runs["run_start_ms"])
+    if starts.isna().any():
+        return None
+    lengths = pd.to_numeric(runs["run_s"]).fillna(-1.0)
+    return tuple(sorted(zip(starts.astype(float), lengths.astype(float), strict=True)))
+
+
+def _rounded(score_s: object) -> float | None:
+    value = pd.to_numeric(score_s) if score_s is not None else math.nan
+    return None if value != value else float(f"{value:.9g}")

@@ -1,0 +1,48 @@
+"""Numbers written with the digits that their interval allows."""
+
+from __future__ import annotations
+
+import math
+
+SECONDS = (  # from which upper end on, seconds per unit, its name
+    (36000.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"), (1e-6, 1e-6, "µs"), (0.0, 1e-9, "ns"),
+)  # fmt: skip
+
+
+def with_interval(value: float, low: float, high: float, unit: str = "") -> str:
+    """ "12 s [9, 16]": a value and its interval, with 1 to 3 digits: as many as the interval's half width allows.
+
+    The interval is rounded outwards, so it is never narrower than it was; its ends keep one more digit than the value where
+    rounding would add more than a fifth of its width. Without a finite interval the value has one digit and the text says so.
+    """
+    tail = f" {unit}" if unit else ""
+    if not all(math.isfinite(number) for number in (value, low, high)):
+        return f"{value:.1g}{tail} [unknown]" if math.isfinite(value) else f"–{tail}"
+    half = (high - low) / 2
+    if half <= 0:
+        return f"{value:.6g}{tail}"
+    step = 10.0 ** math.floor(math.log10(half))
+    if value:
+        first = 10.0 ** math.floor(math.log10(abs(value)))
+        step = min(max(step, first / 100), first)  # one to three digits
+    outer = step if _outward(low, high, step) <= 1.2 * (high - low) else step / 10
+    ends = f"[{_text(math.floor(low / outer + 1e-9) * outer, outer)}, {_text(math.ceil(high / outer - 1e-9) * outer, outer)}]"
+    if not low <= round(value / step) * step <= high:
+        step = outer
+    return f"{_text(round(value / step) * step, step)}{tail} {ends}"
+
+
+def seconds_with_interval(value_s: float, low_s: float, high_s: float) -> str:
+    """A time and its interval in the unit that gives the upper end one to three digits before the point: "300 ms [300, 980]"."""
+    scale, unit = next((scale, unit) for least, scale, unit in SECONDS if abs(high_s) >= least or not least)
+    return with_interval(value_s / scale, low_s / scale, high_s / scale, unit)
+
+
+def _outward(low: float, high: float, step: float) -> float:
+    """The width of an interval whose ends are rounded outwards to multiples of ``step``."""
+    return (math.ceil(high / step - 1e-9) - math.floor(low / step + 1e-9)) * step
+
+
+def _text(value: float, step: float) -> str:
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    return f"{value:,.{decimals}f}"

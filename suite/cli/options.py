@@ -1,0 +1,135 @@
+"""Options that several commands have: one spelling, one meaning, one help text each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from suite.descriptor import CARDS, with_cards
+from suite.files import QUIET
+
+Function = Callable[..., Any]  # of a command
+Decorator = Callable[[Function], Function]
+NO_COLOR = "NO_COLOR"  # environment variable that rich, and most programs, honour (no-color.org)
+DEFAULT_SIZE = "mini"
+TEXT, JSON = "text", "json"
+
+
+def size_option(default: str | None = DEFAULT_SIZE, text: str = "A size of the workload (mlhpc list).") -> Decorator:
+    """``--size NAME``, the name of a size on every command. With ``default`` None it may be left out."""
+    return click.option("--size", metavar="NAME", default=default, show_default=default is not None, help=text)
+
+
+def settings_options(function: Function) -> Function:
+    """``--size NAME`` or ``--config FILE``, and ``--set KEY=VALUE``: what `settings` and `suite.config.load_config` take."""
+    for option in (
+        click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a setting; repeatable."),
+        click.option(
+            "--config",
+            metavar="FILE",
+            help="YAML file with your own settings in place of a size's (docs/architecture.md).",
+        ),
+        size_option(None, f"A size of the workload (mlhpc list). [{DEFAULT_SIZE}]"),
+    ):
+        function = option(function)
+    return function
+
+
+def settings(size: str | None, config: str | None) -> str | None:
+    """The name of a shipped config or the path of a YAML file for `suite.config.load_config`; None if neither is given.
+
+    UsageError if both are given, a file as ``--size`` or a name as ``--config``.
+    """
+    if size is not None and config is not None:
+        raise click.UsageError("--size and --config: give one; a file of settings states its size")
+    if size is not None and is_file(size):
+        raise click.UsageError(f"--size {size}: expected the name of a size; a file of settings is --config {size}")
+    if config is not None and not is_file(config):
+        raise click.UsageError(f"--config {config}: expected a YAML file; a size is --size {config}")
+    return config or size
+
+
+def is_file(text: str) -> bool:
+    """True if a text is meant as a path of a YAML file."""
+    return Path(text).suffix in {".yaml", ".yml"}
+
+
+def ranks_option(default: int | None = 1, text: str = "MPI ranks to start on this machine.") -> Decorator:
+    """``--ranks N`` of every command that starts ranks."""
+    return click.option("--ranks", type=click.IntRange(1), default=default, show_default=default is not None, help=text)
+
+
+def device_option() -> Decorator:
+    """``--device auto|cpu|cuda``."""
+    kinds = click.Choice(["auto", "cpu", "cuda"])
+    return click.option("--device", type=kinds, default="auto", show_default=True, help="Where to compute.")
+
+
+def output_option(what: str, default: str) -> Decorator:
+    """``-o/--output PATH``, on no command required: ``default`` says where it goes without."""
+    return click.option("-o", "--output", type=click.Path(path_type=Path), help=f"{what} [{default}]")
+
+
+def format_option(*more: str) -> Decorator:
+    """``--format text|json`` of every command that prints results; ``more`` are further forms."""
+    help_text = "Form of what is printed."
+    return click.option(
+        "--format", "style", type=click.Choice([TEXT, JSON, *more]), default=TEXT, show_default=True, help=help_text
+    )
+
+
+def _give_cards(context: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> None:
+    context.with_resource(with_cards(paths))
+
+
+card_option = click.option(  # of every command that judges: what cards say is read while the command runs
+    "--card",
+    multiple=True,
+    expose_value=False,
+    callback=_give_cards,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help=f"Card of a card-only benchmark; repeatable. Cards in ${CARDS} are known to every command.",
+)
+
+
+def add_shared(command: click.Command) -> click.Command:
+    """Give a command, and all commands of a group, ``--quiet`` and ``--no-color``."""
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            add_shared(each)
+    else:
+        taken = {name for parameter in command.params for name in parameter.opts}
+        command.params += [option for option in shared() if not taken & set(option.opts)]
+    return command
+
+
+def shared() -> list[click.Option]:
+    """New options --quiet and --no-color: of every command, and of mlhpc itself before the command."""
+    return [
+        _switch(["-q", "--quiet"], QUIET, "Print results and errors, no progress."),
+        _switch(["--no-color"], NO_COLOR, "Print without colours, as with NO_COLOR in the environment."),
+    ]
+
+
+def _switch(names: list[str], variable: str, text: str) -> click.Option:
+    """An option that sets a variable of the environment, so that ranks and other processes that are started know it too."""
+
+    def switch(context: click.Context, parameter: click.Parameter, on: bool) -> None:
+        before = os.environ.get(variable)
+        if on and not before:
+            os.environ[variable] = "1"
+            context.call_on_close(lambda: _restore(variable, before))
+
+    return click.Option(names, is_flag=True, expose_value=False, is_eager=True, callback=switch, help=text)
+
+
+def _restore(variable: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = value

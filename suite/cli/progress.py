@@ -1,0 +1,45 @@
+"""How far a long command is, on standard error: a bar on a terminal, else a line every few seconds; nothing under --quiet."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from suite.files import QUIET, print_progress
+
+PLAIN_INTERVAL_S = 5.0
+TERMINAL_NAME = "MLHPC_TERMINAL"  # set for the ranks when the command that started them had a terminal
+
+
+@contextmanager
+def progress(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """A function of (done, total) that shows progress. The time left assumes that the rest goes on at the pace so far."""
+    if not shown or os.environ.get(QUIET):
+        yield lambda done, total: None
+    elif sys.stderr.isatty() or TERMINAL_NAME in os.environ:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(force_terminal=True, stderr=True), transient=True) as bar:
+            task = bar.add_task(title, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+    else:
+        yield plain_progress(title, time.monotonic)
+
+
+def plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int, int], None]:
+    """A function of (done, total) that prints a line at most every `PLAIN_INTERVAL_S` seconds of ``clock``."""
+    begin = last = clock()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        now = clock()
+        if done and now - last >= PLAIN_INTERVAL_S:
+            last = now
+            left = (now - begin) * (total - done) / done
+            print_progress(f"{title}: {100 * done // total} %, about {left:.0f} s left", error=True)
+
+    return tell

@@ -1,0 +1,126 @@
+"""Renders docs/commands.md from the commands themselves: every command with its options, defaults, exit codes and examples."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator
+
+import click
+
+from suite.cli.former import FORMER_COMMANDS, FORMER_OPTIONS, FORMER_VALUES
+from suite.cli.group import OTHER, LazyGroup
+
+PAGE = "docs/commands.md"
+VERBATIM = "\b"  # click: the paragraph that follows keeps its lines
+
+HEAD = """# Commands
+
+This page is written by `python docs/write_commands.py` from the commands themselves; `mlhpc help COMMAND` says the same.
+
+| spelling | means, on every command that has it |
+| --- | --- |
+| `--size NAME` | a size of the workload (`mlhpc list`) |
+| `--config FILE` | a YAML file with your own settings in place of a size's |
+| `--set KEY=VALUE` | one setting, above the file's |
+| `--ranks N` | MPI ranks to start on this machine; inside srun, mpiexec or torchrun the ranks are there already |
+| `-o`, `--output PATH` | where the output goes; never required, the default is in brackets. What exists is refused or extended |
+| `--format text\\|json` | the form of what is printed; JSON has a `version` where it is a document |
+| `-q`, `--quiet` | results and errors, no progress |
+| `--no-color` | no colours, as with `NO_COLOR` in the environment |
+
+Exit codes of every command: 0 fine, 1 findings or a failed run, 2 usage or a mistake in a file, 70 a defect of
+mlhpc itself, 130 Ctrl-C. Further codes are said where a command has them. An error is one line on standard error.
+"""
+
+
+def page(group: LazyGroup) -> str:
+    """The whole page. Commands of packages other than ours are left out."""
+    context = click.Context(group, info_name="mlhpc")
+    infos = [info for info in group.infos() if info.group != OTHER]
+    lines = [HEAD]
+    for heading, members in itertools.groupby(infos, key=lambda info: info.group):
+        lines.append(f"## {heading}\n")
+        for info in members:
+            command = group.get_command(context, info.name)
+            assert command is not None
+            lines += _command(command, click.Context(command, info_name=info.name, parent=context), 3)
+    return "\n".join([*lines, *_former()]).rstrip() + "\n"
+
+
+def _command(command: click.Command, context: click.Context, depth: int) -> Iterator[str]:
+    yield f"{'#' * depth} {context.command_path}\n"
+    if not isinstance(command, click.Group):
+        yield f"    {command.get_usage(context).removeprefix('Usage: ')}\n".replace("\n      ", " ")
+    yield from _text(inspect.cleandoc(command.help or ""))
+    yield from _options(command)
+    yield from _text(inspect.cleandoc(command.epilog or ""))
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from _command(inner, click.Context(inner, info_name=name, parent=context), depth + 1)
+
+
+def _text(text: str) -> Iterator[str]:
+    """Paragraphs; those whose lines are kept become code, under their first line."""
+    for paragraph in filter(None, (part.strip("\n") for part in text.split("\n\n"))):
+        if paragraph.lstrip().startswith(VERBATIM):
+            first, *rest = [line for line in paragraph.replace(VERBATIM, "").splitlines() if line.strip()]
+            yield f"{first.strip()}\n"
+            if rest:
+                yield "\n".join(f"    {line.strip()}" for line in rest) + "\n"
+        else:
+            yield paragraph.replace("<", "&lt;") + "\n"
+
+
+def _options(command: click.Command) -> Iterator[str]:
+    shared = {"--quiet", "--no-color"}
+    options = [
+        each
+        for each in command.params
+        if isinstance(each, click.Option) and not each.hidden and not shared & set(each.opts)
+    ]
+    if options:
+        yield "| option | default | meaning |"
+        yield "| --- | --- | --- |"
+        for option in options:
+            names = ", ".join(f"`{name}`" for name in option.opts)
+            yield f"| {names}{_value(option)} | {_default(option)} | {_cell(option.help or '')} |"
+        yield ""
+
+
+def _value(option: click.Option) -> str:
+    """What the option takes, as it is typed."""
+    if option.is_flag:
+        return ""
+    if isinstance(option.type, click.Choice):
+        return f" `{_cell('|'.join(map(str, option.type.choices)))}`"
+    return f" `{option.metavar or option.type.name.split()[0].upper()}`"
+
+
+def _default(option: click.Option) -> str:
+    if option.required:
+        return "required"
+    value = option.default
+    plain = value is not None and not option.is_flag and isinstance(value, (str, int, float)) and option.show_default
+    return f"`{value}`" if plain else ""
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _former() -> Iterator[str]:
+    yield "## Former spellings\n"
+    yield "Each is refused with the one that holds now.\n"
+    yield "| was | is |"
+    yield "| --- | --- |"
+    for was, now in FORMER_COMMANDS.items():
+        yield f"| `mlhpc {was}` | `mlhpc {now}` |"
+    for (command, option), now in FORMER_OPTIONS.items():
+        yield f"| `{f'{command} {option}'.strip()}` | `{now}` |"
+    for (option, value), now in FORMER_VALUES.items():
+        yield f"| `{option} {value}` | `{option} {now}` |"
+    yield "| `--config NAME` | `--size NAME` |"
+    yield "| `profile --size FILE` | `profile --config FILE` |"

@@ -1,0 +1,123 @@
+"""How long runs still take: the epochs that are expected, at the pace so far. Each number says what it assumes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from suite.card import SizeCard, read_reference_points
+from suite.descriptor import descriptor
+from suite.errors import InputError
+from suite.files import read_bytes
+from suite.launch.cost import Epochs, expected_epochs, render_duration
+from suite.log.limits import limits
+from suite.log.record import RunRecord
+from suite.log.run_folder import RunFolder
+
+ENOUGH = 3  # runs that reached the target, from which they say more than the reference points
+_EPOCH = re.compile(r"epoch (\d+):")  # how a line of a rank about an evaluation begins (suite.training.loop)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The card of a size, and how many epochs a trial is expected to take."""
+
+    card: SizeCard
+    epochs: Epochs
+
+
+def find_expectation(folder: RunFolder) -> Expectation | None:
+    """The expectation for a run folder. None for a workload that is not installed here, or a folder without run.json."""
+    try:
+        info = folder.read_info()
+        chosen = descriptor(info.workload)
+        card = chosen.card().size(info.size)
+    except InputError:
+        return None  # its log is shown all the same
+    config = _config(folder.config_path)
+    max_epochs, batch = config.get("max_epochs"), config.get("global_batch_size")
+    points = read_reference_points(chosen.folder, info.size)
+    unit = card.train_samples if card.eval_every_steps else 1  # what epoch_num counts in an epoch
+    limit = max_epochs * unit if isinstance(max_epochs, int) else sys.maxsize
+    return Expectation(card, expected_epochs(points, batch if isinstance(batch, int) else 0, limit))
+
+
+def eta(record: RunRecord, expected: Epochs, now_s: float) -> float | None:
+    """Seconds to the expected end of a running trial: the remaining epochs at the mean time of the complete ones."""
+    complete = [epoch for epoch in record.epochs if epoch.complete]
+    if not complete or record.run_start_s is None:
+        return None
+    epoch_s = sum(epoch.stop_s - epoch.start_s for epoch in complete) / len(complete)
+    done = max((epoch.number or 0.0 for epoch in complete), default=0.0)
+    since_s = max(0.0, now_s - record.run_start_s - complete[-1].stop_s)
+    return max(0.0, (expected.count - done) * epoch_s - since_s)
+
+
+class SeriesClock:
+    """The time left of a series of trials that run one after another, from the lines that their ranks print.
+
+    A trial is expected to take as many epochs as ``expected``, or as those that have reached the target here once they are
+    `ENOUGH`, and the others as long to start as these.
+    """
+
+    def __init__(self, trials: int, expected: Epochs | None, clock: Callable[[], float]) -> None:
+        self._trials, self._expected, self._clock = trials, expected, clock
+        self._finished: list[float] = []  # epochs of trials that reached the target
+        self._ended = 0
+        self._paced = (0.0, 0.0)  # seconds and epochs between lines of one trial
+        self._firsts: list[
+            tuple[float, float]
+        ] = []  # seconds from the beginning of a trial to its first line; its epoch
+        self._begin = clock()
+        self._last: tuple[float, float] | None = None  # time and epoch of the newest line
+
+    def end(self, *, reached: bool) -> None:
+        """A trial has ended, or is left as it is, and the next one begins."""
+        self._ended += 1
+        if reached and self._last is not None:
+            self._finished.append(self._last[1])
+        self._begin, self._last = self._clock(), None
+
+    def line(self, text: str) -> str | None:
+        """The time left, as text, after a line of a rank. None if the line tells no epoch, or nothing is expected."""
+        match = _EPOCH.match(text)
+        if match is None or int(match.group(1)) == 0:
+            return None
+        now, epoch = self._clock(), float(match.group(1))
+        if self._last is not None and epoch > self._last[1]:
+            seconds, epochs = self._paced
+            self._paced = seconds + now - self._last[0], epochs + epoch - self._last[1]
+        if self._last is None:
+            self._firsts.append((now - self._begin, epoch))
+        self._last = now, epoch
+        seconds, epochs = self._paced
+        return self._left(epoch, seconds / epochs if epochs else (now - self._begin) / epoch)
+
+    def _left(self, epoch: float, pace: float) -> str | None:
+        many = len(self._finished)
+        if many and (self._expected is None or many >= ENOUGH):
+            count, basis = sum(self._finished) / many, f"mean of {many} run{'s' if many > 1 else ''} here"
+        elif self._expected is not None:
+            count, basis = self._expected.count, re.split(r",| with ", self._expected.source)[0]
+        else:
+            return None
+        others = self._trials - self._ended - 1
+        start_s = sum(max(0.0, wait - first * pace) for wait, first in self._firsts) / len(self._firsts)
+        left = max(0.0, count - epoch) * pace + others * (start_s + count * pace)
+        so_far = render_duration(self._clock() - self._begin)
+        of = "the run" if self._trials == 1 else f"{self._trials} runs"
+        about = f"about {render_duration(left)} left of {of}" if left else f"past the expected end of {of}"
+        return f"{so_far}; {about} (epoch {count:.4g}, {basis})"
+
+
+def _config(path: Path) -> Mapping[str, object]:
+    try:
+        data = yaml.safe_load(read_bytes(path, limits().json))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    return data if isinstance(data, dict) else {}

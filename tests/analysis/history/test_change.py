@@ -1,0 +1,193 @@
+"""Changes in a series: false alarms at the rate that is stated, power, the place; series that must and must not alarm."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.history.change import (
+    CLIP,
+    Change,
+    fewest,
+    find_changes,
+    find_trend,
+    follow_each_other,
+    scores,
+    size_of,
+)
+
+
+def level(generator: random.Random, sigma: float = 0.1) -> float:
+    """One result of an unchanged machine: log-normal."""
+    return math.exp(generator.gauss(0.0, sigma))
+
+
+def cauchy(generator: random.Random) -> float:
+    """A machine with wild outliers: log time has no mean."""
+    return math.exp(max(-300.0, min(0.05 * math.tan(math.pi * (generator.random() - 0.5)), 300.0)))
+
+
+def coarse(generator: random.Random) -> float:
+    """Times that are equal to each other more often than not."""
+    return float(generator.choice([60, 61, 62]))
+
+
+@pytest.mark.parametrize("law", [level, cauchy, coarse])
+@pytest.mark.parametrize(("count", "rate"), [(10, 0.05), (30, 0.05)])
+def test_a_series_without_a_change_alarms_no_more_often_than_stated(
+    law: Callable[[random.Random], float], count: int, rate: float
+) -> None:
+    generator, series = random.Random(count), 200
+    alarms = sum(bool(find_changes([law(generator) for _ in range(count)], rate)) for _ in range(series))
+    assert alarms <= rate * series + 3 * math.sqrt(rate * series)  # three standard deviations of a fair count
+
+
+@pytest.mark.parametrize(
+    ("count", "place", "sigmas", "power", "near"),
+    [(20, 10, 3.0, 0.97, 0.9), (30, 15, 2.0, 0.9, 0.65), (30, 26, 3.0, 0.85, 0.65), (40, 20, -2.0, 0.9, 0.65)],
+)
+def test_an_injected_change_is_found_at_its_place(
+    count: int, place: int, sigmas: float, power: float, near: float
+) -> None:
+    """``near``: the share of those found that are at most one result off."""
+    generator, series, found, hits = random.Random(1), 40, 0, 0
+    for _ in range(series):
+        values = [level(generator) * math.exp(0.1 * sigmas * (index >= place)) for index in range(count)]
+        changes = find_changes(values, 0.05)
+        found += bool(changes)
+        hits += any(abs(change.place - place) <= 1 for change in changes)
+    assert found >= power * series
+    assert hits >= near * found
+
+
+def steady(count: int, *, at: float = 60.0, seed: int = 4) -> list[float]:
+    generator = random.Random(seed)
+    return [at * level(generator, 0.01) for _ in range(count)]
+
+
+def must_not_alarm() -> Iterator[tuple[str, list[float]]]:
+    yield "constant", [60.0] * 30
+    yield "noise", steady(30)
+    yield "one slow night", [*steady(15), 600.0, *steady(14, seed=7)]
+    yield "a slow first night", [600.0, *steady(29)]
+    yield "a slow last night", [*steady(29), 600.0]
+    yield "a last night that took a year", [*steady(29), 3e7]
+    yield "three outliers apart", [600.0 if index in (5, 14, 23) else value for index, value in enumerate(steady(30))]
+    yield "two levels that alternate", [60.0, 66.0] * 15
+    yield "too few, however far apart", [60.0] * 4 + [6000.0] * 4
+    yield "slow at weekends", [value * (1.1 if index % 7 > 4 else 1.0) for index, value in enumerate(steady(35))]
+    yield "a single result", [60.0]
+    yield "nothing", []
+
+
+def must_alarm() -> Iterator[tuple[str, list[float], list[int]]]:
+    yield "a step", steady(15) + steady(15, at=66.0, seed=5), [15]
+    yield "a step down", steady(15, at=66.0) + steady(15, seed=5), [15]
+    yield "a small step", steady(20) + steady(20, at=61.5, seed=5), [20]
+    yield "there and back", steady(15) + steady(15, at=66.0, seed=5) + steady(15, seed=6), [15, 30]
+    yield "two steps up", steady(15) + steady(15, at=66.0, seed=5) + steady(15, at=72.0, seed=6), [15, 30]
+    yield "the last four of thirty", steady(26) + steady(4, at=66.0, seed=5), [26]
+    yield "the first four of thirty", steady(4, at=66.0) + steady(26, seed=5), [4]
+    yield "exact levels", [60.0] * 10 + [61.0] * 10, [10]
+    yield "a step among outliers", [*steady(14), 600.0, *steady(14, at=66.0, seed=5), 6.0, 66.0], [14]
+    yield "in other units", [value * 1e9 for value in steady(15) + steady(15, at=66.0, seed=5)], [15]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), list(must_not_alarm()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_what_is_no_change_does_not_alarm(name: str, values: list[float]) -> None:
+    assert find_changes(values, 0.01) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "places"), list(must_alarm()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_what_is_a_change_is_found(name: str, values: list[float], places: list[int]) -> None:
+    found = find_changes(values, 0.01)
+    assert len(found) == len(places)
+    assert all(abs(change.place - place) <= 1 for change, place in zip(found, places, strict=True))
+
+
+def test_the_fewest_results_are_those_of_which_one_order_in_so_many_is_the_clearest() -> None:
+    assert [fewest(rate) for rate in (0.05, 0.01, 0.005, 0.0001)] == [8, 10, 11, 17]
+    for rate in (0.05, 0.01):
+        count = fewest(rate) + 1
+        clear = [1.0] * (count // 2) + [2.0] * (count - count // 2)
+        clear = [value + index * 1e-6 for index, value in enumerate(clear)]
+        assert find_changes(clear, rate), "one more always do"
+        assert not find_changes(clear[1:-1], rate), "fewer never can"
+
+
+VALUES = st.lists(st.floats(0.1, 1e6), min_size=4, max_size=30)
+
+
+@given(VALUES)
+def test_scores_sum_to_zero_follow_the_values_and_are_bounded(values: list[float]) -> None:
+    found = scores(values)
+    assert sum(found) == pytest.approx(0.0, abs=1e-9)
+    assert max(found) - min(found) <= 2 * CLIP + 1e-9
+    order = sorted(range(len(values)), key=values.__getitem__)
+    assert all(found[a] <= found[b] + 1e-9 for a, b in itertools.pairwise(order))
+
+
+@given(VALUES, st.sampled_from([0.001, 60.0, 1e9]))
+def test_the_answer_does_not_depend_on_the_unit(values: list[float], unit: float) -> None:
+    assert scores([value * unit for value in values]) == pytest.approx(scores(values), abs=1e-6)
+
+
+def test_a_large_change_is_found_sooner_than_a_small_one() -> None:
+    """Ranks alone would not see more than that the last ones are the largest."""
+    large = [min(count for count in range(2, 12) if find_changes(steady(30) + steady(count, at=60 * size, seed=5), 0.01))
+             for size in (1.02, 1.1)]  # fmt: skip
+    assert large[1] < large[0]
+    assert large[1] <= 3
+
+
+def test_the_size_of_a_change_has_an_interval_that_holds_the_truth_as_often_as_stated() -> None:
+    generator, holds = random.Random(2), 0
+    for _ in range(400):
+        values = [level(generator) * (1.1 if index >= 12 else 1.0) for index in range(24)]
+        interval = size_of(values, Change(0, 12, 24, 0.0)).interval
+        assert interval is not None
+        holds += interval[0] <= 1.1 <= interval[1]
+    assert 0.92 * 400 <= holds <= 0.98 * 400
+
+
+def test_so_few_results_have_no_interval() -> None:
+    assert size_of([1.0, 1.0, 2.0, 2.0], Change(0, 2, 4, 0.0)).interval is None
+
+
+def test_results_that_follow_each_other_are_noticed_and_others_hardly_ever() -> None:
+    generator, noticed, innocent = random.Random(4), 0, 0
+    for _ in range(50):
+        drift, values = 0.0, []
+        for _ in range(40):
+            drift = 0.7 * drift + generator.gauss(0, 0.1)
+            values.append(math.exp(drift))
+        noticed += follow_each_other(values, []) is not None
+        innocent += follow_each_other([level(generator) for _ in range(40)], []) is not None
+    assert noticed >= 42
+    assert innocent <= 8
+
+
+def test_a_trend_has_an_interval_and_a_level_series_has_none_to_speak_of() -> None:
+    days = [float(day) for day in range(40)]
+    generator = random.Random(6)
+    rising = find_trend(days, [math.exp(0.01 * day + generator.gauss(0, 0.05)) for day in days])
+    assert rising is not None
+    assert rising.low < 0.01 < rising.high
+    assert rising.low > 0.0
+    holds = 0
+    for _ in range(200):
+        level_ = find_trend(days, [level(generator) for _ in days])
+        assert level_ is not None
+        holds += level_.low <= 0.0 <= level_.high
+    assert 182 <= holds <= 199
+    assert find_trend([1.0, 1.0, 1.0, 2.0, 3.0], [1.0] * 5) is None

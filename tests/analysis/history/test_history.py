@@ -1,0 +1,325 @@
+"""`mlhpc history`: what is added stays as it is, like is compared with like, and a machine that became slower is an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.history.record import Record, Series, _sum_of, read_history, write_record
+from tests.fixtures.cli import mlhpc
+from tests.fixtures.logs import START_MS, our_run, write
+from tests.fixtures.runs import describe, node
+
+DAY_MS = 86_400_000
+SERIES = Series(
+    benchmark="cosmoflow",
+    size="mini",
+    scenario="strong",
+    division="closed",
+    rules="v3.0",
+    system="bed",
+    nodes=1,
+    ranks=8,
+)
+
+
+def written(root: Path, day: int, **options: Any) -> Path:
+    """Runs whose starts and times differ as in `our_runs`."""
+
+    def one(index: int) -> None:
+        write(
+            root / f"result_{index}.txt",
+            our_run(
+                seed=1000 * day + index,
+                start_ms=START_MS + day * DAY_MS + index * 100_000,
+                epoch_s=options.get("factor", 1.0) * (2.0 + 0.1 * index),
+                values=(0.42 - 0.001 * index - 1e-5 * day, 0.39, 0.355 - 0.0001 * index),
+                trial=index,
+            ),
+        )
+
+    for index in range(options.get("count", 5)):
+        one(index)
+    return root
+
+
+def record(day: int, seconds: float, *, series: Series = SERIES, **facts: str) -> Record:
+    stated = {"kernel": "6.1", **facts}
+    return Record(
+        date=f"2026-{1 + day // 28:02}-{1 + day % 28:02}T03:00:00+00:00",
+        added="2026-12-31T00:00:00+00:00",
+        source=f"runs/{day}",
+        series=series,
+        score=f"{seconds * 8 / 60:.4g} min",
+        compliant=True,
+        time_s=(seconds * 8,),
+        epoch_s=(seconds,),
+        logs={"result_0.txt": f"{series.model_dump_json()} {day}"},
+        facts=stated,
+        facts_sha256=_sum_of(stated),
+        suite_version="1.0",
+    )
+
+
+def fill(folder: Path, seconds: list[float], **options: Any) -> Path:
+    for day, each in enumerate(seconds):
+        facts = {"kernel": "6.5"} if day >= options.get("new_kernel", 10**9) else {}
+        write_record(folder, record(day, each, series=options.get("series", SERIES), **facts), [])
+    return folder
+
+
+def nights(count: int, at: float = 60.0, seed: int = 1) -> list[float]:
+    generator = random.Random(seed)
+    return [at * (1 + generator.gauss(0, 0.01)) for _ in range(count)]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_result_is_one_file_that_is_never_touched_again(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    done = mlhpc("history", "add", written(tmp_path / "a", 0), "-o", folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(": added\n")
+    before = files(folder)
+    (only,) = read_history(folder)
+    assert len(only.time_s) == len(only.epoch_s) == len(only.logs) == 5
+    assert only.epoch_s[0] == pytest.approx(2.0, rel=0.01)
+    assert only.score is not None
+    again = mlhpc("history", "add", tmp_path / "a", "-o", folder)
+    assert (again.returncode, again.stdout.endswith(": there already\n")) == (0, True)
+    assert mlhpc("history", "add", written(tmp_path / "b", 1), "-o", folder).returncode == 0
+    after = files(folder)
+    assert len(after) == 2
+    assert {name: after[name] for name in before} == before
+
+
+def test_the_same_runs_count_once(tmp_path: Path) -> None:
+    folder, first = tmp_path / "history", written(tmp_path / "a", 0)
+    assert mlhpc("history", "add", first, "-o", folder).returncode == 0
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for number, path in enumerate(sorted(first.iterdir(), reverse=True)):
+        (copied / f"result_{number}.txt").write_bytes(path.read_bytes())
+    assert "there already" in mlhpc("history", "add", copied, "-o", folder).stdout
+    more = mlhpc("history", "add", written(first, 0, count=6), "-o", folder, "--any")
+    assert more.returncode == 2
+    assert "result_0.txt is in" in more.stderr
+    assert len(files(folder)) == 1
+
+
+def test_what_is_no_score_is_added_only_when_asked(tmp_path: Path) -> None:
+    folder, few = tmp_path / "history", written(tmp_path / "few", 0, count=2)
+    done = mlhpc("history", "add", few, "-o", folder)
+    assert done.returncode == 3
+    assert "not a score: 2 of 5 runs; not added" in done.stderr
+    assert not folder.exists()
+    assert mlhpc("history", "add", few, "-o", folder, "--any").returncode == 0
+    assert read_history(folder)[0].score is None
+    failed = write(tmp_path / "failed" / "result_0.txt", our_run(values=(0.9,)))
+    assert mlhpc("history", "add", failed.parent, "-o", folder, "--any").returncode == 2
+    assert mlhpc("history", "add", tmp_path / "history", "-o", folder).returncode == 2, "no logs"
+
+
+def test_a_machine_that_became_slower_is_exit_code_1_with_place_size_and_what_changed(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "history", nights(15) + nights(15, at=63.0, seed=2), new_kernel=15)
+    done = mlhpc("history", "check", folder)
+    assert done.returncode == 1, done.stderr
+    for line in done.stdout.splitlines():
+        assert ": slower: +" in line
+        assert "(result 16 of 30" in line
+        assert "changed there: kernel: 6.1 -> 6.5" in line
+    told = json.loads(mlhpc("history", "check", folder, "--format", "json").stdout)
+    (change,) = told["series"][0]["changes"]
+    assert change["interval"][0] < 1.05 < change["interval"][1]
+    assert change["date"].startswith("2026-01-16")
+
+
+def test_a_machine_that_did_not_change_is_exit_code_0(tmp_path: Path) -> None:
+    done = mlhpc("history", "check", fill(tmp_path / "history", nights(30)))
+    assert (done.returncode, done.stdout.count(": no change in 30 results")) == (0, 2)
+
+
+def test_a_machine_that_became_faster_or_was_mended_is_exit_code_0(tmp_path: Path) -> None:
+    faster = fill(tmp_path / "faster", nights(15) + nights(15, at=57.0, seed=2))
+    mended = fill(tmp_path / "mended", nights(14) + nights(14, at=66.0, seed=2) + nights(14, seed=3))
+    often = ("--false-alarms", 0.1)
+    assert mlhpc("history", "check", faster, *often).returncode == 0
+    done = mlhpc("history", "check", mended, *often)
+    assert (done.returncode, done.stdout.count(": faster: -")) == (0, 2)
+    assert mlhpc("history", "show", mended, *often).stdout.count("  change: ") == 4
+
+
+def test_too_few_results_are_exit_code_4(tmp_path: Path) -> None:
+    done = mlhpc("history", "check", fill(tmp_path / "history", nights(5) + nights(5, at=600.0)))
+    assert done.returncode == 4
+    assert "cannot tell: 10 of at least 11 results" in done.stdout
+
+
+def test_an_accepted_change_is_left_out_with_since(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "history", nights(15) + nights(15, at=63.0, seed=2))
+    assert mlhpc("history", "check", folder, "--since", "2026-01-16").returncode == 0
+    assert mlhpc("history", "check", folder, "--since", "2026-01-16T03:00:00+00:00").returncode == 0
+    for wrong, said in (("soon", "expected a date"), ("2030-01-01", "no result since 2030-01-01")):
+        done = mlhpc("history", "check", folder, "--since", wrong)
+        assert (done.returncode, said in done.stderr, done.stderr.count("\n")) == (2, True, 1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"nodes": 2}, {"ranks": 16}, {"size": "small"}, {"system": "other"}, {"division": "open"}, {"rules": "v0.7"}],
+    ids=str,
+)
+def test_unlike_results_are_never_one_series(tmp_path: Path, other: dict[str, Any]) -> None:
+    """Two machines, one twice as fast, alternate and then only one goes on: each is steady."""
+    folder = fill(tmp_path / "history", nights(20))
+    fill(folder, nights(20, at=30.0, seed=2), series=SERIES.model_copy(update=other))
+    done = mlhpc("history", "check", folder)
+    assert (done.returncode, done.stdout.count("no change in 20 results")) == (0, 4), done.stdout
+
+
+def test_results_may_be_added_in_any_order(tmp_path: Path) -> None:
+    seconds = nights(15) + nights(15, at=63.0, seed=2)
+    days = list(range(30))
+    random.Random(1).shuffle(days)
+    for day in days:
+        write_record(tmp_path / "history", record(day, seconds[day]), [])
+    assert "(result 16 of 30" in mlhpc("history", "check", tmp_path / "history").stdout
+
+
+def test_results_that_follow_each_other_are_said_to_break_the_rate(tmp_path: Path) -> None:
+    generator, drift, seconds = random.Random(8), 0.0, []
+    for _ in range(40):
+        drift = 0.8 * drift + generator.gauss(0, 0.01)
+        seconds.append(60 * (1 + drift))
+    assert "more false alarms than stated" in mlhpc("history", "check", fill(tmp_path / "h", seconds)).stdout
+
+
+def test_show_lists_every_result_with_trend_and_changes(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "history", nights(15) + nights(15, at=63.0, seed=2))
+    done = mlhpc("history", "show", folder)
+    assert done.returncode == 0
+    assert done.stdout.count(" n=1 ") == 60
+    assert done.stdout.count("\n  | 2026-01-16") == 2, "the first result after a change is marked"
+    assert done.stdout.count("trend since the newest change") == 2
+    told = json.loads(mlhpc("history", "show", folder, "--format", "json").stdout, parse_constant=pytest.fail)
+    assert [len(each["results"]) for each in told["series"]] == [30, 30]
+
+
+def test_facts_of_nodes_are_kept_without_what_changes_every_day(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    for day, model in enumerate(("Model T", "Model U")):
+        root = written(tmp_path / str(day), day)
+        describe(root)
+        facts = node("node1", collected=f"2026-11-{20 + day}T14:00:00Z").model_copy(
+            update={"cpu": node().cpu.model_copy(update={"model": model})}
+        )
+        (root / "facts" / "node1.json").write_text(facts.model_dump_json())
+        done = mlhpc("history", "add", root, "-o", folder, "--any")
+        assert done.returncode == 0, done.stderr
+    first, second = read_history(folder)
+    assert (first.facts["processor"], second.facts["processor"]) == ("Model T", "Model U")
+    assert {name for name in first.facts if first.facts[name] != second.facts[name]} == {"processor"}
+
+
+def spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    def spoiled(path: Path) -> None:
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+
+    return spoiled
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.write_text("{"), "expected JSON"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "expected JSON"),
+        (lambda path: path.write_text("[]"), "expected a record of a history of version 1, found list"),
+        (spoil(lambda data: data.update(version=2)), "version 1, found 2"),
+        (spoil(lambda data: data.update(date="yesterday")), "date = 'yesterday'"),
+        (spoil(lambda data: data.update(date="2026-01-01T00:00:00")), "with its zone"),
+        (spoil(lambda data: data.update(time_s=[float("nan")])), "expected seconds above 0"),
+        (spoil(lambda data: data.update(epoch_s=[-1.0])), "expected seconds above 0"),
+        (spoil(lambda data: data.update(time_s="long")), "time_s"),
+        (spoil(lambda data: data["facts"].update(kernel="9")), "facts_sha256 does not fit"),
+        (spoil(lambda data: data.update(surprise=1)), "surprise"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "cannot be read"),
+        (lambda path: (path.unlink(), path.mkdir()), "cannot be read"),
+    ],
+)
+def test_a_damaged_record_is_one_line_that_names_it(
+    tmp_path: Path, damage: Callable[[Path], object], said: str
+) -> None:
+    folder = fill(tmp_path / "history", nights(3))
+    damage(sorted(folder.iterdir())[1])
+    for command in ("check", "show"):
+        done = mlhpc("history", command, folder)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert said in done.stderr
+        assert "20260102" in done.stderr
+
+
+def test_other_files_in_the_folder_do_no_harm(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "history", nights(30))
+    (folder / "README.md").write_text("the nightly runs of our machine")
+    (folder / ".hidden.json").write_text("{")
+    assert mlhpc("history", "check", folder).returncode == 0
+
+
+def test_no_history_says_how_to_begin_one(tmp_path: Path) -> None:
+    done = mlhpc("history", "check", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "history: no history here; begin one with: mlhpc history add RUNS -o history" in done.stderr
+
+
+def test_a_run_folder_from_start_to_verdict(tmp_path: Path) -> None:
+    """What a nightly job does, twelve nights."""
+    folder = tmp_path / "history"
+    for night in range(12):
+        root = written(tmp_path / str(night), night, factor=1.3 if night >= 6 else 1.0, count=2)
+        assert mlhpc("history", "add", root, "-o", folder, "--any").returncode == 0
+    done = mlhpc("history", "check", folder)
+    assert done.returncode == 1
+    assert "training time of an epoch: slower: +29.9 %" in done.stdout
+    assert "(result 7 of 12" in done.stdout
+
+
+def test_two_machines_that_nobody_named_are_two_series(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    for number, cores in enumerate((64, 128)):
+        root = written(tmp_path / str(number), number)
+        for path in root.glob("result_*.txt"):
+            path.write_text(path.read_text().replace("test bed", "unknown"))
+        describe(root)
+        facts = node().model_copy(update={"cpu": node().cpu.model_copy(update={"cores": cores})})
+        (root / "facts" / "node1.json").write_text(facts.model_dump_json())
+        assert mlhpc("history", "add", root, "-o", folder, "--any").returncode == 0
+    assert [each.series.system for each in read_history(folder)] == ["Model T, 64 cores", "Model T, 128 cores"]
+
+
+def test_of_many_facts_that_changed_the_first_are_named_and_the_rest_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    for day, seconds in enumerate(nights(15) + nights(15, at=63.0, seed=2)):
+        facts = {f"package p{number:02}": "1" if day < 15 else "2" for number in range(20)}
+        write_record(folder, record(day, seconds, **facts), [])
+    (line, *_) = mlhpc("history", "check", folder).stdout.splitlines()
+    assert line.endswith("package p05: 1 -> 2; 14 more")
+
+
+def test_series_that_are_too_short_to_say_anything_take_no_share_of_the_rate(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "history", nights(6) + nights(6, at=66.0, seed=2))
+    for number in range(20):
+        fill(folder, nights(3, seed=number), series=SERIES.model_copy(update={"system": f"retired {number}"}))
+    done = mlhpc("history", "check", folder)
+    assert done.returncode == 1
+    assert done.stdout.count(": slower: ") == 2
+    assert done.stdout.count(": cannot tell: 3 of at least ") == 40

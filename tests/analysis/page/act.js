@@ -1,0 +1,56 @@
+// Uses the page as a reader would, and tells the page around it what happened.
+const errors = [];
+addEventListener("error", event => errors.push(event.message));
+addEventListener("load", async () => {
+  const visible = selector => [...document.querySelectorAll(selector)].filter(e => !e.hidden).length;
+  const rows = ".ranking > .scroll tbody tr";
+  const wait = ms => new Promise(resolve => setTimeout(resolve, ms));
+  const state = { rows: visible(rows) };
+  try {
+    const search = document.getElementById("search");
+    const type = async text => { search.value = text; search.dispatchEvent(new Event("input")); await wait(300); };
+    await type("no such thing anywhere");
+    state.none = [visible(rows), visible(".picture"), visible("ul.issues li")];
+    await type("OLDER closed");
+    state.searched = [...document.querySelectorAll(rows)].filter(e => !e.hidden).map(e => e.cells[0].textContent);
+    document.querySelector(".controls").reset();
+    await wait(300);
+    state.reset = visible(rows);
+    const select = document.getElementById("filter-round");
+    state.rounds = [...select.options].map(option => option.value);
+    select.value = "v9.8";
+    select.dispatchEvent(new Event("change"));
+    state.filtered = visible(rows);
+    state.dimmed = document.querySelectorAll("figure svg .dim").length;
+    state.output = document.querySelector(".controls output").textContent;
+    document.querySelector(".controls").reset();
+    await wait(300);
+    state.undimmed = document.querySelectorAll("figure svg .dim").length;
+    const section = document.getElementById("comparison").closest("section");
+    const mark = [...section.querySelectorAll("svg use, svg path")].find(e => e.querySelector("title"));
+    const text = mark.querySelector("title").textContent;
+    mark.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+    const tip = document.querySelector(".tip");
+    state.tip = [text, tip.textContent, tip.hidden];
+    mark.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    state.hits = [...document.querySelectorAll("tr.hit")].map(e => e.cells[0].textContent);
+    state.open = document.getElementById("logs").closest("details").open;
+    const dot = document.getElementById("run_to_run").closest("section").querySelector("[data-run]");
+    dot.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+    state.dot = [tip.textContent, dot.dataset.run];
+    dot.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    state.hit = [...document.querySelectorAll("tr.hit")].map(e => e.cells[0].textContent);
+    const head = document.querySelector("#logs th button");
+    head.click(); head.click();
+    const names = [...document.querySelectorAll("#logs tbody th")].map(e => e.textContent);
+    state.sorted = names.every((name, i) => i === 0 || names[i - 1].localeCompare(name) >= 0);
+    const svg = section.querySelector("figure svg");
+    const [blob, width] = drawing(svg);
+    const parsed = new DOMParser().parseFromString(await blob.text(), "image/svg+xml");
+    state.svg = [parsed.documentElement.localName, parsed.querySelectorAll("text").length === svg.querySelectorAll("text").length, width];
+    const image = await raster(svg);
+    state.png = [image.type, image.size > 5000];
+    state.buttons = document.querySelectorAll(".files button").length;
+  } catch (error) { errors.push(String(error.stack)); }
+  parent.postMessage({ ...state, errors }, "*");
+});

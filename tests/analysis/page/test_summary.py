@@ -1,0 +1,118 @@
+"""The summary on top of the page says what the figure of comparisons says, and nothing that the runs do not show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.figures import figures
+from analysis.page.summary import Summary, summary
+from analysis.results.prices import read_prices
+from analysis.study import NotAnswerableError, Study, study
+from suite.card import Card
+
+Build = Callable[..., Any]
+Cards = dict[str, Card]
+
+
+def of(data: Study) -> Summary:
+    try:
+        return summary(data, {"comparison": figures()["comparison"].table(data)})
+    except NotAnswerableError:
+        return summary(data, {})
+
+
+def lines(data: Study) -> list[dict[str, str]]:
+    table = of(data).table
+    assert table is not None
+    return [dict(zip(table.columns, (cell.text for cell in row), strict=True)) for row in table.rows]
+
+
+@pytest.fixture
+def made(tmp_path: Path, package: Build) -> Build:
+    def make(system: str, round_: str = "v9.9", **more: Any) -> Path:
+        path = package(tmp_path / f"hpc_results_{round_}", system=system, submitter=system, **more)
+        assert isinstance(path, Path)
+        return path
+
+    return make
+
+
+def test_the_fastest_is_named_with_the_ratio_interval_and_runs_of_the_figure(made: Build, cards: Cards) -> None:
+    data = study([made("slow", train_s=40), made("quick", train_s=5)], cards)
+    (line,) = lines(data)
+    row = figures()["comparison"].table(data).iloc[0]
+    assert line["who is faster"] == "quick"
+    assert line["by how much"].startswith(
+        f"{row['ratio of times']:.3g} times as fast as slow (95 %: {row['95 % from']:.3g}"
+    )
+    assert line["is it sure"] == "yes, by 10 and 10 runs"
+    assert "unit hours of A1" in line["at what cost"]
+    assert line["what to do"] == "choose quick"
+    assert any("--price" in sentence for sentence in of(data).sentences)
+
+
+def test_what_may_be_luck_is_not_sure(made: Build, cards: Cards) -> None:
+    (line,) = lines(study([made("a1"), made("b2", eval_s=2.3)], cards))
+    assert line["is it sure"].startswith("no: ")
+    assert "times as fast" not in line["by how much"]
+    assert line["what to do"].startswith("choose among a1, b2")
+
+
+@pytest.mark.parametrize(
+    ("prices", "cost", "advice"),
+    [
+        ((1.0, 1.0), "the least", "choose quick"),
+        ((50.0, 1.0), "; least ", "quick where time counts; slow where cost does: "),
+        ((None, 1.0), "no price for fast one; least ", "give the price of fast one"),
+        ((1.0, None), "the least", "choose quick"),
+    ],
+)
+def test_prices_decide_what_to_do(
+    tmp_path: Path, made: Build, cards: Cards, prices: tuple[float | None, ...], cost: str, advice: str
+) -> None:
+    paths = [made("quick", train_s=5), made("slow", train_s=40)]
+    for path, name in zip(paths, ("fast one", "slow one"), strict=True):
+        (description,) = (path / "systems").glob("*.json")
+        description.write_text(description.read_text().replace('"A1"', f'"{name}"'))
+    given = [f"{name}={price} USD/h" for name, price in zip(("fast one", "slow one"), prices, strict=True) if price]
+    (line,) = lines(study(paths, cards, prices=read_prices(given)))
+    assert cost in line["at what cost"]
+    assert line["what to do"].startswith(advice)
+
+
+def test_the_same_speed_is_chosen_by_cost(made: Build, cards: Cards) -> None:
+    paths = [made("a1", eval_s=2.1, nodes=8), made("b2")]
+    (line,) = lines(study(paths, cards, prices=read_prices(["A1=2 USD/h"])))
+    cheap = "b2"
+    assert line["what to do"] in (f"choose {cheap}: perhaps as fast, and costs less", f"choose {cheap}")
+
+
+def test_what_may_not_be_ranked_together_has_no_line(made: Build, cards: Cards) -> None:
+    data = study([made("a1", "v2.0"), made("b2", "v3.0", train_s=5), made("c3", "v2.0", division="open")], cards)
+    assert of(data).table is None
+    assert len(of(data).sentences) == 4  # one each, and how to make a comparison
+
+
+def test_a_first_run_says_what_it_knows(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
+    said = of(study([run_folder(tmp_path, "first")], cards))
+    assert said.table is None
+    first, then = said.sentences
+    assert first.startswith("first trains to the target of cosmoflow (mini) in ")
+    assert "3 of 3 runs reached it" in first
+    assert "% of that is training" in first
+    assert then.startswith("Nothing to rank yet")
+
+
+def test_what_has_no_score_is_named_with_the_reason(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
+    said = of(study([run_folder(tmp_path, "part", runs=1), run_folder(tmp_path, "whole")], cards)).sentences
+    assert any(sentence.startswith("part (cosmoflow mini) has no score: ") for sentence in said)
+
+
+def test_results_of_ones_own_come_first(tmp_path: Path, made: Build, run_folder: Build, cards: Cards) -> None:
+    own = [run_folder(tmp_path, "one"), run_folder(tmp_path, "two", train_s=30.0)]
+    rows = lines(study([made("a1"), made("b2", train_s=5), *own], cards))
+    assert ["mini" in row["task"] for row in rows] == [True, False]

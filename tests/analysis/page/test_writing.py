@@ -1,0 +1,110 @@
+"""What `mlhpc report` writes beside the page, what it checks before it works, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from analysis.commands.report import FORMS
+from analysis.commands.report import report as command
+
+Build = Callable[..., Any]
+STARTS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
+
+
+def invoke(*arguments: object) -> Any:
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+def test_figures_are_written_for_slides(tmp_path: Path, run_folder: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    from analysis.figures import figures
+
+    kept = {name: figures()[name] for name in ("time_split", "comparison", "startup")}
+    monkeypatch.setattr("analysis.figures.figures", lambda: kept)
+    folder, output = run_folder(tmp_path, runs=3), tmp_path / "report"
+    said = invoke(folder, "-o", output, "--figures", "svg,png,pdf")
+    assert said.exit_code == 0, said.output
+    written = {path.name: path.read_bytes() for path in (output / "figures").iterdir()}
+    assert set(written) == {
+        f"{name}.{form}" for name in ("time_split", "startup") for form in FORMS
+    }  # no comparison of one
+    for name, content in written.items():
+        assert content.startswith(STARTS[name.rsplit(".", 1)[1]])
+        assert len(content) > 3000
+    assert b"currentColor" not in written["startup.svg"]
+    assert invoke(folder, "-o", output, "--figures", "png").exit_code == 2  # exists
+    assert invoke(folder, "-o", output, "--figures", "PNG, png", "--force").exit_code == 0
+    assert {path.suffix for path in (output / "figures").iterdir()} == {".png"}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_without_the_option_no_figure_is_written(tmp_path: Path, run_folder: Build) -> None:
+    assert invoke(run_folder(tmp_path, runs=1), "-o", tmp_path / "report").exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["report.html", "report.json", "tables"]
+
+
+@pytest.mark.parametrize("forms", ["gif", "svg,jpeg", "svg;png", "SVG PNG"])
+def test_an_unknown_form_is_refused_before_anything_is_read(tmp_path: Path, forms: str) -> None:
+    (tmp_path / "nothing").mkdir()
+    said = invoke(tmp_path / "nothing", "-o", tmp_path / "report", "--figures", forms)
+    assert said.exit_code == 2
+    assert "is none of svg, png, pdf" in said.output
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever reads a log fails the test."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a log was read before the output was checked")
+
+    monkeypatch.setattr("analysis.study.study", fail)
+    monkeypatch.setattr("analysis.page.checked.check_paths", fail)
+
+
+@pytest.mark.usefixtures("unread")
+@pytest.mark.parametrize("place", ["a file/report", "/proc/self/report", "kept/report.html"])
+def test_an_output_that_cannot_be_written_is_found_before_minutes_of_work(
+    tmp_path: Path, run_folder: Build, place: str
+) -> None:
+    (tmp_path / "a file").write_text("kept")
+    (tmp_path / "kept" / "report.html").mkdir(parents=True)
+    output = tmp_path / place if place != "kept/report.html" else tmp_path / "kept"
+    said = invoke(run_folder(tmp_path, runs=1), "-o", output)
+    assert said.exit_code != 0
+    assert not isinstance(said.exception, AssertionError)
+    assert (tmp_path / "a file").read_text() == "kept"
+
+
+@pytest.mark.usefixtures("unread")
+def test_a_disk_without_room_is_found_first(small_disk: Path, tmp_path: Path, run_folder: Build) -> None:
+    said = invoke(run_folder(tmp_path, runs=1), "-o", small_disk / "new" / "report")
+    assert isinstance(said.exception, OSError)
+    assert list(small_disk.iterdir()) == []
+
+
+def test_what_fails_leaves_no_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    said = invoke(tmp_path / "nothing", "-o", tmp_path / "new" / "report")
+    assert said.exit_code != 0
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "mine").mkdir()
+    assert invoke(tmp_path / "nothing", "-o", tmp_path / "mine").exit_code != 0
+    assert (tmp_path / "mine").is_dir()  # what was there stays
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_long_report_says_how_far_it_is(tmp_path: Path, run_folder: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suite.cli.progress.PLAIN_INTERVAL_S", 0.0)
+    said = invoke(run_folder(tmp_path, runs=4), "-o", tmp_path / "report").output
+    for title in ("reading logs", "drawing figures"):
+        shares = [int(share) for share in re.findall(rf"{title}: (\d+) %, about \d+ s left", said)]
+        assert len(shares) >= 4
+        assert shares == sorted(shares)
+        assert shares[-1] == 100

@@ -1,0 +1,139 @@
+"""docs/commands.md is what the commands say of themselves, and what docs and CI files type is understood."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import shutil
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import click
+import pytest
+import yaml
+
+from suite.cli import group
+from suite.cli.group import LazyGroup
+from suite.cli.reference import PAGE, page
+
+ROOT = Path(__file__).resolve().parents[3]
+CI = sorted((ROOT / "docs" / "ci").glob("*.yml"))
+
+
+def test_the_page_of_commands_is_that_of_the_code() -> None:
+    assert isinstance(group, LazyGroup)
+    assert page(group) == (ROOT / PAGE).read_text(encoding="utf-8"), "run: python docs/write_commands.py"
+
+
+def test_the_page_has_every_option_and_no_raw_html() -> None:
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    for option in ("--since", "--baseline", "--any", "--count-failed", "--profiled-steps", "--trust-pickles"):
+        assert f"`{option}`" in text
+    prose = re.sub(r"^    .*$|`[^`]*`", "", text, flags=re.MULTILINE)
+    assert "<" not in prose
+    assert "Sentinel" not in text
+
+
+def parse(words: list[str]) -> None:
+    """Let the commands parse a command line; a mistake is raised."""
+    command: click.Command = group
+    context = click.Context(command, info_name="mlhpc")
+    while isinstance(command, click.Group):
+        name, command, words = command.resolve_command(context, words)  # type: ignore[assignment]
+        context = click.Context(command, info_name=name, parent=context)
+    with mock.patch.object(
+        click.Path, "convert", lambda self, value, parameter, context: Path(value)
+    ):  # files need not exist
+        command.make_context(command.name, words, parent=context.parent).close()  # what --quiet set ends with it
+
+
+def mlhpc_lines(text: str) -> Iterator[str]:
+    """The mlhpc commands in a script, with what follows them on the line cut off."""
+    for line in text.splitlines():
+        for match in re.finditer(r"(?:^|\s|\$\()(mlhpc [a-z][^|&;>#)]*)", line):
+            yield match.group(1).strip()
+
+
+def scripts(data: object) -> Iterator[str]:
+    """Every script in a workflow file of GitHub or GitLab."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            if key in {"run", "script", "before_script"}:
+                yield "\n".join(value) if isinstance(value, list) else str(value)
+            else:
+                yield from scripts(value)
+    elif isinstance(data, list):
+        for item in data:
+            yield from scripts(item)
+
+
+def variables(data: object) -> dict[str, str]:
+    """The variables that a workflow file sets."""
+    found: dict[str, str] = {}
+    if isinstance(data, dict):
+        for key, value in data.items():
+            found |= value if key in {"env", "variables"} else variables(value)
+    return found
+
+
+@pytest.mark.parametrize("path", CI, ids=lambda path: path.name)
+def test_a_ci_file_parses_and_so_does_every_command_in_it(path: Path) -> None:
+    data = yaml.safe_load(path.read_text())
+    lines = [line for script in scripts(data) for line in mlhpc_lines(script)]
+    assert lines
+    known = variables(data)
+    for line in lines:
+        parse(shlex.split(string.Template(line).safe_substitute(known))[1:])
+
+
+@pytest.mark.parametrize("platform", ["github-actions", "gitlab-ci"])
+def test_the_gates_train_compare_and_remember(platform: str) -> None:
+    data = yaml.safe_load((ROOT / "docs" / "ci" / f"{platform}-gate.yml").read_text())
+    text = "\n".join(scripts(data))
+    lines = [line.split()[1:3] for line in mlhpc_lines(text)]
+    for words in (["data", "generate"], ["run", "cosmoflow"], ["history", "add"], ["history", "check"]):
+        assert words in lines
+    gates = [line for line in text.splitlines() if "mlhpc compare" in line or "history check" in line]
+    assert len(gates) == 2
+    assert all(line.rstrip().endswith("|| test $? = 4") for line in gates), "slower fails the job, cannot tell does not"
+
+
+def test_a_wrong_command_in_a_ci_file_would_be_found() -> None:
+    for wrong in ("mlhpc run cosmoflow --sise smoke", "mlhpc history chek h", "mlhpc score x --json"):
+        with pytest.raises(click.UsageError):
+            parse(wrong.split()[1:])
+
+
+DOCS = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+
+
+def documented() -> Iterator[tuple[str, str]]:
+    """The command lines in code blocks and examples of docs; those with placeholders or choices are left out."""
+    for path in DOCS:
+        fenced = False
+        for line in path.read_text().splitlines():
+            fenced ^= line.startswith("```")
+            text = line.strip().removeprefix("$ ")
+            text = re.sub(r"^srun [^m]*(?=mlhpc )", "", text)
+            if (line.startswith("    ") or fenced) and text.startswith("mlhpc "):
+                command = re.split(r"\s{2,}| [|&>;#]", text)[0]
+                if not re.search(r"[\[\]…|*]|\b[A-Z]{2,}\b\.\.\.| \.\.\.", command):
+                    yield path.name, command
+
+
+@pytest.mark.parametrize(("name", "command"), sorted(set(documented())))
+def test_a_command_in_the_docs_is_understood(
+    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        words = shlex.split(command)[1:]
+    except ValueError:
+        pytest.skip("no whole command line")
+    if "--card" in words:  # a card is read while the words are
+        shutil.copy(ROOT / "examples" / "own_loop" / "card.yaml", tmp_path / words[words.index("--card") + 1])
+        monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(click.exceptions.NoArgsIsHelpError):
+        parse(words)

@@ -1,0 +1,46 @@
+"""The pages of docs/: all are in the site, every link leads somewhere, and what is written from the code is current."""
+
+from __future__ import annotations
+
+import logging
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+
+
+def test_every_page_is_in_the_site() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    named = re.findall(r"[a-z0-9_]+\.md", str(nav))
+    assert sorted(named) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
+def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (mlhpc[docs])")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    with caplog.at_level(logging.WARNING, "mkdocs"):
+        build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"), strict=False))
+    assert [record.message for record in caplog.records] == []
+    assert (tmp_path / "site" / "tutorial.html").stat().st_size > 1000
+
+
+def test_the_page_of_events_is_that_of_the_code() -> None:
+    written = runpy.run_path(str(DOCS / "write_events.py"))
+    assert written["page"]() == (DOCS / "events.md").read_text(encoding="utf-8"), "run: python docs/write_events.py"
+    for _, rows in written["sections"]():
+        assert len(rows) > 15
+        assert all(remark for _, remark in rows), rows
+
+
+def test_the_page_of_modules_is_that_of_the_code() -> None:
+    written = runpy.run_path(str(DOCS / "write_modules.py"))
+    text = written["page"]()
+    assert text == (DOCS / "modules.md").read_text(encoding="utf-8"), "run: python docs/write_modules.py"
+    assert not re.findall(r"^\| `(\w+)` \|  \|$", text, re.MULTILINE), "a module without a docstring"
