@@ -132,18 +132,15 @@ def _render(
     from analysis.results.prices import read_prices
     from analysis.sources import read_sources
     from analysis.study import study
-    from analysis.tables.workers import started
     from suite.descriptor import installed_cards
 
     prices = read_prices(price)
     found = read_sources(paths, what_if)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
-    checked = started(check_paths, found.logs)  # in a second process: the check reads the same logs by its own rules
     reading = plain_progress("reading logs", time.monotonic)
-    read = study(found.logs, installed_cards(), found.inputs, found.networks, between, prices, reading)
-    return render_report(
-        read, checked(), found.failures, form, forms, plain_progress("drawing figures", time.monotonic)
-    )
+    read = study(found.logs, installed_cards(), found.inputs, found.networks, between, prices, reading, judging=True)
+    checked = check_paths(found.logs, read.tables.judged)
+    return render_report(read, checked, found.failures, form, forms, plain_progress("drawing figures", time.monotonic))
 
 
 def _forms(given: str) -> tuple[str, ...]:

@@ -104,11 +104,12 @@ def add_shared(command: click.Command) -> click.Command:
             add_shared(each)
     else:
         taken = {name for parameter in command.params for name in parameter.opts}
-        command.params += [option for option in _shared() if not taken & set(option.opts)]
+        command.params += [option for option in shared() if not taken & set(option.opts)]
     return command
 
 
-def _shared() -> list[click.Option]:
+def shared() -> list[click.Option]:
+    """New options --quiet and --no-color: of every command, and of mlhpc itself before the command."""
     return [
         _switch(["-q", "--quiet"], QUIET, "Print results and errors, no progress."),
         _switch(["--no-color"], NO_COLOR, "Print without colours, as with NO_COLOR in the environment."),
