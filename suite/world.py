@@ -31,7 +31,7 @@ from suite.transport import (
     Seal,
     TorchTransport,
     Transport,
-    forget_key,
+    key_path,
     launch_key,
     own_address,
     port_of,
@@ -301,7 +301,7 @@ def _rendezvous(launch: Launch) -> TorchTransport:
     _init(torch.cuda.is_available(), f"tcp://{address}:{port}", key.hex(), launch.rank, launch.size)
     transport = _agreed(key)
     if launch.rank == 0:
-        forget_key()
+        key_path().unlink(missing_ok=True)
     return transport
 
 
