@@ -265,7 +265,7 @@ def _join(launch: Launch) -> TorchTransport:
     one_node = env.get("LOCAL_WORLD_SIZE", here) == str(launch.size)
     transport = _agreed(_key_of_launch(launch.rank, one_node), dist.new_group(backend="gloo"))
     if launch.rank == 0:
-        forget_key()
+        key_path().unlink(missing_ok=True)
     return transport
 
 
