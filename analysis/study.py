@@ -89,12 +89,14 @@ def study(
     between: Sequence[tuple[str, str]] = (),
     prices: Prices | None = None,
     tell: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    judging: bool = False,
 ) -> Study:
-    """Read and decompose all logs below the paths. ``tell`` is called with logs read and in total.
+    """Read and decompose all logs below the paths. ``tell`` and ``judging`` are those of `ingest`.
 
     Raises InputError as `ingest` does, and for names in ``between`` that fit no result or several of one class.
     """
-    tables = ingest(paths, cards, tell)
+    tables = ingest(paths, cards, tell, judging=judging)
     runs = per_run(tables.runs)
     selections = choose(tables)
     runs["fate"] = [selections[group].fate[run] for group, run in zip(runs["group"], runs["run"], strict=True)]

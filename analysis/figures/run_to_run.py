@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, bars, clip
+from analysis.page.tips import remember_runs
 from analysis.statistics.spread import run_spread
 from analysis.study import NotAnswerableError, Study
 
@@ -73,7 +74,10 @@ def draw(study: Study) -> Figure:
             for place, row in enumerate(rows):
                 runs = study.converged_of(row["group"])[name].astype(float).dropna()
                 ratio = (runs / runs.mean()).to_numpy(float)
-                axis.plot(ratio, np.full(len(ratio), place), marker, color=colour, alpha=0.55, markersize=5, mew=0)
+                (dots,) = axis.plot(
+                    ratio, np.full(len(ratio), place), marker, color=colour, alpha=0.55, markersize=5, mew=0
+                )
+                remember_runs(dots, runs.index)
             axis.axvline(1.0, color=INK, linewidth=0.8)
             axis.set_xlabel(f"{part} / mean")
         widest = max(abs(limit - 1.0) for axis in panels for limit in axis.get_xlim())

@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from analysis.page.drawing import BLUE, VERMILION, bars, clip, listed
 from analysis.page.scatter import PROBLEM, result_table
+from analysis.page.tips import remember_runs
 from analysis.results.extent import PLURAL, with_extent
 from analysis.results.names import CLASS, heading
 from analysis.study import NotAnswerableError, Study
@@ -65,16 +66,18 @@ def draw(study: Study) -> Figure:
     figure, axes = bars([len(rows) for _, rows in classes], 2, width_ratios=[3, 2])
     for (title, rows), (left, right) in zip(classes, axes, strict=True):
         for place, row in enumerate(rows.to_dict("records")):
-            rates = study.converged_of(row["group"])["train_rate"].dropna().to_numpy(float)
+            known = study.converged_of(row["group"])["train_rate"].dropna()
+            rates = known.to_numpy(float)
             for axis, scale in ((left, 1.0), (right, row["extent"])):
                 if len(rates) > DOTS:
                     axis.plot(
                         [rates.min() / scale, rates.max() / scale], [place, place], color=BLUE, linewidth=5, alpha=0.6
                     )
                 else:
-                    axis.plot(
+                    (dots,) = axis.plot(
                         rates / scale, np.full(len(rates), place), "o", color=BLUE, alpha=0.6, markersize=5, mew=0
                     )
+                    remember_runs(dots, known.index)
                 axis.plot(
                     [row["train_rate.mean"] / scale], [place], "D", color=VERMILION, markersize=7, mfc="none", mew=1.6
                 )

@@ -20,6 +20,7 @@ from analysis.page.scatter import (
     result_table,
     several_per_problem,
 )
+from analysis.page.tips import remember_runs
 from analysis.results.extent import PLURAL, with_extent
 from analysis.results.names import tasks
 from analysis.study import NotAnswerableError, Study
@@ -90,8 +91,9 @@ def draw(study: Study) -> Figure:
     for (title, rows), axis in zip(classes, axes, strict=True):
         for row in rows.to_dict("records"):
             colour = signs[row["device"]][0]
-            runs = study.converged_of(row["group"])["run_s"].to_numpy(float) / 60
-            axis.plot(np.full(len(runs), row["extent"]), runs, ".", color=colour, alpha=0.45, markersize=4)
+            runs = study.converged_of(row["group"])["run_s"].astype(float) / 60
+            (dots,) = axis.plot(np.full(len(runs), row["extent"]), runs, ".", color=colour, alpha=0.45, markersize=4)
+            remember_runs(dots, runs.index)
             plot_sign(axis, row["extent"], _minutes(row), signs[row["device"]], hollow=pd.isna(row["score_s"]))
             if row["division"] == "open":
                 plot_ring(axis, row["extent"], _minutes(row), colour, size=15, width=1.0)

@@ -6,7 +6,7 @@ A figure need not do anything for it. Names of points come from `remember_names`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -24,15 +24,15 @@ from analysis.page.cells import number_text
 NEAR = 1e-6  # of a coordinate: two that differ by less are one
 
 _names: WeakKeyDictionary[Axes, Sequence[tuple[float, float, str, bool]]] = WeakKeyDictionary()
-_ours: WeakKeyDictionary[Line2D, Sequence[str]] = WeakKeyDictionary()
+_ours: WeakKeyDictionary[Line2D, Sequence[int]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Tip:
-    """The text of one mark, a line for each statement, what it stands for first; ``run`` if the mark is one run."""
+    """The text of one mark, a line for each statement, what it stands for first; ``run`` is the place of its run, if it is one."""
 
     text: str
-    run: str = ""
+    run: int | None = None
 
 
 def remember_names(axis: Axes, points: Sequence[tuple[float, float, str, bool]]) -> None:
@@ -40,9 +40,9 @@ def remember_names(axis: Axes, points: Sequence[tuple[float, float, str, bool]])
     _names[axis] = points
 
 
-def remember_runs(line: Line2D, runs: Sequence[str]) -> None:
-    """Say which run each point of a line is: the run's name in the table of runs."""
-    _ours[line] = runs
+def remember_runs(line: Line2D, runs: Iterable[int]) -> None:
+    """Say which run each point of a line is: the place of the run in the study's runs."""
+    _ours[line] = list(runs)
 
 
 def tips_of(figure: Figure) -> dict[str, list[Tip]]:
@@ -78,7 +78,7 @@ def _of_line(axis: Axes, line: Line2D, rows: Mapping[float, str]) -> Iterator[Ti
             continue
         name = rows.get(round(y, 6), "") or _name_at(axis, x, y)
         tip = _tip(name, [_series(line.get_label()), _value(axis.xaxis, x), "" if rows else _value(axis.yaxis, y)])
-        yield replace(tip, run=runs[place], text=f"{runs[place]}\n{tip.text}") if len(runs) == len(points) else tip
+        yield replace(tip, run=runs[place]) if len(runs) == len(points) else tip
 
 
 def _of_bar(axis: Axes, container: BarContainer, bar: Rectangle, rows: Mapping[float, str]) -> Tip:

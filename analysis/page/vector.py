@@ -44,7 +44,6 @@ def svg(figure: Figure, name: str, title: str, description: str) -> str:
     with style():
         lay_out(figure)
         tips = tips_of(figure)
-        figure.set_layout_engine("none")
         buffer = io.StringIO()  # not savefig, which draws the whole figure once more, only to lay it out
         canvas: Any = FigureCanvasSVG(figure)
         canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})
@@ -60,13 +59,14 @@ def svg(figure: Figure, name: str, title: str, description: str) -> str:
 
 
 def lay_out(figure: Figure) -> None:
-    """Compute the positions of everything, without drawing. The name of an axis that is wider than its panel stays in the figure.
+    """Compute the positions of everything, once, without drawing. What is added later moves nothing.
 
-    Matplotlib's layout keeps room for the height of such a name, not for its width.
+    The name of an axis that is wider than its panel is moved into the figure: matplotlib's layout keeps room for its height only.
     """
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
+        figure.set_layout_engine("none")
     canvas = measuring(figure)
     for axis in figure.axes:
         label, width = axis.xaxis.label, figure.bbox.width
@@ -135,8 +135,8 @@ class _Writer:
             yield from self._children(children, inherited, tips)
             return
         tip = tips[0] if tips and tag in ("path", "use") and len(tips) == 1 else None
-        if tip is not None and tip.run:
-            attributes["data-run"] = _xml(tip.run)
+        if tip is not None and tip.run is not None:
+            attributes["data-run"] = str(tip.run)
         head = "".join([f' {key}="{value}"' for key, value in attributes.items()])
         text = "" if tag != "text" else _xml(element.text or "")
         inner = "".join(self._children(children, inherited, tips)) + text

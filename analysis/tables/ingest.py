@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from analysis.tables.reading import (
 from analysis.tables.run_row import encodable, text
 from analysis.tables.workers import mapped
 from suite.card import Card, Target
+from suite.compliance.check import CheckedLog, rulesets_of_logs
 from suite.files import read_bytes
 from suite.log.limits import limits
 from suite.log.record import RunRecord
@@ -42,6 +43,7 @@ class Tables:
     """The tidy tables. Keys: ``run`` of a log, ``group`` of a result, ``system_key`` of a system.
 
     ``records`` by run and ``targets`` by group are the input of suite.log.score. ``skipped``: paths that were not followed.
+    ``judged``: what the checker says of each log by itself, by its path, where it was asked.
     """
 
     runs: pd.DataFrame
@@ -54,6 +56,7 @@ class Tables:
     records: Mapping[str, RunRecord]
     targets: Mapping[str, Target | None]
     skipped: Sequence[Skipped] = ()
+    judged: Mapping[Path, CheckedLog] = field(default_factory=dict)
 
     def named(self) -> dict[str, pd.DataFrame]:
         """Every table by name."""
@@ -62,14 +65,19 @@ class Tables:
 
 
 def ingest(
-    paths: Sequence[Path], cards: Mapping[str, Card], tell: Callable[[int, int], None] = lambda done, total: None
+    paths: Sequence[Path],
+    cards: Mapping[str, Card],
+    tell: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    judging: bool = False,
 ) -> Tables:
     """Read every log under the paths. ValueError for a path without logs; the content of a log never raises.
 
-    ``tell`` is called with logs read and in total.
+    ``tell`` is called with logs read and in total. With ``judging`` each log is judged by itself while it is read.
     """
     logs, skipped = find_logs(paths)
-    readings = mapped(_read_one, cards, logs, chunk=8, tell=tell, alone=len(logs) < POOL_FROM_LOGS)
+    rules = {log: name for path in paths for log, name in rulesets_of_logs(path).items()} if judging else {}
+    readings = mapped(_read_one, (cards, rules), logs, chunk=8, tell=tell, alone=len(logs) < POOL_FROM_LOGS)
     runs = [reading.run for reading in readings]
     systems: dict[str, dict[str, Any]] = {}
     for log, row in zip(logs, runs, strict=True):
@@ -88,11 +96,13 @@ def ingest(
         records={reading.run["run"]: reading.record for reading in readings},
         targets={reading.run["group"]: reading.target for reading in readings},
         skipped=skipped,
+        judged={log.path: reading.checked for log, reading in zip(logs, readings, strict=True) if reading.checked},
     )
 
 
-def _read_one(cards: Mapping[str, Card], log: LogFile) -> Reading:
-    return read(log, cards)
+def _read_one(given: tuple[Mapping[str, Card], Mapping[Path, str]], log: LogFile) -> Reading:
+    cards, rules = given
+    return read(log, cards, rules.get(log.path))
 
 
 def parsed(text: object) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 from analysis.tables.epochs import LARGEST_PLAUSIBLE, EpochCount
 from analysis.tables.run_row import BESIDE_STEP, STEP_PARTS, UNKNOWN, LogContent, encodable, run_row, text
 from suite.card import FULL, Card, Target
-from suite.compliance.ruleset import find_target
+from suite.compliance.check import CheckedLog, judge_log
+from suite.compliance.ruleset import find_target, ruleset
 from suite.log import mllog
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, summarise
@@ -47,13 +48,15 @@ class Reading:
     experts: list[tuple[Any, ...]]
     record: RunRecord
     target: Target | None
+    checked: CheckedLog | None = None
 
 
-def read(file: LogFile, cards: Mapping[str, Card]) -> Reading:
-    """Read one log. The content of a log never raises."""
+def read(file: LogFile, cards: Mapping[str, Card], rules: str | None = None) -> Reading:
+    """Read one log. The content of a log never raises. With the name of a ruleset it is judged as well: it is read once."""
     digest = hashlib.sha256()
     log = read_events(file.path, steps=False, seen=digest.update)
     record = summarise(log)
+    checked = judge_log(log, ruleset(rules), str(file.path), record) if rules else None
     benchmark = file.benchmark or record.benchmark or UNKNOWN
     target = find_target(benchmark, record.size or FULL, cards)
     if target is not None and record.metric_key not in (None, target.metric):
@@ -71,6 +74,7 @@ def read(file: LogFile, cards: Mapping[str, Card]) -> Reading:
         experts=experts,
         record=_picklable(record),
         target=target,
+        checked=checked and replace(checked, record=_picklable(checked.record)),
     )
 
 

@@ -54,35 +54,3 @@ def _hold(work: Any, shared: Any) -> None:
 def _call(item: Any) -> Any:
     work, shared = _held
     return work(shared, item)
-
-
-def started(work: Callable[[Item], Result], item: Item) -> Callable[[], Result]:
-    """Start ``work(item)`` in another process. Call the returned function for the result; it raises what the work raised."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
-        process = context.Process(target=_send, args=(sender, work, item), daemon=True)
-        process.start()
-    sender.close()
-
-    def result() -> Result:
-        try:
-            done, value = receiver.recv()
-        except EOFError:
-            raise RuntimeError(f"the process beside this one ended with {process.exitcode} and no result") from None
-        process.join()
-        if not done:
-            raise value
-        return value  # type: ignore[no-any-return]
-
-    return result
-
-
-def _send(sender: Any, work: Callable[[Any], Any], item: Any) -> None:
-    gc.disable()
-    try:
-        answer = (True, work(item))
-    except Exception as error:
-        answer = (False, error)
-    sender.send(answer)

@@ -5,7 +5,7 @@ It only reads. Of each log it keeps the record and the findings, so memory is bo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -89,18 +89,35 @@ class CheckedLog:
         return self.benchmark is not None and failure(self.record, self.benchmark) is None
 
 
-def check(paths: list[Path], ruleset_name: str | None = None, given: GivenPoints | None = None) -> Verdict:
+Judged = Mapping[Path, CheckedLog]
+
+
+def check(
+    paths: list[Path], ruleset_name: str | None = None, given: GivenPoints | None = None, judged: Judged | None = None
+) -> Verdict:
     """Judge everything under the paths by one ruleset, or each result by that of its round.
 
-    ``given`` adds reference points for batch sizes that the ruleset has none for.
+    ``given`` adds reference points for batch sizes that the ruleset has none for. ``judged`` has logs that somebody read
+    and judged already, by the rulesets that `rulesets_of_logs` names.
 
     InputError for a path that is no file or folder, such as a device.
     """
-    return check_results(paths, ruleset_name, given)[0]
+    return check_results(paths, ruleset_name, given, judged)[0]
+
+
+def rulesets_of_logs(path: Path) -> dict[Path, str]:
+    """The name of the ruleset that judges each log below a path, pruned ones too, for who reads the logs anyway."""
+    return {
+        log: choice.ruleset
+        for _, groups in _results(find(path.absolute(), partly=True))
+        for choice in [choose(groups, path.absolute())]
+        for group in groups
+        for log in (*group.logs, *group.pruned)
+    }
 
 
 def check_results(
-    paths: list[Path], ruleset_name: str | None = None, given: GivenPoints | None = None
+    paths: list[Path], ruleset_name: str | None = None, given: GivenPoints | None = None, judged: Judged | None = None
 ) -> tuple[Verdict, tuple[CheckedResult, ...]]:
     """Judge as `check` does, and return beside the verdict what was read of each result."""
     findings: list[Finding] = []
@@ -118,7 +135,7 @@ def check_results(
             used.append(rules.name)
             packages += package is not None
             said = [item for rule, folder, text in choice.breaches for item in _finding(rules, rule, folder, text)]
-            checked = [_check_group(group, rules, seen, alone=path.is_file()) for group in groups]
+            checked = [_check_group(group, rules, seen, judged or {}, alone=path.is_file()) for group in groups]
             of_package = [*_check_package(package, groups, rules)] if package is not None else []
             findings += [*said, *(item for _, own in checked for item in own), *of_package]
             shared = _errors([*unread, *said, *of_package])
@@ -178,9 +195,9 @@ def check_log(path: Path, rules: Ruleset) -> CheckedLog:
     return judge_log(log, rules, name)
 
 
-def judge_log(log: Log, rules: Ruleset, name: str) -> CheckedLog:
-    """Judge the events of one log; ``name`` is the name of its file in findings."""
-    record, benchmark = record_of(log, rules)
+def judge_log(log: Log, rules: Ruleset, name: str, known: RunRecord | None = None) -> CheckedLog:
+    """Judge the events of one log; ``name`` is the name of its file in findings, ``known`` as `record_of` takes it."""
+    record, benchmark = record_of(log, rules, known)
     suite = rules.other_suite(record.benchmark)
     if suite is not None:
         return CheckedLog(record, None, (of_another_suite(log, rules, suite, name),))
@@ -200,18 +217,18 @@ def _results(tree: Tree) -> Iterator[tuple[Path | None, list[Group]]]:
 
 
 def _check_group(
-    group: Group, rules: Ruleset, seen: SeenRuns, *, alone: bool
+    group: Group, rules: Ruleset, seen: SeenRuns, judged: Judged, *, alone: bool
 ) -> tuple[tuple[RunRecord, ...], list[Finding]]:
     """Judge the logs of a result one by one and, unless it is ``alone``, together. Returns their records and the findings."""
     findings: list[Finding] = []
-    checked = [check_log(path, rules) for path in group.logs]
+    checked = [judged.get(path) or check_log(path, rules) for path in group.logs]
     records = tuple(log.record for log in checked)
     failed = [log for log in checked if not log.converged]
     for log in checked:
         only_failure = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
         forgiven = only_failure and (rules.foreign or not is_weak(group, records))
         findings += [_forgive(finding, log, rules) for finding in log.findings] if forgiven else log.findings
-    pruned = [check_log(path, rules) for path in group.pruned]
+    pruned = [judged.get(path) or check_log(path, rules) for path in group.pruned]
     for log in pruned:
         findings += _pruned(log, rules)
     of_another = all(rules.other_suite(record.benchmark) for record in records) and bool(records)

@@ -10,9 +10,12 @@ from suite.log.record import MetricValue, RunRecord, summarise
 from suite.log.values import finite
 
 
-def record_of(log: Log, rules: Ruleset) -> tuple[RunRecord, Benchmark | None]:
-    """Summarise a log by the metric of the benchmark that it names; the benchmark is None if the ruleset has none of that name."""
-    record = summarise(log)
+def record_of(log: Log, rules: Ruleset, known: RunRecord | None = None) -> tuple[RunRecord, Benchmark | None]:
+    """Summarise a log by the metric of the benchmark that it names; the benchmark is None if the ruleset has none of that name.
+
+    ``known`` is what `summarise` said of the log without a metric, if it was asked already.
+    """
+    record = known or summarise(log)
     benchmark = rules.benchmark(record.benchmark, record.size)
     if benchmark is not None and record.metric_key not in (None, benchmark.metric):
         record = summarise(log, benchmark.metric)

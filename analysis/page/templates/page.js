@@ -34,7 +34,7 @@ for (const table of all("table.sortable")) {
 const known = JSON.parse(document.getElementById("known").textContent);
 const numbers = row => (row.dataset.of ?? "").split(" ").filter(text => text !== "").map(Number);
 const logs = document.getElementById("logs");
-const logRows = new Map(logs ? all("tbody tr", logs).map(row => [row.cells[0].textContent, row]) : []);
+const logRows = logs ? all("tbody tr", logs) : [];  // in the order of the study's runs, by which marks name theirs
 const resolved = new Map();
 function resultsOf(name) {  // names of long results are cut in the middle, by "…"
   if (!resolved.has(name)) {
@@ -50,7 +50,7 @@ function said(mark) {
   return texts.get(mark);
 }
 const marks = () => all("figure svg use, figure svg path").filter(mark => mark.lastElementChild?.localName === "title" || texts.get(mark));
-const resultsAt = mark => (mark.dataset.run ? numbers(logRows.get(mark.dataset.run) ?? mark) : resultsOf(said(mark).split("\n")[0]));
+const resultsAt = mark => (mark.dataset.run ? numbers(logRows[mark.dataset.run]) : resultsOf(said(mark).split("\n")[0]));
 
 // Filters and search.
 const chosen = Object.fromEntries(known.filters.map(name => [name, ""]));
@@ -103,7 +103,8 @@ function show(mark) {
   const text = said(mark);
   if (mark.lastElementChild?.localName === "title") mark.lastElementChild.remove();
   const box = mark.getBoundingClientRect();
-  tip.textContent = text + (logs && resultsAt(mark).length ? "\n(click: its logs)" : "");
+  const run = mark.dataset.run ? "\n" + logRows[mark.dataset.run].cells[0].textContent : "";
+  tip.textContent = text + run + (logs && resultsAt(mark).length ? `\n(click: its log${run ? "" : "s"})` : "");
   tip.hidden = false;
   const left = Math.min(box.right + 8, document.documentElement.clientWidth - tip.offsetWidth - 8);
   tip.style.left = Math.max(4, left) + scrollX + "px";
@@ -123,11 +124,11 @@ document.addEventListener("click", event => {
   const mark = markAt(event);
   const of = mark && logs ? resultsAt(mark) : [];
   if (!of.length) return;
-  const run = logRows.get(mark.dataset.run);
-  const rows = run ? [run] : [...logRows.values()].filter(row => numbers(row).some(number => of.includes(number)));
+  const run = mark.dataset.run ? logRows[mark.dataset.run] : null;
+  const rows = run ? [run] : logRows.filter(row => numbers(row).some(number => of.includes(number)));
   if (!rows.length) return;
   logs.closest("details").open = true;
-  for (const row of logRows.values()) row.classList.toggle("hit", rows.includes(row));
+  for (const row of logRows) row.classList.toggle("hit", rows.includes(row));
   rows.forEach(row => { row.hidden = false; });
   rows[0].scrollIntoView({ block: "center" });
   tip.hidden = true;

@@ -35,6 +35,11 @@ addEventListener("load", async () => {
     mark.dispatchEvent(new MouseEvent("click", { bubbles: true }));
     state.hits = [...document.querySelectorAll("tr.hit")].map(e => e.cells[0].textContent);
     state.open = document.getElementById("logs").closest("details").open;
+    const dot = document.getElementById("run_to_run").closest("section").querySelector("[data-run]");
+    dot.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+    state.dot = [tip.textContent, dot.dataset.run];
+    dot.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    state.hit = [...document.querySelectorAll("tr.hit")].map(e => e.cells[0].textContent);
     const head = document.querySelector("#logs th button");
     head.click(); head.click();
     const names = [...document.querySelectorAll("#logs tbody th")].map(e => e.textContent);

@@ -119,6 +119,9 @@ def test_a_reader_searches_filters_points_and_downloads(rich: Report, tmp_path: 
     assert told["open"]
     assert len({name.rsplit("/", 1)[0] for name in told["hits"]}) == 1
     assert len(told["hits"]) == 10
+    (log,) = told["hit"]
+    assert log == rich.frames["runs"]["run"].iloc[int(told["dot"][1])]
+    assert log in told["dot"][0]
     assert told["sorted"]
     assert told["svg"] == ["svg", True, 792]
     assert told["png"] == ["image/png", True]

@@ -164,12 +164,12 @@ def test_points_have_their_names_without_room_for_them_and_their_runs() -> None:
     for _ in range(30):
         axis.plot([1.0], [2.0], "o")
     axis.plot([1.0, 3.0], [2.0, 5.0], "x")
-    remember_runs(axis.lines[-1], ["a/result_0.txt", "a/result_1.txt"])
+    remember_runs(axis.lines[-1], [7, 9])
     name_panels(figure, [axis], [[(1.0, 2.0, "one of thirty", False), (3.0, 5.0, "far", True)]])
     text = svg(figure, "n", "t", "d")
-    assert text.count("<title>one of thirty\n") == 30
-    assert "<title>a/result_1.txt\nfar\n" in text
-    assert re.search(r'data-run="a/result_0.txt"><title>a/result_0.txt\none of thirty', text)
+    assert text.count("<title>one of thirty\n") == 31  # and the point of a run
+    assert 'data-run="7"><title>one of thirty' in text
+    assert 'data-run="9"><title>far' in text
 
 
 def test_names_of_rows_hold_for_the_panels_beside_them() -> None:

@@ -1,0 +1,93 @@
+"""A log is read once for the report and its check, and the verdict is the checker's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.page.checked import check_paths
+from analysis.tables.ingest import ingest
+from suite.card import Card
+from suite.compliance.check import rulesets_of_logs
+
+Build = Callable[..., Any]
+
+
+def damage(log: Path, how: str) -> None:
+    text = log.read_text()
+    if how == "cut":
+        log.write_text(text[: len(text) // 2])
+    elif how == "empty":
+        log.write_text("")
+    elif how == "no MLLOG":
+        log.write_text("Traceback (most recent call last):\n")
+    elif how == "binary":
+        log.write_bytes(bytes(range(256)) * 50)
+    elif how == "target missed":
+        log.write_text(text.replace('"value": 0.1', '"value": 0.4'))
+    elif how == "another benchmark":
+        log.write_text(text.replace("cosmoflow", "deepcam"))
+    elif how == "training":
+        log.write_text(text.replace("cosmoflow", "bert"))
+    elif how == "another ruleset":
+        log.write_text(text.replace("mlhpc-1.0", "3.0.0"))
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["", "cut", "empty", "no MLLOG", "binary", "target missed", "another benchmark", "training", "another ruleset"],
+)
+@pytest.mark.parametrize("kind", ["run folder", "package", "round", "files"])
+def test_the_verdict_is_that_of_the_checker(
+    tmp_path: Path, run_folder: Build, package: Build, cards: dict[str, Card], how: str, kind: str
+) -> None:
+    if kind == "run folder":
+        paths = [run_folder(tmp_path, runs=3), run_folder(tmp_path, "again", runs=2)]
+    elif kind == "package":
+        paths = [package(tmp_path, runs=4), package(tmp_path, submitter="B", runs=2)]
+    elif kind == "round":
+        package(tmp_path / "hpc_results_v3.0", runs=4)
+        paths = [tmp_path / "hpc_results_v3.0"]
+    else:
+        paths = sorted(run_folder(tmp_path, runs=2).glob("result_*.txt"))
+    first = next(path for root in paths for path in ([root] if root.is_file() else sorted(root.rglob("result_0.txt"))))
+    damage(first, how)
+    judged = ingest(paths, cards, judging=True).judged
+    assert len(judged) > 1
+    assert check_paths(paths, judged) == check_paths(paths)
+
+
+def test_a_log_is_judged_without_being_read_again(
+    tmp_path: Path, run_folder: Build, cards: dict[str, Card], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_folder(tmp_path, runs=3)
+    judged = ingest([folder], cards, judging=True).judged
+
+    def fail(*_: object) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr("suite.compliance.check.check_log", fail)
+    assert check_paths([folder], judged)[0].verdict.logs == 3
+    with pytest.raises(AssertionError, match="read again"):
+        check_paths([folder])
+
+
+def test_pruned_logs_and_those_behind_a_link_are_judged_alike(
+    tmp_path: Path, package: Build, cards: dict[str, Card]
+) -> None:
+    root = tmp_path / "hpc_results_v2.0"
+    made = package(root, runs=4)
+    folder = made / "results" / "sys1" / "strong" / "cosmoflow"
+    pruned = made / "results" / "sys1" / "weak" / "cosmoflow" / "pruned_results"
+    pruned.mkdir(parents=True)
+    (folder / "result_3.txt").rename(pruned / "result_0.txt")
+    (folder / "result_2.txt").rename(pruned.parent / "result_0.txt")
+    (tmp_path / "link").symlink_to(root)
+    for path in (root, tmp_path / "link"):
+        judged = ingest([path], cards, judging=True).judged
+        assert check_paths([path], judged) == check_paths([path])
+    assert len(rulesets_of_logs(root)) == 4
+    assert set(rulesets_of_logs(root).values()) == {"2.0.0"}
