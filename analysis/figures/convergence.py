@@ -103,7 +103,7 @@ def draw(study: Study) -> Figure:
 
 
 def _draw_panels(figure: FigureBase, results: Sequence[Row], curves: pd.DataFrame, columns: int) -> None:
-    """A panel of curves per result; those of one benchmark and size share their limits."""
+    """A panel of curves per result; those of one benchmark and size share the axis of the metric."""
     limits = {key: _limits(part) for key, part in curves.groupby(["benchmark", "size"])}
     axes = list(figure.subplots(-(-len(results) // columns), columns, squeeze=False).flat)
     for axis in axes[len(results) :]:
@@ -151,8 +151,11 @@ def _draw_row(axis: Axes, place: int, row: Row, runs: pd.DataFrame) -> None:
         axis.plot([row["epochs_to_target.mean"]], [place], "D", color=INK, mfc="none", markersize=7)
 
 
-def _panel(axis: Axes, row: Row, curves: pd.DataFrame, limits: tuple[float, float, float]) -> None:
-    low, high, last = limits
+def _panel(axis: Axes, row: Row, curves: pd.DataFrame, limits: tuple[float, float]) -> None:
+    (low, high), bound = limits, _reference(row)
+    last = 1.04 * max(
+        float(curves["epochs"].max()), 2 * bound.mean - bound.minimum if bound else 0.0
+    )  # where the data end
     if curves["run"].nunique() > BANDED:
         _draw_band(axis, curves)
     else:
@@ -160,7 +163,6 @@ def _panel(axis: Axes, row: Row, curves: pd.DataFrame, limits: tuple[float, floa
             _draw_run(axis, run)
     if pd.notna(row["target"]):
         axis.axhline(row["target"], color=INK, linestyle="--", linewidth=1.0)
-    bound = _reference(row)
     if bound:
         axis.axvspan(bound.minimum, 2 * bound.mean - bound.minimum, color=GREEN, alpha=0.18, linewidth=0)
         axis.axvline(bound.mean, color=GREEN, linewidth=1.2)
@@ -207,14 +209,14 @@ def _reference(row: Row) -> Limit | None:
     return reference_limit(*(row[name] for name in names))
 
 
-def _limits(part: pd.DataFrame) -> tuple[float, float, float]:
-    """Lowest and highest metric to show (early outliers are cut), target and baselines included, and the last epoch."""
+def _limits(part: pd.DataFrame) -> tuple[float, float]:
+    """Lowest and highest metric to show (early outliers are cut), target and baselines included."""
     values = [*part["value"].quantile([0.0, 0.98]), *part["target"].dropna().unique()]
     for text in part["baselines"].dropna().unique():
         values += _baselines(text).values()
     low, high = min(values), max(values)
     pad = 0.06 * (high - low or abs(high) or 1.0)
-    return low - pad, high + pad, part["epochs"].max() * 1.04
+    return low - pad, high + pad
 
 
 def _baselines(text: object) -> dict[str, float]:

@@ -72,7 +72,15 @@ def draw(study: Study) -> Figure:
 
 def _edge(fit: Fit, ranks: int) -> str:
     edge = crossover_bytes(fit.network, ranks)
-    return "2DH never wins" if edge is None else f"2DH wins up to {edge / MIB:.3g} MiB per rank"
+    return (
+        "2DH never wins"
+        if edge is None
+        else f"2DH wins up to {_digits(edge / MIB, 2 if ranks > fit.sweep.ranks else 3)} MiB per rank"
+    )
+
+
+def _digits(value: float, digits: int) -> str:
+    return f"{float(f'{value:.{digits}g}'):,g}"
 
 
 def _rows(fit: Fit) -> list[dict[str, object]]:

@@ -33,7 +33,7 @@ def answer(study: Study) -> str:
         far = ideas_s(fit, EXTRAPOLATED_RANKS[-1])
         sentences.append(
             f"{clip(fit.sweep.name)}: {gain:.2f}x over linear with r 1 on {layer.ranks} ranks (measured), "
-            f"{far[IDEAS[1]] / far[IDEAS[-1]]:.3g}x on {EXTRAPOLATED_RANKS[-1]:,} (extrapolated)"
+            f"{far[IDEAS[1]] / far[IDEAS[-1]]:.2g}x on {EXTRAPOLATED_RANKS[-1]:,} (extrapolated)"
         )
     return "; ".join(sentences)
 

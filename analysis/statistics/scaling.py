@@ -103,13 +103,16 @@ class Model:
     """A fitted model of time over units. ``coefficients`` are >= 0, one per term of ``form``.
 
     ``loo_error`` is the mean symmetric error of predicting each scale from all others. ``band`` gives the 5th and 95th
-    percentile over bootstrap replicates of the runs.
+    percentile over bootstrap replicates of the runs. ``last_error`` is that of predicting the largest scale, ``largest``, from
+    the smaller ones.
     """
 
     name: str
     form: str
     coefficients: tuple[float, ...]
     loo_error: float
+    last_error: float
+    largest: float
     replicates: Floats
     basis: Callable[[Floats], Floats]
 
@@ -146,13 +149,16 @@ def fit(runs: Mapping[float, Sequence[float]], least_scales: int = LEAST_SCALES)
 def extrapolate(models: Sequence[Model], units: float) -> tuple[float, float, float]:
     """Time at a scale: by the model with the least left-out error, and the interval over all models.
 
-    Each model's bootstrap band is widened by its left-out error, since the band has only the spread of runs in it.
+    Each model's bootstrap band has only the spread of runs in it. It is widened by the model's error on scales left out, once for
+    each doubling of the largest scale.
     """
     best = min(models, key=lambda model: model.loo_error)
     low, high = math.inf, -math.inf
     for model in models:
         least, most = (float(edge[0]) for edge in model.band([units]))
-        low, high = min(low, least / (1 + model.loo_error)), max(high, most * (1 + model.loo_error))
+        doublings = max(1.0, math.log2(units / model.largest))
+        wider = (1 + max(model.loo_error, model.last_error)) ** doublings
+        low, high = min(low, least / wider), max(high, most * wider)
     return float(best.time_s([units])[0]), low, high
 
 
@@ -186,12 +192,14 @@ def select_terms(units: Floats, times: Floats) -> tuple[Term, ...]:
 def leave_one_out(basis: Callable[[Floats], Floats], units: Floats, times: Floats) -> float:
     """Mean symmetric relative error of each scale predicted from all others."""
     matrix = basis(units)
-    errors = []
-    for left_out in range(len(units)):
-        others = np.arange(len(units)) != left_out
-        predicted = float(matrix[left_out] @ _least_squares(matrix[others], times[others]))
-        errors.append(2 * abs(predicted - times[left_out]) / (abs(predicted) + times[left_out]))
-    return float(np.mean(errors))
+    return float(np.mean([_left_out_error(matrix, times, place) for place in range(len(units))]))
+
+
+def _left_out_error(matrix: Floats, times: Floats, place: int) -> float:
+    """Symmetric relative error of one scale predicted from all others."""
+    others = np.arange(len(times)) != place
+    predicted = float(matrix[place] @ _least_squares(matrix[others], times[others]))
+    return float(2 * abs(predicted - times[place]) / (abs(predicted) + times[place]))
 
 
 def _model(
@@ -203,6 +211,8 @@ def _model(
         form=form,
         coefficients=tuple(float(c) for c in _least_squares(matrix, times)),
         loo_error=leave_one_out(basis, units, times),
+        last_error=_left_out_error(matrix, times, len(units) - 1),
+        largest=float(units[-1]),
         replicates=np.array([_least_squares(matrix, replicate) for replicate in drawn]),
         basis=basis,
     )

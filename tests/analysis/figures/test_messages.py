@@ -18,7 +18,6 @@ from analysis.figures import figures
 from analysis.figures.scaling import SCALING
 from analysis.page.drawing import BLUE, VERMILION, style
 from analysis.published.scores import ROUNDS, missing, published
-from analysis.statistics.scaling import extrapolate, fit
 from analysis.study import Study, study
 from suite.card import Card
 
@@ -46,6 +45,16 @@ def test_own_results_keep_their_curves_beside_many(crowded: Study) -> None:
     titles = [axis.get_title(loc="left") for axis in figure.axes]
     assert len(figure.axes) == 3
     assert "a-system-with-a-name" in titles[0]
+
+
+def test_a_panel_of_curves_ends_where_its_data_end(tmp_path: Path, run_folder: Build, cards: dict[str, Card]) -> None:
+    short = run_folder(tmp_path, "short", ours=False)
+    long = run_folder(tmp_path, "long", errors=(0.5,) * 30 + (0.1,), seed=9)
+    figure = draw("convergence", study([short, long], cards))
+    ends = {axis.get_title(loc="left").split("\n")[0]: axis.get_xlim()[1] for axis in figure.axes}
+    assert ends["long"] == pytest.approx(31 * 1.04)
+    assert ends["short"] < 15
+    assert len({axis.get_ylim() for axis in figure.axes}) == 1
 
 
 def test_more_than_fifty_runs_are_one_band(crowded: Study) -> None:
@@ -130,23 +139,6 @@ def test_an_extrapolated_time_has_an_interval(sizes: Study) -> None:
     assert re.search(
         r"by the models [\d.]+ m?s \[[\d.]+, [\d.]+\] per epoch at 256", figures()["scaling"].answer(sizes)
     )
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_interval_of_an_extrapolation_is_wider_than_the_spread_of_runs(seed: int) -> None:
-    """It also holds what the models disagree on and what they miss of sizes left out."""
-    random = np.random.default_rng(seed)
-    law = {n: 100.0 / n + 0.05 * n**0.5 for n in (1, 2, 4, 8, 16, 32)}
-    times = {n: (t * np.exp(0.02 * random.standard_normal(5))).tolist() for n, t in law.items()}
-    models = fit(times)
-    value, low, high = extrapolate(models, 64)
-    truth = 100.0 / 64 + 0.05 * 8
-    assert low <= value <= high
-    assert low < truth < high
-    for model in models:
-        ends = model.band([64])
-        assert low <= ends[0][0]
-        assert ends[1][0] <= high
 
 
 def test_the_ranks_where_a_network_decides_are_a_range_with_two_digits(rich: Study) -> None:

@@ -1,0 +1,141 @@
+"""Write docs/gallery.md: every figure of the report with what it answers and how to read it, drawn from made-up results.
+
+    python docs/draw_gallery.py
+
+Titles, questions, captions and answers come from the figures themselves. The logs are written by the tests' own writers: no
+system of these pictures exists. Run it after a figure changes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from analysis.figures import FigureModule, figures  # noqa: E402  the root must be on the path first
+from analysis.network.fit import fit_sweep  # noqa: E402
+from analysis.network.sweep import read_sweep  # noqa: E402
+from analysis.page.drawing import style  # noqa: E402
+from analysis.page.questions import goals  # noqa: E402
+from analysis.page.vector import svg  # noqa: E402
+from analysis.roofline.inputs import read_inputs  # noqa: E402
+from analysis.study import Study, study  # noqa: E402
+from suite.descriptor import installed_cards  # noqa: E402
+from tests.analysis.conftest import (  # noqa: E402
+    log_text,
+    small_card,
+    write_ceilings,
+    write_counters,
+    write_run_folder,
+)
+from tests.analysis.network.test_network import sweep, written  # noqa: E402
+
+PAGE, PICTURES = ROOT / "docs" / "gallery.md", ROOT / "docs" / "gallery"
+PAPER = '<rect width="100%" height="100%" fill="#ffffff"/>'
+INTRODUCTION = """# Gallery
+
+Every figure of the report (`mlhpc report`), in the order of the page. `python docs/draw_gallery.py` writes this page from the
+figures' own titles, questions, captions and answers.
+
+**The systems here are made up** ("north", "south", "laptop"); only the two figures that put results beside the published ones show
+published MLPerf HPC scores too. Results are unofficial: not verified by MLCommons Association.
+"""
+SIZES = (
+    (4, 1200, 5, 256),
+    (8, 640, 5, 512),
+    (16, 350, 6, 1024),
+    (32, 210, 8, 2048),
+    (64, 140, 11, 4096),
+)  # nodes, s, epochs, batch
+
+
+def text(example: Study) -> str:
+    """The page. Every figure has a section."""
+    return "\n".join([INTRODUCTION, *(_section(name, module, example) for name, module in figures().items())])
+
+
+def example(root: Path) -> Study:
+    """Made-up results: a machine at five sizes, a faster one, throughput mode, one's own machine with its roofs, a sweep."""
+    rounds = root / "made up"
+    for nodes, seconds, epochs, batch in SIZES:
+        _result(rounds, f"north-{2 * nodes}", "north", nodes, seconds, epochs, batch)
+    _result(rounds, "south-32", "south", 16, 245, 6, 1024, accelerator="B2")
+    _result(rounds, "south-32-throughput", "south", 16, 2400, 5, 256, accelerator="B2", runs=24, mode="weak")
+    laptop = write_run_folder(root, "laptop")
+    here, there = write_ceilings(root / "here.json"), write_ceilings(root / "there.json", "south", faster=3.0)
+    inputs = read_inputs([here, write_counters(root / "counters.json")], [there])
+    cards = installed_cards() | {"cosmoflow": small_card()}
+    return study([rounds, laptop], cards, inputs, [fit_sweep(read_sweep(written(root, sweep(noise=0.05))))])
+
+
+def _result(
+    root: Path, system: str, machine: str, nodes: int, seconds: float, epochs: int, batch: int,
+    accelerator: str = "A1", runs: int = 10, mode: str = "strong",
+) -> None:  # fmt: skip
+    """A package of one result: each run has its seed, which changes its epochs, and its speed."""
+    chance = random.Random(f"{system} {mode}")  # noqa: S311  made-up results
+    package = root / machine.upper()
+    for run in range(runs):
+        more = max(2, epochs + chance.choice((-1, 0, 0, 0, 1, 1)))
+        errors = (*(0.1 + 0.4 * 0.6 ** (i * 6 / more) + 0.03 * chance.random() for i in range(more)), 0.11)
+        text = log_text(
+            errors=errors, train_s=seconds * (1 + 0.03 * chance.random()), eval_s=seconds / 9, gap_s=1.0,
+            start_s=0.0 if mode == "weak" else 50_000.0 * run, seed=run, ranks=2 * nodes, ours=True, platform=machine,
+            staging=(0.0, 100 + 50 * chance.random()),
+        )  # fmt: skip
+        text.lines = [
+            line.replace('"value": 8,', f'"value": {batch},') if "global_batch_size" in line else line
+            for line in text.lines
+        ]
+        text.write(package / "results" / system / mode / "cosmoflow" / f"result_{run}.txt")
+    described: dict[str, Any] = {
+        "submitter": machine.upper(), "division": "closed", "system_name": machine,
+        "number_of_nodes": str(nodes * (runs if mode == "weak" else 1)), "accelerators_per_node": "2",
+        "host_processors_per_node": "1", "accelerator_model_name": accelerator,
+    }  # fmt: skip
+    (package / "systems").mkdir(parents=True, exist_ok=True)
+    (package / "systems" / f"{system}.json").write_text(json.dumps(described))
+
+
+def _section(name: str, module: FigureModule, example: Study) -> str:
+    question = next(q for goal in goals() for q in goal.questions if q.figure == name)
+    decision = f"\n\n**Decision.** {question.decision}." if question.decision else ""
+    return (
+        f"## {module.TITLE}\n\n*{question.question}*\n\n![{module.TITLE}](gallery/{name}.svg)\n\n"
+        f"**How to read it.** {module.CAPTION}{decision}\n\n**What it says here.** {module.answer(example)}\n\n"
+        f"Module `analysis/figures/{name}.py`; numbers in `tables/figure_{name}.csv`.\n"
+    )
+
+
+def draw(example: Study) -> dict[str, str]:
+    """Every figure as the text of an SVG file on white paper, by name."""
+    drawn = {}
+    for name, module in figures().items():
+        with style():
+            picture = svg(module.draw(example), name.replace("_", "-"), module.TITLE, module.answer(example))
+        head = picture.index(">") + 1
+        drawn[name] = picture[:head] + PAPER + picture[head:] + "\n"
+    return drawn
+
+
+def main() -> None:
+    """Write the page and its pictures."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = example(Path(folder))
+        shutil.rmtree(PICTURES, ignore_errors=True)
+        PICTURES.mkdir()
+        for name, picture in draw(made).items():
+            (PICTURES / f"{name}.svg").write_text(picture, "utf-8")
+        PAGE.write_text(text(made), "utf-8")
+    print(f"{PAGE}: written, {len(figures())} figures")
+
+
+if __name__ == "__main__":
+    main()
