@@ -1,4 +1,4 @@
-"""CPU time and peak memory of a training step, with freed memory kept (suite/training/allocator.py) and not, interleaved.
+"""CPU time and peak memory of a training step, with freed memory kept (suite/training/startup.py) and not, interleaved.
 
     OMP_NUM_THREADS=1 python benchmarks/allocator.py WORKLOAD/SIZE=DATA ... [--steps 20] [--blocks 10]
 
@@ -65,7 +65,7 @@ def worker(subject: str, keep: bool, steps: int) -> None:
     import torch
     from block import open_workload
 
-    from suite.training.allocator import keep_freed_memory
+    from suite.training.startup import keep_freed_memory
     from suite.world import World
 
     torch.set_num_threads(1)

@@ -46,7 +46,7 @@ def rows(count_of_series: int, rate: float) -> Iterator[str]:
 
     yield "| an unchanged machine | results | alarms of one check |"
     yield "| --- | --- | --- |"
-    for memory in (0.0, 0.3, 0.6):
+    for memory in (0.0, 0.3):
         for count in (15, 30, 60):
             alarms = sum(bool(alarm(two(count, memory=memory), rate)) for _ in range(count_of_series))
             what = f"correlation {memory:g} with the result before" if memory else "independent results"
@@ -63,8 +63,8 @@ def rows(count_of_series: int, rate: float) -> Iterator[str]:
     yield "| a step of | results before | after | found | at most one result off, of those found |"
     yield "| --- | --- | --- | --- | --- |"
     few = max(count_of_series // 5, 20)
-    for step in (1.0, 2.0, 3.0, 5.0):
-        for before, after in ((20, 2), (20, 3), (20, 5), (20, 10), (20, 20)):
+    for step in (2.0, 3.0, 5.0):
+        for before, after in ((20, 2), (20, 3), (20, 5), (20, 10)):
             found = near = 0
             for _ in range(few):
                 quantities = [

@@ -84,7 +84,10 @@ class OfficialRules(_Frozen):
 
 
 class SizeCard(_Frozen):
-    """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is the size of a stored sample without compression."""
+    """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is the size of a stored sample without compression.
+
+    The four counts from ``model_parameters`` on are 0 until they are counted (`mlhpc card fill`).
+    """
 
     description: str
     metric: Literal["eval_error", "eval_accuracy"]
@@ -106,8 +109,8 @@ class SizeCard(_Frozen):
         pattern="^[0-9a-f]{64}$",
         description="sha256 of the manifest of the generated data (seed 0), where they are the same on every processor",
     )
-    official: OfficialRules
-    constraints: dict[str, Constraint]
+    official: OfficialRules | None = Field(None, description="None: MLPerf HPC has no such benchmark")
+    constraints: dict[str, Constraint] = {}
 
     def between_evals(self, global_batch_size: int) -> float:
         """What lies between two evaluations in the unit of epoch_num: 1 epoch, or samples where it counts them."""
@@ -176,9 +179,9 @@ class ReferencePoints(_Frozen):
     points: tuple[ReferencePoint, ...]
 
 
-def read_card(folder: Path) -> Card:
-    """Read ``<folder>/card.yaml``. InputError names file, line and value, and what was expected."""
-    source = YamlSource.read(folder / "card.yaml")
+def read_card(path: Path) -> Card:
+    """Read the card in a YAML file. InputError names file, line and value and what was expected, or all missing keys."""
+    source = YamlSource.read(path)
     try:
         return Card.model_validate(source.data)
     except ValidationError as error:

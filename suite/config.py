@@ -103,7 +103,11 @@ def load_config(descriptor: Descriptor, name: str, overrides: Iterable[str] = ()
 
     ``overrides`` are ``key=value`` with dotted keys and YAML values. InputError is one line for the user.
     """
-    source = YamlSource.read(_find(descriptor, name))
+    return resolve_config(descriptor, YamlSource.read(_find(descriptor, name)), overrides)
+
+
+def resolve_config(descriptor: Descriptor, source: YamlSource, overrides: Iterable[str] = ()) -> RunConfig:
+    """Make the configuration of what was read, or of a mapping that a caller gave. InputError is one line for the user."""
     data = source.data
     override_keys = []
     for text in overrides:

@@ -1,13 +1,17 @@
 """Descriptors of workloads: name, card, hyperparameters and where the code is. Torch-free; finds installed workloads.
 
-A workload is a folder whose ``__init__`` holds a `Descriptor` and imports no torch. Entry points name the installed ones.
+A workload is a folder whose ``__init__`` holds a `Descriptor` and imports no torch. Entry points name the installed ones. A
+card-only benchmark is a card without code: a YAML file that the user names (MLHPC_CARDS), or a descriptor without implementation.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,9 @@ from suite.card import Card, read_card
 from suite.errors import InputError, unknown
 from suite.plugins import WORKLOADS, find_plugins, leave_out, package_of, reason
 
+CARDS = "MLHPC_CARDS"  # environment variable: card files of card-only benchmarks, separated as in PATH
+CARD_NAME = "card.yaml"
+
 
 class Hyperparameters(BaseModel):
     """The base class of each workload's hyperparameters: frozen, unknown keys refused."""
@@ -25,24 +32,63 @@ class Hyperparameters(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class AnyHyperparameters(Hyperparameters):
+    """The hyperparameters of a person's own loop: keys and values are as they are logged, and the card constrains them."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
 @dataclass(frozen=True)
 class Descriptor:
-    """A workload without its code. ``implementation`` and ``generator`` name what to import, as ``module:name`` or ``module``."""
+    """A workload without its code. ``implementation`` and ``generator`` name what to import, as ``module:name`` or ``module``.
+
+    Without them it is a card-only benchmark: `mlhpc.Run` runs a person's own loop for it. ``folder`` holds the card, named
+    ``card_name``, and beside it ``rcp/`` and ``config/``.
+    """
 
     name: str
     folder: Path
-    hyperparameters: type[Hyperparameters]
-    implementation: str
-    generator: str
+    hyperparameters: type[Hyperparameters] = AnyHyperparameters
+    implementation: str | None = None
+    generator: str | None = None
+    card_name: str = CARD_NAME
 
-    @cache  # noqa: B019  descriptors are module constants
+    @property
+    def card_path(self) -> Path:
+        """The file of the card."""
+        return self.folder / self.card_name
+
     def card(self) -> Card:
-        """Read the workload's card, once per process."""
-        return read_card(self.folder)
+        """Read the workload's card, once for each state of its file."""
+        return _read_once(self.card_path, _stamp(self.card_path))
+
+    def code(self) -> str:
+        """The implementation. InputError, which says how such a benchmark is run, if there is none."""
+        if self.implementation is None:
+            raise InputError(
+                f"{self.name}: {self.card_path} is a card without code: "
+                "a loop of your own runs it, with mlhpc.Run (docs/own_loop.md)"
+            )
+        return self.implementation
 
     def load_generator(self) -> Any:
-        """Import the module with ``generate``, ``convert`` and ``fetch`` (their arguments: docs/data.md)."""
+        """Import the module with ``generate``, ``convert`` and ``fetch`` (docs/data.md). InputError if there is none."""
+        if self.generator is None:
+            raise InputError(f"{self.name}: {self.card_path} is a card without code: it makes no data")
         return resolve(self.generator)
+
+
+@lru_cache(maxsize=64)
+def _read_once(path: Path, stamp: int) -> Card:
+    return read_card(path)
+
+
+def _stamp(path: Path) -> int:
+    """When a file was last changed; 0 if there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def descriptors() -> dict[str, Descriptor]:
@@ -62,14 +108,68 @@ def descriptors() -> dict[str, Descriptor]:
             leave_out("workload", point.name, package_of(point), reason(error))
         else:
             found[point.name] = loaded
+    for path, _ in given_cards():
+        _add_card(found, path)
     return dict(sorted(found.items()))
+
+
+def describe_card(path: Path) -> Descriptor:
+    """The card-only benchmark of a card file. InputError if the file is no card."""
+    path = path.absolute()
+    card = _read_once(path, _stamp(path))
+    return Descriptor(card.workload, path.parent, card_name=path.name)
+
+
+def given_cards() -> tuple[tuple[Path, int], ...]:
+    """The card files that MLHPC_CARDS names, in order, each once, with the time of its last change."""
+    names = filter(None, os.environ.get(CARDS, "").split(os.pathsep))
+    return tuple((path, _stamp(path)) for path in dict.fromkeys(Path(name).absolute() for name in names))
+
+
+@contextmanager
+def with_cards(paths: Iterable[Path]) -> Iterator[None]:
+    """Within the body the benchmarks of these card files are known too, in processes that it starts as well.
+
+    InputError for a file that is no card.
+    """
+    before = os.environ.get(CARDS)
+    names = [*filter(None, [before]), *(str(describe_card(path).card_path) for path in paths)]
+    if names:
+        os.environ[CARDS] = os.pathsep.join(names)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(CARDS, None)
+        else:
+            os.environ[CARDS] = before
+
+
+def _add_card(found: dict[str, Descriptor], path: Path) -> None:
+    """Add the benchmark of a card file. InputError if its names are those of another: nobody changes the rules of a benchmark."""
+    added = describe_card(path)
+    card = added.card()
+    for other in found.values():
+        known = other.card()
+        if known == card:
+            return
+        for what, ours, theirs in (
+            ("workload", card.workload, known.workload),
+            ("mlperf_name", card.mlperf_name, known.mlperf_name),
+        ):
+            if ours == theirs:
+                raise InputError(f"{path}: {what} {ours!r} is that of another card, {other.card_path}")
+    found[added.name] = added
 
 
 def descriptor(name: str) -> Descriptor:
     """Load the descriptor of one workload. InputError names the installed ones, or says why this one cannot be used."""
     points = find_plugins(WORKLOADS)
     if name not in points:
-        raise InputError(unknown("workload", name, sorted(points)))
+        known = descriptors() if given_cards() else {}
+        if name in known:
+            return known[name]
+        raise InputError(unknown("workload", name, sorted({*points, *known})))
     try:
         loaded = _load(points[name])
         loaded.card()

@@ -22,10 +22,17 @@ class InputError(ValueError):
     """
 
 
+def find_near(name: str, known: Iterable[str]) -> str | None:
+    """The nearest of the known names, whatever its case; None if none is near."""
+    each = {item.lower(): item for item in known}
+    near = difflib.get_close_matches(name.lower(), each, 1)
+    return each[near[0]] if near else None
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The clause of a message that names the nearest of the known names; empty if none is near."""
-    near = difflib.get_close_matches(name.lower(), (each := {item.lower(): item for item in known}), 1)
-    return f"; did you mean {each[near[0]]!r}?" if near else ""
+    near = find_near(name, known)
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> str:

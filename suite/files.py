@@ -249,14 +249,18 @@ def _collect(node: yaml.Node, prefix: tuple[str, ...], lines: dict[tuple[str, ..
 
 
 def first_error(error: ValidationError, source: YamlSource) -> str:
-    """Render the first mistake that pydantic found as one line: file, line, key, value, what was expected."""
+    """Render the first mistake that pydantic found as one line: file, line, key, value, what was expected.
+
+    If a key is missing, all that are missing are named.
+    """
     item = error.errors()[0]
     key = tuple(str(part) for part in item["loc"])
     name = ".".join(key)
     if item["type"] == "extra_forbidden":
         return f"{source.where(*key)}: unknown key {name!r}"
     if item["type"] == "missing":
-        return f"{source.where(*key)}: missing key {name!r}"
+        names = [".".join(map(str, each["loc"])) for each in error.errors() if each["type"] == "missing"]
+        return f"{source.where(*key)}: missing key{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
     return f"{source.where(*key)}: {name} = {brief(item.get('input'), longest=80)}: {item['msg']}"
 
 

@@ -100,7 +100,7 @@ def launch_key(rank: int, one_node: bool, environ: Mapping[str, str] = os.enviro
 
 def _key_of_siblings(rank: int, environ: Mapping[str, str]) -> bytes:
     """The key that rank 0 leaves for the other children of the same launcher. OSError if there is none in time."""
-    path = _key_path(environ)
+    path = key_path(environ)
     if rank == 0:
         key = secrets.token_bytes(32)
         part = path.with_suffix(f".{secrets.token_hex(8)}")
@@ -110,14 +110,9 @@ def _key_of_siblings(rank: int, environ: Mapping[str, str]) -> bytes:
         part.replace(path)
         return key
     deadline = time.monotonic() + LISTEN_S
-    while True:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-            break
-        except FileNotFoundError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+    while not os.path.lexists(path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077 or not stat.S_ISREG(found.st_mode):
@@ -125,12 +120,8 @@ def _key_of_siblings(rank: int, environ: Mapping[str, str]) -> bytes:
         return file.read()
 
 
-def forget_key(environ: Mapping[str, str] = os.environ) -> None:
-    """Remove the file in which rank 0 left its key, if it did: all ranks have it once they are connected."""
-    _key_path(environ).unlink(missing_ok=True)
-
-
-def _key_path(environ: Mapping[str, str]) -> Path:
+def key_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """The file in which rank 0 leaves its key for the others on its node, until all are connected."""
     parent = os.getppid()
     started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     return Path(tempfile.gettempdir()) / f"mlhpc-{os.geteuid()}-{parent}-{started}-{environ.get(LAUNCH_NAMES[4], '0')}"
@@ -423,8 +414,9 @@ class TorchTransport:
 
     def split(self, color: int) -> TorchTransport:
         """A transport between the ranks that passed the same color. Only of the whole world: torch makes groups with all ranks."""
-        assert self._group is None
         import torch.distributed as dist
+
+        assert self.size == dist.get_world_size()
 
         colors = self.allgather(color)
         mine = None

@@ -161,7 +161,7 @@ class Workload(Protocol):
 
 def load_workload(descriptor: Descriptor) -> Callable[[RunConfig], Workload]:
     """Import a workload's implementation; it imports torch. InputError names the methods without a default that it lacks."""
-    implementation = resolve(descriptor.implementation)
+    implementation = resolve(descriptor.code())
     required = [name for name, method in vars(Workload).items() if getattr(method, "__isabstractmethod__", False)]
     methods = {name: getattr(implementation, name, None) for name in required}
     missing = [name for name, method in methods.items() if not callable(method) or _is_abstract(method)]

@@ -13,9 +13,11 @@ import re
 import secrets
 import socket
 import statistics
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,7 @@ from suite.transport import (
     Seal,
     TorchTransport,
     Transport,
-    forget_key,
+    key_path,
     launch_key,
     own_address,
     port_of,
@@ -63,6 +65,11 @@ LAUNCHERS: tuple[tuple[str, str, str], ...] = (
     ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("pmi", "PMI_RANK", "PMI_SIZE"),
     ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun sets STEP_ variables, the batch script has none
+)
+
+
+CALLER = (
+    "torch.distributed"  # the launcher of ranks that no launcher's variables name, but whose process group is there
 )
 
 
@@ -107,7 +114,7 @@ class World:
     @staticmethod
     def create(launch: Launch | None = None) -> World:
         """Connect the ranks of a launch (default: that of `detect`). All ranks call it."""
-        launch = launch or detect()
+        launch = launch or detect() or _started_group()
         transport = Alone() if launch is None or launch.size == 1 else _connect(launch)
         names = transport.allgather(node_name())
         nodes = list(dict.fromkeys(names))
@@ -233,12 +240,36 @@ def average_buffers(model: nn.Module, world: World) -> None:
 
 
 def _connect(launch: Launch) -> Transport:
-    if launch.launcher != "torchrun":
+    if launch.launcher not in ("torchrun", CALLER):
         from mpi4py import MPI
 
         if MPI.COMM_WORLD.Get_size() == launch.size:
             return MpiTransport(MPI.COMM_WORLD)
-    return _rendezvous(launch)
+    return _rendezvous(launch) if _started_group() is None else _join(launch)
+
+
+def _started_group() -> Launch | None:
+    """The process group of torch.distributed that the caller has started already. None if there is none."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    return Launch(CALLER, dist.get_rank(), dist.get_world_size())
+
+
+def _join(launch: Launch) -> TorchTransport:
+    """Talk among the ranks of a process group that the caller started, in a gloo group of our own beside it."""
+    import torch.distributed as dist
+
+    env = os.environ
+    here = str(launch.size) if env.get("MASTER_ADDR") in ("localhost", "127.0.0.1") else None
+    one_node = env.get("LOCAL_WORLD_SIZE", here) == str(launch.size)
+    return _agreed(_key_of_launch(launch.rank, one_node), dist.new_group(backend="gloo"))
+
+
+@cache
+def _key_of_launch(rank: int, one_node: bool) -> bytes:
+    """The key of this launch, found once: a rank that looked again could find the one of an earlier run of this process."""
+    return launch_key(rank, one_node)
 
 
 def _rendezvous(launch: Launch) -> TorchTransport:
@@ -267,7 +298,7 @@ def _rendezvous(launch: Launch) -> TorchTransport:
     _init(torch.cuda.is_available(), f"tcp://{address}:{port}", key.hex(), launch.rank, launch.size)
     transport = _agreed(key)
     if launch.rank == 0:
-        forget_key()
+        key_path().unlink(missing_ok=True)
     return transport
 
 
@@ -284,16 +315,16 @@ def _address_of(first: str, rank: int) -> str:
     return address
 
 
-def _agreed(key: bytes) -> TorchTransport:
+def _agreed(key: bytes, group: Any = None) -> TorchTransport:
     """A transport whose messages nobody can have recorded before: its key depends on a number of every rank."""
     import torch
     import torch.distributed as dist
 
     mine = torch.frombuffer(bytearray(secrets.token_bytes(32)), dtype=torch.uint8)
     numbers = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(numbers, mine)
+    dist.all_gather(numbers, mine, group)
     session = hmac.digest(key, b"".join(map(tensor_bytes, numbers)), "sha256")
-    return TorchTransport(Seal(session))
+    return TorchTransport(Seal(session), group)
 
 
 def _network() -> str:

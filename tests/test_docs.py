@@ -16,7 +16,7 @@ DOCS = ROOT / "docs"
 
 def test_every_page_is_in_the_site() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
-    named = re.findall(r"[a-z_]+\.md", str(nav))
+    named = re.findall(r"[a-z0-9_]+\.md", str(nav))
     assert sorted(named) == sorted(path.name for path in DOCS.glob("*.md"))
 
 

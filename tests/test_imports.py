@@ -32,6 +32,7 @@ LAYERS: dict[str, set[str]] = {
     "suite.compliance.exchange": {"suite", "suite.log", "suite.compliance", "suite.compliance.rules"},
     "suite.package": {"suite", "suite.log", "suite.machine", "suite.compliance", "suite.compliance.rules"},
     "suite.training": {"suite", "suite.log", "suite.machine", "suite.machine.probes", "suite.data"},
+    "suite.training.own": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
     "suite.performance": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
     "suite.performance.ceilings": {"suite", "suite.machine.probes", "suite.performance"},
 }

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from suite.cli.options import card_option
 from suite.cli.progress import plain_progress
 from suite.errors import DEFECT
 from suite.files import print_line, write_whole
-from suite.log.reader import read_events
 
 if TYPE_CHECKING:
     from analysis.page.report import Report
@@ -42,6 +42,7 @@ Examples:
 """
 )
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@card_option
 @click.option("-o", "--output", default="report", show_default=True, type=click.Path(path_type=Path), help="Folder.")
 @click.option(
     "--tables",
@@ -126,31 +127,20 @@ def _render(
 
     By lines only: a bar draws itself in a thread, beside which no process may be forked.
     """
-    from analysis.network.fit import fit_sweep
-    from analysis.network.sweep import is_sweep, read_sweep
     from analysis.page.checked import check_paths
     from analysis.page.report import render_report
-    from analysis.page.steps import is_steps, read_failures
     from analysis.results.prices import read_prices
-    from analysis.roofline.inputs import read_inputs, split
+    from analysis.sources import read_sources
     from analysis.study import study
     from suite.descriptor import installed_cards
 
     prices = read_prices(price)
-    networks = [fit_sweep(read_sweep(path)) for path in paths if is_sweep(path)]
-    failures = list(read_failures([path for path in paths if is_steps(path)]))
-    logs, files = split([path for path in paths if not is_sweep(path) and not is_steps(path)])
-    if not logs:
-        raise click.UsageError(f"{paths[0]}: no report without logs; give run folders or packages as well")
-    for path in logs:
-        if path.is_file() and not read_events(path, steps=False).events:
-            raise click.UsageError(f"{path}: holds no MLLOG event and is no file that a report reads")
+    found = read_sources(paths, what_if)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
-    inputs = read_inputs(files, what_if)
     reading = plain_progress("reading logs", time.monotonic)
-    read = study(logs, installed_cards(), inputs, networks, between, prices, reading, judging=True)
-    checked = check_paths(logs, read.tables.judged)
-    return render_report(read, checked, failures, form, forms, plain_progress("drawing figures", time.monotonic))
+    read = study(found.logs, installed_cards(), found.inputs, found.networks, between, prices, reading, judging=True)
+    checked = check_paths(found.logs, read.tables.judged)
+    return render_report(read, checked, found.failures, form, forms, plain_progress("drawing figures", time.monotonic))
 
 
 def _forms(given: str) -> tuple[str, ...]:

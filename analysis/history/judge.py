@@ -56,14 +56,24 @@ class Verdict:
 
 
 def judge_all(records: Sequence[Record], rate: float) -> list[Verdict]:
-    """Judge every series and quantity. ``rate`` is the false-alarm rate of all verdicts together."""
+    """Judge every series and quantity. ``rate`` is the false-alarm rate of all verdicts together.
+
+    Those that have enough results share it; how many have depends on no value.
+    """
     chosen = [
         (series, quantity, [record for record in each if _times(record, quantity)])
         for series, each in by_series(records).items()
         for quantity in QUANTITIES
     ]
     chosen = [item for item in chosen if item[2]]
-    return [_judge(series, quantity, each, rate / len(chosen)) for series, quantity, each in chosen]
+    counts = [len(each) for _, _, each in chosen]
+    sharers = {count: sum(other >= count for other in counts) for count in counts}  # if those of so many results share
+    enough = min((count for count, many in sharers.items() if count >= fewest(rate / many)), default=None)
+    share = rate / (sharers[enough] if enough is not None else len(chosen))
+    return [
+        _judge(*item, share if enough is not None and count >= enough else rate / sharers[count])
+        for item, count in zip(chosen, counts, strict=True)
+    ]
 
 
 def _judge(series: Series, quantity: str, records: Sequence[Record], rate: float) -> Verdict:
@@ -111,7 +121,7 @@ def lines(verdict: Verdict, rate: float) -> list[str]:
 
 
 def _doubts(verdict: Verdict) -> list[str]:
-    if verdict.follows is None:
+    if verdict.follows is None or verdict.word == CANNOT_TELL:
         return []
     return [
         f"  note: a result is like the one before it (correlation {verdict.follows:.2f}): there are more false alarms than stated"

@@ -10,6 +10,7 @@ import click
 from suite import VERSION
 from suite.cli.former import explain_usage
 from suite.cli.group import LazyGroup, asks_for_help
+from suite.cli.options import shared
 from suite.errors import DEBUG, DEFECT, InputError, keep_traceback
 from suite.files import one_line, print_line
 
@@ -39,6 +40,9 @@ def group() -> None:
 
     Exit codes of every command: 0 fine, 1 findings or a failed run, 2 usage, 70 a defect of mlhpc itself, 130 Ctrl-C.
     """
+
+
+group.params += shared()
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import click
 
-from suite.errors import did_you_mean
+from suite.errors import did_you_mean, find_near
 
 FORMER_COMMANDS: Mapping[str, str] = {"moe-bench": "moe"}  # words after mlhpc
 FORMER_OPTIONS: Mapping[tuple[str, str], str] = {  # command, option: what it is now; "" stands for every command
@@ -26,7 +26,10 @@ def explain_usage(error: click.ClickException) -> str:
         for key in ((command, option), ("", option)):
             if (now := FORMER_OPTIONS.get(key)) and now.split()[0] in known:
                 return f"{option} is now {now}"
-        return f"no such option {option}{did_you_mean(option, known)}; mlhpc help {command} has all".replace("  ", " ")
+        bare = {name.lstrip("-"): name for name in known}  # dashes are no likeness
+        near = find_near(option.lstrip("-"), bare)
+        hint = f"; did you mean {bare[near]!r}?" if near else ";"
+        return f"no such option {option}{hint} {f'mlhpc help {command}'.rstrip()} has all"
     if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option):
         for name in error.param.opts:
             for (option, value), now in FORMER_VALUES.items():

@@ -118,4 +118,4 @@ class LazyGroup(Subcommands):
 
 def asks_for_help(words: Sequence[str]) -> list[str]:
     """The words of a command line, ``help X`` written as ``X --help``."""
-    return [*words[1:], "--help"] if words[:1] == [HELP] else list(words)
+    return [*(word for word in words if word != HELP), "--help"] if words[:1] == [HELP] else list(words)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from suite.descriptor import CARDS, with_cards
 from suite.files import QUIET
 
 Function = Callable[..., Any]  # of a command
@@ -81,6 +82,21 @@ def format_option(*more: str) -> Decorator:
     )
 
 
+def _give_cards(context: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> None:
+    context.with_resource(with_cards(paths))
+
+
+card_option = click.option(  # of every command that judges: what cards say is read while the command runs
+    "--card",
+    multiple=True,
+    expose_value=False,
+    callback=_give_cards,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help=f"Card of a card-only benchmark; repeatable. Cards in ${CARDS} are known to every command.",
+)
+
+
 def add_shared(command: click.Command) -> click.Command:
     """Give a command, and all commands of a group, ``--quiet`` and ``--no-color``."""
     if isinstance(command, click.Group):
@@ -88,11 +104,12 @@ def add_shared(command: click.Command) -> click.Command:
             add_shared(each)
     else:
         taken = {name for parameter in command.params for name in parameter.opts}
-        command.params += [option for option in _shared() if not taken & set(option.opts)]
+        command.params += [option for option in shared() if not taken & set(option.opts)]
     return command
 
 
-def _shared() -> list[click.Option]:
+def shared() -> list[click.Option]:
+    """New options --quiet and --no-color: of every command, and of mlhpc itself before the command."""
     return [
         _switch(["-q", "--quiet"], QUIET, "Print results and errors, no progress."),
         _switch(["--no-color"], NO_COLOR, "Print without colours, as with NO_COLOR in the environment."),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from suite.cli.options import JSON, TEXT, format_option
+from suite.cli.options import JSON, TEXT, card_option, format_option
 from suite.compliance.check import check as check_paths
 from suite.compliance.exchange.formats import FORMATS
 from suite.compliance.exchange.given_points import read_given_points
@@ -23,6 +23,7 @@ HELP_ORDER = 2
 
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@card_option
 @click.option(
     "--ruleset", "ruleset_name", help="0.7.0, 1.0.0, 2.0.0, 3.0.0 or mlhpc-1.0. [found from the content, and printed]"
 )

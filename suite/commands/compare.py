@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from suite.cli.options import JSON, format_option
+from suite.cli.options import JSON, card_option, format_option
 from suite.compliance.scoring import ScoredGroup, first_named, score_results
 from suite.errors import InputError
 from suite.files import print_line, printable
@@ -49,6 +49,7 @@ class Comparison:
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="A B...", type=click.Path(exists=True, path_type=Path))
+@card_option
 @click.option(
     "--baseline",
     metavar="PATH",
@@ -86,9 +87,7 @@ def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tole
     first, others = (paths[0], paths[1:]) if baseline is None else (baseline, paths)
     if not others:
         raise click.UsageError(f"{first} alone: give what to compare it with")
-    pairs = [pair for other in others for pair in _pairs(first, other)]
-    confidence = 1.0 - (1.0 - CONFIDENCE) / len(pairs)
-    found = [_compare(one, other, tolerance, confidence, any_runs) for one, other in pairs]
+    found, confidence = compare_results(first, others, tolerance, any_runs=any_runs)
     if style == JSON:
         rows = [as_data(item) for item in found]
         document = {"version": 1, "tolerance_percent": tolerance, "confidence": confidence, "comparisons": rows}
@@ -99,6 +98,15 @@ def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tole
     verdict_of_all = next((each for each in URGENT if any(item.verdict == each for item in found)), FASTER)
     if CODES[verdict_of_all]:
         raise click.exceptions.Exit(CODES[verdict_of_all])
+
+
+def compare_results(
+    baseline: Path, others: Sequence[Path], tolerance: float = 0.0, *, any_runs: bool = False
+) -> tuple[list[Comparison], float]:
+    """Compare the results at each of ``others`` with those at ``baseline``. Also returns the confidence of all intervals."""
+    pairs = [pair for other in others for pair in _pairs(baseline, other)]
+    confidence = 1.0 - (1.0 - CONFIDENCE) / len(pairs)
+    return [_compare(one, other, tolerance, confidence, any_runs) for one, other in pairs], confidence
 
 
 def verdict(ratio: TimeRatio, tolerance: float = 0.0) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from suite.card import SizeCard, read_reference_points
-from suite.cli.options import JSON, format_option
+from suite.cli.options import JSON, card_option, format_option
 from suite.descriptor import Descriptor, descriptor, descriptors
 from suite.files import print_line
 from suite.launch.cost import render_bytes
@@ -26,6 +26,7 @@ Examples:
 """,
 )
 @click.argument("workload", required=False)
+@card_option
 @format_option()
 def list_(workload: str | None, style: str) -> None:
     """List workloads: sizes, targets, required runs, data sizes."""
@@ -100,7 +101,7 @@ def as_text(item: Descriptor) -> list[str]:
     ]
     metrics = "; ".join(dict.fromkeys(size_card.metric_name for size_card in card.sizes.values()))
     title = f"{card.workload}  {card.title} ({card.domain}), measured by {metrics}"
-    return [title, *table]
+    return [title, *table] if item.implementation else [title, *table, f"  card only: {item.card_path}"]
 
 
 def _points(item: Descriptor, size: str) -> list[Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from suite.cli.options import output_option
+from suite.cli.options import card_option, output_option
 from suite.compliance.manifest import changed_files
 from suite.files import print_line
 from suite.machine.system import read_description
@@ -22,6 +22,7 @@ HELP_ORDER = 1
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@card_option
 @click.option("--submitter", metavar="ORG", help="Organisation. [submission_org of the logs]")
 @click.option("--system", help="Name of the system; a file submissions/systems/<name>.yaml or a path may describe it.")
 @output_option("The package: a folder with the submitter's name, new or to be extended.", "submissions/ORG")

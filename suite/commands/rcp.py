@@ -12,7 +12,7 @@ import click
 from suite import RULESET
 from suite.card import RCP_VERSION, ReferencePoint, ReferencePoints, read_reference_points
 from suite.cli.group import Subcommands
-from suite.cli.options import JSON, format_option, output_option
+from suite.cli.options import JSON, card_option, format_option, output_option
 from suite.compliance import convergence
 from suite.compliance.ruleset import Benchmark, card_benchmark, ruleset
 from suite.descriptor import Descriptor, descriptors
@@ -42,6 +42,7 @@ def rcp() -> None:
 
 
 @rcp.command()
+@card_option
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @output_option("Folder.", "the workload's")
 def record(runs: tuple[Path, ...], output: Path | None) -> None:
@@ -65,6 +66,7 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
 
 
 @rcp.command()
+@card_option
 @click.argument("workload")
 @format_option()
 def show(workload: str, style: str) -> None:

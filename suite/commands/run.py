@@ -78,6 +78,7 @@ def run(
     Exit codes: 0 every run reached the target, 1 one did not or failed, 2 usage, 3 stopped with a checkpoint left.
     """
     chosen = descriptor(workload)
+    chosen.code()
     if resume and output is None:
         raise click.UsageError("--resume needs --output RUN: the run folder to continue")
     if replace_failed and not resume:

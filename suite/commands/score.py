@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from suite.cli.options import JSON, format_option
+from suite.cli.options import JSON, card_option, format_option
 from suite.compliance.ruleset import ruleset
 from suite.compliance.scoring import ScoredGroup, first_named, score_results
 from suite.files import print_line, printable
@@ -21,6 +21,7 @@ HELP_ORDER = 3
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@card_option
 @click.option("--explain", is_flag=True, help="Say of every run whether it is scored and why.")
 @format_option()
 @click.option("--ruleset", "ruleset_name", help="Judge by this ruleset instead of the one found from the content.")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from suite.cli.options import JSON, format_option
+from suite.cli.options import JSON, card_option, format_option
 from suite.errors import InputError
 from suite.files import print_line, printable, read_json
 from suite.launch import jobs
@@ -72,6 +72,7 @@ Examples:
 """
 )
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@card_option
 @format_option()
 @click.option("--follow", is_flag=True, help="Show it again whenever it changes, until every run has ended.")
 def status(paths: tuple[Path, ...], style: str, follow: bool) -> None:

@@ -81,6 +81,7 @@ def submit(
 ) -> None:
     """Submit scored runs of a workload to Slurm: one job and one run folder per node count."""
     chosen = descriptor(workload)
+    chosen.code()
     resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, overrides)
     system = read_system(find_system(system_name))
     template = _template(chosen, resolved, system, ranks_per_node, time_limit)

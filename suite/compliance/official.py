@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from suite.card import OfficialRules
 from suite.compliance.choice import choose
 from suite.compliance.official_rules import official_rules
 from suite.compliance.ruleset import Benchmark, Ruleset, ruleset
@@ -169,22 +170,27 @@ def _package_run(package: Path, text: str, benchmarks: Sequence[Benchmark]) -> O
 def _reason(complaint: str, benchmark: Benchmark) -> str | None:
     """Why this complaint follows from a size that is not the MLPerf configuration. None if it does not."""
     card = benchmark.card
-    if card is None or card.official.identical:
+    if card is None or (card.official is not None and card.official.identical):
         return None
     name = f"size {benchmark.size}"
-    theirs = card.official.threshold
+    official = card.official
     if complaint.startswith(f"Failed checks for {benchmark.metric}"):
-        return f"{name} has target {benchmark.threshold:g} where MLPerf has {theirs:g}: {card.description}"
+        theirs = f"MLPerf has {official.threshold:g}" if official else "MLPerf HPC has no such benchmark"
+        return f"{name} has target {benchmark.threshold:g} where {theirs}: {card.description}"
     if re.match(r"CHECK for '(train|eval)_samples' failed", complaint):
         return f"{name} has {card.train_samples} + {card.eval_samples} samples"
     if complaint.startswith("RCP Test Failed"):
         return f"MLPerf's reference points are of its own configuration, not of {name}"
     if re.match(rf"Incorrect number of files .* found {benchmark.required_runs}, ", complaint):
-        return f"{name} needs {benchmark.required_runs} runs where MLPerf needs {card.official.required_runs}"
+        return f"{name} needs {benchmark.required_runs} runs where MLPerf needs {_their_runs(official)}"
     instances = re.match(r"Expected at least \d+ runs, but detected (\d+) runs", complaint)
     if instances and int(instances[1]) >= benchmark.required_runs:
-        return f"{name} needs {benchmark.required_runs} instances where MLPerf needs {card.official.required_runs}"
+        return f"{name} needs {benchmark.required_runs} instances where MLPerf needs {_their_runs(official)}"
     return None
+
+
+def _their_runs(official: OfficialRules | None) -> str:
+    return str(official.required_runs) if official else "others: it has no such benchmark"
 
 
 # Their text

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from suite import RULESET
 from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
 from suite.compliance.derived import Scaled, Schedule
-from suite.descriptor import Descriptor, descriptors
+from suite.descriptor import Descriptor, descriptors, given_cards
 from suite.errors import InputError, unknown
 from suite.log.record import RunRecord
 from suite.log.values import finite
@@ -237,7 +237,7 @@ class Ruleset:
 
     def _own_benchmark(self, name: str | None, size: str | None) -> Benchmark | None:
         if self.data.cards:
-            return _card_benchmark(name, size) if name is not None and size is not None else None
+            return _card_benchmark(name, size, given_cards()) if name is not None and size is not None else None
         entry = self.data.benchmarks.get(name) if name is not None else None
         if entry is None or name is None:
             return None
@@ -271,7 +271,7 @@ class Ruleset:
     def benchmark_names(self) -> tuple[str, ...]:
         """The benchmark names that a log may have."""
         if self.data.cards:
-            return tuple(sorted(item.card().mlperf_name for item in _descriptors().values()))
+            return tuple(sorted(item.card().mlperf_name for item in _descriptors(given_cards()).values()))
         return tuple(self.data.benchmarks)
 
     def keys(self, benchmark: Benchmark | None, division: str | None) -> dict[str, KeyRule]:
@@ -376,13 +376,13 @@ def _over(base: Any, change: Any) -> Any:
 
 
 @cache
-def _descriptors() -> dict[str, Descriptor]:
+def _descriptors(cards: tuple[tuple[Path, int], ...]) -> dict[str, Descriptor]:
     return descriptors()
 
 
 @cache
-def _card_benchmark(name: str, size: str) -> Benchmark | None:
-    for descriptor in _descriptors().values():
+def _card_benchmark(name: str, size: str, cards: tuple[tuple[Path, int], ...]) -> Benchmark | None:
+    for descriptor in _descriptors(cards).values():
         card = descriptor.card()
         if card.mlperf_name == name and size in card.sizes:
             return card_benchmark(descriptor, size)

@@ -188,7 +188,7 @@ def _phases(run: Log, key: str) -> Phases | None:
 
 
 _STEMS = (mllog.INIT, mllog.RUN, mllog.STAGING, mllog.EPOCH, mllog.EVAL, mllog.BLOCK)
-_NOT_HYPERPARAMETERS = frozenset(
+NOT_HYPERPARAMETERS = frozenset(
     {
         *(f"{stem}_{side}" for stem in _STEMS for side in ("start", "stop")),
         *(value for name, value in vars(mllog).items() if name.isupper() and isinstance(value, str)),
@@ -205,7 +205,7 @@ def _hyperparameters(run: Log) -> Mapping[str, Any]:
     start = run.places[mllog.RUN_START][0] if mllog.RUN_START in run.places else len(run.events)
     for key, places in run.places.items():
         named = key.startswith(("opt_", "scheduler_")) or key in ("dropout", mllog.GLOBAL_BATCH_SIZE)
-        if (named or places[0] < start) and key not in _NOT_HYPERPARAMETERS:
+        if (named or places[0] < start) and key not in NOT_HYPERPARAMETERS:
             found[key] = run.events[places[0]].value
     return MappingProxyType(found)
 

@@ -27,7 +27,8 @@ RUN_VERSION = 1
 class RunInfo:
     """The content of ``run.json``: what the user asked for. ``ranks`` is None if the launcher decides it per trial.
 
-    ``seed`` is the base seed: trial i has seed + i; None if each trial draws its own.
+    ``seed`` is the base seed: trial i has seed + i; None if each trial draws its own. ``loop`` is the program whose loop trained, a
+    person's own; None: the harness's. ``git`` is the state of the code that trained.
     """
 
     workload: str
@@ -40,6 +41,7 @@ class RunInfo:
     git: dict[str, Any] | None
     same_allocation: bool
     seed: int | None = None
+    loop: str | None = None
     suite_version: str = VERSION
     version: int = RUN_VERSION
 
@@ -59,6 +61,16 @@ class RunFolder:
     def config_path(self) -> Path:
         """The resolved config, which `mlhpc run --config` reads again."""
         return self.root / "config.yaml"
+
+    @property
+    def card_path(self) -> Path:
+        """The card that a person's own loop was made for, a copy."""
+        return self.root / "card.yaml"
+
+    @property
+    def code(self) -> Path:
+        """The program of a person's own loop, a copy."""
+        return self.root / "code"
 
     @property
     def facts(self) -> Path:
@@ -180,8 +192,12 @@ def write_run_info(
     ranks: int | None,
     seed: int | None,
     same_allocation: bool = True,
+    loop: Path | None = None,
 ) -> RunFolder:
-    """Write config.yaml and run.json into a folder, unless they exist: all instances of a job try at once and one wins."""
+    """Write config.yaml and run.json into a folder, unless they exist: all instances of a job try at once and one wins.
+
+    ``loop`` is the program of a person's own loop.
+    """
     folder = RunFolder(root)
     info = RunInfo(
         workload=config.workload,
@@ -190,10 +206,11 @@ def write_run_info(
         runs=runs,
         ranks=ranks,
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        command=tuple(sys.argv),
-        git=git_state(),
+        command=tuple(sys.argv if loop is None else sys.orig_argv),
+        git=git_state(None if loop is None else loop.absolute().parent),
         same_allocation=same_allocation,
         seed=seed,
+        loop=None if loop is None else loop.name,
     )
     texts = (
         (folder.config_path, yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)),

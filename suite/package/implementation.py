@@ -44,8 +44,11 @@ def write_implementation(staged: Path, result: Result, kinds: Collection[str]) -
         document = {"version": 1, "folder": run.folder.root.name, "logs": origin, "redacted": changed}
         write_whole(provenance / "origin.json", json.dumps(document, indent=1))
     write_whole(folder / "README.md", _readme(result))
-    write_whole(folder / "setup.sh", _SETUP.format(commit=_commit(result.info), version=result.info.suite_version))
-    write_whole(folder / "init_datasets.sh", _DATASETS.format(workload=result.info.workload, size=result.info.size))
+    setup, data = (_SETUP, _DATASETS) if result.info.loop is None else (_OWN_SETUP, _OWN_DATASETS)
+    write_whole(folder / "setup.sh", setup.format(commit=_commit(result.info), version=result.info.suite_version))
+    manifest = result.scored[0].data_manifest
+    about_data = {"workload": result.info.workload, "size": result.info.size, "manifest": manifest}
+    write_whole(folder / "init_datasets.sh", data.format(**about_data))
     write_whole(folder / "run_and_time.sh", _run_and_time(result, kinds))
     for script in folder.glob("*.sh"):
         script.chmod(0o755)
@@ -55,8 +58,9 @@ def write_implementation(staged: Path, result: Result, kinds: Collection[str]) -
 def _provenance(run: Run, result: Result) -> Iterator[Path]:
     """Every file of a run folder that says how the result was made, except the logs of the result itself."""
     root = run.folder.root
-    fixed = (run.folder.info_path, run.folder.config_path, root / "job.sbatch", root / "job.json")
+    fixed = (run.folder.info_path, run.folder.config_path, run.folder.card_path, root / "job.sbatch", root / "job.json")
     yield from (path for path in fixed if path.is_file())
+    yield from sorted(path for path in run.folder.code.rglob("*") if path.is_file() and not path.is_symlink())
     yield from run.folder.node_facts()
     yield from run.resumed
     yield from run.folder.failed()
@@ -80,7 +84,7 @@ def _readme(result: Result) -> str:
     return (
         f"# {card.name}, size {card.size}\n\n"
         f"Target: {card.target_text}. Ruleset {first.ruleset}, {card.required_runs} runs required. Logs: {logs}.\n\n"
-        f"Made by mlhpc {info.suite_version}, commit {_commit(info)}"
+        f"Made by {_maker(info)}, commit {_commit(info)}"
         f"{' with local changes' if info.git and info.git.get('dirty') else ''}, on {info.created}: {first.nodes} nodes, "
         f"{first.ranks} ranks, {first.accelerators_per_node} accelerators per node, "
         f"global batch size {first.global_batch_size}.\n\n"
@@ -88,6 +92,11 @@ def _readme(result: Result) -> str:
         "- `init_datasets.sh` makes the data set\n"
         "- `run_and_time.sh` runs it\n"
         "- `provenance/` holds what each run left: run.json, config.yaml, facts of every node, the job script\n"
+        + (
+            "- `provenance/run_*/code/` is the program, `card.yaml` beside it what it was made for\n"
+            if info.loop
+            else ""
+        )
         + (f"- `{PRUNED}/` beside the logs: {len(result.pruned)} instances that were pruned\n" if result.pruned else "")
         + (f"\nNot scored, in `provenance/`:\n\n{left_out}{resumed}{failed}" if left_out or resumed or failed else "")
     )
@@ -110,6 +119,42 @@ _DATASETS = """\
 set -euo pipefail
 mlhpc data generate {workload} --size {size}
 """
+
+
+_OWN_SETUP = """\
+#!/bin/bash
+# Installs mlhpc {version}, which logged the runs, and gets the code that trained, of which provenance/run_*/code/ has the program.
+# MLHPC_REPO, CODE_REPO: URL or path of the two repositories; the commit is that of the code.
+set -euo pipefail
+: "${{MLHPC_REPO:?set it to the URL or path of the mlhpc repository}}" "${{CODE_REPO:?set it to that of the code}}"
+git clone "$CODE_REPO" code
+git -C code checkout {commit}
+git clone "$MLHPC_REPO" mlhpc
+python3 -m venv mlhpc-env
+mlhpc-env/bin/pip install -c mlhpc/constraints.txt './mlhpc[run]'
+"""
+
+_OWN_DATASETS = """\
+#!/bin/bash
+# The data of {workload} {size} are the submitter's. DATA: their file or folder. An error if they are not those that the runs read.
+set -euo pipefail
+: "${{DATA:?set it to the file or folder of the data}}"
+found=$(python3 - "$DATA" <<'END'
+import sys
+from pathlib import Path
+from suite.data.fingerprint import fingerprint
+from suite.world import World
+print(fingerprint(Path(sys.argv[1]), World.create())[0])
+END
+)
+test "$found" = {manifest}
+"""
+
+
+def _maker(info: RunInfo) -> str:
+    """What trained and what logged it."""
+    own = f"{info.loop}, a loop of the submitter's own logged by " if info.loop else ""
+    return f"{own}mlhpc {info.suite_version}"
 
 
 def _run_and_time(result: Result, kinds: Collection[str]) -> str:

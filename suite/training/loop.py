@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -27,10 +27,11 @@ from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, Agreed, StopWatch
 from suite.training.checkpoint import Checkpoint
-from suite.training.instrument import Instruments, Ledger, by_rank, exchange_marks
+from suite.training.instrument import Ledger, exchange_marks
 from suite.training.parallel import clip_gradients, wrap
 from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
+from suite.training.records import Records
 from suite.training.saver import Saver
 from suite.training.state import Position, TrainingState
 from suite.training.timing import (
@@ -38,17 +39,12 @@ from suite.training.timing import (
     FORWARD_BACKWARD,
     OPTIMIZER,
     OTHER,
-    NoTimer,
-    PhaseTimer,
-    device_clock,
 )
 from suite.workload import Dataset, Workload
 from suite.world import World
 
 if TYPE_CHECKING:
     from suite.workload import Batch
-
-LOSS_SUM = "loss_sum"
 
 Item = TypeVar("Item")
 Loaded = TypeVar("Loaded")
@@ -112,11 +108,9 @@ class Trainer:
         self.config, self.size_card, self.target = self.plan.config, self.plan.size_card, self.plan.target
         self._throughput = 0.0
         self._steps_per_block = 0
-        self.timer: PhaseTimer | NoTimer = NoTimer()
-        self.instruments: Instruments | None = None
-        if self.config.instrumentation:
-            self.instruments = Instruments(self.world, self.device, device_clock(self.device), self.progress.collective)
-            self.world, self.timer = self.instruments.world, self.instruments.timer
+        measured = self.config.instrumentation
+        self.records = Records(self.log, self.world, self.device, self.progress, measured=measured)
+        self.world, self.timer, self.instruments = self.records.world, self.records.timer, self.records.instruments
         self.saver = Saver(self.checkpoint, self.world, self.log, self.config.checkpoint.interval_s)
         self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device)
         ledger = self.instruments.ledger if self.instruments else Ledger()
@@ -124,10 +118,7 @@ class Trainer:
 
     def run(self, start: Position) -> Outcome:
         """Train from a position until the target is met, the epochs are used up or a signal says stop."""
-        if self.instruments is None:
-            return self._run(start)
-        self.instruments.energy.restart()
-        with self.instruments.counting():
+        with self.records.counting():
             return self._run(start)
 
     def _run(self, start: Position) -> Outcome:
@@ -141,10 +132,10 @@ class Trainer:
             self.log.start(mllog.EPOCH, metadata={"epoch_num": label})
             stopped = self.train_block(block, start.step if block == start.block else 0, watch)
             if stopped is not None:
-                self._log_energy(label)
+                self.records.log_energy(label)
                 return stopped
             value = self.evaluate_block(block)
-            self._log_energy(label)
+            self.records.log_energy(label)
             self.log.stop(mllog.EPOCH, metadata={"epoch_num": label})
             if not math.isfinite(value):
                 return Outcome(False, f"diverged: {self.target.metric_name} is {value} after epoch {label}")
@@ -169,13 +160,10 @@ class Trainer:
         per_epoch = steps_per_epoch(len(data), self.config.global_batch_size)
         steps = self._steps_per_block = self.size_card.eval_every_steps or per_epoch
         plan = self._plan(len(data), per_epoch, (block - 1) * steps + first_step, block * steps)
-        totals: dict[str, float] = {}
         window = Window(label, first_step)
         begin = time.perf_counter()
         self.wrapped.train()
-        self.timer.restart()
-        if self.instruments is not None:
-            self.instruments.meters.restart()
+        self.records.begin_block()
         batches = prefetch(
             lambda item: (item, data.load(item.indices, seed=self.state.seed, epoch=item.epoch)),
             plan,
@@ -188,38 +176,17 @@ class Trainer:
                 continue
             step += 1
             if window.steps == self.config.window_steps or step == steps - 1:
-                loss = self._close_window(window, totals)
+                loss = self._close_window(window)
                 watch.diverged = watch.diverged or not math.isfinite(loss)
                 window = Window(label, step + 1)
             ended = self._agree(watch.check(), Position(block, step + 1), label)
             if ended is not None:
                 return ended
             self.timer.mark(OTHER)
-        self.timer.mark(OTHER)
-        _add(totals, self.timer.flush())
-        seconds = time.perf_counter() - begin
-        samples = (steps - first_step) * self.config.global_batch_size
-        self._throughput = samples / seconds
-        self.log.event(mllog.TRACKED_STATS, {"throughput": self._throughput}, metadata={"epoch_num": label})
-        mean = {name: value / self.world.size for name, value in self.world.sum(totals).items()}
-        self.log.event(mllog.RANK_PHASES, mean, metadata={"epoch_num": label, "steps": steps - first_step})
-        self._log_ranks(totals, {"epoch_num": label, "steps": steps - first_step})
+        done = steps - first_step
+        samples = done * self.config.global_batch_size
+        self._throughput = self.records.end_block(label, done, samples, lambda: time.perf_counter() - begin)
         return None
-
-    def _log_ranks(self, totals: dict[str, float], where: dict[str, Any]) -> None:
-        """Log what the ranks measured in a block, as a distribution over ranks."""
-        if self.instruments is None:
-            return
-        meters = self.instruments.meters
-        phases = {f"{name}_s": value for name, value in totals.items() if name != LOSS_SUM}
-        rows = self.world.gather(phases | meters.read())
-        if rows is not None:
-            self.log.event(mllog.RANK_STATS, by_rank(rows), metadata=where | {"absent": meters.absent})
-
-    def _log_energy(self, label: int) -> None:
-        if self.instruments is not None:
-            used = self.instruments.energy.take()
-            self.log.event(mllog.ENERGY, used.value(), metadata={"epoch_num": label} | used.metadata())
 
     def _plan(self, samples: int, per_epoch: int, begin: int, end: int) -> Iterator[PlannedBatch]:
         """List this rank's samples for the global steps ``begin`` to ``end`` (excluded), across epochs."""
@@ -269,21 +236,10 @@ class Trainer:
             self.state.averaged.update_parameters(self.state.model)
         self.timer.mark(OPTIMIZER)
 
-    def _close_window(self, window: Window, totals: dict[str, float]) -> float:
+    def _close_window(self, window: Window) -> float:
         """Log a window. Returns its loss, the mean over steps and ranks."""
-        mine = window.mean_loss()
-        loss = self.world.sum({"loss": mine})["loss"] / self.world.size
         where = {"epoch_num": window.epoch, "first_step": window.first_step, "steps": window.steps}
-        stats = self.workload.window_stats(self.world)
-        self.timer.mark(OTHER)
-        phases = self.timer.flush()
-        _add(totals, phases | {LOSS_SUM: mine * window.steps})
-        if self.instruments is not None:
-            self.instruments.energy.meter.sample()
-            self.log.event(mllog.STEP_PHASES, phases, metadata=where | {"loss": loss})
-        if stats:
-            self.log.event(mllog.WINDOW_STATS, stats, metadata=where)
-        return loss
+        return self.records.close_window(where, window.mean_loss(), lambda: self.workload.window_stats(self.world))
 
     def _agree(self, agreed: Agreed | None, position: Position, label: int) -> Outcome | None:
         """Do what all ranks agreed on before the step at ``position``. Returns an Outcome if training stops there."""
@@ -319,8 +275,7 @@ class Trainer:
         )
         seconds = time.perf_counter() - begin
         value = metrics[self.target.metric]
-        if math.isfinite(value):  # MLCommons' engine cannot compare text or null with the target
-            self.log.event(self.target.metric, value, metadata=where | {"metrics": metrics})
+        self.records.log_value(self.target.metric, value, where, metrics)
         self.log.stop(mllog.EVAL, metadata=where | {"duration_s": seconds})
         self.say(
             f"epoch {label}: {self.target.metric_name} {value:.4f} (target {self.target.threshold:g}), "
@@ -390,11 +345,6 @@ def prefetch(load: Callable[[Item], Loaded], items: Iterable[Item], *, threads: 
         finally:
             for future in pending:
                 future.cancel()
-
-
-def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:
-    for name, value in more.items():
-        totals[name] = totals.get(name, 0.0) + value
 
 
 def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:

@@ -1,7 +1,8 @@
-"""The start of a rank: how long its process has existed, and an end to it if it cannot be connected with the others."""
+"""The start of a rank: how long its process has existed, its memory, and an end to it if it cannot reach the others."""
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import time
@@ -10,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from suite.config import Watching
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
+NEVER = 2**31 - 1  # of mallopt
 
 
 def process_age_s() -> float:
@@ -32,3 +36,17 @@ def watched_start(settings: Watching) -> Iterator[None]:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep freed memory instead of returning it. False if libc is not glibc.
+
+    By default glibc maps every block above a threshold (128 KiB, at most 32 MiB) separately and unmaps it when it is freed, so
+    the kernel clears the same pages for the same tensors in every step. Memory that is mapped already is not affected.
+    """
+    try:
+        libc = ctypes.CDLL(None)
+        libc.gnu_get_libc_version  # noqa: B018  mallopt exists elsewhere too, with other numbers
+        return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, NEVER))
+    except (OSError, AttributeError, TypeError):
+        return False

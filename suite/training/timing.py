@@ -132,6 +132,8 @@ class PhaseTimer:
 class NoTimer:
     """Measures nothing."""
 
+    last = None
+
     def restart(self) -> None:
         """Ignored."""
 

@@ -5,8 +5,6 @@ The status in run_stop is computed from the evaluations, never assumed.
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,22 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from suite import RULESET, VERSION
+from suite import VERSION
 from suite.data.baselines import read_baselines
 from suite.data.manifest import Manifest
 from suite.data.sampling import check_batch, steps_per_epoch
 from suite.data.verification import Verification
-from suite.errors import InputError
 from suite.files import print_line
 from suite.log import mllog
-from suite.log.attempts import replaced_runs
 from suite.log.mllog import EventLog
-from suite.log.run_folder import RunFolder
-from suite.machine.facts import write_facts
 from suite.machine.page_cache import drop_page_caches
-from suite.machine.probes.collect import collect_facts
-from suite.machine.probes.root import is_simulated, machine_root
-from suite.training.allocator import keep_freed_memory
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank
 from suite.training.loop import Outcome, Trainer
@@ -37,26 +28,29 @@ from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
 from suite.training.run_data import RunData, open_data, verify_source
 from suite.training.signals import StopSignals
+from suite.training.startup import keep_freed_memory
 from suite.training.state import Position, TrainingState
+from suite.training.statement import (
+    SEED_BITS,
+    Startup,
+    Statement,
+    check_parameters,
+    collect_node_facts,
+    draw_seed,
+    log_run_stop,
+    log_startup,
+    log_statement,
+    open_log,
+)
 from suite.training.watchdog import Watchdog
 from suite.workload import Workload, load_workload
 from suite.world import World
 
 REACHED, MISSED, STOPPED = 0, 1, 3  # exit codes of a worker (2: usage)
-SEED_BITS = 31
 SHAPING = {
     *("workload", "size", "global_batch_size", "gradient_accumulation_steps"),
     *("precision", "channels_last", "compile", "hyperparameters"),
 }
-
-
-@dataclass(frozen=True)
-class Startup:
-    """The start of this process: seconds to the suite's first line, seconds of imports, and perf_counter after the imports."""
-
-    interpreter_s: float
-    imports_s: float
-    imported_at: float
 
 
 def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progress, dog: Watchdog | None) -> int:
@@ -70,14 +64,14 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
     source, manifest = open_data(config, world)
     path = folder.next_resumed(plan.trial) if plan.resume else folder.result(plan.trial)
     progress.enter("collecting facts")
-    _collect_facts(folder, world)
+    collect_node_facts(folder, world)
     progress.enter("comparing data with their checksums")
     verified = verify_source(config, source, manifest, world, progress.tick)
     progress.enter("dropping caches")
     cache_state = drop_page_caches(config.cache_drop_command, manifest.bytes, world)
     log = EventLog(path if world.is_first else None, later=True)
     if not plan.resume:  # else a checkpoint that does not fit leaves no log
-        _open(log, world)
+        open_log(log, world)
     try:
         log.event(mllog.CACHE_STATE, cache_state.state, metadata=asdict(cache_state))
         log.start(mllog.INIT)
@@ -142,8 +136,8 @@ class _Trial:
             progress=self.progress,
         )
         restored = self.checkpoint.load(self.world, state) if self.plan.resume else None
-        _open(self.log, self.world)
-        self._log_facts(workload, state.seed, parameters)
+        open_log(self.log, self.world)
+        self._log_statement(workload, state.seed, parameters)
         position = Position(1, 0) if restored is None else restored.position
         if restored is None and self.world.is_first:  # of a trial that was given up
             self.checkpoint.remove()
@@ -156,7 +150,7 @@ class _Trial:
         data.open_or_stage(self.verified)
         self.log.event(mllog.TRAIN_SAMPLES, self.manifest.samples("train"))
         self.log.event(mllog.EVAL_SAMPLES, self.manifest.samples("validation"))
-        self._log_startup(time.perf_counter() - self.startup.imported_at - data.staged_s)
+        log_startup(self.log, self.world, self.startup, staged_s=data.staged_s)
         self.log.stop(mllog.INIT)
         return self._train(trainer, data, position)
 
@@ -171,12 +165,7 @@ class _Trial:
         model = workload.build_model(world).to(self.device)
         torch.manual_seed(seed + (world.rank << SEED_BITS))  # dropout differs between ranks, initial weights do not
         parameters = count_parameters(model, workload, world)
-        expected = self.plan.size_card.model_parameters
-        if parameters != expected and config.submission.division == "closed":
-            raise InputError(
-                f"{config.size}: model has {parameters} parameters; the card says {expected}; "
-                "another model is for submission.division=open"
-            )
+        check_parameters(self.plan, parameters)
         self.progress.enter("building the optimizer")
         steps = steps_per_epoch(self.manifest.samples("train"), config.global_batch_size)
         state = TrainingState.create(workload, model, steps, seed)
@@ -215,56 +204,23 @@ class _Trial:
         shaping = self.config.model_dump(mode="json", include=SHAPING)
         return {"config": shaping, "data_manifest": self.manifest.sha256, "suite_version": VERSION}
 
-    def _log_facts(self, workload: Workload, seed: int, parameters: int) -> None:
-        config, world, log = self.config, self.world, self.log
-        log.event(mllog.SUBMISSION_BENCHMARK, self.plan.descriptor.card().mlperf_name)
-        log.event(mllog.SUBMISSION_ORG, config.submission.org)
-        log.event(mllog.SUBMISSION_DIVISION, config.submission.division)
-        log.event(mllog.SUBMISSION_STATUS, config.submission.status)
-        log.event(mllog.SUBMISSION_PLATFORM, config.submission.platform)
-        log.event(mllog.RULESET, RULESET)
-        log.event(mllog.BENCHMARK_SIZE, config.size)
-        log.event(mllog.SUITE_VERSION, VERSION)
-        log.event(mllog.RUN_MODE, self.plan.mode, metadata={"trial": self.plan.trial, "launcher": world.launcher})
-        log.event(mllog.SEED, seed)
-        for failed in replaced_runs(self.plan.folder, self.plan.trial) if world.is_first else ():
-            log.event(mllog.RUN_REPLACED, failed.name)
-        log.event(mllog.NUMBER_OF_RANKS, world.size)
-        log.event(mllog.NUMBER_OF_NODES, world.nodes)
-        log.event(mllog.ACCELERATORS_PER_NODE, world.local_size if self.device.type == "cuda" else 0)
+    def _log_statement(self, workload: Workload, seed: int, parameters: int) -> None:
         threads = torch.get_num_threads()
-        log.event(
-            mllog.RUN_CONFIG,
-            config.logged(),
-            metadata={
-                "device": self.device.type,
-                "threads_per_rank": threads,
-                "keeps_freed_memory": self.keeps_freed_memory,
-                "simulated_machine": is_simulated(machine_root(os.environ)),
-            },
+        said = Statement(
+            device=self.device.type,
+            seed=seed,
+            config=self.config.logged(),
+            about_config={"threads_per_rank": threads, "keeps_freed_memory": self.keeps_freed_memory},
+            hyperparameters=workload.hyperparameters(),
+            parameters=parameters,
+            work=asdict(workload.work()) | {"sample_bytes": self.plan.size_card.sample_bytes},
+            data_manifest=self.manifest.sha256,
+            baselines=read_baselines(self.source, self.manifest.sha256),
         )
-        log.event(mllog.GRADIENT_ACCUMULATION_STEPS, config.gradient_accumulation_steps)
-        for key, value in workload.hyperparameters().items():
-            log.event(key, value)
-        log.event(mllog.MODEL_PARAMETERS, parameters)
-        log.event(mllog.WORK_PER_SAMPLE, asdict(workload.work()) | {"sample_bytes": self.plan.size_card.sample_bytes})
-        log.event(mllog.DATA_MANIFEST, self.manifest.sha256)
-        log.event(mllog.BASELINE, read_baselines(self.source, self.manifest.sha256))
-
-    def _log_startup(self, init_s: float) -> None:
-        world, startup = self.world, self.startup
-        self.log.event(
-            mllog.STARTUP,
-            {
-                "interpreter": world.summary(startup.interpreter_s),
-                "imports": world.summary(startup.imports_s),
-                "init": world.summary(init_s),
-            },
-        )
+        log_statement(self.log, self.plan, self.world, said)
 
     def _run_stop(self, outcome: Outcome, position: Position) -> None:
-        status = "success" if outcome.reached else "aborted"
-        self.log.stop(mllog.RUN, metadata={"status": status, "reason": outcome.reason, "first_block": position.block})
+        log_run_stop(self.log, reached=outcome.reached, reason=outcome.reason, first_block=position.block)
         self.in_run = False
         self._say(outcome.reason)
 
@@ -275,32 +231,3 @@ def count_parameters(model: nn.Module, workload: Workload, world: World) -> int:
     mine = {id(parameter) for parameter in shares}
     replicated = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in mine)
     return replicated + sum(map(int, world.allgather(sum(share.numel() for share in shares))))
-
-
-def draw_seed(base_seed: int | None, trial: int) -> int:
-    """The seed of a trial: base seed + trial, or a new one from the operating system."""
-    if base_seed is not None:
-        return base_seed + trial
-    return int.from_bytes(os.urandom(8)) >> (64 - SEED_BITS)
-
-
-def _collect_facts(folder: RunFolder, world: World) -> None:
-    error = None
-    if world.local_rank == 0:
-        try:
-            write_facts(collect_facts(os.environ, run_folder=folder.root), folder.root)
-        except OSError as caught:
-            error = InputError(f"{folder.facts}: cannot be written: {caught.strerror}")
-    world.check_together(error)
-
-
-def _open(log: EventLog, world: World) -> None:
-    """Make the file of the log, if it is not there yet. InputError on every rank if that fails."""
-    error = None
-    try:
-        log.open()
-    except FileExistsError as caught:
-        error = InputError(f"{caught.filename}: exists already; a trial never writes over an earlier one")
-    except OSError as caught:
-        error = InputError(f"{caught.filename}: cannot be written: {caught.strerror}")
-    world.check_together(error)

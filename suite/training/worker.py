@@ -33,7 +33,7 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
         world = World.create()
     dog = None
     try:
-        from suite.training import trial
+        from suite.training import statement, trial
         from suite.training.progress import Progress
         from suite.training.watchdog import watch
 
@@ -42,7 +42,7 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
         _make_folder(plan, world)
         stacks, progress = plan.folder.stacks(plan.trial, world.rank), Progress()
         world, dog = watch(world, plan.config.watchdog, stacks, lambda text: _say(plan, text), progress)
-        startup = trial.Startup(interpreter_s, imported_at - first_line, imported_at)
+        startup = statement.Startup(interpreter_s, imported_at - first_line, imported_at)
         with locked_together(plan.folder.lock(plan.trial), f"trial {plan.trial}", world):
             way = _way_on(plan, world)
             if way.code is not None:

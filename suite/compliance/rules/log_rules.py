@@ -47,7 +47,11 @@ def benchmark_known(context: LogContext) -> Iterator[LogBreach]:
     event = context.first(mllog.SUBMISSION_BENCHMARK)
     names = context.ruleset.benchmark_names()
     if event is not None and event.value not in names:
-        yield event.line, f"unknown benchmark {brief(event.value)}; {context.ruleset.name} knows {', '.join(names)}"
+        more = "; --card FILE adds that of a card" if context.ruleset.data.cards else ""
+        yield (
+            event.line,
+            f"unknown benchmark {brief(event.value)}; {context.ruleset.name} knows {', '.join(names)}{more}",
+        )
     elif event is not None and context.benchmark is None:
         size = context.first(mllog.BENCHMARK_SIZE)
         yield (size or event).line, f"unknown size {brief(context.record.size)} of {brief(event.value)}"

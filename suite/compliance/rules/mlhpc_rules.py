@@ -48,7 +48,7 @@ def _phases(context: LogContext, key: str) -> Iterator[LogBreach]:
     total = 0.0
     for event in context.by_key.get(key, ()):
         value = event.value if isinstance(event.value, dict) else {}
-        if key == mllog.RANK_PHASES and value.keys() == {"loss_sum"}:
+        if key == mllog.RANK_PHASES and value.keys() <= {"loss_sum"}:
             continue  # a run without instrumentation
         parts = [finite(value.get(name)) for name in _STEP_PARTS]
         step = finite(value.get("step"))
@@ -194,10 +194,11 @@ def samples_agree(context: LogContext) -> Iterator[LogBreach]:
     if card is None or not batch or not samples or batch < 1:
         return
     steps = card.eval_every_steps or samples // batch
+    taken = -(-samples // batch) if _own_loop(context) and card.eval_every_steps is None else steps
     finished = finished_epochs(context)
     for line, key, number, counted in _counted_steps(context):
-        if number in finished and finite(counted) != steps:
-            due = f"{samples} samples in batches of {batch} are {steps}"
+        if number in finished and finite(counted) not in (steps, taken):
+            due = f"{samples} samples in batches of {batch} are {steps}{f' or {taken}' if taken != steps else ''}"
             yield line, f"{key} of epoch {_number(number)} counts {brief(counted)} steps; {due}"
             return
     for event in context.every(mllog.EVAL_START, card.metric, mllog.EVAL_STOP):
@@ -206,9 +207,15 @@ def samples_agree(context: LogContext) -> Iterator[LogBreach]:
             continue
         # With a card's eval_every_steps, epoch_num itself counts samples (docs/architecture.md).
         trained = epoch if card.eval_every_steps else epoch * steps * batch
-        if finite(seen) != trained:
+        if finite(seen) != trained and not (taken != steps and finite(seen) == epoch * samples):
             yield event.line, f"samples_count = {brief(seen)} after epoch {epoch:g}; {trained:,.0f} were trained on"
             return
+
+
+def _own_loop(context: LogContext) -> bool:
+    """True for the log of a person's own loop, which may take the last batch of an epoch although it is not full."""
+    event = context.first(mllog.RUN_CONFIG)
+    return event is not None and event.metadata.get("loop") == "own"
 
 
 def _counted_steps(context: LogContext) -> Iterator[tuple[int | None, str, float | None, object]]:

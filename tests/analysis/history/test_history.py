@@ -313,3 +313,13 @@ def test_of_many_facts_that_changed_the_first_are_named_and_the_rest_counted(tmp
         write_record(folder, record(day, seconds, **facts), [])
     (line, *_) = mlhpc("history", "check", folder).stdout.splitlines()
     assert line.endswith("package p05: 1 -> 2; 14 more")
+
+
+def test_series_that_are_too_short_to_say_anything_take_no_share_of_the_rate(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "history", nights(6) + nights(6, at=66.0, seed=2))
+    for number in range(20):
+        fill(folder, nights(3, seed=number), series=SERIES.model_copy(update={"system": f"retired {number}"}))
+    done = mlhpc("history", "check", folder)
+    assert done.returncode == 1
+    assert done.stdout.count(": slower: ") == 2
+    assert done.stdout.count(": cannot tell: 3 of at least ") == 40

@@ -123,7 +123,9 @@ def test_a_slip_is_answered_with_the_nearest_name(words: str, said: str, tmp_pat
     assert said in done.stderr
 
 
-@pytest.mark.parametrize("words", ["xyzzy", "run qqqq", "run cosmoflow --zzzzzz", "check --explain zzzz"])
+@pytest.mark.parametrize(
+    "words", ["xyzzy", "list --jsno", "run qqqq", "run cosmoflow --zzzzzz", "check --explain zzzz"]
+)
 def test_nothing_is_suggested_where_nothing_is_near(words: str, tmp_path: Path) -> None:
     done = mlhpc(*words.split(), cwd=tmp_path)
     assert done.returncode == 2
@@ -142,7 +144,12 @@ def test_help_of_a_command_is_its_help(words: str) -> None:
 
 
 def test_help_alone_is_the_list_of_commands() -> None:
-    assert mlhpc("help").stdout == mlhpc("--help").stdout != ""
+    assert mlhpc("help").stdout == mlhpc("--help").stdout == mlhpc("help", "help").stdout != ""
+
+
+def test_the_shared_options_may_stand_before_the_command() -> None:
+    assert mlhpc("--quiet", "--no-color", "list", "cosmoflow").stdout == mlhpc("list", "cosmoflow", "-q").stdout != ""
+    assert QUIET not in os.environ
 
 
 def test_quiet_prints_results_and_no_progress(

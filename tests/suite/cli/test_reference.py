@@ -112,10 +112,12 @@ DOCS = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRI
 def documented() -> Iterator[tuple[str, str]]:
     """The command lines in code blocks and examples of docs; those with placeholders or choices are left out."""
     for path in DOCS:
+        fenced = False
         for line in path.read_text().splitlines():
+            fenced ^= line.startswith("```")
             text = line.strip().removeprefix("$ ")
             text = re.sub(r"^srun [^m]*(?=mlhpc )", "", text)
-            if (line.startswith("    ") or path.name == "README.md") and text.startswith("mlhpc "):
+            if (line.startswith("    ") or fenced) and text.startswith("mlhpc "):
                 command = re.split(r"\s{2,}| [|&>;#]", text)[0]
                 if not re.search(r"[\[\]…|*]|\b[A-Z]{2,}\b\.\.\.| \.\.\.", command):
                     yield path.name, command

@@ -78,7 +78,7 @@ def toy_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     card = toy.toy_card()
     five = card.model_copy(update={"sizes": {"smoke": card.sizes["smoke"].model_copy(update={"required_runs": RUNS})}})
     monkeypatch.setattr(toy, "toy_card", lambda: five)
-    monkeypatch.setattr(rulesets, "_descriptors", lambda: {"toy": toy.DESCRIPTOR})
+    monkeypatch.setattr(rulesets, "_descriptors", lambda cards: {"toy": toy.DESCRIPTOR})
     rulesets._card_benchmark.cache_clear()
     yield
     rulesets._card_benchmark.cache_clear()

@@ -1,0 +1,150 @@
+"""Results for Python: what is at some paths as tables, figures and a report."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pandas as pd
+
+from analysis.sources import read_sources
+from analysis.study import Study, study
+from suite.descriptor import installed_cards, with_cards
+from suite.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN = {  # in a notebook: column of results, and its heading
+    "label": "result",
+    "benchmark": "benchmark",
+    "size": "size",
+    "mode": "mode",
+    "division": "division",
+    "n_started": "runs",
+    "score_min": "time to train, min",
+    "models_per_min": "models/min",
+    "score_note": "note",
+}
+MOST_SHOWN = 200
+
+
+def find_paths(patterns: Iterable[str | Path]) -> list[Path]:
+    """The paths that are given, or match a pattern with * and ?. InputError for one that does not exist, or matches nothing."""
+    found: list[Path] = []
+    for pattern in patterns:
+        path = Path(pattern).expanduser()
+        matches = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(path)))]  # noqa: PTH207  it may be absolute
+        if not matches:
+            raise InputError(f"{pattern}: does not exist; expected a run folder, a package, a round or a log")
+        found += matches
+    if not found:
+        raise InputError("expected at least one path: a run folder, a package, a round or a log")
+    return list(dict.fromkeys(found))
+
+
+class Results:
+    """Results as tables and figures. docs/tables.md says what the columns of the tables mean.
+
+    ``runs``, ``results``, ``epochs``, ``evals``, ``phases``, ``ranks``, ``experts`` and ``systems`` are data frames; change a
+    copy, not them: the figures are made of them.
+    """
+
+    def __init__(self, paths: Sequence[str | Path], cards: Sequence[str | Path] = ()) -> None:
+        self._paths, self._cards = find_paths(paths), [Path(card) for card in cards]
+        sources = read_sources(self._paths)
+        with with_cards(self._cards):
+            self._study = study(sources.logs, installed_cards(), sources.inputs, sources.networks)
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        """One row per log: what it states, its time split, and whether it counts."""
+        return self._study.runs
+
+    @property
+    def results(self) -> pd.DataFrame:
+        """One row per result, a group of runs: its score and means over its runs."""
+        return self._study.results
+
+    @property
+    def epochs(self) -> pd.DataFrame:
+        """One row per epoch of a run."""
+        return self._study.tables.epochs
+
+    @property
+    def evals(self) -> pd.DataFrame:
+        """One row per evaluation of a run."""
+        return self._study.tables.evals
+
+    @property
+    def phases(self) -> pd.DataFrame:
+        """One row per window of steps of a run: seconds by phase."""
+        return self._study.tables.phases
+
+    @property
+    def ranks(self) -> pd.DataFrame:
+        """One row per epoch and quantity that ranks measured."""
+        return self._study.tables.ranks
+
+    @property
+    def experts(self) -> pd.DataFrame:
+        """One row per window and mixture-of-experts layer."""
+        return self._study.tables.experts
+
+    @property
+    def systems(self) -> pd.DataFrame:
+        """One row per system, as its package describes it or as a run found it."""
+        return self._study.tables.systems
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The names of all figures, in the order of a report."""
+        from analysis.figures import figures
+
+        return tuple(figures())
+
+    def figure(self, name: str) -> Figure:
+        """Draw a figure of the report; `savefig` of it writes a file. InputError for an unknown name, or without its data."""
+        from analysis.figures import figures
+        from analysis.page.drawing import style
+
+        if name not in figures():
+            raise InputError(unknown("figure", name, self.figures))
+        with style():
+            return figures()[name].draw(self._study)
+
+    def report(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Write what ``mlhpc report`` writes for the same paths, and return the path of the page.
+
+        InputError if the folder holds a report already, unless ``force``.
+        """
+        from analysis.commands.report import report
+
+        words = [*map(str, self._paths), "-o", str(folder), *(["--force"] if force else [])]
+        words += [word for card in self._cards for word in ("--card", str(card))]
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                report.main(words, "mlhpc report", standalone_mode=False)
+        except click.ClickException as error:
+            raise InputError(error.format_message()) from None
+        return Path(folder) / "report.html"
+
+    @property
+    def study(self) -> Study:
+        """What the figures are made of, for a figure of one's own (docs/report.md). Not stable."""
+        return self._study
+
+    def __repr__(self) -> str:
+        return f"<{len(self.results)} results of {len(self.runs)} runs: {', '.join(map(str, self._paths))}>"
+
+    def _repr_html_(self) -> str:
+        table = self.results.assign(score_min=self.results["score_s"] / 60.0)
+        table = table.sort_values(["benchmark", "size", "mode", "score_s"])[list(SHOWN)].rename(columns=SHOWN)
+        text = str(table.head(MOST_SHOWN).to_html(index=False, na_rep="", float_format="{:.4g}".format, escape=True))
+        more = f"<p>and {len(table) - MOST_SHOWN} more</p>" if len(table) > MOST_SHOWN else ""
+        return f"<p>{len(table)} results of {len(self.runs)} runs</p>{text}{more}"

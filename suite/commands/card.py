@@ -1,0 +1,119 @@
+"""`mlhpc card`: counts what a workload's card says of its sizes, and fills in what is not counted yet."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from suite.card import SizeCard
+from suite.cli.group import Subcommands
+from suite.cli.options import output_option, size_option
+from suite.config import RunConfig, default_data_root, load_config
+from suite.descriptor import Descriptor, descriptor
+from suite.errors import InputError
+from suite.files import YamlSource, print_line, write_whole
+
+if TYPE_CHECKING:
+    from suite.performance.card_counts import Counts
+
+HELP_GROUP = "Extend"
+HELP_ORDER = 3
+EXACT = ("train_samples", "eval_samples", "model_parameters")
+FILLED = (*EXACT, "forward_flops_per_sample", "training_flops_per_sample", "sample_bytes")
+CLOSE = 0.01  # the checker allows as much between the FLOPs of a log and those of the card
+
+
+@click.group(cls=Subcommands)
+def card() -> None:
+    """Count what the card of a workload says: parameters, FLOPs, bytes, samples.
+
+    \b
+    Example:
+      mlhpc card fill myworkload --size smoke
+    """
+
+
+@card.command()
+@click.argument("workload")
+@size_option(None, "A size of the workload. [every size with a count of 0]")
+@output_option("Card to write.", "the workload's own, in place")
+def fill(workload: str, size: str | None, output: Path | None) -> None:
+    """Fill counts that are 0 in the card of WORKLOAD by running one step, and compare the others with what is counted.
+
+    A size is counted with the configuration it ships and its data set, which is generated for it if there is none. Comments stay.
+
+    Exit code 0: filled, or every count is right (FLOPs and bytes within 1 %); 1: a count is wrong, and was not changed; 2: usage.
+    """
+    chosen = descriptor(workload)
+    chosen.code()
+    sizes = chosen.card().sizes
+    if size is not None:
+        chosen.card().size(size)
+    wanted = [size] if size is not None else [name for name, entry in sizes.items() if _empty(entry)]
+    if not wanted:
+        print_line(f"{chosen.card_path}: every count is there; --size NAME counts that size again")
+        return
+    source = YamlSource.read(chosen.card_path)
+    text = chosen.card_path.read_text(encoding="utf-8")
+    wrong = False
+    for name in wanted:
+        counts = _count(chosen, load_config(chosen, name))
+        for key in FILLED:
+            stated, counted = getattr(sizes[name], key), getattr(counts, key)
+            if not stated:
+                text = _filled(text, source, ("sizes", name, key), counted)
+            differs = bool(stated) and abs(counted - stated) > (CLOSE * stated if key not in EXACT else 0)
+            wrong = wrong or differs
+            said = f"the card says {stated:,}: WRONG" if differs else "as the card says" if stated else "filled in"
+            print_line(f"{workload} {name}: {key} {counted:,.0f}: {said}")
+        if counts.uncovered:
+            print_line(f"{workload} {name}: operators without a formula, not counted: {', '.join(counts.uncovered)}")
+    target = output or chosen.card_path
+    if output is not None or text != chosen.card_path.read_text(encoding="utf-8"):
+        write_whole(target, text)
+        print_line(f"{target}: written")
+    if wrong:
+        raise click.exceptions.Exit(1)
+
+
+def _empty(entry: SizeCard) -> bool:
+    return not all(getattr(entry, key) for key in FILLED)
+
+
+def _count(chosen: Descriptor, config: RunConfig) -> Counts:
+    """Count with the data set at its usual place, or with one generated for this."""
+    from suite.data.build import find_data
+    from suite.data.manifest import MANIFEST_NAME
+    from suite.performance.card_counts import count_size
+    from suite.world import World
+
+    root = config.data or default_data_root(config.workload, config.size)
+    if (root / MANIFEST_NAME).exists():
+        find_data(root, config.workload, config.size)
+        return count_size(chosen, config, root)
+    with tempfile.TemporaryDirectory(prefix="mlhpc-card-") as folder:
+        chosen.load_generator().generate(Path(folder), config.size, seed=0, world=World.create())
+        return count_size(chosen, config, Path(folder))
+
+
+def _filled(text: str, source: YamlSource, key: Sequence[str], value: float) -> str:
+    """The text of a card with one 0 replaced. InputError if it does not stand on a line of its own."""
+    number = source.lines.get(tuple(key))
+    lines = text.splitlines(keepends=True)
+    pattern = rf"(\s*{re.escape(key[-1])}:\s*)0(?:\.0*)?(\s*(?:#.*)?\n?)"
+    match = re.fullmatch(pattern, lines[number - 1]) if number is not None else None
+    if match is None or number is None:
+        raise InputError(
+            f"{source.where(*key)}: {'.'.join(key)} cannot be filled: expected '{key[-1]}: 0' on a line of its own"
+        )
+    lines[number - 1] = f"{match[1]}{_plain(value)}{match[2]}"
+    return "".join(lines)
+
+
+def _plain(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else f"{value:.6g}"

@@ -1,0 +1,71 @@
+"""`mlhpc workload new NAME`: writes the skeleton of a workload, a package of its own that runs as it is."""
+
+from __future__ import annotations
+
+import keyword
+import sys
+from pathlib import Path
+
+import click
+import jinja2
+
+from suite.cli.group import Subcommands
+from suite.cli.options import output_option
+from suite.descriptor import descriptors
+from suite.errors import InputError
+from suite.files import print_line, write_whole
+
+HELP_GROUP = "Extend"
+HELP_ORDER = 2
+FILES = {  # file of the skeleton: template
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "{name}/__init__.py": "__init__.py",
+    "{name}/config.py": "config.py",
+    "{name}/data.py": "data.py",
+    "{name}/model.py": "model.py",
+    "{name}/workload.py": "workload.py",
+    "{name}/card.yaml": "card.yaml",
+    "{name}/config/smoke.yaml": "smoke.yaml",
+    "tests/test_{name}.py": "test.py",
+}
+
+
+@click.group(cls=Subcommands)
+def workload() -> None:
+    """Make a workload of your own.
+
+    \b
+    Example:
+      mlhpc workload new tides && pip install --no-deps --no-build-isolation -e tides && mlhpc run tides --size smoke
+    """
+
+
+@workload.command()
+@click.argument("name")
+@output_option("New folder of the package.", "NAME")
+def new(name: str, output: Path | None) -> None:
+    """Write a workload NAME that runs as it is: data, model, card, configuration and test, in a package outside of the suite."""
+    _check_name(name)
+    root = output or Path(name)
+    if root.exists():
+        raise InputError(f"{root}: exists already; a skeleton never writes into something (choose another -o)")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("suite.commands", "skeleton"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701  a name of letters, digits and _, in Python and YAML
+    )
+    for path, template in FILES.items():
+        write_whole(root / path.format(name=name), environment.get_template(f"{template}.j2").render(name=name))
+    print_line(f"{root}: written; next:")
+    print_line(f"  {Path(sys.executable).name} -m pip install --no-deps --no-build-isolation -e {root}")
+    print_line(f"  mlhpc data generate {name} --size smoke && mlhpc run {name} --size smoke --runs 3")
+
+
+def _check_name(name: str) -> None:
+    """InputError for a name that cannot be a package's, or is taken by an installed module or workload."""
+    if not name.isidentifier() or not name.isascii() or not name.islower() or keyword.iskeyword(name):
+        raise InputError(f"{name!r}: expected the name of a Python package: lower-case letters, digits and _")
+    if name in descriptors() or name in sys.stdlib_module_names or name in ("mlhpc", "suite", "workloads", "analysis"):
+        raise InputError(f"{name!r}: is the name of an installed workload or module; choose another")

@@ -1,0 +1,166 @@
+"""The run folder of a person's own loop: which benchmark and configuration, which trial, and the copies of card and program."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from suite.config import RunConfig, load_config, resolve_config
+from suite.descriptor import AnyHyperparameters, Descriptor, describe_card, descriptor
+from suite.errors import InputError
+from suite.files import YamlSource, brief, write_whole
+from suite.log.limits import limits
+from suite.log.record import NOT_HYPERPARAMETERS
+from suite.log.run_folder import RunFolder, write_run_info
+from suite.world import World
+
+SUFFIXES = (".yaml", ".yml")
+ITS_KEYS = (
+    frozenset(  # of RunConfig: what a run does for a loop or what a loop states of itself; the rest steers the harness
+        {
+            *(
+                "workload",
+                "size",
+                "global_batch_size",
+                "max_epochs",
+                "gradient_accumulation_steps",
+                "precision",
+                "device",
+            ),
+            *("window_steps", "instrumentation", "cache_drop_command", "watchdog", "submission", "hyperparameters"),
+        }
+    )
+)
+ALWAYS_LOGGED = frozenset({"gradient_accumulation_steps", "instrumentation", "submission"})
+LARGEST_PROGRAM = 1 << 20
+
+
+def find_benchmark(benchmark: str | Path) -> Descriptor:
+    """Find a benchmark by the path of its card or by the name of an installed workload. Its hyperparameters may be any.
+
+    InputError for a file that is no card, or a name that is not known.
+    """
+    card = Path(benchmark)
+    found = describe_card(card) if card.suffix in SUFFIXES else descriptor(str(benchmark))
+    return replace(found, hyperparameters=AnyHyperparameters)
+
+
+def read_config(benchmark: Descriptor, config: str | Path | Mapping[str, Any]) -> RunConfig:
+    """Read the configuration of an own loop: a YAML file, or a mapping with the same keys.
+
+    InputError for keys that steer the harness's loop, and for hyperparameters with the name of another event.
+    """
+    if isinstance(config, Mapping):
+        data = {"hyperparameters": {}} | dict(config)
+        found = resolve_config(benchmark, YamlSource(Path("the config of mlhpc.Run"), data, {}))
+    else:
+        if Path(config).suffix not in SUFFIXES:
+            raise InputError(f"config {str(config)!r}: expected a mapping or the path of a .yaml file")
+        found = load_config(benchmark, str(config))
+    foreign = sorted(found.model_fields_set - ITS_KEYS)
+    if foreign:
+        raise InputError(
+            f"{foreign[0]} is for the harness's loop; that of an own loop takes {', '.join(sorted(ITS_KEYS))}"
+        )
+    taken = sorted(hyperparameters(found).keys() & NOT_HYPERPARAMETERS)
+    if taken:
+        raise InputError(f"hyperparameters.{taken[0]}: is the name of another event of the log")
+    return found
+
+
+def hyperparameters(config: RunConfig) -> dict[str, Any]:
+    """The hyperparameters to log, key to value, as the configuration has them, and the global batch size."""
+    stated = config.hyperparameters.model_dump(mode="json")
+    return {"global_batch_size": config.global_batch_size} | stated
+
+
+def logged(config: RunConfig) -> dict[str, Any]:
+    """The configuration as a log has it: what was stated, and no default that only the harness's loop makes true."""
+    stated = config.model_fields_set | ALWAYS_LOGGED
+    return {key: value for key, value in config.logged().items() if key in stated}
+
+
+def make_folder(
+    root: Path, benchmark: Descriptor, config: RunConfig, trial: int | None, runs: int, world: World
+) -> tuple[RunFolder, int]:
+    """Make the run folder, or add a trial to it, and choose the trial: the first without a log unless it is given.
+
+    All ranks call it. InputError on every rank if the folder holds runs of another configuration or cannot be written.
+    """
+    chosen, error = trial, None
+    if world.is_first:
+        try:
+            chosen = _prepare(RunFolder(root), benchmark, config, trial, runs, world.size)
+        except OSError as caught:
+            error = InputError(f"{caught.filename or root}: cannot be written: {caught.strerror}")
+        except InputError as caught:
+            error = caught
+    world.check_together(error)
+    return RunFolder(root), world.broadcast(chosen)
+
+
+def _prepare(
+    folder: RunFolder, benchmark: Descriptor, config: RunConfig, trial: int | None, runs: int, ranks: int
+) -> int:
+    program = own_program()
+    root = folder.root
+    fresh = not folder.info_path.exists()
+    if fresh and root.exists() and any(root.iterdir()):
+        raise InputError(f"{root}: not empty and no run folder (no run.json); choose another output")
+    root.mkdir(parents=True, exist_ok=True)
+    loop = program or Path("interactive session")
+    write_run_info(root, config, mode="strong", runs=runs, ranks=ranks, seed=None, same_allocation=False, loop=loop)
+    _check_same(folder, benchmark, config)
+    with suppress(FileExistsError):
+        write_whole(folder.card_path, benchmark.card_path.read_text(encoding="utf-8"), overwrite=False)
+    if trial is None:
+        taken = {path.name for path in folder.results()}
+        trial = next(number for number in range(len(taken) + 1) if folder.result(number).name not in taken)
+    if program is not None:
+        _keep_program(folder, program, trial)
+    return trial
+
+
+def _check_same(folder: RunFolder, benchmark: Descriptor, config: RunConfig) -> None:
+    """InputError if the folder is that of another benchmark or configuration: runs of one result are alike."""
+    info = folder.read_info()
+    if (info.workload, info.size) != (config.workload, config.size):
+        raise InputError(f"{folder.root}: holds runs of {info.workload} {info.size}; choose another output")
+    if info.loop is None:
+        raise InputError(f"{folder.root}: holds runs of the harness's own loop; choose another output")
+    if folder.card_path.exists() and folder.card_path.read_bytes() != benchmark.card_path.read_bytes():
+        raise InputError(
+            f"{folder.root}: holds runs for another card than {benchmark.card_path}; choose another output"
+        )
+    before = load_config(benchmark, str(folder.config_path)).model_dump(mode="json")
+    now = config.model_dump(mode="json")
+    different = sorted(key for key in now if now[key] != before[key])
+    if different:
+        key = different[0]
+        raise InputError(
+            f"{folder.root}: holds runs with {key} = {brief(before[key])}, not {brief(now[key])}; choose another output"
+        )
+
+
+def own_program() -> Path | None:
+    """The program whose loop this is: the file of the main module. None in a notebook or at a prompt."""
+    name = getattr(sys.modules["__main__"], "__file__", None)
+    path = Path(name) if name else None
+    return path if path is not None and path.is_file() else None
+
+
+def _keep_program(folder: RunFolder, program: Path, trial: int) -> None:
+    """Copy the program beside the logs; a later trial's changed one into a folder of its own. None that is too large."""
+    if program.stat().st_size > min(LARGEST_PROGRAM, limits().json):
+        return
+    text = program.read_text(encoding="utf-8", errors="replace")
+    for target in (folder.code / program.name, folder.code / f"trial_{trial}" / program.name):
+        if target.exists() and target.read_text(encoding="utf-8", errors="replace") == text:
+            return
+        with suppress(FileExistsError):
+            write_whole(target, text, overwrite=False)
+            return

@@ -1,0 +1,406 @@
+"""`mlhpc.Run`: a person's own training loop writes the run folder that `mlhpc run` writes, on one rank or many.
+
+It calls what the harness's trial calls: the same statement, records, clocks, facts and lock. The loop itself stays the person's.
+"""
+
+from __future__ import annotations
+
+import time
+
+_FIRST_LINE = time.perf_counter()
+
+import signal  # noqa: E402
+import threading  # noqa: E402
+import traceback  # noqa: E402
+from collections.abc import Iterable, Iterator, Mapping  # noqa: E402
+from contextlib import ExitStack, contextmanager, suppress  # noqa: E402
+from dataclasses import asdict  # noqa: E402
+from datetime import UTC, datetime  # noqa: E402
+from pathlib import Path  # noqa: E402
+from types import FrameType, TracebackType  # noqa: E402
+from typing import Any, Self, TypeVar  # noqa: E402
+
+import torch  # noqa: E402
+from torch import nn, optim  # noqa: E402
+
+from suite.data.fingerprint import fingerprint  # noqa: E402
+from suite.data.lock import locked_together  # noqa: E402
+from suite.data.verification import Verification  # noqa: E402
+from suite.errors import InputError  # noqa: E402
+from suite.files import print_line, write_whole  # noqa: E402
+from suite.log import mllog  # noqa: E402
+from suite.log.mllog import EventLog  # noqa: E402
+from suite.log.run_folder import default_folder  # noqa: E402
+from suite.machine.page_cache import drop_page_caches  # noqa: E402
+from suite.training.instrument import Ledger, exchange_marks  # noqa: E402
+from suite.training.own.folder import find_benchmark, hyperparameters, logged, make_folder, read_config  # noqa: E402
+from suite.training.own.steps import OwnSteps  # noqa: E402
+from suite.training.plan import TrialPlan  # noqa: E402
+from suite.training.progress import Progress  # noqa: E402
+from suite.training.records import Records  # noqa: E402
+from suite.training.signals import InterruptedTrialError  # noqa: E402
+from suite.training.startup import process_age_s, watched_start  # noqa: E402
+from suite.training.statement import (  # noqa: E402
+    Startup,
+    Statement,
+    check_parameters,
+    collect_node_facts,
+    draw_seed,
+    log_run_stop,
+    log_startup,
+    log_statement,
+    open_log,
+)
+from suite.training.timing import DATA_WAIT, OPTIMIZER  # noqa: E402
+from suite.training.watchdog import watch  # noqa: E402
+from suite.world import World  # noqa: E402
+
+Batch = TypeVar("Batch")
+_STARTUP = Startup(
+    process_age_s() - (time.perf_counter() - _FIRST_LINE), time.perf_counter() - _FIRST_LINE, time.perf_counter()
+)
+HEX_DIGITS = 64
+
+
+class Run:
+    """One run of a person's own training loop, as a context. Everything before `start` is set-up; `start` begins the run.
+
+    ``benchmark`` is the path of a card (``.yaml``) or the name of an installed workload. ``config`` is a mapping or a YAML file
+    with ``size``, ``global_batch_size``, ``max_epochs``, ``hyperparameters`` (logged as they are) and, if wanted,
+    ``submission``, ``precision``, ``device``, ``gradient_accumulation_steps``, ``window_steps``, ``instrumentation``,
+    ``cache_drop_command`` and ``watchdog``. ``data`` is the file or folder that the loop reads, of which a checksum is logged,
+    or a sha256 of the data as 64 hex digits. ``output`` is the run folder; a further run with the same configuration becomes
+    the next trial in it. ``seed`` is what the loop seeds itself with; by default one is drawn, see the attribute ``seed``.
+
+    Every rank makes every call, in the same order. InputError for what a user can mend, on every rank. An error in the body
+    ends the log as aborted and goes on to the caller.
+    """
+
+    def __init__(
+        self,
+        benchmark: str | Path,
+        config: str | Path | Mapping[str, Any],
+        *,
+        data: str | Path,
+        output: str | Path | None = None,
+        seed: int | None = None,
+        trial: int | None = None,
+    ) -> None:
+        self._benchmark = find_benchmark(benchmark)
+        self.config = read_config(self._benchmark, config)
+        self._data, self._seed, self._trial = data, seed, trial
+        self._root = Path(output) if output is not None else None
+        self._stack = ExitStack()
+        self._progress = Progress()
+        self._clock = _Clock()
+        self._staged_s = 0.0
+        self._steps: OwnSteps | None = None
+        self._in_run = self._entered = False
+        self.over = self.reached = False
+
+    @property
+    def rank(self) -> int:
+        """This rank's number, from 0."""
+        return self._world.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._world.size
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number on its node, from 0."""
+        return self._world.local_rank
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self._plan.folder.root
+
+    @property
+    def trial(self) -> int:
+        """The number of this run in its folder, from 0."""
+        return self._plan.trial
+
+    def __enter__(self) -> Self:
+        if self._entered:
+            raise InputError("mlhpc.Run: one object is one run; make another for the next")
+        self._entered = True
+        try:
+            self._open()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def _open(self) -> None:
+        """Connect the ranks, make the folder, look at machine and data, and begin the log with init_start."""
+        config = self.config
+        with watched_start(config.watchdog):
+            self._world = World.create()
+        card = self._benchmark.card().size(config.size)
+        now = datetime.now(UTC)
+        root = self._root or self._world.broadcast(default_folder(config.workload, config.size, now))
+        folder, trial = make_folder(root, self._benchmark, config, self._trial, card.required_runs, self._world)
+        self._plan = TrialPlan(self._benchmark, config, folder, trial, card.required_runs)
+        if "watchdog" in config.model_fields_set:
+            stacks = folder.stacks(trial, self._world.rank)
+            self._world, dog = watch(self._world, config.watchdog, stacks, self._complain, self._progress)
+            if dog is not None:
+                dog.before_end = self._hung
+                self._stack.callback(dog.close)
+        self._stack.enter_context(locked_together(folder.lock(trial), f"trial {trial}", self._world))
+        self._stack.enter_context(_sigterm_raises())
+        self.seed = self._world.broadcast(self._seed if self._seed is not None else draw_seed(None, trial))
+        collect_node_facts(folder, self._world)
+        self._manifest, self._read = _identify(self._data, self._world, self._progress)
+        state = drop_page_caches(config.cache_drop_command, self._read.bytes if self._read else 0, self._world)
+        path = folder.result(trial) if self._world.is_first else None
+        self._log = EventLog(path, wall_ms=self._clock, later=True)
+        open_log(self._log, self._world)
+        self._stack.callback(self._log.close)
+        if self._world.is_first:
+            folder.exit_code(trial).unlink(missing_ok=True)
+        self._log.event(mllog.CACHE_STATE, state.state, metadata=asdict(state))
+        self._log.start(mllog.INIT)
+        self._log.event(mllog.CACHE_CLEAR, state.state == "dropped")
+
+    def init_process_group(self) -> None:
+        """Start torch.distributed for these ranks, whoever launched them. Does nothing on one rank or if it is started."""
+        self._world.init_torch(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+    @contextmanager
+    def staging(self) -> Iterator[None]:
+        """Around copying the data to where the loop reads them: before `start`, or in the run, where it counts as its time."""
+        self._log.start(mllog.STAGING)
+        begin = time.perf_counter()
+        yield
+        self._world.barrier()
+        seconds = time.perf_counter() - begin
+        self._staged_s += 0.0 if self._in_run else seconds
+        self._log.stop(mllog.STAGING, metadata={"staging_duration": seconds})
+
+    def start(
+        self,
+        model: nn.Module | None = None,
+        optimizer: optim.Optimizer | None = None,
+        *,
+        train_samples: int,
+        eval_samples: int,
+        parameters: int | None = None,
+    ) -> None:
+        """End the set-up and begin the run.
+
+        ``train_samples`` and ``eval_samples`` are of the whole data set, not of this rank. ``model`` gives the number of
+        parameters and the device; without one, and where a rank holds a share only, ``parameters`` says how many there are.
+        With ``optimizer`` the phases of a step are timed: what comes before the optimizer's own step is forward and backward
+        pass, and under DistributedDataParallel the waiting for gradients is apart.
+        """
+        if self._steps is not None:
+            raise InputError("run.start(): the run has begun already")
+        if parameters is None and model is None:
+            raise InputError("run.start(): give the model, or parameters=N")
+        counted = sum(each.numel() for each in model.parameters()) if model is not None else 0
+        total = parameters if parameters is not None else counted
+        check_parameters(self._plan, total)
+        world, device = self._world, _device_of(model)
+        said = Statement(
+            device=_kind(device, self.config.device),
+            seed=self.seed,
+            config=logged(self.config),
+            about_config={"loop": "own", "threads_per_rank": torch.get_num_threads()},
+            hyperparameters=hyperparameters(self.config),
+            parameters=total,
+            work=None,
+            data_manifest=self._manifest,
+            baselines={},
+        )
+        log_statement(self._log, self._plan, world, said)
+        self._log_data()
+        self._log.event(mllog.TRAIN_SAMPLES, train_samples)
+        self._log.event(mllog.EVAL_SAMPLES, eval_samples)
+        measured = self.config.instrumentation
+        records = Records(self._log, world, device or torch.device("cpu"), self._progress, measured=measured)
+        self._steps = OwnSteps(self._plan, records, self._log, self._clock, train_samples, self._say)
+        _time_phases(model, optimizer, records, self._stack)
+        log_startup(self._log, world, _STARTUP, staged_s=self._staged_s)
+        self._log.stop(mllog.INIT)
+        world.barrier()
+        self._log.start(mllog.RUN)
+        self._in_run = True
+        self._stack.enter_context(records.counting())
+
+    def _log_data(self) -> None:
+        if self._read is not None:
+            self._log.event(mllog.DATA_VERIFIED, self._read.value(), metadata={"place": "data root"})
+        else:
+            reason = "the checksum of the data was stated, not computed"
+            self._log.event(mllog.DATA_VERIFIED, metadata={"reason": reason})
+
+    def epoch(self) -> None:
+        """Begin an epoch, or the steps up to the next evaluation where the card evaluates every so many steps."""
+        self._running("epoch").begin()
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of a loader; the time it takes to give them is logged as waiting for data. Optional."""
+        timer = self._running("batches").timer
+        iterator = iter(loader)
+        while True:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            timer.mark(DATA_WAIT)
+            yield batch
+
+    def step(self, loss: Any = None) -> None:
+        """End a training step: one update of the weights by all ranks. ``loss``: a number or a tensor of one element, if wanted."""
+        self._running("step").step(loss)
+        self._progress.tick()
+
+    def evaluation(self, value: float | None, **metrics: float) -> bool:
+        """End an evaluation and with it the epoch. Returns True when the run is over: target reached, diverged, or last epoch.
+
+        ``value`` is the card's metric over the whole validation set, the same on every rank; a rank that does not know it
+        gives None. ``metrics`` are other ones, logged beside it. The evaluation began where the last step ended. InputError if
+        ranks differ in the value.
+        """
+        outcome = self._running("evaluation").evaluate(value, metrics)
+        if outcome is None:
+            return False
+        self._end(*outcome)
+        return True
+
+    def _running(self, call: str) -> OwnSteps:
+        if self._steps is None:
+            raise InputError(f"run.{call}(): comes after run.start()")
+        if self.over:
+            raise InputError(f"run.{call}(): the run is over; the loop ends when run.evaluation() returns True")
+        return self._steps
+
+    def _end(self, reached: bool, reason: str) -> None:
+        """End the run at once: what the loop does afterwards is not its time."""
+        self._world.barrier()
+        self._log_end(reached, reason)
+
+    def _log_end(self, reached: bool, reason: str) -> None:
+        self._in_run, self.over, self.reached = False, True, reached
+        log_run_stop(self._log, reached=reached, reason=reason)
+        self._say(reason)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
+        if self._in_run:
+            self._log_end(False, _line(error) if failed and error else "the loop ended before the target was reached")
+        if failed and error is not None and self._world.size > 1:
+            self._abort(error)
+        self._stack.close()
+        if self._world.is_first:
+            with suppress(OSError):  # a full disk: then the log's own word counts
+                write_whole(self._plan.folder.exit_code(self.trial), f"{0 if self.reached else 1}\n")
+
+    def _abort(self, error: BaseException) -> None:
+        """End every rank: MPI waits at the end of a rank for all others, which wait for this one in a collective."""
+        if self._world.launcher in ("torchrun", "torch.distributed"):
+            return  # their launcher ends the others
+        self._log.close()
+        if not self._world.is_first:
+            time.sleep(2.0)  # if all have the error, rank 0 reports it
+        self._complain(f"{_line(error)} [rank {self.rank}]")
+        traceback.print_exception(error)
+        self._world.transport.abort(1)
+
+    def _hung(self, text: str) -> None:
+        if self._in_run:
+            self._in_run = False
+            log_run_stop(self._log, reached=False, reason=text)
+
+    def _say(self, text: str) -> None:
+        if self._world.is_first:
+            print_line(text)
+
+    def _complain(self, text: str) -> None:
+        print_line(f"mlhpc: {self._plan.folder.root} trial {self.trial}: {text}", error=True)
+
+
+class _Clock:
+    """Unix milliseconds that follow the monotonic clock. While ``held_ms`` is set, events are given that moment, which is over."""
+
+    def __init__(self) -> None:
+        self._anchor = time.time_ns() - time.monotonic_ns()
+        self.last_ms = 0
+        self.held_ms: int | None = None
+
+    def now_ms(self) -> int:
+        """Now."""
+        return (self._anchor + time.monotonic_ns()) // 1_000_000
+
+    def __call__(self) -> int:
+        moment = self.now_ms() if self.held_ms is None else self.held_ms
+        self.last_ms = max(self.last_ms, moment)  # the clock of a log never goes back
+        return self.last_ms
+
+
+def _identify(data: str | Path, world: World, progress: Progress) -> tuple[str, Verification | None]:
+    """The sha256 of the data, and what was read for it; None if it was stated."""
+    text = str(data)
+    if len(text) == HEX_DIGITS and set(text) <= set("0123456789abcdef"):
+        return text, None
+    progress.enter("reading data for their checksum")
+    return fingerprint(Path(data), world, progress.tick)
+
+
+def _device_of(model: nn.Module | None) -> torch.device | None:
+    """The device of a model's first parameter. None if there is none."""
+    first = next(model.parameters(), None) if model is not None else None
+    return first.device if first is not None else None
+
+
+def _kind(device: torch.device | None, stated: str) -> str:
+    """``cpu`` or ``cuda``: where the loop computes. InputError if nothing says it."""
+    if device is not None:
+        return device.type
+    if stated == "auto" and torch.cuda.is_available():
+        raise InputError(
+            "run.start() has no model that shows where it computes: set device to cpu or cuda in the config"
+        )
+    return "cpu" if stated == "auto" else stated
+
+
+def _time_phases(
+    model: nn.Module | None, optimizer: optim.Optimizer | None, records: Records, stack: ExitStack
+) -> None:
+    """Mark the phases of a step around the optimizer's own step."""
+    if optimizer is None:
+        return
+    ledger = records.instruments.ledger if records.instruments else Ledger()
+    computed = exchange_marks(model or nn.Identity(), records.timer, ledger)
+    before = optimizer.register_step_pre_hook(lambda *_: computed())
+    after = optimizer.register_step_post_hook(lambda *_: records.timer.mark(OPTIMIZER))
+    stack.callback(before.remove)
+    stack.callback(after.remove)
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Within the body SIGTERM raises, so that the log ends; unless the program handles it itself."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise InterruptedTrialError("stopped by SIGTERM")
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _line(error: BaseException) -> str:
+    return (f"{type(error).__name__}: {error}".splitlines() or [""])[0]

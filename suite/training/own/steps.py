@@ -1,0 +1,179 @@
+"""Epochs, steps and evaluations of a person's own loop, as the events that the harness's loop writes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from suite.errors import InputError
+from suite.log import mllog
+from suite.log.mllog import EventLog
+from suite.training.plan import TrialPlan
+from suite.training.records import Records
+from suite.training.timing import OTHER, NoTimer, PhaseTimer
+
+
+class Clock(Protocol):
+    """The clock of the log. While ``held_ms`` is set, events are written as of that moment, but never before the last event."""
+
+    held_ms: int | None
+    last_ms: int
+
+    def now_ms(self) -> int:
+        """Unix milliseconds."""
+        ...
+
+
+class OwnSteps:
+    """The course of one run. All ranks make every call; rank 0's log writes."""
+
+    def __init__(
+        self,
+        plan: TrialPlan,
+        records: Records,
+        log: EventLog,
+        clock: Clock,
+        train_samples: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan, self._records, self._log, self._clock, self._say = plan, records, log, clock, say
+        self._world, self._samples = records.world, train_samples
+        self._batch, self._every = plan.config.global_batch_size, plan.size_card.eval_every_steps
+        self._block = self._done = self._in_window = self._seen = 0
+        self._open = self._told = False
+        self._losses: Any = None
+        self._begin_ms, self._begin_s, self._last_s = 0, 0.0, 0.0
+
+    @property
+    def timer(self) -> PhaseTimer | NoTimer:
+        """What the phases of steps are marked in."""
+        return self._records.timer
+
+    @property
+    def _label(self) -> int:
+        """``epoch_num``: the epoch, or the samples seen by its end where the card evaluates every so many steps."""
+        return self._block if self._every is None else self._block * self._every * self._batch
+
+    @property
+    def _due(self) -> tuple[int, int]:
+        """The steps of an epoch: if a last batch that is not full is left out, and if it is taken."""
+        return self._samples // self._batch, -(-self._samples // self._batch)
+
+    def begin(self) -> None:
+        """Begin an epoch; one that was not evaluated ends here."""
+        if self._open:
+            self._end_training()
+            self._end_epoch()
+        self._block += 1
+        self._open, self._done, self._in_window, self._losses = True, 0, 0, None
+        self._log.start(mllog.EPOCH, metadata={"epoch_num": self._label})
+        self._begin_ms, self._begin_s = self._clock.now_ms(), time.perf_counter()
+        self._records.begin_block()
+
+    def step(self, loss: Any) -> None:
+        """End a step."""
+        if not self._open:
+            raise InputError("run.step(): comes after run.epoch()")
+        self.timer.mark(OTHER)
+        self._last_s = time.perf_counter()
+        self._done += 1
+        self._in_window += 1
+        if loss is not None:
+            detached = loss.detach() if hasattr(loss, "detach") else float(loss)
+            self._losses = detached if self._losses is None else self._losses + detached
+        if self._in_window == self._plan.config.window_steps:
+            self._close_window()
+
+    def evaluate(self, value: float | None, metrics: Mapping[str, float]) -> tuple[bool, str] | None:
+        """End an evaluation, which began where the last step ended. Returns (reached, reason) if the run is over."""
+        if not self._open:
+            raise InputError("run.evaluation(): comes after run.epoch() and its steps")
+        agreed = self._agreed(value)
+        self._end_training()
+        target = self._plan.target
+        where = {"epoch_num": self._label, "samples_count": self._seen}
+        self._log.start(mllog.EVAL, metadata=where)
+        self._clock.held_ms, begin_ms = None, self._clock.last_ms
+        self._records.log_value(target.metric, agreed, where, {target.metric: agreed, **_numbers(metrics)})
+        seconds = max(0, self._clock.now_ms() - begin_ms) / 1e3
+        self._log.stop(mllog.EVAL, metadata=where | {"duration_s": seconds})
+        self._end_epoch()
+        shown = f"(target {target.threshold:g}), {self._throughput:,.0f} samples/s"
+        self._say(f"epoch {self._label}: {target.metric_name} {agreed:.4f} {shown}")
+        if not math.isfinite(agreed):
+            return False, f"diverged: {target.metric_name} is {agreed} after epoch {self._label}"
+        if target.reached(agreed):
+            self._log.event(mllog.TARGET_ACCURACY_REACHED, agreed, metadata={"epoch_num": self._label})
+            return True, f"target reached in epoch {self._label}"
+        most = self._plan.config.max_epochs
+        last = most if self._every is None else max(1, most * self._due[0] // self._every)
+        return (False, f"target not reached in {most} epochs") if self._block >= last else None
+
+    def _agreed(self, value: float | None) -> float:
+        """The value that all ranks give. InputError on every rank if they differ, or none has one."""
+        given = None if value is None else float(value)
+        said = [(rank, each) for rank, each in enumerate(self._world.allgather(given)) if each is not None]
+        if not said:
+            raise InputError("run.evaluation(None): at least one rank gives the value")
+        first, agreed = said[0]
+        agreed = float(agreed)
+        for rank, other in said:
+            alike = math.isclose(other, agreed, rel_tol=1e-6) or (math.isnan(other) and math.isnan(agreed))
+            if not alike:
+                raise InputError(
+                    f"run.evaluation(): rank {first} gives {agreed:g}, rank {rank} {other:g}: "
+                    "expected the metric over the whole validation set, the same on every rank"
+                )
+        return agreed
+
+    def _close_window(self) -> None:
+        """Write the window that ends with the last step."""
+        mine = None if self._losses is None else float(self._losses) / self._in_window  # waits for the device
+        where = {"epoch_num": self._label, "first_step": self._done - self._in_window, "steps": self._in_window}
+        self._records.close_window(where, mine, until=self.timer.last)
+        self._in_window, self._losses = 0, None
+
+    def _end_training(self) -> None:
+        """Write what the steps of the block took, as of the end of the last one. The log's clock stays held there."""
+        if not self._done:
+            raise InputError(f"epoch {self._label} has no run.step()")
+        self._check_steps()
+        host_s = self._last_s - self._begin_s
+        held = self._begin_ms + int(1e3 * host_s)
+        self._clock.held_ms = min(held, self._clock.now_ms())
+        if self._in_window:
+            self._close_window()
+
+        def elapsed_s() -> float:
+            """On a GPU the last step ends after the call that issued it has returned."""
+            seconds = max(host_s, self._records.step_s())
+            self._clock.held_ms = min(self._begin_ms + int(1e3 * seconds), self._clock.now_ms())
+            return seconds
+
+        whole = self._every is None and self._done == self._due[1]
+        samples = self._samples if whole else self._done * self._batch
+        self._seen += samples
+        self._throughput = self._records.end_block(self._label, self._done, samples, elapsed_s, until=self.timer.last)
+
+    def _end_epoch(self) -> None:
+        self._clock.held_ms = None
+        self._records.log_energy(self._label)
+        self._log.stop(mllog.EPOCH, metadata={"epoch_num": self._label})
+        self._open = False
+
+    def _check_steps(self) -> None:
+        """Say once if the steps of an epoch are not those of the samples: the checker compares them."""
+        least, most = self._due if self._every is None else (self._every, self._every)
+        if self._done not in (least, most) and not self._told:
+            self._told = True
+            due = f"{least}" if least == most else f"{least} or {most}"
+            self._say(
+                f"mlhpc: epoch {self._label} has {self._done} steps; "
+                f"{self._samples} samples in batches of {self._batch} are {due}: mlhpc check will find that"
+            )
+
+
+def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}

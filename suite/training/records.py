@@ -1,0 +1,119 @@
+"""What training measures, as events: windows of steps, blocks of them, evaluations. For the harness's loop and own ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from suite.log import mllog
+from suite.log.mllog import EventLog
+from suite.training.instrument import Instruments, by_rank
+from suite.training.progress import Progress
+from suite.training.timing import OTHER, NoTimer, PhaseTimer, device_clock
+from suite.world import World
+
+LOSS_SUM = "loss_sum"
+
+
+class Records:
+    """The events of one trial's training. All ranks make every call, rank 0's log writes.
+
+    ``timer`` gets the marks of the steps. ``world`` is the given one, its traffic counted where the run is measured
+    (``instruments``; None: it is not, and only throughput, losses and evaluations are logged).
+    """
+
+    def __init__(
+        self, log: EventLog, world: World, device: torch.device, progress: Progress, *, measured: bool
+    ) -> None:
+        self._log, self.world = log, world
+        self.timer: PhaseTimer | NoTimer = NoTimer()
+        self.instruments: Instruments | None = None
+        if measured:
+            self.instruments = Instruments(world, device, device_clock(device), progress.collective)
+            self.world, self.timer = self.instruments.world, self.instruments.timer
+        self._totals: dict[str, float] = {}
+
+    def counting(self) -> AbstractContextManager[None]:
+        """Within the body, which is the run, collectives and energy are counted."""
+        if self.instruments is None:
+            return nullcontext()
+        self.instruments.energy.restart()
+        return self.instruments.counting()
+
+    def begin_block(self) -> None:
+        """Begin the steps up to the next evaluation."""
+        self._totals = {}
+        self.timer.restart()
+        if self.instruments is not None:
+            self.instruments.meters.restart()
+
+    def close_window(
+        self,
+        where: Mapping[str, Any],
+        mine: float | None,
+        window_stats: Callable[[], Mapping[str, Any]] = dict,
+        *,
+        until: Any = None,
+    ) -> float:
+        """Write a window. ``mine``: this rank's mean loss per step; None if none was given. Returns the mean over ranks.
+
+        ``where`` has ``epoch_num``, ``first_step`` and ``steps``. The window ends now, or at the stamp ``until``.
+        """
+        loss = self.world.sum({"loss": math.nan if mine is None else mine})["loss"] / self.world.size
+        stats = window_stats()
+        self.timer.mark(OTHER, until)
+        phases = self.timer.flush()
+        self._add(phases | ({} if mine is None else {LOSS_SUM: mine * where["steps"]}))
+        if self.instruments is not None:
+            self.instruments.energy.meter.sample()
+            shown = None if mine is None else loss
+            self._log.event(mllog.STEP_PHASES, phases, metadata={**where, "loss": shown})
+        if stats:
+            self._log.event(mllog.WINDOW_STATS, stats, metadata=where)
+        return loss
+
+    def end_block(
+        self, label: int, steps: int, samples: int, elapsed_s: Callable[[], float], *, until: Any = None
+    ) -> float:
+        """Write what a block of steps took. ``samples`` are those of all ranks. Returns samples per second.
+
+        ``elapsed_s`` says how long the block took; it is asked when the device has done its steps. The block ends now, or at the
+        stamp ``until``.
+        """
+        self.timer.mark(OTHER, until)
+        self._add(self.timer.flush())
+        throughput = samples / elapsed_s()
+        self._log.event(mllog.TRACKED_STATS, {"throughput": throughput}, metadata={"epoch_num": label})
+        where = {"epoch_num": label, "steps": steps}
+        mean = {name: value / self.world.size for name, value in self.world.sum(self._totals).items()}
+        self._log.event(mllog.RANK_PHASES, mean, metadata=where)
+        if self.instruments is not None:
+            phases = {f"{name}_s": value for name, value in self._totals.items() if name != LOSS_SUM}
+            meters = self.instruments.meters
+            rows = self.world.gather(phases | meters.read())
+            if rows is not None:
+                self._log.event(mllog.RANK_STATS, by_rank(rows), metadata={**where, "absent": meters.absent})
+        return throughput
+
+    def step_s(self) -> float:
+        """Seconds of the block's steps up to the last window; 0.0 where the run is not measured."""
+        return self._totals.get("step", 0.0)
+
+    def log_energy(self, label: int) -> None:
+        """Write the energy since the last such event or the beginning of the run."""
+        if self.instruments is not None:
+            used = self.instruments.energy.take()
+            self._log.event(mllog.ENERGY, used.value(), metadata={"epoch_num": label} | used.metadata())
+
+    def log_value(self, metric: str, value: float, where: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Write a value of the metric, with all metrics of the evaluation."""
+        if math.isfinite(value):  # MLCommons' engine cannot compare text or null with the target
+            self._log.event(metric, value, metadata={**where, "metrics": metrics})
+
+    def _add(self, more: Mapping[str, float]) -> None:
+        for name, value in more.items():
+            self._totals[name] = self._totals.get(name, 0.0) + value

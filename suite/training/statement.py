@@ -1,0 +1,140 @@
+"""What every run states of itself before it begins, and how its log is opened and ended: trials of the harness and own loops."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from suite import RULESET, VERSION
+from suite.errors import InputError
+from suite.log import mllog
+from suite.log.attempts import replaced_runs
+from suite.log.mllog import EventLog
+from suite.log.run_folder import RunFolder
+from suite.machine.facts import write_facts
+from suite.machine.probes.collect import collect_facts
+from suite.machine.probes.root import is_simulated, machine_root
+from suite.training.plan import TrialPlan
+from suite.world import World
+
+SEED_BITS = 31
+
+
+@dataclass(frozen=True)
+class Startup:
+    """The start of this process: seconds to the suite's first line, seconds of imports, and perf_counter after the imports."""
+
+    interpreter_s: float
+    imports_s: float
+    imported_at: float
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What one run states. ``config`` and ``about_config`` are the value and the metadata of ``run_config``, ``device`` its kind.
+
+    ``hyperparameters`` are events of their own, in order. ``work`` is the value of ``work_per_sample``; None: it is not known.
+    """
+
+    device: str
+    seed: int
+    config: Mapping[str, Any]
+    about_config: Mapping[str, Any]
+    hyperparameters: Mapping[str, Any]
+    parameters: int
+    work: Mapping[str, Any] | None
+    data_manifest: str
+    baselines: Mapping[str, float]
+
+
+def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement) -> None:
+    """Write the events that name a run: submission, size, version, seed, ranks, configuration, hyperparameters, data."""
+    submission = plan.config.submission
+    log.event(mllog.SUBMISSION_BENCHMARK, plan.descriptor.card().mlperf_name)
+    log.event(mllog.SUBMISSION_ORG, submission.org)
+    log.event(mllog.SUBMISSION_DIVISION, submission.division)
+    log.event(mllog.SUBMISSION_STATUS, submission.status)
+    log.event(mllog.SUBMISSION_PLATFORM, submission.platform)
+    log.event(mllog.RULESET, RULESET)
+    log.event(mllog.BENCHMARK_SIZE, plan.config.size)
+    log.event(mllog.SUITE_VERSION, VERSION)
+    log.event(mllog.RUN_MODE, plan.mode, metadata={"trial": plan.trial, "launcher": world.launcher})
+    log.event(mllog.SEED, said.seed)
+    for failed in replaced_runs(plan.folder, plan.trial) if world.is_first else ():
+        log.event(mllog.RUN_REPLACED, failed.name)
+    log.event(mllog.NUMBER_OF_RANKS, world.size)
+    log.event(mllog.NUMBER_OF_NODES, world.nodes)
+    log.event(mllog.ACCELERATORS_PER_NODE, world.local_size if said.device == "cuda" else 0)
+    simulated = is_simulated(machine_root(os.environ))
+    about = {"device": said.device, **said.about_config, "simulated_machine": simulated}
+    log.event(mllog.RUN_CONFIG, said.config, metadata=about)
+    log.event(mllog.GRADIENT_ACCUMULATION_STEPS, plan.config.gradient_accumulation_steps)
+    for key, value in said.hyperparameters.items():
+        log.event(key, value)
+    log.event(mllog.MODEL_PARAMETERS, said.parameters)
+    if said.work is not None:
+        log.event(mllog.WORK_PER_SAMPLE, said.work)
+    log.event(mllog.DATA_MANIFEST, said.data_manifest)
+    log.event(mllog.BASELINE, said.baselines)
+
+
+def check_parameters(plan: TrialPlan, parameters: int) -> None:
+    """InputError for a model that the closed division does not allow: with other parameters than the card's."""
+    expected = plan.size_card.model_parameters
+    if parameters != expected and plan.config.submission.division == "closed":
+        raise InputError(
+            f"{plan.config.size}: model has {parameters} parameters; the card says {expected}; "
+            "another model is for submission.division=open"
+        )
+
+
+def log_startup(log: EventLog, world: World, startup: Startup, *, staged_s: float) -> None:
+    """Write what the start of the ranks took until now, without ``staged_s`` seconds of staging. All ranks call it."""
+    init_s = time.perf_counter() - startup.imported_at - staged_s
+    log.event(
+        mllog.STARTUP,
+        {
+            "interpreter": world.summary(startup.interpreter_s),
+            "imports": world.summary(startup.imports_s),
+            "init": world.summary(init_s),
+        },
+    )
+
+
+def log_run_stop(log: EventLog, *, reached: bool, reason: str, first_block: int = 1) -> None:
+    """Write run_stop. The status is that of the evaluations: ``reached`` is computed from one."""
+    status = "success" if reached else "aborted"
+    log.stop(mllog.RUN, metadata={"status": status, "reason": reason, "first_block": first_block})
+
+
+def draw_seed(base_seed: int | None, trial: int) -> int:
+    """The seed of a trial: base seed + trial, or a new one from the operating system."""
+    if base_seed is not None:
+        return base_seed + trial
+    return int.from_bytes(os.urandom(8)) >> (64 - SEED_BITS)
+
+
+def collect_node_facts(folder: RunFolder, world: World) -> None:
+    """Write the facts of every node into the run folder. All ranks call it; InputError on every rank if one cannot be written."""
+    error = None
+    if world.local_rank == 0:
+        try:
+            write_facts(collect_facts(os.environ, run_folder=folder.root), folder.root)
+        except OSError as caught:
+            error = InputError(f"{folder.facts}: cannot be written: {caught.strerror}")
+    world.check_together(error)
+
+
+def open_log(log: EventLog, world: World) -> None:
+    """Make the file of the log, if it is not there yet. InputError on every rank if that fails."""
+    error = None
+    try:
+        log.open()
+    except FileExistsError as caught:
+        error = InputError(f"{caught.filename}: exists already; a trial never writes over an earlier one")
+    except OSError as caught:
+        error = InputError(f"{caught.filename}: cannot be written: {caught.strerror}")
+    world.check_together(error)

@@ -1,0 +1,177 @@
+"""`mlhpc workload new` writes a package that runs at once and whose own test passes; `mlhpc card fill` counts what a card says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from suite.card import read_card
+from suite.descriptor import descriptor
+from tests.fixtures.cli import mlhpc
+from tests.fixtures.once import made_once
+
+ENV = os.environ | {"OMP_NUM_THREADS": "1"}
+INFO = "Metadata-Version: 2.1\nName: tides\nVersion: 0.1.0\n"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the import path with the skeleton ``tides`` in it, and its entry point as pip writes it."""
+
+    def make(folder: Path) -> None:
+        done = mlhpc("workload", "new", "tides", "-o", folder / "package")
+        assert done.returncode == 0, done.stderr
+        (folder / "tides").symlink_to("package/tides")
+        info = folder / "tides-0.1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(INFO)
+        (info / "entry_points.txt").write_text("[mlhpc.workloads]\ntides = tides:DESCRIPTOR\n")
+
+    return made_once(tmp_path_factory, "skeleton", make)
+
+
+def suite(site: Path, *words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "suite", *map(str, words)]
+    environment = ENV | {"PYTHONPATH": str(site)}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200)
+
+
+def test_the_skeletons_own_test_passes(site: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(site / "package" / "tests")]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=ENV | {"PYTHONPATH": str(site)}, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+
+
+@pytest.mark.long
+def test_the_skeleton_installs_without_a_network_and_is_scored(tmp_path: Path) -> None:
+    assert mlhpc("workload", "new", "tides", cwd=tmp_path).returncode == 0
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", "site", "./tides"], cwd=tmp_path, check=True, timeout=200)
+    for words in (
+        ("list", "tides"),
+        ("data", "generate", "tides", "--size", "smoke"),
+        ("run", "tides", "--size", "smoke", "--ranks", "2", "--runs", "3", "-o", "runs/first"),
+        ("check", "runs/first"),
+        ("score", "runs/first"),
+        ("rcp", "record", "runs/first", "-o", "points"),
+    ):
+        done = suite(tmp_path / "site", *words, cwd=tmp_path)
+        assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
+
+
+def test_the_skeleton_is_formatted_as_the_suite_is(site: Path) -> None:
+    package, always = site / "package", ("--isolated", "--line-length", "120", "--no-cache")
+    for words in (("check", "--select", "E,F,W,I,UP,B,SIM,PTH"), ("format", "--check")):
+        command = [sys.executable, "-m", "ruff", *words, *always, "."]
+        done = subprocess.run(command, cwd=package, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Tides", "lower-case"),
+        ("my-tides", "lower-case"),
+        ("2tides", "lower-case"),
+        ("class", "lower-case"),
+        ("../tides", "lower-case"),
+        ("été", "lower-case"),
+        ("cosmoflow", "name of an installed workload"),
+        ("json", "name of an installed workload or module"),
+        ("mlhpc", "name of an installed workload or module"),
+    ],
+)
+def test_a_name_that_cannot_be_a_package_is_refused(name: str, expected: str, tmp_path: Path) -> None:
+    done = mlhpc("workload", "new", name, cwd=tmp_path)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_skeleton_never_writes_into_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "tides").mkdir()
+    assert mlhpc("workload", "new", "tides", cwd=tmp_path).returncode == 2
+    assert list((tmp_path / "tides").iterdir()) == []
+
+
+def test_counts_of_a_shipped_card_are_those_counted(smoke_data: Path) -> None:
+    done = mlhpc("card", "fill", "cosmoflow", "--size", "smoke", environment=ENV | {"MLHPC_DATA": str(smoke_data)})
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("as the card says") == 6
+    assert "written" not in done.stdout
+
+
+CARD = descriptor("cosmoflow").card_path
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The card of CosmoFlow, as one that may be changed: the descriptor reads it for this test."""
+    path = tmp_path / "card.yaml"
+    path.write_text(CARD.read_text())
+    monkeypatch.setattr("suite.descriptor.Descriptor.card_path", path)
+    return path
+
+
+def changed(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_counts_of_0_are_filled_in_and_nothing_else_changes(copy: Path, smoke_data: Path) -> None:
+    before = copy.read_text()
+    changed(copy, "    model_parameters: 59612\n", "    model_parameters: 0  # to be counted\n")
+    changed(copy, "    training_flops_per_sample: 30328320\n", "    training_flops_per_sample: 0\n")
+    done = mlhpc("card", "fill", "cosmoflow", environment=ENV | {"MLHPC_DATA": str(smoke_data)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("filled in") == 2
+    assert copy.read_text() == before.replace("parameters: 59612\n", "parameters: 59612  # to be counted\n", 1)
+    assert read_card(copy) == read_card(CARD)
+    again = mlhpc("card", "fill", "cosmoflow")
+    assert (again.returncode, "every count is there" in again.stdout) == (0, True)
+
+
+WRONG = {
+    "another model": ("model_parameters: 59612", "model_parameters: 59613"),
+    "FLOPs off by 2 %": ("forward_flops_per_sample: 12468736", "forward_flops_per_sample: 12700000"),
+    "half the training": ("training_flops_per_sample: 30328320", "training_flops_per_sample: 15164160"),
+    "fewer samples": ("train_samples: 2000", "train_samples: 1999"),
+    "larger samples": ("sample_bytes: 32784", "sample_bytes: 65568"),
+}
+
+
+def test_wrong_counts_are_found_and_left_as_they_are(copy: Path, smoke_data: Path) -> None:
+    for old, new in WRONG.values():
+        changed(copy, old, new)
+    before = copy.read_text()
+    done = mlhpc("card", "fill", "cosmoflow", "--size", "smoke", environment=ENV | {"MLHPC_DATA": str(smoke_data)})
+    assert done.returncode == 1
+    assert done.stdout.count("WRONG") == len(WRONG)
+    assert copy.read_text() == before
+
+
+def test_a_count_that_is_not_on_a_line_of_its_own_is_named(copy: Path, smoke_data: Path) -> None:
+    changed(copy, "    sample_bytes: 32784\n", "    ? sample_bytes\n    : 0\n")
+    before = copy.read_text()
+    done = mlhpc("card", "fill", "cosmoflow", "--size", "smoke", environment=ENV | {"MLHPC_DATA": str(smoke_data)})
+    assert done.returncode == 2
+    assert "sizes.smoke.sample_bytes cannot be filled" in done.stderr
+    assert copy.read_text() == before
+
+
+def test_unknown_workloads_sizes_and_cards_without_code_are_named(tmp_path: Path) -> None:
+    assert mlhpc("card", "fill", "cosmoflou").returncode == 2
+    assert "cosmoflow" in mlhpc("card", "fill", "cosmoflou").stderr
+    assert mlhpc("card", "fill", "cosmoflow", "--size", "smokey").returncode == 2
+    example = Path(__file__).resolve().parents[3] / "examples" / "own_loop" / "card.yaml"
+    done = mlhpc("card", "fill", "shapes", environment=ENV | {"MLHPC_CARDS": str(example)})
+    assert done.returncode == 2
+    assert "a loop of your own runs it" in done.stderr

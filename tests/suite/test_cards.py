@@ -1,0 +1,174 @@
+"""Card-only benchmarks: a card file that the user names is judged by as an installed one, and nobody's rules are replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from suite.card import read_card
+from suite.descriptor import CARDS, describe_card, descriptor, descriptors, given_cards, with_cards
+from suite.errors import InputError
+from suite.workload import load_workload
+from tests.fixtures.cli import mlhpc
+from tests.fixtures.runs import run_folder
+
+COSMOFLOW = descriptor("cosmoflow").card_path
+
+
+def card_file(path: Path, *, name: str = "mine", drop: tuple[str, ...] = (), **changes: object) -> Path:
+    """A card with the smoke size of CosmoFlow's under another name; ``changes`` and ``drop`` are of keys of the size."""
+    data = yaml.safe_load(COSMOFLOW.read_text())
+    size = data["sizes"]["smoke"] | changes
+    for key in ("official", *drop):
+        size.pop(key, None)
+    path.write_text(yaml.safe_dump(data | {"workload": name, "mlperf_name": name, "sizes": {"smoke": size}}))
+    return path
+
+
+def renamed(folder: Path, name: str = "mine") -> Path:
+    """A run folder of CosmoFlow whose logs and run.json have another benchmark's name."""
+    run_folder(folder)
+    for path in (*folder.glob("result_*.txt"), folder / "run.json", folder / "config.yaml"):
+        path.write_text(path.read_text().replace("cosmoflow", name))
+    return folder
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Path:
+    return card_file(tmp_path / "mine.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _no_card_is_left_over() -> Iterator[None]:
+    yield
+    assert CARDS not in os.environ
+
+
+def test_a_card_file_is_a_benchmark_without_code(card: Path) -> None:
+    found = describe_card(card)
+    assert (found.name, found.card_path, found.implementation) == ("mine", card, None)
+    assert found.card().size("smoke").official is None
+    with pytest.raises(InputError, match=r"mlhpc\.Run"):
+        load_workload(found)
+    with pytest.raises(InputError, match="makes no data"):
+        found.load_generator()
+
+
+def test_a_given_card_is_known_within_the_body_only(card: Path) -> None:
+    with with_cards([card, card]):
+        assert "mine" in descriptors()
+        assert descriptor("mine").card_path == card
+        assert len(given_cards()) == 1
+    assert "mine" not in descriptors()
+    with pytest.raises(InputError, match="unknown workload 'mine'"):
+        descriptor("mine")
+
+
+@pytest.mark.parametrize("command", ["check", "score"])
+def test_logs_of_a_card_are_judged_by_it(command: str, card: Path, tmp_path: Path) -> None:
+    run = renamed(tmp_path / "run")
+    without, done = mlhpc(command, run), mlhpc(command, run, "--card", card)
+    assert without.returncode == 1
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert mlhpc(command, run, environment=os.environ | {CARDS: str(card)}).stdout == done.stdout
+
+
+def test_a_log_of_an_unknown_benchmark_names_the_way_to_give_its_card(tmp_path: Path) -> None:
+    assert "--card FILE adds that of a card" in mlhpc("check", renamed(tmp_path / "run")).stdout
+
+
+def test_the_cards_target_counts_and_not_the_logs(tmp_path: Path) -> None:
+    strict = card_file(tmp_path / "strict.yaml", threshold=0.001)
+    done = mlhpc("check", renamed(tmp_path / "run"), "--card", strict, "--format", "json")
+    assert done.returncode == 1
+    assert "target-missed" in {finding["rule"] for finding in json.loads(done.stdout)["findings"]}
+
+
+def test_a_changed_card_counts_at_once(tmp_path: Path) -> None:
+    run, path = renamed(tmp_path / "run"), tmp_path / "mine.yaml"
+    for threshold, code in ((0.36, 0), (0.001, 1), (0.36, 0)):
+        card_file(path, threshold=threshold)
+        os.utime(path, ns=(0, int(threshold * 1e6)))
+        assert mlhpc("check", run, "--card", path).returncode == code
+
+
+def test_results_of_a_card_are_packaged_compared_listed_shown_and_reported(card: Path, tmp_path: Path) -> None:
+    run, package = renamed(tmp_path / "run"), tmp_path / "ACME"
+    give = ("--card", card)
+    built = mlhpc("package", run, "--system", "laptop", "--submitter", "ACME", "-o", package, *give)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "95 % [" in mlhpc("compare", run, run, *give).stdout
+    assert "card only" in mlhpc("list", *give).stdout
+    assert "0.36" in mlhpc("status", run, *give).stdout
+    reported = mlhpc("report", run, "-o", tmp_path / "report", *give)
+    assert reported.returncode == 0, reported.stderr
+    assert json.loads((tmp_path / "report" / "report.json").read_text())["verdicts"][0]["compliant"]
+
+
+FORGED = {
+    "the name of ours": ({"name": "cosmoflow"}, "workload 'cosmoflow' is that of another card"),
+    "no YAML": ("a: [\n", "not valid YAML"),
+    "a list": ("- 1\n", "expected a mapping"),
+    "no threshold": ({"drop": ("threshold",)}, "missing key 'sizes.smoke.threshold'"),
+    "a target of text": ({"threshold": "low"}, "threshold = 'low'"),
+    "two runs": ({"required_runs": 2}, "required_runs = 2"),
+    "a metric of its own": ({"metric": "loss"}, "metric = 'loss'"),
+    "an unknown key": ({"treshold": 1}, "unknown key 'sizes.smoke.treshold'"),
+    "a direction": ({"direction": "up"}, "direction = 'up'"),
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_a_card_that_cannot_be_judged_by_is_refused_with_one_line(case: str, tmp_path: Path) -> None:
+    content, expected = FORGED[case]
+    path = tmp_path / "card.yaml"
+    if isinstance(content, str):
+        path.write_text(content)
+    else:
+        card_file(path, **content)  # type: ignore[arg-type]
+    for command in ("check", "score", "list"):
+        done = mlhpc(command, *([] if command == "list" else [run_folder(tmp_path / command)]), "--card", path)
+        assert done.returncode == 2, done.stdout
+        assert len(done.stderr.splitlines()) == 1
+        assert expected in done.stderr
+        assert str(path) in done.stderr
+
+
+def test_two_cards_of_one_name_are_refused_and_one_given_twice_is_not(card: Path, tmp_path: Path) -> None:
+    other = card_file(tmp_path / "other.yaml", threshold=0.99)
+    same = card_file(tmp_path / "same.yaml")
+    run = renamed(tmp_path / "run")
+    assert mlhpc("check", run, "--card", card, "--card", other).returncode == 2
+    assert mlhpc("check", run, "--card", card, "--card", same).returncode == 0
+
+
+def test_a_card_that_is_given_changes_no_verdict_of_another_benchmark(card: Path, tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run")
+    assert mlhpc("check", run, "--card", card).stdout == mlhpc("check", run).stdout
+
+
+def test_all_missing_keys_of_a_card_are_named_together(tmp_path: Path) -> None:
+    path = card_file(tmp_path / "card.yaml", drop=("metric", "threshold", "direction", "sample_bytes"))
+    with pytest.raises(InputError) as caught:
+        read_card(path)
+    named = ", ".join(f"'sizes.smoke.{key}'" for key in ("metric", "threshold", "direction", "sample_bytes"))
+    assert str(caught.value).endswith(f"missing keys {named}")
+
+
+def test_a_card_needs_neither_official_rules_nor_constraints(tmp_path: Path) -> None:
+    size = read_card(card_file(tmp_path / "card.yaml", drop=("constraints",))).size("smoke")
+    assert (size.official, size.constraints) == (None, {})
+
+
+@pytest.mark.parametrize(
+    "command", [("run", "mine"), ("submit", "mine", "--system", "slurm-two-node", "--nodes", "1", "--dry-run")]
+)
+def test_a_card_without_code_is_not_run_by_the_harness(command: tuple[str, ...], card: Path) -> None:
+    done = mlhpc(*command, "--size", "smoke", environment=os.environ | {CARDS: str(card)})
+    assert done.returncode == 2
+    assert "a loop of your own runs it" in done.stderr

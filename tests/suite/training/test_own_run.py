@@ -1,0 +1,508 @@
+"""`mlhpc.Run` without an example: what its log holds, what it refuses, and that the checker finds what an own loop did wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+import mlhpc
+from suite.compliance.check import check
+from suite.descriptor import with_cards
+from suite.errors import InputError
+from suite.log.reader import Log, read_events
+from suite.log.record import summarise
+from suite.log.run_folder import RunFolder
+from suite.training.signals import InterruptedTrialError
+from tests.fixtures.cli import mlhpc as command
+
+SIZE = {
+    **{"description": "tests", "metric": "eval_accuracy", "metric_name": "accuracy", "threshold": 0.9, "direction": "max"},
+    **{"required_runs": 3, "train_samples": 40, "eval_samples": 7, "model_parameters": 6, "sample_bytes": 8},
+    **{"forward_flops_per_sample": 12.0, "training_flops_per_sample": 36.0},
+}  # fmt: skip
+STEPS = 4
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Path:
+    return write_card(tmp_path / "card.yaml")
+
+
+def write_card(path: Path, **changes: Any) -> Path:
+    head = {
+        "version": 1,
+        "workload": "own",
+        "mlperf_name": "own",
+        "title": "Own",
+        "domain": "tests",
+        "reference": "none",
+    }
+    path.write_text(yaml.safe_dump(head | {"sizes": {"smoke": SIZE | changes}}))
+    return path
+
+
+def make_run(
+    card: Path, *, hyperparameters: Any = None, samples: Path | str | None = None, **changes: Any
+) -> mlhpc.Run:
+    """A run in the folder ``runs`` beside the card; data are the card itself."""
+    trial, seed = changes.pop("trial", None), changes.pop("seed", None)
+    config = {"size": "smoke", "global_batch_size": 10, "max_epochs": 5, "hyperparameters": hyperparameters or {}}
+    return mlhpc.Run(card, config | changes, data=samples or card, output=card.parent / "runs", trial=trial, seed=seed)
+
+
+def train(run: mlhpc.Run, values: Iterable[float], *, steps: int = STEPS, losses: bool = True, rows: int = 40) -> None:
+    """An own loop that trains nothing and evaluates to these values."""
+    run.start(parameters=6, train_samples=rows, eval_samples=7)
+    for value in values:
+        run.epoch()
+        for step in range(steps):
+            time.sleep(0.001)
+            run.step(1.0 / (step + 1) if losses else None)
+        if run.evaluation(value):
+            break
+
+
+def run_once(card: Path, values: Iterable[float] = (0.5, 0.95), **options: Any) -> Log:
+    own = {name: options.pop(name) for name in ("steps", "losses", "rows") if name in options}
+    with make_run(card, **options) as run:
+        train(run, values, **own)
+    return read_events(RunFolder(run.folder).result(run.trial))
+
+
+def rules_of(card: Path) -> dict[str, str]:
+    """The rules that find something in the runs beside the card, with their severity; but for too few runs to compare."""
+    with with_cards([card]):
+        found = {finding.rule: finding.severity for finding in check([card.parent / "runs"]).findings}
+    return {rule: severity for rule, severity in found.items() if rule not in ("run-count", "rcp-missing")}
+
+
+def values(log: Log, key: str) -> list[Any]:
+    return [event.value for event in log.events if event.key == key]
+
+
+def test_three_runs_of_an_own_loop_are_a_score_without_an_error(card: Path) -> None:
+    logs = [run_once(card) for _ in range(3)]
+    assert rules_of(card) == {}
+    done = command("score", card.parent / "runs", "--card", card)
+    assert done.returncode == 0, done.stdout
+    assert len({values(log, "seed")[0] for log in logs}) == 3
+    assert [values(log, "run_mode") for log in logs] == [["strong"]] * 3
+    folder = RunFolder(card.parent / "runs")
+    assert [folder.exit_code(trial).read_text() for trial in range(3)] == ["0\n"] * 3
+    assert folder.card_path.read_bytes() == card.read_bytes()
+    assert not folder.lock(0).exists()
+    assert command("status", folder.root, "--card", card).stdout.count("finished") == 3
+
+
+def test_the_log_states_the_loop_the_data_and_the_hyperparameters(card: Path) -> None:
+    log = run_once(card, hyperparameters={"opt_name": "sgd", "opt_base_learning_rate": 0.5}, precision="bfloat16")
+    config = next(event for event in log.events if event.key == "run_config")
+    assert config.metadata["loop"] == "own"
+    assert config.value["precision"] == "bfloat16"
+    assert not {"loader_threads", "compile", "checkpoint", "staging"} & config.value.keys()
+    line = f"{hashlib.sha256(card.read_bytes()).hexdigest()}  card.yaml\n"
+    assert values(log, "data_manifest") == [hashlib.sha256(line.encode()).hexdigest()]
+    assert values(log, "opt_base_learning_rate") == [0.5]
+    assert values(log, "work_per_sample") == []
+
+
+def test_the_phases_are_those_of_the_loop(card: Path) -> None:
+    """Loading, computing and updating take different times, and each is found where it belongs."""
+    model = nn.Linear(5, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner = optimizer.step
+
+    def loader() -> Iterable[torch.Tensor]:
+        for _ in range(STEPS):
+            time.sleep(0.02)
+            yield torch.ones(10, 5)
+
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.06)
+            return self.inner(x)
+
+    with make_run(card, window_steps=3) as run:
+        whole = Slow()
+        run.start(whole, optimizer, train_samples=40, eval_samples=7)
+        run.epoch()
+        for x in run.batches(loader()):
+            loss = whole(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            inner()
+            run.step(loss)
+        time.sleep(0.2)
+        assert run.evaluation(0.95)
+    log = read_events(RunFolder(run.folder).result(0))
+    windows = [event for event in log.events if event.key == "step_phases"]
+    assert [(each.metadata["first_step"], each.metadata["steps"]) for each in windows] == [(0, 3), (3, 1)]
+    assert all(isinstance(each.metadata["loss"], float) for each in windows)
+    (total,) = values(log, "rank_phases")
+    assert total["data_wait"] == pytest.approx(STEPS * 0.02, rel=0.5)
+    assert total["forward_backward"] == pytest.approx(STEPS * 0.06, rel=0.5)
+    assert total["optimizer"] > 0
+    (start,), (stop,) = ([e for e in log.events if e.key == f"eval_{side}"] for side in ("start", "stop"))
+    assert stop.metadata["duration_s"] >= 0.2
+    epoch = next(event for event in log.events if event.key == "epoch_start")
+    assert (start.time_ms - epoch.time_ms) / 1e3 == pytest.approx(total["step"], abs=0.05), (
+        "the evaluation is not training"
+    )
+    assert not optimizer._optimizer_step_pre_hooks, "hooks of a run end with it"
+
+
+HONEST: dict[str, dict[str, Any]] = {
+    "no loss": {"losses": False},
+    "not measured": {"instrumentation": False},
+    "not measured, no loss": {"instrumentation": False, "losses": False},
+    "a window a step": {"window_steps": 1},
+    "windows that end with the epoch": {"window_steps": STEPS},
+    "a last batch that is not full": {"global_batch_size": 12, "steps": 4},
+    "a last batch that is left out": {"global_batch_size": 12, "steps": 3},
+    "accumulated gradients": {"gradient_accumulation_steps": 2},
+    "target in the first epoch": {"values": (0.99,)},
+    "target in the last epoch": {"values": (0.1, 0.2, 0.3, 0.4, 0.9)},
+    "a stated checksum": {"samples": hashlib.sha256(b"data").hexdigest()},
+    "a watchdog": {"watchdog": {"silence_s": 600.0}},
+}
+
+
+@pytest.mark.parametrize("case", HONEST)
+def test_an_honest_loop_is_found_honest(case: str, card: Path) -> None:
+    log = run_once(card, **HONEST[case])
+    found = rules_of(card)
+    assert found == ({"data-verified": "warning"} if case == "a stated checksum" else {})
+    assert not log.problems
+    times = [event.time_ms for event in log.events]
+    assert times == sorted(times)
+
+
+class LateDevice:
+    """The clock of a device that ends its work a while after the host has issued it, as a GPU does."""
+
+    LATE_S = 0.3
+
+    def __init__(self) -> None:
+        self._first = True
+
+    def stamp(self) -> float:
+        late, self._first = (0.0 if self._first else self.LATE_S), False
+        return time.perf_counter() + late
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+
+def test_an_evaluation_begins_when_the_device_has_done_the_last_step(
+    card: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LateDevice()
+    monkeypatch.setattr("suite.training.records.device_clock", lambda device: clock)
+    with make_run(card) as run:
+        run.start(parameters=6, train_samples=40, eval_samples=7)
+        clock._first = True  # the block begins when the device is idle
+        run.epoch()
+        for _ in range(STEPS):
+            run.step(1.0)
+        time.sleep(0.5)
+        assert run.evaluation(0.95)
+    log = read_events(RunFolder(run.folder).result(0))
+    times = {event.key: event.time_ms for event in log.events}
+    (rate,) = values(log, "tracked_stats")
+    assert 0.3 <= (times["eval_start"] - times["epoch_start"]) / 1e3 < 0.45
+    assert rate["throughput"] == pytest.approx(40 / 0.3, rel=0.2)
+    assert rules_of(card) == {}
+
+
+def test_blocks_of_steps_are_counted_as_the_card_says(tmp_path: Path) -> None:
+    card = write_card(tmp_path / "card.yaml", eval_every_steps=3)
+    log = run_once(card, (0.1, 0.2, 0.95), steps=3)
+    assert [e.metadata["epoch_num"] for e in log.events if e.key == "epoch_start"] == [30, 60, 90]
+    assert rules_of(card) == {}
+
+
+def test_staging_is_logged_before_the_run_and_does_not_count(card: Path) -> None:
+    with make_run(card) as run:
+        with run.staging():
+            time.sleep(0.05)
+        train(run, [0.95])
+    log = read_events(RunFolder(run.folder).result(0))
+    keys = [event.key for event in log.events]
+    assert keys.index("staging_start") < keys.index("staging_stop") < keys.index("init_stop") < keys.index("run_start")
+    assert rules_of(card) == {}
+    record = summarise(log)
+    assert record.time_with_staging_s is not None
+    assert record.time_to_train_s is not None
+    assert record.time_with_staging_s - record.time_to_train_s >= 0.049
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "too few steps": ({"steps": 3}, "samples-agree"),
+    "too many steps": ({"steps": 5}, "samples-agree"),
+    "fewer samples than the card": ({"rows": 30, "steps": 3}, "key-value"),
+    "the target is missed": ({"values": (0.1, 0.2)}, "target-missed"),
+    "an accuracy above 1": ({"values": (1.5,)}, "target-missed"),
+    "an accuracy that is no number": ({"values": (math.nan,)}, "run-aborted"),
+    "a placeholder": ({"submission": {"org": "PLACEHOLDER"}}, "placeholder"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_loop_that_does_wrong_is_found(case: str, card: Path) -> None:
+    options, rule = WRONG[case]
+    run_once(card, **options)
+    assert rule in rules_of(card)
+
+
+def edited(log: Path, old: str, new: str) -> None:
+    text = log.read_text()
+    assert old in text
+    log.write_text(text.replace(old, new, 1))
+
+
+FORGED = {
+    "a last batch of the harness's loop": ('"loop": "own", ', "", "samples-agree"),
+    "more samples than were trained on": ('"samples_count": 40', '"samples_count": 480', "samples-agree"),
+    "a better value": ('"value": 0.95', '"value": 0.96', "metric-agrees"),
+    "another batch size": ('"global_batch_size": 12', '"global_batch_size": 10', "config-agrees"),
+    "another model": ('"key": "model_parameters", "value": 6', '"key": "model_parameters", "value": 7', "key-value"),
+    "a resumed run": ('"first_block": 1', '"first_block": 2', "resumed"),
+    "no data": ('"key": "data_manifest"', '"key": "data_manifesto"', "key-missing"),
+    "a simulated machine": ('"simulated_machine": false', '"simulated_machine": true', "machine-real"),
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_a_forged_log_of_an_own_loop_is_found(case: str, card: Path) -> None:
+    run_once(card, (0.95,), global_batch_size=12, steps=4)
+    assert rules_of(card) == {}
+    old, new, rule = FORGED[case]
+    edited(card.parent / "runs" / "result_0.txt", old, new)
+    assert rule in rules_of(card)
+
+
+def stop_of(card: Path, trial: int = 0) -> dict[str, Any]:
+    log = read_events(card.parent / "runs" / f"result_{trial}.txt")
+    return dict(next(event.metadata for event in log.events if event.key == "run_stop"))
+
+
+def test_an_error_in_the_loop_ends_the_log_as_aborted_and_reaches_the_caller(card: Path) -> None:
+    with pytest.raises(ZeroDivisionError), make_run(card) as run:
+        train(run, (0.1 / number for number in (2, 1, 0)))
+    assert stop_of(card)["status"] == "aborted"
+    assert stop_of(card)["reason"].startswith("ZeroDivisionError: ")
+    assert RunFolder(run.folder).exit_code(0).read_text() == "1\n"
+    assert "run-aborted" in rules_of(card)
+    assert run_once(card).events, "the folder and its lock are free again"
+
+
+def test_an_error_before_the_run_begins_leaves_no_run(card: Path) -> None:
+    with pytest.raises(InputError, match="model has 7 parameters; the card says 6"), make_run(card) as run:
+        run.start(parameters=7, train_samples=40, eval_samples=7)
+    log = read_events(RunFolder(run.folder).result(0))
+    assert not values(log, "run_start")
+    assert not values(log, "run_stop")
+
+
+def test_sigterm_ends_the_log_and_the_programs_own_handler_stays(card: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert before is signal.SIG_DFL
+
+    def values_until_the_signal() -> Iterator[float]:
+        yield 0.1
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    with pytest.raises(InterruptedTrialError), make_run(card) as run:
+        train(run, values_until_the_signal())
+    assert stop_of(card)["reason"] == "InterruptedTrialError: stopped by SIGTERM"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_loop_that_ends_too_early_or_exits_says_so(card: Path) -> None:
+    run_once(card, (0.1,))
+    assert stop_of(card)["reason"] == "the loop ended before the target was reached"
+    with pytest.raises(SystemExit), make_run(card) as run:
+        train(run, (sys.exit(0) for _ in range(1)))
+    assert stop_of(card, 1)["status"] == "aborted"
+
+
+def test_the_run_ends_at_the_target_and_no_step_comes_after(card: Path) -> None:
+    with make_run(card) as run:
+        train(run, [0.95])
+        assert (run.over, run.reached) == (True, True)
+        time.sleep(0.05)
+        for call in (run.epoch, run.step, lambda: run.evaluation(0.99), lambda: list(run.batches([1]))):
+            with pytest.raises(InputError, match="the run is over"):
+                call()
+    keys = [event.key for event in read_events(RunFolder(run.folder).result(0)).events]
+    assert keys[-1] == "run_stop"
+
+
+def test_calls_out_of_order_are_refused_with_the_order(card: Path) -> None:
+    with make_run(card) as run:
+        for call in (run.epoch, run.step, lambda: run.evaluation(0.1)):
+            with pytest.raises(InputError, match=r"comes after run\.start"):
+                call()
+        run.start(parameters=6, train_samples=40, eval_samples=7)
+        with pytest.raises(InputError, match="has begun already"):
+            run.start(parameters=6, train_samples=40, eval_samples=7)
+        for call in (run.step, lambda: run.evaluation(0.1)):
+            with pytest.raises(InputError, match=r"comes after run\.epoch"):
+                call()
+        run.epoch()
+        with pytest.raises(InputError, match=r"no run\.step"):
+            run.evaluation(0.1)
+    with pytest.raises(InputError, match="one object is one run"), run:
+        pass
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a key of the harness's loop": ({"loader_threads": 4}, "loader_threads is for the harness's loop"),
+    "staging of the harness's loop": ({"staging": {"directory": "/tmp"}}, "staging is for the harness's loop"),
+    "an unknown key": ({"epochs": 4}, "unknown key 'epochs'"),
+    "an unknown size": ({"size": "huge"}, "unknown size 'huge'; sizes: smoke"),
+    "no batch": ({"global_batch_size": 0}, "global_batch_size = 0"),
+    "an event as hyperparameter": ({"hyperparameters": {"eval_accuracy": 0.99}}, "name of another event"),
+    "the seed as hyperparameter": ({"hyperparameters": {"seed": 1}}, "name of another event"),
+    "the end as hyperparameter": ({"hyperparameters": {"run_stop": 1}}, "name of another event"),
+    "another workload": ({"workload": "cosmoflow"}, "workload is 'cosmoflow', not 'own'"),
+    "data that are not there": ({"samples": "nowhere"}, "nowhere: no data here"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_a_run_is_refused_before_a_log_is_made(case: str, card: Path) -> None:
+    options, expected = REFUSED[case]
+    with pytest.raises(InputError, match=expected.replace("(", r"\(")), make_run(card, **options):
+        pass
+    assert not list(card.parent.glob("runs/result_*.txt"))
+    assert not list(card.parent.glob("runs/*.lock"))
+
+
+def test_an_unknown_benchmark_and_a_config_that_is_none_are_refused(card: Path) -> None:
+    with pytest.raises(InputError, match="unknown workload 'nobody'"):
+        mlhpc.Run("nobody", {}, data=card)
+    with pytest.raises(InputError, match="expected a mapping or the path"):
+        mlhpc.Run(card, "smoke", data=card)
+
+
+def test_runs_of_another_configuration_card_or_trial_never_share_a_folder(card: Path, tmp_path: Path) -> None:
+    run_once(card)
+    with pytest.raises(InputError, match="global_batch_size = 10, not 20"), make_run(card, global_batch_size=20):
+        pass
+    with pytest.raises(InputError, match="exists already"), make_run(card, trial=0):
+        pass
+    write_card(card, threshold=0.5)
+    with pytest.raises(InputError, match="for another card"), make_run(card):
+        pass
+    assert len(list(card.parent.glob("runs/result_*.txt"))) == 1
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("years of work")
+    with (
+        pytest.raises(InputError, match="not empty and no run folder"),
+        mlhpc.Run(
+            card, {"size": "smoke", "global_batch_size": 10, "max_epochs": 5}, data=card, output=tmp_path / "full"
+        ),
+    ):
+        pass
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.txt"]
+
+
+def test_the_same_trial_is_not_run_twice_at_once(card: Path) -> None:
+    with make_run(card, trial=0), pytest.raises(InputError, match="in use by"), make_run(card, trial=0):
+        pass
+
+
+def test_an_installed_benchmark_can_be_run_by_an_own_loop(tmp_path: Path) -> None:
+    """Its card judges the run as it judges the harness's own."""
+    data = tmp_path / "data"
+    data.write_bytes(b"universes")
+    config = {"size": "smoke", "global_batch_size": 500, "max_epochs": 2}
+    with mlhpc.Run("cosmoflow", config, data=data, output=tmp_path / "run") as run:
+        run.start(parameters=59612, train_samples=2000, eval_samples=500)
+        run.epoch()
+        for _ in range(4):
+            run.step()
+        assert run.evaluation(0.3)
+    found = {finding.rule: finding.message for finding in check([tmp_path / "run"]).findings}
+    assert "opt_name" in found.pop("key-missing"), "the card asks for hyperparameters that this loop did not state"
+    assert "run-count" in found
+
+
+def test_a_folder_of_data_has_the_checksum_that_sha256sum_says(tmp_path: Path) -> None:
+    from suite.data.fingerprint import fingerprint
+    from suite.world import World
+
+    root = tmp_path / "data"
+    for name in ("b/2", "a", "b/10", "é", "B"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode() * 1000)
+    words = r"find . -type f -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum"
+    said = subprocess.run(["bash", "-c", words], cwd=root, capture_output=True, text=True, check=True).stdout
+    digest, read = fingerprint(root, World.create())
+    assert digest == said.split()[0]
+    assert (read.files, read.bytes) == (5, sum(path.stat().st_size for path in root.rglob("*") if path.is_file()))
+    (root / "a").write_bytes(b"changed")
+    assert fingerprint(root, World.create())[0] != digest
+
+
+RANKS = """
+import sys
+import mlhpc
+card, folder, *cases = sys.argv[1:]
+config = {"size": "smoke", "global_batch_size": 10, "max_epochs": 5}
+for case in cases:
+    with mlhpc.Run(card, config, data=card, output=folder) as run:
+        run.start(parameters=6, train_samples=40, eval_samples=7)
+        run.epoch()
+        for _ in range(4):
+            run.step(float(run.rank))
+        if case == "fails" and run.rank == 1:
+            raise RuntimeError("a fault of rank 1")
+        run.evaluation({"first": 0.95 if run.rank == 0 else None}.get(case, 0.95 - 0.2 * run.rank))
+"""
+
+
+def on_two_ranks(card: Path, *cases: str) -> subprocess.CompletedProcess[str]:
+    words = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2", sys.executable, "-c", RANKS]
+    folder = str(card.parent / "runs")
+    return subprocess.run([*words, str(card), folder, *cases], capture_output=True, text=True, timeout=120)
+
+
+def test_two_ranks_write_one_log_and_must_agree_on_the_value(card: Path) -> None:
+    done = on_two_ranks(card, "first", "differ")
+    assert done.returncode != 0
+    log = read_events(card.parent / "runs" / "result_0.txt")
+    assert values(log, "number_of_ranks") == [2]
+    (window,) = [event.metadata["loss"] for event in log.events if event.key == "step_phases"]
+    assert window == 0.5, "the mean over ranks"
+    assert "rank 0 gives 0.95, rank 1 0.75" in stop_of(card, 1)["reason"]
+    (card.parent / "runs" / "result_1.txt").unlink()
+    assert rules_of(card) == {}
+
+
+def test_an_error_of_one_rank_ends_all_ranks(card: Path) -> None:
+    done = on_two_ranks(card, "fails")
+    assert done.returncode != 0
+    assert "a fault of rank 1" in done.stderr
+    log = read_events(card.parent / "runs" / "result_0.txt")
+    assert values(log, "run_start")
+    assert not values(log, "target_accuracy_reached")
