@@ -263,7 +263,10 @@ def _join(launch: Launch) -> TorchTransport:
     env = os.environ
     here = str(launch.size) if env.get("MASTER_ADDR") in ("localhost", "127.0.0.1") else None
     one_node = env.get("LOCAL_WORLD_SIZE", here) == str(launch.size)
-    return _agreed(_key_of_launch(launch.rank, one_node), dist.new_group(backend="gloo"))
+    transport = _agreed(_key_of_launch(launch.rank, one_node), dist.new_group(backend="gloo"))
+    if launch.rank == 0:
+        key_path().unlink(missing_ok=True)
+    return transport
 
 
 @cache

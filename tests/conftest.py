@@ -28,6 +28,10 @@ LONGEST_FIRST = (  # files of more than ten seconds: begun last, one of them wou
     "tests/workloads/deepcam/",
     "tests/workloads/open_catalyst/",
     "tests/suite/performance/test_profiling.py",
+    "tests/test_own_loop.py",
+    "tests/suite/commands/test_workload.py",
+    "tests/suite/training/test_own_run.py",
+    "tests/test_doc_examples.py",
 )
 
 

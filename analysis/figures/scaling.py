@@ -146,7 +146,7 @@ def _efficiencies(axis: Axes, series: Series) -> None:
     axis.set_xscale("log", base=2)
     _size_ticks(axis, series.sizes)
     axis.set_ylim(bottom=0)
-    axis.set_title(clip(series.title, 30))
+    axis.set_title(_two_lines(series.title))
     axis.set_xlabel(series.count)
     axis.set_ylabel("efficiency")
 
@@ -170,10 +170,16 @@ def _extrapolations(axis: Axes, series: Series, times: dict[float, list[float]],
     axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.set_title(f"{clip(series.title, 24)}: models")
+    axis.set_title(f"{_two_lines(series.title)}: models")
     axis.set_xlabel(series.count)
     axis.set_ylabel("seconds per epoch")
     axis.legend()
+
+
+def _two_lines(title: str) -> str:
+    """Machine, then problem and round."""
+    machine, _, problem = title.partition(" · ")
+    return f"{clip(machine, 28)}\n{clip(problem, 24)}"
 
 
 def _size_ticks(axis: Axes, sizes: Sequence[float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,10 @@ def draw(study: Study) -> Figure:
         left.set_title(clip(title, 60))
         left.set_xlabel("training samples/s")
         right.set_xlabel(f"samples/s per {rows['one'].iloc[0]}")
-        for axis, values in ((left, rows["train_rate.mean"]), (right, rows["train_rate.mean"] / rows["extent"])):
+        for axis, values in (
+            (left, rows["train_rate.mean"]),
+            (right, (rows["train_rate.mean"] / rows["extent"]).dropna()),
+        ):
             if len(values) and values.max() > 10 * values.min():
                 axis.set_xscale("log")
                 axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -96,15 +100,16 @@ def draw(study: Study) -> Figure:
 
 
 def _shown(study: Study) -> pd.DataFrame:
-    """Results with a rate and a known size. In throughput mode the size is that of one instance."""
+    """Results with a rate; the size is NaN where it is unknown, in throughput mode that of one instance."""
     frame = study.distinct[study.distinct["train_rate.mean"].notna()]
     if frame.empty:
         raise NotAnswerableError("no run has training time, epochs and train_samples")
-    frame = with_extent(frame, CLASS)
-    if frame.empty:
-        raise NotAnswerableError("the number of accelerators, processors, nodes, cores or ranks of a result")
-    return frame
+    known = with_extent(frame, CLASS)
+    unknown = frame.drop(known.index).assign(extent=math.nan, one="unit")
+    return pd.concat([part for part in (known, unknown) if len(part)]).loc[frame.index]
 
 
 def _name(row: dict[str, Any]) -> str:
+    if pd.isna(row["extent"]):
+        return clip(row["label"], 36)
     return f"{clip(row['label'], 36)}, {row['extent']:g} {PLURAL[row['one']] if row['extent'] != 1 else row['one']}"

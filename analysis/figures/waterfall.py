@@ -139,7 +139,7 @@ def _panel(axis: Axes, pair: Pair) -> None:
         ha="right",
         rotation_mode="anchor",
     )
-    a, b = clip(pair.a["label"], 26), clip(pair.b["label"], 24)
+    a, b = clip(pair.a["label"], 26), clip(pair.b["label"], 26)
     axis.set_title(f"{clip(pair.a['benchmark'], 28)}\n{a}\n→ {b}", fontsize=11)
     axis.grid(visible=False, axis="x")
 

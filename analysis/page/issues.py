@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -86,6 +86,7 @@ def _of_skipped(study: Study) -> Iterator[Issue]:
 
 
 def _of_results(study: Study) -> Iterator[Issue]:
+    curves = {str(run): tuple(values) for run, values in study.tables.evals.groupby("run")["value"]}
     for row in study.results.to_dict("records"):
         runs = study.runs_of(row["group"])
         where = f"{row['label']} ({row['benchmark']} {row['size']})"
@@ -96,7 +97,7 @@ def _of_results(study: Study) -> Iterator[Issue]:
         if pd.isna(row["score_s"]):
             yield Issue("problem", where, f"no score: {row['score_note']}")
         yield from _seeds(where, runs)
-        yield from _curves(where, runs, study.tables.evals)
+        yield from _curves(where, runs, curves)
         yield from _baselines(where, row, runs)
         if pd.notna(row["scaling_factor"]) and row["scaling_factor"] != 1.0:
             text = f"the package ships scaling factor {row['scaling_factor']:.5g}; the score here is without it"
@@ -111,10 +112,10 @@ def _seeds(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
         yield Issue("doubt", where, f"{int(seeds.duplicated().sum())} of {len(seeds)} runs share a seed with another")
 
 
-def _curves(where: str, runs: pd.DataFrame, evals: pd.DataFrame) -> Iterator[Issue]:
+def _curves(where: str, runs: pd.DataFrame, curves: Mapping[str, tuple[float, ...]]) -> Iterator[Issue]:
     """Runs with equal metrics in all evaluations are one experiment repeated, not independent samples."""
-    curves = evals[evals["run"].isin(runs["run"])].groupby("run")["value"].agg(tuple)
-    same = curves[curves.map(len) >= SAME_CURVE_EVALS].duplicated(keep=False)
+    known = pd.Series([curves[run] for run in runs["run"] if run in curves], dtype=object)
+    same = known[known.map(len) >= SAME_CURVE_EVALS].duplicated(keep=False)
     if same.any():
         yield Issue(
             "doubt", where, f"{int(same.sum())} of {len(runs)} runs have the metric of another in every evaluation"

@@ -64,6 +64,7 @@ def read(file: LogFile, cards: Mapping[str, Card], rules: str | None = None) -> 
     line = timeline(log, target.metric if target else record.metric_key or mllog.EVAL_ERROR)
     content = LogContent(file, log, record, line, benchmark, target, EpochCount.of(record, line))
     experts = _expert_rows(file.label, log)
+    plain, same = _picklable(record), checked is not None and checked.record is record  # one object is pickled once
     row = encodable(run_row(content, digest.hexdigest()) | _expert_load(experts))
     return Reading(
         run=row,
@@ -72,9 +73,9 @@ def read(file: LogFile, cards: Mapping[str, Card], rules: str | None = None) -> 
         phases=_phase_rows(row["run"], log),
         ranks=_rank_rows(row["run"], log),
         experts=experts,
-        record=_picklable(record),
+        record=plain,
         target=target,
-        checked=checked and replace(checked, record=_picklable(checked.record)),
+        checked=checked and replace(checked, record=plain if same else _picklable(checked.record)),
     )
 
 

@@ -109,3 +109,15 @@ def test_the_hours_that_are_compared_are_those_of_what_varies(one_node: Study) -
     assert "4 (cores)" in figures()["waterfall"].answer(one_node) or "2 (cores)" in figures()["waterfall"].answer(
         one_node
     )
+
+
+def test_a_result_of_unknown_size_keeps_its_throughput(one_node: Study) -> None:
+    rows = one_node.results.assign(units=None, nodes=None, cores=None, ranks=None)
+    known = replace(one_node, results=rows)
+    found = figures()["throughput"].table(known)
+    assert found["machine size"].isna().all()
+    assert (found["train [samples/s], harmonic mean"] > 0).all()
+    figures()["throughput"].draw(known)
+    for name in ("time_and_units", "pareto", "two_by_two"):
+        with pytest.raises(NotAnswerableError):
+            figures()[name].table(known)
