@@ -65,7 +65,7 @@ def fit_data(fit: Fit) -> dict[str, Any]:
         "sweep": fit.sweep.describe(),
         "ranks": fit.sweep.ranks,
         "network": links | {"rendezvous_from": links["rendezvous_from"] if fit.network.rendezvous_s else None},
-        "r_squared": fit.r_squared,
+        "r_squared": fit.r_squared if math.isfinite(fit.r_squared) else None,
         "errors": [
             {"of": title, "algorithm": algorithm, "median": median, "largest": largest, "n": n}
             for title, algorithm, median, largest, n in _errors(fit)

@@ -254,7 +254,7 @@ def _fitted(form: Form, at: Points, measured: Floats, near: Law | None = None, s
 
     def problem(values_P: Floats) -> tuple[Floats, Floats]:
         seconds, jacobian = _seconds(form, at, values_P, matrices)
-        if (seconds <= 0).any():
+        if (seconds <= 0).any() or not _latencies_positive(form, values_P):
             return np.full(len(measured) + len(POSITIVE), np.inf), np.zeros(
                 (len(measured) + len(POSITIVE), len(values_P))
             )
@@ -272,6 +272,12 @@ def _fitted(form: Form, at: Points, measured: Floats, near: Law | None = None, s
     free = max(1, len(measured) - len(values))
     covariance = np.asarray(np.linalg.pinv(slope.T @ slope) * squares / free, dtype=np.float64)
     return Law(form, values, covariance, squares, len(measured))
+
+
+def _latencies_positive(form: Form, values_P: Floats) -> bool:
+    """False if a message would take less than no time: on more ranks than were measured, so would the all-to-all."""
+    found = dict(zip(form.names, values_P.tolist(), strict=True))
+    return bool(found.get("rendezvous", 0.0) > -min(found["inter_latency"], found["two_level_latency"]))
 
 
 def _least_squares(

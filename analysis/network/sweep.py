@@ -130,6 +130,11 @@ def _positive(value: Any) -> float:
 
 def _parse_sweep(name: str, document: dict[str, Any]) -> Sweep:
     grids = document["grids"]
+    head = [int(document[name]) for name in ("ranks", "ranks_per_node", "nodes", "cores_per_node")]
+    if min(head) < 1 or head[0] != int(grids[-1]["ranks"]):
+        raise ValueError(
+            f"{head[0]} ranks, {head[1]} per node, {head[2]} nodes, {head[3]} cores: not those of the grids"
+        )
     return Sweep(
         name=name,
         ranks=int(document["ranks"]),
@@ -184,4 +189,6 @@ def _parse_layer(ranks: int, row: dict[str, Any]) -> Layer:
         )
         for run in row["runs"]
     )
+    if not runs:
+        raise ValueError(f"a layer on {ranks} ranks without runs")
     return Layer(ranks, layer_shape, _positive(row["flops_per_s"]), float(row["outside_s"]), runs)

@@ -90,6 +90,19 @@ def test_noise_is_neither_a_switch_nor_congestion() -> None:
     assert sum(network.congestion != 0 or network.two_level_congestion != 0 for network in found) <= 2
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_no_data_make_a_law_that_takes_less_than_no_time_on_more_ranks(seed: int) -> None:
+    """Where large messages are the faster ones, the time of a message stays positive."""
+    random = np.random.default_rng(seed)
+    plain = measured(MACHINE)
+    noise = 0.0 if seed == 0 else 1.5
+    rows = tuple(replace(m, seconds=1e-3 * math.exp(noise * random.standard_normal())) for m in plain.measurements)
+    law = fit_law(replace(plain, measurements=rows), rows)
+    far = Points.of([(n, 4, size, name) for n in (256, 512, 4096) for size in SIZES for name in ALGORITHMS])
+    assert (law.seconds(far) > 0).all()
+    assert np.isfinite(law.slopes(far)).all()
+
+
 @pytest.mark.parametrize("onset", [16, 32])
 def test_congestion_that_two_grids_agree_on_is_found_for_both_algorithms(onset: int) -> None:
     truth = replace(MACHINE, congestion=0.25, two_level_congestion=0.15, congestion_from=onset)

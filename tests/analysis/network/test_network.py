@@ -222,6 +222,19 @@ def test_the_fit_as_json_holds_the_numbers_of_the_text(tmp_path: Path) -> None:
         assert row["crossover_bytes"]["verdict"] in ("at", "never", "always", "cannot tell")
 
 
+def test_a_sweep_in_which_nothing_varies_is_valid_json_too(tmp_path: Path) -> None:
+    document = sweep()
+    for grid in document["grids"]:
+        for row in grid["all_to_all"]:
+            row["seconds"] = [1e-3]
+    path = str(written(tmp_path, document))
+    assert CliRunner().invoke(network_command, [path]).exit_code == 0
+    text = CliRunner().invoke(network_command, [path, "--format", "json"]).stdout
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert json.loads(text)["fits"][0]["r_squared"] is None
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -241,6 +254,10 @@ def test_the_fit_as_json_holds_the_numbers_of_the_text(tmp_path: Path) -> None:
         (lambda d: d["grids"][2].update(ranks_per_node=0), "8 ranks on nodes of 0"),
         (lambda d: d["grids"][2].update(ranks_per_node=3), "8 ranks on nodes of 3"),
         (lambda d: d["grids"][0]["layer"].update(flops_per_s=0), "a positive number was expected"),
+        (lambda d: d["grids"][0]["layer"].update(runs=[]), "a layer on 2 ranks without runs"),
+        (lambda d: d.update(ranks_per_node=0), "not those of the grids"),
+        (lambda d: d.update(nodes=0), "not those of the grids"),
+        (lambda d: d.update(ranks=8), "not those of the grids"),
     ],
 )
 def test_a_bad_sweep_is_one_line(tmp_path: Path, change: Any, said: str) -> None:
