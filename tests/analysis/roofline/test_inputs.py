@@ -24,6 +24,7 @@ from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
 from suite.commands.counters import counters as counters_command
 from suite.errors import InputError
+from tests.fixtures.cli import mlhpc
 
 Build = Callable[..., Any]
 
@@ -368,9 +369,9 @@ def test_the_command_takes_ceilings_among_its_paths_and_refuses_them_alone(
 ) -> None:
     folder, file = run_folder(tmp_path), ceilings(tmp_path / "c.json")
     there = ceilings(tmp_path / "d.json", "elsewhere", faster=2.0)
-    alone = CliRunner().invoke(report, [str(file), "-o", str(tmp_path / "none")])
-    assert alone.exit_code == 2
-    assert "no report without logs" in alone.output
+    alone = mlhpc("report", file, "-o", tmp_path / "none")
+    assert alone.returncode == 2
+    assert "no report without logs" in alone.stderr
     done = CliRunner().invoke(
         report, [str(folder), str(file), "--what-if", str(there), "-o", str(tmp_path / "made")], catch_exceptions=False
     )
