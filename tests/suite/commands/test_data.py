@@ -44,6 +44,7 @@ def generator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         card=lambda: card,
         load_generator=lambda: functions,
         implementation="workloads.cosmoflow.workload:CosmoFlow",
+        code=lambda: "workloads.cosmoflow.workload:CosmoFlow",
     )
     monkeypatch.setattr(module, "descriptor", lambda name: chosen)
     monkeypatch.setattr(module, "_show_baselines", lambda *whatever: None)

@@ -353,7 +353,7 @@ def test_a_known_breach_is_known_by_its_runs_and_not_by_its_name(tmp_path: Path)
     known = {fingerprint(runs): KnownResult(result="this one", rules={"weak-scale": "it was accepted"})}
     rules = Ruleset(data.model_copy(update={"known": known}))
     group = next(group for group in find(folder).groups if group.scenario == "weak")
-    _, findings = _check_group(group, rules, SeenRuns(), alone=False)
+    _, findings = _check_group(group, rules, SeenRuns(), {}, alone=False)
     (finding,) = (item for item in findings if item.rule == "weak-scale")
     assert finding.severity == "warning"
     assert "it was accepted" in finding.message
