@@ -358,7 +358,7 @@ def test_a_known_breach_is_known_by_its_runs_and_not_by_its_name(tmp_path: Path)
     assert finding.severity == "warning"
     assert "it was accepted" in finding.message
     write(folder / "results/big/weak/cosmoflow/result_0.txt", hpc_run(seed=99, start_ms=1_695_900_000_001))
-    _, again = _check_group(group, rules, SeenRuns(), alone=False)
+    _, again = _check_group(group, rules, SeenRuns(), {}, alone=False)
     assert [item.severity for item in again if item.rule == "weak-scale"] == ["error"]
 
 
