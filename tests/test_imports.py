@@ -231,6 +231,15 @@ def test_login_node_commands_load_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.rstrip().endswith("LOADED []"), done.stdout + done.stderr
 
 
+def test_an_installed_package_has_every_kind_of_file_that_the_source_has() -> None:
+    """A report of an installed mlhpc once lacked its script."""
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+    tops = ("suite", "analysis", "workloads", "submissions")
+    files = [path for top in tops for path in (ROOT / top).rglob("*") if path.is_file()]
+    suffixes = {path.suffix for path in files if "__pycache__" not in path.parts} - {".py"}
+    assert {f"*{suffix}" for suffix in suffixes} == set(data)
+
+
 def test_extras_have_normal_names_and_make_installs_all() -> None:
     """pip before 23.3 installs nothing for an extra that is asked for by another spelling than its normal one."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

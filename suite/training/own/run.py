@@ -378,8 +378,22 @@ def _time_phases(
         return
     ledger = records.instruments.ledger if records.instruments else Ledger()
     computed = exchange_marks(model or nn.Identity(), records.timer, ledger)
-    before = optimizer.register_step_pre_hook(lambda *_: computed())
-    after = optimizer.register_step_post_hook(lambda *_: records.timer.mark(OPTIMIZER))
+    depth = 0  # torch calls the hooks for a class's step and again for that of the class it extends
+
+    def begin(*_: object) -> None:
+        nonlocal depth
+        depth += 1
+        if depth == 1:
+            computed()
+
+    def end(*_: object) -> None:
+        nonlocal depth
+        depth -= 1
+        if depth == 0:
+            records.timer.mark(OPTIMIZER)
+
+    before = optimizer.register_step_pre_hook(begin)
+    after = optimizer.register_step_post_hook(end)
     stack.callback(before.remove)
     stack.callback(after.remove)
 
