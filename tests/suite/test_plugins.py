@@ -184,7 +184,7 @@ FIGURES = "[mlhpc.figures]\nstranger = stranger.figures\n"
 
 def report(site: Site, tmp_path: Path) -> tuple[subprocess.CompletedProcess[str], str]:
     run = run_folder(tmp_path / "run")
-    done = site.mlhpc("report", run, "-o", tmp_path / "report")
+    done = site.mlhpc("report", run, "-o", tmp_path / "report", "--quiet")
     page = tmp_path / "report" / "report.html"
     return done, page.read_text() if page.exists() else ""
 

@@ -62,8 +62,8 @@ def test_a_rank_that_hangs_is_named_and_the_run_ends_with_a_checkpoint_left(
             f"TOY_FAULT={fault}",
         ),
     )
-    # mpiexec kills a halted rank and says so; suite.launch.local makes it 1
-    assert done.returncode in ((1, 9) if fault.startswith("halt") else (1,)), done.stdout + done.stderr
+    # mpiexec kills ranks that are left and may say so; suite.launch.local makes it 1
+    assert done.returncode in ((1, 9) if ranks > 1 else (1,)), done.stdout + done.stderr
     (line,) = [text for text in done.stderr.splitlines() if text.startswith("mlhpc: ")]
     assert re.search(r"trial 0: no progress for \d+ s: ", line)
     assert f"rank {ranks - 1}" in line if ranks > 1 else True, line
@@ -104,7 +104,7 @@ def test_a_rank_that_hangs_outside_the_training_is_named_too(
 ) -> None:
     folder, stage = tmp_path / "run", [f"staging.directory={tmp_path}/node"] if "staging" in fault else []
     done = run(data, folder, 2, "watchdog.silence_s=9", "max_epochs=1", f"TOY_FAULT={fault}", *stage)
-    assert done.returncode in ((1, 9) if fault.startswith("halt") else (1,)), done.stdout + done.stderr
+    assert done.returncode in (1, 9), done.stdout + done.stderr  # as above
     (line,) = [text for text in done.stderr.splitlines() if text.startswith("mlhpc: ")]
     assert re.search(named, line)
     assert where in line
