@@ -173,7 +173,8 @@ def test_the_phases_are_those_of_the_loop(card: Path, monkeypatch: pytest.Monkey
     expected = {"data_wait": 0.002, "forward_backward": 0.006, "optimizer": 0.001, "other": 0.004, "step": 0.013}
     assert {name: total[name] for name in expected} == pytest.approx({n: STEPS * s for n, s in expected.items()})
     (stop,) = (event for event in log.events if event.key == "eval_stop")
-    assert stop.metadata["duration_s"] >= 0.1  # of 0.2 s: on a busy machine the last step's records take some of it
+    late = STEPS * 0.013 + 0.001  # the device ends its last step so much later, and times are whole milliseconds
+    assert stop.metadata["duration_s"] >= 0.2 - late
     assert not optimizer._optimizer_step_pre_hooks, "hooks of a run end with it"
 
 
