@@ -264,6 +264,7 @@ def _join(launch: Launch) -> TorchTransport:
     here = str(launch.size) if env.get("MASTER_ADDR") in ("localhost", "127.0.0.1") else None
     one_node = env.get("LOCAL_WORLD_SIZE", here) == str(launch.size)
     transport = _agreed(_key_of_launch(launch.rank, one_node), dist.new_group(backend="gloo"))
+    atexit.register(_leave)
     if launch.rank == 0:
         key_path().unlink(missing_ok=True)
     return transport
@@ -347,10 +348,11 @@ def _init(cuda: bool, address: str, prefix: str, rank: int, size: int) -> None:
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     store, rank, size = next(rendezvous(address, rank, size, timeout=TIMEOUT))
     dist.init_process_group(backend, store=PrefixStore(prefix, store), rank=rank, world_size=size, timeout=TIMEOUT)
-    atexit.register(_leave)  # threads of gloo that outlive the interpreter sometimes abort it
+    atexit.register(_leave)
 
 
 def _leave() -> None:
+    """End the process group: threads of gloo that outlive the interpreter sometimes abort it."""
     import torch.distributed as dist
 
     if dist.is_initialized():

@@ -18,10 +18,11 @@ from tests.fixtures.once import made_once
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_loop"
 CARD = ("--card", EXAMPLE / "card.yaml")
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
-# As often as asked, in one process that imports torch once
+# As often as asked, in one process that imports torch once; a process group that outlives the run makes it fail at its end
 AGAIN = """
-import runpy, sys
+import atexit, os, runpy, sys
 import torch.distributed as dist
+atexit.register(lambda: dist.is_initialized() and os._exit(9))
 sys.argv = {words!r}
 for _ in range({count}):
     runpy.run_path(sys.argv[0], run_name="__main__")
