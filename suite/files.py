@@ -261,7 +261,7 @@ def first_error(error: ValidationError, source: YamlSource) -> str:
     if item["type"] == "missing":
         names = [".".join(map(str, each["loc"])) for each in error.errors() if each["type"] == "missing"]
         return f"{source.where(*key)}: missing key{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
-    return f"{source.where(*key)}: {name} = {brief(item.get('input'), longest=80)}: {item['msg']}"
+    return f"{source.where(*key)}: {name} = {brief(item.get('input'), longest=80)}: {item['msg'].removeprefix('Value error, ')}"
 
 
 def unknown_key(model: type[BaseModel], key: str) -> str:
