@@ -280,6 +280,13 @@ def _key_paths(model: type[BaseModel]) -> Iterator[str]:
             yield from (f"{name}.{path}" for path in _key_paths(field.annotation))
 
 
+def as_path(given: object) -> Path:
+    """A path that a person gave in Python, ~ replaced. InputError for what is none, a list of paths among it."""
+    if not isinstance(given, str | os.PathLike):
+        raise InputError(f"{brief(given, longest=80)}: expected a path; of a list of paths give each one: (*paths)")
+    return Path(given).expanduser()
+
+
 def print_line(text: str = "", *, error: bool = False, end: str = "\n") -> None:
     """Print text to standard output, or to standard error. Once that fails, later output goes nowhere.
 
