@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
+import math
 import tarfile
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from workloads.openfold import residues
 from workloads.openfold.alignment_files import a3m_text, read_a3m, read_fasta
 from workloads.openfold.convert import convert, fetch, read_protein
 from workloads.openfold.data import OpenFoldData
-from workloads.openfold.mmcif import mmcif_text, read_chain
+from workloads.openfold.mmcif import mmcif_text, read_chain, read_entry
 from workloads.openfold.proteins import Families, families
 from workloads.openfold.shard_form import proteins_of
 
@@ -85,6 +87,57 @@ def test_a_chain_of_the_archive_is_read(tmp_path: Path) -> None:
     assert chain.atoms[2, residues.CA].tolist() == [4.0, 5.0, 6.0]  # the higher occupancy
     assert chain.atoms[0, residues.CA].tolist() == [1.5, 2.5, 3.5]  # the first model
     assert residues.decode(read_chain(tmp_path / "1abc.cif", "L").aatype) == "A"
+
+
+def test_a_chain_is_found_by_the_author_s_name_before_the_file_s_own(tmp_path: Path) -> None:
+    """As in an antibody: the author calls A what the file calls B, and H what the file calls A."""
+    crossed = ARCHIVE.replace("9.0 1.00 L 1", "9.0 1.00 A 1")
+    path = write(tmp_path / "1fab.cif", crossed)
+    assert [(each.name, each.label) for each in read_entry(path).chains] == [("H", "A"), ("A", "B")]
+    assert residues.decode(read_chain(path, "A").aatype) == "A"
+    assert residues.decode(read_chain(path, "H").aatype) == "MGL"
+    assert residues.decode(read_chain(path, "B").aatype) == "A"  # no author's name, so the file's own
+    write(tmp_path / "1fab_A.cif", crossed)
+    assert residues.decode(read_protein(tmp_path / "1fab_A.cif").aatype) == "A"
+
+
+HEADER = """_entry.id 1ABC
+_refine.ls_d_res_high 2.10
+loop_
+_reflns.entry_id
+_reflns.d_resolution_high
+1ABC 1.9
+loop_
+_pdbx_audit_revision_history.ordinal
+_pdbx_audit_revision_history.revision_date
+1 2011-07-13
+2 2009-03-31
+#
+"""
+
+
+def test_date_and_resolution_of_an_entry_are_read(tmp_path: Path) -> None:
+    text = ARCHIVE.replace("_entry.id   1ABC\n", HEADER)
+    entry = read_entry(write(tmp_path / "a.cif", text))
+    assert (entry.name, entry.release_date, entry.resolution) == ("1abc", "2009-03-31", 2.1)
+    (tmp_path / "a.cif.gz").write_bytes(gzip.compress(text.encode()))
+    assert read_entry(tmp_path / "a.cif.gz").resolution == 2.1
+    map_of = text.replace("_refine.ls_d_res_high 2.10", "_em_3d_reconstruction.resolution 3.4")
+    assert read_entry(write(tmp_path / "a.cif", map_of)).resolution == 3.4
+    assert math.isnan(read_entry(write(tmp_path / "a.cif", text.replace("2.10", "?"))).resolution)  # stated as unknown
+    entry = read_entry(write(tmp_path / "a.cif", ARCHIVE))
+    assert entry.release_date is None
+    assert math.isnan(entry.resolution)
+    with pytest.raises(InputError, match=r"line 12: revision_date is '13-JUL-11', expected YYYY-MM-DD"):
+        read_entry(write(tmp_path / "a.cif", text.replace("2011-07-13", "13-JUL-11")))
+
+
+def test_a_modified_residue_counts_as_the_parent_that_the_file_names(tmp_path: Path) -> None:
+    text = ARCHIVE.replace("LEU", "SEP")
+    assert residues.decode(read_chain(write(tmp_path / "a.cif", text)).aatype) == "MGX"
+    named = "_pdbx_struct_mod_residue.id 1\n_pdbx_struct_mod_residue.label_comp_id SEP\n"
+    named += "_pdbx_struct_mod_residue.parent_comp_id SER\n"
+    assert residues.decode(read_chain(write(tmp_path / "a.cif", named + text)).aatype) == "MGS"
 
 
 def test_written_structures_are_read_back(tmp_path: Path) -> None:
