@@ -1,4 +1,4 @@
-"""Computes the network's input of one protein and its alignment: crop, clusters, masked residues. Numpy only.
+"""Computes the network's input of one protein and its alignment: clusters, masked residues, crop, templates.
 
 AlphaFold 2's supplement 1.2. Every random choice comes from the generator passed in. Legend: L residues of the
 chain, C of the crop, M rows of the alignment, S and E rows of the main and the extra alignment, R slots, T templates.
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from workloads.openfold import residues
 from workloads.openfold.config import OpenFoldConfig
+from workloads.openfold.geometry import torsions_of
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -30,6 +32,7 @@ SLOTTED = (
 ONLY_LAST = ("true_msa", "hidden_mask")  # only the loss of the last iteration needs these
 
 HIDE, FROM_PROFILE, UNIFORM = 0.7, 0.1, 0.1  # probabilities for a chosen residue; otherwise it stays as it is
+SHUFFLED_TEMPLATES = 20  # training draws from this many of the best
 
 
 @dataclass(frozen=True)
@@ -153,18 +156,31 @@ def _clusters(
 def _templates(
     protein: Protein, config: OpenFoldConfig, rng: np.random.Generator, crop: slice, length: int, *, training: bool
 ) -> Arrays:
-    """Choose up to ``max_templates``: training draws number and choice, evaluation takes the first ones."""
+    """Choose up to ``max_templates``: training draws number and choice, evaluation takes the first ones.
+
+    Torsions are those of the whole chain: the first one of a crop needs the residue before it.
+    """
     there = len(protein.template_aatype)
     if training:
-        chosen = rng.permutation(there)[: min(int(rng.integers(there + 1)), config.max_templates)]
+        pool = rng.permutation(min(there, SHUFFLED_TEMPLATES))[: config.max_templates]
+        chosen = pool[: int(rng.integers(len(pool) + 1))]
     else:
         chosen = np.arange(min(there, config.max_templates))
+    shape = (len(chosen), len(protein))
+    kinds = protein.template_aatype[chosen].astype(np.int64).reshape(shape)
+    atoms = protein.template_atoms[chosen].reshape(*shape, residues.ATOMS, 3)
+    mask = protein.template_mask[chosen].astype(np.float32).reshape(*shape, residues.ATOMS)
+    known = torch.from_numpy(kinds).clamp(max=residues.UNKNOWN)
+    torsions = torsions_of(known, torch.from_numpy(atoms), torch.from_numpy(mask))
     arrays: Arrays = {
-        "template_aatype": protein.template_aatype[chosen][:, crop],
-        "template_atoms": protein.template_atoms[chosen][:, crop],
-        "template_atom_mask": protein.template_mask[chosen][:, crop].astype(np.float32),
+        "template_aatype": kinds,
+        "template_atoms": atoms,
+        "template_atom_mask": mask,
+        "template_angles": torsions.angle.numpy(),
+        "template_angle_mask": torsions.mask.numpy(),
     }
-    return {name: _padded(_rows(each, config.max_templates), length, 1) for name, each in arrays.items()}
+    arrays = {name: _padded(_rows(each[:, crop], config.max_templates), length, 1) for name, each in arrays.items()}
+    return arrays | {"template_mask": _rows(np.ones(len(chosen), np.float32), config.max_templates)}
 
 
 def _rows(array: NDArray[Any], rows: int) -> NDArray[Any]:

@@ -2,7 +2,8 @@
 
 Side chains are built from bond lengths, angles and dihedrals (mean values of Engh & Huber 1991, Acta Cryst. A47, 392) with
 every chi at zero. Atoms belong to eight rigid groups of AlphaFold 2 (Jumper et al. 2021, supplement table 2): backbone,
-pre-omega, phi, psi, chi 1 to 4. Arrays are indexed by residue type; type 20 is unknown and has only the backbone.
+pre-omega, phi, psi, chi 1 to 4. Arrays are indexed by residue type; type 20 is unknown and has the backbone and
+a CB, as most do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ NAMES: Final = (  # in the order of LETTERS
     "ALA", "ARG", "ASN", "ASP", "CYS", "GLN", "GLU", "GLY", "HIS", "ILE",
     "LEU", "LYS", "MET", "PHE", "PRO", "SER", "THR", "TRP", "TYR", "VAL",
 )  # fmt: skip
+GLYCINE: Final = LETTERS.index("G")
 UNKNOWN: Final = 20
 GAP: Final = 21
 MASKED: Final = 22
@@ -157,7 +159,7 @@ def _residue(name: str) -> tuple[dict[str, Floats], dict[str, int], list[tuple[s
     atoms["O"] = place(atoms["N"], atoms["CA"], atoms["C"], C_O, CA_C_O, 180.0)
     group = dict.fromkeys(atoms, 0) | {"O": 3}
     chis: list[tuple[str, str, str, str]] = []
-    if name in {"GLY", "UNK"}:
+    if name == "GLY":
         return atoms, group, chis
     to_cb = _CB_OF.get(name, (CA_CB, C_CA_CB, N_C_CA_CB))
     atoms["CB"], group["CB"] = place(atoms["N"], atoms["C"], atoms["CA"], *to_cb), 0
