@@ -100,8 +100,11 @@ class OpenFoldConfig(Hyperparameters):
 
 
 def learning_rate(config: OpenFoldConfig, step: int) -> float:
-    """Compute the rate of a 0-based step: linear warm-up from ``warmup_init``, then constant between decay steps."""
+    """Compute the rate of a 0-based step: linear warm-up from ``warmup_init``, then constant between decay steps.
+
+    The last step of the warm-up has the base rate, as in the reference; a warm-up of one step has ``warmup_init``.
+    """
     if step < config.warmup_steps:
-        share = step / config.warmup_steps
-        return config.warmup_init + share * (config.learning_rate - config.warmup_init)
+        share = step / max(config.warmup_steps - 1, 1)
+        return round(config.warmup_init + share * (config.learning_rate - config.warmup_init), 10)
     return config.learning_rate * config.decay_factor ** sum(step >= boundary for boundary in config.decay_steps)

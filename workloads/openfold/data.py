@@ -16,7 +16,7 @@ from suite.data.shards import ShardReader
 from suite.errors import InputError
 from workloads.openfold.config import OpenFoldConfig
 from workloads.openfold.features import SLOTTED, Arrays, drawn_recycles, sample
-from workloads.openfold.shard_form import FORM, TEMPLATE_FORM, proteins_of
+from workloads.openfold.shard_form import FORM, MEASURED_FORM, TEMPLATE_FORM, proteins_of
 from workloads.openfold.work import forward
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def _check(reader: ShardReader, root: Path, split: str, config: OpenFoldConfig) 
     """Check the arrays and the longest validation chain. InputError if this workload cannot train on them."""
     actual = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
     expected = FORM | (TEMPLATE_FORM if "template.offsets" in actual else {})
+    expected |= MEASURED_FORM if "resolution" in actual else {}
     for name, (shape, dtype) in expected.items():
         if actual.get(name) != (shape, np.dtype(dtype)):
             raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, expected {(shape, np.dtype(dtype))}")

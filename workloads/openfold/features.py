@@ -32,6 +32,8 @@ SLOTTED = (
 ONLY_LAST = ("true_msa", "hidden_mask")  # only the loss of the last iteration needs these
 
 HIDE, FROM_PROFILE, UNIFORM = 0.7, 0.1, 0.1  # probabilities for a chosen residue; otherwise it stays as it is
+ROWS_AT_ONCE = 512
+EXACT = 0.1  # resolution of a synthetic structure, angstrom: the best that counts as measured
 SHUFFLED_TEMPLATES = 20  # training draws from this many of the best
 
 
@@ -48,6 +50,7 @@ class Protein:
     template_aatype: NDArray[np.int8]  # (T, L)
     template_atoms: NDArray[np.float32]  # (T, L, 14, 3)
     template_mask: NDArray[np.int8]  # (T, L, 14)
+    resolution: float = EXACT  # angstrom; nan: unknown
 
     def __len__(self) -> int:
         return len(self.aatype)
@@ -58,14 +61,14 @@ def sample(
 ) -> Arrays:
     """Compute the arrays of one sample, padded to ``length`` residues; a longer chain is cropped at random.
 
-    Those of `SLOTTED` have recycles + 1 slots.
+    Rows are clustered by all columns of the chain, then cropped. Arrays of `SLOTTED` have recycles + 1 slots.
     """
     recycles = drawn_recycles(config, rng) if training else config.num_recycling_iters
     clamp = float(rng.random() < config.fape_clamp_probability) if training else 1.0
     begin = int(rng.integers(max(len(protein) - length, 0) + 1))
     crop = slice(begin, begin + length)
     residues_kept = min(length, len(protein) - begin)
-    slots = [alignment(protein.msa[:, crop], protein.deletions[:, crop], config, rng) for _ in range(recycles + 1)]
+    slots = [alignment(protein.msa, protein.deletions, config, rng) for _ in range(recycles + 1)]
     arrays: Arrays = {
         "aatype": _padded(protein.aatype[crop], length, 0).astype(np.int64),
         "residue_index": _padded(protein.residue_index[crop], length, 0).astype(np.int64),
@@ -74,9 +77,10 @@ def sample(
         "atom_mask": _padded(protein.atom_mask[crop], length, 0).astype(np.float32),
         "recycles": np.array(recycles),
         "clamp_fape": np.array(clamp, np.float32),
+        "resolution": np.array(protein.resolution, np.float32),
     }
     for name in slots[0]:
-        arrays[name] = _padded(np.stack([slot[name] for slot in slots]), length, 2)
+        arrays[name] = _padded(np.stack([slot[name][:, crop] for slot in slots]), length, 2)
     for name in ONLY_LAST:
         arrays[name] = arrays[name][-1]
     if config.max_templates:
@@ -143,12 +147,13 @@ def _clusters(
     identity = np.eye(residues.MSA_CLASSES, dtype=np.float32)
     counts = identity[centres]
     sums, members = deletions.astype(np.float32), np.ones(len(centres), np.float32)
-    if len(others):
-        known = identity[:, : residues.GAP]
-        agreement = known[others].reshape(len(others), -1) @ known[centres].reshape(len(centres), -1).T
-        nearest = agreement.argmax(1)
-        np.add.at(counts, nearest, identity[others])
-        np.add.at(sums, nearest, other_deletions.astype(np.float32))
+    known = identity[:, : residues.GAP]
+    centre_letters = known[centres].reshape(len(centres), -1).T
+    for begin in range(0, len(others), ROWS_AT_ONCE):  # one-hot rows of a deep alignment are hundreds of megabytes
+        rows = others[begin : begin + ROWS_AT_ONCE]
+        nearest = (known[rows].reshape(len(rows), -1) @ centre_letters).argmax(1)
+        np.add.at(counts, nearest, identity[rows])
+        np.add.at(sums, nearest, other_deletions[begin : begin + ROWS_AT_ONCE].astype(np.float32))
         np.add.at(members, nearest, 1)
     return counts / members[:, None, None], sums / members[:, None]
 

@@ -27,6 +27,7 @@ EPS = 1e-4
 LDDT_CUTOFF = 15.0
 LDDT_THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
 DISTOGRAM_RANGE = (2.3125, 21.6875)
+PLDDT_RESOLUTION = (0.1, 3.0)  # angstrom
 
 
 def losses(config: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
@@ -42,7 +43,7 @@ def losses(config: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict
         ),
         "distogram": distogram_loss(prediction.distogram, aatype, batch["atoms"], mask14),
         "masked_msa": masked_msa_loss(prediction.masked_msa, batch),
-        "plddt": plddt_loss(prediction.plddt, structure.atoms.detach(), batch["atoms"], mask14),
+        "plddt": plddt_loss(prediction.plddt, structure.atoms.detach(), batch["atoms"], mask14, batch["resolution"]),
     }
     weights = {
         "fape_backbone": config.fape_loss_weight * config.fape_backbone_weight,
@@ -164,13 +165,17 @@ def masked_msa_loss(logits: Tensor, batch: Batch) -> Tensor:
     return (error * hidden).sum((-1, -2)) / (hidden.sum((-1, -2)) + EPS)
 
 
-def plddt_loss(logits: Tensor, predicted: Tensor, atoms: Tensor, mask14: Tensor) -> Tensor:
-    """Compute the cross entropy (N,) of the predicted pLDDT against the binned lDDT-CA of the prediction."""
+def plddt_loss(logits: Tensor, predicted: Tensor, atoms: Tensor, mask14: Tensor, resolution_N: Tensor) -> Tensor:
+    """Compute the cross entropy (N,) of the predicted pLDDT against the binned lDDT-CA of the prediction.
+
+    It is 0 for structures whose resolution is not in `PLDDT_RESOLUTION` or unknown (nan).
+    """
     mask = mask14[..., residues.CA]
     score = lddt_ca(predicted[..., residues.CA, :], atoms[..., residues.CA, :], mask)
     bins = (score * PLDDT_BINS).long().clamp(max=PLDDT_BINS - 1)
     error = F.cross_entropy(logits.float().transpose(1, 2), bins, reduction="none")
-    return (error * mask).sum(-1) / (mask.sum(-1) + EPS)
+    trusted = (resolution_N >= PLDDT_RESOLUTION[0]) & (resolution_N <= PLDDT_RESOLUTION[1])
+    return (error * mask).sum(-1) / (mask.sum(-1) + EPS) * trusted
 
 
 def lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:

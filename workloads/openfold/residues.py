@@ -188,12 +188,13 @@ SWAPPED = (int(_AMBIGUOUS[0]), int(_AMBIGUOUS[-1]) + 1)  # half-open range of th
 
 
 def encode(sequence: str) -> NDArray[np.int8]:
-    """Convert letters to residue types; B, J, O, U, X, Z are unknown, '-' is a gap. InputError names any other letter."""
-    out = np.array([_CODES.get(letter, -1) for letter in sequence], dtype=np.int8)
-    if (out < 0).any():
-        place_of = int(np.argmax(out < 0))
-        raise InputError(f"column {place_of + 1}: {sequence[place_of]!r} is not an amino acid")
-    return out
+    """Convert a chain's letters to residue types; B, J, O, U, X, Z are unknown, '-' is a gap. InputError names other letters."""
+    return _encode(sequence.encode("utf-8"), _CODES)
+
+
+def encode_aligned(columns: bytes) -> NDArray[np.int8]:
+    """Convert a row of an alignment as HHblits does: B is D, U is C, Z is E; J, O, X are unknown."""
+    return _encode(columns, _ALIGNED_CODES)
 
 
 def decode(types: NDArray[np.integer[Any]]) -> str:
@@ -201,4 +202,24 @@ def decode(types: NDArray[np.integer[Any]]) -> str:
     return "".join((LETTERS + "X-")[each] for each in types.tolist())
 
 
-_CODES = {letter: number for number, letter in enumerate(LETTERS)} | dict.fromkeys("BJOUXZ", UNKNOWN) | {"-": GAP}
+def _encode(letters: bytes, codes: NDArray[np.int8]) -> NDArray[np.int8]:
+    out = codes[np.frombuffer(letters, np.uint8)]
+    if (out < 0).any():
+        place_of = int(np.argmax(out < 0))
+        letter = letters[place_of : place_of + 1].decode("ascii", errors="backslashreplace")
+        raise InputError(f"column {place_of + 1}: {letter!r} is not an amino acid")
+    return out
+
+
+def _codes(other: dict[str, int]) -> NDArray[np.int8]:
+    """Tabulate the residue type of each byte; -1: none."""
+    table = np.full(256, -1, np.int8)
+    for letter, number in ({letter: number for number, letter in enumerate(LETTERS)} | other | {"-": GAP}).items():
+        table[ord(letter)] = number
+    return table
+
+
+_CODES = _codes(dict.fromkeys("BJOUXZ", UNKNOWN))
+_ALIGNED_CODES = _codes(
+    dict.fromkeys("JOX", UNKNOWN) | {letter: LETTERS.index(of) for letter, of in ("BD", "UC", "ZE")}
+)

@@ -19,7 +19,7 @@ from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import convert as converter
 from workloads.openfold import residues
-from workloads.openfold.alignment_files import a3m_text, read_a3m, read_fasta
+from workloads.openfold.alignment_files import a3m_text, merge, read_a3m, read_fasta
 from workloads.openfold.convert import convert, fetch, read_protein
 from workloads.openfold.data import OpenFoldData
 from workloads.openfold.mmcif import mmcif_text, read_chain, read_entry
@@ -184,8 +184,20 @@ def test_files_that_are_no_structures_are_refused(tmp_path: Path) -> None:
 
 def test_an_alignment_is_read_with_its_insertions(tmp_path: Path) -> None:
     msa, deletions = read_a3m(write(tmp_path / "a.a3m", "# hhblits\n>query one\nMK\nV\n>hit\nMabK-\n>last\n-XZc\n"))
-    assert [residues.decode(row) for row in msa] == ["MKV", "MK-", "-XX"]
+    assert [residues.decode(row) for row in msa] == ["MKV", "MK-", "-XE"]
     assert deletions.tolist() == [[0, 0, 0], [0, 2, 0], [0, 0, 0]]
+
+
+def test_alignments_of_one_chain_are_merged_without_repetitions() -> None:
+    uniref = ">query\nMKV\n>a\nMxK-\n>again\nMK-\n"
+    mgnify = ">query\nMKV\n>b\nMxxKV\n>c\nBUZ\n"
+    msa, deletions = merge([("uniref90_hits.a3m", uniref), ("mgnify_hits.a3m", mgnify)])
+    assert [residues.decode(row) for row in msa] == ["MKV", "MK-", "DCE"]
+    assert deletions.tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]  # of the first that has the letters
+    with pytest.raises(InputError, match=r"^b: line 3: row 2 \(x\) has 2 columns, row 1 \(query\) has 3$"):
+        merge([("a", uniref), ("b", ">query\nMKV\n>x\nMK\n")])
+    with pytest.raises(InputError, match="^b: line 1: no row in it"):
+        merge([("a", uniref), ("b", "")])
 
 
 def test_alignments_are_written_as_they_are_read(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import residues
 from workloads.openfold.data import OpenFoldData
+from workloads.openfold.features import EXACT
 from workloads.openfold.geometry import (
     Frame,
     atoms_of,
@@ -183,6 +184,18 @@ def test_distogram_loss_is_least_at_the_true_bins() -> None:
     sharp = 50 * torch.nn.functional.one_hot(bins, 64).float()
     assert float(distogram_loss(sharp, aatype, atoms, mask)) < 1e-3
     assert float(distogram_loss(torch.zeros_like(sharp), aatype, atoms, mask)) == pytest.approx(math.log(64), rel=1e-4)
+
+
+def test_plddt_is_learned_from_structures_of_good_resolution_only(train: OpenFoldData) -> None:
+    torch.manual_seed(0)
+    batch = dict(train.load(range(6), seed=0, epoch=1))
+    assert (batch["resolution"] == EXACT).all()  # synthetic
+    prediction = OpenFoldNet(SMALL_NET)(batch)
+    every = losses(SMALL_NET, prediction, batch)["plddt"].detach()
+    assert float(every.min()) > 0
+    batch["resolution"] = torch.tensor([0.05, 0.1, 2.0, 3.0, 3.1, math.nan])
+    some = losses(SMALL_NET, prediction, batch)["plddt"].detach()
+    torch.testing.assert_close(some, every * torch.tensor([0.0, 1, 1, 1, 0, 0]))
 
 
 def test_the_total_has_the_weights_of_the_rules(train: OpenFoldData) -> None:
