@@ -66,12 +66,13 @@ class Entry:
         return next(by_author, next((each for each in self.chains if each.label == name), None))
 
 
-def read_chain(path: Path, name: str | None = None) -> Chain:
+def read_chain(path: Path, name: str | None = None) -> tuple[Entry, Chain]:
     """Read a chain by its author's name, else by its label; by default the first. InputError names file and line."""
-    chain = read_entry(path).find(name)
+    entry = read_entry(path)
+    chain = entry.find(name)
     if chain is None:
         raise InputError(f"{path}: line 1: no chain{f' {name!r}' if name else ''} of amino acids")
-    return chain
+    return entry, chain
 
 
 def read_entry(path: Path) -> Entry:
