@@ -21,6 +21,7 @@ import pytest
 MODERNISED = (
     (b"@dataclass\n", b"@dataclass(unsafe_hash=True)\n"),
     (b"data[ranges]", b"data[tuple(ranges)]"),
+    (b"newshape=", b"shape="),
     (b"tensor[slices]", b"tensor[tuple(slices)]"),
 )
 

@@ -158,17 +158,25 @@ def atoms_of(aatype: Tensor, groups: Frame) -> Tensor:
     return Frame(rotation, translation).apply(local) * table("ATOM_MASK", aatype.device)[aatype][..., None]
 
 
-def known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[Frame, Tensor]:
-    """Compute frames (..., L, 8) of a known structure's rigid groups, and the mask of groups whose atoms are all known."""
-    torsions = torsions_of(aatype, atom14, mask14)
-    backbone_known = mask14[..., : residues.OXYGEN].amin(-1)
-    empty = torch.zeros_like(backbone_known)
-    mask = torch.stack([backbone_known, empty, empty, torsions.mask[..., 2]], -1)
-    mask = torch.cat([mask, backbone_known[..., None] * torsions.mask[..., 3:].cumprod(-1)], -1)
-    unturned = torch.where(
-        torsions.mask[..., None] > 0, torsions.angle, torch.tensor([0.0, 1.0], device=atom14.device, dtype=atom14.dtype)
-    )
-    return group_frames(aatype, backbone_frames(atom14), unturned), mask
+def known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor, swapped: Tensor) -> tuple[Frame, Tensor]:
+    """Compute frames (..., L, 6) of a known structure's groups that hold atoms, and the mask of those whose atoms are known.
+
+    The groups are the backbone, psi's and the four chis'. In residues that are ``swapped`` (..., L) a symmetric side chain has
+    its other names: the last group is turned by 180 degrees.
+    """
+    index = table("FRAME_ATOMS", atom14.device)[aatype]  # (..., L, 5, 3)
+    flat = index.flatten(-2)
+    chosen = torch.unflatten(atom14.gather(-2, flat[..., None].expand(*flat.shape, 3)), -2, index.shape[-2:])
+    known = torch.unflatten(mask14.gather(-1, flat), -1, index.shape[-2:]).amin(-1)
+    chis = table("CHI_MASK", atom14.device)[aatype].to(known.dtype)
+    groups, backbone = frame_of_points(*chosen.unbind(-2)), backbone_frames(atom14)
+    turned = table("CHI_PERIODIC", atom14.device)[aatype].to(atom14.dtype) * swapped[..., None].to(atom14.dtype)
+    sign = torch.nn.functional.pad(1 - 2 * turned, (1, 0), value=1.0)  # psi's group is never turned
+    about_x = torch.stack([torch.ones_like(sign), sign, sign], -1)
+    rotation = torch.cat([backbone.rotation[..., None, :, :], groups.rotation * about_x[..., None, :]], -3)
+    translation = torch.cat([backbone.translation[..., None, :], groups.translation], -2)
+    mask = torch.cat([mask14[..., : residues.OXYGEN].amin(-1, keepdim=True), known[..., :1], known[..., 1:] * chis], -1)
+    return Frame(rotation, translation), mask
 
 
 def pseudo_beta(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[Tensor, Tensor]:

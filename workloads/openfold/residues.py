@@ -181,6 +181,8 @@ ATOM_POSITION = _table.atom_position  # (21, 14, 3) in the frame of the atom's g
 GROUP_FRAME = _table.group_frame  # (21, 8, 4, 4) to the group it hangs on, torsion zero
 CHI_ATOMS = _table.chi_atoms  # (21, 4, 4)
 CHI_MASK = _table.chi_mask  # (21, 4)
+# (21, 5, 3): of psi's and the chis' groups the atoms behind, at and beside the origin of the frame
+FRAME_ATOMS = np.concatenate([np.tile([CA, C, OXYGEN], (RESIDUE_CLASSES, 1, 1)), CHI_ATOMS[:, :, 1:]], 1)
 CHI_PERIODIC = _table.chi_periodic  # (21, 4)
 SWAP = _table.swap  # (21, 14) the other naming of the same atoms
 _AMBIGUOUS = np.flatnonzero((np.arange(ATOMS) != SWAP).any(0))
