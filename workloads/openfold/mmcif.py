@@ -76,7 +76,7 @@ def read_chain(path: Path, name: str | None = None) -> tuple[Entry, Chain]:
 
 
 def read_entry(path: Path) -> Entry:
-    """Read all protein chains of a file. InputError names file and line."""
+    """Read all protein chains of a file, molecule by molecule as the file lists these. InputError names file and line."""
     tables = read_tables(path, WANTED)
     sites = tables.get("_atom_site", [])
     if not sites:
@@ -102,6 +102,8 @@ def read_entry(path: Path) -> Entry:
         for label, rows in polymers.items()
         if any(_residue(row.values["label_comp_id"], parents) != residues.UNKNOWN for row in rows)
     ]
+    listed = list(dict.fromkeys(row.values.get("entity_id") for row in tables.get("_entity_poly_seq", [])))
+    chains.sort(key=lambda chain: listed.index(chain.entity) if chain.entity in listed else len(listed))
     name = tables["_entry"][0].values.get("id", "") if "_entry" in tables else ""
     return Entry(name.lower(), _release_date(path, tables), _resolution(tables), tuple(chains))
 

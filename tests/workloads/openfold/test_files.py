@@ -101,6 +101,15 @@ def test_a_chain_is_found_by_the_author_s_name_before_the_file_s_own(tmp_path: P
     assert residues.decode(read_protein(tmp_path / "1fab_A.cif").aatype) == "A"
 
 
+def test_chains_come_in_the_order_of_their_molecules(tmp_path: Path) -> None:
+    """The order of the benchmark's table, and so of its draws."""
+    swapped = ARCHIVE.replace(
+        "1 1 MSE n\n1 2 GLY n\n1 3 LEU n\n2 1 ALA n\n", "2 1 ALA n\n1 1 MSE n\n1 2 GLY n\n1 3 LEU n\n"
+    )
+    assert [each.name for each in read_entry(write(tmp_path / "a.cif", swapped)).chains] == ["L", "H"]
+    assert [each.name for each in read_entry(write(tmp_path / "a.cif", ARCHIVE)).chains] == ["H", "L"]
+
+
 HEADER = """_entry.id 1ABC
 _refine.ls_d_res_high 2.10
 loop_
