@@ -137,6 +137,10 @@ class Workload(Protocol):
         """Measure the card's metric of trivial and analytic predictors on the validation split: name to value."""
         ...
 
+    def data_hyperparameters(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """The hyperparameters to log that are true of the data, from the attributes of their manifest. Default: none."""
+        return {}
+
     def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
         """List the parameters that are split over ranks: each rank holds a share, all shares are the whole. Default: none.
 

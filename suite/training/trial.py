@@ -211,7 +211,7 @@ class _Trial:
             seed=seed,
             config=self.config.logged(),
             about_config={"threads_per_rank": threads, "keeps_freed_memory": self.keeps_freed_memory},
-            hyperparameters=workload.hyperparameters(),
+            hyperparameters=workload.hyperparameters() | workload.data_hyperparameters(self.manifest.attributes),
             parameters=parameters,
             work=asdict(workload.work()) | {"sample_bytes": self.plan.size_card.sample_bytes},
             data_manifest=self.manifest.sha256,
