@@ -1,14 +1,15 @@
 """Reads the reference's LMDB files of pickled torch_geometric ``Data``, without torch_geometric and without running code.
 
 Keys are b"0", b"1", ... and b"length"; values are pickles. A pickle can call any function by name, so loading one runs a
-program. The unpickler here builds tensors, arrays and inert records, and refuses every other name.
+program. The unpickler here builds tensors, arrays and containers, an inert record for each class of torch_geometric whatever its
+name, and refuses every other name.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +98,9 @@ def _environment(path: Path) -> Iterator[Any]:
 class Record:
     """Stands for an object of any class: it has the pickled attributes and no behaviour. The class is never imported."""
 
+    def __init__(self, *arguments: object) -> None:
+        """Take what the class would be called with, such as the value of an enumeration, and forget it."""
+
 
 def record_fields(data: Any) -> dict[str, Any]:
     """Read the fields of a ``Data`` of torch_geometric: attributes before version 2.0, a mapping in its store since."""
@@ -116,6 +120,12 @@ def _storage_from_bytes(value: bytes) -> Any:
     return torch.load(io.BytesIO(value), weights_only=True)
 
 
+def _bytes_of_protocol_2(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"bytes in the encoding {encoding!r}: refused")
+    return text.encode("latin1")
+
+
 _RECONSTRUCT = np.empty(0).__reduce__()[
     0
 ]  # numpy's own function for rebuilding an array, wherever this version keeps it
@@ -124,6 +134,9 @@ _SCALAR = np.float64(0).__reduce__()[0]
 # The names that pickles of the public data use. None of them opens a file, imports or executes by a name from the pickle.
 ALLOWED: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "defaultdict"): defaultdict,
+    **{(module, "set"): set for module in ("builtins", "__builtin__")},
+    ("_codecs", "encode"): _bytes_of_protocol_2,
     ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
     ("torch.storage", "_load_from_bytes"): _storage_from_bytes,
     ("numpy", "ndarray"): np.ndarray,
@@ -131,16 +144,12 @@ ALLOWED: dict[tuple[str, str], Any] = {
     **{(f"numpy.{core}.multiarray", "_reconstruct"): _RECONSTRUCT for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): _SCALAR for core in ("core", "_core")},
 }
-RECORDS = {
-    ("torch_geometric.data.data", "Data"),
-    ("torch_geometric.data", "Data"),
-    ("torch_geometric.data.storage", "GlobalStorage"),
-}
+RECORDS = "torch_geometric"  # a package: none of its classes is imported, so new ones of later versions do no harm
 
 
 class _RestrictedUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in RECORDS:
+        if module.partition(".")[0] == RECORDS:
             return Record
         if (module, name) in ALLOWED:
             return ALLOWED[module, name]
