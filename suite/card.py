@@ -165,11 +165,16 @@ class Card(_Frozen):
 
 
 class ReferencePoint(_Frozen):
-    """Epochs to target at one batch size, over seeds. ``epochs`` has one entry per seed that converged."""
+    """Epochs to target at one batch size, over seeds and data sets.
+
+    ``epochs``, ``seeds`` and ``data_manifests`` (the sha256 of its data set's manifest) have one entry per run that converged,
+    ``not_converged`` has the seeds of the others. ``data_manifests`` is empty where that was not recorded.
+    """
 
     global_batch_size: int
     epochs: tuple[float, ...]
     seeds: tuple[int, ...]
+    data_manifests: tuple[str, ...] = ()
     not_converged: tuple[int, ...] = ()
     hyperparameters: dict[str, Any]
     recorded: str
