@@ -5,6 +5,7 @@ from __future__ import annotations
 import lzma
 import os
 import pickle
+import pickletools
 import sys
 import types
 from collections import defaultdict
@@ -18,12 +19,13 @@ import torch
 from click.testing import CliRunner
 
 from suite.commands.data import data
-from suite.data.manifest import read_manifest, verify
+from suite.data.build import SPLITS
+from suite.data.manifest import read_manifest, verify, write_manifest
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
 from tests.workloads.open_catalyst.conftest import random_structure
-from workloads.open_catalyst.convert import convert, fetch
+from workloads.open_catalyst.convert import convert, export_lmdb, fetch
 from workloads.open_catalyst.extxyz import SYMBOLS, read_extxyz
 from workloads.open_catalyst.lmdb_form import LmdbFile, load_restricted, record_fields
 from workloads.open_catalyst.structures import Structure
@@ -322,6 +324,46 @@ def test_conversion_gives_a_complete_data_set_of_both_forms(geometric: None, tmp
     assert batch["trajectory"].tolist() == [2, 0]
     stored = sum(entry.bytes for entry in manifest.shards)
     assert stored < 200_000
+
+
+def test_export_and_conversion_are_inverse(tiny_data: Path, tmp_path: Path, world: World) -> None:
+    export_lmdb(tiny_data, tmp_path / "lmdb")
+    convert(tmp_path / "lmdb", tmp_path / "again", world=world)
+    assert verify(tmp_path / "again", deep=True) == []
+    for split in SPLITS:
+        before, after = ShardReader(tiny_data, split), ShardReader(tmp_path / "again", split)
+        written, found = before.read(range(len(before))), after.read(range(len(after)))
+        assert written.keys() == found.keys()
+        for name in written.keys() - {"edges", "triplets"}:  # of another neighbourhood after conversion
+            np.testing.assert_array_equal(found[name], written[name], err_msg=name)
+
+
+def test_an_exported_sample_is_data_of_torch_geometric_with_the_edges_of_the_data_set(
+    tiny_data: Path, tmp_path: Path
+) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    export_lmdb(tiny_data, tmp_path / "lmdb")
+    (path, *_) = sorted((tmp_path / "lmdb" / "val_id").iterdir())
+    with lmdb.open(str(path), subdir=False, readonly=True, lock=False) as environment, environment.begin() as found:
+        value, length = found.get(b"1"), pickle.loads(found.get(b"length"))
+    named = {text for code, text, _ in pickletools.genops(value) if code.name in ("GLOBAL", "STACK_GLOBAL")}
+    tensors = {"torch._utils _rebuild_tensor_v2", "torch.storage _load_from_bytes", "collections OrderedDict"}
+    assert named == {"torch_geometric.data.data Data", *tensors}
+    reader, fields = ShardReader(tiny_data, "validation"), record_fields(load_restricted(value))
+    stored = reader.read([1])
+    assert fields["edge_index"].shape == (2, stored["edges"][0])
+    assert length == read_manifest(tiny_data).splits["validation"][0].samples
+    source, target = fields["edge_index"]
+    vector = fields["pos"][source] + fields["cell_offsets"] @ fields["cell"][0] - fields["pos"][target]
+    cutoff = read_manifest(tiny_data).attributes["cutoff_angstrom"]
+    assert 0.5 < np.linalg.norm(vector, axis=1).min() < np.linalg.norm(vector, axis=1).max() <= cutoff + 1e-5
+
+
+def test_data_of_another_workload_are_not_exported(tiny_data: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(tiny_data)
+    write_manifest(tiny_data, manifest.model_copy(update={"workload": "cosmoflow"}))
+    with pytest.raises(InputError, match=f"^{tiny_data}: holds data of cosmoflow, not of open_catalyst"):
+        export_lmdb(tiny_data, tmp_path / "lmdb")
 
 
 def test_a_source_without_splits_or_files_is_refused(tmp_path: Path, world: World) -> None:
