@@ -18,8 +18,13 @@ from workloads.openfold.shard_form import proteins_of
 
 # Biopython parses mmCIF text only; what is read here is preprocessed.
 READ = """
-import dataclasses, functools, sys, types
-dataclasses.dataclass = functools.partial(dataclasses.dataclass, unsafe_hash=True)  # Python 3.11 wants defaults with a hash
+import dataclasses, sys, types, dacite, numpy, pandas, torch
+class Config(type(sys)):  # Python 3.11 refuses the defaults of the reference's configuration: objects without a hash
+    dataclass = staticmethod(lambda cls: dataclasses.dataclass(unsafe_hash=True)(cls))
+    def __getattr__(self, name): return getattr(dataclasses, name)
+sys.modules["dataclasses"] = Config("dataclasses")
+import openfold.config
+sys.modules["dataclasses"] = dataclasses
 for name in ("Bio", "Bio.PDB", "Bio.Data", "Bio.PDB.Model", "Bio.PDB.Structure"):
     sys.modules[name] = types.ModuleType(name)
 sys.modules["Bio"].PDB = sys.modules["Bio.PDB"]

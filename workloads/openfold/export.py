@@ -3,8 +3,8 @@
     pdb_mmcif/processed/chains.csv, dicts/<two characters>, obsolete.dat     structures: pickles of plain dicts, and a table
     open_protein_set/processed/pdb_alignments/super.index, <number>.db       alignments, joined, and where each begins
 
-Each chain is an entry of its own with one chain A, and so is each template. Names are made up: a digit and three characters, as
-of PDB entries. Dates tell the splits apart, as they do in the public data: the reference trains on chains released until
+Each chain is an entry of its own with one chain A, and so is each template. Names are made up: a digit, a letter and two
+characters, as of PDB entries. Dates tell the splits apart, as they do in the public data: the reference trains on chains released until
 `TRAINED_UNTIL`; families are its clusters; templates are released before all others and belong to no cluster.
 """
 
@@ -47,7 +47,10 @@ ALIGNMENT_NAME, HITS_NAME = "uniref90_hits.a3m", "pdb70_hits.hhr"
 OBSOLETE = " LIST OF OBSOLETE COORDINATE ENTRIES AND SUCCESSORS\n"
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 PER_DICTS = 9 * len(DIGITS)  # entries with the same two characters in the middle, which lie in one file
-MOST_ENTRIES = PER_DICTS * len(DIGITS) ** 2
+LETTERS = (
+    "abcdfghijklmnopqrstuvwxyz"  # second characters: with a digit or an e there, tables are read with numbers for names
+)
+MOST_ENTRIES = PER_DICTS * len(LETTERS) * len(DIGITS)
 
 _ATOMS = """
     N CA C CB O CG CG1 CG2 OG OG1 SG CD CD1 CD2 ND1 ND2 OD1 OD2 SD CE CE1 CE2 CE3 NE NE1 NE2 OE1 OE2 CH2 NH1 NH2 OH
@@ -196,10 +199,10 @@ class _Structures:
 
 
 def entry_name(number: int) -> str:
-    """The name of an entry: 1000, 2000, ... 1001 and so on; entries of one file of dicts follow each other."""
+    """The name of an entry: 1a00, 2a00, ... 1a01 and so on; entries of one file of dicts follow each other."""
     middle, place = divmod(number, PER_DICTS)
     last, first = divmod(place, 9)
-    return f"{first + 1}{DIGITS[middle // 36]}{DIGITS[middle % 36]}{DIGITS[last]}"
+    return f"{first + 1}{LETTERS[middle // 36]}{DIGITS[middle % 36]}{DIGITS[last]}"
 
 
 def _compressed(
