@@ -4,8 +4,8 @@
     open_protein_set/processed/pdb_alignments/super.index, <number>.db       alignments, joined, and where each begins
 
 Each chain is an entry of its own with one chain A, and so is each template. Names are made up: a digit, a letter and two
-characters, as of PDB entries. Dates tell the splits apart, as they do in the public data: the reference trains on chains released until
-`TRAINED_UNTIL`; families are its clusters; templates are released before all others and belong to no cluster.
+characters, as of PDB entries. Dates tell the splits apart, as they do in the public data: the reference trains on chains
+released until `TRAINED_UNTIL`; families are its clusters; templates are released before all others and belong to no cluster.
 """
 
 from __future__ import annotations
