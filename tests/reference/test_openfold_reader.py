@@ -42,6 +42,7 @@ config = AlphaFoldConfig.from_preset(stage="initial_training", precision="fp32")
 data = InitialTrainingDataset(
     structures / "chains.csv", structures / "dicts", structures / "obsolete.dat", alignments, until, config
 )
+data.template_hit_featurizer.shuffle_top_k_prefiltered = None  # in training it shuffles hits of equal worth
 arrays = {"names": np.array([chain["pdb_chain_id"] for chain in data.mmcif_chains])}
 arrays["weights"] = data.get_sampler_weights().numpy()
 for number, chain in enumerate(data.mmcif_chains):
