@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from suite.card import value_text
 from suite.cli.group import Subcommands
 from suite.cli.options import output_option, ranks_option, size_option
 from suite.cli.progress import TERMINAL_NAME, progress
@@ -272,7 +273,7 @@ def _show_baselines(chosen: Descriptor, root: Path) -> None:
         return
     card = chosen.card().size(manifest.size)
     for name, value in measure_baselines(chosen, manifest.size, root, manifest.sha256).items():
-        print_line(f"  {card.metric_name} of {name}: {value:.4f} (target {card.threshold:g})")
+        print_line(f"  {card.metric_name} of {name}: {value_text(value, card.threshold)} (target {card.threshold:g})")
 
 
 def _summary(root: Path, manifest: Manifest) -> str:
