@@ -114,12 +114,12 @@ def test_the_metrics_state_an_uncertainty_per_target(tiny_data: Path, world: Wor
     metrics = workload.metrics(totals)
     spread = np.abs(error).std(axis=0, ddof=1) / np.sqrt(5)
     for position, name in enumerate(TARGETS):
-        assert metrics[f"mae_{name}"] == pytest.approx(np.abs(error[:, position]).mean(), rel=1e-9)
-        assert metrics[f"mae_se_{name}"] == pytest.approx(spread[position], rel=1e-6)
-        assert metrics[f"rmse_{name}"] == pytest.approx(np.sqrt((error[:, position] ** 2).mean()), rel=1e-9)
+        assert metrics[f"mae_{name}"] == pytest.approx(np.abs(error[:, position]).mean(), rel=1e-5)
+        assert metrics[f"mae_se_{name}"] == pytest.approx(spread[position], rel=1e-4)
+        assert metrics[f"rmse_{name}"] == pytest.approx(np.sqrt((error[:, position] ** 2).mean()), rel=1e-5)
     of_samples = np.abs(error).mean(axis=1)
-    assert metrics["eval_error_se"] == pytest.approx(of_samples.std(ddof=1) / np.sqrt(5), rel=1e-6)
-    assert metrics["mse"] == pytest.approx((error**2).mean(), rel=1e-9)
+    assert metrics["eval_error_se"] == pytest.approx(of_samples.std(ddof=1) / np.sqrt(5), rel=1e-4)
+    assert metrics["mse"] == pytest.approx((error**2).mean(), rel=1e-5)
 
 
 def test_bfloat16_autocast_gives_nearly_the_same_answer(tiny_data: Path, world: World) -> None:
