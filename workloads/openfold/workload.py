@@ -158,6 +158,6 @@ class OpenFold(Workload):
         element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
         return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
-    def baselines(self, root: Path) -> dict[str, float]:
+    def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure lDDT-CA of all-helix chains, all-strand chains and secondary structure voted from the alignment."""
         return baselines(root)
