@@ -14,7 +14,7 @@ from suite.config import RunConfig
 from suite.workload import Optimization, Work
 from suite.world import World
 from workloads.moe.workload import MoEWorkload
-from workloads.moe_lm.baselines import baselines
+from workloads.moe_lm.baselines import measure_text
 from workloads.moe_lm.config import MoELMConfig, work
 from workloads.moe_lm.data import TextData
 from workloads.moe_lm.model import MoELanguageModel
@@ -81,5 +81,5 @@ class MoELM(MoEWorkload):
         return work(self._settings, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
 
     def baselines(self, root: Path) -> dict[str, float]:
-        """Measure the bits per byte of byte models with 0 to 4 bytes of context."""
-        return baselines(root)
+        """Measure the bits per byte of compressors and of byte models after the training text."""
+        return measure_text(root).values
