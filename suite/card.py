@@ -112,6 +112,11 @@ class SizeCard(_Frozen):
     official: OfficialRules | None = Field(None, description="None: MLPerf HPC has no such benchmark")
     constraints: dict[str, Constraint] = {}
 
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the data set, without compression."""
+        return (self.train_samples + self.eval_samples) * self.sample_bytes
+
     def between_evals(self, global_batch_size: int) -> float:
         """What lies between two evaluations in the unit of epoch_num: 1 epoch, or samples where it counts them."""
         return float(self.eval_every_steps * global_batch_size) if self.eval_every_steps else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -21,6 +22,7 @@ from suite.config import default_data_root
 from suite.descriptor import descriptor
 from suite.errors import InputError, unknown
 from suite.files import print_line
+from suite.launch.cost import render_bytes
 
 if TYPE_CHECKING:
     from suite.data.manifest import Manifest
@@ -62,10 +64,11 @@ def data() -> None:
 def generate(workload: str, size: str, seed: int, ranks: int, output: Path | None) -> None:
     """Generate the synthetic data set of a size; inside srun or mpiexec with the ranks that are there."""
     chosen = descriptor(workload)
-    chosen.card().size(size)
+    needed = chosen.card().size(size).data_bytes
     root = output or default_data_root(workload, size)
     if _is_there(root, workload, size, seed):
         return
+    _check_room(root, f"{workload} {size}", needed)
     words = ["generate", workload, "--size", size, "--seed", str(seed), "-o", str(root)]
     _start_ranks(ranks, words)
     with _world() as world:
@@ -200,6 +203,18 @@ def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
         raise InputError(f"{problems[0]}; remove {root / MANIFEST_NAME} and the damaged files to make them again")
     print_line(f"{_summary(root, manifest)}: complete already; presence and sizes verified")
     return True
+
+
+def _check_room(root: Path, name: str, needed: int) -> None:
+    """InputError if a data set of so many bytes does not fit where it is to be made, what is already there counted in."""
+    made = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    place = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    if needed > made + free:
+        raise InputError(
+            f"{root}: {name} takes {render_bytes(needed)}, {render_bytes(free)} are free here; "
+            "choose another folder with -o, or a smaller --size (mlhpc list)"
+        )
 
 
 def _start_ranks(ranks: int, words: Sequence[str]) -> None:
