@@ -81,5 +81,5 @@ class MoELM(MoEWorkload):
         return work(self._settings, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
 
     def baselines(self, root: Path) -> Mapping[str, float]:
-        """Measure the bits per byte of byte models with 0 to 4 bytes of context."""
+        """Measure the bits per byte of compressors and of byte models after the training text."""
         return baselines(root)
