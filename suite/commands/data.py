@@ -265,7 +265,7 @@ def _show_baselines(chosen: Descriptor, root: Path) -> None:
 
     Prints nothing for data of a size that the card does not have: there is no target.
     """
-    from suite.data.baselines import measure_baselines
+    from suite.data.baselines import measure_baselines, standard_error
     from suite.data.manifest import read_manifest
 
     manifest = read_manifest(root)
@@ -273,7 +273,9 @@ def _show_baselines(chosen: Descriptor, root: Path) -> None:
         return
     card = chosen.card().size(manifest.size)
     for name, value in measure_baselines(chosen, manifest.size, root, manifest.sha256).items():
-        print_line(f"  {card.metric_name} of {name}: {value_text(value, card.threshold)} (target {card.threshold:g})")
+        error = standard_error(value)
+        shown = value_text(value, card.threshold) + ("" if error is None else f" ± {error:.4f}")
+        print_line(f"  {card.metric_name} of {name}: {shown} (target {card.threshold:g})")
 
 
 def _summary(root: Path, manifest: Manifest) -> str:

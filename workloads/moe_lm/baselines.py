@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from suite.data.manifest import read_manifest
 from suite.data.shards import ShardReader
+from suite.workload import Baseline
 
 PRIOR = 4.0  # weight of the shorter context's distribution, in counts
 ORDERS = range(5)  # bytes of context
@@ -20,10 +21,10 @@ def baselines(root: Path) -> dict[str, float]:
     text = train.read(np.arange(len(train)))["text"]
     rows = validation.read(np.arange(len(validation)))["text"]
     chances = np.full((len(rows), rows.shape[1] - 1), 1 / 256)
-    results = {}
+    results: dict[str, float] = {}
     for order in ORDERS:
         chances = refine(chances, text, rows, order)
-        results[f"bytes_{order}"] = float(-np.log2(chances).mean())
+        results[f"bytes_{order}"] = Baseline.mean(-np.log2(chances).mean(axis=1))
     rate = read_manifest(root).attributes.get("entropy_rate")
     return results if rate is None else results | {"entropy_rate": float(rate)}
 

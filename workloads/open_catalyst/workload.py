@@ -121,7 +121,7 @@ class OpenCatalyst(Workload):
         element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
         return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
-    def baselines(self, root: Path) -> dict[str, float]:
+    def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the force error of zero force, the mean force and a fitted pair potential."""
         return baselines(root, self._settings)
 

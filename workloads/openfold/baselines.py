@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from suite.data.shards import ShardReader
+from suite.workload import Baseline
 from workloads.openfold import residues
 from workloads.openfold.features import Protein
 from workloads.openfold.losses import sample_lddt_ca
@@ -19,7 +20,7 @@ MOST_CHAINS = 256
 COIL = tuple(np.mean(list(LOOP_TORSIONS.values()), axis=0))  # used for every loop residue
 
 
-def baselines(root: Path) -> dict[str, float]:
+def baselines(root: Path) -> dict[str, Baseline]:
     """Measure lDDT-CA on the validation split, on at most its first 256 chains."""
     reader = ShardReader(root, "validation")
     proteins = list(proteins_of(reader.read(np.arange(min(len(reader), MOST_CHAINS)))))
@@ -38,7 +39,7 @@ def column_vote(msa: NDArray[np.int8]) -> NDArray[np.int64]:
     return np.asarray((votes + 0.5 * (padded[:, :-2] + padded[:, 2:])).argmax(0))
 
 
-def _score(proteins: list[Protein], elements: list[NDArray[np.int64]]) -> float:
+def _score(proteins: list[Protein], elements: list[NDArray[np.int64]]) -> Baseline:
     torsions = np.array([TORSIONS[HELIX], TORSIONS[STRAND], COIL])
     assert len(torsions) - 1 == LOOP
     scores = []
@@ -48,4 +49,4 @@ def _score(proteins: list[Protein], elements: list[NDArray[np.int64]]) -> float:
         mask = torch.from_numpy(protein.atom_mask[None, :, residues.CA]).float()
         if mask.any():
             scores.append(float(sample_lddt_ca(predicted, true, mask)))
-    return float(np.mean(scores))
+    return Baseline.mean(scores)

@@ -14,10 +14,11 @@ from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
-from workloads.openfold import DESCRIPTOR, residues
+from workloads.openfold import DESCRIPTOR, features, residues
 from workloads.openfold import generate as generator
 from workloads.openfold.baselines import baselines, column_vote
 from workloads.openfold.data import OpenFoldData
+from workloads.openfold.features import SLOTTED, alignment, drawn_recycles, sample
 from workloads.openfold.losses import sample_lddt_ca
 from workloads.openfold.proteins import HELIX, Families, build_atoms, build_backbone, draw, families
 from workloads.openfold.shard_form import proteins_of
@@ -121,6 +122,29 @@ def test_features_have_the_form_of_the_supplement(train: OpenFoldData) -> None:
     assert torch.equal(shown[~hidden], true[~hidden])
     assert 0.05 < hidden.float().mean() < 0.3
     assert (shown[hidden] == residues.MASKED).float().mean() == pytest.approx(0.7, abs=0.2)
+
+
+def test_rows_are_clustered_by_the_whole_chain_then_cropped() -> None:
+    protein = families(Families(40, 40, 12), 5, range(1))[0]
+    settings = SMALL_NET.model_copy(update={"max_templates": 0})
+    got = sample(protein, settings, np.random.default_rng(7), length=10, training=True)
+    rng = np.random.default_rng(7)
+    recycles = drawn_recycles(settings, rng)
+    rng.random()  # of the clamp
+    begin = int(rng.integers(31))
+    slots = [alignment(protein.msa, protein.deletions, settings, rng) for _ in range(recycles + 1)]
+    for name in SLOTTED:
+        np.testing.assert_array_equal(got[name], np.stack([slot[name][:, begin : begin + 10] for slot in slots]))
+    np.testing.assert_array_equal(got["true_msa"], slots[-1]["true_msa"][:, begin : begin + 10])
+
+
+def test_deep_alignments_are_clustered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    protein = families(Families(20, 20, 40), 5, range(1))[0]
+    whole = alignment(protein.msa, protein.deletions, SMALL_NET, np.random.default_rng(1))
+    monkeypatch.setattr(features, "ROWS_AT_ONCE", 7)
+    parts = alignment(protein.msa, protein.deletions, SMALL_NET, np.random.default_rng(1))
+    for name, array in whole.items():
+        np.testing.assert_array_equal(array, parts[name])
 
 
 def test_validation_is_whole_and_never_random(validation: OpenFoldData) -> None:
