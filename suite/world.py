@@ -241,7 +241,10 @@ def average_buffers(model: nn.Module, world: World) -> None:
 
 def _connect(launch: Launch) -> Transport:
     if launch.launcher not in ("torchrun", CALLER):
-        from mpi4py import MPI
+        from suite.launch.pmi import long_values
+
+        with long_values():
+            from mpi4py import MPI
 
         if MPI.COMM_WORLD.Get_size() == launch.size:
             return MpiTransport(MPI.COMM_WORLD)

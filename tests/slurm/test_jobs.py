@@ -310,3 +310,19 @@ def test_the_network_of_two_nodes_is_swept_under_srun(cluster: Cluster, tmp_path
     printed = mlhpc("network", str(path), cwd=tmp_path).stdout
     assert "nodes pretended" not in printed
     assert "more than 2 ranks: cannot tell" in printed  # one grid says nothing of larger ones
+
+
+# MPICH's UCX publishes it beside its address: with this in it, the line is longer than what Slurm reads (docs/upstream.md)
+DENSE_MEMORY = """
+import os
+blocks = [os.urandom(size) for size in range(520, 6000) for _ in range(6)]
+del blocks[::2]
+from suite.world import World
+world = World.create()
+assert type(world.transport).__name__ == "MpiTransport"
+print(world.allgather(world.rank), flush=True)
+"""
+
+
+def test_mpi_starts_on_two_nodes_whatever_is_in_memory(cluster: Cluster) -> None:
+    assert cluster.call("srun", "-N", "2", "-n", "2", "--mpi=pmi2", sys.executable, "-c", DENSE_MEMORY) == "[0, 1]\n" * 2
