@@ -1,4 +1,4 @@
-"""Collectives between ranks: of one process alone, through MPI, through torch.distributed; and how ranks without MPI meet.
+"""Collectives between ranks: of one process alone, through MPI, through torch.distributed with signed messages; and MPI's start.
 
 Ranks that connect over TCP exchange pickles, and to load a pickle is to run it. So every message carries an HMAC over its sender,
 its number and its bytes, with a key that only the ranks of one launch have; what does not fit is refused unread. Gradients are
@@ -8,20 +8,20 @@ plain numbers and are not signed.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import hmac
-import ipaddress
 import os
 import pickle
 import re
 import secrets
 import socket
 import stat
-import struct
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,11 +34,15 @@ if TYPE_CHECKING:
 
 LARGEST_MESSAGE = 2**31  # bytes of a pickled object
 SEAL = "MLHPC_WORLD_SEAL"  # the key, in hexadecimal; a job script makes one per job
-MASTER = "MLHPC_MASTER_ADDR"
-INTERFACE = "MLHPC_INTERFACE"
 LISTEN_S = 300.0  # how long the first rank may take to listen: a cold file system, torch not imported yet
-REACH_S = 15.0  # how long a connection may take that nobody refuses
-SIOCGIFADDR = 0x8915  # linux/sockios.h
+PMI_LINE = 1024  # bytes that Slurm's pmi2 reads at once
+MORE = b"+"  # ends a value whose rest stands under the key with the same ending; no digit of MPICH's encoding
+RELAY = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from suite.transport import Wire, relay
+relay(Wire(int(sys.argv[2])), Wire(int(sys.argv[3])))
+"""
 DIGEST = hashlib.sha256().digest_size
 LAUNCH_NAMES = (
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
@@ -130,105 +134,6 @@ def key_path(environ: Mapping[str, str] = os.environ) -> Path:
 def port_of(key: bytes) -> int:
     """The port of a launch, below those that systems give to clients. Without the key it cannot be computed."""
     return 20000 + int.from_bytes(hmac.digest(key, b"port", "sha256")[:4]) % 12000
-
-
-def own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> str:
-    """The address by which other nodes reach this one: as the user says, else that of the first name that resolves.
-
-    InputError if the user's own choice cannot be used. "127.0.0.1" if nothing resolves.
-    """
-    if environ.get(MASTER):
-        return _resolve(environ[MASTER], MASTER)
-    if environ.get(INTERFACE):
-        return interface_address(environ[INTERFACE])
-    found = []
-    for name in names:
-        try:
-            found.append(socket.gethostbyname(name))
-        except OSError:
-            continue
-    reachable = [address for address in found if not is_loopback(address)]
-    return (reachable or found or ["127.0.0.1"])[0]
-
-
-def is_loopback(address: str) -> bool:
-    """True for an address of the loopback interface."""
-    return ipaddress.ip_address(address).is_loopback
-
-
-def refuse_loopback(address: str, node: str) -> None:
-    """InputError if an address cannot be reached from other nodes."""
-    if is_loopback(address):
-        raise InputError(
-            f"{node}: its name is {address} there (/etc/hosts), where no other node can reach it: "
-            f"set {MASTER}=ADDRESS or {INTERFACE}=NAME, for example {INTERFACE}={_example()}"
-        )
-
-
-def interface_address(name: str) -> str:
-    """The IPv4 address of a network interface. InputError lists those that there are."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        except OSError:
-            known = ", ".join(f"{each} ({address})" for each, address in list_interfaces().items())
-            raise InputError(f"{INTERFACE}={name}: no interface with an IPv4 address; there are: {known}") from None
-    return socket.inet_ntoa(answer[20:24])
-
-
-def list_interfaces() -> dict[str, str]:
-    """List the interfaces of this node that have an IPv4 address."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
-
-
-def use_interface_towards(address: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Let gloo use the interface by which this node reaches an address, unless the user chose one. Gloo asks the host's name."""
-    name = environ.get(INTERFACE)
-    if name is None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing
-            mine = probe.getsockname()[0]
-        name = next((each for each, known in list_interfaces().items() if known == mine), None)
-    if name is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-
-
-def try_connection(address: str, port: int, *, here: str, there: str, listen_s: float = 0.0) -> None:
-    """Connect once and close. ConnectionError names both ends if that is not possible; a refusal is tried for ``listen_s``."""
-    begun = time.monotonic()
-    while True:
-        try:
-            connection = socket.create_connection((address, port), timeout=REACH_S)
-        except OSError as error:
-            waited = time.monotonic() - begun
-            if waited > (listen_s if isinstance(error, ConnectionRefusedError) else min(REACH_S, listen_s)):
-                raise ConnectionError(
-                    f"{here} cannot reach {there} at {address}:{port} ({error.strerror or error}, tried for {waited:.0f} s): "
-                    f"set {MASTER}=ADDRESS or {INTERFACE}=NAME, or ask for the firewall between them"
-                ) from None
-            time.sleep(0.2)
-        else:
-            connection.close()
-            return
-
-
-def _resolve(name: str, setting: str) -> str:
-    try:
-        return socket.gethostbyname(name)
-    except OSError:
-        raise InputError(f"{setting}={name}: expected an address, or a name that resolves on every node") from None
-
-
-def _example() -> str:
-    return next((name for name, address in list_interfaces().items() if not is_loopback(address)), "eth0")
 
 
 class Transport(Protocol):
@@ -448,3 +353,97 @@ def _message_size(size: int) -> int:
     if not 0 < size <= LARGEST_MESSAGE:
         raise ConnectionError(f"a message of {size} bytes was announced: refused unread")
     return size
+
+
+@contextmanager
+def long_values(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """While MPI starts, a relay carries its messages: on several nodes under srun's pmi2. Elsewhere nothing happens.
+
+    Slurm's plug-in offers values of 1,024 bytes and reads a line of at most 1,024, command and key included. MPICH 5.0 with UCX
+    publishes 4,096 bytes of its memory of which the address is the first part; what lies behind it decides whether a line is too
+    long, and then the start fails or hangs (docs/upstream.md, "MPICH under srun's pmi2"). The relay puts a long value in two parts.
+    """
+    descriptor = environ.get("PMI_FD", "")
+    if environ.get("SLURM_STEP_NUM_NODES", "1") == "1" or not descriptor.isdecimal():
+        yield
+        return
+    number = int(descriptor)
+    server = os.dup(number)
+    client, relay_end = socket.socketpair()
+    program = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        RELAY,
+        *map(str, (Path(__file__).parents[1], relay_end.fileno(), server)),
+    ]
+    with subprocess.Popen(program, pass_fds=(relay_end.fileno(), server)) as process:
+        relay_end.close()
+        os.dup2(client.fileno(), number)
+        client.close()
+        try:
+            yield
+        finally:
+            os.dup2(server, number)
+            os.close(server)
+            process.terminate()
+
+
+class Wire:
+    """Lines from and to a descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._waiting = b""
+
+    def read(self) -> bytes:
+        """The next line with its end; empty when the other side is gone."""
+        while b"\n" not in self._waiting:
+            data = os.read(self._descriptor, 65536)
+            if not data:
+                return b""
+            self._waiting += data
+        line, end, self._waiting = self._waiting.partition(b"\n")
+        return line + end
+
+    def write(self, line: bytes) -> None:
+        """Write all of a line."""
+        while line:
+            line = line[os.write(self._descriptor, line) :]
+
+    def ask(self, line: bytes) -> bytes:
+        """Write a line and read the answer."""
+        self.write(line)
+        return self.read()
+
+
+def relay(rank: Wire, server: Wire) -> None:
+    """Answer the rank's requests through the server until one of them is gone."""
+    with suppress(OSError):
+        _relay(rank, server)
+
+
+def _relay(rank: Wire, server: Wire) -> None:
+    while request := rank.read():
+        if request.startswith(b"mcmd="):  # has several lines; none in a start
+            server.write(request)
+            continue
+        answer = _put(server, request) if request.startswith(b"cmd=put ") else server.ask(request)
+        if request.startswith(b"cmd=get ") and answer.endswith(MORE + b"\n"):
+            rest = server.ask(request.rstrip() + MORE + b"\n")
+            answer = answer[: -len(MORE) - 1] + rest.partition(b"value=")[2]
+        if not answer:
+            return
+        rank.write(answer)
+
+
+def _put(server: Wire, request: bytes) -> bytes:
+    if len(request) <= PMI_LINE:
+        return server.ask(request)
+    head, _, value = request.partition(b" value=")
+    half = len(value) // 2
+    answer = server.ask(head + b" value=" + value[:half] + MORE + b"\n")
+    if b" rc=0" not in answer:
+        return answer
+    return server.ask(head + MORE + b" value=" + value[half:])

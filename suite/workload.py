@@ -189,8 +189,6 @@ class Workload(Protocol):
 
     def before_evaluation(self, model: nn.Module, world: World) -> None:
         """Make equal on all ranks what training left different. All ranks call it. Default: average buffers over ranks."""
-        from suite.world import average_buffers
-
         average_buffers(model, world)
 
     def window_stats(self, world: World) -> dict[str, Any]:
@@ -216,3 +214,16 @@ def load_workload(descriptor: Descriptor) -> Callable[[RunConfig], Workload]:
 
 def _is_abstract(method: object) -> bool:
     return getattr(method, "__isabstractmethod__", False) is True
+
+
+def average_buffers(model: nn.Module, world: World) -> None:
+    """Replace floating-point buffers (running statistics of batch normalisation) by their means over ranks, in float64."""
+    import torch
+
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    if world.size == 1 or not buffers:
+        return
+    flat = torch.cat([buffer.detach().reshape(-1).double() for buffer in buffers]).cpu().numpy()
+    mean = torch.from_numpy(world.transport.sum(flat) / world.size)
+    for buffer, values in zip(buffers, torch.split(mean, [buffer.numel() for buffer in buffers]), strict=True):
+        buffer.copy_(values.view_as(buffer))

@@ -7,13 +7,17 @@ a few numbers and staged bytes go through `World`; gradients go through torch.di
 from __future__ import annotations
 
 import atexit
+import fcntl
 import hmac
+import ipaddress
 import os
 import re
 import secrets
 import socket
 import statistics
+import struct
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,7 +29,6 @@ from suite.errors import InputError
 from suite.files import one_line
 from suite.transport import (
     LISTEN_S,
-    MASTER,
     Alone,
     MpiTransport,
     Seal,
@@ -33,17 +36,13 @@ from suite.transport import (
     Transport,
     key_path,
     launch_key,
-    own_address,
+    long_values,
     port_of,
-    refuse_loopback,
     tensor_bytes,
-    try_connection,
-    use_interface_towards,
 )
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 TIMEOUT = timedelta(
     minutes=30
@@ -57,6 +56,12 @@ class Launch:
     launcher: str
     rank: int
     size: int
+
+
+MASTER = "MLHPC_MASTER_ADDR"
+INTERFACE = "MLHPC_INTERFACE"
+REACH_S = 15.0  # how long a connection may take that nobody refuses
+SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 # Rank and size variables of each launcher. The first pair that is set counts: an inner launcher stands before an outer one
@@ -226,23 +231,8 @@ class World:
         return address, port, prefix
 
 
-def average_buffers(model: nn.Module, world: World) -> None:
-    """Replace floating-point buffers (running statistics of batch normalisation) by their means over ranks, in float64."""
-    import torch
-
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    if world.size == 1 or not buffers:
-        return
-    flat = torch.cat([buffer.detach().reshape(-1).double() for buffer in buffers]).cpu().numpy()
-    mean = torch.from_numpy(world.transport.sum(flat) / world.size)
-    for buffer, values in zip(buffers, torch.split(mean, [buffer.numel() for buffer in buffers]), strict=True):
-        buffer.copy_(values.view_as(buffer))
-
-
 def _connect(launch: Launch) -> Transport:
     if launch.launcher not in ("torchrun", CALLER):
-        from suite.launch.pmi import long_values
-
         with long_values():
             from mpi4py import MPI
 
@@ -368,3 +358,95 @@ def first_node(nodelist: str) -> str:
     if match is None:
         raise InputError(f"{nodelist!r} is not a Slurm node list")
     return match.group(1) + (match.group(2) or "")
+
+
+def own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> str:
+    """The address by which other nodes reach this one: as the user says, else that of the first name that resolves.
+
+    InputError if the user's own choice cannot be used. "127.0.0.1" if nothing resolves.
+    """
+    if environ.get(MASTER):
+        try:
+            return socket.gethostbyname(environ[MASTER])
+        except OSError:
+            raise InputError(
+                f"{MASTER}={environ[MASTER]}: expected an address, or a name that resolves on every node"
+            ) from None
+    if environ.get(INTERFACE):
+        return interface_address(environ[INTERFACE])
+    found = []
+    for name in names:
+        try:
+            found.append(socket.gethostbyname(name))
+        except OSError:
+            continue
+    reachable = [address for address in found if not is_loopback(address)]
+    return (reachable or found or ["127.0.0.1"])[0]
+
+
+def is_loopback(address: str) -> bool:
+    """True for an address of the loopback interface."""
+    return ipaddress.ip_address(address).is_loopback
+
+
+def refuse_loopback(address: str, node: str) -> None:
+    """InputError if an address cannot be reached from other nodes."""
+    if is_loopback(address):
+        example = next((name for name, own in list_interfaces().items() if not is_loopback(own)), "eth0")
+        raise InputError(
+            f"{node}: its name is {address} there (/etc/hosts), where no other node can reach it: "
+            f"set {MASTER}=ADDRESS or {INTERFACE}=NAME, for example {INTERFACE}={example}"
+        )
+
+
+def interface_address(name: str) -> str:
+    """The IPv4 address of a network interface. InputError lists those that there are."""
+    interfaces = list_interfaces()
+    if name not in interfaces:
+        known = ", ".join(f"{each} ({address})" for each, address in interfaces.items())
+        raise InputError(f"{INTERFACE}={name}: no interface with an IPv4 address; there are: {known}")
+    return interfaces[name]
+
+
+def list_interfaces() -> dict[str, str]:
+    """List the interfaces of this node that have an IPv4 address."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def use_interface_towards(address: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Let gloo use the interface by which this node reaches an address, unless the user chose one. Gloo asks the host's name."""
+    name = environ.get(INTERFACE)
+    if name is None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # sends nothing
+            mine = probe.getsockname()[0]
+        name = next((each for each, known in list_interfaces().items() if known == mine), None)
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def try_connection(address: str, port: int, *, here: str, there: str, listen_s: float = 0.0) -> None:
+    """Connect once and close. ConnectionError names both ends if that is not possible; a refusal is tried for ``listen_s``."""
+    begun = time.monotonic()
+    while True:
+        try:
+            connection = socket.create_connection((address, port), timeout=REACH_S)
+        except OSError as error:
+            waited = time.monotonic() - begun
+            if waited > (listen_s if isinstance(error, ConnectionRefusedError) else min(REACH_S, listen_s)):
+                raise ConnectionError(
+                    f"{here} cannot reach {there} at {address}:{port} ({error.strerror or error}, tried for {waited:.0f} s): "
+                    f"set {MASTER}=ADDRESS or {INTERFACE}=NAME, or ask for the firewall between them"
+                ) from None
+            time.sleep(0.2)
+        else:
+            connection.close()
+            return

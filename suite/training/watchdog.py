@@ -28,8 +28,7 @@ import numpy as np
 from suite.config import Watching
 from suite.files import print_line
 from suite.training.progress import MarkedTransport, Progress
-from suite.transport import own_address
-from suite.world import World, node_name
+from suite.world import World, node_name, own_address
 
 FAILED = 1
 CODE_BYTES = 16

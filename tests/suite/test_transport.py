@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from suite import transport
-from suite.transport import Seal, launch_key, own_address, port_of, refuse_loopback, try_connection
+from suite.transport import Seal, launch_key, port_of
+from suite.world import own_address, refuse_loopback, try_connection
 from tests.fixtures.hosts import KEY, host_environment, write_hosts
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from suite.errors import InputError
 from suite.transport import Alone
-from suite.world import Launch, World, average_buffers, detect, first_node
+from suite.workload import average_buffers
+from suite.world import Launch, World, detect, first_node
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from suite.launch.pmi import LINE, Wire, long_values, relay
+from suite.transport import PMI_LINE, Wire, long_values, relay
 
 
 class Slurm:
@@ -19,7 +19,7 @@ class Slurm:
 
     def serve(self, connection: socket.socket) -> None:
         """Answer until the relay is gone."""
-        while request := connection.recv(LINE):
+        while request := connection.recv(PMI_LINE):
             assert request.endswith(b"\n"), "a line is longer than one read"
             self.longest = max(self.longest, len(request))
             fields = dict(part.split(b"=", 1) for part in request.split())
@@ -59,7 +59,7 @@ def test_a_value_comes_back_as_it_was_put(connected: tuple[Wire, Slurm], digits:
     value, head = b"A7" * (digits // 2) + b"F" * (digits % 2), b"kvsname=18323.0 key=-allgather-1-1023-seg-9/9"
     assert wire.ask(b"cmd=put " + head + b" value=" + value + b"\n") == b"cmd=put_result rc=0\n"
     assert wire.ask(b"cmd=get " + head + b"\n") == b"cmd=get_result rc=0 value=" + value + b"\n"
-    assert slurm.longest <= LINE
+    assert slurm.longest <= PMI_LINE
     assert len(slurm.values) == (1 if digits < 964 else 2)  # what is short goes as it is
 
 
