@@ -73,9 +73,8 @@ LAUNCHERS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-CALLER = (
-    "torch.distributed"  # the launcher of ranks that no launcher's variables name, but whose process group is there
-)
+# The launcher of ranks that no launcher's variables name, but whose process group is there
+CALLER = "torch.distributed"
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
@@ -380,8 +379,7 @@ def own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.environ)
             found.append(socket.gethostbyname(name))
         except OSError:
             continue
-    reachable = [address for address in found if not is_loopback(address)]
-    return (reachable or found or ["127.0.0.1"])[0]
+    return ([address for address in found if not is_loopback(address)] or found or ["127.0.0.1"])[0]
 
 
 def is_loopback(address: str) -> bool:
