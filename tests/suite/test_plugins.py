@@ -221,7 +221,13 @@ BROKEN_FIGURES = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN_FIGURES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        case if case in ("draw fails", "package missing") else pytest.param(case, marks=pytest.mark.long)
+        for case in BROKEN_FIGURES
+    ],
+)
 def test_a_faulty_figure_is_named_and_the_rest_of_the_report_is_there(site: Site, tmp_path: Path, case: str) -> None:
     files, expected = BROKEN_FIGURES[case]
     named = {f"figures/{name}": text for name, text in ({"questions.yaml": QUESTIONS} | files).items()} if files else {}

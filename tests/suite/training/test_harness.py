@@ -357,7 +357,7 @@ def saved(log: Log) -> list[tuple[int, int]]:
     return [(m["epoch_num"] + (m["next_step"] == 0), m["next_step"]) for m in found]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_after_a_kill_the_run_resumes_from_its_last_timed_checkpoint(data: Path, tmp_path: Path, ranks: int) -> None:
     folder = tmp_path / "run"
     process = start_endless(data, folder, ranks, *TIMED)
@@ -381,7 +381,7 @@ def test_after_a_kill_the_run_resumes_from_its_last_timed_checkpoint(data: Path,
     assert windows(log) == {key: loss for key, loss in windows(whole).items() if key <= max(windows(log))}
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.long)])
 def test_a_checkpoint_continues_on_another_number_of_ranks(
     data: Path, tmp_path: Path, one: dict[str, Log], before: int, after: int
 ) -> None:

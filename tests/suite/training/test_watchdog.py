@@ -40,7 +40,10 @@ def run(data: Path, folder: Path, ranks: int, *options: str) -> subprocess.Compl
     [
         (2, "sleep:loop:9", "did not arrive: forward pass of step 8", "backward pass of step 8"),
         (2, "halt:evaluation:1", "did not answer", "in evaluation of epoch 1"),
-        (4, "sleep:window:2", "did not arrive: after sum in backward pass of step 7", "sum in backward pass of step 7"),
+        pytest.param(
+            *(4, "sleep:window:2", "did not arrive: after sum in backward pass of step 7", "sum in backward pass of step 7"),
+            marks=pytest.mark.long,
+        ),
         pytest.param(1, "sleep:loop:9", "", "forward pass of step 8", marks=pytest.mark.long),
         pytest.param(2, "halt:loop:9", "did not answer", "backward pass of step 8", marks=pytest.mark.long),
         pytest.param(4, "halt:loop:9", "did not answer", "backward pass of step 8", marks=pytest.mark.long),
@@ -92,7 +95,7 @@ def test_a_rank_that_hangs_is_named_and_the_run_ends_with_a_checkpoint_left(
             "rank 1 on .* did not arrive: comparing data with their",
             "in comparing data with their checksums",
         ),
-        ("halt:staging:1", "rank 1 did not answer", "in staging and opening data"),
+        pytest.param("halt:staging:1", "rank 1 did not answer", "in staging and opening data", marks=pytest.mark.long),
         pytest.param(
             "sleep:barrier:1", "rank 1 on .* did not arrive", "barrier in beginning the run", marks=pytest.mark.long
         ),
@@ -111,7 +114,7 @@ def test_a_rank_that_hangs_outside_the_training_is_named_too(
     (folder / "output" / "stack_0_rank0.txt").stat()
 
 
-@pytest.mark.parametrize(("action", "code"), [("end", 1), ("report", 0)])
+@pytest.mark.parametrize(("action", "code"), [("end", 1), pytest.param("report", 0, marks=pytest.mark.long)])
 def test_ranks_that_are_not_connected_with_each_other_end_with_their_stacks(
     data: Path, tmp_path: Path, action: str, code: int
 ) -> None:
