@@ -19,7 +19,8 @@ from suite.performance.cost_model import ALGORITHMS, Algorithm
 CARRIED_DOUBLINGS = 2  # 4 times the measured ranks
 ALLOWED_ERROR = 0.2  # of nine in ten predictions over as many doublings, to go beyond CARRIED_DOUBLINGS
 WIDEST = 4.0  # an interval whose ends differ by more than this factor says nothing
-SHARP = 2.0  # a crossover is told if its ends are within this factor of it
+SHARP = 1.4  # a crossover is told if its ends are within this factor of it
+TOLD_GROWTH = 2  # and on at most as many times the measured ranks: beyond, surprises and not noise decide
 CROSSOVER_SIZES = 200
 WITHIN_DOUBLINGS = 0.5  # on ranks that were measured the error of the fit is that of half a doubling
 
@@ -148,13 +149,14 @@ def crossover(fit: Fit, ranks: int) -> Crossover:
     band = all_to_all_band(fit, ranks, sizes, "ratio")
     ends = (float(sizes[0]), float(sizes[-1]))
     nan = float("nan")
-    if (band.high < 1).all():
+    carried = ranks <= TOLD_GROWTH * fit.sweep.ranks
+    if carried and (band.high < 1).all():
         return Crossover("never", ends, nan, nan, nan)
-    if band.low[-1] > 1:
+    if carried and band.low[-1] > 1:
         return Crossover("always", ends, nan, nan, nan)
     surely, expected, perhaps = (sizes[curve > 1] for curve in (band.low, band.value, band.high))
     low, value, high = (float(own.max()) if len(own) else 0.0 for own in (surely, expected, perhaps))
-    told = band.high[-1] < 1 and value > 0 and high <= SHARP * value and value <= SHARP * low
+    told = carried and band.high[-1] < 1 and value > 0 and high <= SHARP * value and value <= SHARP * low
     return Crossover("at" if told else "cannot tell", ends, value, low, high)
 
 

@@ -66,10 +66,12 @@ def test_nine_in_ten_intervals_hold_the_truth(judged: list[Outcome]) -> None:
 
 
 def test_a_crossover_that_is_told_is_right(judged: list[Outcome]) -> None:
-    cases = [outcome for outcome in judged if outcome.quantity == "crossover" and 1 < outcome.growth <= 4]
+    cases = [outcome for outcome in judged if outcome.quantity == "crossover" and outcome.growth <= 2]
     told = [outcome for outcome in cases if outcome.verdict != "cannot tell"]
-    assert share(told) >= 0.9
-    assert len(told) >= 0.3 * len(cases), "silence is not an answer"
+    assert all(outcome.held for outcome in told), "right within a factor of two, or cannot tell"
+    assert len(told) >= 0.4 * len(cases), "silence is not an answer"
+    far = [outcome for outcome in judged if outcome.quantity == "crossover" and outcome.growth > 2]
+    assert {outcome.verdict for outcome in far} == {"cannot tell"}
 
 
 def test_intervals_grow_with_the_distance_and_with_the_errors_of_back_tests() -> None:
@@ -157,8 +159,8 @@ def test_digits_are_those_that_the_interval_allows(interval: Interval, words: st
     ("ratio", "half", "verdict"),
     [
         (lambda s: (MIB / s) ** 0.5, 0.05, "at"),
-        (lambda s: (MIB / s) ** 0.5, 0.3, "at"),
-        (lambda s: (MIB / s) ** 0.5, 0.5, "cannot tell"),  # 1 is in the interval over more than a factor of 2
+        (lambda s: (MIB / s) ** 0.5, 0.15, "at"),
+        (lambda s: (MIB / s) ** 0.5, 0.3, "cannot tell"),  # 1 is in the interval over more than a factor of 1.4
         (lambda s: (MIB / s) ** 0.1, 0.1, "cannot tell"),  # too flat
         (lambda s: 0.5 + 0 * s, 0.1, "never"),
         (lambda s: 0.95 + 0 * s, 0.1, "cannot tell"),
