@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.network.fit import Fit, best_choice
-from analysis.network.intervals import carried_ranks, layer_interval
+from analysis.network.intervals import Interval, carried_ranks, gain_interval, layer_interval
 from analysis.page.drawing import BLUE, GREEN, GREY, INK, ORANGE, clip, panels
 from analysis.study import Study
 from suite.performance.cost_model import layer_s
@@ -20,7 +22,7 @@ CAPTION = (
     "The fastest way to execute the measured layer by the fitted model, for ranks (experts grow with them) and for the rows "
     "each token becomes, k·f: top-k times the capacity that the load needs. r = 0 (blue) gathers all weights, r = 1 (green) "
     "moves each row once, r > 1 (orange) moves copies instead of weights; d is the overlap degree; below, the gain over r = 1, "
-    "d = 1, linear. Rows marked * are extrapolated as far as the data carry."
+    "d = 1, linear. Rows marked * are extrapolated as far as the data carry, their gains with 90 % intervals."
 )
 ORDER = 82
 LOADS = (0.25, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -60,7 +62,7 @@ def draw(study: Study) -> Figure:
                 Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, alpha=0.28, edgecolor=GREY, linewidth=0.6)
             )
             how = f"r {row['r']}" if row["r"] == 0 else f"r {row['r']} · d {row['degree']} · {row['algorithm']}"
-            axis.text(x, y, f"{how}\n{row['gain']:.2f}x", ha="center", va="center", color=INK, linespacing=1.15)
+            axis.text(x, y, f"{how}\n{_gain(row)}", ha="center", va="center", color=INK, linespacing=1.15)
         axis.set_xlim(-0.5, len(LOADS) - 0.5)
         axis.set_ylim(-0.5, len(ranks) - 0.5)
         axis.grid(visible=False)
@@ -73,6 +75,14 @@ def draw(study: Study) -> Figure:
     return figure
 
 
+def _gain(row: Mapping[Hashable, Any]) -> str:
+    return (
+        Interval(row["gain"], row["gain low"], row["gain high"]).words("x")
+        if row["extrapolated"]
+        else f"{row['gain']:.2f}x"
+    )
+
+
 def _rows(fit: Fit) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for ranks in sorted({layer.ranks for layer in fit.sweep.layers} | set(carried_ranks(fit))):
@@ -82,6 +92,7 @@ def _rows(fit: Fit) -> list[dict[str, object]]:
             best = best_choice(fit, shape, ranks)
             interval = layer_interval(fit, ranks, best.seconds)
             plain = layer_s(shape, fit.network, ranks, fit.flops_per_s, r=1, degree=1, algorithm="linear")
+            gain = gain_interval(fit, ranks, plain, best.seconds)
             rows.append(
                 {
                     "sweep": fit.sweep.name,
@@ -94,7 +105,9 @@ def _rows(fit: Fit) -> list[dict[str, object]]:
                     "model [s]": best.seconds,
                     "low [s]": interval.low if ranks > fit.sweep.ranks else None,
                     "high [s]": interval.high if ranks > fit.sweep.ranks else None,
-                    "gain": plain / best.seconds,
+                    "gain": gain.value,
+                    "gain low": gain.low if ranks > fit.sweep.ranks else None,
+                    "gain high": gain.high if ranks > fit.sweep.ranks else None,
                 }
             )
     return rows

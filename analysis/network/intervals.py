@@ -139,6 +139,16 @@ def layer_interval(fit: Fit, ranks: int, seconds: float) -> Interval:
     return Interval(seconds, seconds * math.exp(-half), seconds * math.exp(half))
 
 
+def gain_interval(fit: Fit, ranks: int, slow: float, fast: float) -> Interval:
+    """The interval of ``slow / fast``, predicted seconds of the layer executed in two ways.
+
+    The errors of the two are taken as independent. Both are of one law on the same ranks, so this is an upper bound.
+    """
+    halves = [math.log(own.high / own.value) for own in (layer_interval(fit, ranks, each) for each in (slow, fast))]
+    factor = math.exp(math.hypot(*halves)) if slow != fast else 1.0
+    return Interval(slow / fast, slow / fast / factor, slow / fast * factor)
+
+
 def crossover(fit: Fit, ranks: int) -> Crossover:
     """Up to which size 2DH is faster, from the interval of the ratio.
 

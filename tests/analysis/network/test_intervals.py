@@ -19,6 +19,7 @@ from analysis.network.intervals import (
     carried_doublings,
     carried_ranks,
     crossover,
+    gain_interval,
     layer_interval,
 )
 from analysis.network.sweep import MIB, Measurement, Sweep
@@ -189,6 +190,13 @@ def test_verdicts_of_the_crossover(
         assert found.low <= MIB <= found.high
         assert found.value == pytest.approx(MIB, rel=0.06)
     assert found.words()
+
+
+def test_the_interval_of_a_gain_is_wider_than_that_of_one_layer_and_that_of_no_gain_is_none(fit: Fit) -> None:
+    layer, gain = layer_interval(fit, 128, 1e-3), gain_interval(fit, 128, 2e-3, 1e-3)
+    assert gain.value == 2
+    assert layer.high / layer.low < gain.high / gain.low < (layer.high / layer.low) ** 2
+    assert gain_interval(fit, 128, 1e-3, 1e-3) == Interval(1, 1, 1)
 
 
 def test_a_crossover_says_what_it_does_not_know() -> None:

@@ -316,6 +316,9 @@ def test_a_report_takes_a_sweep_beside_its_logs(
     assert all(row["low [s]"] < row["model [s]"] < row["high [s]"] for row in rows if row["extrapolated"])
     best = min(row["model [s]"] for row in rows if row["ranks"] == 64)
     assert best == next(row["model [s]"] for row in rows if row["ranks"] == 64 and row["idea"] == "and pipelining")
+    choices = figures["moe_choice"]["table"]
+    assert all((row["gain low"] is None) == (row["ranks"] <= 16) for row in choices)
+    assert all(row["gain low"] <= row["gain"] <= row["gain high"] for row in choices if row["extrapolated"])
     curves = figures["moe_crossover"]["table"]
     assert {row["ranks"] for row in curves if row["extrapolated"]} == {32, 64}
     assert all(row["low"] < row["model, linear / 2DH"] < row["high"] for row in curves)
