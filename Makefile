@@ -10,7 +10,7 @@ BUILD := setuptools>=77
 PYTEST := -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-long test-matrix lint docs env wheelhouse slurm clean
+.PHONY: demo test test-long test-reference test-matrix lint docs env wheelhouse slurm clean
 
 demo: $(READY)
 	@$(PY) -m suite demo $(ARGS)
@@ -21,6 +21,10 @@ test: $(READY) slurm
 # What takes minutes: convergence from five fresh seeds, fuzzing, full matrices. Results are kept in benchmarks/results/.
 test-long: $(READY) slurm
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=1 $(PY) -m pytest -m long --timeout 3600 $(ARGS)
+
+# Our code beside the public reference codes: MLHPC_REFERENCES names a folder of their clones (CONTRIBUTING.md).
+test-reference: $(READY)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest tests/reference --timeout 1200 $(ARGS)
 
 # Other Pythons (those found on PATH), and the oldest and newest allowed version of each dependency.
 test-matrix: $(READY)

@@ -134,10 +134,11 @@ def _known(ruleset: str | None) -> str | None:
 
 def _existing(paths: Sequence[Place]) -> list[Path]:
     from suite.errors import InputError
+    from suite.files import as_path
 
     if not paths:
         raise InputError("expected at least one path: a log, a run folder, a package or a round")
-    found = [Path(path).expanduser() for path in paths]
+    found = [as_path(path) for path in paths]
     missing = next((path for path in found if not path.exists()), None)
     if missing is not None:
         raise InputError(f"{missing}: does not exist; expected a log, a run folder, a package or a round")

@@ -16,6 +16,7 @@ from analysis.sources import read_sources
 from analysis.study import Study, study
 from suite.descriptor import installed_cards, with_cards
 from suite.errors import InputError, unknown
+from suite.files import as_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +39,7 @@ def find_paths(patterns: Iterable[str | Path]) -> list[Path]:
     """The paths that are given, or match a pattern with * and ?. InputError for one that does not exist, or matches nothing."""
     found: list[Path] = []
     for pattern in patterns:
-        path = Path(pattern).expanduser()
+        path = as_path(pattern)
         matches = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(path)))]  # noqa: PTH207  it may be absolute
         if not matches:
             raise InputError(f"{pattern}: does not exist; expected a run folder, a package, a round or a log")
@@ -131,7 +132,7 @@ class Results:
             with contextlib.redirect_stdout(io.StringIO()):
                 report.main(words, "mlhpc report", standalone_mode=False)
         except click.ClickException as error:
-            raise InputError(error.format_message()) from None
+            raise InputError(error.format_message().replace("--force replaces", "force=True replaces")) from None
         return Path(folder) / "report.html"
 
     @property

@@ -54,6 +54,23 @@ class Target:
         return min(values) if self.direction == "min" else max(values)
 
 
+def value_text(value: float, threshold: float, style: str = "f") -> str:
+    """A value for messages that show the threshold beside it: 4 decimals, or 4 digits with the style "g".
+
+    There are more of them where 4 would not show on which side of the threshold the value lies.
+    """
+    for digits in range(4, 17):
+        text = f"{value:.{digits}{style}}"
+        if _side(float(text), threshold) == _side(value, threshold):
+            return text
+    return repr(value)
+
+
+def _side(value: float, threshold: float) -> int:
+    """1 above, -1 below, 0 on it or not a number."""
+    return (value > threshold) - (value < threshold)
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -112,6 +129,11 @@ class SizeCard(_Frozen):
     official: OfficialRules | None = Field(None, description="None: MLPerf HPC has no such benchmark")
     constraints: dict[str, Constraint] = {}
 
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the data set, without compression."""
+        return (self.train_samples + self.eval_samples) * self.sample_bytes
+
     def between_evals(self, global_batch_size: int) -> float:
         """What lies between two evaluations in the unit of epoch_num: 1 epoch, or samples where it counts them."""
         return float(self.eval_every_steps * global_batch_size) if self.eval_every_steps else 1.0
@@ -148,11 +170,16 @@ class Card(_Frozen):
 
 
 class ReferencePoint(_Frozen):
-    """Epochs to target at one batch size, over seeds. ``epochs`` has one entry per seed that converged."""
+    """Epochs to target at one batch size, over seeds and data sets.
+
+    ``epochs``, ``seeds`` and ``data_manifests`` (the sha256 of its data set's manifest) have one entry per run that converged,
+    ``not_converged`` has the seeds of the others. ``data_manifests`` is empty where that was not recorded.
+    """
 
     global_batch_size: int
     epochs: tuple[float, ...]
     seeds: tuple[int, ...]
+    data_manifests: tuple[str, ...] = ()
     not_converged: tuple[int, ...] = ()
     hyperparameters: dict[str, Any]
     recorded: str

@@ -261,7 +261,7 @@ def first_error(error: ValidationError, source: YamlSource) -> str:
     if item["type"] == "missing":
         names = [".".join(map(str, each["loc"])) for each in error.errors() if each["type"] == "missing"]
         return f"{source.where(*key)}: missing key{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
-    return f"{source.where(*key)}: {name} = {brief(item.get('input'), longest=80)}: {item['msg']}"
+    return f"{source.where(*key)}: {name} = {brief(item.get('input'), longest=80)}: {item['msg'].removeprefix('Value error, ')}"
 
 
 def unknown_key(model: type[BaseModel], key: str) -> str:
@@ -278,6 +278,13 @@ def _key_paths(model: type[BaseModel]) -> Iterator[str]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from (f"{name}.{key}" for key in field.annotation.model_fields)
             yield from (f"{name}.{path}" for path in _key_paths(field.annotation))
+
+
+def as_path(given: object) -> Path:
+    """A path that a person gave in Python, ~ replaced. InputError for what is none, a list of paths among it."""
+    if not isinstance(given, str | os.PathLike):
+        raise InputError(f"{brief(given, longest=80)}: expected a path; of a list of paths give each one: (*paths)")
+    return Path(given).expanduser()
 
 
 def print_line(text: str = "", *, error: bool = False, end: str = "\n") -> None:

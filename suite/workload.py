@@ -5,6 +5,7 @@ A workload is a folder whose ``__init__`` holds a `Descriptor`; the class that i
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,40 @@ class Optimization:
     learning_rate: Callable[[int, int], float]
     clip_norm: float | None = None
     ema_decay: float | None = None
+
+
+class Baseline(float):
+    """The metric of a baseline, with its standard error over the evaluation samples."""
+
+    standard_error: float
+
+    def __new__(cls, value: float, standard_error: float) -> Baseline:
+        """Make a float that keeps its standard error."""
+        made = super().__new__(cls, value)
+        made.standard_error = float(standard_error)
+        return made
+
+    @classmethod
+    def mean(cls, of_samples: Sequence[float] | NDArray[np.floating[Any]]) -> Baseline:
+        """Compute mean and standard error of a metric that is the mean over samples. One sample has no spread: nan."""
+        n = len(of_samples)
+        mean = math.fsum(of_samples) / n
+        squares = math.fsum((each - mean) ** 2 for each in of_samples)
+        return cls(mean, math.sqrt(squares / (n - 1) / n) if n > 1 else math.nan)
+
+    @classmethod
+    def jackknife(
+        cls, of_samples: Sequence[Mapping[str, float]], metric: Callable[[Mapping[str, float]], float]
+    ) -> Baseline:
+        """Compute a metric of summed statistics, and its standard error from the sums without each sample (Tukey 1958)."""
+        names = {name for each in of_samples for name in each}
+        totals = {name: math.fsum(each.get(name, 0.0) for each in of_samples) for name in names}
+        value, n = metric(totals), len(of_samples)
+        if n < 2:
+            return cls(value, math.nan)
+        without = [metric({name: totals[name] - each.get(name, 0.0) for name in names}) for each in of_samples]
+        center = math.fsum(without) / n
+        return cls(value, math.sqrt((n - 1) / n * math.fsum((each - center) ** 2 for each in without)))
 
 
 class Dataset(Protocol):
@@ -133,9 +168,16 @@ class Workload(Protocol):
         ...
 
     @abstractmethod
-    def baselines(self, root: Path) -> dict[str, float]:
-        """Measure the card's metric of trivial and analytic predictors on the validation split: name to value."""
+    def baselines(self, root: Path) -> Mapping[str, float]:
+        """Measure the card's metric of trivial and analytic predictors on the validation split: name to `Baseline`.
+
+        A plain number says that its standard error is not known.
+        """
         ...
+
+    def data_hyperparameters(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """The hyperparameters to log that are true of the data, from the attributes of their manifest. Default: none."""
+        return {}
 
     def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
         """List the parameters that are split over ranks: each rank holds a share, all shares are the whole. Default: none.

@@ -112,7 +112,7 @@ def test_a_report_is_that_of_the_command(run: Path, tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out == ""
     assert command("report", run, "-o", tmp_path / "other").returncode == 0
     assert page.read_bytes() == (tmp_path / "other" / "report.html").read_bytes()
-    with pytest.raises(mlhpc.InputError, match="exists; --force replaces it"):
+    with pytest.raises(mlhpc.InputError, match="exists; force=True replaces it"):
         mlhpc.load(run).report(tmp_path / "report")
     mlhpc.load(run).report(tmp_path / "report", force=True)
 
@@ -137,6 +137,11 @@ WRONG = {
     "a path that is not there": (lambda: mlhpc.check("nowhere"), "nowhere: does not exist"),
     "a pattern that matches nothing": (lambda: mlhpc.load("nowhere/*"), r"nowhere/\*: does not exist"),
     "no path": (lambda: mlhpc.score(), "expected at least one path"),
+    "a list of paths": (
+        lambda: mlhpc.load(["a", "b"]),
+        r"\['a', 'b'\]: expected a path; of a list of paths give each one",
+    ),
+    "a list to check": (lambda: mlhpc.check([ROOT]), "expected a path"),
     "nothing to load": (lambda: mlhpc.load(), "expected at least one path"),
     "one result": (lambda: mlhpc.compare(ROOT), "give at least two results"),
     "an unknown ruleset": (lambda: mlhpc.check(ROOT / "docs", ruleset="9.9"), "unknown ruleset '9.9'"),

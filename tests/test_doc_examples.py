@@ -1,4 +1,4 @@
-"""The examples in docs/own_loop.md and docs/api.md are run as they are written, in the order of the page."""
+"""The examples in docs/own_loop.md, docs/api.md and docs/report.md are run as they are written, in the order of the page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,31 @@ def test_the_own_loop_of_the_page_is_judged_by_its_commands(spirals: Path, tmp_p
         done = mlhpc(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
     assert (tmp_path / "report" / "report.html").exists()
+
+
+def test_the_figure_of_the_page_is_in_a_report(tmp_path: Path) -> None:
+    """Installed as pip does it: a folder of the import path with the package and its entry point."""
+    site = tmp_path / "site"
+    (site / "site_figures").mkdir(parents=True)
+    found = dict(blocks("report.md"))
+    project = tomllib.loads(found["toml"])
+    (name, entry_points), *others = project["project"]["entry-points"].items()
+    assert not others
+    info = site / "site_figures-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: site-figures\nVersion: 0.1\n")
+    lines = [f"{key} = {value}" for key, value in entry_points.items()]
+    (info / "entry_points.txt").write_text("\n".join([f"[{name}]", *lines, ""]))
+    for file, text in (("__init__", ""), ("evaluation_share", found["python"])):
+        (site / "site_figures" / f"{file}.py").write_text(text)
+    (site / "site_figures" / "questions.yaml").write_text(found["yaml"])
+    run = run_folder(tmp_path / "run")
+    command = [sys.executable, "-m", "suite", "report", str(run), "-o", str(tmp_path / "report"), "--quiet"]
+    environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=DOCS.parent, env=environment, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stderr) == (0, "")
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "What share of a run is evaluation?" in page
+    assert "Share of evaluation" in page
+    assert "at most " in page
+    assert (tmp_path / "report" / "tables" / "figure_evaluation_share.csv").exists()

@@ -87,11 +87,12 @@ def _views(
         (epochs, rate, Diagonals("s", 1 / samples, power=-1, invert=True), "both make the time"),
     )
     names = {"extent": PLURAL[one], batch: "global batch size", epochs: "epochs to target", rate: "training samples/s"}
+    records = rows.to_dict("records")
     ends = _ends(rows)
     bold = [] if ends is None else [ends[0]["group"], ends[1]["group"]]
     named: list[list[NamedPoint]] = []
     for (x, y, lines, title), axis in zip(views, axes, strict=True):
-        for row in rows.to_dict("records"):
+        for row in records:
             plot_sign(axis, row[x], row[y], signs[row["device"]], size=8)
             if row["division"] == "open":
                 plot_ring(axis, row[x], row[y], signs[row["device"]][0], size=14)
@@ -103,7 +104,7 @@ def _views(
             axis.annotate(
                 "", (large[x], large[y]), (small[x], small[y]), arrowprops={"arrowstyle": "-|>", "color": INK}
             )
-        named.append([(r[x], r[y], clip(r["label"], 40), r["group"] in bold) for r in rows.to_dict("records")])
+        named.append([(r[x], r[y], clip(r["label"], 40), r["group"] in bold) for r in records])
     return named
 
 
@@ -128,13 +129,18 @@ def _batches(small: float, large: float) -> str:
 
 def _ends(rows: pd.DataFrame) -> tuple[Row, Row] | None:
     """The smallest and largest size of the machine with the widest range of sizes in one round and division; None without."""
-    widest: tuple[float, Row, Row] | None = None
-    for _, series in rows.groupby(["round", "division", "machine", "device"], sort=True):
-        ordered = series.sort_values(["extent", "run_s.mean"]).to_dict("records")
-        ratio = ordered[-1]["extent"] / ordered[0]["extent"]
+    widest: tuple[float, int, int] | None = None
+    ordered = rows.sort_values(["round", "division", "machine", "device", "extent", "run_s.mean"])
+    extents = ordered["extent"].to_numpy()
+    for places in ordered.groupby(["round", "division", "machine", "device"], sort=True).indices.values():
+        first, last = int(places[0]), int(places[-1])
+        ratio = extents[last] / extents[first]
         if ratio > 1 and (widest is None or ratio > widest[0]):
-            widest = (ratio, ordered[0], ordered[-1])
-    return None if widest is None else widest[1:]
+            widest = (ratio, first, last)
+    if widest is None:
+        return None
+    small, large = ordered.iloc[[*widest[1:]]].to_dict("records")
+    return small, large
 
 
 def _shown(study: Study) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from suite.compliance.check import CheckedLog, judge_log
 from suite.compliance.ruleset import find_target, ruleset
 from suite.log import mllog
 from suite.log.reader import Log, read_events
-from suite.log.record import RunRecord, summarise
+from suite.log.record import RunRecord, summarise_with_timeline
 from suite.log.results_tree import LogFile
 from suite.log.timeline import Timeline, timeline
 from suite.log.values import number
@@ -55,13 +55,16 @@ def read(file: LogFile, cards: Mapping[str, Card], rules: str | None = None) -> 
     """Read one log. The content of a log never raises. With the name of a ruleset it is judged as well: it is read once."""
     digest = hashlib.sha256()
     log = read_events(file.path, steps=False, seen=digest.update)
-    record = summarise(log)
+    record, line = summarise_with_timeline(log)
     checked = judge_log(log, ruleset(rules), str(file.path), record) if rules else None
     benchmark = file.benchmark or record.benchmark or UNKNOWN
     target = find_target(benchmark, record.size or FULL, cards)
     if target is not None and record.metric_key not in (None, target.metric):
-        record = summarise(log, target.metric)
-    line = timeline(log, target.metric if target else record.metric_key or mllog.EVAL_ERROR)
+        record, line = summarise_with_timeline(log, target.metric)
+    summarised = record.metric_key or mllog.EVAL_ERROR
+    metric = target.metric if target else summarised
+    if metric != summarised or log.until(mllog.RUN_STOP) is not log:
+        line = timeline(log, metric)  # also of what came after run_stop
     content = LogContent(file, log, record, line, benchmark, target, EpochCount.of(record, line))
     experts = _expert_rows(file.label, log)
     plain, same = _picklable(record), checked is not None and checked.record is record  # one object is pickled once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from suite.card import value_text
 from suite.cli.group import Subcommands
 from suite.cli.options import output_option, ranks_option, size_option
 from suite.cli.progress import TERMINAL_NAME, progress
@@ -21,6 +23,7 @@ from suite.config import default_data_root
 from suite.descriptor import descriptor
 from suite.errors import InputError, unknown
 from suite.files import print_line
+from suite.launch.cost import render_bytes
 
 if TYPE_CHECKING:
     from suite.data.manifest import Manifest
@@ -62,10 +65,11 @@ def data() -> None:
 def generate(workload: str, size: str, seed: int, ranks: int, output: Path | None) -> None:
     """Generate the synthetic data set of a size; inside srun or mpiexec with the ranks that are there."""
     chosen = descriptor(workload)
-    chosen.card().size(size)
+    needed = chosen.card().size(size).data_bytes
     root = output or default_data_root(workload, size)
     if _is_there(root, workload, size, seed):
         return
+    _check_room(root, f"{workload} {size}", needed)
     words = ["generate", workload, "--size", size, "--seed", str(seed), "-o", str(root)]
     _start_ranks(ranks, words)
     with _world() as world:
@@ -202,6 +206,18 @@ def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
     return True
 
 
+def _check_room(root: Path, name: str, needed: int) -> None:
+    """InputError if a data set of so many bytes does not fit where it is to be made, what is already there counted in."""
+    made = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    place = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    if needed > made + free:
+        raise InputError(
+            f"{root}: {name} takes {render_bytes(needed)}, {render_bytes(free)} are free here; "
+            "choose another folder with -o, or a smaller --size (mlhpc list)"
+        )
+
+
 def _start_ranks(ranks: int, words: Sequence[str]) -> None:
     """Replace this process by mpiexec with several ranks. Return if one rank is wanted or a launcher started us."""
     from suite.world import detect
@@ -249,7 +265,7 @@ def _show_baselines(chosen: Descriptor, root: Path) -> None:
 
     Prints nothing for data of a size that the card does not have: there is no target.
     """
-    from suite.data.baselines import measure_baselines
+    from suite.data.baselines import measure_baselines, standard_error
     from suite.data.manifest import read_manifest
 
     manifest = read_manifest(root)
@@ -257,7 +273,9 @@ def _show_baselines(chosen: Descriptor, root: Path) -> None:
         return
     card = chosen.card().size(manifest.size)
     for name, value in measure_baselines(chosen, manifest.size, root, manifest.sha256).items():
-        print_line(f"  {card.metric_name} of {name}: {value:.4f} (target {card.threshold:g})")
+        error = standard_error(value)
+        shown = value_text(value, card.threshold) + ("" if error is None else f" ± {error:.4f}")
+        print_line(f"  {card.metric_name} of {name}: {shown} (target {card.threshold:g})")
 
 
 def _summary(root: Path, manifest: Manifest) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from suite.card import SizeCard, read_reference_points
+from suite.card import read_reference_points
 from suite.cli.options import JSON, card_option, format_option
 from suite.descriptor import Descriptor, descriptor, descriptors
 from suite.files import print_line
@@ -43,11 +43,6 @@ def configs(item: Descriptor) -> list[str]:
     return sorted(path.stem for path in (item.folder / "config").glob("*.yaml"))
 
 
-def data_bytes(size_card: SizeCard) -> int:
-    """Bytes of the data set, uncompressed."""
-    return (size_card.train_samples + size_card.eval_samples) * size_card.sample_bytes
-
-
 def as_data(item: Descriptor) -> dict[str, Any]:
     """One workload as data for --format json."""
     card = item.card()
@@ -69,7 +64,7 @@ def as_data(item: Descriptor) -> dict[str, Any]:
                 "eval_samples": size_card.eval_samples,
                 "model_parameters": size_card.model_parameters,
                 "training_flops_per_sample": size_card.training_flops_per_sample,
-                "data_bytes": data_bytes(size_card),
+                "data_bytes": size_card.data_bytes,
                 "reference_epochs": [point.mean for point in _points(item, name)],
             }
             for name, size_card in card.sizes.items()
@@ -90,7 +85,7 @@ def as_text(item: Descriptor) -> list[str]:
                 str(size_card.required_runs),
                 f"{size_card.train_samples:,}",
                 f"{size_card.model_parameters:,}",
-                render_bytes(data_bytes(size_card)),
+                render_bytes(size_card.data_bytes),
                 size_card.description,
             )
         )

@@ -1,4 +1,4 @@
-"""`mlhpc rcp`: records how many epochs a size needs to converge, from runs with many seeds, and shows the records."""
+"""`mlhpc rcp`: records how many epochs a size needs to converge, from runs with many seeds and data sets, and shows the records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HELP_ORDER = 3
 
 @click.group(cls=Subcommands)
 def rcp() -> None:
-    """Reference convergence points: epochs to target of many seeds, by batch size, beside the card.
+    """Reference convergence points: epochs to target of many seeds and data sets, by batch size, beside the card.
 
     \b
     Examples:
@@ -46,7 +46,11 @@ def rcp() -> None:
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @output_option("Folder.", "the workload's")
 def record(runs: tuple[Path, ...], output: Path | None) -> None:
-    """Write <workload>/rcp/<size>.json from the logs under RUNS: one point per batch size, others in the file are kept."""
+    """Write <workload>/rcp/<size>.json from the logs under RUNS: one point per batch size, others in the file are kept.
+
+    Runs on data sets of several seeds (mlhpc data generate --seed) make a point that other data can be held against: spread
+    over run seeds alone is narrower.
+    """
     logs = [summarise(read_events(path)) for run in runs for group in find(run).groups for path in group.logs]
     if not logs:
         raise InputError(f"no result_*.txt under {', '.join(map(str, runs))}")
@@ -89,20 +93,26 @@ def show(workload: str, style: str) -> None:
 
 
 def reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> ReferencePoint:
-    """Compute the reference point of logs of one batch size. InputError if seeds repeat or hyperparameters differ."""
+    """Compute the reference point of logs of one batch size. InputError if two have one seed and data, or other settings."""
     first = logs[0]
     epochs: list[float] = []
     seeds: list[int] = []
+    data: list[str] = []
     not_converged: list[int] = []
+    known: set[tuple[int, str | None]] = set()
     for item in logs:
-        if item.seed is None or item.seed in (*seeds, *not_converged):
-            raise InputError(f"{item.path}: seed {item.seed} is missing or given twice; a point needs different seeds")
+        if item.seed is None or (item.seed, item.data_manifest) in known:
+            raise InputError(
+                f"{item.path}: seed {item.seed} is missing or given twice on the same data; a point needs different runs"
+            )
+        known.add((item.seed, item.data_manifest))
         if dict(item.hyperparameters) != dict(first.hyperparameters):
             raise InputError(f"{item.path}: hyperparameters differ from those of {first.path}")
         reached = first_reaching(item, benchmark)
         if failure(item, benchmark) is None and reached is not None and reached.epoch is not None:
             epochs.append(reached.epoch)
             seeds.append(item.seed)
+            data.append(item.data_manifest or "unknown")
         else:
             not_converged.append(item.seed)
     latest = max(item.run_stop_s or 0.0 for item in logs)
@@ -110,6 +120,7 @@ def reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str
         global_batch_size=first.global_batch_size or 0,
         epochs=tuple(epochs),
         seeds=tuple(seeds),
+        data_manifests=tuple(data),
         not_converged=tuple(not_converged),
         hyperparameters=dict(first.hyperparameters),
         recorded=f"{datetime.fromtimestamp(latest, UTC):%Y-%m-%d}",
@@ -149,5 +160,7 @@ def _system(run: Path) -> str | None:
 def _line(point: ReferencePoint) -> str:
     n = len(point.epochs)
     spread = f"{point.mean:.2f} +- {point.std:.2f} epochs" if n else "no seed converged"
+    sets = len(set(point.data_manifests))
+    where = f" on {sets} data sets" if sets > 1 else ""
     missed = f", {len(point.not_converged)} did not converge" if point.not_converged else ""
-    return f"batch {point.global_batch_size}: {spread}, n={n}{missed} ({point.system}, {point.recorded})"
+    return f"batch {point.global_batch_size}: {spread}, n={n}{where}{missed} ({point.system}, {point.recorded})"

@@ -12,6 +12,7 @@ import click
 from suite.cli.options import JSON, card_option, format_option
 from suite.compliance.ruleset import ruleset
 from suite.compliance.scoring import ScoredGroup, first_named, score_results
+from suite.data.baselines import beside
 from suite.files import print_line, printable
 from suite.log.score import MINUTE_S, JudgedRun, Throughput, TimeToTrain
 
@@ -87,6 +88,7 @@ def lines(scored: ScoredGroup, *, explain: bool) -> list[str]:
         f"  {benchmark}{size}, {scored.division or 'no division'}, {scored.scenario}",
         f"  {_headline(scored)}",
         *([f"  {scored.verdict}"] if scored.verdict else []),
+        *[f"  {text}" for text in dict.fromkeys(beside(run.baselines) for run in scored.records) if text],
     ]
     if explain:
         width = max(len(_run_name(run)) for run in runs)

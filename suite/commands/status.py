@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from suite.card import value_text
 from suite.cli.options import JSON, card_option, format_option
 from suite.errors import InputError
 from suite.files import print_line, printable, read_json
@@ -210,12 +211,18 @@ def _texts(row: TrialStatus) -> list[str]:
         str(row.trial),
         row.state,
         "-" if row.epoch is None else str(row.epoch),
-        "-" if row.value is None else f"{row.value:.4g}",
+        _value(row),
         "-" if row.target is None else f"{row.target:g}",
         "-" if row.eta_s is None else f"{render_duration(row.eta_s)} ({row.eta_source})",
         "-" if row.job is None else f"{row.job} {row.job_state}",
         row.note,
     ]
+
+
+def _value(row: TrialStatus) -> str:
+    if row.value is None:
+        return "-"
+    return f"{row.value:.4g}" if row.target is None else value_text(row.value, row.target, "g")
 
 
 def _submitted(root: Path) -> set[str]:

@@ -17,7 +17,7 @@ import suite.compliance.check  # noqa: F401  enters all rules into the tables
 from suite.compliance.rules.group_rules import GROUP_RULES
 from suite.compliance.rules.table import EXPLANATIONS, LOG_RULES, OURS, RuleInfo
 from suite.compliance.ruleset import Ruleset, Severity, ruleset, ruleset_names
-from suite.errors import InputError, unknown
+from suite.errors import InputError, did_you_mean
 
 TEXTS = Path(__file__).parent / "rules.yaml"
 PAGE = "docs/rules.md"
@@ -44,9 +44,10 @@ def rule_texts() -> dict[str, RuleText]:
 
 
 def explanation(rule: str) -> str:
-    """The text that `--explain` prints. InputError, with the list of rules, for an unknown rule."""
+    """The text that `--explain` prints. InputError, with the nearest rule, for an unknown one."""
     if rule not in EXPLANATIONS:
-        raise InputError(unknown("rule", rule, EXPLANATIONS))
+        near = did_you_mean(rule, EXPLANATIONS) or ";"
+        raise InputError(f"unknown rule {rule!r}{near} mlhpc check --list-rules says each in a line")
     lines = [f"{rule} ({scope(rule)})", *(f"  {name}: {text}" for name, text in _fields(EXPLANATIONS[rule]))]
     return "\n".join([*lines, f"  page: {link(rule)}"])
 

@@ -28,7 +28,8 @@ from suite.log.score import failure
 
 PINNED = "4.1.68"
 ROUND = "3.0.0"
-_TIMEOUT_S = 120
+_TIMEOUT_S = 300
+_LATE = f"stopped after {_TIMEOUT_S} s without a verdict, which is none against the results: try on a less busy machine"
 _FORMATTED_INTO_PATHS = ("submission_division", "submission_benchmark", "scheduler_type")
 
 
@@ -45,6 +46,20 @@ class OfficialRun:
     def accepted(self) -> bool:
         """True if the tool has no complaint but expected ones."""
         return not self.complaints
+
+    @property
+    def answered(self) -> bool:
+        """False if the tool was stopped before it came to a verdict."""
+        return _LATE not in self.complaints
+
+    def lines(self) -> list[str]:
+        """For people: the verdict, then the complaints."""
+        verdict = "accepted" if self.accepted else "REJECTED" if self.answered else "no answer"
+        return [
+            f"  {verdict}  {self.tool}: {self.subject}",
+            *(f"    error: {complaint}" for complaint in self.complaints),
+            *(f"    known: {reason}" for reason in dict.fromkeys(self.expected)),
+        ]
 
 
 @dataclass(frozen=True)
@@ -63,9 +78,7 @@ class OfficialVerdict:
         """For people: one line per run of a tool, then its complaints."""
         lines = [f"official: mlperf_logging {self.version}, on a copy"]
         for run in self.runs:
-            lines.append(f"  {'accepted' if run.accepted else 'REJECTED'}  {run.tool}: {run.subject}")
-            lines += [f"    error: {complaint}" for complaint in run.complaints]
-            lines += [f"    known: {reason}" for reason in dict.fromkeys(run.expected)]
+            lines += run.lines()
         if not self.runs:
             lines.append("  nothing was judged")
         return "\n".join(lines)
@@ -153,7 +166,7 @@ def _judge_package(package: Path, groups: Sequence[Group]) -> Iterator[OfficialR
 
 def _package_run(package: Path, text: str, benchmarks: Sequence[Benchmark]) -> OfficialRun:
     complaints = list(_complaints(text))
-    if "FOUND NO ERRORS, SUCCESS" not in text and "FOUND ERRORS" not in text:
+    if _LATE not in complaints and "FOUND NO ERRORS, SUCCESS" not in text and "FOUND ERRORS" not in text:
         complaints.append(f"no verdict: {text.strip().splitlines()[-1] if text.strip() else 'no output'}")
     known: list[str] = []
     other: list[str] = []
@@ -213,7 +226,7 @@ def _tool(folder: Path, name: str, *arguments: str) -> str:
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return f"ERROR - no verdict within {_TIMEOUT_S} s"
+        return f"ERROR - {_LATE}"
     text = done.stdout + done.stderr
     return text if done.returncode == 0 or "FAILED" in text else f"{text}\nERROR - exit code {done.returncode}"
 
@@ -249,7 +262,7 @@ _ENGINE_MESSAGES = (
 def _system_complaints(text: str) -> Iterator[str]:
     for line in text.splitlines():
         if re.search(r"missing|required field|ERROR|Error|invalid", line, re.IGNORECASE):
-            yield line.strip()
+            yield line.strip().removeprefix("ERROR - ")
 
 
 def _links(folder: str, names: list[str]) -> list[str]:

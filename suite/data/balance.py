@@ -1,4 +1,4 @@
-"""Splits each global batch into shares of nearly equal cost, one per rank. The samples of the batch stay the same.
+"""The shares of each global batch, one per rank: even in samples, or nearly even in cost. The samples of the batch stay the same.
 
 Everything is a pure function of the costs and the order of the epoch, so every rank computes all shares without communication.
 """
@@ -72,8 +72,40 @@ def _find_cuts(descending: NDArray[np.float64], shares: int, limit: float) -> li
     return cuts[:-1] if begin == len(descending) else None
 
 
-class Balance:
-    """Replaces a rank's share of a global batch by a balanced one. The global batch is the same on any number of ranks.
+class EvenShares:
+    """Finds the shares that a global batch is given out in: one per rank, or per part of each rank where gradients are accumulated.
+
+    The harness gives share s of n every n-th sample of a global batch from position s on (`sampling.train_batches`), part p
+    of rank r being share r + p * ranks. So one share tells which batch it is of, and how many shares there are.
+    """
+
+    def __init__(self, samples: int, global_batch_size: int) -> None:
+        self._samples, self._global_batch_size = samples, global_batch_size
+        self._lock = threading.Lock()
+        self._epoch: tuple[int, int] | None = None
+        self._order = self._position_of = np.empty(0, dtype=np.int64)
+
+    def shares(self, indices: Indices, *, seed: int, epoch: int) -> tuple[list[Indices], int]:
+        """All shares of the global batch that ``indices`` are a share of, and the number of theirs."""
+        batch, own, shares = self._find(indices, seed, epoch)
+        return [batch[share::shares] for share in range(shares)], own
+
+    def _find(self, indices: Indices, seed: int, epoch: int) -> tuple[Indices, int, int]:
+        with self._lock:
+            if self._epoch != (seed, epoch):
+                self._epoch, self._order = (seed, epoch), epoch_order(self._samples, seed=seed, epoch=epoch)
+                self._position_of = np.argsort(self._order)
+            order, position = self._order, int(self._position_of[indices[0]])
+        own = position % self._global_batch_size
+        begin = position - own
+        batch = order[begin : begin + self._global_batch_size]
+        shares = len(batch) // len(indices)
+        assert np.array_equal(indices, batch[own::shares])
+        return batch, own, shares
+
+
+class Balance(EvenShares):
+    """Replaces the shares of a global batch by balanced ones. The global batch is the same on any number of ranks.
 
     ``cost(indices, seed, epoch)`` returns the cost of each of these samples, in any unit; ``divide`` is `summed_shares` or
     `padded_shares`.
@@ -86,27 +118,15 @@ class Balance:
         cost: Callable[[Indices, int, int], Costs],
         divide: Callable[[Costs, int], list[Indices]],
     ) -> None:
-        self._samples, self._global_batch_size = samples, global_batch_size
+        super().__init__(samples, global_batch_size)
         self._cost, self._divide = cost, divide
-        self._lock = threading.Lock()
-        self._epoch: tuple[int, int] | None = None
-        self._order = self._position_of = np.empty(0, dtype=np.int64)
+
+    def shares(self, indices: Indices, *, seed: int, epoch: int) -> tuple[list[Indices], int]:
+        """The balanced shares of the global batch that ``indices`` are an even share of, and the number of theirs."""
+        batch, own, shares = self._find(indices, seed, epoch)
+        return [batch[places] for places in self._divide(self._cost(batch, seed, epoch), shares)], own
 
     def share(self, indices: Indices, *, seed: int, epoch: int) -> Indices:
-        """The balanced share in place of ``indices``, which are a rank's share of a global batch, or a part of it.
-
-        Parts occur where gradients are accumulated. The harness gives share s of n every n-th sample of a global batch from
-        position s on (`sampling.train_batches`), which tells which batch and which share ``indices`` are.
-        """
-        with self._lock:
-            if self._epoch != (seed, epoch):
-                self._epoch, self._order = (seed, epoch), epoch_order(self._samples, seed=seed, epoch=epoch)
-                self._position_of = np.argsort(self._order)
-            order, position = self._order, int(self._position_of[indices[0]])
-        share = position % self._global_batch_size
-        begin = position - share
-        batch = order[begin : begin + self._global_batch_size]
-        shares = len(batch) // len(indices)
-        assert np.array_equal(indices, batch[share::shares])
-        chosen: Indices = batch[self._divide(self._cost(batch, seed, epoch), shares)[share]]
-        return chosen
+        """The balanced share in place of ``indices``."""
+        shares, own = self.shares(indices, seed=seed, epoch=epoch)
+        return shares[own]

@@ -1,30 +1,49 @@
 """The metric that trivial and analytic predictors reach on a data set. Measured once, when the data set is made.
 
-<data root>/baselines.json   {"version": 1, "data_manifest": sha256, "metric": key, "values": {name: value}}
+<data root>/baselines.json   {"version": 1, "data_manifest": sha256, "metric": key, "values": {name: value},
+                             "standard_errors": {name: of the value, over evaluation samples, or null}}
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from suite.config import load_config
 from suite.descriptor import Descriptor
 from suite.files import write_whole
-from suite.workload import load_workload
+from suite.workload import Baseline, load_workload
 
 BASELINES_VERSION = 1
 BASELINES_NAME = "baselines.json"
 
 
-def measure_baselines(descriptor: Descriptor, size: str, root: Path, data_manifest: str) -> dict[str, float]:
+def measure_baselines(descriptor: Descriptor, size: str, root: Path, data_manifest: str) -> Mapping[str, float]:
     """Compute the workload's baselines on the data set under ``root`` and write them into its folder. Returns name to metric."""
     config = load_config(descriptor, size)
-    values: dict[str, float] = load_workload(descriptor)(config).baselines(root)
-    metric = descriptor.card().size(size).metric
-    content = {"version": BASELINES_VERSION, "data_manifest": data_manifest, "metric": metric, "values": values}
+    values: Mapping[str, float] = load_workload(descriptor)(config).baselines(root)
+    content = {
+        "version": BASELINES_VERSION,
+        "data_manifest": data_manifest,
+        "metric": descriptor.card().size(size).metric,
+        "values": {name: float(value) for name, value in values.items()},
+        "standard_errors": {name: standard_error(value) for name, value in values.items()},
+    }
     write_whole(root / BASELINES_NAME, json.dumps(content, indent=1) + "\n")
     return values
+
+
+def standard_error(value: float) -> float | None:
+    """The standard error of a baseline over evaluation samples. None if the workload does not state it, or for one sample."""
+    error = value.standard_error if isinstance(value, Baseline) else math.nan
+    return error if math.isfinite(error) else None
+
+
+def beside(values: Mapping[str, float]) -> str:
+    """Render baselines for the line under a result, "" if there are none: a result is worth what it is beyond these."""
+    return f"without learning: {', '.join(f'{name} {value:.4f}' for name, value in values.items())}" if values else ""
 
 
 def read_baselines(root: Path, data_manifest: str) -> dict[str, float]:

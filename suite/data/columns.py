@@ -7,6 +7,7 @@ to which sample. HDF5 is asked once per shard where each dataset lies; from then
 
 from __future__ import annotations
 
+import math
 import mmap
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +104,7 @@ def _map_ragged(path: Path, mapped: mmap.mmap, dataset: Any, offsets: NDArray[np
             f"{path}: dataset {dataset.name!r} has {len(dataset)} rows: expected {offsets[-1]}, contiguous, as its offsets say"
         )
     begin, rows = _map_array(path, mapped, dataset)
-    samples, row_bytes = len(offsets) - 1, dataset.nbytes // len(dataset)
+    samples, row_bytes = len(offsets) - 1, dataset.dtype.itemsize * math.prod(dataset.shape[1:])
 
     def sample(index: int) -> NDArray[Any]:
         first = index % samples  # offsets have one entry more than samples, so a negative index must not reach them
@@ -145,6 +146,8 @@ def _map_chunked(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
 
 def _map_array(path: Path, mapped: mmap.mmap, dataset: Any) -> tuple[int, NDArray[Any]]:
     """The position of a contiguous dataset in its file, and its values as a view of the map."""
+    if dataset.size == 0:  # HDF5 gives it no place
+        return 0, np.empty(dataset.shape, dataset.dtype)
     offset = dataset.id.get_offset()
     if offset is None or offset + dataset.nbytes > len(mapped):
         raise InputError(f"{path}: dataset {dataset.name!r} does not lie inside the file's {len(mapped)} bytes")

@@ -48,9 +48,12 @@ def check_batch(global_batch_size: int, ranks: int, accumulation: int = 1) -> No
     if global_batch_size % parts:
         choices = [b for b in range(parts, 2 * global_batch_size + parts, parts) if abs(b - global_batch_size) < parts]
         steps = f" in {accumulation} accumulation steps" if accumulation > 1 else ""
+        fitting = [n for n in range(1, global_batch_size + 1) if global_batch_size % (n * accumulation) == 0]
+        near = [*[n for n in fitting if n < ranks][-1:], *[n for n in fitting if n > ranks][:1]]
         raise InputError(
-            f"global_batch_size {global_batch_size} cannot be split evenly over {ranks} ranks{steps}; "
-            f"nearest that can: {', '.join(map(str, choices))}"
+            f"global_batch_size {global_batch_size} cannot be split evenly over {ranks} ranks{steps}; nearest batch that can: "
+            + " or ".join(map(str, choices))
+            + (f"; nearest number of ranks: {' or '.join(map(str, near))}" if near else "")
         )
 
 

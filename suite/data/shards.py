@@ -178,6 +178,6 @@ def _count_samples_of(path: Path, name: str, arrays: Mapping[str, NDArray[Any]])
     offsets = arrays.get(offsets_name(name))
     if offsets is None:
         return rows
-    if rows == 0 or rows != offsets[-1]:
+    if rows != offsets[-1]:
         raise InputError(f"{path}: array {name!r} has {rows} rows, its offsets say {offsets[-1]}")
     return len(offsets) - 1

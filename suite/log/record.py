@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from suite.card import Target
 from suite.log import mllog
 from suite.log.reader import Log
-from suite.log.timeline import Epoch, TimeShares, closed_epochs, shares, staging_seconds, timeline
+from suite.log.timeline import Epoch, Timeline, TimeShares, closed_epochs, shares, staging_seconds, timeline
 from suite.log.values import exact, finite, whole
 
 
@@ -99,6 +99,11 @@ class RunRecord:
 
 def summarise(log: Log, metric: str | None = None) -> RunRecord:
     """Summarise any log; fields that it does not support are None. ``metric``: the benchmark's key, as logs may have both."""
+    return summarise_with_timeline(log, metric)[0]
+
+
+def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRecord, Timeline]:
+    """Summarise any log as `summarise` does, and return the timeline up to run_stop, from which the summary is made, beside it."""
     run = log.until(mllog.RUN_STOP)
     start, stop = run.first(mllog.RUN_START), run.first(mllog.RUN_STOP)
     mode = run.first(mllog.RUN_MODE)
@@ -111,7 +116,7 @@ def summarise(log: Log, metric: str | None = None) -> RunRecord:
         event = run.first(key)
         return None if event is None else event.value
 
-    return RunRecord(
+    record = RunRecord(
         path=log.path,
         benchmark=_text(first(mllog.SUBMISSION_BENCHMARK)),
         size=_text(first(mllog.BENCHMARK_SIZE)),
@@ -156,6 +161,7 @@ def summarise(log: Log, metric: str | None = None) -> RunRecord:
         data_manifest=_text(first(mllog.DATA_MANIFEST)),
         config=_mapping(first(mllog.RUN_CONFIG)),
     )
+    return record, line
 
 
 def first_reaching(record: RunRecord, target: Target) -> MetricValue | None:

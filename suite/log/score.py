@@ -35,9 +35,10 @@ class JudgedRun:
 
 @dataclass(frozen=True, slots=True)
 class TimeToTrain:
-    """The score of repeated runs. Mean, spread and interval are over the scored runs; None if there is no score.
+    """The score of repeated runs. Mean and spread are over the scored runs; None if there is no score.
 
-    One run has neither spread nor interval.
+    The interval is over all runs that converged, from which the scored ones were chosen: without the fastest and the slowest
+    the others look closer than runs are. One run has neither spread nor interval.
     """
 
     runs: tuple[JudgedRun, ...]
@@ -156,7 +157,7 @@ def time_to_train(records: Sequence[RunRecord], target: Target) -> TimeToTrain:
         std_s=statistics.stdev(times) if len(times) > 1 else None,
         fastest_s=min(times),
         slowest_s=max(times),
-        interval_s=log_interval(times),
+        interval_s=log_interval([_time(run.record) for run in window if run.converged]),
     )
 
 

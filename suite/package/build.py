@@ -151,7 +151,8 @@ def _blank(package: Path, results: Sequence[Result]) -> Iterator[str]:
         path = package / "systems" / f"{result.system_id}.json"
         blank = blank_fields(json.loads(path.read_text(encoding="utf-8")))
         if blank:
-            yield f"{path}: {len(blank)} fields are not known: {', '.join(blank)}; state them in the system file"
+            keys = ", ".join(name.removeprefix("host_") for name in blank)
+            yield f"{path}: not known: {', '.join(blank)}; state them in the system file (description: {keys})"
 
 
 def _write_system(staged: Path, package: Path, result: Result, system: System, names: tuple[str, str, str]) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from suite.card import value_text
 from suite.config import RunConfig
 from suite.data.sampling import eval_batches, steps_per_epoch, train_batches
 from suite.log import mllog
@@ -277,10 +278,9 @@ class Trainer:
         value = metrics[self.target.metric]
         self.records.log_value(self.target.metric, value, where, metrics)
         self.log.stop(mllog.EVAL, metadata=where | {"duration_s": seconds})
-        self.say(
-            f"epoch {label}: {self.target.metric_name} {value:.4f} (target {self.target.threshold:g}), "
-            f"{self._throughput:,.0f} samples/s"
-        )
+        threshold = self.target.threshold
+        shown = f"{value_text(value, threshold)} (target {threshold:g}), {self._throughput:,.0f} samples/s"
+        self.say(f"epoch {label}: {self.target.metric_name} {shown}")
         return value
 
     def _to_device(self, batch: Batch) -> Batch:

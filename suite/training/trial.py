@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from suite import VERSION
-from suite.data.baselines import read_baselines
+from suite.data.baselines import beside, read_baselines
 from suite.data.manifest import Manifest
 from suite.data.sampling import check_batch, steps_per_epoch
 from suite.data.verification import Verification
@@ -211,7 +211,7 @@ class _Trial:
             seed=seed,
             config=self.config.logged(),
             about_config={"threads_per_rank": threads, "keeps_freed_memory": self.keeps_freed_memory},
-            hyperparameters=workload.hyperparameters(),
+            hyperparameters=workload.hyperparameters() | workload.data_hyperparameters(self.manifest.attributes),
             parameters=parameters,
             work=asdict(workload.work()) | {"sample_bytes": self.plan.size_card.sample_bytes},
             data_manifest=self.manifest.sha256,
@@ -223,6 +223,8 @@ class _Trial:
         log_run_stop(self.log, reached=outcome.reached, reason=outcome.reason, first_block=position.block)
         self.in_run = False
         self._say(outcome.reason)
+        if without := beside(read_baselines(self.source, self.manifest.sha256)):
+            self._say(without)
 
 
 def count_parameters(model: nn.Module, workload: Workload, world: World) -> int:

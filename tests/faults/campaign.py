@@ -85,7 +85,7 @@ class Chain:
     """One trial that is killed and continued."""
 
     victims: tuple[str, ...] = VICTIMS
-    end_s = 60.0  # by then all processes of a killed run have ended
+    end_s = 60.0  # so long after its last event all processes of a killed run have ended
 
     def __init__(self, root: Path, data: Path, seed: int, environment: dict[str, str]) -> None:
         self.root, self.data, self.seed, self.environment = root, data, seed, environment
@@ -114,6 +114,10 @@ class Chain:
         """The log that is written now, or was last."""
         logs = self.logs()
         return logs[-1] if logs else None
+
+    def written(self) -> int:
+        """The bytes that the run has logged."""
+        return sum(path.stat().st_size for path in self.logs() if path.exists())
 
     def begun(self, since: Sequence[Path]) -> bool:
         """True if an attempt whose log is not in ``since`` has reached run_start."""
@@ -192,15 +196,17 @@ def strike(chain: Chain, kill: Kill, chance: random.Random, train_s: float) -> O
     except ProcessLookupError:
         process.wait()
         return None
-    deadline = time.monotonic() + chain.end_s
-    while chain.alive() and time.monotonic() < deadline:
+    written, deadline = -1, 0.0
+    while chain.alive() and (chain.written() > written or time.monotonic() < deadline):
+        if chain.written() > written:  # without its proxy, or its relay, a run goes on to its end
+            written, deadline = chain.written(), time.monotonic() + chain.end_s
         process.poll()
         time.sleep(0.05)
     left = chain.alive()
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     if left:
-        outcome.problems.append(f"{len(left)} processes were left after {chain.end_s:g} s")
+        outcome.problems.append(f"{len(left)} processes were left {chain.end_s:g} s after the last event")
     process.wait()
     outcome.problems += check_folder(chain)
     return outcome

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from suite.card import read_card
+from suite.card import read_card, value_text
 from suite.descriptor import CARDS, describe_card, descriptor, descriptors, given_cards, with_cards
 from suite.errors import InputError
 from suite.workload import load_workload
@@ -172,3 +172,22 @@ def test_a_card_without_code_is_not_run_by_the_harness(command: tuple[str, ...],
     done = mlhpc(*command, "--size", "smoke", environment=os.environ | {CARDS: str(card)})
     assert done.returncode == 2
     assert "a loop of your own runs it" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "style", "text"),
+    [
+        (0.08004, "f", "0.08004"),
+        (0.07999, "f", "0.07999"),
+        (0.08, "f", "0.0800"),
+        (0.0812345, "f", "0.0812"),
+        (0.08 + 2**-56, "f", "0.08000000000000002"),
+        (float("nan"), "f", "nan"),
+        (float("inf"), "f", "inf"),
+        (0.0800004, "g", "0.0800004"),
+        (1.23456, "g", "1.235"),
+        (123456.0, "g", "1.235e+05"),
+    ],
+)
+def test_a_value_is_shown_on_its_side_of_the_threshold(value: float, style: str, text: str) -> None:
+    assert value_text(value, 0.08, style) == text

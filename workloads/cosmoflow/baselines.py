@@ -11,53 +11,73 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from suite.data.shards import ShardReader
+from suite.workload import Baseline
+from workloads.cosmoflow.config import REDSHIFTS
 
 MAX_TRAIN_VOXELS = 1 << 27  # bounds the time of the regressor: seconds at mini, a minute at small
 MIN_TRAIN_SAMPLES = 200  # with fewer the regression cannot be fitted and is left out
 BLOCK_VOXELS = 1 << 17
-RIDGE = 1e-3  # of the standardised features, per sample
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0)  # penalties on standardised features, per sample
+HELD_OUT = 5  # every fifth training sample chooses the penalty
 TINY = 1e-6  # added to variances: a channel where no particle has left its voxel has none
 
 Floats = NDArray[np.floating[Any]]
 
 
-def baselines(root: Path) -> dict[str, float]:
-    """Measure the mean absolute error on the validation split of ``train_mean`` and ``power_spectrum_ridge``.
+def baselines(root: Path) -> dict[str, Baseline]:
+    """Measure the mean absolute error on the validation split of the mean of the targets and of three ridge regressions.
 
-    The regression is fitted to at most `MAX_TRAIN_VOXELS` of the training split, evenly spaced samples, and left out if these
-    are fewer than `MIN_TRAIN_SAMPLES` samples.
+    ``one_point_ridge`` sees moments of the counts and of their logarithms, ``power_spectrum_ridge`` auto and cross spectra of
+    both, ``spectrum_and_moments_ridge`` all of these. They are fitted to at most `MAX_TRAIN_VOXELS` of the training split,
+    evenly spaced samples, and left out if these are fewer than `MIN_TRAIN_SAMPLES` samples.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     y_train, y_validation = _targets(train), _targets(validation)
-    results = {"train_mean": float(np.abs(y_validation - y_train.mean(axis=0)).mean())}
+    results = {"train_mean": _mean_error(y_train.mean(axis=0), y_validation)}
     voxels = int(np.prod(train.read([0])["x"].shape[1:4]))
     affordable = min(len(train), MAX_TRAIN_VOXELS // voxels)
-    if affordable >= MIN_TRAIN_SAMPLES:
-        chosen = np.linspace(0, len(train) - 1, affordable).astype(np.int64)
-        fit = ridge(_all_features(train, chosen), y_train[chosen])
-        predicted = fit(_all_features(validation, np.arange(len(validation))))
-        results["power_spectrum_ridge"] = float(np.abs(predicted.clip(-1, 1) - y_validation).mean())
+    if affordable < MIN_TRAIN_SAMPLES:
+        return results
+    chosen = np.linspace(0, len(train) - 1, affordable).astype(np.int64)
+    fitted, tested = _all_features(train, chosen), _all_features(validation, np.arange(len(validation)))
+    moments, spectra = slice(0, moment_count(len(REDSHIFTS))), slice(moment_count(len(REDSHIFTS)), None)
+    for name, columns in (
+        ("one_point_ridge", moments),
+        ("power_spectrum_ridge", spectra),
+        ("spectrum_and_moments_ridge", slice(None)),
+    ):
+        predict = best_ridge(fitted[:, columns], y_train[chosen])
+        results[name] = _mean_error(predict(tested[:, columns]).clip(-1, 1), y_validation)
     return results
 
 
 def features(counts_NDHWC: NDArray[np.int16]) -> Floats:
-    """Compute per sample: log auto spectra, correlation coefficients of channels, moments of counts and of log counts."""
+    """Compute per sample, first the one-point moments, then the spectra, each of the counts and of log(1 + counts).
+
+    Moments: log variance, skewness and log kurtosis of every channel. Spectra: log auto spectra, and correlation coefficients
+    of every two channels, per shell of |k|.
+    """
     samples, n, *_, channels = counts_NDHWC.shape
     x_NCV = np.ascontiguousarray(np.moveaxis(counts_NDHWC, -1, 1), dtype=np.float32).reshape(samples, channels, -1)
-    contrast = (x_NCV / x_NCV.mean(axis=2, keepdims=True) - 1).reshape(samples, channels, n, n, n)
-    modes = fft.rfftn(contrast, axes=(2, 3, 4)).reshape(samples, channels, -1)
-    real, imaginary = np.ascontiguousarray(modes.real), np.ascontiguousarray(modes.imag)
-    bins = _bins(n)
-    first, second = np.triu_indices(channels)
-    products = (real[:, i] * real[:, j] + imaginary[:, i] * imaginary[:, j] for i, j in zip(first, second, strict=True))
-    spectra = np.stack([product @ bins for product in products], axis=1)
-    auto = spectra[:, first == second] + TINY
-    cross = (spectra / np.sqrt(auto[:, first] * auto[:, second]))[:, first != second]
-    columns = [np.log(auto), cross, _moments(x_NCV), _moments(np.log1p(x_NCV))]
+    logs_NCV = np.log1p(x_NCV)
+    contrast = x_NCV / x_NCV.mean(axis=2, keepdims=True) - 1
+    columns = [_moments(x_NCV), _moments(logs_NCV), *_spectra(contrast, n), *_spectra(logs_NCV, n)]
     return np.concatenate([column.reshape(samples, -1) for column in columns], axis=1)
 
 
-def ridge(x: Floats, y: Floats) -> Any:
+def moment_count(channels: int) -> int:
+    """Count the moments among the features: three of each channel, of the counts and of their logarithms."""
+    return 2 * 3 * channels
+
+
+def best_ridge(x: Floats, y: Floats) -> Any:
+    """Fit `ridge` with the penalty that is best on every `HELD_OUT`-th sample, then to all. Returns ``f(x) -> y``."""
+    held = np.arange(len(x)) % HELD_OUT == 0
+    errors = [np.abs(ridge(x[~held], y[~held], penalty)(x[held]) - y[held]).mean() for penalty in RIDGES]
+    return ridge(x, y, RIDGES[int(np.argmin(errors))])
+
+
+def ridge(x: Floats, y: Floats, penalty: float) -> Any:
     """Fit ridge regression on standardised features and their squares. Returns the predictor ``f(x) -> y``."""
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-6
 
@@ -66,10 +86,28 @@ def ridge(x: Floats, y: Floats) -> Any:
         return np.concatenate([np.ones((len(raw), 1)), scaled, scaled**2 - 1], axis=1)
 
     design = expand(x)
-    penalty = np.eye(design.shape[1]) * RIDGE * len(x)
-    penalty[0, 0] = 0
-    weights = np.linalg.solve(design.T @ design + penalty, design.T @ y)
+    diagonal = np.eye(design.shape[1]) * penalty * len(x)
+    diagonal[0, 0] = 0
+    weights = np.linalg.solve(design.T @ design + diagonal, design.T @ y)
     return lambda raw: expand(raw) @ weights
+
+
+def _spectra(fields_NCV: Floats, n: int) -> tuple[Floats, Floats]:
+    """Compute log auto spectra and the correlation coefficients of every two channels, per shell of |k|."""
+    samples, channels, _ = fields_NCV.shape
+    modes = fft.rfftn(fields_NCV.reshape(samples, channels, n, n, n), axes=(2, 3, 4)).reshape(samples, channels, -1)
+    real, imaginary = np.ascontiguousarray(modes.real), np.ascontiguousarray(modes.imag)
+    bins = _bins(n)
+    first, second = np.triu_indices(channels)
+    products = (real[:, i] * real[:, j] + imaginary[:, i] * imaginary[:, j] for i, j in zip(first, second, strict=True))
+    spectra = np.stack([product @ bins for product in products], axis=1)
+    auto = spectra[:, first == second] + TINY
+    cross = (spectra / np.sqrt(auto[:, first] * auto[:, second]))[:, first != second]
+    return np.log(auto), cross
+
+
+def _mean_error(predicted: Floats, truth_NT: Floats) -> Baseline:
+    return Baseline.mean(np.abs(predicted - truth_NT).mean(axis=1))
 
 
 def _all_features(reader: ShardReader, indices: NDArray[np.int64]) -> Floats:

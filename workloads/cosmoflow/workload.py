@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -50,19 +51,32 @@ class CosmoFlow(Workload):
         return loss
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sum absolute errors per target and squared errors, and count samples."""
+        """Sum absolute and squared errors per target, and the squares of each sample's mean absolute error; count samples."""
         error_NT = model(batch["x"]).double() - batch["y"].double()
-        absolute_T = error_NT.abs().sum(dim=0)
+        absolute_NT = error_NT.abs()
         count = torch.tensor(float(len(error_NT)), dtype=torch.float64, device=error_NT.device)
-        stats = {f"absolute_{name}": absolute_T[position] for position, name in enumerate(TARGETS)}
-        return stats | {"squared": error_NT.square().sum(), "samples": count}
+        stats = {"samples": count, "of_samples_squared": absolute_NT.mean(dim=1).square().sum()}
+        for name, absolute_N in zip(TARGETS, absolute_NT.unbind(dim=1), strict=True):
+            stats |= {f"absolute_{name}": absolute_N.sum(), f"squared_{name}": absolute_N.square().sum()}
+        return stats
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Compute ``eval_error``, the mean absolute error over all targets, and that of each target and the mean squared error."""
+        """Compute ``eval_error``, the mean absolute error over all targets and samples, and what says how sure it is.
+
+        ``eval_error_se`` is its standard error over samples. Each target has its own ``mae_``, the standard error ``mae_se_``
+        of that, and ``rmse_``, the root mean square error: the uncertainty of one prediction. ``mse`` is over all targets.
+        """
         samples = totals["samples"]
-        per_target = {f"mae_{name}": totals[f"absolute_{name}"] / samples for name in TARGETS}
-        mean = sum(per_target.values()) / len(TARGETS)
-        return {"eval_error": mean, **per_target, "mse": totals["squared"] / samples / len(TARGETS)}
+        found = {}
+        for name in TARGETS:
+            mean, square = totals[f"absolute_{name}"] / samples, totals[f"squared_{name}"] / samples
+            found[f"mae_{name}"] = mean
+            found[f"rmse_{name}"] = math.sqrt(square)
+            found[f"mae_se_{name}"] = _standard_error(mean, square, samples)
+        error = sum(found[f"mae_{name}"] for name in TARGETS) / len(TARGETS)
+        spread = _standard_error(error, totals["of_samples_squared"] / samples, samples)
+        mse = sum(found[f"rmse_{name}"] ** 2 for name in TARGETS) / len(TARGETS)
+        return {"eval_error": error, "eval_error_se": spread, **found, "mse": mse}
 
     def hyperparameters(self) -> dict[str, Any]:
         """Keys and units are the reference's: ``opt_base_learning_rate`` is the rate after warm-up, opt_weight_decay is l2.
@@ -91,9 +105,15 @@ class CosmoFlow(Workload):
         element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
         return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
-    def baselines(self, root: Path) -> dict[str, float]:
-        """Measure the mean absolute error of the training mean and of ridge regression on power spectra."""
+    def baselines(self, root: Path) -> Mapping[str, float]:
+        """Measure the mean absolute error of the training mean and of ridge regressions on moments and power spectra."""
         return baselines(root)
 
     def _rate(self, epoch: int) -> float:
         return learning_rate(self._settings, self.config.global_batch_size, epoch)
+
+
+def _standard_error(mean: float, mean_square: float, samples: float) -> float:
+    """Compute the standard error of a mean over samples from the mean of squares. nan for one sample, which has no spread."""
+    variance = max(mean_square - mean**2, 0.0)  # rounding may leave less than nothing
+    return math.sqrt(variance / (samples - 1)) if samples > 1 else math.nan

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from suite.data.shards import ShardReader
+from suite.workload import Baseline
 from workloads.deepcam import metric
 from workloads.deepcam.config import CHANNELS, CLASSES, LOSS_WEIGHTS
 from workloads.deepcam.data import input_statistics
@@ -25,7 +26,7 @@ HIDDEN = 32
 Predictor = Callable[[Tensor], Tensor]
 
 
-def baselines(root: Path) -> dict[str, float]:
+def baselines(root: Path) -> dict[str, Baseline]:
     """Measure the metric on the validation split of ``all_background``, ``pixel_linear`` and ``pixel_mlp``."""
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     x, y = _pixels(train, input_statistics(train, root))
@@ -35,16 +36,15 @@ def baselines(root: Path) -> dict[str, float]:
         torch.manual_seed(0)
         for name, build in layers.items():
             predictors[name] = _fit(build(), x, y)
-    totals: dict[str, dict[str, float]] = {name: {} for name in predictors}
+    scores: dict[str, list[float]] = {name: [] for name in predictors}
     mean, scale = _standardisation(input_statistics(train, root))
     with torch.no_grad():
         for arrays in _samples(validation):
             fields = (torch.from_numpy(arrays["x"]) - mean) * scale
             labels = torch.from_numpy(arrays["y"])
             for name, predict in predictors.items():
-                for key, value in metric.statistics(predict(fields), labels).items():
-                    totals[name][key] = totals[name].get(key, 0.0) + float(value)
-    return {name: metric.metrics(found)["eval_accuracy"] for name, found in totals.items()}
+                scores[name].append(float(metric.statistics(predict(fields), labels)["iou"]))
+    return {name: Baseline.mean(found) for name, found in scores.items()}
 
 
 def _all_background(fields: Tensor) -> Tensor:

@@ -102,6 +102,6 @@ class DeepCam(Workload):
         element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
         return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
-    def baselines(self, root: Path) -> dict[str, float]:
+    def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the metric of background everywhere and of predictors from the 16 values of one pixel."""
         return baselines(root)

@@ -1,4 +1,4 @@
-"""A byte-level language model with mixture-of-experts layers, on real text. No torch."""
+"""A byte-level language model with mixture-of-experts layers, on generated or real text. No torch."""
 
 from pathlib import Path
 

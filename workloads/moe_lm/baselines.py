@@ -1,69 +1,61 @@
-"""Baselines without a network: byte models that count what follows the last few bytes, in bits per byte."""
+"""Baselines without a network, in bits per byte: compressors and byte models after the training text."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from suite.data.manifest import read_manifest
 from suite.data.shards import ShardReader
+from suite.workload import Baseline
+from workloads.moe_lm.ppm import Bytes, ppm_bits
 
-PRIOR = 4.0  # weight of the shorter context's distribution, in counts
-ORDERS = range(5)  # bytes of context
+ORDERS = (0, 1, 2, 3, 4, 5, 6, 8, 12)  # bytes of context
+BLOCK_BYTES = 2**22  # of training text in memory at once
+GZIP_REACH, BZIP2_REACH, XZ_REACH = 2**15, 900_000, 2**26  # bytes that gzip -9, bzip2 -9 and xz -9 look back
 
 
 def baselines(root: Path) -> dict[str, float]:
-    """Measure ``bytes_<n>``, interpolated counts with n bytes of context; ``entropy_rate`` if the language is generated."""
-    train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
-    text = train.read(np.arange(len(train)))["text"]
-    rows = validation.read(np.arange(len(validation)))["text"]
-    chances = np.full((len(rows), rows.shape[1] - 1), 1 / 256)
-    results = {}
-    for order in ORDERS:
-        chances = refine(chances, text, rows, order)
-        results[f"bytes_{order}"] = float(-np.log2(chances).mean())
-    rate = read_manifest(root).attributes.get("entropy_rate")
-    return results if rate is None else results | {"entropy_rate": float(rate)}
+    """Measure ``gzip``, ``bzip2``, ``xz``, ``ppm_<bytes of context>`` and ``ppm_mixed`` on a data set's validation rows.
 
-
-def refine(
-    chances: NDArray[np.float64], text: NDArray[np.uint8], rows: NDArray[np.uint8], order: int
-) -> NDArray[np.float64]:
-    """Refine the probabilities of next bytes by counts with ``order`` bytes of context; ``chances`` is the prior.
-
-    Positions with fewer than ``order`` bytes before them are unchanged.
+    Byte models have standard errors over the rows; what a compressor adds is one number for all rows.
     """
-    seen, counts = np.unique(_keys(text, order + 1), return_counts=True)
-    before, totals = np.unique(_keys(text[:, :-1], order), return_counts=True) if order else (None, None)
-    queries = _keys_by_row(rows, order + 1)[:, 0 if order else 1 :]
-    hits = _look_up(queries, seen, counts)
-    if order:
-        assert before is not None
-        assert totals is not None
-        total = _look_up(_keys_by_row(rows[:, :-1], order), before, totals)
-    else:
-        total = np.full(hits.shape, float(text.size))
-    refined = chances.copy()
-    begin = max(order - 1, 0)
-    refined[:, begin:] = (hits + PRIOR * chances[:, begin:]) / (total + PRIOR)
-    return refined
+    train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
+    rows: Bytes = validation.read(np.arange(len(validation)))["text"]
+    step = max(1, BLOCK_BYTES // train.read([0])["text"].shape[1])
+
+    def blocks() -> Iterator[Bytes]:
+        for begin in range(0, len(train), step):
+            yield train.read(np.arange(begin, min(begin + step, len(train))))["text"]
+
+    found = compressed(_last(train, XZ_REACH), rows.tobytes())
+    return found | {name: Baseline.mean(bits.mean(axis=1)) for name, bits in ppm_bits(blocks, rows, ORDERS).items()}
 
 
-def _keys(rows: NDArray[np.uint8], length: int) -> NDArray[np.int64]:
-    return _keys_by_row(rows, length).ravel()
+def compressed(training: bytes, text: bytes) -> dict[str, float]:
+    """Compute the bits per byte of ``text`` by three compressors: what it adds to the end of the training text that the
+    compressor can look back on, or the size of ``text`` alone if that is less.
+    """
+    room = max(BZIP2_REACH - len(text) - 1000, 0)  # bzip2 sorts whole blocks: both must be in one
+    sizes = {
+        "gzip": _added(lambda data: len(gzip.compress(data, 9)), training[-GZIP_REACH:], text),
+        "bzip2": _added(
+            lambda data: len(bz2.compress(data, 9)), training[len(training) - room :] if room else b"", text
+        ),
+        "xz": _added(lambda data: len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)), training, text),
+    }
+    return {name: 8 * size / len(text) for name, size in sizes.items()}
 
 
-def _keys_by_row(rows: NDArray[np.uint8], length: int) -> NDArray[np.int64]:
-    """Encode each run of ``length`` bytes within a row as one integer."""
-    width = rows.shape[1] - length + 1
-    key = np.zeros((len(rows), width), dtype=np.int64)
-    for position in range(length):
-        key = key * 256 + rows[:, position : position + width]
-    return key
+def _added(size: Callable[[bytes], int], before: bytes, text: bytes) -> int:
+    return min(size(before + text) - size(before), size(text))
 
 
-def _look_up(queries: NDArray[np.int64], keys: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.float64]:
-    position = np.minimum(np.searchsorted(keys, queries), len(keys) - 1)
-    return np.where(keys[position] == queries, values[position], 0).astype(np.float64)
+def _last(train: ShardReader, length: int) -> bytes:
+    """The last bytes of the training text."""
+    rows = -(-length // train.read([0])["text"].shape[1])
+    return bytes(train.read(np.arange(max(0, len(train) - rows), len(train)))["text"].tobytes())

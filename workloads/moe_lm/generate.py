@@ -1,6 +1,6 @@
-"""Makes the data sets of the language model: ``generate`` (smoke), ``fetch`` and ``convert`` (real text).
+"""Makes the data sets of the language model: ``generate`` (smoke, mini), ``fetch`` and ``convert`` (real text).
 
-The items are rows cut from one text, not numbered ones, so `generate` does not use suite/data/generate.py.
+The items are rows of a text, not numbered ones, so `generate` does not use suite/data/generate.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,93 +20,107 @@ from numpy.typing import NDArray
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build, size_settings
 from suite.errors import InputError
 from suite.world import World
-from workloads.moe_lm.text import DJANGO_NAME, DJANGO_SHA256, DJANGO_VERSION, Language, Split, check_archive, read_text
+from workloads.moe_lm.language import Language, Lexicon
+from workloads.moe_lm.text import Split, check_package, corpus, is_corpus, read_text
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
+ROWS_PER_SHARD = 8192  # of real text
+ANY_MACHINE = ("--platform", "any", "--implementation", "py", "--abi", "none", "--python-version", "3.13")
 
 
 @dataclass(frozen=True)
 class DataSize:
     """Training rows of ``row_bytes``, evaluation rows of ``context`` + 1 bytes (the first byte is not predicted).
 
-    ``train_rows`` None means all rows of the text. ``validation_rows`` are spread evenly over the validation text.
+    With a ``language`` rows are generated passages, ``train_rows`` and ``validation_rows`` of them. Real text gives all its
+    training rows, and ``validation_rows`` spread evenly over the validation text.
     """
 
     context: int
     row_bytes: int
     train_rows: int | None
     validation_rows: int
-    generated: bool = False
+    language: Lexicon | None = None
 
 
 SIZES: dict[str, DataSize] = {
-    "smoke": DataSize(64, 256, 800, 128, generated=True),
-    "mini": DataSize(128, 1792, None, 1024),
-    "mini_dense": DataSize(128, 1792, None, 1024),
+    "smoke": DataSize(64, 65, 1600, 256, Lexicon(topics=8, words=32)),
+    "mini": DataSize(128, 129, 3200, 512, Lexicon(topics=16, words=64)),
+    "mini_dense": DataSize(128, 129, 3200, 512, Lexicon(topics=16, words=64)),
     "middle": DataSize(1024, 8192, None, 256),
     "full": DataSize(4096, 8192, None, 64),
 }
 
 
 def generate(root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
-    """Generate the text of ``smoke``. InputError for sizes with real text, which says how to get it."""
+    """Generate the passages of ``smoke`` or ``mini``. InputError for sizes with real text, which says how to get it."""
     settings = size_settings("moe_lm", SIZES, size, seed)
-    if not settings.generated:
+    if settings.language is None:
         raise InputError(
             f"moe_lm {size} is real text: mlhpc data fetch moe_lm -o text, "
             f"then mlhpc data convert moe_lm text --size {size} -o {root}"
         )
-    language = Language(seed)
+    language = Language(seed, settings.language)
     assert settings.train_rows is not None
-    lengths = settings.train_rows * settings.row_bytes, settings.validation_rows * settings.context + 1
-    origin, known = {"name": "markov", "seed": seed}, {"entropy_rate": language.entropy_rate()}
-    texts = [partial(language.text, length, part) for part, length in enumerate(lengths)]
-    _build(root, size, texts, origin, known, seed, world, progress)
+    shapes = (settings.train_rows, settings.row_bytes), (settings.validation_rows, settings.context + 1)
+    pieces = [
+        Piece(split, 0, partial(_passages, language, *shape, stream))
+        for stream, (split, shape) in enumerate(zip(SPLITS, shapes, strict=True))
+    ]
+    known = {"entropy_rate": language.entropy_rate()}
+    _build(root, size, pieces, {"name": "topics", "seed": seed}, known, seed, world, progress)
 
 
 def convert(
     source: Path, root: Path, *, world: World, size: str | None = None, progress: Progress | None = None
 ) -> None:
-    """Convert the pinned Django archive (or the folder it was fetched to) or a folder of ``.txt`` files to shards."""
-    size = size or "mini"
+    """Convert the folder that ``fetch`` filled, or a folder of text with a project in each entry, to shards."""
+    size = size or "middle"
     settings = size_settings("moe_lm", SIZES, size, 0)
-    if settings.generated:
+    if settings.language is not None:
         raise InputError(f"moe_lm {size} is generated text: mlhpc data generate moe_lm --size {size}")
-    text, problem = Split(b"", b""), None
+    text, problem = Split(b"", b"", {}), None
     try:
         text = read_text(source)
     except (OSError, ValueError) as error:
         problem = error
     world.check_together(problem)
-    django = source.name == DJANGO_NAME or (source / DJANGO_NAME).exists()
-    origin = {"name": DJANGO_NAME if django else "folder", "sha256": DJANGO_SHA256 if django else None}
-    _build(root, size, [lambda: text.train, lambda: text.validation], origin, {}, 0, world, progress)
+    rows = training_rows(text.train, settings)
+    pieces = [
+        Piece("train", shard, partial(lambda begin: {"text": rows[begin : begin + ROWS_PER_SHARD]}, begin))
+        for shard, begin in enumerate(range(0, len(rows), ROWS_PER_SHARD))
+    ]
+    pieces.append(Piece("validation", 0, lambda: {"text": validation_rows(text.validation, settings)}))
+    origin = {"name": "corpus" if is_corpus(source) else "folder", "sha256": text.sha256}
+    _build(root, size, pieces, origin, text.facts, 0, world, progress)
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
-    """Get the Django source package, with pip or from ``source`` on this machine. Its sha256 is pinned."""
+    """Get the packages of the corpus, with pip or from the folder ``source``. Their sha256 are pinned."""
     destination.mkdir(parents=True, exist_ok=True)
     if source is not None:
-        path = Path(source)
-        path = path / DJANGO_NAME if path.is_dir() else path
-        if not path.exists():
-            raise InputError(f"{path}: does not exist; expected {DJANGO_NAME} from PyPI")
-        check_archive(path)
-        shutil.copyfile(path, destination / DJANGO_NAME)
+        if not Path(source).is_dir():
+            raise InputError(f"{source}: does not exist; expected a folder with the files of corpus.yaml from PyPI")
+        for package in corpus():
+            shutil.copyfile(check_package(Path(source), package), destination / package.file)
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=destination) as folder:
         requirements = Path(folder) / "requirements.txt"
-        requirements.write_text(f"Django=={DJANGO_VERSION} --hash=sha256:{DJANGO_SHA256}\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "Django"]
-        command += ["--require-hashes", "--no-build-isolation", "-r", str(requirements), "-d", folder]
+        requirements.write_text(
+            "".join(f"{each.project}=={each.version} --hash=sha256:{each.sha256}\n" for each in corpus())
+        )
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        command += [*ANY_MACHINE, "--require-hashes", "-r", str(requirements), "-d", folder]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode or not (Path(folder) / DJANGO_NAME).exists():
+        if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            raise InputError(f"pip cannot download {DJANGO_NAME}: {reason}; bring it from PyPI and give --from FILE")
-        check_archive(Path(folder) / DJANGO_NAME)
-        shutil.copyfile(Path(folder) / DJANGO_NAME, destination / DJANGO_NAME)
+            raise InputError(
+                f"pip cannot download the corpus: {reason}; bring its files from PyPI and give --from FOLDER"
+            )
+        for package in corpus():
+            check_package(Path(folder), package).rename(destination / package.file)
 
 
 def training_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
@@ -133,32 +146,21 @@ def validation_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
 def _build(
     root: Path,
     size: str,
-    texts: Sequence[Callable[[], bytes]],
+    pieces: list[Piece],
     origin: dict[str, Any],
     known: dict[str, Any],
     seed: int,
     world: World,
-    progress: Progress | None = None,
+    progress: Progress | None,
 ) -> None:
-    """Build a data set of one shard per split. ``known`` are facts about the text for the manifest."""
-    settings = SIZES[size]
-    recipe = {"version": GENERATOR_VERSION, **origin, **asdict(settings)}
-    pieces = [
-        Piece(split, 0, partial(_shard, rows, text, settings))
-        for split, rows, text in zip(SPLITS, (training_rows, validation_rows), texts, strict=True)
-    ]
-    build(
-        root,
-        DataSetPlan("moe_lm", size, seed, recipe, pieces, lambda arrays: None, lambda summaries: known),
-        world,
-        progress,
-    )
+    """Build a data set. ``known`` are facts about the text for the manifest."""
+    recipe = {"version": GENERATOR_VERSION, **origin, **asdict(SIZES[size])}
+    plan = DataSetPlan("moe_lm", size, seed, recipe, pieces, lambda arrays: None, lambda summaries: known)
+    build(root, plan, world, progress)
 
 
-def _shard(
-    rows: Callable[[bytes, DataSize], NDArray[np.uint8]], text: Callable[[], bytes], settings: DataSize
-) -> Arrays:
-    return {"text": rows(text(), settings)}
+def _passages(language: Language, count: int, length: int, stream: int) -> Arrays:
+    return {"text": language.passages(count, length, stream)}
 
 
 def _array(text: bytes, length: int) -> NDArray[np.uint8]:

@@ -1,110 +1,167 @@
-"""Sources of text: a generated language of known entropy, or files of an archive or a folder."""
+"""Real text: the packages of corpus.yaml, or a folder, split by project and without near copies."""
 
 from __future__ import annotations
 
 import hashlib
-import tarfile
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache, partial
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-import numpy as np
+import yaml
 
 from suite.errors import InputError
+from workloads.moe_lm.duplicates import Shingles, near_copies, shingles
 
-DJANGO_VERSION = "5.2"
-DJANGO_NAME = f"Django-{DJANGO_VERSION}.tar.gz"
-DJANGO_SHA256 = "1a47f7a7a3d43ce64570d350e008d2949abe8c7e21737b351b6a1611277c6d89"
+CORPUS_PATH = Path(__file__).with_name("corpus.yaml")
+SUFFIXES = frozenset((".py", ".pyi", ".rst", ".md", ".txt"))
+LARGEST_FILE = 2**19  # bytes: larger ones are tables and generated code
 SEPARATOR = b"\x00"  # between files; it never occurs in text
-VALIDATION_OF_256 = 13  # a file goes to validation if the first byte of its path's hash is below this: 5 %
+VALIDATION_OF_256 = 23  # a project goes to validation if the first byte of its name's hash is below this: 9 %
 
-WORDS, SUCCESSORS, LETTERS = 128, 8, "abcdefghijklmnopqrstuvwxyz"
+
+@dataclass(frozen=True)
+class Package:
+    """A wheel of the corpus: the project's name on the package index, its version, file, licence and checksum."""
+
+    project: str
+    version: str
+    file: str
+    licence: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file of a project."""
+
+    project: str
+    name: str
+    content: bytes
 
 
 @dataclass(frozen=True)
 class Split:
-    """The training and the validation text."""
+    """The training and the validation text, and what is known of them for the manifest."""
 
     train: bytes
     validation: bytes
+    facts: dict[str, Any]
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of both texts."""
+        return hashlib.sha256(self.train + self.validation).hexdigest()
 
 
-class Language:
-    """A Markov chain of random words; each is followed by one of eight others with odds 1 : 1/2 : … : 1/8."""
+@cache
+def corpus() -> tuple[Package, ...]:
+    """Read the list of packages that the real text is made of."""
+    return tuple(Package(**entry) for entry in yaml.safe_load(CORPUS_PATH.read_text())["packages"])
 
-    def __init__(self, seed: int) -> None:
-        draw = np.random.Generator(np.random.Philox(key=[seed, 0]))
-        words: dict[str, None] = {}
-        while len(words) < WORDS:
-            words["".join(draw.choice(list(LETTERS), draw.integers(2, 9)))] = None
-        self.words = [word.encode() + b" " for word in words]
-        self.successors = np.stack([draw.permutation(WORDS)[:SUCCESSORS] for _ in range(WORDS)])
-        weights = 1 / np.arange(1, SUCCESSORS + 1)
-        self.chances = weights / weights.sum()
-        self._seed = seed
 
-    def text(self, length: int, stream: int) -> bytes:
-        """Generate ``length`` bytes. Another ``stream`` gives another text of the same language."""
-        draw = np.random.Generator(np.random.Philox(key=[self._seed, 1 + stream]))
-        parts, total, word = [], 0, int(draw.integers(WORDS))
-        while total < length:
-            for rank in draw.choice(SUCCESSORS, 4096, p=self.chances):
-                word = int(self.successors[word, rank])
-                parts.append(self.words[word])
-                total += len(self.words[word])
-        return b"".join(parts)[:length]
+def in_validation(project: str) -> bool:
+    """True if a project belongs to validation. Decided by its name alone, so the same in every version and on every machine."""
+    return hashlib.sha256(project.lower().encode()).digest()[0] < VALIDATION_OF_256
 
-    def entropy_rate(self) -> float:
-        """Compute the bits per byte of the chain, the lower bound for any model. 9 digits: others depend on the processor."""
-        transition = np.zeros((WORDS, WORDS))
-        np.put_along_axis(transition, self.successors, self.chances[None], axis=1)
-        stationary = np.full(WORDS, 1 / WORDS)
-        for _ in range(200):
-            stationary = stationary @ transition
-        lengths = np.array([len(word) for word in self.words])
-        bits = -(self.chances * np.log2(self.chances)).sum()
-        return float(f"{bits / (stationary @ lengths):.9g}")
+
+def is_corpus(source: Path) -> bool:
+    """True if a folder holds a package of the corpus."""
+    return any((source / package.file).exists() for package in corpus())
+
+
+def check_package(folder: Path, package: Package) -> Path:
+    """Find a package of the corpus in a folder. InputError if it is absent or has another sha256."""
+    path = folder / package.file
+    if not path.exists():
+        raise InputError(f"{path}: does not exist; expected the file of {package.project} {package.version} from PyPI")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != package.sha256:
+        raise InputError(f"{path}: sha256 is {digest}; that of {package.project} on PyPI is {package.sha256}")
+    return path
 
 
 def read_text(source: Path) -> Split:
-    """Read the ``.txt`` files of a folder, or of the documentation in Django's archive, split by the hash of their paths.
+    """Read the packages of the corpus in a folder, or without them its text files, whose projects are its top entries.
 
-    InputError if there are none, or if the archive is not the pinned one.
+    Near copies of earlier documents are left out; training comes before validation, so what is in both stays in training.
+    InputError if a package is not the pinned one, or if there are too few projects.
     """
-    if source.is_dir() and (source / DJANGO_NAME).exists():
-        source = source / DJANGO_NAME
-    files = dict(sorted(_folder(source) if source.is_dir() else _archive(source)))
-    parts: dict[bool, list[bytes]] = {False: [], True: []}
-    for name, content in files.items():
-        parts[in_validation(name)].append(content.replace(SEPARATOR, b"") + SEPARATOR)
-    if not parts[True] or not parts[False]:
-        raise InputError(f"{source}: {len(files)} .txt files are too few for two splits")
-    return Split(b"".join(parts[False]), b"".join(parts[True]))
+    if not source.is_dir():
+        raise InputError(f"{source}: expected a folder of text, or of packages that `mlhpc data fetch moe_lm` brought")
+    documents = list(_packages(source) if is_corpus(source) else _folder(source))
+    documents.sort(key=lambda each: (in_validation(each.project), each.project, each.name))
+    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    copies, shares = near_copies(_shingles(documents))
+    for document, copy in zip(documents, copies, strict=True):
+        if not copy:
+            parts[in_validation(document.project)].append(document.content + SEPARATOR)
+    if not all(parts):
+        projects = len({each.project for each in documents})
+        raise InputError(f"{source}: {projects} projects with text are too few for two splits")
+    train, validation = (b"".join(part) for part in parts)
+    return Split(train, validation, _facts(documents, copies.tolist(), shares.tolist()))
 
 
-def in_validation(name: str) -> bool:
-    """True if a file belongs to validation. Decided by its path alone, so the same in every version and on every machine."""
-    return hashlib.sha256(name.encode()).digest()[0] < VALIDATION_OF_256
+def _facts(documents: Sequence[Document], copies: Sequence[bool], shares: Sequence[float]) -> dict[str, Any]:
+    """Count projects, files, bytes and near copies, and measure what is left of validation in earlier documents.
+
+    Shares have six digits.
+    """
+    held = [in_validation(each.project) for each in documents]
+    sizes = [len(each.content) for each in documents]
+    kept = [size for size, copy in zip(sizes, copies, strict=True) if not copy]
+    left = [
+        (size, share)
+        for size, copy, share, validation in zip(sizes, copies, shares, held, strict=True)
+        if validation and not copy
+    ]
+    by_split = {
+        split: sorted({each.project for each, validation in zip(documents, held, strict=True) if validation == wanted})
+        for split, wanted in (("train", False), ("validation", True))
+    }
+    return {
+        "projects": {split: len(names) for split, names in by_split.items()},
+        "validation_projects": by_split["validation"],
+        "files": len(documents),
+        "near_copies": sum(copies),
+        "near_copies_byte_share": round(1 - sum(kept) / sum(sizes), 6),
+        "shared_shingles_of_validation": round(
+            sum(size * share for size, share in left) / max(1, sum(size for size, _ in left)), 6
+        ),
+    }
 
 
-def check_archive(path: Path) -> None:
-    """Check the sha256 of an archive. InputError if it is not the pinned source package."""
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if digest != DJANGO_SHA256:
-        raise InputError(f"{path}: sha256 is {digest}; {DJANGO_NAME} from PyPI has {DJANGO_SHA256}")
+def _shingles(documents: Sequence[Document]) -> Iterator[Shingles]:
+    for document in documents:
+        yield shingles(document.content)
 
 
-def _folder(source: Path) -> Iterator[tuple[str, bytes]]:
-    for path in source.rglob("*.txt"):
-        yield path.relative_to(source).as_posix(), path.read_bytes()
+def _packages(source: Path) -> Iterator[Document]:
+    for package in corpus():
+        with zipfile.ZipFile(check_package(source, package)) as archive:
+            for member in archive.infolist():
+                if not member.is_dir() and member.file_size <= LARGEST_FILE:
+                    yield from _document(package.project, member.filename, partial(archive.read, member))
 
 
-def _archive(source: Path) -> Iterator[tuple[str, bytes]]:
-    check_archive(source)
-    with tarfile.open(source) as archive:
-        for member in archive:
-            name = member.name.partition("/")[2]
-            if member.isfile() and name.startswith("docs/") and name.endswith(".txt"):
-                file = archive.extractfile(member)
-                assert file is not None
-                yield name, file.read()
+def _folder(source: Path) -> Iterator[Document]:
+    for path in source.rglob("*"):
+        if path.is_file() and path.stat().st_size <= LARGEST_FILE:
+            name = path.relative_to(source)
+            yield from _document(name.parts[0], name.as_posix(), path.read_bytes)
+
+
+def _document(project: str, name: str, read: Callable[[], bytes]) -> Iterator[Document]:
+    """Yield a file if it is text: by its suffix and by being UTF-8. Line ends become one byte."""
+    if PurePosixPath(name).suffix not in SUFFIXES:
+        return
+    content = read()
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return
+    yield Document(project, name, content.replace(b"\r\n", b"\n").replace(SEPARATOR, b""))

@@ -80,6 +80,6 @@ class MoELM(MoEWorkload):
         batch = self.config.global_batch_size
         return work(self._settings, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
 
-    def baselines(self, root: Path) -> dict[str, float]:
-        """Measure the bits per byte of byte models with 0 to 4 bytes of context."""
+    def baselines(self, root: Path) -> Mapping[str, float]:
+        """Measure the bits per byte of compressors and of byte models after the training text."""
         return baselines(root)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from suite.data.shards import ShardReader
+from suite.workload import Baseline
 from workloads.open_catalyst.config import OpenCatalystConfig
 from workloads.open_catalyst.graph import concatenate
 from workloads.open_catalyst.structures import Neighbourhood
@@ -23,46 +24,55 @@ AT_ONCE = 500
 Floats = NDArray[np.floating[Any]]
 
 
-def baselines(root: Path, config: OpenCatalystConfig) -> dict[str, float]:
+def baselines(root: Path, config: OpenCatalystConfig) -> dict[str, Baseline]:
     """Measure the mean absolute error of force components on free atoms of the validation split.
 
     ``zero_force``; ``mean_force`` per component; ``pair_potential`` with `SHAPES` radial functions per pair of elements, on
     at most `MAX_SAMPLES` evenly spaced samples.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
-    mean = _free_forces(train).mean(axis=0)
-    truth = _free_forces(validation)
+    mean = _free_forces(train)[0].mean(axis=0)
+    truth, structure = _free_forces(validation)
     return {
-        "zero_force": float(np.abs(truth).mean()),
-        "mean_force": float(np.abs(truth - mean).mean()),
+        "zero_force": _mean_error(np.abs(truth).sum(axis=1), structure),
+        "mean_force": _mean_error(np.abs(truth - mean).sum(axis=1), structure),
         "pair_potential": _pair_potential(
             train, validation, Neighbourhood(config.cutoff_angstrom, config.max_neighbours)
         ),
     }
 
 
-def _pair_potential(train: ShardReader, validation: ShardReader, neighbourhood: Neighbourhood) -> float:
+def _mean_error(error_A: Floats, structure_A: NDArray[np.int64]) -> Baseline:
+    """Compute the mean error of a component from that of each atom, three components together. Structures are the samples."""
+    _, sample = np.unique(structure_A, return_inverse=True)
+    sums, components = np.bincount(sample, error_A), 3 * np.bincount(sample)
+    pairs = zip(sums.tolist(), components.tolist(), strict=True)
+    of_samples = [{"error": error, "components": count} for error, count in pairs]
+    return Baseline.jackknife(of_samples, lambda totals: totals["error"] / totals["components"])
+
+
+def _pair_potential(train: ShardReader, validation: ShardReader, neighbourhood: Neighbourhood) -> Baseline:
     elements = np.unique(_read(train, _spaced(train, MAX_SAMPLES), ["atom.offsets", "atom.number"])["atom.number"])
     width = len(elements) * (len(elements) + 1) // 2 * SHAPES
     gram, moment = np.zeros((width, width)), np.zeros(width)
     for chosen in _pieces(train):
-        design, force = _design(train, chosen, neighbourhood, elements)
+        design, force, _ = _design(train, chosen, neighbourhood, elements)
         gram += (design.T @ design).toarray()
         moment += design.T @ force
     gram[np.diag_indices(width)] += RIDGE * gram.diagonal().max()
     coefficients = np.linalg.solve(gram, moment)
-    errors, count = 0.0, 0
+    errors, structures = [], []
     for chosen in _pieces(validation):
-        design, force = _design(validation, chosen, neighbourhood, elements)
-        errors += float(np.abs(design @ coefficients - force).sum())
-        count += len(force)
-    return errors / count
+        design, force, structure = _design(validation, chosen, neighbourhood, elements)
+        errors.append(np.abs(design @ coefficients - force).reshape(-1, 3).sum(axis=1))
+        structures.append(chosen[structure])
+    return _mean_error(np.concatenate(errors), np.concatenate(structures))
 
 
 def _design(
     reader: ShardReader, chosen: NDArray[np.int64], neighbourhood: Neighbourhood, elements: NDArray[np.uint8]
-) -> tuple[Any, Floats]:
-    """Compute the design matrix of the force components of free atoms, and their true values."""
+) -> tuple[Any, Floats, NDArray[np.int64]]:
+    """Compute the design matrix of the force components of free atoms, their true values, and the structure of each atom."""
     arrays = reader.read(chosen)
     offsets, position = arrays["atom.offsets"], arrays["atom.position"].astype(np.float64)
     parts = [
@@ -82,14 +92,22 @@ def _design(
     columns = np.broadcast_to(SHAPES * pair[:, None, None] + np.arange(SHAPES)[:, None], values.shape)
     width = len(elements) * (len(elements) + 1) // 2 * SHAPES
     design = sparse.csr_array((values.ravel(), (rows.ravel(), columns.ravel())), shape=(3 * len(position), width))
-    free = np.repeat(arrays["atom.fixed"] == 0, 3)
-    return design[free], arrays["atom.force"].astype(np.float64).ravel()[free]
+    free = arrays["atom.fixed"] == 0
+    components = np.repeat(free, 3)
+    return design[components], arrays["atom.force"].astype(np.float64).ravel()[components], _structures(arrays)[free]
 
 
-def _free_forces(reader: ShardReader) -> Floats:
+def _structures(arrays: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
+    """List the position of each atom's structure among those read."""
+    atoms = np.diff(arrays["atom.offsets"])
+    return np.repeat(np.arange(len(atoms)), atoms)
+
+
+def _free_forces(reader: ShardReader) -> tuple[Floats, NDArray[np.int64]]:
+    """Read the forces (atoms, 3) on free atoms, and the structure of each atom."""
     arrays = _read(reader, _spaced(reader, MAX_SAMPLES_OF_CONSTANTS), ["atom.offsets", "atom.force", "atom.fixed"])
-    forces: Floats = arrays["atom.force"][arrays["atom.fixed"] == 0].astype(np.float64)
-    return forces
+    free = arrays["atom.fixed"] == 0
+    return arrays["atom.force"][free].astype(np.float64), _structures(arrays)[free]
 
 
 def _read(reader: ShardReader, chosen: NDArray[np.int64], names: list[str]) -> dict[str, NDArray[Any]]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from suite.config import RunConfig
-from suite.data.balance import Balance, summed_shares
+from suite.data.balance import Balance, EvenShares, summed_shares
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from workloads.open_catalyst.config import OpenCatalystConfig
@@ -35,22 +35,26 @@ class OpenCatalystData:
     Per atom: ``position``, ``force`` (A, 3), ``number``, ``structure``, ``free`` (1.0 or 0.0); per sample ``energy``; per
     edge ``source``, ``target``, ``shift`` (E, 3); per triplet ``into``, ``out`` (edge numbers, sorted by ``out``) and
     ``by_into`` (the order by ``into``), with the first triplet of every edge in both orders (``out_begin``, ``into_begin``);
-    ``counts``: free atoms and triplets of the batch, counted here so that no step waits for the device.
+    ``counts``: free atoms and triplets of the batch, and free atoms of all parts that this rank's share of the global batch is
+    accumulated over, counted here so that no step waits for the device.
     """
 
     def __init__(self, root: Path, split: str, config: RunConfig, settings: OpenCatalystConfig) -> None:
         self._reader = ShardReader(root, split)
         self._path = f"{root / split}"
         self._neighbourhood = Neighbourhood(settings.cutoff_angstrom, settings.max_neighbours)
-        self._balance: Balance | None = None
+        self._parts = config.gradient_accumulation_steps
+        self._shares: EvenShares | None = None  # needed only where a rank's share is not just what it is given
         if settings.balanced_batches and split == "train":
             triplets_S = _triplets(self._reader)
-            self._balance = Balance(
+            self._shares = Balance(
                 len(triplets_S),
                 config.global_batch_size,
                 lambda indices, seed, epoch: triplets_S[indices],
                 summed_shares,
             )
+        elif self._parts > 1 and split == "train":
+            self._shares = EvenShares(len(self._reader), config.global_batch_size)
         check_data(self._reader, root)
 
     def __len__(self) -> int:
@@ -59,8 +63,13 @@ class OpenCatalystData:
     def load(self, indices: Sequence[int] | NDArray[np.integer], *, seed: int, epoch: int) -> Batch:
         """Load the samples of ``indices``; with ``balanced_batches`` this rank's share of the global batch that contains them."""
         chosen = np.asarray(indices, dtype=np.int64)
-        if self._balance is not None:
-            chosen = self._balance.share(chosen, seed=seed, epoch=epoch)
+        all_parts = None
+        if self._shares is not None:
+            shares, own = self._shares.shares(chosen, seed=seed, epoch=epoch)
+            chosen = shares[own]
+            if self._parts > 1:
+                ranks = max(len(shares) // self._parts, 1)
+                all_parts = self._free_atoms(np.concatenate(shares[own % ranks :: ranks]))
         arrays = self._reader.read(chosen, TRAINED_ON)
         offsets = arrays["atom.offsets"]
         parts = []
@@ -79,7 +88,12 @@ class OpenCatalystData:
             energy=arrays["energy"],
             lengths=np.diff(offsets),
             edges=parts,
+            all_parts=all_parts,
         )
+
+    def _free_atoms(self, samples: NDArray[np.int64]) -> int:
+        fixed = self._reader.read(samples, ["atom.offsets", "atom.fixed"])["atom.fixed"]
+        return int((fixed == 0).sum())
 
 
 def batch_of(
@@ -91,8 +105,12 @@ def batch_of(
     energy: NDArray[np.float64],
     lengths: NDArray[np.int64],
     edges: Sequence[Edges],
+    all_parts: int | None = None,
 ) -> Batch:
-    """Build the batch described in `OpenCatalystData` from concatenated atoms and the edges of each structure."""
+    """Build the batch described in `OpenCatalystData` from concatenated atoms and the edges of each structure.
+
+    ``all_parts``: the free atoms of all parts of this rank's share; None if the batch is the whole share.
+    """
     whole = concatenate(edges, lengths.tolist())
     into, out = triplets(whole, len(position))
     out_begin = np.searchsorted(out, np.arange(len(whole) + 1))
@@ -113,7 +131,7 @@ def batch_of(
         "by_into": by_into,
         "into_begin": into_begin,
         "out_begin": out_begin,
-        "counts": np.array([free.sum(), len(into)], dtype=np.float64),
+        "counts": np.array([free.sum(), len(into), free.sum() if all_parts is None else all_parts], dtype=np.float64),
     }
     return {name: torch.from_numpy(values) for name, values in batch.items()}
 

@@ -1,15 +1,16 @@
-"""Reads the reference's LMDB files of pickled torch_geometric ``Data``, without torch_geometric and without running code.
+"""Reads and writes the reference's LMDB files of pickled torch_geometric ``Data``, without torch_geometric.
 
 Keys are b"0", b"1", ... and b"length"; values are pickles. A pickle can call any function by name, so loading one runs a
-program. The unpickler here builds tensors, arrays and inert records, and refuses every other name.
+program; reading one here runs none: the unpickler builds tensors, arrays and containers, an inert record for each class of
+torch_geometric whatever its name, and refuses every other name.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,12 @@ import torch
 from numpy.typing import NDArray
 
 from suite.errors import InputError
+from suite.files import written_whole
+from workloads.open_catalyst.graph import Edges
 from workloads.open_catalyst.structures import Structure
 
+PROTOCOL = 3  # the newest without frames, which could not be joined
+DATA_CLASS = b"torch_geometric.data.data\nData\n"
 FIELDS = ("pos", "cell", "atomic_numbers", "force", "fixed", "tags", "y")
 
 
@@ -80,12 +85,54 @@ class LmdbFile:
             raise InputError(f"{self.path}: {what}: {type(error).__name__}: {str(error).splitlines()[0]}") from None
 
 
-@contextmanager
-def _environment(path: Path) -> Iterator[Any]:
+def write_lmdb(path: Path, structures: Iterable[tuple[Structure, Edges]], *, most_bytes: int) -> None:
+    """Write structures with their edges as the reference's preprocessing does. ``most_bytes`` is no less than their size."""
+    with (
+        written_whole(path) as part,
+        _lmdb().open(str(part), subdir=False, map_size=most_bytes, lock=False) as environment,
+    ):
+        length = 0
+        with environment.begin(write=True) as transaction:
+            for structure, edges in structures:
+                transaction.put(str(length).encode(), _pickled(structure, edges))
+                length += 1
+            transaction.put(b"length", pickle.dumps(length))
+
+
+def _pickled(structure: Structure, edges: Edges) -> bytes:
+    """Pickle ``Data()`` with fields set as items, which versions 1 and 2 of torch_geometric load, and without either."""
+    fields = {
+        "pos": torch.from_numpy(structure.position.astype(np.float32)),
+        "cell": torch.from_numpy(structure.cell.astype(np.float32))[None],
+        "atomic_numbers": torch.from_numpy(structure.number.astype(np.float32)),
+        "natoms": len(structure.number),
+        "tags": torch.from_numpy(structure.tag.astype(np.int64)),
+        "fixed": torch.from_numpy(structure.fixed.astype(np.float32)),
+        "force": torch.from_numpy(structure.force.astype(np.float32)),
+        "y": float(structure.energy),
+        "sid": int(structure.trajectory),
+        "fid": int(structure.frame),
+        "edge_index": torch.from_numpy(np.stack([edges.source, edges.target])),
+        "cell_offsets": torch.from_numpy(edges.offset),
+    }
+    items = b"".join(
+        pickle.dumps(each, PROTOCOL)[2:-1] for pair in fields.items() for each in pair
+    )  # no header, no stop
+    made = pickle.PROTO + bytes([PROTOCOL]) + pickle.GLOBAL + DATA_CLASS + pickle.EMPTY_TUPLE + pickle.REDUCE
+    return made + pickle.MARK + items + pickle.SETITEMS + pickle.STOP
+
+
+def _lmdb() -> Any:
     try:
         import lmdb
     except ImportError:
-        raise InputError("open_catalyst: reading LMDB needs lmdb: pip install 'mlhpc[open-catalyst]'") from None
+        raise InputError("open_catalyst: LMDB files need lmdb: pip install 'mlhpc[open-catalyst]'") from None
+    return lmdb
+
+
+@contextmanager
+def _environment(path: Path) -> Iterator[Any]:
+    lmdb = _lmdb()
     try:
         environment = lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False, readahead=False)
     except lmdb.Error as error:
@@ -96,6 +143,13 @@ def _environment(path: Path) -> Iterator[Any]:
 
 class Record:
     """Stands for an object of any class: it has the pickled attributes and no behaviour. The class is never imported."""
+
+    def __init__(self, *arguments: object) -> None:
+        """Take what the class would be called with, such as the value of an enumeration, and forget it."""
+
+    def __setitem__(self, name: str, value: object) -> None:
+        """Set a field, as ``Data`` does."""
+        self.__dict__[name] = value
 
 
 def record_fields(data: Any) -> dict[str, Any]:
@@ -116,6 +170,12 @@ def _storage_from_bytes(value: bytes) -> Any:
     return torch.load(io.BytesIO(value), weights_only=True)
 
 
+def _bytes_of_protocol_2(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"bytes in the encoding {encoding!r}: refused")
+    return text.encode("latin1")
+
+
 _RECONSTRUCT = np.empty(0).__reduce__()[
     0
 ]  # numpy's own function for rebuilding an array, wherever this version keeps it
@@ -124,6 +184,9 @@ _SCALAR = np.float64(0).__reduce__()[0]
 # The names that pickles of the public data use. None of them opens a file, imports or executes by a name from the pickle.
 ALLOWED: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "defaultdict"): defaultdict,
+    **{(module, "set"): set for module in ("builtins", "__builtin__")},
+    ("_codecs", "encode"): _bytes_of_protocol_2,
     ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
     ("torch.storage", "_load_from_bytes"): _storage_from_bytes,
     ("numpy", "ndarray"): np.ndarray,
@@ -131,16 +194,12 @@ ALLOWED: dict[tuple[str, str], Any] = {
     **{(f"numpy.{core}.multiarray", "_reconstruct"): _RECONSTRUCT for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): _SCALAR for core in ("core", "_core")},
 }
-RECORDS = {
-    ("torch_geometric.data.data", "Data"),
-    ("torch_geometric.data", "Data"),
-    ("torch_geometric.data.storage", "GlobalStorage"),
-}
+RECORDS = "torch_geometric"  # a package: none of its classes is imported, so new ones of later versions do no harm
 
 
 class _RestrictedUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in RECORDS:
+        if module.partition(".")[0] == RECORDS:
             return Record
         if (module, name) in ALLOWED:
             return ALLOWED[module, name]

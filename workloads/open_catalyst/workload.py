@@ -49,19 +49,21 @@ class OpenCatalyst(Workload):
         return Optimization(optimizer, lambda step, epoch: learning_rate(settings, step))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Compute the absolute error of scaled forces, summed over components and averaged over the free atoms of all ranks.
+        """Compute the absolute error of scaled forces, summed over components and averaged over the free atoms of the global batch.
 
-        Ranks have different numbers of free atoms, and gradients are averaged over ranks. So the mean over the global batch
-        is the local sum, times ranks, divided by the global count. One small collective exchanges the counts.
+        Ranks, and parts that gradients are accumulated over, have different numbers of free atoms, and the harness averages
+        over both. So the mean over the global batch is the local sum, times ranks and parts, divided by the global count. One
+        small collective exchanges the counts.
         """
         settings = self._settings
         energy_N, force_A3 = model(batch)
         error_A = (force_A3 - batch["force"] / settings.target_std_ev).abs().sum(dim=1)
-        counts_R2 = self._counts(batch["counts"])
-        ranks = len(counts_R2)
-        loss = settings.force_coefficient * ranks * (error_A * batch["free"]).sum() / counts_R2[:, 0].sum().float()
+        counts_R3 = self._counts(batch["counts"])
+        shares = len(counts_R3) * self.config.gradient_accumulation_steps
+        loss = settings.force_coefficient * shares * (error_A * batch["free"]).sum() / counts_R3[:, 2].sum().float()
         if settings.energy_coefficient:
-            loss = loss + settings.energy_coefficient * self._energy_error(energy_N, batch).abs().mean()
+            energies = self._energy_error(energy_N, batch).abs().sum()
+            loss = loss + settings.energy_coefficient * shares * energies / self.config.global_batch_size
         return cast(Tensor, loss)
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -119,7 +121,7 @@ class OpenCatalyst(Workload):
         element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
         return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
-    def baselines(self, root: Path) -> dict[str, float]:
+    def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the force error of zero force, the mean force and a fitted pair potential."""
         return baselines(root, self._settings)
 
@@ -131,18 +133,18 @@ class OpenCatalyst(Workload):
         self._imbalance, self._steps = None, 0
         return {"imbalance": mean}
 
-    def _counts(self, own_2: Tensor) -> Tensor:
-        """Gather the free atoms and triplets of every rank's part of the global batch, (ranks, 2). Every rank calls."""
+    def _counts(self, own_3: Tensor) -> Tensor:
+        """Gather the ``counts`` of every rank's batch, (ranks, 3). Every rank calls."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
-            return own_2[None]
-        counts_R2 = own_2.new_zeros(dist.get_world_size(), 2)
-        counts_R2[dist.get_rank()] = own_2
-        dist.all_reduce(counts_R2)
-        share_R = counts_R2[:, 1]
+            return own_3[None]
+        counts_R3 = own_3.new_zeros(dist.get_world_size(), 3)
+        counts_R3[dist.get_rank()] = own_3
+        dist.all_reduce(counts_R3)
+        share_R = counts_R3[:, 1]
         imbalance = share_R.max() / share_R.mean()
         self._imbalance = imbalance if self._imbalance is None else self._imbalance + imbalance
         self._steps += 1
-        return counts_R2
+        return counts_R3
 
     def _energy_error(self, energy_N: Tensor, batch: Batch) -> Tensor:
         target_N = (batch["energy"] - self._settings.target_mean_ev) / self._settings.target_std_ev

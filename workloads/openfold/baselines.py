@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from suite.data.shards import ShardReader
+from suite.workload import Baseline
 from workloads.openfold import residues
 from workloads.openfold.features import Protein
 from workloads.openfold.geometry import torsions_of
@@ -33,13 +34,8 @@ CLASSES = residues.GAP + 1
 Predictor = Callable[[Protein], Floats]  # distances (L, L) of a chain's CA; they need not fit into space
 
 
-def baselines(root: Path) -> dict[str, float]:
-    """Measure the mean lDDT-CA of each baseline over validation chains: name to value, 0 to 1."""
-    return {name: float(scores.mean()) for name, scores in baseline_scores(root).items()}
-
-
-def baseline_scores(root: Path) -> dict[str, Floats]:
-    """Measure lDDT-CA of each baseline on each validation chain that has a known CA: name to values (chains,)."""
+def baselines(root: Path) -> dict[str, Baseline]:
+    """Measure each baseline's lDDT-CA, 0 to 1: the mean over the validation chains that have a known CA."""
     train, validation = _proteins(root, "train"), _proteins(root, "validation")
     predictors: dict[str, Predictor] = {
         "all_helix": lambda chain: _built(np.tile(TORSIONS[HELIX], (len(chain), 1))),
@@ -50,7 +46,8 @@ def baseline_scores(root: Path) -> dict[str, Floats]:
         "pair_regression": _pair_regression(train),
     }
     return {
-        name: np.array([_score(predict(chain), chain) for chain in validation]) for name, predict in predictors.items()
+        name: Baseline.mean([_score(predict(chain), chain) for chain in validation])
+        for name, predict in predictors.items()
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -83,13 +83,9 @@ class OpenFoldConfig(Hyperparameters):
     adam_eps: float = Field(1e-6, gt=0)
     gradient_clip_norm: float = Field(0.1, gt=0)
     swa_decay_rate: float = Field(0.9, ge=0, lt=1, description="decay of the averaged weights, which are evaluated")
-    train_max_pdb_release_date: str = "2021-09-16"
-    val_min_cameo_submission_date: str = "2021-09-17"
-    val_max_cameo_submission_date: str = "2021-12-11"
     init_checkpoint_sha256sum: str = Field(
         "", description="of the weights training starts from; empty: own initialisation"
     )
-    dataloader_type: Literal["InitialTrainingDataloaderPT"] = "InitialTrainingDataloaderPT"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -100,8 +96,11 @@ class OpenFoldConfig(Hyperparameters):
 
 
 def learning_rate(config: OpenFoldConfig, step: int) -> float:
-    """Compute the rate of a 0-based step: linear warm-up from ``warmup_init``, then constant between decay steps."""
+    """Compute the rate of a 0-based step: linear warm-up from ``warmup_init``, then constant between decay steps.
+
+    The last step of the warm-up has the base rate, as in the reference; a warm-up of one step has ``warmup_init``.
+    """
     if step < config.warmup_steps:
-        share = step / config.warmup_steps
-        return config.warmup_init + share * (config.learning_rate - config.warmup_init)
+        share = step / max(config.warmup_steps - 1, 1)
+        return round(config.warmup_init + share * (config.learning_rate - config.warmup_init), 10)
     return config.learning_rate * config.decay_factor ** sum(step >= boundary for boundary in config.decay_steps)

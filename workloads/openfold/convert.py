@@ -1,10 +1,11 @@
-"""Converts mmCIF structures with A3M alignments to shards. Downloads nothing, unpickles nothing."""
+"""Converts mmCIF structures with A3M alignments to shards. Downloads nothing, runs no code from the files."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import tarfile
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,28 @@ from suite.files import write_whole
 from suite.world import World
 from workloads.openfold import residues
 from workloads.openfold.alignment_files import read_a3m, read_fasta
+from workloads.openfold.cluster_sampling import BY_CLUSTER, SAMPLING
+from workloads.openfold.clusters import cluster, read_clusters
 from workloads.openfold.features import Protein
 from workloads.openfold.mmcif import read_chain
+from workloads.openfold.public.chains import ChainRecord
+from workloads.openfold.public.layout import PublicData, is_public, open_public
+from workloads.openfold.public.selection import Dates
 from workloads.openfold.shard_form import NO_TEMPLATES, shard_arrays
-from workloads.openfold.summary import attributes, summarise
+from workloads.openfold.summary import Summary, attributes, measures, summarise
 
-CONVERTER_VERSION = 1
-CHAINS_PER_SHARD = 128
-VALIDATION_EVERY = 9  # if a folder has no splits, every ninth file
+CONVERTER_VERSION = 2
+CHAINS_PER_SHARD = 32  # with deep alignments and 20 templates some 10 MB each
+VALIDATION_EVERY = 9  # if a folder has no splits, every ninth group of similar chains
+CLUSTERS = "clusters.txt"
 CHAIN_IN_NAME = re.compile(r"^[0-9][0-9a-zA-Z]{3}_([0-9a-zA-Z]+)$")  # 1abc_A: the chain of an entry
 WHERE_THE_DATA_ARE = (
     "openfold: the public data are not downloaded here, because compute nodes have no internet: structures are at "
-    "https://files.rcsb.org (mmCIF), alignments in OpenProteinSet (s3://openfold, A3M). Lay them out as "
-    "FOLDER/train and FOLDER/validation with <entry>_<chain>.cif and <entry>_<chain>.a3m (or .fasta) beside it, then: "
-    "mlhpc data convert openfold FOLDER. For thirteen real structures to try: pip download --no-deps --no-binary :all: "
-    "biopython==1.88, then mlhpc data fetch openfold --from biopython-1.88.tar.gz -o FOLDER"
+    "https://files.rcsb.org (mmCIF), alignments in OpenProteinSet (s3://openfold, A3M), both preprocessed at "
+    "https://portal.nersc.gov/cfs/m4291/openfold/. With a file of CAMEO's targets beside them: mlhpc data convert openfold "
+    "FOLDER. Chains of your own: FOLDER/train and FOLDER/validation with <entry>_<chain>.cif and .a3m or .fasta beside it. "
+    "For thirteen real structures to try: pip download --no-deps --no-binary :all: biopython==1.88, then "
+    "mlhpc data fetch openfold --from biopython-1.88.tar.gz -o FOLDER"
 )
 SAMPLE_ARCHIVE = "biopython-1.88"
 SAMPLE_SHA256 = "9aaa31c0bda4d059f7b2ee00bfdb5cbb73ade3057aa4b737a7cc0187091d071a"
@@ -41,18 +49,46 @@ SAMPLES = tuple("1A7G 1A8O 1GBT 1LCD 2BEG 2OFG 2XHE 3JQH 4CUP 4ZHL 6WG6 6WQA 7CF
 def convert(
     source: Path, root: Path, *, world: World, size: str | None = None, progress: Progress | None = None
 ) -> None:
-    """Convert a folder of ``*.cif`` files, each with an optional ``.a3m`` or ``.fasta`` of the same name, to shards.
+    """Convert the public data in one of their layouts (`public.layout`), or a folder of structures, to shards.
 
-    Subfolders ``train`` and ``validation`` are the splits. Without them every ninth file, by name, goes to validation.
-    ``1abc_A.cif`` means chain A; with any other name the first chain is used. Without an alignment the chain is its only row.
+    A folder of structures has ``*.cif`` files, each with an optional ``.a3m`` or ``.fasta`` of the same name. Subfolders ``train``
+    and ``validation`` are the splits; without them every ninth group of similar chains goes to validation. ``clusters.txt`` has
+    the names of similar chains on one line; without it sequences are compared. ``1abc_A.cif`` means chain A; with any other
+    name the first chain is used. Without an alignment the chain is its only row.
     """
-    problem = None
-    files: dict[str, list[Path]] = {}
+    make = _public_plan if is_public(source) else _folder_plan
+    problem, plan = None, None
     try:
-        files = _survey(source)
+        plan = make(source, size or "full", world)
     except (OSError, ValueError) as error:
         problem = error
     world.check_together(problem)
+    assert plan is not None
+    build(root, plan, world, progress)
+
+
+def _public_plan(source: Path, size: str, world: World) -> DataSetPlan[Summary]:
+    data = open_public(source, Dates(), world)
+    recipe = {"name": "public", "version": CONVERTER_VERSION, "source": str(source), **data.stated, **data.facts}
+    pieces = []
+    for split in SPLITS:
+        records, families = data.chains[split], data.families(split)
+        for shard, begin in enumerate(range(0, len(records), CHAINS_PER_SHARD)):
+            part = slice(begin, begin + CHAINS_PER_SHARD)
+            pieces.append(Piece(split, shard, partial(_public_shard, data, records[part], families[part])))
+
+    def described(splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
+        return measures(splits) | data.stated | data.facts | {SAMPLING: BY_CLUSTER}
+
+    return DataSetPlan("openfold", size, 0, recipe, pieces, summarise, described)
+
+
+def _public_shard(data: PublicData, records: Sequence[ChainRecord], families: Sequence[int]) -> Arrays:
+    return shard_arrays([data.protein(record) for record in records], families, measured=True)
+
+
+def _folder_plan(source: Path, size: str, world: World) -> DataSetPlan[Summary]:
+    files, families = _survey(source)
     recipe: dict[str, Any] = {
         "name": "converted",
         "version": CONVERTER_VERSION,
@@ -60,11 +96,11 @@ def convert(
         "files": {split: len(paths) for split, paths in files.items()},
     }
     pieces = []
-    for number, split in enumerate(SPLITS):
+    for split in SPLITS:
         for shard, begin in enumerate(range(0, len(files[split]), CHAINS_PER_SHARD)):
             chosen = files[split][begin : begin + CHAINS_PER_SHARD]
-            pieces.append(Piece(split, shard, partial(_shard, chosen, number * 2**32 + begin)))
-    build(root, DataSetPlan("openfold", size or "full", 0, recipe, pieces, summarise, attributes), world, progress)
+            pieces.append(Piece(split, shard, partial(_shard, chosen, [families[path] for path in chosen])))
+    return DataSetPlan("openfold", size, 0, recipe, pieces, summarise, attributes)
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
@@ -92,7 +128,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
 def read_protein(path: Path) -> Protein:
     """Read one mmCIF file and its alignment, if any. InputError names file, line and what was expected."""
     match = CHAIN_IN_NAME.match(path.stem)
-    chain = read_chain(path, match.group(1) if match else None)
+    entry, chain = read_chain(path, match.group(1) if match else None)
     msa, deletions = chain.aatype[None], np.zeros((1, len(chain.aatype)), np.uint8)
     a3m, fasta = path.with_suffix(".a3m"), path.with_suffix(".fasta")
     if a3m.exists():
@@ -104,7 +140,8 @@ def read_protein(path: Path) -> Protein:
             _same_sequence(fasta, residues.encode(text), path, chain.aatype)
         except ValueError as error:
             raise InputError(f"{error}" if str(error).startswith(str(fasta)) else f"{fasta}: line 1: {error}") from None
-    return Protein(chain.aatype, chain.residue_index, chain.atoms, chain.atom_mask, msa, deletions, *NO_TEMPLATES)
+    known = chain.residue_index, chain.atoms, chain.atom_mask
+    return Protein(chain.aatype, *known, msa, deletions, *NO_TEMPLATES, resolution=entry.resolution)
 
 
 def _same_sequence(path: Path, sequence: Any, structure: Path, aatype: Any) -> None:
@@ -119,22 +156,40 @@ def _same_sequence(path: Path, sequence: Any, structure: Path, aatype: Any) -> N
         )
 
 
-def _survey(source: Path) -> dict[str, list[Path]]:
+def _survey(source: Path) -> tuple[dict[str, list[Path]], dict[Path, int]]:
+    """List the files of each split and the family of each file."""
     if not source.is_dir():
         raise InputError(f"{source}: expected a folder of *.cif files")
     files = {split: sorted((source / split).glob("*.cif")) for split in SPLITS}
-    if not any(files.values()):
-        every = sorted(source.glob("*.cif"))
-        held_out = set(every[VALIDATION_EVERY - 1 :: VALIDATION_EVERY] or every[-1:])
+    divided = any(files.values())
+    every = [path for paths in files.values() for path in paths] if divided else sorted(source.glob("*.cif"))
+    families = _families(source, every)
+    if not divided:
+        groups = list(dict.fromkeys(families.values()))
+        held_out = set(groups[VALIDATION_EVERY - 1 :: VALIDATION_EVERY] or groups[-1:])
         files = {
-            "train": [path for path in every if path not in held_out],
-            "validation": [path for path in every if path in held_out],
+            "train": [path for path in every if families[path] not in held_out],
+            "validation": [path for path in every if families[path] in held_out],
         }
     empty = [split for split in SPLITS if not files[split]]
     if empty:
         raise InputError(f"{source}: no *.cif file for the {empty[0]} split")
-    return files
+    return files, families
 
 
-def _shard(files: list[Path], first: int) -> Arrays:
-    return shard_arrays([read_protein(path) for path in files], range(first, first + len(files)))
+def _families(source: Path, files: Sequence[Path]) -> dict[Path, int]:
+    """Number the groups of similar chains, by ``clusters.txt`` if it is there, which then names every file."""
+    listed = source / CLUSTERS
+    if not listed.exists():
+        return dict(zip(files, cluster([read_protein(path).aatype for path in files]), strict=True))
+    lines = read_clusters(listed)
+    missing = [path.stem for path in files if path.stem.upper() not in lines]
+    if missing:
+        raise InputError(
+            f"{listed}: {missing[0]} is on no line, nor are {len(missing) - 1} more; expected every *.cif file's name"
+        )
+    return {path: lines[path.stem.upper()] for path in files}
+
+
+def _shard(files: Sequence[Path], families: Sequence[int]) -> Arrays:
+    return shard_arrays([read_protein(path) for path in files], families, measured=True)

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from suite.data.balance import Balance, padded_shares
 from suite.data.shards import ShardReader
 from suite.errors import InputError
+from workloads.openfold.cluster_sampling import BY_CLUSTER, SAMPLING, ClusterSampling, weights
 from workloads.openfold.config import OpenFoldConfig
 from workloads.openfold.features import SLOTTED, Arrays, drawn_recycles, sample
-from workloads.openfold.shard_form import FORM, TEMPLATE_FORM, proteins_of
+from workloads.openfold.shard_form import FORM, MEASURED_FORM, TEMPLATE_FORM, proteins_of
 from workloads.openfold.work import forward
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class OpenFoldData:
     """One split. Training samples have ``crop_size`` residues; validation chains are whole, padded to the longest of the batch.
 
     Names and shapes are those of `features.sample` with the sample as first dimension. A batch has as many slots as the
-    sample with most recycles. With ``balanced_batches`` training batches are padded to their longest crop only.
+    sample with most recycles. With ``balanced_batches`` training batches are padded to their longest crop only. Where the data
+    set says so, an index stands for a chain drawn with replacement (`cluster_sampling`).
     """
 
     def __init__(self, root: Path, split: str, config: OpenFoldConfig, global_batch_size: int) -> None:
@@ -37,9 +39,15 @@ class OpenFoldData:
         self._config, self._split, self._path = config, split, f"{root / split}"
         _check(self._reader, root, split, config)
         self._balance: Balance | None = None
-        if config.balanced_batches and split == "train":
-            cost = partial(_cost, config, _crop_lengths(self._reader, config.crop_size))
-            self._balance = Balance(len(self._reader), global_batch_size, cost, padded_shares)
+        self._sampling: ClusterSampling | None = None
+        weighted = self._reader.manifest.attributes.get(SAMPLING) == BY_CLUSTER
+        if split == "train" and (config.balanced_batches or weighted):
+            lengths, families = _lengths_and_families(self._reader)
+            if weighted:
+                self._sampling = ClusterSampling(weights(lengths, families), global_batch_size)
+            if config.balanced_batches:
+                cost = partial(self._cost, np.minimum(lengths, config.crop_size))
+                self._balance = Balance(len(self._reader), global_batch_size, cost, padded_shares)
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -53,10 +61,11 @@ class OpenFoldData:
         training = self._split == "train" and epoch > 0
         if training and self._balance is not None:
             chosen = self._balance.share(chosen, seed=seed, epoch=epoch)
+        chains = self._drawn(chosen, seed, epoch) if training else chosen
         try:
-            proteins = list(proteins_of(self._reader.read(chosen)))
+            proteins = list(proteins_of(self._reader.read(chains)))
         except ValueError as error:
-            raise InputError(f"{self._path}: samples {chosen.tolist()}: {error}") from None
+            raise InputError(f"{self._path}: samples {chains.tolist()}: {error}") from None
         length = max(map(len, proteins))
         if training:
             length = self._config.crop_size if self._balance is None else min(length, self._config.crop_size)
@@ -69,26 +78,34 @@ class OpenFoldData:
             name: torch.from_numpy(np.stack([_aligned(each, name, slots) for each in samples])) for name in samples[0]
         }
 
+    def _drawn(self, indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
+        """The chains that stand for these indices in an epoch: themselves, unless chains are drawn with replacement."""
+        return indices if self._sampling is None else self._sampling.chains(indices, seed=seed, epoch=epoch)
+
+    def _cost(
+        self, lengths: NDArray[np.int64], indices: NDArray[np.int64], seed: int, epoch: int
+    ) -> NDArray[np.float64]:
+        """Compute the work of training on each of these samples, alone in a batch."""
+        config = self._config
+        recycles = [drawn_recycles(config, generator(seed, epoch, index)) for index in indices.tolist()]
+        cropped = lengths[self._drawn(indices, seed, epoch)].tolist()
+        return np.array([batch_work(config, 1, *each) for each in zip(cropped, recycles, strict=True)])
+
 
 def generator(seed: int, epoch: int, index: int) -> np.random.Generator:
     """Create the random generator of one sample in one epoch."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch, index])))
 
 
-def _crop_lengths(reader: ShardReader, crop_size: int) -> NDArray[np.int64]:
-    """Read the number of residues of every sample after cropping."""
-    pieces = (np.arange(begin, min(begin + READ_AT_ONCE, len(reader))) for begin in range(0, len(reader), READ_AT_ONCE))
-    lengths = [np.diff(reader.read(piece, ["residue.offsets"])["residue.offsets"]) for piece in pieces]
-    shorter: NDArray[np.int64] = np.minimum(np.concatenate(lengths), crop_size)
-    return shorter
-
-
-def _cost(
-    config: OpenFoldConfig, lengths: NDArray[np.int64], indices: NDArray[np.int64], seed: int, epoch: int
-) -> NDArray[np.float64]:
-    """Compute the work of training on each of these samples, alone in a batch."""
-    recycles = [drawn_recycles(config, generator(seed, epoch, index)) for index in indices.tolist()]
-    return np.array([batch_work(config, 1, *each) for each in zip(lengths[indices].tolist(), recycles, strict=True)])
+def _lengths_and_families(reader: ShardReader) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Read the number of residues and the family of every sample."""
+    lengths, families = [], []
+    for begin in range(0, len(reader), READ_AT_ONCE):
+        piece = np.arange(begin, min(begin + READ_AT_ONCE, len(reader)))
+        read = reader.read(piece, ["residue.offsets", "family"])
+        lengths.append(np.diff(read["residue.offsets"]))
+        families.append(read["family"])
+    return np.concatenate(lengths), np.concatenate(families)
 
 
 def batch_work(config: OpenFoldConfig, samples: int, residues: int, recycles: int) -> float:
@@ -113,6 +130,7 @@ def _check(reader: ShardReader, root: Path, split: str, config: OpenFoldConfig) 
     """Check the arrays and the longest validation chain. InputError if this workload cannot train on them."""
     actual = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
     expected = FORM | (TEMPLATE_FORM if "template.offsets" in actual else {})
+    expected |= MEASURED_FORM if "resolution" in actual else {}
     for name, (shape, dtype) in expected.items():
         if actual.get(name) != (shape, np.dtype(dtype)):
             raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, expected {(shape, np.dtype(dtype))}")

@@ -250,7 +250,7 @@ class TemplateStack(nn.Module):
         return update * (template_mask_NT.sum(-1) > 0).to(update.dtype)[:, None, None, None]  # type: ignore[no-any-return]
 
 
-TEMPLATE_PAIR_FEATURES = 88  # 39 distances, pair mask, two residue types of 22, unit vector, backbone mask
+TEMPLATE_PAIR_FEATURES = 88  # 39 distances, pair mask, two residue types of 22, three unused, backbone mask
 TEMPLATE_ANGLE_FEATURES = 57  # residue type of 22, seven torsions and their alternatives, seven masks
 
 
@@ -259,12 +259,12 @@ def pair_mask(mask_NL: Tensor) -> Tensor:
     return mask_NL[:, :, None] * mask_NL[:, None, :]
 
 
-def binned_distance(position_NL3: Tensor, low: float, high: float, bins: int) -> Tensor:
-    """Encode distances one-hot (N, L, L, bins): bin k begins at low + k (high - low) / (bins - 1), the last is open.
+def binned_distance(position_NL3: Tensor, low: float, high: float, bins: int, end: float) -> Tensor:
+    """Encode distances one-hot (N, L, L, bins): bin k begins at low + k (high - low) / (bins - 1), the last ends at ``end``.
 
-    Distances below ``low`` are in no bin.
+    Distances below ``low`` or beyond ``end`` are in no bin.
     """
     edges = torch.linspace(low, high, bins, device=position_NL3.device).square()
     squared = (position_NL3[:, :, None] - position_NL3[:, None]).square().sum(-1, keepdim=True)
-    upper = torch.cat([edges[1:], edges.new_tensor([1e8])])
+    upper = torch.cat([edges[1:], edges.new_tensor([end * end])])
     return ((squared > edges) & (squared < upper)).to(position_NL3.dtype)

@@ -1,4 +1,4 @@
-"""Computes the network's input of one protein and its alignment: crop, clusters, masked residues. Numpy only.
+"""Computes the network's input of one protein and its alignment: clusters, masked residues, crop, templates.
 
 AlphaFold 2's supplement 1.2. Every random choice comes from the generator passed in. Legend: L residues of the
 chain, C of the crop, M rows of the alignment, S and E rows of the main and the extra alignment, R slots, T templates.
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from workloads.openfold import residues
 from workloads.openfold.config import OpenFoldConfig
+from workloads.openfold.geometry import torsions_of
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -30,6 +32,9 @@ SLOTTED = (
 ONLY_LAST = ("true_msa", "hidden_mask")  # only the loss of the last iteration needs these
 
 HIDE, FROM_PROFILE, UNIFORM = 0.7, 0.1, 0.1  # probabilities for a chosen residue; otherwise it stays as it is
+ROWS_AT_ONCE = 512
+EXACT = 0.1  # resolution of a synthetic structure, angstrom: the best that counts as measured
+SHUFFLED_TEMPLATES = 20  # training draws from this many of the best
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Protein:
     template_aatype: NDArray[np.int8]  # (T, L)
     template_atoms: NDArray[np.float32]  # (T, L, 14, 3)
     template_mask: NDArray[np.int8]  # (T, L, 14)
+    resolution: float = EXACT  # angstrom; nan: unknown
 
     def __len__(self) -> int:
         return len(self.aatype)
@@ -55,14 +61,14 @@ def sample(
 ) -> Arrays:
     """Compute the arrays of one sample, padded to ``length`` residues; a longer chain is cropped at random.
 
-    Those of `SLOTTED` have recycles + 1 slots.
+    Rows are clustered by all columns of the chain, then cropped. Arrays of `SLOTTED` have recycles + 1 slots.
     """
     recycles = drawn_recycles(config, rng) if training else config.num_recycling_iters
     clamp = float(rng.random() < config.fape_clamp_probability) if training else 1.0
     begin = int(rng.integers(max(len(protein) - length, 0) + 1))
     crop = slice(begin, begin + length)
     residues_kept = min(length, len(protein) - begin)
-    slots = [alignment(protein.msa[:, crop], protein.deletions[:, crop], config, rng) for _ in range(recycles + 1)]
+    slots = [alignment(protein.msa, protein.deletions, config, rng) for _ in range(recycles + 1)]
     arrays: Arrays = {
         "aatype": _padded(protein.aatype[crop], length, 0).astype(np.int64),
         "residue_index": _padded(protein.residue_index[crop], length, 0).astype(np.int64),
@@ -71,9 +77,10 @@ def sample(
         "atom_mask": _padded(protein.atom_mask[crop], length, 0).astype(np.float32),
         "recycles": np.array(recycles),
         "clamp_fape": np.array(clamp, np.float32),
+        "resolution": np.array(protein.resolution, np.float32),
     }
     for name in slots[0]:
-        arrays[name] = _padded(np.stack([slot[name] for slot in slots]), length, 2)
+        arrays[name] = _padded(np.stack([slot[name][:, crop] for slot in slots]), length, 2)
     for name in ONLY_LAST:
         arrays[name] = arrays[name][-1]
     if config.max_templates:
@@ -140,12 +147,13 @@ def _clusters(
     identity = np.eye(residues.MSA_CLASSES, dtype=np.float32)
     counts = identity[centres]
     sums, members = deletions.astype(np.float32), np.ones(len(centres), np.float32)
-    if len(others):
-        known = identity[:, : residues.GAP]
-        agreement = known[others].reshape(len(others), -1) @ known[centres].reshape(len(centres), -1).T
-        nearest = agreement.argmax(1)
-        np.add.at(counts, nearest, identity[others])
-        np.add.at(sums, nearest, other_deletions.astype(np.float32))
+    known = identity[:, : residues.GAP]
+    centre_letters = known[centres].reshape(len(centres), -1).T
+    for begin in range(0, len(others), ROWS_AT_ONCE):  # one-hot rows of a deep alignment are hundreds of megabytes
+        rows = others[begin : begin + ROWS_AT_ONCE]
+        nearest = (known[rows].reshape(len(rows), -1) @ centre_letters).argmax(1)
+        np.add.at(counts, nearest, identity[rows])
+        np.add.at(sums, nearest, other_deletions[begin : begin + ROWS_AT_ONCE].astype(np.float32))
         np.add.at(members, nearest, 1)
     return counts / members[:, None, None], sums / members[:, None]
 
@@ -153,18 +161,31 @@ def _clusters(
 def _templates(
     protein: Protein, config: OpenFoldConfig, rng: np.random.Generator, crop: slice, length: int, *, training: bool
 ) -> Arrays:
-    """Choose up to ``max_templates``: training draws number and choice, evaluation takes the first ones."""
+    """Choose up to ``max_templates``: training draws number and choice, evaluation takes the first ones.
+
+    Torsions are those of the whole chain: the first one of a crop needs the residue before it.
+    """
     there = len(protein.template_aatype)
     if training:
-        chosen = rng.permutation(there)[: min(int(rng.integers(there + 1)), config.max_templates)]
+        pool = rng.permutation(min(there, SHUFFLED_TEMPLATES))[: config.max_templates]
+        chosen = pool[: int(rng.integers(len(pool) + 1))]
     else:
         chosen = np.arange(min(there, config.max_templates))
+    shape = (len(chosen), len(protein))
+    kinds = protein.template_aatype[chosen].astype(np.int64).reshape(shape)
+    atoms = protein.template_atoms[chosen].reshape(*shape, residues.ATOMS, 3)
+    mask = protein.template_mask[chosen].astype(np.float32).reshape(*shape, residues.ATOMS)
+    known = torch.from_numpy(kinds).clamp(max=residues.UNKNOWN)
+    torsions = torsions_of(known, torch.from_numpy(atoms), torch.from_numpy(mask))
     arrays: Arrays = {
-        "template_aatype": protein.template_aatype[chosen][:, crop],
-        "template_atoms": protein.template_atoms[chosen][:, crop],
-        "template_atom_mask": protein.template_mask[chosen][:, crop].astype(np.float32),
+        "template_aatype": kinds,
+        "template_atoms": atoms,
+        "template_atom_mask": mask,
+        "template_angles": torsions.angle.numpy(),
+        "template_angle_mask": torsions.mask.numpy(),
     }
-    return {name: _padded(_rows(each, config.max_templates), length, 1) for name, each in arrays.items()}
+    arrays = {name: _padded(_rows(each[:, crop], config.max_templates), length, 1) for name, each in arrays.items()}
+    return arrays | {"template_mask": _rows(np.ones(len(chosen), np.float32), config.max_templates)}
 
 
 def _rows(array: NDArray[Any], rows: int) -> NDArray[Any]:

@@ -55,19 +55,44 @@ def backbone_frames(atom14: Tensor) -> Frame:
 
 
 def dihedral(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-    """Compute sine and cosine (..., 2) of the dihedral angle a-b-c-d."""
-    axis = _unit(c - b)
-    first = a - b - ((a - b) * axis).sum(-1, keepdim=True) * axis
-    second = d - c - ((d - c) * axis).sum(-1, keepdim=True) * axis
-    cosine = (first * second).sum(-1)
-    sine = (torch.linalg.cross(axis, first) * second).sum(-1)
-    both = torch.stack([sine, cosine], -1)
-    length: Tensor = torch.linalg.vector_norm(both, dim=-1, keepdim=True)
-    return both / length.clamp_min(EPS)
+    """Compute sine and cosine (..., 2) of the dihedral angle a-b-c-d, by the place of d in the frame of the other three.
+
+    The order of the operations is the reference's: where atoms are unknown, and so at the origin, rounding is all there is,
+    and the network of a template sees it.
+    """
+    first = _shortened(_minus(c, b))
+    across = _minus(a, c)
+    along = _dot(first, across)
+    second = _shortened([value - axis * along for axis, value in zip(first, across, strict=True)])
+    third = [
+        first[1] * second[2] - first[2] * second[1],
+        first[2] * second[0] - first[0] * second[2],
+        first[0] * second[1] - first[1] * second[0],
+    ]
+    origin, end = list(c.unbind(-1)), list(d.unbind(-1))
+    sine, cosine = (_dot(axis, end) - _dot(axis, origin) for axis in (third, second))
+    length = (sine * sine + cosine * cosine + EPS).sqrt()
+    return torch.stack([sine / length, cosine / length], -1)
+
+
+def _minus(left: Tensor, right: Tensor) -> list[Tensor]:
+    return [x - y for x, y in zip(left.unbind(-1), right.unbind(-1), strict=True)]
+
+
+def _dot(left: list[Tensor], right: list[Tensor]) -> Tensor:
+    return left[0] * right[0] + left[1] * right[1] + left[2] * right[2]
+
+
+def _shortened(vector: list[Tensor]) -> list[Tensor]:
+    length = (_dot(vector, vector) + EPS).sqrt()
+    return [each / length for each in vector]
 
 
 class Torsions(NamedTuple):
-    """Seven torsions per residue: sine and cosine, these with the alternative atom names, and a mask of known ones."""
+    """Seven torsions per residue: sine and cosine, these with the alternative atom names, and a mask of known ones.
+
+    Where the mask is 0 the angle is what unknown atoms at the origin give.
+    """
 
     angle: Tensor  # (..., L, 7, 2)
     alternative: Tensor  # (..., L, 7, 2)
@@ -90,7 +115,7 @@ def torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
     both = before_mask[..., residues.CA] * before_mask[..., residues.C]
     mask = torch.stack(
         [
-            both * backbone_known,
+            both * mask14[..., residues.N] * mask14[..., residues.CA],
             before_mask[..., residues.C] * backbone_known,
             backbone_known * mask14[..., residues.OXYGEN],
         ],
@@ -98,9 +123,13 @@ def torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
     )
     mask = torch.cat([mask, chosen_mask * table("CHI_MASK", atom14.device)[aatype]], -1)
     angle = torch.cat([torch.stack([omega, phi, psi], -2), chi], -2)
-    flip = 1 - 2 * table("CHI_PERIODIC", atom14.device)[aatype]
-    alternative = torch.cat([angle[..., :3, :], chi * flip[..., None]], -2)
-    return Torsions(angle * mask[..., None], alternative * mask[..., None], mask)
+    return Torsions(angle, renamed_torsions(aatype, angle), mask)
+
+
+def renamed_torsions(aatype: Tensor, angle: Tensor) -> Tensor:
+    """Compute torsions (..., L, 7, 2) with the other names of symmetric side chains' atoms: such a chi is turned by 180 degrees."""
+    flip = 1 - 2 * table("CHI_PERIODIC", angle.device)[aatype]
+    return torch.cat([angle[..., :3, :], angle[..., 3:, :] * flip[..., None]], -2)
 
 
 def group_frames(aatype: Tensor, backbone: Frame, angle: Tensor) -> Frame:
@@ -129,24 +158,32 @@ def atoms_of(aatype: Tensor, groups: Frame) -> Tensor:
     return Frame(rotation, translation).apply(local) * table("ATOM_MASK", aatype.device)[aatype][..., None]
 
 
-def known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[Frame, Tensor]:
-    """Compute frames (..., L, 8) of a known structure's rigid groups, and the mask of groups whose atoms are all known."""
-    torsions = torsions_of(aatype, atom14, mask14)
-    backbone_known = mask14[..., : residues.OXYGEN].amin(-1)
-    empty = torch.zeros_like(backbone_known)
-    mask = torch.stack([backbone_known, empty, empty, torsions.mask[..., 2]], -1)
-    mask = torch.cat([mask, backbone_known[..., None] * torsions.mask[..., 3:].cumprod(-1)], -1)
-    unturned = torch.where(
-        torsions.mask[..., None] > 0, torsions.angle, torch.tensor([0.0, 1.0], device=atom14.device, dtype=atom14.dtype)
-    )
-    return group_frames(aatype, backbone_frames(atom14), unturned), mask
+def known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor, swapped: Tensor) -> tuple[Frame, Tensor]:
+    """Compute frames (..., L, 6) of a known structure's groups that hold atoms, and the mask of those whose atoms are known.
+
+    The groups are the backbone, psi's and the four chis'. In residues that are ``swapped`` (..., L) a symmetric side chain has
+    its other names: the last group is turned by 180 degrees.
+    """
+    index = table("FRAME_ATOMS", atom14.device)[aatype]  # (..., L, 5, 3)
+    flat = index.flatten(-2)
+    chosen = torch.unflatten(atom14.gather(-2, flat[..., None].expand(*flat.shape, 3)), -2, index.shape[-2:])
+    known = torch.unflatten(mask14.gather(-1, flat), -1, index.shape[-2:]).amin(-1)
+    chis = table("CHI_MASK", atom14.device)[aatype].to(known.dtype)
+    groups, backbone = frame_of_points(*chosen.unbind(-2)), backbone_frames(atom14)
+    turned = table("CHI_PERIODIC", atom14.device)[aatype].to(atom14.dtype) * swapped[..., None].to(atom14.dtype)
+    sign = torch.nn.functional.pad(1 - 2 * turned, (1, 0), value=1.0)  # psi's group is never turned
+    about_x = torch.stack([torch.ones_like(sign), sign, sign], -1)
+    rotation = torch.cat([backbone.rotation[..., None, :, :], groups.rotation * about_x[..., None, :]], -3)
+    translation = torch.cat([backbone.translation[..., None, :], groups.translation], -2)
+    mask = torch.cat([mask14[..., : residues.OXYGEN].amin(-1, keepdim=True), known[..., :1], known[..., 1:] * chis], -1)
+    return Frame(rotation, translation), mask
 
 
 def pseudo_beta(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[Tensor, Tensor]:
-    """Select CB, or CA of glycine and unknown residues, (..., L, 3), and the mask of known ones."""
-    has_cb = table("ATOM_MASK", aatype.device)[aatype][..., residues.CB] > 0
-    position = torch.where(has_cb[..., None], atom14[..., residues.CB, :], atom14[..., residues.CA, :])
-    return position, torch.where(has_cb, mask14[..., residues.CB], mask14[..., residues.CA])
+    """Select CB, or CA of glycine, (..., L, 3), and the mask of known ones. ``aatype`` may have gaps."""
+    glycine = aatype == residues.GLYCINE
+    position = torch.where(glycine[..., None], atom14[..., residues.CA, :], atom14[..., residues.CB, :])
+    return position, torch.where(glycine, mask14[..., residues.CA], mask14[..., residues.CB])
 
 
 @cache

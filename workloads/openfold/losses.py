@@ -6,7 +6,7 @@ L residues. Each loss is (N,), so a batch's mean does not depend on how samples 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,22 +27,23 @@ EPS = 1e-4
 LDDT_CUTOFF = 15.0
 LDDT_THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
 DISTOGRAM_RANGE = (2.3125, 21.6875)
+PLDDT_RESOLUTION = (0.1, 3.0)  # angstrom
 
 
 def losses(config: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
     """Compute each term (N,) and ``total``, their weighted sum times the square root of the sample's length."""
     aatype, mask14 = batch["aatype"], batch["atom_mask"]
     structure = prediction.structure
-    truth = renamed(structure.atoms.detach(), aatype, batch["atoms"], mask14)
+    naming = renamed(structure.atoms.detach(), aatype, batch["atoms"], mask14)
     terms = {
         "fape_backbone": backbone_fape(structure.frames, batch["atoms"], mask14, batch["clamp_fape"]),
-        "fape_sidechain": sidechain_fape(structure.groups, structure.atoms, aatype, truth, mask14),
+        "fape_sidechain": sidechain_fape(structure.groups, structure.atoms, aatype, batch["atoms"], mask14, naming),
         "supervised_chi": torsion_loss(
             config, structure.angles, structure.raw_angles, aatype, batch["atoms"], mask14, batch["mask"]
         ),
         "distogram": distogram_loss(prediction.distogram, aatype, batch["atoms"], mask14),
         "masked_msa": masked_msa_loss(prediction.masked_msa, batch),
-        "plddt": plddt_loss(prediction.plddt, structure.atoms.detach(), batch["atoms"], mask14),
+        "plddt": plddt_loss(prediction.plddt, structure.atoms.detach(), batch["atoms"], mask14, batch["resolution"]),
     }
     weights = {
         "fape_backbone": config.fape_loss_weight * config.fape_backbone_weight,
@@ -81,17 +82,18 @@ def backbone_fape(frames_TNL: Frame, atoms: Tensor, mask14: Tensor, clamp_N: Ten
     return _mean_over(chosen, mask, mask).mean(0) / FAPE_UNIT
 
 
-def sidechain_fape(groups: Frame, points: Tensor, aatype: Tensor, true_atoms: Tensor, mask14: Tensor) -> Tensor:
+def sidechain_fape(
+    groups: Frame, points: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor, naming: Naming
+) -> Tensor:
     """Compute FAPE of all atoms (N, L, 14, 3) in the rigid groups (N, L, 8) that can have atoms, clamped."""
-    true, group_mask = known_groups(aatype, true_atoms, mask14)
+    true, group_mask = known_groups(aatype, atoms, mask14, naming.swapped)
     held = torch.tensor(GROUPS_WITH_ATOMS, device=aatype.device)
-    flat, true_flat = (
-        Frame(each.rotation.index_select(2, held).flatten(1, 2), each.translation.index_select(2, held).flatten(1, 2))
-        for each in (groups, true)
+    flat = Frame(
+        groups.rotation.index_select(2, held).flatten(1, 2), groups.translation.index_select(2, held).flatten(1, 2)
     )
-    distance = fape(flat, points.flatten(1, 2), true_flat, true_atoms.flatten(1, 2))
-    frame_mask = group_mask.index_select(2, held).flatten(1)
-    return _mean_over(distance.clamp(max=FAPE_CLAMP), frame_mask, mask14.flatten(1)) / FAPE_UNIT
+    true_flat = Frame(true.rotation.flatten(1, 2), true.translation.flatten(1, 2))
+    distance = fape(flat, points.flatten(1, 2), true_flat, naming.atoms.flatten(1, 2))
+    return _mean_over(distance.clamp(max=FAPE_CLAMP), group_mask.flatten(1), naming.mask.flatten(1)) / FAPE_UNIT
 
 
 def _mean_over(value: Tensor, row_mask: Tensor, column_mask: Tensor) -> Tensor:
@@ -100,28 +102,37 @@ def _mean_over(value: Tensor, row_mask: Tensor, column_mask: Tensor) -> Tensor:
     return total / (row_mask.sum(-1) * column_mask.sum(-1) + EPS)
 
 
-def renamed(predicted: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) -> Tensor:
-    """Rename atoms of symmetric side chains in the truth (N, L, 14, 3) to fit the prediction better (algorithm 26).
+class Naming(NamedTuple):
+    """The truth with the better names of symmetric side chains' atoms."""
 
-    Both atoms of a symmetric pair must be known, else the residue keeps its names.
-    """
+    atoms: Tensor  # (N, L, 14, 3)
+    mask: Tensor  # (N, L, 14)
+    swapped: Tensor  # (N, L): whether a residue's names changed
+
+
+def renamed(predicted: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) -> Naming:
+    """Rename atoms of symmetric side chains in the truth (N, L, 14, 3) to fit the prediction better (algorithm 26)."""
     swap = table("SWAP", atoms.device)[aatype]
     ambiguous = swap != torch.arange(residues.ATOMS, device=atoms.device)
     other = atoms.gather(2, swap[..., None].expand_as(atoms))
-    swappable = ambiguous.any(-1) & ((mask14 > 0) | ~ambiguous).all(-1)
     reference = (mask14 * ~ambiguous).flatten(1)[..., None]  # (N, P, 1): atoms with one name only
     slots = slice(residues.SWAPPED[0], residues.SWAPPED[1])  # no other atom has a second name
     fixed = atoms.flatten(1, 2)
     expected = torch.cdist(predicted[:, :, slots].flatten(1, 2), predicted.flatten(1, 2))
+    judged = (ambiguous * mask14)[:, :, slots]
     errors = [
         ((torch.cdist(naming[:, :, slots].flatten(1, 2), fixed) - expected).abs() @ reference).reshape(
             *aatype.shape, -1
         )
-        * ambiguous[:, :, slots]
+        * judged
         for naming in (atoms, other)
     ]
-    better = (errors[1].sum(-1) < errors[0].sum(-1)) & swappable
-    return torch.where(better[..., None, None], other, atoms)
+    better = errors[1].sum(-1) < errors[0].sum(-1)
+    return Naming(
+        torch.where(better[..., None, None], other, atoms),
+        torch.where(better[..., None], mask14.gather(2, swap), mask14),
+        better,
+    )
 
 
 def torsion_loss(
@@ -164,13 +175,17 @@ def masked_msa_loss(logits: Tensor, batch: Batch) -> Tensor:
     return (error * hidden).sum((-1, -2)) / (hidden.sum((-1, -2)) + EPS)
 
 
-def plddt_loss(logits: Tensor, predicted: Tensor, atoms: Tensor, mask14: Tensor) -> Tensor:
-    """Compute the cross entropy (N,) of the predicted pLDDT against the binned lDDT-CA of the prediction."""
+def plddt_loss(logits: Tensor, predicted: Tensor, atoms: Tensor, mask14: Tensor, resolution_N: Tensor) -> Tensor:
+    """Compute the cross entropy (N,) of the predicted pLDDT against the binned lDDT-CA of the prediction.
+
+    It is 0 for structures whose resolution is not in `PLDDT_RESOLUTION` or unknown (nan).
+    """
     mask = mask14[..., residues.CA]
     score = lddt_ca(predicted[..., residues.CA, :], atoms[..., residues.CA, :], mask)
     bins = (score * PLDDT_BINS).long().clamp(max=PLDDT_BINS - 1)
     error = F.cross_entropy(logits.float().transpose(1, 2), bins, reduction="none")
-    return (error * mask).sum(-1) / (mask.sum(-1) + EPS)
+    trusted = (resolution_N >= PLDDT_RESOLUTION[0]) & (resolution_N <= PLDDT_RESOLUTION[1])
+    return (error * mask).sum(-1) / (mask.sum(-1) + EPS) * trusted
 
 
 def lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:

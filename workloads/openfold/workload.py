@@ -20,6 +20,7 @@ from workloads.openfold.config import OpenFoldConfig, learning_rate
 from workloads.openfold.data import OpenFoldData, batch_work
 from workloads.openfold.losses import losses, sample_lddt_ca
 from workloads.openfold.model import OpenFoldNet
+from workloads.openfold.public.selection import Dates
 from workloads.openfold.work import work
 
 if TYPE_CHECKING:
@@ -113,9 +114,6 @@ class OpenFold(Workload):
         return {
             "global_batch_size": self.config.global_batch_size,
             "target_avg_lddt_ca_value": card.threshold,
-            "train_max_pdb_release_date": settings.train_max_pdb_release_date,
-            "val_min_cameo_submission_date": settings.val_min_cameo_submission_date,
-            "val_max_cameo_submission_date": settings.val_max_cameo_submission_date,
             "val_max_sequence_length": settings.val_max_sequence_length,
             "val_every_iters": card.eval_every_steps or 0,
             "model_parameters_count": card.model_parameters,
@@ -148,15 +146,18 @@ class OpenFold(Workload):
             "opt_gradient_clip_norm": settings.gradient_clip_norm,
             "swa_enabled": settings.swa_decay_rate > 0,
             "swa_decay_rate": settings.swa_decay_rate,
-            "initial_training_dataloader_type": settings.dataloader_type,
             "balanced_batches": settings.balanced_batches,
         }
+
+    def data_hyperparameters(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """The days that the chains were selected by and the loader's order; nothing for data that were not selected."""
+        return {key: attributes[key] for key in Dates().stated() if key in attributes}
 
     def work(self) -> Work:
         """Compute the closed forms for a training sample, with activations stored at the run's precision."""
         element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
         return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
-    def baselines(self, root: Path) -> dict[str, float]:
-        """Measure lDDT-CA of all-helix chains, all-strand chains and secondary structure voted from the alignment."""
+    def baselines(self, root: Path) -> Mapping[str, float]:
+        """Measure lDDT-CA of fixed folds, of copied training chains and of regressions on the alignment."""
         return baselines(root)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from suite.data.shards import ShardReader
+from suite.workload import Baseline
 
 MAX_TRAIN_PIXELS = 1 << 25  # bounds the time of the classifiers: seconds
 MAX_FEATURES = 4096  # with more features a classifier would need more samples than it gets
@@ -24,7 +25,7 @@ RIDGES = (
 Floats = NDArray[np.floating[Any]]
 
 
-def baselines(root: Path) -> dict[str, float]:
+def baselines(root: Path) -> dict[str, Baseline]:
     """Measure the accuracy on the validation split of ``commonest`` and of ridge classifiers on one-hot classes.
 
     ``pixels_linear``: the image; ``spectrum_linear``: the logarithm of its two-dimensional power spectrum;
@@ -36,7 +37,7 @@ def baselines(root: Path) -> dict[str, float]:
     chosen = np.linspace(0, len(train) - 1, min(len(train), MAX_TRAIN_PIXELS // pixels)).astype(np.int64)
     train_arrays, validation_arrays = train.read(chosen), validation.read(np.arange(len(validation)))
     counts = np.bincount(train_arrays["label"])
-    results = {"commonest": float((validation_arrays["label"] == counts.argmax()).mean())}
+    results = {"commonest": Baseline.mean(validation_arrays["label"] == counts.argmax())}
     for name, features in FEATURES.items():
         x = features(train_arrays["image"])
         if x.shape[1] <= MAX_FEATURES:
@@ -46,7 +47,7 @@ def baselines(root: Path) -> dict[str, float]:
     return results
 
 
-def best_ridge(x: Floats, y: NDArray[np.integer], x_test: Floats, y_test: NDArray[np.integer]) -> float:
+def best_ridge(x: Floats, y: NDArray[np.integer], x_test: Floats, y_test: NDArray[np.integer]) -> Baseline:
     """Measure the accuracy of the linear classifier with the best penalty."""
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-6
     design, test = (x - mean) / std, (x_test - mean) / std
@@ -54,7 +55,7 @@ def best_ridge(x: Floats, y: NDArray[np.integer], x_test: Floats, y_test: NDArra
     values, vectors = np.linalg.eigh(design.T @ design)
     projected, test = vectors.T @ (design.T @ target), test @ vectors
     scores = (test @ (projected / (values + ridge * len(x))[:, None]) for ridge in RIDGES)
-    return max(float((score.argmax(axis=1) == y_test).mean()) for score in scores)
+    return max(Baseline.mean(score.argmax(axis=1) == y_test) for score in scores)
 
 
 def pixels_linear(images: NDArray[np.uint8]) -> Floats:

@@ -110,7 +110,7 @@ class SwinV2MoEWorkload(MoEWorkload):
         batch = self.config.global_batch_size
         return work(self._settings, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
 
-    def baselines(self, root: Path) -> dict[str, float]:
+    def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the accuracy of the commonest class and of linear classifiers on pixels and power spectra."""
         return baselines(root)
 

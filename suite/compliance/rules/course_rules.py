@@ -38,8 +38,12 @@ _OF_THE_RUN = (  # and nothing else may stand before run_start that has an epoch
 _OF_INIT = (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES)
 _SHORTEST_EPOCH = 0.02  # of the longest; the shortest of 3,792 published logs is 0.05
 _MOST_APART = 0.1  # of a rate; published rates are within 0.023 of their times
-_SLACK_S = 0.1  # what a busy machine does between an epoch's first time stamp and its first step
-_SHORTEST_S = 0.5  # below, that is too much to say whether a rate is true
+_PAUSE_S = (
+    2.0  # for which a busy machine may stop between an epoch's time stamps and the first or the last of its steps
+)
+_LEAST_SHARE = 0.15  # of an epoch that its steps take, whatever paused
+_SLACK_S = 0.1  # of clocks and time stamps
+_SHORTEST_S = 1.0  # below, that is too much to say whether a rate is true
 
 
 @log_rule("stop-early", "run_stop is not earlier than an epoch, evaluation or value that stands before it", OURS)
@@ -134,7 +138,9 @@ def epoch_time(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule(
-    "throughput-true", "the logged throughput agrees with the samples and the time of the epoch within 10 %", OURS
+    "throughput-true",
+    "the logged throughput agrees with the samples and the time of the epoch within 10 % and a pause of 2 s",
+    OURS,
 )
 def throughput_true(context: LogContext) -> Iterator[LogBreach]:
     finished = finished_epochs(context)
@@ -143,12 +149,17 @@ def throughput_true(context: LogContext) -> Iterator[LogBreach]:
         number = finite(event.metadata.get("epoch_num", event.metadata.get("epoch")))
         epoch = finished.get(number) if number is not None else _at(context, index)
         times = [] if epoch is None else _training_times(context, epoch, event)
-        dues = [due for seconds in times for samples in _samples(context) if (due := samples / seconds)]
-        slack = _MOST_APART + _SLACK_S / max(times, default=1.0)
-        if dues and min(times) >= _SHORTEST_S and all(abs(rate - due) > slack * due for due in dues):
-            named = f"epoch {brief(epoch.number) if epoch else '?'}"
-            yield event.line, f"throughput {rate:g} samples/s in {named}; its times say {dues[0]:g}"
+        cases = [(samples, seconds) for seconds in times for samples in _samples(context)]
+        if cases and min(times) >= _SHORTEST_S and not any(_may_be(rate, *case) for case in cases):
+            named, due = f"epoch {brief(epoch.number) if epoch else '?'}", cases[0][0] / cases[0][1]
+            yield event.line, f"throughput {rate:g} samples/s in {named}; its times say {due:g}"
             return
+
+
+def _may_be(rate: float, samples: float, seconds: float) -> bool:
+    """True if so many samples in so many seconds, less a pause, can have been trained at a rate."""
+    least = (1.0 - _MOST_APART) * samples / (seconds + _SLACK_S)
+    return least <= rate <= (1.0 + _MOST_APART) * samples / max(seconds - _PAUSE_S, _LEAST_SHARE * seconds)
 
 
 def _rate(event: Event) -> float | None:

@@ -119,19 +119,12 @@ class Series:
 
     def maybe_alike(self, other: Series, shift: int, place: int) -> bool:
         """False if the two values at ``place`` are all of a stretch that two series share: nearly all candidates are chance."""
-        limit = 1.01 * _LIMITS[0]  # differences are a little larger than those of logarithms
-        for at in (place - 1, place + 2):
-            if 0 <= at < len(self.numbers) and 0 <= at + shift < len(other.numbers):
-                if self.what == EVALUATIONS:
-                    near = abs(self.logs[at] - other.logs[at + shift]) <= limit * self.scale(other)
-                else:
-                    number, difference = self.numbers[at], abs(self.numbers[at] - other.numbers[at + shift])
-                    near = number > _SHORTEST_S - _STAMP_S and difference <= max(
-                        _STAMP_S, limit * _OF_DURATION * number
-                    )
-                if near:
-                    return True
-        return False
+        whole = self.overlap(other, shift)
+        return any(
+            self.closeness(other, shift, range(at, at + 1))[0] <= _LIMITS[0]
+            for at in (place - 1, place + 2)
+            if at in whole
+        )
 
 
 Curves = tuple[Series, Series]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from suite.card import value_text
 from suite.compliance.rules.clock import AFTER, CLOCKS_DIFFER_S, backwards, of_the_clock
 from suite.compliance.rules.table import (
     HPC,
@@ -310,7 +311,8 @@ def target_missed(context: LogContext) -> Iterator[LogBreach]:
         return
     best = min(values) if context.benchmark.direction == "min" else max(values)
     line = next(item.line for item in context.record.evals if item.value == best)
-    yield line, f"best {context.record.metric_key} is {best:g}; the target is {context.benchmark.target_text}"
+    shown = value_text(best, context.benchmark.threshold, "g")
+    yield line, f"best {context.record.metric_key} is {shown}; the target is {context.benchmark.target_text}"
 
 
 @log_rule("status-true", "a run with status success has an evaluation that reaches the target", OURS)
@@ -331,8 +333,8 @@ def last_eval(context: LogContext) -> Iterator[LogBreach]:
     if context.benchmark is None or not evals or first_reaching(context.record, context.benchmark) is None:
         return
     if context.record.status != "aborted" and not context.benchmark.reached(evals[-1].value):
-        target = context.benchmark.target_text
-        yield evals[-1].line, f"the last evaluation before run_stop is {evals[-1].value:g}; the target is {target}"
+        last, target = value_text(evals[-1].value, context.benchmark.threshold, "g"), context.benchmark.target_text
+        yield evals[-1].line, f"the last evaluation before run_stop is {last}; the target is {target}"
 
 
 @log_rule("late-stop", "a run stops at the first evaluation that reaches the target", OURS)

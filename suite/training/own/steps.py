@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from suite.card import value_text
 from suite.errors import InputError
 from suite.log import mllog
 from suite.log.mllog import EventLog
@@ -100,8 +101,9 @@ class OwnSteps:
         seconds = max(0, self._clock.now_ms() - begin_ms) / 1e3
         self._log.stop(mllog.EVAL, metadata=where | {"duration_s": seconds})
         self._end_epoch()
-        shown = f"(target {target.threshold:g}), {self._throughput:,.0f} samples/s"
-        self._say(f"epoch {self._label}: {target.metric_name} {agreed:.4f} {shown}")
+        text = value_text(agreed, target.threshold)
+        shown = f"{text} (target {target.threshold:g}), {self._throughput:,.0f} samples/s"
+        self._say(f"epoch {self._label}: {target.metric_name} {shown}")
         if not math.isfinite(agreed):
             return False, f"diverged: {target.metric_name} is {agreed} after epoch {self._label}"
         if target.reached(agreed):

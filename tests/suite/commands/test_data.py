@@ -17,7 +17,10 @@ from suite.commands import data as module
 from suite.commands.data import data
 from suite.data.manifest import Manifest, read_manifest, write_manifest
 from suite.data.shards import shard_path, write_shard
+from suite.errors import InputError
 from suite.world import World
+
+DATA_BYTES = {"full": 2**50}
 
 
 def toy_generate(
@@ -38,7 +41,7 @@ def toy_generate(
 def generator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A workload `toy` whose generator has what a test gives it."""
     functions = SimpleNamespace(generate=toy_generate)
-    card = SimpleNamespace(size=lambda name: None)
+    card = SimpleNamespace(size=lambda name: SimpleNamespace(data_bytes=DATA_BYTES.get(name, 0)))
     chosen = SimpleNamespace(
         name="toy",
         card=lambda: card,
@@ -88,6 +91,19 @@ def test_a_complete_data_set_is_kept_and_another_is_refused(generator: SimpleNam
     shard.write_bytes(shard.read_bytes()[:-1])
     damaged = invoke("generate", "toy", "--size", "smoke", "-o", tmp_path)
     assert str(damaged.exception).startswith(f"{shard}: truncated")
+
+
+def test_a_data_set_that_does_not_fit_is_refused_before_it_begins(
+    generator: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda place: SimpleNamespace(free=2**30))
+    refused = invoke("generate", "toy", "--size", "full", "-o", tmp_path / "far" / "d")
+    assert isinstance(refused.exception, InputError)
+    assert "d: toy full takes 1 PiB, 1 GiB are free here; choose another folder with -o" in str(refused.exception)
+    assert not (tmp_path / "far").exists()
+    monkeypatch.setitem(DATA_BYTES, "half", 2**30 + 10)
+    (tmp_path / "begun").write_bytes(b"0" * 10)
+    assert invoke("generate", "toy", "--size", "half", "-o", tmp_path).exit_code == 0, "what is there needs no room"
 
 
 def test_a_flipped_bit_makes_verify_exit_1_and_name_the_file(generator: SimpleNamespace, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from suite.errors import InputError
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.logs import our_run, our_runs, write
+from tests.fixtures.logs import edit, our_run, our_runs, write
 
 
 def records(folder: Path) -> list[RunRecord]:
@@ -38,6 +38,20 @@ def test_record_writes_epochs_and_seeds_beside_the_card(tmp_path: Path) -> None:
     assert point.recorded == "2026-09-21"
 
 
+def test_a_point_spans_data_sets(tmp_path: Path) -> None:
+    """Five runs on one data set said 5.00 +- 0.00; on others the same seeds took 3 and 4 epochs."""
+    first, second = our_runs(tmp_path / "a"), our_runs(tmp_path / "b")
+    for path in second.glob("result_*.txt"):
+        log = our_run(seed=100 + int(path.stem[-1]), values=(0.5, 0.45, 0.4, 0.35))
+        write(path, edit("data_manifest", value="f" * 64)(log))
+    done = mlhpc("rcp", "record", first, second, "-o", tmp_path)
+    assert "batch 16: 3.50 +- 0.53 epochs, n=10 on 2 data sets" in done.stdout, done.stderr
+    (point,) = ReferencePoints.model_validate_json((tmp_path / "rcp" / "smoke.json").read_text()).points
+    assert point.data_manifests[5:] == ("f" * 64,) * 5
+    assert len({*zip(point.seeds, point.data_manifests, strict=True)}) == 10
+    assert len(set(point.seeds)) == 5
+
+
 def test_points_of_other_batch_sizes_are_kept(tmp_path: Path) -> None:
     mlhpc("rcp", "record", our_runs(tmp_path / "a"), "-o", tmp_path)
     other = our_runs(tmp_path / "b", hyperparameters={"global_batch_size": 64})
@@ -49,7 +63,7 @@ def test_points_of_other_batch_sizes_are_kept(tmp_path: Path) -> None:
 def test_what_is_no_point_is_refused(tmp_path: Path) -> None:
     benchmark = ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
     assert benchmark is not None
-    with pytest.raises(InputError, match="seed 5 is missing or given twice"):
+    with pytest.raises(InputError, match="seed 5 is missing or given twice on the same data"):
         reference_point(records(our_runs(tmp_path / "same", seed=5)), benchmark, "x")
     drifted = our_runs(tmp_path / "drifted")
     write(drifted / "result_4.txt", our_run(seed=9, hyperparameters={"dropout": 0.5}))

@@ -119,7 +119,7 @@ def test_a_dry_run_prints_the_script_of_every_full_size_as_the_documentation_say
         ((*MINI, "--nodes", "2x"), "--nodes '2x': expected positive numbers separated by commas, for example 1,2,4"),
         ((*MINI, "--nodes", "2,2"), "--nodes '2,2': each node count can be given once"),
         ((*MINI, "--nodes", "3", "--set", "global_batch_size=32"),
-         "--nodes 3 x 1 ranks per node: global_batch_size 32 cannot be split evenly over 3 ranks; nearest that can: 30, 33"),
+         "--nodes 3 x 1 ranks per node: global_batch_size 32 cannot be split evenly over 3 ranks; nearest batch that can: "),
         ((*MINI, "--nodes", "1", "--time-limit", "soon"), "time limit 'soon': expected minutes, h:mm:ss or d-hh:mm:ss"),
         ((*MINI, "--nodes", "1", "--instances", "2", "--runs", "2"), "--instances cannot be combined with --runs"),
         (("--system", "nope", "--size", "mini", "--nodes", "1"), "unknown system 'nope'; systems: example, "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,11 +41,13 @@ def suite(site: Path, *words: object, cwd: Path) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200)
 
 
-def test_the_skeletons_own_test_passes(site: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(site / "package" / "tests")]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=ENV | {"PYTHONPATH": str(site)}, capture_output=True, text=True, timeout=280
-    )
+def test_the_skeletons_own_test_passes_beside_another_projects(site: Path, tmp_path: Path) -> None:
+    """As the tutorial has it: from a clone of mlhpc, in which the new folder has the name of its package."""
+    shutil.copytree(site / "package", tmp_path / "tides")
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"\n')
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tides"]
+    environment = ENV | {"PYTHONPATH": str(site)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
 

@@ -496,7 +496,7 @@ def test_exit_codes(tmp_path: Path) -> None:
     explained = mlhpc("check", "--explain", "last-eval")
     assert explained.returncode == 0
     assert "the last evaluation before run_stop reaches the target" in explained.stdout
-    assert "unknown rule 'nope'; rules: log-empty" in mlhpc("check", "--explain", "nope").stderr
+    assert "unknown rule 'nope'; mlhpc check --list-rules" in mlhpc("check", "--explain", "nope").stderr
 
 
 def test_no_tool_changes_its_input(tmp_path: Path) -> None:

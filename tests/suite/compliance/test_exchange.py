@@ -76,7 +76,7 @@ def test_the_command_lists_and_explains_rules() -> None:
     assert mlhpc("check", "--explain", "seed-distinct").stdout.startswith("seed-distinct (the runs of a result)")
     unknown = mlhpc("check", "--explain", "seeds")
     assert unknown.returncode == 2
-    assert "unknown rule 'seeds'; rules: log-empty" in unknown.stderr
+    assert "unknown rule 'seeds'; mlhpc check --list-rules says each in a line" in unknown.stderr
 
 
 # A verdict for machines

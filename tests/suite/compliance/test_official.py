@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,26 @@ def test_fewer_instances_than_mlperf_needs_are_accepted_if_the_card_asks_for_no_
 
     assert accepted(5)
     assert not accepted(4)
+
+
+@pytest.mark.parametrize("late", ["compliance_checker", "system_desc_checker", "package_checker"])
+def test_a_tool_that_is_stopped_has_not_rejected_anything(
+    late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        if f"mlperf_logging.{late}" in command:
+            raise subprocess.TimeoutExpired(command, 1)
+        said = "FOUND NO ERRORS, SUCCESS\n" if "mlperf_logging.package_checker" in command else "SUCCESS\n"
+        return subprocess.CompletedProcess(command, 0, said, "")
+
+    monkeypatch.setattr(official.subprocess, "run", run)
+    verdict = official.run_official([package(tmp_path)])
+    text = verdict.text()
+    assert not verdict.accepted
+    assert f"  no answer  {late}" in text
+    assert "without a verdict, which is none against the results" in text
+    assert "REJECTED" not in text
+    assert text.count("verdict") == text.count("no answer")
 
 
 def test_any_other_complaint_and_a_missing_field_of_the_system_description_are_errors(tmp_path: Path) -> None:

@@ -44,13 +44,22 @@ def test_a_resumed_epoch_continues_with_the_same_batches() -> None:
 
 def test_batches_that_cannot_be_split_are_refused_with_those_that_can() -> None:
     check_batch(16, 4)
-    with pytest.raises(InputError, match="16 cannot be split evenly over 6 ranks; nearest that can: 12, 18"):
+    with pytest.raises(
+        InputError,
+        match="16 cannot be split evenly over 6 ranks; nearest batch that can: 12 or 18; nearest number of ranks: 4 or 8$",
+    ):
         check_batch(16, 6)
-    with pytest.raises(InputError, match="nearest that can: 8"):
+    with pytest.raises(InputError, match="over 8 ranks; nearest batch that can: 8; nearest number of ranks: 4$"):
         check_batch(4, 8)
-    with pytest.raises(InputError, match="8 cannot be split evenly over 2 ranks in 3 accumulation steps; nearest"):
+    with pytest.raises(
+        InputError,
+        match="8 cannot be split evenly over 2 ranks in 3 accumulation steps; nearest batch that can: 6 or 12$",
+    ):
         check_batch(8, 2, 3)
-    with pytest.raises(InputError, match="7 cannot be split evenly over 2 ranks; nearest that can: 6, 8"):
+    with pytest.raises(
+        InputError,
+        match="7 cannot be split evenly over 2 ranks; nearest batch that can: 6 or 8; nearest number of ranks: 1 or 7$",
+    ):
         check_batch(7, 2)
     with pytest.raises(InputError, match="larger than the 5 training samples"):
         steps_per_epoch(5, 8)

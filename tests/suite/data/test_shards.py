@@ -285,6 +285,17 @@ def test_a_ragged_shard_counts_samples_not_rows_and_is_found_again(tmp_path: Pat
     assert write_shard(shard_path(tmp_path / "again", "train", 0), ragged_arrays(1, 9)) == entry
 
 
+def test_an_axis_on_which_no_sample_of_a_shard_has_rows_is_written_and_read(tmp_path: Path) -> None:
+    """Another shard of the split may have some: all of a split's shards have the same datasets."""
+    empty = {"a.offsets": np.zeros(3, np.int64), "a.x": np.empty((0, 4, 3), np.float32)}
+    some = {"a.offsets": np.array([0, 0, 2]), "a.x": np.ones((2, 4, 3), np.float32)}
+    entries = [write_shard(shard_path(tmp_path, "train", n), each) for n, each in enumerate((empty, some))]
+    write_manifest(tmp_path, Manifest(workload="t", size="s", seed=0, generator={}, splits={"train": tuple(entries)}))
+    read = ShardReader(tmp_path, "train").read([1, 0, 3])
+    assert read["a.offsets"].tolist() == [0, 0, 0, 2]
+    np.testing.assert_array_equal(read["a.x"], some["a.x"])
+
+
 def test_large_ragged_samples_are_read_whole(tmp_path: Path) -> None:
     lengths = np.array([50_000, 1, 70_000])
     values = np.arange(lengths.sum(), dtype=np.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -195,6 +196,7 @@ def test_what_nobody_knows_of_a_system_is_a_warning_that_names_it(tmp_path: Path
     (warning,) = built.warnings
     assert "host_networking_topology" in warning
     assert "cooling" not in warning
+    assert re.search(r"state them in the system file \(description: .*\bnetworking_topology", warning), warning
     (blank,) = (finding for finding in check([built.folder]).findings if finding.rule == "system-blank")
     assert "host_networking_topology" in blank.message
 

@@ -129,6 +129,7 @@ def test_a_run_to_the_target_says_success_and_its_phases_sum_to_the_step(two: di
     ]
     assert sorted(order, key=keys.index) == order
     assert keys[-1] == "run_stop"
+    assert values(log, "data_selected_until") == ["2021-09-16"]  # what the workload says of the data's manifest
     folder = log.path.parent
     assert json.loads((folder / "run.json").read_text())["workload"] == "toy"
     assert list((folder / "facts").iterdir())

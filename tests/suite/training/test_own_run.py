@@ -517,3 +517,15 @@ def test_an_error_of_one_rank_ends_all_ranks(card: Path) -> None:
     log = read_events(card.parent / "runs" / "result_0.txt")
     assert values(log, "run_start")
     assert not values(log, "target_accuracy_reached")
+
+
+def test_a_value_beside_the_target_has_the_digits_that_tell_them_apart(
+    card: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """0.9000 (target 0.9) was printed of a run that went on, and the checker said "best 0.9; the target is >= 0.9"."""
+    run_once(card, values=(0.899961, 0.8999997))
+    (first, second) = (line for line in capfd.readouterr().out.splitlines() if "(target 0.9)" in line)
+    assert "epoch 1: accuracy 0.89996 (target 0.9)" in first
+    assert "epoch 2: accuracy 0.8999997 (target 0.9)" in second
+    done = command("check", str(card.parent / "runs"), "--card", str(card), "--format", "text")
+    assert "best eval_accuracy is 0.8999997; the target is eval_accuracy >= 0.9" in done.stdout

@@ -225,6 +225,9 @@ class Toy(Workload):
     def hyperparameters(self) -> dict[str, Any]:
         return {"global_batch_size": self.config.global_batch_size, "opt_name": "sgd"}
 
+    def data_hyperparameters(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        return {"data_selected_until": attributes["selected_until"]}
+
     def work(self) -> Work:
         flops, weights = 2.0 * WIDTH**2, float(WIDTH**2 + WIDTH)
         return Work(3 * flops, 3 * flops, 24.0 * WIDTH, flops, 8.0 * WIDTH, 4 * weights, 16 * weights, 4 * weights)
@@ -243,7 +246,9 @@ def generate(root: Path) -> Manifest:
     for split, n in (("train", TRAIN), ("validation", VALIDATION)):
         x = rng.normal(size=(n, WIDTH)).astype(np.float32)
         splits[split] = (write_shard(shard_path(root, split, 0), {"x": x, "y": x @ matrix.T}),)
-    manifest = Manifest(workload="toy", size="smoke", seed=7, generator={}, splits=splits)
+    manifest = Manifest(
+        workload="toy", size="smoke", seed=7, generator={}, splits=splits, attributes={"selected_until": "2021-09-16"}
+    )
     write_manifest(root, manifest)
     return manifest
 

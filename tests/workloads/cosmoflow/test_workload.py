@@ -12,12 +12,14 @@ import torch
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest, write_manifest
 from suite.data.sampling import draws
+from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
 from tests.workloads.tiny import TINY
 from workloads.cosmoflow import DESCRIPTOR
 from workloads.cosmoflow import generate as generator
-from workloads.cosmoflow.baselines import baselines, features
+from workloads.cosmoflow.baselines import baselines, features, moment_count
+from workloads.cosmoflow.config import TARGETS
 from workloads.cosmoflow.cosmology import Simulation, universe
 from workloads.cosmoflow.data import augment
 from workloads.cosmoflow.workload import CosmoFlow
@@ -98,6 +100,28 @@ def test_the_metric_is_the_mean_absolute_error_over_samples_and_targets(tiny_dat
     assert workload.metrics(stats)["eval_error"] == pytest.approx(direct, rel=1e-6)
 
 
+def test_the_metrics_state_an_uncertainty_per_target(tiny_data: Path, world: World) -> None:
+    workload = CosmoFlow(config(tiny_data))
+    model = workload.build_model(world).eval()
+    data = workload.dataset("validation", tiny_data)
+    totals: dict[str, float] = {}
+    with torch.no_grad():
+        for part in (range(2), range(2, 5)):  # sums of batches, as the harness adds them
+            for name, value in workload.eval_stats(model, data.load(part, seed=0, epoch=0)).items():
+                totals[name] = totals.get(name, 0.0) + value.item()
+        everything = data.load(range(5), seed=0, epoch=0)
+        error = (model(everything["x"]).double() - everything["y"].double()).numpy()
+    metrics = workload.metrics(totals)
+    spread = np.abs(error).std(axis=0, ddof=1) / np.sqrt(5)
+    for position, name in enumerate(TARGETS):
+        assert metrics[f"mae_{name}"] == pytest.approx(np.abs(error[:, position]).mean(), rel=1e-5)
+        assert metrics[f"mae_se_{name}"] == pytest.approx(spread[position], rel=1e-4)
+        assert metrics[f"rmse_{name}"] == pytest.approx(np.sqrt((error[:, position] ** 2).mean()), rel=1e-5)
+    of_samples = np.abs(error).mean(axis=1)
+    assert metrics["eval_error_se"] == pytest.approx(of_samples.std(ddof=1) / np.sqrt(5), rel=1e-4)
+    assert metrics["mse"] == pytest.approx((error**2).mean(), rel=1e-5)
+
+
 def test_bfloat16_autocast_gives_nearly_the_same_answer(tiny_data: Path, world: World) -> None:
     workload = CosmoFlow(config(tiny_data))
     model = workload.build_model(world).eval()
@@ -122,7 +146,22 @@ def learnable(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
 def test_baselines_are_computed_from_the_data(learnable: Path) -> None:
     values = baselines(learnable)
     assert values["train_mean"] == pytest.approx(0.5, abs=0.04)  # of uniform targets in [-1, 1]
-    assert values["power_spectrum_ridge"] < 0.4
+    ridges = ("one_point_ridge", "power_spectrum_ridge", "spectrum_and_moments_ridge")
+    assert list(values) == ["train_mean", *ridges]
+    assert all(values[name] < 0.4 for name in ridges)
+    mean = ShardReader(learnable, "train").read(range(300))["y"].astype(float).mean(axis=0)
+    errors = np.abs(ShardReader(learnable, "validation").read(range(100))["y"] - mean).mean(axis=1)
+    assert values["train_mean"].standard_error == pytest.approx(errors.std(ddof=1) / 10, rel=1e-6)
+
+
+def test_the_one_point_regression_sees_no_neighbours() -> None:
+    """Voxels in another order keep the moments and lose the spectra."""
+    x = universe(Simulation(16, 8, 128.0, "2lpt"), 0, 0)[0][None]
+    mixed = np.random.default_rng(0).permutation(x.reshape(1, -1, 4), axis=1).reshape(x.shape)
+    first, second = features(x), features(mixed)
+    moments = moment_count(4)
+    np.testing.assert_allclose(first[:, :moments], second[:, :moments], rtol=1e-4)
+    assert np.abs(first[:, moments:] - second[:, moments:]).max() > 0.5
 
 
 def test_power_spectra_do_not_change_under_symmetries_and_shifts(learnable: Path, tiny_data: Path) -> None:

@@ -1,9 +1,9 @@
-"""Text: what is generated has a known entropy, what is fetched is the pinned package, and splits go by path."""
+"""Real text: the pinned packages only, split by project, near copies left out, rows as the sizes have them."""
 
 from __future__ import annotations
 
-import tarfile
-from itertools import pairwise
+import random
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,69 +15,88 @@ from suite.data.manifest import read_manifest
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
-from workloads.moe_lm import DESCRIPTOR
+from workloads.moe_lm import DESCRIPTOR, text
 from workloads.moe_lm import generate as generator
-from workloads.moe_lm.baselines import baselines
 from workloads.moe_lm.data import TextData
-from workloads.moe_lm.generate import SIZES, DataSize, convert, fetch, generate, training_rows, validation_rows
-from workloads.moe_lm.text import Language, in_validation, read_text
-from workloads.moe_lm.workload import MoELM
+from workloads.moe_lm.duplicates import near_copies, shingles
+from workloads.moe_lm.generate import SIZES, DataSize, convert, fetch, training_rows, validation_rows
+from workloads.moe_lm.text import Package, corpus, in_validation, read_text
+
+PROSE = random.Random(1).choices([f"word{number}" for number in range(900)], k=40_000)
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World.create(None)
+def prose(begin: int, words: int = 400) -> str:
+    """Words that no other begin has in this order."""
+    return " ".join(PROSE[begin : begin + words])
 
 
-@pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
-    root = tmp_path_factory.mktemp("moe_lm") / "smoke"
-    generate(root, "smoke", seed=1, world=world)
-    return root
+@pytest.fixture
+def projects(tmp_path: Path) -> Path:
+    """A folder of twelve projects, two of them in validation, with two files each and no copy."""
+    names = [f"project{number}" for number in range(300)]
+    held, kept = [n for n in names if in_validation(n)][:2], [n for n in names if not in_validation(n)][:10]
+    for place, name in enumerate((*held, *kept)):
+        (tmp_path / "source" / name).mkdir(parents=True)
+        for number in range(2):
+            (tmp_path / "source" / name / f"{number}.rst").write_text(
+                f"{name} {number} " + prose(1000 * (2 * place + number))
+            )
+    return tmp_path / "source"
 
 
-def test_the_entropy_rate_is_that_of_the_text() -> None:
-    """A long text's successors, counted, give the rate of the closed form."""
-    language = Language(3)
-    words = language.text(400_000, 0).split(b" ")[:-1]
-    index = {word[:-1]: number for number, word in enumerate(language.words)}
-    chain = np.array([index[word] for word in words[1:]])
-    ranks = [int(np.flatnonzero(language.successors[a] == b)[0]) for a, b in pairwise(chain)]
-    bits = -np.log2(language.chances[ranks]).sum()
-    assert bits / sum(len(word) + 1 for word in words[2:]) == pytest.approx(language.entropy_rate(), rel=0.03)
+def test_no_project_is_in_both_splits(projects: Path) -> None:
+    """In the text that was before, files of one project were in training and in validation."""
+    found = read_text(projects)
+    for folder in projects.iterdir():
+        for path in folder.iterdir():
+            content = path.read_bytes()
+            held = in_validation(folder.name)
+            assert (content in found.validation, content in found.train) == (held, not held)
+    assert found.facts["projects"] == {"train": 10, "validation": 2}
+    assert found.facts["near_copies"] == 0
+    assert found.facts["shared_shingles_of_validation"] == 0
 
 
-def test_the_same_seed_is_the_same_data_and_another_another(smoke: Path, tmp_path: Path, world: World) -> None:
-    generate(tmp_path / "again", "smoke", seed=1, world=world)
-    steps: list[tuple[int, int]] = []
-    generate(tmp_path / "other", "smoke", seed=2, world=world, progress=lambda *step: steps.append(step))
-    assert steps == [(1, 2), (2, 2)]
-    assert read_manifest(tmp_path / "again").sha256 == read_manifest(smoke).sha256
-    assert read_manifest(tmp_path / "other").sha256 != read_manifest(smoke).sha256
-    with pytest.raises(InputError, match="holds other data"):
-        generate(tmp_path / "again", "smoke", seed=2, world=world)
+def test_near_copies_are_left_out_of_validation(projects: Path) -> None:
+    """A copy with other case, spaces and a changed word in fifty stays where training has it."""
+    held, kept = ([f for f in sorted(projects.iterdir()) if in_validation(f.name) is each] for each in (True, False))
+    words = (kept[0] / "0.rst").read_text().upper().split()
+    words[::50] = ["another"] * len(words[::50])
+    (held[0] / "copy.rst").write_text("\n".join(words))
+    (held[0] / "half.rst").write_text(prose(30_000, 300) + " " + (kept[1] / "0.rst").read_text()[:900])
+    found = read_text(projects)
+    assert found.facts["near_copies"] == 1
+    assert b"another" not in found.validation
+    assert prose(30_000, 300).encode() in found.validation
+    assert 0.02 < found.facts["shared_shingles_of_validation"] < 0.2
+    assert 0 < found.facts["near_copies_byte_share"] < 0.2
 
 
-def test_the_card_counts_the_samples(smoke: Path) -> None:
-    card = DESCRIPTOR.card().size("smoke")
-    manifest = read_manifest(smoke)
-    assert (manifest.samples("train"), manifest.samples("validation")) == (card.train_samples, card.eval_samples)
+def test_shingles_are_runs_of_words() -> None:
+    assert len(shingles(b"only seven words are in this text")) == 0
+    assert np.array_equal(shingles(prose(0).encode()), shingles(prose(0).replace(" ", ",\r\n  ").upper().encode()))
+    share = len(shingles(prose(0, 8000).encode())) / 8000
+    assert share == pytest.approx(1 / 4, rel=0.1)
 
 
-def test_the_workload_has_the_splits_of_the_card_and_the_baselines(smoke: Path) -> None:
-    workload = MoELM(load_config(DESCRIPTOR, "smoke"))
-    card = DESCRIPTOR.card().size("smoke")
-    assert [len(workload.dataset(split, smoke)) for split in ("train", "validation")] == [
-        card.train_samples,
-        card.eval_samples,
-    ]
-    assert workload.baselines(smoke) == baselines(smoke)
+def test_the_earlier_of_two_copies_is_kept() -> None:
+    first, other = shingles(prose(0).encode()), shingles(prose(5000).encode())
+    half = np.unique(np.concatenate((other[: len(other) // 3], shingles(prose(9000).encode()))))
+    copies, shares = near_copies([first, other, first, half, shingles(b"")])
+    assert copies.tolist() == [False, False, True, False, False]
+    assert shares[2] == 1
+    assert 0.1 < shares[3] < 0.4
 
 
-def test_longer_contexts_predict_better_and_nothing_beats_the_entropy(smoke: Path) -> None:
-    found = baselines(smoke)
-    assert found["bytes_0"] > found["bytes_2"] > found["bytes_4"] > found["entropy_rate"]
-    assert found["bytes_2"] > DESCRIPTOR.card().size("smoke").threshold > found["entropy_rate"]
+def test_only_text_is_read(projects: Path) -> None:
+    folder = next(each for each in projects.iterdir() if not in_validation(each.name))
+    (folder / "table.csv").write_text("comma")
+    (folder / "latin.txt").write_bytes("ä latin".encode("latin-1"))
+    (folder / "large.txt").write_bytes(b"large " * 100_000)
+    (folder / "windows.txt").write_bytes(b"two\r\nli\x00nes")
+    found = read_text(projects)
+    assert b"two\nlines\x00" in found.train
+    assert not any(part in found.train for part in (b"comma", b"latin", b"large"))
 
 
 def test_validation_rows_predict_disjoint_bytes() -> None:
@@ -92,46 +111,85 @@ def test_training_rows_are_the_text() -> None:
     assert training_rows(bytes(range(20)), DataSize(4, 8, None, 1)).tolist() == [list(range(8)), list(range(8, 16))]
 
 
-def test_a_piece_depends_on_seed_epoch_and_index_alone(smoke: Path) -> None:
-    data = TextData(smoke, "train", load_config(DESCRIPTOR, "smoke").hyperparameters)  # type: ignore[arg-type]
-    pieces = data.load(range(600), seed=1, epoch=2)["bytes"]
-    assert torch.equal(data.load([7, 300], seed=1, epoch=2)["bytes"], pieces[[7, 300]])
-    assert (pieces != data.load(range(600), seed=1, epoch=3)["bytes"]).any(dim=1).float().mean() > 0.9
-    rows = ShardReader(smoke, "train").read(range(600))["text"]
+def test_a_folder_is_converted_in_shards(projects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SIZES, "middle", DataSize(16, 64, None, 4))
+    monkeypatch.setattr(generator, "ROWS_PER_SHARD", 300)
+    convert(projects, tmp_path / "data", world=World.create(None))
+    manifest = read_manifest(tmp_path / "data")
+    assert manifest.size == "middle"
+    assert manifest.attributes == read_text(projects).facts
+    joined = ShardReader(tmp_path / "data", "train").read(range(manifest.samples("train")))["text"].tobytes()
+    assert joined == read_text(projects).train[: len(joined)]
+    assert len(manifest.shards) == -(-manifest.samples("train") // 300) + 1 > 3
+
+
+def test_a_piece_depends_on_seed_epoch_and_index_alone(
+    projects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SIZES, "middle", DataSize(64, 256, None, 4))
+    convert(projects, tmp_path / "data", world=World.create(None))
+    sizes = ("hyperparameters.context=64", "hyperparameters.row_bytes=256")
+    data = TextData(tmp_path / "data", "train", load_config(DESCRIPTOR, "middle", sizes).hyperparameters)  # type: ignore[arg-type]
+    count = len(data)
+    pieces = data.load(range(count), seed=1, epoch=2)["bytes"]
+    assert torch.equal(data.load([7, 100], seed=1, epoch=2)["bytes"], pieces[[7, 100]])
+    assert (pieces != data.load(range(count), seed=1, epoch=3)["bytes"]).any(dim=1).float().mean() > 0.9
+    rows = ShardReader(tmp_path / "data", "train").read(range(count))["text"]
     begins = [row.tobytes().find(piece.numpy().tobytes()) for row, piece in zip(rows, pieces, strict=True)]
     assert min(begins) >= 0
-    assert np.histogram(begins, bins=8, range=(0, rows.shape[1] - pieces.shape[1] + 1))[0].min() > 40
+    assert np.histogram(begins, bins=4, range=(0, 192))[0].min() > count / 8
 
 
-def test_a_folder_of_text_is_split_by_path(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    for number in range(100):
-        (source / f"{number}.txt").write_bytes(f"{number} ".encode() * 50)
-    text = read_text(source)
-    for number in range(100):
-        held = text.validation if in_validation(f"{number}.txt") else text.train
-        assert f"{number} {number} ".encode() in held
-    monkeypatch.setitem(SIZES, "mini", DataSize(16, 32, None, 4))
-    convert(source, tmp_path / "data", world=world)
-    assert ShardReader(tmp_path / "data", "train").read([0])["text"].shape == (1, 32)
-    assert read_manifest(tmp_path / "data").size == "mini"
+def test_the_corpus_has_projects_for_both_splits() -> None:
+    held = [package.project for package in corpus() if in_validation(package.project)]
+    assert held == ["mypy", "sphinx"]
+    assert len(corpus()) == len({package.file for package in corpus()}) > 15
+    for package in corpus():
+        assert package.file.startswith(f"{package.project}-{package.version}-")
+        assert package.licence in ("MIT", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause")
 
 
-def test_only_the_pinned_archive_is_taken(tmp_path: Path) -> None:
-    wrong = tmp_path / "Django-5.2.tar.gz"
-    with tarfile.open(wrong, "w:gz"):
-        pass
-    with pytest.raises(InputError, match="sha256 is"):
-        fetch(tmp_path / "here", source=str(wrong))
-    with pytest.raises(InputError, match="sha256 is"):
-        read_text(wrong)
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
+    """A corpus of one package, whose file is in the folder `here`, and its entry."""
+    (tmp_path / "here").mkdir()
+    with zipfile.ZipFile(tmp_path / "here" / "tiny-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("tiny/guide.rst", prose(0))
+    digest = text.hashlib.sha256((tmp_path / "here" / "tiny-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    package = Package("tiny", "1.0", "tiny-1.0-py3-none-any.whl", "MIT", digest)
+    for module in (text, generator):
+        monkeypatch.setattr(module, "corpus", lambda: (package,))
+    return package
+
+
+def test_packages_are_brought_from_a_folder_and_read(tmp_path: Path, wheel: Package) -> None:
+    fetch(tmp_path / "there", source=str(tmp_path / "here"))
+    assert [document.name for document in text._packages(tmp_path / "there")] == ["tiny/guide.rst"]
+    with pytest.raises(InputError, match="1 projects with text are too few"):
+        read_text(tmp_path / "there")
+
+
+def test_only_the_pinned_packages_are_taken(tmp_path: Path, wheel: Package) -> None:
     with pytest.raises(InputError, match="does not exist"):
-        fetch(tmp_path / "here", source=str(tmp_path / "none.tar.gz"))
+        fetch(tmp_path / "there", source=str(tmp_path / "none"))
+    with zipfile.ZipFile(tmp_path / "here" / wheel.file, "a") as archive:
+        archive.writestr("more.txt", "more")
+    with pytest.raises(InputError, match="sha256 is"):
+        fetch(tmp_path / "there", source=str(tmp_path / "here"))
+    with pytest.raises(InputError, match="sha256 is"):
+        read_text(tmp_path / "here")
+    (tmp_path / "here" / wheel.file).unlink()
+    with pytest.raises(InputError, match="expected the file of tiny 1.0"):
+        fetch(tmp_path / "there", source=str(tmp_path / "here"))
 
 
-def test_real_text_is_not_generated(tmp_path: Path, world: World) -> None:
+def test_generated_and_real_text_are_not_confused(tmp_path: Path, projects: Path) -> None:
+    world = World.create(None)
     with pytest.raises(InputError, match="mlhpc data fetch moe_lm"):
-        generator.generate(tmp_path, "mini", seed=0, world=world)
+        generator.generate(tmp_path / "a", "middle", seed=0, world=world)
+    with pytest.raises(InputError, match="generated text: mlhpc data generate moe_lm --size mini"):
+        convert(projects, tmp_path / "b", world=world, size="mini")
     with pytest.raises(InputError, match="sizes: smoke"):
-        generator.generate(tmp_path, "huge", seed=0, world=world)
+        generator.generate(tmp_path / "c", "huge", seed=0, world=world)
+    with pytest.raises(InputError, match="expected a folder of text"):
+        read_text(projects / "none")

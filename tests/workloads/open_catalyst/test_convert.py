@@ -5,8 +5,11 @@ from __future__ import annotations
 import lzma
 import os
 import pickle
+import pickletools
 import sys
 import types
+from collections import defaultdict
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,13 @@ import torch
 from click.testing import CliRunner
 
 from suite.commands.data import data
-from suite.data.manifest import read_manifest, verify
+from suite.data.build import SPLITS
+from suite.data.manifest import read_manifest, verify, write_manifest
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
 from tests.workloads.open_catalyst.conftest import random_structure
-from workloads.open_catalyst.convert import convert, fetch
+from workloads.open_catalyst.convert import convert, export_lmdb, fetch
 from workloads.open_catalyst.extxyz import SYMBOLS, read_extxyz
 from workloads.open_catalyst.lmdb_form import LmdbFile, load_restricted, record_fields
 from workloads.open_catalyst.structures import Structure
@@ -43,8 +47,11 @@ def write_frames(path: Path, frames: int, text: str = EXTXYZ) -> Path:
     return path
 
 
-def public_data(structure: Structure, *, new: bool) -> Any:
-    """A pickle as torch_geometric makes it, before 2.0 (attributes) or since (a store), without torch_geometric."""
+VERSIONS = ("1.7", "2.0", "2.8")
+
+
+def public_data(structure: Structure, *, version: str) -> Any:
+    """What torch_geometric pickles, without it: attributes before 2.0, a store since, which in 2.8 names classes beside it."""
     fields = {
         "pos": torch.tensor(structure.position, dtype=torch.float32),
         "cell": torch.tensor(structure.cell, dtype=torch.float32)[None],
@@ -59,12 +66,18 @@ def public_data(structure: Structure, *, new: bool) -> Any:
         "fid": structure.frame,
     }
     data = sys.modules["torch_geometric.data.data"].Data()
-    if not new:
+    if version == "1.7":
         data.__dict__.update(fields)
         return data
-    store = sys.modules["torch_geometric.data.storage"].GlobalStorage()
-    store.__dict__.update(_mapping=fields, _parent=None)
+    storage = sys.modules["torch_geometric.data.storage"]
+    store = storage.GlobalStorage()
+    store.__dict__.update(_mapping=fields, _parent=data)
     data.__dict__.update(_store=store)
+    if version == "2.8":
+        names = sys.modules["torch_geometric.data.data"]
+        data.__dict__.update(_edge_attr_cls=names.DataEdgeAttr, _tensor_attr_cls=names.DataTensorAttr)
+        kinds = defaultdict(set, {storage.AttrType("node"): {"pos", "force"}})  # once an attribute was asked for
+        store.__dict__.update(_cached_attr=kinds)
     return data
 
 
@@ -73,10 +86,15 @@ def geometric(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names to pickle classes by. They are gone again when the pickles are read, as on a machine without the package."""
     for package in ("torch_geometric", "torch_geometric.data"):
         monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
-    for module, name in (("torch_geometric.data.data", "Data"), ("torch_geometric.data.storage", "GlobalStorage")):
-        fake = types.ModuleType(module)
-        setattr(fake, name, type(name, (), {"__module__": module}))
-        monkeypatch.setitem(sys.modules, module, fake)
+    classes = {"data": ("Data", "DataEdgeAttr", "DataTensorAttr"), "storage": ("GlobalStorage",)}
+    for place, names in classes.items():
+        fake = types.ModuleType(f"torch_geometric.data.{place}")
+        for name in names:
+            setattr(fake, name, type(name, (), {"__module__": fake.__name__}))
+        monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    storage = sys.modules["torch_geometric.data.storage"]
+    kinds = Enum("AttrType", {"NODE": "node"}, module=storage.__name__)
+    monkeypatch.setattr(storage, "AttrType", kinds, raising=False)
 
 
 def write_lmdb(path: Path, values: list[bytes], *, length: bool = True) -> Path:
@@ -90,13 +108,14 @@ def write_lmdb(path: Path, values: list[bytes], *, length: bool = True) -> Path:
     return path
 
 
-@pytest.mark.parametrize("new", [False, True])
-@pytest.mark.parametrize("length", [False, True])
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("length", "protocol"), [(False, -1), (True, -1), (True, 2)])
 def test_the_references_lmdb_files_are_read_without_torch_geometric(
-    geometric: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new: bool, length: bool
+    geometric: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, length: bool, protocol: int
 ) -> None:
     written = [random_structure(seed, atoms=4 + seed) for seed in range(3)]
-    path = write_lmdb(tmp_path / "a.lmdb", [pickle.dumps(public_data(s, new=new), -1) for s in written], length=length)
+    values = [pickle.dumps(public_data(s, version=version), protocol) for s in written]
+    path = write_lmdb(tmp_path / "a.lmdb", values, length=length)
     for name in ("torch_geometric.data.data", "torch_geometric.data.storage"):
         monkeypatch.delitem(sys.modules, name)
     found = list(LmdbFile(path).structures(0, 3))
@@ -144,6 +163,16 @@ def test_a_pickle_hidden_inside_a_tensor_runs_nothing(pwned: Path) -> None:
     assert not pwned.exists()
 
 
+@pytest.mark.parametrize("encoding", ["idna", "punycode", "rot13"])
+def test_bytes_have_the_one_encoding_that_pickle_gives_them(encoding: str) -> None:
+    text = pickle.dumps(b"\x80 bytes", 2)
+    assert load_restricted(text) == b"\x80 bytes"
+    with pytest.raises(pickle.UnpicklingError, match=rf"^bytes in the encoding '{encoding}': refused$"):
+        load_restricted(
+            text.replace(b"X\x06\x00\x00\x00latin1", b"X" + bytes([len(encoding), 0, 0, 0]) + encoding.encode())
+        )
+
+
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("name", ["builtins eval", "os system", "torch load", "subprocess Popen", "functools partial"])
 def test_no_other_name_is_looked_up(name: str, protocol: int) -> None:
@@ -174,14 +203,14 @@ def test_the_command_line_has_the_word_of_trust(pwned: Path, tmp_path: Path) -> 
 
 
 def test_records_have_no_behaviour(geometric: None) -> None:
-    record = load_restricted(pickle.dumps(public_data(random_structure(0), new=False)))
+    record = load_restricted(pickle.dumps(public_data(random_structure(0), version="1.7")))
     assert record_fields(record)["natoms"] == 7
     assert type(record).__module__.startswith("workloads.")
 
 
 def test_a_record_cannot_pose_as_an_array(geometric: None, tmp_path: Path) -> None:
     """numpy reads memory at the address that ``__array_interface__`` of an instance gives."""
-    data = public_data(random_structure(0), new=False)
+    data = public_data(random_structure(0), version="1.7")
     data.pos = type(data)()
     data.pos.__dict__["__array_interface__"] = {"data": (8, False), "shape": (7, 3), "typestr": "<f8", "version": 3}
     path = write_lmdb(tmp_path / "a.lmdb", [pickle.dumps(data, -1)])
@@ -190,7 +219,7 @@ def test_a_record_cannot_pose_as_an_array(geometric: None, tmp_path: Path) -> No
 
 
 def test_lmdb_damage_is_one_line_with_file_and_index(geometric: None, tmp_path: Path) -> None:
-    good = public_data(random_structure(0), new=False)
+    good = public_data(random_structure(0), version="1.7")
     path = write_lmdb(tmp_path / "a.lmdb", [pickle.dumps(good, -1), pickle.dumps(good, -1)[:-30]])
     with pytest.raises(InputError, match=rf"^{path}: structure 1: [^\n]*$"):
         list(LmdbFile(path).structures(0, 2))
@@ -284,7 +313,7 @@ def test_a_structure_without_an_edge_is_refused(tmp_path: Path, world: World) ->
 def test_conversion_gives_a_complete_data_set_of_both_forms(geometric: None, tmp_path: Path, world: World) -> None:
     source = tmp_path / "source"
     written = [random_structure(seed, atoms=5) for seed in range(3)]
-    write_lmdb(source / "train" / "a.lmdb", [pickle.dumps(public_data(each, new=True), -1) for each in written])
+    write_lmdb(source / "train" / "a.lmdb", [pickle.dumps(public_data(each, version="2.8"), -1) for each in written])
     write_frames(source / "val_id" / "0.extxyz.xz", 2)
     convert(source, tmp_path / "data", world=world)
     manifest = read_manifest(tmp_path / "data")
@@ -295,6 +324,46 @@ def test_conversion_gives_a_complete_data_set_of_both_forms(geometric: None, tmp
     assert batch["trajectory"].tolist() == [2, 0]
     stored = sum(entry.bytes for entry in manifest.shards)
     assert stored < 200_000
+
+
+def test_export_and_conversion_are_inverse(tiny_data: Path, tmp_path: Path, world: World) -> None:
+    export_lmdb(tiny_data, tmp_path / "lmdb")
+    convert(tmp_path / "lmdb", tmp_path / "again", world=world)
+    assert verify(tmp_path / "again", deep=True) == []
+    for split in SPLITS:
+        before, after = ShardReader(tiny_data, split), ShardReader(tmp_path / "again", split)
+        written, found = before.read(range(len(before))), after.read(range(len(after)))
+        assert written.keys() == found.keys()
+        for name in written.keys() - {"edges", "triplets"}:  # of another neighbourhood after conversion
+            np.testing.assert_array_equal(found[name], written[name], err_msg=name)
+
+
+def test_an_exported_sample_is_data_of_torch_geometric_with_the_edges_of_the_data_set(
+    tiny_data: Path, tmp_path: Path
+) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    export_lmdb(tiny_data, tmp_path / "lmdb")
+    (path, *_) = sorted((tmp_path / "lmdb" / "val_id").iterdir())
+    with lmdb.open(str(path), subdir=False, readonly=True, lock=False) as environment, environment.begin() as found:
+        value, length = found.get(b"1"), pickle.loads(found.get(b"length"))
+    named = {text for code, text, _ in pickletools.genops(value) if code.name in ("GLOBAL", "STACK_GLOBAL")}
+    tensors = {"torch._utils _rebuild_tensor_v2", "torch.storage _load_from_bytes", "collections OrderedDict"}
+    assert named == {"torch_geometric.data.data Data", *tensors}
+    reader, fields = ShardReader(tiny_data, "validation"), record_fields(load_restricted(value))
+    stored = reader.read([1])
+    assert fields["edge_index"].shape == (2, stored["edges"][0])
+    assert length == read_manifest(tiny_data).splits["validation"][0].samples
+    source, target = fields["edge_index"]
+    vector = fields["pos"][source] + fields["cell_offsets"] @ fields["cell"][0] - fields["pos"][target]
+    cutoff = read_manifest(tiny_data).attributes["cutoff_angstrom"]
+    assert 0.5 < np.linalg.norm(vector, axis=1).min() < np.linalg.norm(vector, axis=1).max() <= cutoff + 1e-5
+
+
+def test_data_of_another_workload_are_not_exported(tiny_data: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(tiny_data)
+    write_manifest(tiny_data, manifest.model_copy(update={"workload": "cosmoflow"}))
+    with pytest.raises(InputError, match=f"^{tiny_data}: holds data of cosmoflow, not of open_catalyst"):
+        export_lmdb(tiny_data, tmp_path / "lmdb")
 
 
 def test_a_source_without_splits_or_files_is_refused(tmp_path: Path, world: World) -> None:

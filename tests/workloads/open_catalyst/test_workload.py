@@ -13,6 +13,7 @@ import torch
 
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest, write_manifest
+from suite.data.sampling import train_batches
 from suite.data.shards import ShardReader, shard_path, write_shard
 from suite.errors import InputError
 from suite.world import World
@@ -48,7 +49,9 @@ def test_a_batch_is_one_graph_of_separate_parts(tiny_data: Path) -> None:
     structure = batch["structure"]
     assert (structure[batch["source"]] == structure[batch["target"]]).all()
     assert (batch["target"][batch["into"]] == batch["source"][batch["out"]]).all()
-    assert torch.equal(batch["counts"], torch.tensor([batch["free"].sum(), triplets], dtype=torch.float64))
+    assert torch.equal(
+        batch["counts"], torch.tensor([batch["free"].sum(), triplets, batch["free"].sum()], dtype=torch.float64)
+    )
     for name, order, begins in (("out", torch.arange(triplets), "out_begin"), ("into", batch["by_into"], "into_begin")):
         in_order = batch[name][order]
         assert (in_order.diff() >= 0).all()
@@ -91,7 +94,8 @@ def test_fixed_atoms_count_neither_in_the_loss_nor_in_the_metric(tiny_data: Path
 
 
 def test_the_loss_is_the_references_formula(tiny_data: Path, world: World) -> None:
-    workload = a_workload("hyperparameters.target_std_ev=2.0", "hyperparameters.energy_coefficient=3.0")
+    four = ("global_batch_size=4", "hyperparameters.energy_coefficient=3.0")
+    workload = a_workload("hyperparameters.target_std_ev=2.0", *four)
     model = a_model(workload, world)
     batch = workload.dataset("train", tiny_data).load(range(4), seed=0, epoch=1)
     energy, force = model(batch)
@@ -99,6 +103,27 @@ def test_the_loss_is_the_references_formula(tiny_data: Path, world: World) -> No
     forces = (force - batch["force"] / 2.0)[free].abs().sum() / free.sum()
     energies = (energy - batch["energy"] / 2.0).abs().mean()
     assert workload.loss(model, batch).item() == pytest.approx((50 * forces + 3 * energies).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_the_loss_in_parts_is_that_of_the_whole_batch(tiny_data: Path, world: World, balanced: bool) -> None:
+    """The parts have different numbers of free atoms; the mean is over those of the batch, not over those of a part."""
+    energies = ("hyperparameters.energy_coefficient=3.0", f"hyperparameters.balanced_batches={balanced}")
+    gradients, losses, samples, parts = [], [], 8, 4
+    for step_parts in (1, parts):
+        workload = a_workload(f"global_batch_size={samples}", f"gradient_accumulation_steps={step_parts}", *energies)
+        model, data = a_model(workload, world), workload.dataset("train", tiny_data)
+        (chosen, *_) = train_batches(len(data), samples, seed=5, epoch=2, rank=0, size=1)
+        batches = [data.load(chosen[part::step_parts], seed=5, epoch=2) for part in range(step_parts)]
+        assert len({batch["counts"][2].item() for batch in batches}) == 1
+        values = [workload.loss(model, batch) / step_parts for batch in batches]
+        for value in values:
+            value.backward()
+        losses.append(sum(value.item() for value in values))
+        gradients.append(torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]))
+    assert len({batch["counts"][0].item() for batch in batches}) > 1  # else the test could not fail
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5 * float(gradients[0].abs().max()))
 
 
 def test_an_energy_error_is_reported_only_if_energies_are_trained(tiny_data: Path, world: World) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
+import math
 import tarfile
 from pathlib import Path
 
@@ -17,10 +19,10 @@ from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import convert as converter
 from workloads.openfold import residues
-from workloads.openfold.alignment_files import a3m_text, read_a3m, read_fasta
+from workloads.openfold.alignment_files import a3m_text, merge, read_a3m, read_fasta
 from workloads.openfold.convert import convert, fetch, read_protein
 from workloads.openfold.data import OpenFoldData
-from workloads.openfold.mmcif import mmcif_text, read_chain
+from workloads.openfold.mmcif import mmcif_text, read_chain, read_entry
 from workloads.openfold.proteins import Families, families
 from workloads.openfold.shard_form import proteins_of
 
@@ -77,20 +79,80 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_a_chain_of_the_archive_is_read(tmp_path: Path) -> None:
-    chain = read_chain(write(tmp_path / "1abc.cif", ARCHIVE))
+    _, chain = read_chain(write(tmp_path / "1abc.cif", ARCHIVE))
     assert chain.name == "H"
     assert residues.decode(chain.aatype) == "MGL"
     known = [tuple(np.array(residues.ATOM_NAMES[t])[m > 0]) for t, m in zip(chain.aatype, chain.atom_mask, strict=True)]
     assert known == [("CA", "SD"), (), ("CA",)]  # a residue without atoms keeps its place
     assert chain.atoms[2, residues.CA].tolist() == [4.0, 5.0, 6.0]  # the higher occupancy
     assert chain.atoms[0, residues.CA].tolist() == [1.5, 2.5, 3.5]  # the first model
-    assert residues.decode(read_chain(tmp_path / "1abc.cif", "L").aatype) == "A"
+    assert residues.decode(read_chain(tmp_path / "1abc.cif", "L")[1].aatype) == "A"
+
+
+def test_a_chain_is_found_by_the_author_s_name_before_the_file_s_own(tmp_path: Path) -> None:
+    """As in an antibody: the author calls A what the file calls B, and H what the file calls A."""
+    crossed = ARCHIVE.replace("9.0 1.00 L 1", "9.0 1.00 A 1")
+    path = write(tmp_path / "1fab.cif", crossed)
+    assert [(each.name, each.label) for each in read_entry(path).chains] == [("H", "A"), ("A", "B")]
+    assert residues.decode(read_chain(path, "A")[1].aatype) == "A"
+    assert residues.decode(read_chain(path, "H")[1].aatype) == "MGL"
+    assert residues.decode(read_chain(path, "B")[1].aatype) == "A"  # no author's name, so the file's own
+    write(tmp_path / "1fab_A.cif", crossed)
+    assert residues.decode(read_protein(tmp_path / "1fab_A.cif").aatype) == "A"
+
+
+def test_chains_come_in_the_order_of_their_molecules(tmp_path: Path) -> None:
+    """The order of the benchmark's table, and so of its draws."""
+    swapped = ARCHIVE.replace(
+        "1 1 MSE n\n1 2 GLY n\n1 3 LEU n\n2 1 ALA n\n", "2 1 ALA n\n1 1 MSE n\n1 2 GLY n\n1 3 LEU n\n"
+    )
+    assert [each.name for each in read_entry(write(tmp_path / "a.cif", swapped)).chains] == ["L", "H"]
+    assert [each.name for each in read_entry(write(tmp_path / "a.cif", ARCHIVE)).chains] == ["H", "L"]
+
+
+HEADER = """_entry.id 1ABC
+_refine.ls_d_res_high 2.10
+loop_
+_reflns.entry_id
+_reflns.d_resolution_high
+1ABC 1.9
+loop_
+_pdbx_audit_revision_history.ordinal
+_pdbx_audit_revision_history.revision_date
+1 2011-07-13
+2 2009-03-31
+#
+"""
+
+
+def test_date_and_resolution_of_an_entry_are_read(tmp_path: Path) -> None:
+    text = ARCHIVE.replace("_entry.id   1ABC\n", HEADER)
+    entry = read_entry(write(tmp_path / "a.cif", text))
+    assert (entry.name, entry.release_date, entry.resolution) == ("1abc", "2009-03-31", 2.1)
+    (tmp_path / "a.cif.gz").write_bytes(gzip.compress(text.encode()))
+    assert read_entry(tmp_path / "a.cif.gz").resolution == 2.1
+    map_of = text.replace("_refine.ls_d_res_high 2.10", "_em_3d_reconstruction.resolution 3.4")
+    assert read_entry(write(tmp_path / "a.cif", map_of)).resolution == 3.4
+    assert math.isnan(read_entry(write(tmp_path / "a.cif", text.replace("2.10", "?"))).resolution)  # stated as unknown
+    entry = read_entry(write(tmp_path / "a.cif", ARCHIVE))
+    assert entry.release_date is None
+    assert math.isnan(entry.resolution)
+    with pytest.raises(InputError, match=r"line 12: revision_date is '13-JUL-11', expected YYYY-MM-DD"):
+        read_entry(write(tmp_path / "a.cif", text.replace("2011-07-13", "13-JUL-11")))
+
+
+def test_a_modified_residue_counts_as_the_parent_that_the_file_names(tmp_path: Path) -> None:
+    text = ARCHIVE.replace("LEU", "SEP")
+    assert residues.decode(read_chain(write(tmp_path / "a.cif", text))[1].aatype) == "MGX"
+    named = "_pdbx_struct_mod_residue.id 1\n_pdbx_struct_mod_residue.label_comp_id SEP\n"
+    named += "_pdbx_struct_mod_residue.parent_comp_id SER\n"
+    assert residues.decode(read_chain(write(tmp_path / "a.cif", named + text))[1].aatype) == "MGS"
 
 
 def test_written_structures_are_read_back(tmp_path: Path) -> None:
     protein = families(Families(30, 30, 2), 0, range(1))[0]
     text = mmcif_text("made", protein.aatype, protein.atoms, protein.atom_mask)
-    chain = read_chain(write(tmp_path / "made.cif", text))
+    _, chain = read_chain(write(tmp_path / "made.cif", text))
     np.testing.assert_array_equal(chain.aatype, protein.aatype)
     np.testing.assert_array_equal(chain.atom_mask, protein.atom_mask)
     np.testing.assert_allclose(chain.atoms, protein.atoms, atol=6e-4)
@@ -131,8 +193,20 @@ def test_files_that_are_no_structures_are_refused(tmp_path: Path) -> None:
 
 def test_an_alignment_is_read_with_its_insertions(tmp_path: Path) -> None:
     msa, deletions = read_a3m(write(tmp_path / "a.a3m", "# hhblits\n>query one\nMK\nV\n>hit\nMabK-\n>last\n-XZc\n"))
-    assert [residues.decode(row) for row in msa] == ["MKV", "MK-", "-XX"]
+    assert [residues.decode(row) for row in msa] == ["MKV", "MK-", "-XE"]
     assert deletions.tolist() == [[0, 0, 0], [0, 2, 0], [0, 0, 0]]
+
+
+def test_alignments_of_one_chain_are_merged_without_repetitions() -> None:
+    uniref = ">query\nMKV\n>a\nMxK-\n>again\nMK-\n"
+    mgnify = ">query\nMKV\n>b\nMxxKV\n>c\nBUZ\n"
+    msa, deletions = merge([("uniref90_hits.a3m", uniref), ("mgnify_hits.a3m", mgnify)])
+    assert [residues.decode(row) for row in msa] == ["MKV", "MK-", "DCE"]
+    assert deletions.tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]  # of the first that has the letters
+    with pytest.raises(InputError, match=r"^b: line 3: row 2 \(x\) has 2 columns, row 1 \(query\) has 3$"):
+        merge([("a", uniref), ("b", ">query\nMKV\n>x\nMK\n")])
+    with pytest.raises(InputError, match="^b: line 1: no row in it"):
+        merge([("a", uniref), ("b", "")])
 
 
 def test_alignments_are_written_as_they_are_read(tmp_path: Path) -> None:
@@ -182,6 +256,40 @@ def test_a_folder_of_structures_becomes_a_data_set(tmp_path: Path, world: World)
     assert OpenFoldData(root, "train", SMALL_NET, 4).load([0, 1], seed=0, epoch=1)["template_atom_mask"].sum() == 0
 
 
+def grouped(root: Path) -> Path:
+    """Two pairs of alike chains, the first of each among the first three names."""
+    folder(root, 3)
+    proteins = families(Families(40, 50, 5), 2, range(2))
+    for number, protein in enumerate([proteins[0], proteins[0], proteins[1], proteins[1]]):
+        write(root / f"q{number}.cif", mmcif_text("q", protein.aatype, protein.atoms, protein.atom_mask))
+    return root
+
+
+def test_alike_chains_are_one_family_and_stay_in_one_split(tmp_path: Path, world: World) -> None:
+    convert(grouped(tmp_path / "source"), tmp_path / "data", world=world, size="mini")
+    read = {split: ShardReader(tmp_path / "data", split) for split in ("train", "validation")}
+    family = {split: each.read(range(len(each)))["family"].tolist() for split, each in read.items()}
+    assert family == {"train": [0, 1, 2, 3, 3], "validation": [4, 4]}
+
+
+def test_a_fold_that_leaks_into_validation_is_refused(tmp_path: Path, world: World) -> None:
+    """By comparing the sequences, or by the file that says which are alike."""
+    flat, source = grouped(tmp_path / "flat"), tmp_path / "source"
+    for name, split in (("q0", "train"), ("q1", "validation"), ("q2", "train"), ("p0", "validation")):
+        (source / split).mkdir(parents=True, exist_ok=True)
+        (flat / f"{name}.cif").rename(source / split / f"{name}.cif")
+    with pytest.raises(InputError, match="family 0 is in both splits, with 0 more: its fold would leak"):
+        convert(source, tmp_path / "data", world=world)
+    write(source / "clusters.txt", "q0 q2\nq1\nP0\n")
+    convert(source, tmp_path / "listed", world=world)
+    write(source / "clusters.txt", "q0 P0\nq1 q2\n")
+    with pytest.raises(InputError, match="family 0 is in both splits, with 1 more"):
+        convert(source, tmp_path / "data2", world=world)
+    write(source / "clusters.txt", "q0 q1 q2\n")
+    with pytest.raises(InputError, match=r"clusters\.txt: p0 is on no line, nor are 0 more"):
+        convert(source, tmp_path / "data3", world=world)
+
+
 def test_what_does_not_belong_together_is_refused(tmp_path: Path, world: World) -> None:
     source = folder(tmp_path / "source")
     write(source / "p1.a3m", ">q\nMKV\n")
@@ -222,4 +330,4 @@ def test_the_sample_set_is_taken_from_the_archive_of_its_sha256_only(
     monkeypatch.setattr(converter, "SAMPLE_SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
     fetch(tmp_path / "out", source=str(archive))
     assert len(list((tmp_path / "out").glob("*.cif"))) == 13
-    assert residues.decode(read_chain(tmp_path / "out" / "1A8O.cif").aatype) == "MGL"
+    assert residues.decode(read_chain(tmp_path / "out" / "1A8O.cif")[1].aatype) == "MGL"

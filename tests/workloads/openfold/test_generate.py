@@ -14,10 +14,11 @@ from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
-from workloads.openfold import DESCRIPTOR, residues
+from workloads.openfold import DESCRIPTOR, features, residues
 from workloads.openfold import generate as generator
-from workloads.openfold.baselines import affinity, baseline_scores, contact_potential
+from workloads.openfold.baselines import affinity, baselines, contact_potential
 from workloads.openfold.data import OpenFoldData
+from workloads.openfold.features import SLOTTED, alignment, drawn_recycles, sample
 from workloads.openfold.losses import sample_lddt_ca
 from workloads.openfold.proteins import (
     HELIX,
@@ -133,12 +134,11 @@ def test_the_torsions_without_noise_are_far_above_every_target() -> None:
 def test_the_target_lies_three_standard_errors_beyond_every_baseline(tmp_path: Path, world: World, size: str) -> None:
     generator.generate(tmp_path, size, seed=0, world=world)
     card = DESCRIPTOR.card().size(size)
-    scores = baseline_scores(tmp_path)
-    assert set(scores) >= {"typical_chain", "nearest_chain", "profile_regression", "pair_regression"}
-    for name, values in scores.items():
-        assert len(values) == card.eval_samples
-        error = values.std(ddof=1) / len(values) ** 0.5
-        assert card.threshold > values.mean() + 3 * error, name
+    found = baselines(tmp_path)
+    assert set(found) >= {"typical_chain", "nearest_chain", "profile_regression", "pair_regression"}
+    for name, value in found.items():
+        assert 0 < value.standard_error < 0.02, name
+        assert card.threshold > value + 3 * value.standard_error, name
 
 
 def test_samples_are_keyed_by_seed_epoch_and_index(train: OpenFoldData) -> None:
@@ -161,6 +161,29 @@ def test_features_have_the_form_of_the_supplement(train: OpenFoldData) -> None:
     assert torch.equal(shown[~hidden], true[~hidden])
     assert 0.05 < hidden.float().mean() < 0.3
     assert (shown[hidden] == residues.MASKED).float().mean() == pytest.approx(0.7, abs=0.2)
+
+
+def test_rows_are_clustered_by_the_whole_chain_then_cropped() -> None:
+    protein = families(Families(40, 40, 12), 5, range(1))[0]
+    settings = SMALL_NET.model_copy(update={"max_templates": 0})
+    got = sample(protein, settings, np.random.default_rng(7), length=10, training=True)
+    rng = np.random.default_rng(7)
+    recycles = drawn_recycles(settings, rng)
+    rng.random()  # of the clamp
+    begin = int(rng.integers(31))
+    slots = [alignment(protein.msa, protein.deletions, settings, rng) for _ in range(recycles + 1)]
+    for name in SLOTTED:
+        np.testing.assert_array_equal(got[name], np.stack([slot[name][:, begin : begin + 10] for slot in slots]))
+    np.testing.assert_array_equal(got["true_msa"], slots[-1]["true_msa"][:, begin : begin + 10])
+
+
+def test_deep_alignments_are_clustered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    protein = families(Families(20, 20, 40), 5, range(1))[0]
+    whole = alignment(protein.msa, protein.deletions, SMALL_NET, np.random.default_rng(1))
+    monkeypatch.setattr(features, "ROWS_AT_ONCE", 7)
+    parts = alignment(protein.msa, protein.deletions, SMALL_NET, np.random.default_rng(1))
+    for name, array in whole.items():
+        np.testing.assert_array_equal(array, parts[name])
 
 
 def test_validation_is_whole_and_never_random(validation: OpenFoldData) -> None:

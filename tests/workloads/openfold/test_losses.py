@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import residues
 from workloads.openfold.data import OpenFoldData
+from workloads.openfold.features import EXACT
 from workloads.openfold.geometry import (
     Frame,
     atoms_of,
@@ -24,6 +25,7 @@ from workloads.openfold.geometry import (
 )
 from workloads.openfold.losses import (
     EPS,
+    Naming,
     backbone_fape,
     distogram_loss,
     fape,
@@ -111,11 +113,14 @@ def test_fape_of_the_truth_is_nothing_and_of_the_mirror_image_is_not() -> None:
 
     def both(predicted: Tensor) -> tuple[float, float]:
         frames = backbone_frames(predicted)
-        groups = known_groups(aatype, predicted, mask)[0]
+        held = known_groups(aatype, predicted, mask, torch.zeros(1, 12))[0]
+        pair = [torch.cat([each[:, :, :1], each[:, :, :1], each[:, :, :1], each[:, :, 1:]], 2) for each in held]
+        groups = Frame(*pair)  # those of omega and phi hold nothing
+        naming = Naming(atoms, mask, torch.zeros(1, 12))
         stacked = Frame(frames.rotation[None], frames.translation[None])
         return (
             float(backbone_fape(stacked, atoms, mask, clamp)),
-            float(sidechain_fape(groups, predicted, aatype, atoms, mask)),
+            float(sidechain_fape(groups, predicted, aatype, atoms, mask, naming)),
         )
 
     assert max(both(moved(atoms))) < 0.0011  # sqrt(1e-4) angstrom over 10
@@ -141,8 +146,31 @@ def test_symmetric_side_chains_take_the_better_name() -> None:
     mask = table("ATOM_MASK", aatype.device)[aatype].double()
     swapped = atoms.gather(2, table("SWAP", aatype.device)[aatype][..., None].expand_as(atoms))
     assert float((swapped - atoms).abs().max()) > 1
-    torch.testing.assert_close(renamed(atoms, aatype, swapped, mask), atoms)
-    torch.testing.assert_close(renamed(swapped, aatype, swapped, mask), swapped)
+    back = renamed(atoms, aatype, swapped, mask)
+    torch.testing.assert_close(back.atoms, atoms)
+    assert back.swapped.tolist() == [[True, True, False, True, True]]
+    same = renamed(swapped, aatype, swapped, mask)
+    torch.testing.assert_close(same.atoms, swapped)
+    assert not same.swapped.any()
+    # the frames of the truth are then those of the atoms with the better names
+    frames = [known_groups(aatype, *pair)[0] for pair in ((swapped, mask, back.swapped), (atoms, mask, same.swapped))]
+    torch.testing.assert_close(frames[0].rotation, frames[1].rotation)
+
+
+def test_a_side_chain_s_frame_needs_only_its_own_atoms() -> None:
+    """As in the reference; real structures lack atoms, and their geometry is not ideal."""
+    aatype, atoms, mask, angle = chain(20)
+    groups = group_frames(aatype, backbone_frames(atoms), angle)
+    frames, known = known_groups(aatype, atoms, mask, torch.zeros(1, 20))
+    for number, group in enumerate((0, 3, 4, 5, 6, 7)):
+        there = known[..., number] > 0
+        torch.testing.assert_close(frames.rotation[:, :, number][there], groups.rotation[:, :, group][there])
+        torch.testing.assert_close(frames.translation[:, :, number][there], groups.translation[:, :, group][there])
+    without_n = mask.clone()
+    without_n[..., residues.N] = 0
+    lost = known - known_groups(aatype, atoms, without_n, torch.zeros(1, 20))[1]
+    assert lost[..., 0].all()
+    assert float(lost[..., 1:].abs().sum()) == 0
 
 
 def slow_lddt(predicted: np.ndarray, true: np.ndarray, mask: np.ndarray) -> tuple[list[float], float]:
@@ -183,6 +211,18 @@ def test_distogram_loss_is_least_at_the_true_bins() -> None:
     sharp = 50 * torch.nn.functional.one_hot(bins, 64).float()
     assert float(distogram_loss(sharp, aatype, atoms, mask)) < 1e-3
     assert float(distogram_loss(torch.zeros_like(sharp), aatype, atoms, mask)) == pytest.approx(math.log(64), rel=1e-4)
+
+
+def test_plddt_is_learned_from_structures_of_good_resolution_only(train: OpenFoldData) -> None:
+    torch.manual_seed(0)
+    batch = dict(train.load(range(6), seed=0, epoch=1))
+    assert (batch["resolution"] == EXACT).all()  # synthetic
+    prediction = OpenFoldNet(SMALL_NET)(batch)
+    every = losses(SMALL_NET, prediction, batch)["plddt"].detach()
+    assert float(every.min()) > 0
+    batch["resolution"] = torch.tensor([0.05, 0.1, 2.0, 3.0, 3.1, math.nan])
+    some = losses(SMALL_NET, prediction, batch)["plddt"].detach()
+    torch.testing.assert_close(some, every * torch.tensor([0.0, 1, 1, 1, 0, 0]))
 
 
 def test_the_total_has_the_weights_of_the_rules(train: OpenFoldData) -> None:

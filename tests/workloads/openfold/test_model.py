@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.workloads.openfold.conftest import SMALL_NET
+from workloads.openfold import residues
 from workloads.openfold.config import OpenFoldConfig
 from workloads.openfold.data import OpenFoldData
 from workloads.openfold.evoformer import OuterProductMean, TriangleAttention, TriangleMultiplication, binned_distance
+from workloads.openfold.features import Protein, sample
 from workloads.openfold.geometry import Frame
 from workloads.openfold.losses import losses
-from workloads.openfold.model import OpenFoldNet
+from workloads.openfold.model import PSI, OpenFoldNet, template_features
+from workloads.openfold.proteins import Families, families
 from workloads.openfold.structure import InvariantPointAttention, frame_update
 from workloads.openfold.work import forward, work
 
@@ -182,9 +188,58 @@ def test_outer_product_mean_counts_known_rows_only() -> None:
     torch.testing.assert_close(layer(m, mask), layer.linear_out(outer) / (known[..., None] + 1e-3))
 
 
+def template_batch(protein: Protein, crop: int, *, seed: int = 0, training: bool = False) -> dict[str, Tensor]:
+    settings = SMALL_NET.model_copy(update={"max_templates": 1, "num_recycling_iters": 0})
+    arrays = sample(protein, settings, np.random.default_rng(seed), length=crop, training=training)
+    return {name: torch.from_numpy(value)[None] for name, value in arrays.items()}
+
+
+def test_templates_are_seen_only_where_their_backbone_is_known_and_without_directions() -> None:
+    whole = families(Families(20, 20, 4, 1), 3, range(1))[0]
+    kinds, mask = np.tile(whole.aatype, (1, 1)), np.tile(residues.ATOM_MASK[whole.aatype], (1, 1, 1)).astype(np.int8)
+    mask[0, 4, residues.C] = 0  # no backbone
+    mask[0, 6, residues.OXYGEN] = 0  # a backbone, but no psi
+    atoms = np.where(mask[..., None] > 0, whole.atoms[None], 0).astype(np.float32)
+    protein = replace(whole, template_aatype=kinds, template_atoms=atoms, template_mask=mask)
+    batch = template_batch(protein, 20)
+    pair, angle = template_features(batch)
+    assert float(pair[0, 0, 4].abs().sum() + pair[0, 0, :, 4].abs().sum()) == 0  # residue types too
+    types = pair[0, 0, :, :, 40:62].argmax(-1)
+    known = [n for n in range(20) if n != 4]
+    assert types[0, known].tolist() == kinds[0, known].tolist()
+    assert float(pair[..., 84:87].abs().sum()) == 0
+    assert float(pair[0, 0, 5, 6, 87]) == 1
+    missing = [n for n in range(20) if batch["template_angle_mask"][0, 0, n, PSI] == 0]
+    assert missing == [4, 6]
+    unknown = batch["template_angle_mask"][0, 0, 5, 1]  # phi behind the residue without C: the angle is not hidden
+    assert float(unknown) == 0
+    assert float(angle[0, 0, 5, 24:26].abs().sum()) > 0
+
+
+def test_a_crop_of_a_template_has_the_torsions_of_the_whole_chain() -> None:
+    protein = families(Families(40, 40, 4, 1), 3, range(1))[0]
+    kinds, mask = protein.aatype[None], residues.ATOM_MASK[protein.aatype][None].astype(np.int8)
+    protein = replace(protein, template_aatype=kinds, template_atoms=protein.atoms[None], template_mask=mask)
+    for seed in range(20):
+        batch = template_batch(protein, 10, seed=seed, training=True)
+        begin = int(batch["residue_index"][0, 0])
+        if float(batch["template_mask"].sum()) == 1 and begin > 0:
+            break
+    assert batch["template_angle_mask"][0, 0, 0, :3].tolist() == [1, 1, 1]
+    full = template_batch(protein, 40)
+    torch.testing.assert_close(batch["template_angles"], full["template_angles"][:, :, begin : begin + 10])
+
+
+def test_a_template_without_known_atoms_in_the_crop_still_is_a_template() -> None:
+    protein = families(Families(40, 40, 4, 1), 3, range(1))[0]
+    mask = np.zeros_like(protein.template_mask)
+    batch = template_batch(replace(protein, template_mask=mask), 40)
+    assert batch["template_mask"].tolist() == [[1.0]]
+
+
 def test_distances_fall_into_one_bin_or_none() -> None:
     position = torch.tensor([[[0.0, 0, 0], [4.0, 0, 0], [1.0, 0, 0], [500.0, 0, 0]]])
-    bins = binned_distance(position, 3.25, 20.75, 15)
+    bins = binned_distance(position, 3.25, 20.75, 15, 600.0)
     assert bins[0, 0].sum(-1).tolist() == [0, 1, 0, 1]
     assert bins[0, 0, 3, 14] == 1
     assert bins[0, 0, 1, 0] == 1

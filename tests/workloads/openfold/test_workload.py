@@ -10,12 +10,14 @@ import torch
 import yaml
 
 from suite.config import RunConfig, load_config
+from suite.data.manifest import read_manifest
 from suite.data.sampling import train_batches
 from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import DESCRIPTOR
 from workloads.openfold.config import OpenFoldConfig, learning_rate
 from workloads.openfold.data import batch_work
+from workloads.openfold.public.selection import Dates
 from workloads.openfold.work import forward, work
 from workloads.openfold.workload import OpenFold
 
@@ -103,13 +105,26 @@ def test_balanced_ranks_share_the_batch_by_work_and_its_mean_loss_stays(tiny_dat
 def test_logged_keys_are_those_of_the_rules_and_full_has_their_values() -> None:
     closed = yaml.safe_load(RULES.read_text())["benchmarks"]["openfold"]["closed"]
     config = load_config(DESCRIPTOR, "full")
-    logged = OpenFold(config).hyperparameters()
+    workload = OpenFold(config)
+    logged = workload.hyperparameters() | workload.data_hyperparameters(Dates().stated())
     from_harness = {"train_samples", "eval_samples"}
     assert set(closed) - from_harness <= set(logged)
     wrong = {key for key, rule in closed.items() if key in logged and rule.get("equals", logged[key]) != logged[key]}
     assert wrong == {"init_checkpoint_sha256sum"}  # our own initialisation: open division
     card = DESCRIPTOR.card().size("full")
     assert (card.train_samples, card.eval_samples, card.eval_every_steps, card.required_runs) == (594_595, 180, 40, 10)
+
+
+def test_what_was_not_done_with_the_data_is_not_logged(tiny_data: Path) -> None:
+    """Synthetic chains have no days of release, and each is trained on once in an epoch."""
+    workload = OpenFold(load_config(DESCRIPTOR, "smoke"))
+    assert workload.data_hyperparameters(read_manifest(tiny_data).attributes) == {}
+    of_the_data = set(Dates().stated())
+    assert len(of_the_data) == 4
+    assert not of_the_data & set(workload.hyperparameters())
+    for size in ("smoke", "mini", "small"):  # so the card cannot ask for it there
+        assert not of_the_data & set(DESCRIPTOR.card().size(size).constraints)
+    assert of_the_data <= set(DESCRIPTOR.card().size("full").constraints)
 
 
 @pytest.mark.parametrize("size", ["smoke", "mini", "small", "full"])
@@ -127,7 +142,16 @@ def test_cards_say_what_the_closed_forms_say(size: str) -> None:
 
 def test_the_schedule_warms_up_and_decays_by_steps() -> None:
     own = OpenFoldConfig(learning_rate=1.0, warmup_init=0.0, warmup_steps=10, decay_steps=(20, 30), decay_factor=0.5)
-    assert [learning_rate(own, step) for step in (0, 5, 10, 19, 20, 30)] == [0.0, 0.5, 1.0, 1.0, 0.5, 0.25]
+    assert [learning_rate(own, step) for step in (0, 3, 9, 10, 19, 20, 30)] == [
+        0.0,
+        0.3333333333,
+        1.0,
+        1.0,
+        1.0,
+        0.5,
+        0.25,
+    ]
+    assert [learning_rate(own.model_copy(update={"warmup_steps": 1}), step) for step in (0, 1)] == [0.0, 1.0]
     with pytest.raises(ValueError, match="decay_steps must increase"):
         OpenFoldConfig(decay_steps=(3, 2))
 

@@ -1,0 +1,96 @@
+"""Write docs/baselines.md from the cards and the newest benchmarks/results/*-baselines_*.json. Run it after either changes.
+
+python docs/write_baselines.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from suite.card import SizeCard
+from suite.descriptor import descriptors
+from suite.files import print_line
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "baselines.md"
+RESULTS = ROOT / "benchmarks" / "results"
+MARGIN = 3.0  # standard errors that a target should lie beyond the best baseline
+HEAD = """# Baselines and targets
+
+<!-- Written by docs/write_baselines.py from the cards and benchmarks/results/*-baselines_*.json. -->
+
+What predictors without a network reach on the validation split of generated data, beside the target. A target is worth a run
+only if none of them meets it: it should lie at least {margin:g} standard errors beyond the best. The standard error is the
+baseline's, over the evaluation samples; the margin is (target - baseline) / standard error with the sign turned so that more is
+better. `python benchmarks/baselines.py WORKLOAD` measures anew, `python docs/write_baselines.py` writes this page.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One baseline of one size. ``error`` and ``margin`` are None where the standard error is not known."""
+
+    workload: str
+    size: str
+    name: str
+    value: float
+    error: float | None
+    margin: float | None
+
+
+def rows(results: Path = RESULTS) -> Iterator[Row]:
+    """Every measured baseline, the best of a size first."""
+    for workload, each in sorted(descriptors().items()):
+        for size, card in each.card().sizes.items():
+            found = measured(workload, results).get(size, {}).get("baselines", {})
+            sign = -1 if card.direction == "min" else 1
+            for name, entry in sorted(found.items(), key=lambda item: -sign * item[1]["value"]):
+                value, error = entry["value"], entry["standard_error"]
+                margin = sign * (card.threshold - value) / error if error else None
+                yield Row(workload, size, name, value, error, margin)
+
+
+def measured(workload: str, results: Path) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    """The sizes in the newest file of a workload. Empty if there is none."""
+    files = sorted(results.glob(f"*-baselines_{workload}.json"))
+    sizes: dict[str, dict[str, dict[str, dict[str, float]]]] = (
+        json.loads(files[-1].read_text())["sizes"] if files else {}
+    )
+    return sizes
+
+
+def page(results: Path = RESULTS) -> str:
+    """The text of the page."""
+    parts = [HEAD.format(margin=MARGIN)]
+    every = list(rows(results))
+    for workload, each in sorted(descriptors().items()):
+        parts += [f"\n## {each.card().title}\n", "| size | target | baseline | value | standard error | margin |"]
+        parts.append("| --- | --- | --- | --- | --- | --- |")
+        unmeasured = []
+        for size, card in each.card().sizes.items():
+            own = [row for row in every if (row.workload, row.size) == (workload, size)]
+            parts += [_line(card, row) for row in own]
+            if not own:
+                unmeasured.append(f"`{size}` ({card.metric_name} {_target(card)})")
+        if unmeasured:
+            parts.append(f"\nNot measured: {', '.join(unmeasured)}.")
+    return "\n".join(parts) + "\n"
+
+
+def _line(card: SizeCard, row: Row) -> str:
+    error = "not known" if row.error is None else f"{row.error:.4f}"
+    margin = "not known" if row.margin is None else f"{row.margin:+.1f}"
+    target = f"{card.metric_name} {_target(card)}"
+    return f"| `{row.size}` | {target} | {row.name} | {row.value:.4f} | {error} | {margin} |"
+
+
+def _target(card: SizeCard) -> str:
+    return f"{'at most' if card.direction == 'min' else 'at least'} {card.threshold:g}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print_line(str(PAGE))

@@ -1,0 +1,71 @@
+"""Baselines know their standard error, keep it in the data set's folder, and stand beside a result."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from suite.commands.score import score
+from suite.data.baselines import BASELINES_NAME, beside, measure_baselines, read_baselines, standard_error
+from suite.workload import Baseline
+from tests.fixtures.logs import our_runs
+from workloads.cosmoflow import DESCRIPTOR
+
+
+def test_a_mean_has_the_standard_error_of_its_samples() -> None:
+    errors = np.random.default_rng(0).exponential(size=50)
+    found = Baseline.mean(errors)
+    assert found == pytest.approx(errors.mean(), rel=1e-12)
+    assert found.standard_error == pytest.approx(errors.std(ddof=1) / math.sqrt(50), rel=1e-12)
+
+
+def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
+    errors = np.random.default_rng(1).exponential(size=40).tolist()
+    found = Baseline.jackknife([{"sum": each, "n": 1} for each in errors], lambda totals: totals["sum"] / totals["n"])
+    assert found == pytest.approx(Baseline.mean(errors), rel=1e-12)
+    assert found.standard_error == pytest.approx(Baseline.mean(errors).standard_error, rel=1e-9)
+
+
+def test_the_jackknife_of_a_ratio_covers_what_other_samples_give() -> None:
+    """The spread over 300 new samples of structures with unequal numbers of atoms is the stated error within a quarter."""
+    random = np.random.default_rng(2)
+
+    def draw() -> Baseline:
+        count = random.integers(1, 20, 60)
+        error = count * random.exponential(size=60)
+        pairs = zip(error.tolist(), count.tolist(), strict=True)
+        return Baseline.jackknife([{"e": e, "n": n} for e, n in pairs], lambda totals: totals["e"] / totals["n"])
+
+    found = [draw() for _ in range(300)]
+    stated = np.mean([each.standard_error for each in found])
+    assert np.std(found) == pytest.approx(stated, rel=0.25)
+
+
+def test_one_sample_has_no_standard_error() -> None:
+    for found in (Baseline.mean([0.5]), Baseline.jackknife([{"x": 0.5}], lambda totals: totals["x"]), 0.5):
+        assert found == 0.5
+        assert standard_error(found) is None
+
+
+def test_the_folder_of_the_data_keeps_values_and_standard_errors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    values = {"known": Baseline(0.5, 0.01), "plain": 0.25}
+    monkeypatch.setattr("workloads.cosmoflow.workload.CosmoFlow.baselines", lambda *_: values)
+    assert measure_baselines(DESCRIPTOR, "smoke", tmp_path, "ab") == values
+    content = json.loads((tmp_path / BASELINES_NAME).read_text())
+    assert content["values"] == {"known": 0.5, "plain": 0.25}
+    assert content["standard_errors"] == {"known": 0.01, "plain": None}
+    assert read_baselines(tmp_path, "ab") == values
+    assert read_baselines(tmp_path, "cd") == {}
+
+
+def test_the_baselines_stand_beside_a_score(tmp_path: Path) -> None:
+    done = CliRunner().invoke(score, [str(our_runs(tmp_path / "r"))])
+    assert "  without learning: mean 0.5000" in done.output.splitlines()
+    assert beside({}) == ""

@@ -1,0 +1,36 @@
+"""docs/baselines.md is written from the cards and the kept results, and says how far a target lies beyond each baseline."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def test_the_page_is_that_of_the_cards_and_results() -> None:
+    written = runpy.run_path(str(DOCS / "write_baselines.py"))
+    assert written["page"]() == (DOCS / "baselines.md").read_text(encoding="utf-8"), (
+        "run: python docs/write_baselines.py"
+    )
+
+
+def test_margins_are_in_standard_errors_and_positive_beyond_a_baseline(tmp_path: Path) -> None:
+    written = runpy.run_path(str(DOCS / "write_baselines.py"))
+    for workload, better in (("cosmoflow", -1), ("openfold", 1)):  # an error falls, lDDT rises
+        target = written["descriptors"]()[workload].card().size("smoke").threshold
+        entries = {
+            "met": {"value": target + 0.02 * better, "standard_error": 0.01},
+            "beyond": {"value": target - 0.03 * better, "standard_error": 0.01},
+            "bare": {"value": target - 0.01 * better, "standard_error": None},
+        }
+        for date, sizes in (("2026-01-01", {}), ("2026-01-02", {"smoke": {"baselines": entries}})):
+            (tmp_path / f"{date}-baselines_{workload}.json").write_text(json.dumps({"sizes": sizes}))
+        found = {row.name: row for row in written["rows"](tmp_path) if row.workload == workload}
+        assert found["met"].margin == pytest.approx(-2)
+        assert found["beyond"].margin == pytest.approx(3)
+        assert found["bare"].margin is None
+        assert next(iter(found)) != "beyond"

@@ -1,0 +1,141 @@
+"""The generated language: of known entropy, the same everywhere, and beyond what compressors and counts of contexts reach."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from suite.config import load_config
+from suite.data.baselines import standard_error
+from suite.data.manifest import read_manifest
+from suite.errors import InputError
+from suite.world import World
+from workloads.moe_lm import DESCRIPTOR
+from workloads.moe_lm.baselines import baselines, compressed
+from workloads.moe_lm.generate import SIZES, generate
+from workloads.moe_lm.language import ENDINGS, LETTERS, ODDS, Language, Lexicon
+from workloads.moe_lm.ppm import ppm_bits
+from workloads.moe_lm.workload import MoELM
+
+MARGIN = 3  # standard errors that a target is better than every baseline
+ORDERS = (0, 1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("moe_lm") / "smoke"
+    generate(root, "smoke", seed=1, world=World.create(None))
+    return root
+
+
+@pytest.fixture(scope="module")
+def found(smoke: Path) -> dict[str, float]:
+    return baselines(smoke)
+
+
+def test_no_baseline_reaches_the_target(found: dict[str, float]) -> None:
+    """Counts after three bytes alone met the target of the language that was before: 0.65 bits for 1.00."""
+    best = min(found.values())
+    error = max(filter(None, map(standard_error, found.values())))
+    threshold = DESCRIPTOR.card().size("smoke").threshold
+    assert threshold <= best - MARGIN * error
+    assert threshold > Language(1, Lexicon(8, 32)).entropy_rate()
+    assert set(found) >= {"gzip", "bzip2", "xz", "ppm_0", "ppm_12", "ppm_mixed"}
+
+
+def test_the_odds_and_the_entropy_rate_are_those_of_the_text() -> None:
+    language = Language(3, Lexicon(4, 24))
+    rows = language.passages(400, 1 + 3 * 80, 0)
+    topics = rows[:, 0] - min(language.names)[0]
+    words = rows[:, 1:].reshape(400, 80, 3)
+    index = {word: number for number, word in enumerate(language.words)}
+    chain = np.array([[index[bytes(word[:2])] for word in row] for row in words])
+    lists = language.successors[topics[:, None], chain[:, :-1]]
+    ranks = (lists == chain[:, 1:, None]).argmax(axis=2)
+    assert (lists == chain[:, 1:, None]).any(axis=2).all()
+    shares = np.bincount(ranks.ravel(), minlength=8) / ranks.size
+    assert shares == pytest.approx(np.array(ODDS) / sum(ODDS), abs=0.01)
+    endings = Counter(words[:, :, 2].ravel().tolist())
+    assert set(endings) == set(ENDINGS[:8])
+    assert min(endings.values()) > 0.9 * words.shape[0] * 10
+    bits = (-np.log2(shares) @ shares + 3) / 3
+    assert bits == pytest.approx(language.entropy_rate(), rel=0.02)
+
+
+def test_topics_are_named_at_the_beginning_only() -> None:
+    language = Language(3, Lexicon(40, 24))
+    assert len(set(language.names)) == 40
+    assert not {name[0] for name in language.names} & set(LETTERS + ENDINGS)
+    rows = language.passages(50, 129, 1)
+    assert {bytes((byte,)) for byte in rows[:, 0]} <= set(language.names)
+    assert set(rows[:, 1:].ravel().tolist()) <= set(LETTERS + ENDINGS)
+
+
+def test_a_lexicon_that_cannot_be_is_refused() -> None:
+    for lexicon in (Lexicon(0, 8), Lexicon(8, 7), Lexicon(8, 257), Lexicon(99, 8), Lexicon(2, 8, 17)):
+        with pytest.raises(InputError, match=r"lexicon .*: expected"):
+            Language(0, lexicon)
+
+
+def test_the_same_seed_is_the_same_data_and_another_another(smoke: Path, tmp_path: Path) -> None:
+    world = World.create(None)
+    generate(tmp_path / "again", "smoke", seed=1, world=world)
+    steps: list[tuple[int, int]] = []
+    generate(tmp_path / "other", "smoke", seed=2, world=world, progress=lambda *step: steps.append(step))
+    assert steps == [(1, 2), (2, 2)]
+    assert read_manifest(tmp_path / "again").sha256 == read_manifest(smoke).sha256
+    assert read_manifest(tmp_path / "other").sha256 != read_manifest(smoke).sha256
+    with pytest.raises(InputError, match="holds other data"):
+        generate(tmp_path / "again", "smoke", seed=2, world=world)
+
+
+def test_the_card_counts_the_samples(smoke: Path) -> None:
+    manifest = read_manifest(smoke)
+    for size in ("smoke", "mini", "mini_dense"):
+        card, settings = DESCRIPTOR.card().size(size), SIZES[size]
+        assert (settings.train_rows, settings.validation_rows) == (card.train_samples, card.eval_samples)
+    card = DESCRIPTOR.card().size("smoke")
+    assert (manifest.samples("train"), manifest.samples("validation")) == (card.train_samples, card.eval_samples)
+    workload = MoELM(load_config(DESCRIPTOR, "smoke"))
+    assert [len(workload.dataset(split, smoke)) for split in ("train", "validation")] == [
+        card.train_samples,
+        card.eval_samples,
+    ]
+
+
+def test_chances_of_the_byte_models_sum_to_one() -> None:
+    """Every model gives all 256 possible last bytes of a row chances that sum to one, after any training text."""
+    draw = np.random.default_rng(0)
+    training, rows = draw.integers(0, 3, (20, 30), np.uint8), draw.integers(0, 3, (4, 12), np.uint8)
+    chances: dict[str, float] = {}
+    for last in range(256):
+        rows[-1, -1] = last
+        for name, bits in ppm_bits(lambda: [training], rows, ORDERS).items():
+            chances[name] = chances.get(name, 0.0) + 2 ** -bits[-1, -1]
+    assert chances == pytest.approx(dict.fromkeys([*(f"ppm_{order}" for order in ORDERS), "ppm_mixed"], 1.0))
+
+
+def test_the_byte_model_counts_training_and_earlier_rows_as_written_out_by_hand() -> None:
+    training, rows = np.frombuffer(b"abac", np.uint8)[None], np.frombuffer(b"abadabaz", np.uint8).reshape(2, 4)
+    bits = ppm_bits(lambda: [training], rows, (1,))["ppm_1"]
+
+    def chance(hits: int, total: int, distinct: int) -> float:
+        return (max(hits - 0.5, 0) + 0.5 * distinct / 256) / total
+
+    expected = [  # hits, total and distinct followers of the byte before, so far: a -> b, b -> a, a -> d
+        [chance(1, 2, 2), chance(1, 1, 1), chance(0, 3, 2)],
+        [chance(2, 4, 3), chance(2, 2, 1), chance(0, 5, 3)],
+    ]
+    assert bits == pytest.approx(-np.log2(expected))
+
+
+def test_text_seen_before_costs_compressors_nothing() -> None:
+    draw = np.random.default_rng(0)
+    text = draw.integers(0, 256, 20_000, np.uint8).tobytes()
+    alone = compressed(b"", text)
+    assert all(7.9 < value < 8.3 for value in alone.values())
+    seen = compressed(text, text)
+    assert all(seen[name] < 0.6 * alone[name] for name in ("gzip", "xz"))

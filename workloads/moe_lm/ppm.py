@@ -1,0 +1,102 @@
+"""Byte models that mix counts of contexts of several lengths, as PPM does: what text predicts without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+DISCOUNT = 0.5  # taken from every count for what has not followed yet (PPMD's escape)
+MEMORY = 0.98  # of the mixture: how much of its past a row's next byte remembers
+MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that no byte of a context is lost modulo 2^64
+FILTER_BITS = 22  # of a context's key, to pass over most that the rows do not have
+
+Bytes = NDArray[np.uint8]
+
+
+def ppm_bits(
+    training: Callable[[], Iterable[Bytes]], rows: Bytes, orders: Sequence[int]
+) -> dict[str, NDArray[np.float64]]:
+    """Compute bits of each byte of ``rows`` (N, L) but the first of a row, (N, L - 1), by model: ``ppm_<order>``, ``ppm_mixed``.
+
+    The model of an order counts what followed each context of that many bytes, within a row, in the training rows and in the
+    rows and bytes before; it falls back on the next shorter order in ``orders``, which ascend. ``ppm_mixed`` mixes all of them,
+    weighted by how well each did on the row so far. ``training()`` yields blocks of rows, once for each order.
+    """
+    chances = np.full((len(rows), rows.shape[1] - 1), 1 / 256)
+    bits = {}
+    for order in orders:
+        chances = _refined(chances, training(), rows, order)
+        bits[f"ppm_{order}"] = -np.log2(chances)
+    bits["ppm_mixed"] = _mixed(np.stack(list(bits.values())))
+    return bits
+
+
+def _refined(chances: NDArray[np.float64], training: Iterable[Bytes], rows: Bytes, order: int) -> NDArray[np.float64]:
+    """Refine the chances of next bytes by counts after ``order`` bytes. Positions with fewer before them are unchanged."""
+    begin = max(order, 1)
+    keys = _keys(rows, order)[:, begin - order :]
+    known, context = np.unique(keys, return_inverse=True)
+    context, following = context.ravel(), rows[:, begin:].astype(np.int64).ravel()
+    counts = _counts(known, training, order)
+    pair = context * 256 + following
+    new = (counts[context, following] == 0) & (_before(pair) == 0)
+    hits = counts[context, following] + _before(pair)
+    total = counts.sum(axis=1)[context] + _before(context)
+    distinct = (counts > 0).sum(axis=1)[context] + _before(context, new)
+    shorter = chances[:, begin - 1 :].ravel()
+    found = (np.maximum(hits - DISCOUNT, 0) + DISCOUNT * distinct * shorter) / np.maximum(total, 1)
+    refined = chances.copy()
+    refined[:, begin - 1 :] = np.where(total > 0, found, shorter).reshape(len(rows), -1)
+    return refined
+
+
+def _counts(known: NDArray[np.uint64], training: Iterable[Bytes], order: int) -> NDArray[np.int64]:
+    """Count what follows each of the ``known`` contexts: (contexts, 256)."""
+    counts = np.zeros((len(known), 256), dtype=np.uint32)
+    shift = np.uint64(64 - FILTER_BITS)
+    wanted = np.zeros(1 << FILTER_BITS, dtype=bool)
+    wanted[known >> shift] = True
+    for block in training:
+        keys, following = _keys(block, order).ravel(), block[:, order:].ravel()
+        candidates = np.flatnonzero(wanted[keys >> shift])
+        keys, following = keys[candidates], following[candidates]
+        place = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+        same = known[place] == keys
+        np.add.at(counts, (place[same], following[same]), 1)
+    return counts.astype(np.int64)
+
+
+def _keys(rows: Bytes, order: int) -> NDArray[np.uint64]:
+    """Number the context of ``order`` bytes before each byte that has one: (N, L - order)."""
+    width = rows.shape[1] - order
+    keys = np.zeros((len(rows), width), dtype=np.uint64)
+    for position in range(order):
+        keys += rows[:, position : position + width]
+        keys += np.uint64(1)
+        keys *= np.uint64(MULTIPLIER)
+    return keys
+
+
+def _before(groups: NDArray[np.int64], counted: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    """Count the earlier members of each element's group, or those of them that are ``counted``."""
+    order = np.argsort(groups, kind="stable")
+    ones = np.ones(len(groups), dtype=np.int64) if counted is None else counted[order].astype(np.int64)
+    running = np.cumsum(ones) - ones
+    first = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    result = np.empty(len(groups), dtype=np.int64)
+    result[order] = running - np.repeat(running[first], np.diff(first, append=len(groups)))
+    return result
+
+
+def _mixed(bits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mix models (M, N, L): a row's weights are the chances that each gave to its earlier bytes, the older ones forgotten."""
+    past = np.zeros(bits.shape[:2])
+    mixed = np.empty(bits.shape[1:])
+    for position in range(bits.shape[2]):
+        weights = np.exp2(past.min(axis=0) - past)
+        chances = (weights * np.exp2(-bits[:, :, position])).sum(axis=0) / weights.sum(axis=0)
+        mixed[:, position] = -np.log2(chances)
+        past = MEMORY * past + bits[:, :, position]
+    return mixed

@@ -1,0 +1,159 @@
+"""Finds the public data below a folder, in either layout or a mixture, selects chains from them and makes proteins of these.
+
+Original: ``pdb_mmcif/original/{raw/<2>/<id>.cif.gz, clusters-by-entity-40.txt, obsolete.dat}`` and
+``open_protein_set/original/{pdb/<id>_<chain>/{a3m,hhr}/*, duplicate_pdb_chains.txt}``. Preprocessed by the benchmark:
+``pdb_mmcif/processed/{chains.csv, dicts/<2>, obsolete.dat}`` and ``open_protein_set/processed/pdb_alignments/{super.index, *.db}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from suite.data.build import VALIDATION_INDEX
+from suite.errors import InputError
+from suite.world import World
+from workloads.openfold import residues
+from workloads.openfold.alignment_files import Alignment, merge
+from workloads.openfold.clusters import read_clusters
+from workloads.openfold.features import Protein
+from workloads.openfold.public.alignments import (
+    DATABASES,
+    TEMPLATE_HITS,
+    AlignmentDatabase,
+    AlignmentFolders,
+    Alignments,
+)
+from workloads.openfold.public.chains import NO_CLUSTER, ChainRecord, read_chains, survey
+from workloads.openfold.public.selection import Dates, read_targets, training_chains, validation_chains
+from workloads.openfold.public.structures import Dictionaries, MmcifFiles, Structures
+from workloads.openfold.public.templates import Library, find_templates
+from workloads.openfold.shard_form import NO_TEMPLATES
+
+PLACES = (
+    *("", "pdb_mmcif/processed", "pdb_mmcif/original", "pdb_mmcif"),
+    *("open_protein_set/processed", "open_protein_set/original", "open_protein_set"),
+)
+CLUSTERS = "clusters-by-entity-40.txt"
+TARGETS = ("cameo_targets.json", "cameo_targets.py")
+TEMPLATES_NEEDED = 4  # the benchmark uses so many
+
+
+@dataclass(frozen=True)
+class PublicData:
+    """The selected chains and where to read them. ``facts`` are counts of what was left out; ``stated`` what runs may log."""
+
+    structures: Structures
+    alignments: Alignments
+    library: Library
+    chains: dict[str, list[ChainRecord]]  # by split
+    facts: dict[str, Any]
+    stated: dict[str, Any]
+
+    def families(self, split: str) -> list[int]:
+        """The cluster of each chain of a split; a chain in none is alone in one."""
+        return [
+            record.cluster if record.cluster != NO_CLUSTER else VALIDATION_INDEX + number
+            for number, record in enumerate(self.chains[split])
+        ]
+
+    def protein(self, record: ChainRecord) -> Protein:
+        """Read a chain with its merged alignments and its templates. InputError if they do not belong together."""
+        chain = next((c for c in self.structures.entry(record.entry).chains if c.name == record.chain), None)
+        if chain is None or len(chain.aatype) != len(record.sequence):
+            raise InputError(f"{record.name}: the structure has no such chain of {len(record.sequence)} residues")
+        texts = self.alignments.read(record.name)
+        msa, deletions = _alignment(record, texts)
+        templates = find_templates(
+            texts.get(TEMPLATE_HITS, ""),
+            f"{TEMPLATE_HITS} of {record.name}",
+            record,
+            self.library,
+            TEMPLATES_NEEDED,
+        )
+        kinds, atoms, mask = (np.stack(each) for each in zip(*templates, strict=True)) if templates else NO_TEMPLATES
+        known = chain.aatype, chain.residue_index, chain.atoms, chain.atom_mask
+        return Protein(*known, msa, deletions, kinds, atoms, mask, record.resolution)
+
+
+def _alignment(record: ChainRecord, texts: dict[str, str]) -> Alignment:
+    files = [(f"{name} of {record.name}", texts[name]) for name in DATABASES if texts.get(name)]
+    msa, deletions = merge(files or [("", f">{record.name}\n{record.sequence}\n")])
+    if msa.shape[1] != len(record.sequence):
+        raise InputError(f"{files[0][0]}: {msa.shape[1]} columns, but the chain has {len(record.sequence)} residues")
+    own, row = residues.encode_aligned(record.sequence.encode()), msa[0]
+    if ((own != row) & (own < residues.UNKNOWN) & (row < residues.UNKNOWN)).any():
+        raise InputError(f"{files[0][0]}: its first row is not the chain's sequence")
+    return msa, deletions
+
+
+def is_public(source: Path) -> bool:
+    """Tell whether a folder has a part of the public data in one of its layouts."""
+    return any(_find(source, name) for name in ("chains.csv", "raw", "pdb_alignments", "super.index", "pdb"))
+
+
+def open_public(source: Path, dates: Dates, world: World) -> PublicData:
+    """Find the parts and select the chains. All ranks call it. InputError says which part is missing.
+
+    Without a cluster file chains are grouped by sequence identity.
+    """
+    structures, records, facts = _structures(source, world)
+    alignments = _alignments(source)
+    library = Library.of(records, _find(source, "obsolete.dat"), structures)
+    targets = next(filter(None, (_find(source, name) for name in TARGETS)), None)
+    if targets is None:
+        raise InputError(
+            f"{source}: no {TARGETS[0]}: the targets of CAMEO by day of submission, or the reference's {TARGETS[1]}; "
+            "they are the validation set"
+        )
+    chosen = {
+        "train": training_chains(records, dates),
+        "validation": validation_chains(records, read_targets(targets), dates),
+    }
+    aligned = {split: [r for r in each if r.name in alignments.chains] for split, each in chosen.items()}
+    facts |= {"chains": len(records)}
+    for split, each in chosen.items():
+        facts |= {f"{split}_selected": len(each), f"{split}_without_alignment": len(each) - len(aligned[split])}
+        if not aligned[split]:
+            raise InputError(
+                f"{source}: no chain for the {split} split: of {len(records)} chains {len(each)} pass its filters"
+            )
+    both = {r.name for r in aligned["train"]} & {r.name for r in aligned["validation"]}
+    if both:
+        raise InputError(f"{source}: chain {min(both)} is in both splits, with {len(both) - 1} more: it would leak")
+    trained = {r.cluster for r in aligned["train"]}
+    facts["validation_in_training_clusters"] = sum(r.cluster in trained for r in aligned["validation"])
+    return PublicData(structures, alignments, library, aligned, facts, dates.stated())
+
+
+def _structures(source: Path, world: World) -> tuple[Structures, Sequence[ChainRecord], dict[str, Any]]:
+    table, dictionaries = _find(source, "chains.csv"), _find(source, "dicts")
+    if table is not None and dictionaries is not None:
+        return Dictionaries(dictionaries), read_chains(table), {}
+    raw = _find(source, "raw")
+    if raw is None:
+        raise InputError(f"{source}: no structures: expected pdb_mmcif/original/raw, or chains.csv and dicts")
+    files, lines = MmcifFiles(raw), _find(source, CLUSTERS)
+    found = survey(files.paths, read_clusters(lines) if lines else None, world)
+    facts = {"unreadable_structures": found.unreadable, "first_unreadable": found.first_problem}
+    return files, found.chains, facts
+
+
+def _alignments(source: Path) -> Alignments:
+    index = _find(source, "pdb_alignments/super.index") or _find(source, "super.index")
+    if index is not None:
+        return AlignmentDatabase(index)
+    folder = _find(source, "pdb")
+    if folder is None:
+        raise InputError(
+            f"{source}: no alignments: expected open_protein_set/original/pdb, or pdb_alignments/super.index"
+        )
+    return AlignmentFolders(folder, _find(source, "duplicate_pdb_chains.txt"))
+
+
+def _find(source: Path, name: str) -> Path | None:
+    return next((path for place in PLACES if (path := source / place / name).exists()), None)
