@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 def get_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-path", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--batch-size", type=int, default=50, help="images per step, over all processes")
-    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

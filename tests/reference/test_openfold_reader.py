@@ -12,8 +12,9 @@ import pytest
 from suite.data.shards import ShardReader
 from suite.world import World
 from workloads.openfold import generate, residues
-from workloads.openfold.export import ALIGNMENTS, ATOM_TYPES, STRUCTURES, TRAINED_UNTIL, export_preprocessed
+from workloads.openfold.export import ALIGNMENTS, RELEASED, STRUCTURES, export_preprocessed
 from workloads.openfold.proteins import Families
+from workloads.openfold.public.structures import ATOMS_37
 from workloads.openfold.shard_form import proteins_of
 
 # Biopython parses mmCIF text only; what is read here is preprocessed.
@@ -80,7 +81,7 @@ def test_the_references_data_loader_reads_what_the_data_set_holds(
     export_preprocessed(data_set, tmp_path / "out")
     places = [str(tmp_path / "out" / each) for each in (STRUCTURES, ALIGNMENTS)]
     subprocess.run(
-        [python, "-c", READ, *places, str(tmp_path / "read.npz"), TRAINED_UNTIL],
+        [python, "-c", READ, *places, str(tmp_path / "read.npz"), RELEASED["train"]],
         env={"PYTHONPATH": str(code), "PATH": ""},
         check=True,
         cwd=tmp_path,
@@ -129,6 +130,6 @@ def atom37(aatype: np.ndarray, atoms: np.ndarray, mask: np.ndarray) -> tuple[np.
     """Positions and mask by the 37 names of atoms, one atom at a time."""
     positions, known = np.zeros((len(aatype), 37, 3), np.float32), np.zeros((len(aatype), 37), np.float32)
     for residue, slot in zip(*np.nonzero(mask), strict=True):
-        place = ATOM_TYPES.index(residues.ATOM_NAMES[aatype[residue]][slot])
+        place = ATOMS_37.index(residues.ATOM_NAMES[aatype[residue]][slot])
         positions[residue, place], known[residue, place] = atoms[residue, slot], 1
     return positions, known

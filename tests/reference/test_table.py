@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.reference.conftest import PYTHONS, REFERENCES, ROWS, Row, render
+from tests.reference.conftest import PYTHONS, REFERENCES, ROWS, USED, Row, render
 
 
 def test_the_table_marks_what_lies_above_its_bound() -> None:
@@ -28,6 +28,16 @@ def test_a_value_above_its_bound_fails_the_test_and_stays_in_the_table(
         record("deepcam", "logits", value, 1.0)
     assert len(request.config.stash[ROWS]) == len(before) + 1
     request.config.stash[ROWS][:] = before
+
+
+@pytest.fixture(autouse=True)
+def nothing_added(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What these tests find is not in the table that is kept."""
+    used = request.config.stash[USED]
+    before = dict(used)
+    yield
+    used.clear()
+    used.update(before)
 
 
 def test_a_clone_is_found_by_either_name(

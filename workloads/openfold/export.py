@@ -5,17 +5,19 @@
 
 Each chain is an entry of its own with one chain A, and so is each template. Names are made up: a digit, a letter and two
 characters, as of PDB entries. Dates tell the splits apart, as they do in the public data: the reference trains on chains
-released until `TRAINED_UNTIL`; families are its clusters; templates are released before all others and belong to no cluster.
+released until the first day of `RELEASED`. Families are its clusters; templates are older than all chains and in no cluster.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import pickle
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,13 +32,15 @@ from suite.files import write_whole, written_whole
 from workloads.openfold import residues
 from workloads.openfold.alignment_files import a3m_text
 from workloads.openfold.features import Protein
+from workloads.openfold.public.chains import NO_CLUSTER
+from workloads.openfold.public.selection import Dates
+from workloads.openfold.public.structures import ATOMS_37, SLOTS_37
 from workloads.openfold.shard_form import proteins_of
 
-TRAINED_UNTIL = "2021-09-16"
-RELEASED = {"train": TRAINED_UNTIL, "validation": "2021-09-17"}
+DATES = Dates()
+RELEASED = {"train": DATES.train_max_pdb_release_date, "validation": DATES.val_min_cameo_submission_date}
+TARGETS = "cameo_targets.json"  # the validation split, as if CAMEO had it; `data convert` reads this file, the reference its own
 TEMPLATES_RELEASED = "2000-01-01"  # the reference takes templates 60 days older than the chain
-RESOLUTION = 1.0  # angstrom: the reference's confidence loss counts structures from 0.1 to 3.0
-NO_CLUSTER = -1
 CHAIN = "A"
 STRUCTURES, ALIGNMENTS = Path("pdb_mmcif/processed"), Path("open_protein_set/processed/pdb_alignments")
 COLUMNS = (
@@ -52,13 +56,6 @@ LETTERS = (
 )
 MOST_ENTRIES = PER_DICTS * len(LETTERS) * len(DIGITS)
 
-_ATOMS = """
-    N CA C CB O CG CG1 CG2 OG OG1 SG CD CD1 CD2 ND1 ND2 OD1 OD2 SD CE CE1 CE2 CE3 NE NE1 NE2 OE1 OE2 CH2 NH1 NH2 OH
-    CZ CZ2 CZ3 NZ OXT
-"""
-ATOM_TYPES = _ATOMS.split()  # the 37 of AlphaFold 2, in its order
-_SLOTS = np.array([[ATOM_TYPES.index(atom) if atom else 0 for atom in names] for names in residues.ATOM_NAMES])
-
 
 def export_preprocessed(root: Path, destination: Path, *, progress: Progress | None = None) -> None:
     """Write a data set for the reference's own readers. InputError if it has more chains and templates than there are names."""
@@ -67,6 +64,7 @@ def export_preprocessed(root: Path, destination: Path, *, progress: Progress | N
         raise InputError(f"{root}: holds data of {manifest.workload}, not of openfold")
     total, done = sum(map(manifest.samples, manifest.splits)), 0
     index: dict[str, dict[str, Any]] = {}
+    held_out: list[str] = []
     with _Structures(destination / STRUCTURES) as structures:
         for number, (split, reader, samples) in enumerate(_shards(root)):
             with written_whole(destination / ALIGNMENTS / f"{number}.db") as part, part.open("wb") as db:
@@ -75,10 +73,13 @@ def export_preprocessed(root: Path, destination: Path, *, progress: Progress | N
                     (protein,) = proteins_of(arrays)
                     files = _write_protein(structures, protein, split, int(arrays["family"][0]))
                     index[structures.last_chain] = {"db": f"{number}.db", "files": _append(db, files)}
+                    if split == "validation":
+                        held_out.append(structures.last_chain.replace("_", " [") + "]")
                     done += 1
                     if progress is not None:
                         progress(done, total)
     write_whole(destination / STRUCTURES / "obsolete.dat", OBSOLETE)
+    write_whole(destination / TARGETS, json.dumps({RELEASED["validation"]: held_out}) + "\n")
     write_whole(destination / ALIGNMENTS / "super.index", json.dumps(index))
 
 
@@ -97,9 +98,11 @@ def _write_protein(structures: _Structures, protein: Protein, split: str, family
     for kinds, atoms, mask in zip(protein.template_aatype, protein.template_atoms, protein.template_mask, strict=True):
         covered = kinds != residues.GAP
         if covered.any():
-            name = structures.add(kinds[covered], atoms[covered], mask[covered], TEMPLATES_RELEASED, NO_CLUSTER)
+            name = structures.add(kinds[covered], atoms[covered], mask[covered], Described(TEMPLATES_RELEASED))
             hits.append((name, residues.decode(kinds)))
-    name = structures.add(protein.aatype, protein.atoms, protein.atom_mask, RELEASED[split], family)
+    name = structures.add(
+        protein.aatype, protein.atoms, protein.atom_mask, Described(RELEASED[split], protein.resolution, family)
+    )
     files = {ALIGNMENT_NAME: a3m_text(protein.msa, protein.deletions, name)}
     if hits:
         files[HITS_NAME] = hhr_text(sequence, hits)
@@ -139,6 +142,15 @@ def _append(db: IO[bytes], files: dict[str, str]) -> list[tuple[str, int, int]]:
     return places
 
 
+@dataclass(frozen=True)
+class Described:
+    """What is known of an entry: day of release, resolution in angstrom (nan: unknown), cluster."""
+
+    released: str
+    resolution: float = math.nan
+    cluster: int = NO_CLUSTER
+
+
 class _Structures:
     """Writes entries to the files of dicts, a file at a time, and their rows to chains.csv."""
 
@@ -165,8 +177,7 @@ class _Structures:
         aatype: NDArray[np.int8],
         atoms: NDArray[np.float32],
         atom_mask: NDArray[np.int8],
-        released: str,
-        cluster: int,
+        described: Described,
     ) -> str:
         """Add an entry with one chain. Returns the chain's name."""
         if self._count == MOST_ENTRIES:
@@ -179,16 +190,17 @@ class _Structures:
         self._dicts[entry] = {
             "pdb_id": entry,
             "exptl_method": "SYNTHETIC",
-            "release_date": released,
-            "resolution": RESOLUTION,
+            "release_date": described.released,
+            "resolution": described.resolution,
             "author_chain_ids": [CHAIN],
             "entity_id_to_mmcif_chain_ids": {"1": [CHAIN]},
             "mmcif_chain_id_to_author_chain_id": {CHAIN: CHAIN},
             "sequences": {CHAIN: sequence},
             "atoms": {CHAIN: _compressed(aatype, atoms, atom_mask)},
         }
-        row = (self.last_chain, entry, CHAIN, CHAIN, released, RESOLUTION, cluster, len(sequence), sequence)
-        self._rows.writerow(row)
+        resolution = "" if math.isnan(described.resolution) else described.resolution
+        facts = (described.released, resolution, described.cluster)
+        self._rows.writerow((self.last_chain, entry, CHAIN, CHAIN, *facts, len(sequence), sequence))
         return self.last_chain
 
     def _write_dicts(self) -> None:
@@ -209,10 +221,10 @@ def _compressed(
     aatype: NDArray[np.int8], atoms: NDArray[np.float32], atom_mask: NDArray[np.int8]
 ) -> dict[str, tuple[bytes, tuple[int, ...]]]:
     """Positions (L, 37, 3) and mask (L, 37), compressed with zlib, and their shapes."""
-    positions = np.zeros((len(aatype), len(ATOM_TYPES), 3), np.float32)
-    mask = np.zeros((len(aatype), len(ATOM_TYPES)), bool)
+    positions = np.zeros((len(aatype), len(ATOMS_37), 3), np.float32)
+    mask = np.zeros((len(aatype), len(ATOMS_37)), bool)
     residue, slot = np.nonzero(atom_mask)
-    place = _SLOTS[aatype[residue], slot]
+    place = SLOTS_37[aatype[residue], slot]
     positions[residue, place], mask[residue, place] = atoms[residue, slot], True
     arrays = {"all_atom_positions": positions, "all_atom_mask": mask}
     return {name: (zlib.compress(array.tobytes()), array.shape) for name, array in arrays.items()}

@@ -17,18 +17,20 @@ from suite.data.build import SPLITS
 from suite.data.manifest import read_manifest, write_manifest
 from suite.data.shards import ShardReader
 from suite.errors import InputError
+from suite.world import World
 from workloads.openfold import residues
 from workloads.openfold.alignment_files import read_a3m
+from workloads.openfold.convert import convert
 from workloads.openfold.export import (
     ALIGNMENTS,
-    ATOM_TYPES,
     MOST_ENTRIES,
+    RELEASED,
     STRUCTURES,
-    TRAINED_UNTIL,
     entry_name,
     export_preprocessed,
 )
 from workloads.openfold.features import Protein
+from workloads.openfold.public.structures import ATOMS_37
 from workloads.openfold.shard_form import proteins_of
 
 
@@ -64,7 +66,7 @@ def atoms_by_name(found: dict[str, Any], position: int) -> dict[str, np.ndarray]
         arrays[name] = np.frombuffer(zlib.decompress(content), dtype).reshape(shape)
     mask = arrays["all_atom_mask"][position]
     assert not arrays["all_atom_positions"][position][~mask].any()
-    return {ATOM_TYPES[slot]: arrays["all_atom_positions"][position, slot] for slot in np.flatnonzero(mask)}
+    return {ATOMS_37[slot]: arrays["all_atom_positions"][position, slot] for slot in np.flatnonzero(mask)}
 
 
 def ours_by_name(aatype: int, atoms: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
@@ -81,7 +83,7 @@ def test_chains_have_the_sequence_atoms_and_cluster_of_the_data(tiny_data: Path,
         found = entry(exported, row["pdb_id"])
         assert row["sequence"] == found["sequences"]["A"] == residues.decode(protein.aatype)
         assert int(row["pdb_cluster_id"]) == family
-        assert (row["release_date"] <= TRAINED_UNTIL) == (split == "train")
+        assert (row["release_date"] <= RELEASED["train"]) == (split == "train")
         assert row["release_date"] == found["release_date"]
         for position, kind in enumerate(protein.aatype.tolist()):
             ours = ours_by_name(kind, protein.atoms[position], protein.atom_mask[position])
@@ -123,6 +125,18 @@ def test_a_template_is_a_hit_and_an_entry_released_before(tiny_data: Path, expor
                     kinds[place], protein.template_atoms[number, place], protein.template_mask[number, place]
                 )
                 assert same_atoms(atoms_by_name(found, position), ours)
+
+
+def test_conversion_reads_what_was_exported(tiny_data: Path, exported: Path, tmp_path: Path, world: World) -> None:
+    convert(exported, tmp_path / "again", world=world)
+    for (split, family, before), (_, cluster, after) in zip(
+        proteins(tiny_data), proteins(tmp_path / "again"), strict=True
+    ):
+        for name in ("aatype", "residue_index", "atoms", "atom_mask"):
+            np.testing.assert_array_equal(getattr(after, name), getattr(before, name), err_msg=f"{split} {name}")
+        assert (cluster, after.resolution) == (family, pytest.approx(before.resolution))
+        first = np.sort(np.unique(before.msa, axis=0, return_index=True)[1])  # rows that were seen are left out
+        np.testing.assert_array_equal(after.msa, before.msa[first])
 
 
 def test_lines_of_hits_have_the_columns_that_readers_count(exported: Path) -> None:

@@ -151,8 +151,8 @@ def _entry(content: Mapping[str, Any]) -> Entry:
         stored = content["atoms"][name]
         wide = _array(stored["all_atom_positions"], np.float32).reshape(len(aatype), len(ATOMS_37), 3)
         known = _array(stored["all_atom_mask"], np.bool_).reshape(len(aatype), len(ATOMS_37))
-        mask = _HAS_SLOT[aatype] & np.take_along_axis(known, _SLOTS[aatype], 1)
-        atoms = np.take_along_axis(wide, _SLOTS[aatype][..., None], 1) * mask[..., None]
+        mask = _HAS_SLOT[aatype] & np.take_along_axis(known, SLOTS_37[aatype], 1)
+        atoms = np.take_along_axis(wide, SLOTS_37[aatype][..., None], 1) * mask[..., None]
         place = np.arange(len(aatype), dtype=np.int32)
         chains.append(Chain(name, "", tuple(labels[name]), "", aatype, place, atoms, mask.astype(np.int8)))
     return Entry(content["pdb_id"], content["release_date"], float(content["resolution"]), tuple(chains))
@@ -167,5 +167,5 @@ def _slots() -> NDArray[np.int64]:
     return np.array([[ATOMS_37.index(name) if name else 0 for name in names] for names in residues.ATOM_NAMES])
 
 
-_SLOTS = _slots()  # (21, 14) places among the 37
+SLOTS_37 = _slots()  # (21, 14) places among the 37
 _HAS_SLOT = residues.ATOM_MASK > 0
