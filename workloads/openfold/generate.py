@@ -19,7 +19,7 @@ from workloads.openfold.summary import Summary, attributes, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "export_preprocessed", "fetch", "generate"]
 
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class DataSize:
 
 
 SIZES: dict[str, DataSize] = {
-    "smoke": DataSize(Families(8, 10, 8, strands_per_helix=2), 1_024, 128, 128),
-    "mini": DataSize(Families(20, 24, 16), 1_024, 128, 128),
+    "smoke": DataSize(Families(12, 14, 16, hairpins_per_helix=3), 1_024, 256, 128),
+    "mini": DataSize(Families(16, 18, 24, hairpins_per_helix=3), 1_024, 256, 128),
     "small": DataSize(Families(48, 96, 64, 2), 8_192, 256, 128),
     "full": DataSize(Families(100, 500, 1_200, 4), 594_595, 180, 64),
 }

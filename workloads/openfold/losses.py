@@ -190,12 +190,17 @@ def plddt_loss(logits: Tensor, predicted: Tensor, atoms: Tensor, mask14: Tensor,
 
 def lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
     """Compute lDDT (N, L), 0 to 1, of each residue from CA positions (N, L, 3); no superposition is needed."""
-    scored, preserved = _pairs(predicted, true, mask)
+    scored, preserved = _pairs(_distances(predicted), _distances(true), mask)
     return (1e-10 + preserved.sum(-1)) / (1e-10 + scored.sum(-1))
 
 
 def sample_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
     """Compute lDDT-CA (N,) of whole chains: the fraction of distances preserved, over all pairs within the cutoff."""
+    return distance_lddt_ca(_distances(predicted), _distances(true), mask)
+
+
+def distance_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
+    """Compute lDDT-CA (N,) of whole chains from the distances (N, L, L) of their CA."""
     scored, preserved = _pairs(predicted, true, mask)
     return (1e-10 + preserved.sum((-1, -2))) / (1e-10 + scored.sum((-1, -2)))
 
@@ -203,10 +208,9 @@ def sample_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
 def _pairs(predicted: Tensor, true: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Compute (N, L, L) twice: 1 for pairs within the true cutoff; the fraction of thresholds that their error is within."""
     both = mask[:, :, None] * mask[:, None]
-    distance = _distances(true)
     itself = torch.eye(true.shape[1], device=true.device, dtype=true.dtype)
-    scored = (distance < LDDT_CUTOFF) * both * (1 - itself)
-    error = (distance - _distances(predicted)).abs()
+    scored = (true < LDDT_CUTOFF) * both * (1 - itself)
+    error = (true - predicted).abs()
     within = torch.stack([(error < threshold).to(true.dtype) for threshold in LDDT_THRESHOLDS]).mean(0)
     return scored, scored * within
 

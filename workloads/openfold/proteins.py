@@ -1,9 +1,9 @@
-"""Synthetic protein families: a fold, a sequence that determines it, and relatives with the same fold.
+"""Synthetic protein families whose fold is written in pairs of alignment columns, as coevolution writes it.
 
-A chain is drawn as helices, strands and loops. Each amino acid prefers one of the three; torsions are the mean of the
-element plus an offset of the ancestor's amino acid plus noise, so the sequence determines the structure. Relatives have other
-residues of the same class or random ones, so the alignment has information that one sequence lacks. Not modelled:
-hydrophobic cores, contacts, knots.
+A chain is helices and hairpins joined by links. Residues that touch (four apart in a helix, opposite in a hairpin) are
+coupled: in every relative the second has a letter of the kind that fits the first's, donor to acceptor and large to small. No
+letter prefers an element or a place, so a column alone says nothing: the fold is found by which columns vary together. Not
+modelled: hydrophobic cores, contacts between elements, clashes.
 """
 
 from __future__ import annotations
@@ -22,56 +22,43 @@ from workloads.openfold.shard_form import NO_TEMPLATES
 
 Floats = NDArray[np.floating[Any]]
 
-HELIX, STRAND, LOOP = range(3)
-LETTERS_OF = ("AELMQKR", "VIYFWTC", "GPNDSH")
-ELEMENT_LENGTHS = ((5, 9), (4, 8))  # helix and strand, half-open
-TORSIONS = ((-63.0, -42.0), (-120.0, 130.0))  # phi and psi of helix and strand, degrees
-LOOP_TORSIONS = {
-    "G": (85.0, 10.0),
-    "P": (-65.0, 145.0),
-    "N": (55.0, 40.0),
-    "D": (-90.0, 0.0),
-    "S": (-75.0, 160.0),
-    "H": (-140.0, 70.0),
-}
-OFFSET = 8.0  # degrees, of an amino acid in helix or strand
-NOISE = 3.0
+HELIX, STRAND, TURN, AFTER_TURN, LINK = range(5)
+TORSIONS = np.array(  # phi and psi of each element, degrees; a turn has two residues (type II')
+    [(-63.0, -42.0), (-108.0, 114.0), (81.0, -119.0), (-101.0, 15.0), (-75.0, 145.0)]
+)
+HELIX_LENGTHS, ARM_LENGTHS, LINK_LENGTHS = (6, 13), (3, 7), (1, 4)  # residues, half-open; a hairpin has two arms
+LEADING = 4  # a chain begins with fewer free residues than this
+HELIX_STEP = 4  # residues from one end of a helix' hydrogen bond to the other
+KINDS = ("KRHNQ", "DESTY", "FWLMI", "AGPVC")  # donors fit acceptors, large residues fit small ones
+NOISE = 3.0  # degrees
 CHI_NOISE = 8.0
 TEMPLATE_NOISE = 9.0
-DRIFT, REEMIT = 0.25, 0.5  # fractions of a relative's residues replaced by any amino acid, by one of the same class
-OWN_DRIFT = 0.1  # fraction of the chain's residues replaced by any amino acid, independent of the torsions
+DRIFT = 0.1  # fraction of residues replaced by any amino acid
 GAP_RATE, DELETION_RATE = 0.02, 0.02
+DECIMALS = 3  # of coordinates in angstrom, as mmCIF files have them
 PEPTIDE_BENDS = (residues.CA_C_N, residues.C_N_CA, residues.N_CA_C)
 
-_CLASS_SIZES = np.array([len(letters) for letters in LETTERS_OF])
-_CLASSES = np.array(
-    [[residues.LETTERS.index(x) for x in letters.ljust(7, letters[0])] for letters in LETTERS_OF], np.int8
-)
-CLASS_OF = np.array(
-    [next(k for k, letters in enumerate(LETTERS_OF) if letter in letters) for letter in residues.LETTERS]
-)
+_LETTERS = np.array([[residues.LETTERS.index(letter) for letter in kind] for kind in KINDS], np.int8)
+KIND_OF = np.array([next(k for k, kind in enumerate(KINDS) if letter in kind) for letter in residues.LETTERS])
 
 
-def _amino_acid_angles() -> tuple[Floats, Floats]:
-    """Fixed for all data sets: phi and psi offsets (20, 2) and chis (20, 4) of the amino acids, degrees."""
-    rng = np.random.Generator(np.random.Philox(key=[1, 20]))
-    offsets = rng.uniform(-OFFSET, OFFSET, (20, 2))
-    chi = rng.choice([-60.0, 60.0, 180.0], (20, 4))
-    return offsets, chi
+def _amino_acid_chis() -> Floats:
+    """Fixed for all data sets: chis (20, 4) of the amino acids, degrees."""
+    return np.random.Generator(np.random.Philox(key=[1, 20])).choice([-60.0, 60.0, 180.0], (20, 4))
 
 
-_OFFSETS, _CHI = _amino_acid_angles()
+_CHI = _amino_acid_chis()
 
 
 @dataclass(frozen=True)
 class Families:
-    """The distribution of families: chain lengths (inclusive), alignment rows, templates, strands per helix."""
+    """The distribution of families: chain lengths (inclusive), alignment rows, templates, hairpins per helix."""
 
     shortest: int
     longest: int
     rows: int
     templates: int = 0
-    strands_per_helix: int = 1
+    hairpins_per_helix: int = 1
 
 
 @dataclass(frozen=True)
@@ -79,7 +66,8 @@ class Drawn:
     """One family before its geometry is built; torsions in degrees."""
 
     elements: NDArray[np.int8]  # (L,)
-    sequence: NDArray[np.int8]  # (L,): the ancestor's but for some residues
+    partner: NDArray[np.int64]  # (L,): the residue it is coupled with, itself if there is none
+    sequence: NDArray[np.int8]  # (L,)
     mean_torsions: Floats  # (L, 2): phi and psi without noise
     torsions: Floats  # (1 + templates, L, 2)
     chi: Floats  # (1 + templates, L, 4)
@@ -105,60 +93,58 @@ def draw(settings: Families, seed: int, number: int) -> Drawn:
     """Draw one family."""
     rng = np.random.Generator(np.random.Philox(key=[seed, number]))
     length = int(rng.integers(settings.shortest, settings.longest + 1))
-    elements = _elements(length, settings.strands_per_helix, rng)
-    ancestor = _emit(elements, rng.random(length))
-    mean = _mean_torsions(elements, ancestor)
+    elements, partner = _fold(length, settings.hairpins_per_helix, rng)
+    mean = TORSIONS[elements]
     copies = 1 + settings.templates
     noise = np.full(copies, TEMPLATE_NOISE)
     noise[0] = NOISE
     torsions = mean + noise[:, None, None] * rng.standard_normal((copies, length, 2))
-    sequence = np.where(rng.random(length) < OWN_DRIFT, rng.integers(20, size=length), ancestor).astype(np.int8)
+    msa, deletions = _alignment(partner, settings.rows, rng)
+    sequence = msa[0].copy()
     chi = _CHI[sequence] + CHI_NOISE * rng.standard_normal((copies, length, 4))
-    msa, deletions = _relatives(elements, ancestor, settings.rows, rng)
-    msa[0], deletions[0] = sequence, 0
-    return Drawn(elements, sequence, mean, torsions, chi, msa, deletions)
+    return Drawn(elements, partner, sequence, mean, torsions, chi, msa, deletions)
 
 
-def _elements(length: int, strands_per_helix: int, rng: np.random.Generator) -> NDArray[np.int8]:
-    parts: list[NDArray[np.int8]] = []
-    total = 0
-    while total < length:
-        kind = HELIX if rng.integers(1 + strands_per_helix) == 0 else STRAND
-        parts.append(np.full(rng.integers(*ELEMENT_LENGTHS[kind]), kind, np.int8))
-        parts.append(np.full(rng.integers(2, 5), LOOP, np.int8))
-        total = sum(map(len, parts))
-    return np.concatenate(parts)[:length]
+def _fold(length: int, hairpins_per_helix: int, rng: np.random.Generator) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+    """Draw the element of each residue and the residue that it is coupled with."""
+    elements = np.full(length, LINK, np.int8)
+    partner = np.arange(length)
+    at = int(rng.integers(LEADING))
+    while length - at >= HELIX_LENGTHS[0]:
+        room = length - at
+        arm = int(rng.integers(ARM_LENGTHS[0], max(min(ARM_LENGTHS[1], room // 2), ARM_LENGTHS[0] + 1)))
+        helix = int(rng.integers(HELIX_LENGTHS[0], min(HELIX_LENGTHS[1], room + 1)))
+        hairpin = rng.integers(1 + hairpins_per_helix) > 0 and 2 * arm + 2 <= room
+        size = 2 * arm + 2 if hairpin else helix
+        if hairpin:
+            elements[at : at + size] = STRAND
+            elements[at + arm : at + arm + 2] = TURN, AFTER_TURN
+            first = np.arange(arm)
+            second = size - 1 - first
+        else:
+            elements[at : at + size] = HELIX
+            first = np.flatnonzero(np.arange(size - HELIX_STEP) % (2 * HELIX_STEP) < HELIX_STEP)
+            second = first + HELIX_STEP
+        partner[at + first], partner[at + second] = at + second, at + first
+        at += size + int(rng.integers(*LINK_LENGTHS))
+    return elements, partner
 
 
-def _emit(elements: NDArray[np.int8], pick: Floats) -> NDArray[np.int8]:
-    """Choose an amino acid of each element's class by ``pick`` (..., L), from 0 to 1."""
-    number = (pick * _CLASS_SIZES[elements]).astype(np.int64)
-    chosen: NDArray[np.int8] = _CLASSES[elements, number]
-    return chosen
-
-
-def _mean_torsions(elements: NDArray[np.int8], ancestor: NDArray[np.int8]) -> Floats:
-    torsions = np.empty((len(elements), 2))
-    for kind in (HELIX, STRAND):
-        torsions[elements == kind] = TORSIONS[kind]
-    torsions += np.where((elements != LOOP)[:, None], _OFFSETS[ancestor], 0)
-    for place in np.flatnonzero(elements == LOOP):
-        torsions[place] = LOOP_TORSIONS[residues.LETTERS[ancestor[place]]]
-    return torsions
-
-
-def _relatives(
-    elements: NDArray[np.int8], ancestor: NDArray[np.int8], rows: int, rng: np.random.Generator
+def _alignment(
+    partner: NDArray[np.int64], rows: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
-    shape = (rows, len(ancestor))
-    choice = rng.random(shape)
-    same_class = _emit(elements, rng.random(shape))
+    """Draw the relatives' residues and deletions (rows, L), the chain itself first; all columns have the same distribution."""
+    length = len(partner)
+    shape = (rows, length)
+    kinds, members = _LETTERS.shape
+    first = np.minimum(np.arange(length), partner)  # the kind of both is chosen where a couple begins
+    kind = rng.integers(kinds, size=shape)[:, first] ^ (first < np.arange(length))
+    letters = _LETTERS[kind, rng.integers(members, size=shape)]
     anything = rng.integers(20, size=shape).astype(np.int8)
-    # in loops each letter has its own torsions, so it changes only by drift
-    reemitted = np.where((choice < DRIFT + REEMIT) & (elements != LOOP), same_class, np.broadcast_to(ancestor, shape))
-    msa = np.where(choice < DRIFT, anything, reemitted)
+    msa = np.where(rng.random(shape) < DRIFT, anything, letters)
     gaps = rng.random(shape) < GAP_RATE
     deletions = np.where(rng.random(shape) < DELETION_RATE, rng.integers(1, 5, shape), 0).astype(np.uint8)
+    gaps[0], deletions[0] = False, 0
     msa[gaps] = residues.GAP
     return msa, deletions
 
@@ -181,7 +167,7 @@ def build_atoms(aatype: list[NDArray[np.int8]], torsions: list[Floats], chi: lis
     out = []
     for n, each in enumerate(aatype):
         centred = atoms[n, : len(each)]
-        centred = centred - centred[:, residues.CA].mean(0)
+        centred = (centred - centred[:, residues.CA].mean(0)).round(DECIMALS)
         out.append((centred * residues.ATOM_MASK[each][..., None]).astype(np.float32))
     return out
 

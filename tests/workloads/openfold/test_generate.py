@@ -1,4 +1,4 @@
-"""Families depend on seed and number alone. They are proteins and can be learned."""
+"""Families depend on seed and number alone. They are proteins, and only pairs of columns tell their fold."""
 
 from __future__ import annotations
 
@@ -16,14 +16,24 @@ from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import DESCRIPTOR, features, residues
 from workloads.openfold import generate as generator
-from workloads.openfold.baselines import baselines, column_vote
+from workloads.openfold.baselines import affinity, baselines, contact_potential
 from workloads.openfold.data import OpenFoldData
 from workloads.openfold.features import SLOTTED, alignment, drawn_recycles, sample
 from workloads.openfold.losses import sample_lddt_ca
-from workloads.openfold.proteins import HELIX, Families, build_atoms, build_backbone, draw, families
+from workloads.openfold.proteins import (
+    HELIX,
+    KIND_OF,
+    STRAND,
+    Drawn,
+    Families,
+    build_atoms,
+    build_backbone,
+    draw,
+    families,
+)
 from workloads.openfold.shard_form import proteins_of
 
-FOLDS = Families(20, 24, 16)
+FOLDS = Families(20, 24, 16, hairpins_per_helix=3)
 
 
 def test_the_result_is_complete_and_described(tiny_data: Path) -> None:
@@ -55,7 +65,7 @@ def test_chains_have_the_geometry_of_the_peptide_bond() -> None:
     for protein in families(FOLDS, 0, range(4)):
         ca, c, n = (protein.atoms[:, k] for k in (residues.CA, residues.C, residues.N))
         np.testing.assert_allclose(np.linalg.norm(ca[1:] - ca[:-1], axis=1), 3.80, atol=0.03)
-        np.testing.assert_allclose(np.linalg.norm(n[1:] - c[:-1], axis=1), residues.C_N, atol=1e-3)
+        np.testing.assert_allclose(np.linalg.norm(n[1:] - c[:-1], axis=1), residues.C_N, atol=2e-3)  # rounded to 0.001
 
 
 def test_an_all_helix_chain_rises_as_an_alpha_helix() -> None:
@@ -65,41 +75,70 @@ def test_an_all_helix_chain_rises_as_an_alpha_helix() -> None:
     assert np.linalg.norm(ca[4:] - ca[:-4], axis=1).mean() == pytest.approx(6.2, abs=0.3)
 
 
-def test_alignments_show_what_one_sequence_hides() -> None:
-    drawn = [draw(FOLDS, 0, number) for number in range(200)]
-    right = {
-        rows: np.mean(np.concatenate([column_vote(each.msa[:rows]) == each.elements for each in drawn]))
-        for rows in (1, 16)
+def test_a_column_alone_says_nothing_of_the_fold() -> None:
+    """The letters of helices, strands and all others have one distribution: a vote or a regression on columns has nothing."""
+    drawn = [draw(FOLDS, 0, number) for number in range(1200)]
+    letters = np.concatenate([each.msa[1:6].T for each in drawn])  # (residues, rows)
+    elements = np.concatenate([each.elements for each in drawn])
+    shares = {
+        kind: np.bincount(letters[chosen].ravel(), minlength=residues.MSA_CLASSES) / letters[chosen].size
+        for kind, chosen in (("helix", elements == HELIX), ("strand", elements == STRAND), ("other", elements > STRAND))
     }
-    assert right[16] > right[1] + 0.02
+    for kind in ("strand", "other"):
+        np.testing.assert_allclose(shares[kind], shares["helix"], atol=0.012)  # a tenth of a letter's share
 
 
-def test_the_oracle_is_far_above_every_baseline(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(generator.SIZES, "mini", generator.DataSize(FOLDS, 8, 64, 64))
-    generator.generate(tmp_path / "d", "mini", seed=0, world=world)
-    values = baselines(tmp_path / "d")
+def test_coupled_residues_touch_and_have_fitting_letters() -> None:
+    fitting = []
+    for number in range(20):
+        one = draw(FOLDS, 0, number)
+        ca = build_backbone(one.torsions)[0, :, residues.CA]
+        coupled = np.flatnonzero(one.partner > np.arange(len(one.partner)))
+        assert np.array_equal(one.partner[one.partner], np.arange(len(one.partner)))
+        assert np.linalg.norm(ca[coupled] - ca[one.partner[coupled]], axis=-1).max(initial=0) < 8.5
+        first, second = one.msa[:, coupled], one.msa[:, one.partner[coupled]]
+        known = (first < residues.UNKNOWN) & (second < residues.UNKNOWN)
+        fitting.append((KIND_OF[first[known]] ^ 1) == KIND_OF[second[known]])
+    assert 0.8 < np.concatenate(fitting).mean() < 0.95  # but for drift
+
+
+def test_alignments_show_what_one_sequence_hides() -> None:
+    potential = contact_potential(families(FOLDS, 0, range(100)))
+    drawn = [draw(FOLDS, 0, number) for number in range(100, 160)]
+    assert _partners_found(drawn, potential, 16) > 0.7
+    assert _partners_found(drawn, potential, 1) < 0.4
+
+
+def _partners_found(drawn: list[Drawn], potential: np.ndarray, rows: int) -> float:
+    """Compute how often a coupled residue's column fits its partner's best of all that are not its neighbours."""
+    found = []
+    for each in drawn:
+        index = np.arange(len(each.sequence))
+        fit = affinity(each.msa[:rows], potential)
+        fit[np.abs(index[:, None] - index) < 3] = -np.inf
+        coupled = each.partner != index
+        found.append((fit.argmax(1) == each.partner)[coupled])
+    return float(np.concatenate(found).mean())
+
+
+def test_the_torsions_without_noise_are_far_above_every_target() -> None:
     drawn = [draw(FOLDS, 0, VALIDATION_INDEX + number) for number in range(64)]
     sequences, chi = [each.sequence for each in drawn], [each.chi[0] for each in drawn]
-    truth = list(proteins_of(ShardReader(tmp_path / "d", "validation").read(range(64))))
-
-    def score(torsions: list[np.ndarray]) -> float:
-        chains = build_atoms(sequences, torsions, chi)
-        ca = [
-            (torch.from_numpy(x[None, :, 1]), torch.from_numpy(t.atoms[None, :, 1]))
-            for x, t in zip(chains, truth, strict=True)
-        ]
-        return float(np.mean([float(sample_lddt_ca(one, other, torch.ones(one.shape[:2]))) for one, other in ca]))
-
-    helix = score([np.tile([-63.0, -42.0], (len(each.sequence), 1)) for each in drawn])
-    assert values["all_helix"] == pytest.approx(helix, abs=1e-3)
-    assert values["all_strand"] < values["all_helix"] < values["column_vote"] < 0.75
-    assert score([each.mean_torsions for each in drawn]) > 0.93
-    assert HELIX == 0
+    truth = build_atoms(sequences, [each.torsions[0] for each in drawn], chi)
+    oracle = build_atoms(sequences, [each.mean_torsions for each in drawn], chi)
+    pairs = [[torch.from_numpy(x[None, :, residues.CA]) for x in both] for both in zip(oracle, truth, strict=True)]
+    assert np.mean([float(sample_lddt_ca(*both, torch.ones(both[0].shape[:2]))) for both in pairs]) > 0.93
 
 
-def test_the_target_of_mini_lies_beyond_its_baselines(tmp_path: Path, world: World) -> None:
-    generator.generate(tmp_path, "mini", seed=0, world=world)
-    assert DESCRIPTOR.card().size("mini").threshold > max(baselines(tmp_path).values())
+@pytest.mark.parametrize("size", ["smoke", pytest.param("mini", marks=pytest.mark.long)])
+def test_the_target_lies_three_standard_errors_beyond_every_baseline(tmp_path: Path, world: World, size: str) -> None:
+    generator.generate(tmp_path, size, seed=0, world=world)
+    card = DESCRIPTOR.card().size(size)
+    found = baselines(tmp_path)
+    assert set(found) >= {"typical_chain", "nearest_chain", "profile_regression", "pair_regression"}
+    for name, value in found.items():
+        assert 0 < value.standard_error < 0.02, name
+        assert card.threshold > value + 3 * value.standard_error, name
 
 
 def test_samples_are_keyed_by_seed_epoch_and_index(train: OpenFoldData) -> None:
