@@ -23,7 +23,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -68,6 +70,11 @@ class Outcome:
     lost_s: float | None = None  # training time that the next attempt has to repeat
     problems: list[str] = field(default_factory=list)
 
+    def sentences(self) -> list[str]:
+        """What was killed, how and when, before each problem."""
+        what = f"{self.kill.victim} {signal.Signals(self.kill.signal).name} {self.hit}"
+        return [f"{what}: {problem}" for problem in self.problems]
+
 
 class Attempt(Protocol):
     """What runs: a process or a job."""
@@ -107,8 +114,12 @@ class Chain:
         )
 
     def logs(self) -> list[Path]:
-        """The logs of all attempts, oldest first."""
-        return sorted(self.root.glob("*_0*.txt"), key=lambda path: path.stat().st_mtime_ns)
+        """The logs of all attempts, oldest first. The run may move one aside while it is looked at."""
+        found = []
+        for path in self.root.glob("*_0*.txt"):
+            with suppress(FileNotFoundError):
+                found.append((path.stat().st_mtime_ns, path))
+        return [path for _, path in sorted(found)]
 
     def current(self) -> Path | None:
         """The log that is written now, or was last."""
@@ -121,7 +132,11 @@ class Chain:
 
     def begun(self, since: Sequence[Path]) -> bool:
         """True if an attempt whose log is not in ``since`` has reached run_start."""
-        return any(b'"run_start"' in path.read_bytes() for path in self.logs() if path not in since)
+        for path in self.logs():
+            with suppress(FileNotFoundError):
+                if path not in since and b'"run_start"' in path.read_bytes():
+                    return True
+        return False
 
     def done(self, earlier: Sequence[Path]) -> float:
         """The part of the training that earlier attempts have logged, at most."""
@@ -202,11 +217,13 @@ def strike(chain: Chain, kill: Kill, chance: random.Random, train_s: float) -> O
             written, deadline = chain.written(), time.monotonic() + chain.end_s
         process.poll()
         time.sleep(0.05)
-    left = chain.alive()
+    stayed = chain.processes()
+    left = [pid for pids in stayed.values() for pid in pids]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     if left:
-        outcome.problems.append(f"{len(left)} processes were left {chain.end_s:g} s after the last event")
+        kinds = ", ".join(f"{len(pids)} {victim}" for victim, pids in stayed.items() if pids)
+        outcome.problems.append(f"left {chain.end_s:g} s after the last event: {kinds}")
     process.wait()
     outcome.problems += check_folder(chain)
     return outcome
@@ -373,7 +390,12 @@ def plan(kills: int, during_checkpoints: int, chance: random.Random, victims: Se
     return drawn
 
 
-def campaign(root: Path, kills: int, during_checkpoints: int, seed: int, limit_s: float = math.inf) -> list[Outcome]:
+Keep = Callable[[Sequence[Outcome]], None]
+
+
+def campaign(
+    root: Path, kills: int, during_checkpoints: int, seed: int, limit_s: float = math.inf, keep: Keep | None = None
+) -> list[Outcome]:
     """Run local chains until as many kills as asked for have hit a living process."""
     data = make_data(root)
     slow = root / "slow_disk"
@@ -386,7 +408,7 @@ def campaign(root: Path, kills: int, during_checkpoints: int, seed: int, limit_s
         return Chain(root / f"chain{number}", data, seed, calm_environment | slowed)
 
     chance = random.Random(seed)
-    return run_chains(chain, plan(kills, during_checkpoints, chance), chance, limit_s)
+    return run_chains(chain, plan(kills, during_checkpoints, chance), chance, limit_s, keep)
 
 
 def make_data(root: Path) -> Path:
@@ -401,8 +423,12 @@ def run_chains(
     kills: Sequence[Kill],
     chance: random.Random,
     limit_s: float = math.inf,
+    keep: Keep | None = None,
 ) -> list[Outcome]:
-    """Run a trial undisturbed, then chains, until all kills have hit a living process or the time is over."""
+    """Run a trial undisturbed, then chains, until all kills have hit a living process or the time is over.
+
+    ``keep`` is called with all outcomes after each chain.
+    """
     calm = make(0, ())
     begin = time.monotonic()
     code = calm.start().wait()
@@ -421,8 +447,10 @@ def run_chains(
         struck = [outcome.kill for outcome in made]
         waiting = [kill for kill in batch if kill not in struck] + rest
         outcomes += made
-        bad = "; ".join(["", *(problem for outcome in made for problem in outcome.problems)])
+        bad = "".join(f"; {words}" for outcome in made for words in outcome.sentences())
         print(f"chain {number}: {len(made)} kills, {len(outcomes)} of {len(kills)}{bad}", flush=True)
+        if keep is not None:
+            keep(outcomes)
     return outcomes
 
 
@@ -439,17 +467,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
             f"Training repeated after a kill: n = {len(lost)}, median {lost[len(lost) // 2]:.2f} s, most {lost[-1]:.2f} s; "
             f"checkpoints every {INTERVAL_S:g} s, ranks agree every {AGREED_S:g} s."
         )
-    lines += [
-        f"- {o.kill.victim} {signal.Signals(o.kill.signal).name} {o.hit}: {problem}"
-        for o in outcomes
-        for problem in o.problems
-    ]
+    lines += [f"- {words}" for outcome in outcomes for words in outcome.sentences()]
     return "\n".join(lines) + "\n"
-
-
-def _keep(text: str, path: Path | None) -> None:
-    if path is not None:
-        path.write_text(text)
 
 
 def main() -> None:
@@ -463,23 +482,25 @@ def main() -> None:
     )
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
-        outcomes = (
-            campaign(Path(scratch), options.kills, options.during_checkpoints, options.seed, options.minutes * 60)
-            if options.kills
-            else []
-        )
-    text = f"seed {options.seed}; local, {RANKS} ranks\n\n{table(outcomes)}" if outcomes else ""
-    _keep(text, options.output)
+    tables: dict[str, str] = {}
+    outcomes: list[Outcome] = []
+
+    def keep(where: str, made: Sequence[Outcome]) -> None:
+        tables[where] = f"seed {options.seed}; {where}\n\n{table(made)}"
+        if options.output is not None:
+            options.output.write_text("\n".join(tables.values()))
+
+    if options.kills:
+        with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
+            limit_s, kept = options.minutes * 60, partial(keep, f"local, {RANKS} ranks")
+            outcomes += campaign(Path(scratch), options.kills, options.during_checkpoints, options.seed, limit_s, kept)
     if options.slurm:
         from tests.faults.slurm import campaign as slurm_campaign
 
         with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
-            under_slurm = slurm_campaign(Path(scratch), options.slurm, options.seed)
-        text = f"{text}\nseed {options.seed}; Slurm, two nodes\n\n{table(under_slurm)}".lstrip()
-        outcomes += under_slurm
-        _keep(text, options.output)
-    print(text)
+            kept = partial(keep, "Slurm, two nodes")
+            outcomes += slurm_campaign(Path(scratch), options.slurm, options.seed, kept)
+    print("\n".join(tables.values()))
     sys.exit(1 if any(outcome.problems for outcome in outcomes) else 0)
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.faults.campaign import SETTINGS, Chain, Kill, Outcome, commands, make_data, plan, run_chains
+from tests.faults.campaign import SETTINGS, Chain, Keep, Kill, Outcome, commands, make_data, plan, run_chains
 from tests.slurm.conftest import ROOT, Cluster, lives, running_cluster, slurm_path
 
 SCRIPT = ROOT / "submissions" / "slurm" / "cosmoflow-mini.sbatch"
@@ -115,7 +115,7 @@ class SlurmChain(Chain):
         return pid if pid and lives(pid) else None
 
 
-def campaign(root: Path, kills: int, seed: int) -> list[Outcome]:
+def campaign(root: Path, kills: int, seed: int, keep: Keep | None = None) -> list[Outcome]:
     """Run chains under Slurm until as many kills as asked for have hit a living process."""
     os.environ["PATH"] = slurm_path()
     chance = random.Random(seed)
@@ -127,7 +127,7 @@ def campaign(root: Path, kills: int, seed: int) -> list[Outcome]:
             chains.append(SlurmChain(cluster, root / f"chain{number}", data, seed))
             return chains[-1]
 
-        outcomes = run_chains(chain, plan(kills, 0, chance, VICTIMS), chance)
+        outcomes = run_chains(chain, plan(kills, 0, chance, VICTIMS), chance, keep=keep)
     cancelled = sum(job.cancelled for each in chains for job in each.jobs)
     print(f"{cancelled} jobs without a rank for {EMPTY_S:g} s were cancelled, as their owner would", flush=True)
     return outcomes
