@@ -42,10 +42,10 @@ def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> str:
     return f"unknown {kind} {name!r}{near or ';'} {kind}s: {', '.join(names) or 'none'}" + (f"; {more}" if more else "")
 
 
-def keep_traceback() -> str:
+def keep_traceback(to: str = "") -> str:
     """Write the traceback of the exception being handled, and what a maintainer needs beside it, to a new file.
 
-    Returns a phrase that says where it is. The file is in the folder for temporary files (TMPDIR).
+    Returns a phrase that says where it is, and ``to`` whom it goes. The file is in the folder for temporary files (TMPDIR).
     """
     from suite import VERSION
 
@@ -57,4 +57,4 @@ def keep_traceback() -> str:
             file.write("\n".join(lines))
     except OSError as error:
         return f"the traceback cannot be kept: {error.strerror}; {DEBUG}=1 shows it"
-    return f"please report it with {file.name}"
+    return f"please report it{to} with {file.name}"

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.page.cells import percent_text
 from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, bars, clip
 from analysis.page.tips import remember_runs
 from analysis.statistics.spread import run_spread
@@ -55,7 +56,7 @@ def answer(study: Study) -> str:
     frame = table(study)
     spread, share = frame["time to train, std/mean [%]"].median(), frame["from epochs [%]"].median()
     return (
-        f"std/mean of time {spread:.2g} % (median over results); of the variances of epochs and of seconds per epoch, "
+        f"std/mean of time {percent_text(spread)} (median over results); of the variances of epochs and of seconds per epoch, "
         f"{share:.0f} % is that of epochs"
     )
 

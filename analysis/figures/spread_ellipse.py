@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 from matplotlib.ticker import MaxNLocator
 
+from analysis.page.cells import percent_text
 from analysis.page.drawing import BLUE, INK, VERMILION, clip, panels
 from analysis.page.labels import NamedPoint, name_panels
 from analysis.results.names import CLASS, short_heading
@@ -66,8 +67,8 @@ def answer(study: Study) -> str:
     spread = 100 * (10 ** most["half axis 1 [log10]"] - 1)
     return (
         f"along epochs in {along} of {len(frame)} results, along seconds per epoch in {len(frame) - along}; widest "
-        f"{most['label']} ({short_heading(most['benchmark'], most['size'], most['mode'])}), {spread:.2g} % for one standard "
-        "deviation"
+        f"{most['label']} ({short_heading(most['benchmark'], most['size'], most['mode'])}), {percent_text(spread)} for one "
+        "standard deviation"
     )
 
 

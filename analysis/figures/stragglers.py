@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.page.cells import percent_text
 from analysis.page.drawing import BLUE, ORANGE, VERMILION, clip, listed, panels
 from analysis.roofline.bounds import si
 from analysis.study import NotAnswerableError, Study
@@ -101,7 +102,7 @@ def _panel(axis: Axes, item: Ranks) -> None:
 def _sentence(item: Ranks) -> str:
     result = item.straggling
     label = f"{item.label} ({item.benchmark} {item.size})"
-    share = f"{100 * result.excess_s / result.step_s:.2g} % of the step"
+    share = f"{percent_text(100 * result.excess_s / result.step_s)} of the step"
     if result.is_slow:
         return f"{label}: rank {result.slow} is slow, {share} beyond luck (p = {result.p:.2g}); the others wait for it"
     if result.least_p >= SIGNIFICANT:

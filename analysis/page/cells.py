@@ -96,6 +96,11 @@ def number_text(value: float | None) -> str:
     return f"{value:.4g}"
 
 
+def percent_text(value: float) -> str:
+    """A percentage with two significant digits; from 100 on in full: "0.31 %", "510 %"."""
+    return f"{value:.0f} %" if abs(value) >= 100 else f"{value:.2g} %"
+
+
 def range_texts(low: pd.Series, high: pd.Series) -> list[str | None]:
     """Ranges "low – high", both with the decimals that give ``high`` four significant digits; None where one is missing."""
     return [

@@ -138,11 +138,16 @@ def _picture(given: tuple[Study, Sequence[str]], name: str) -> tuple[Picture, pd
         return Picture(name, title, question, caption, missing=str(missing)), None
     except Exception as error:  # one faulty figure must not cost the reader the other ones
         why = f"{type(error).__name__}: {one_line(error)}"
-        defect = f"figure {name!r} failed: {why} ({keep_traceback()})"
+        defect = f"figure {name!r} failed: {why} ({keep_traceback(_authors(module))})"
         return Picture(
             name, title, question, caption, missing=f"a figure that works: it failed with {why}", defect=defect
         ), None
     return Picture(name, title, question, caption, picture, table, answer=answer, files=files), numbers
+
+
+def _authors(module: Any) -> str:
+    package = module.__name__.partition(".")[0]
+    return "" if package == "analysis" else f" to the authors of {package}"
 
 
 def _results_of(study: Study, numbers: pd.DataFrame) -> list[list[int]]:

@@ -79,7 +79,8 @@ def _time(task: Task, rows: pd.DataFrame, compared: pd.DataFrame, study: Study) 
     sure = (
         f"yes, by {first['n of the other']:g} and {first['n']:g} runs"
         if not alike
-        else f"no: {_some(alike)} may be as fast; these runs would show a ratio of {first['smallest detectable ratio']:.3g}"
+        else f"no: {_some(alike)} may be as fast; so few runs that differ so much show "
+        f"only a ratio of {first['smallest detectable ratio']:.3g} or more"
     )
     cost, advice = _cost(best, alike, rows, study)
     return _Line(task.short, best, by, sure, cost, advice)
@@ -106,7 +107,10 @@ def _cost(best: str, alike: Sequence[str], rows: pd.DataFrame, study: Study) -> 
         known = (
             f"{number_text(float(hours))} unit hours of {of_best['device']}{each}" if pd.notna(hours) else "not known"
         )
-        return known, f"choose {best}" if not alike else f"choose among {_some([best, *alike])} by cost"
+        return (
+            known,
+            f"choose {best}" if not alike else f"the cheaper of {_some([best, *alike])}: none is measurably faster",
+        )
     unit = study.prices.unit
     if of_best["mode"] == "weak":  # instances differ in number, so the cost is that of a model
         unit, rows = f"{unit} a model", rows.assign(cost=rows["cost"] / rows["models"])

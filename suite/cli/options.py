@@ -53,14 +53,27 @@ def settings(size: str | None, config: str | None) -> str | None:
     return config or size
 
 
+RANKS_PER_CORE = 64
+
+
 def is_file(text: str) -> bool:
     """True if a text is meant as a path of a YAML file."""
     return Path(text).suffix in {".yaml", ".yml"}
 
 
 def ranks_option(default: int | None = 1, text: str = "MPI ranks to start on this machine.") -> Decorator:
-    """``--ranks N`` of every command that starts ranks."""
-    return click.option("--ranks", type=click.IntRange(1), default=default, show_default=default is not None, help=text)
+    """``--ranks N`` of every command that starts ranks. More than `RANKS_PER_CORE` a core are a slip of the finger."""
+
+    def check(context: click.Context, option: click.Parameter, value: int | None) -> int | None:
+        cores = os.cpu_count() or 1
+        if value is not None and value > RANKS_PER_CORE * cores:
+            raise click.BadParameter(f"{value}: this machine has {cores} cores; at most {RANKS_PER_CORE * cores} ranks")
+        return value
+
+    kind = click.IntRange(1)
+    return click.option(
+        "--ranks", type=kind, default=default, show_default=default is not None, help=text, callback=check
+    )
 
 
 def device_option() -> Decorator:

@@ -78,7 +78,7 @@ def package(
     )
     for result in built.results:
         pruned = f", {len(result.pruned)} pruned" if result.pruned else ""
-        print_line(f"{built.folder / result.folder}: {len(result.scored)} runs{pruned}")
+        print_line(f"{built.folder / result.folder}: {len(result.scored)} run{'s' * (len(result.scored) != 1)}{pruned}")
     for note in built.notes:
         print_line(f"note: {note}")
     for text in built.personal:

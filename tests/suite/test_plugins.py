@@ -235,6 +235,7 @@ def test_a_faulty_figure_is_named_and_the_rest_of_the_report_is_there(site: Site
     assert done.returncode == 0, done.stderr
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
+    assert ("report it to the authors of stranger with " in done.stderr) == (case in ("draw fails", "answer fails"))
     assert "Time split" in page
 
 

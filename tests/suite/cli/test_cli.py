@@ -51,6 +51,7 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
         (["run", "cosmoflow", "--set", "nodez=3"], "--set nodez: unknown key 'nodez'; valid keys:"),
         (["run", "cosmoflow", "--resume"], "--resume needs --output RUN"),
         (["run", "cosmoflow", "--ranks", "0"], "mlhpc: --ranks: 0 is not in the range x>=1"),
+        (["ceilings", "--ranks", "9999999"], "mlhpc: --ranks: 9999999: this machine has"),
         (["run", "cosmoflow", "--ranks", "two"], "mlhpc: --ranks 'two': expected a whole number"),
         (["compare", ".", ".", "--tolerance", "much"], "mlhpc: --tolerance 'much': expected a number"),
         (

@@ -41,7 +41,12 @@ def run(data: Path, folder: Path, ranks: int, *options: str) -> subprocess.Compl
         (2, "sleep:loop:9", "did not arrive: forward pass of step 8", "backward pass of step 8"),
         (2, "halt:evaluation:1", "did not answer", "in evaluation of epoch 1"),
         pytest.param(
-            *(4, "sleep:window:2", "did not arrive: after sum in backward pass of step 7", "sum in backward pass of step 7"),
+            *(
+                4,
+                "sleep:window:2",
+                "did not arrive: after sum in backward pass of step 7",
+                "sum in backward pass of step 7",
+            ),
             marks=pytest.mark.long,
         ),
         pytest.param(1, "sleep:loop:9", "", "forward pass of step 8", marks=pytest.mark.long),
