@@ -2,3 +2,4 @@
 
 VERSION = "1.0.0.dev0"
 RULESET = "mlhpc-1.0"
+LAUNCH = "MLHPC_LAUNCH"  # environment variable: the token of the `mlhpc run` that started this process

@@ -21,9 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from suite import LAUNCH
 from suite.errors import InputError
 from suite.files import read_bytes
-from suite.launch.processes import TOKEN_NAME, end_with_parent, has_children, kill_marked, list_marked, signal_marked
+from suite.launch.processes import end_with_parent, has_children, kill_marked, list_marked, signal_marked
 from suite.log.limits import EXIT_CODE_BYTES
 from suite.machine.probes.allowance import usable
 
@@ -154,7 +155,7 @@ def run_local(
     ``grace_s`` to save. ``told``: a file in which rank 0 leaves the exit code, which counts if mpiexec itself failed.
     """
     token = uuid.uuid4().hex
-    environment = trial_environment(environ, ranks=ranks) | {TOKEN_NAME: token}
+    environment = trial_environment(environ, ranks=ranks) | {LAUNCH: token}
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
     ended_by, late = None, False

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-TOKEN_NAME = "MLHPC_LAUNCH"
+from suite import LAUNCH
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -41,7 +42,7 @@ def list_marked(token: str, *, ranks_only: bool = False) -> Iterator[int]:
 
     A zombie's environment is empty, so zombies are not listed.
     """
-    needle = f"{TOKEN_NAME}={token}".encode()
+    needle = f"{LAUNCH}={token}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "environ").read_bytes().split(b"\0")

@@ -5,15 +5,20 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
+import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from suite import LAUNCH
 from suite.config import Watching
+from suite.files import print_line
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
 NEVER = 2**31 - 1  # of mallopt
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def process_age_s() -> float:
@@ -21,6 +26,27 @@ def process_age_s() -> float:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5): start time after boot
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+
+
+@contextmanager
+def ended_with_launcher(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Until the ranks are connected: end this rank if the proxy of mpiexec that started it ends. Of `mlhpc run`'s ranks only.
+
+    MPI's start would wait for the proxy for ever, because the ranks hold its end of each other's connection. Connected ranks
+    do not need it.
+    """
+    if LAUNCH not in environ or sys.platform != "linux":
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        print_line("mlhpc: the process that started this rank has ended", error=True)
+        os._exit(1)
+    try:
+        yield
+    finally:
+        libc.prctl(PR_SET_PDEATHSIG, 0)
 
 
 @contextmanager

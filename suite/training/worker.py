@@ -17,7 +17,7 @@ from suite.log.attempts import WayOn, clear_way
 from suite.log.run_folder import write_run_info
 from suite.training.plan import TrialPlan
 from suite.training.signals import InterruptedTrialError, StopSignals
-from suite.training.startup import process_age_s, watched_start
+from suite.training.startup import ended_with_launcher, process_age_s, watched_start
 from suite.workload import load_workload
 from suite.world import World, node_name
 
@@ -29,7 +29,7 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
     """Run one trial as one rank and return the exit code. ``first_line``: perf_counter at the suite's first line."""
     interpreter_s = process_age_s() - (time.perf_counter() - first_line)
     raise_open_files()
-    with watched_start(plan.config.watchdog):
+    with watched_start(plan.config.watchdog), ended_with_launcher():
         world = World.create()
     dog = None
     try:

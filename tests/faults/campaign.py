@@ -217,12 +217,11 @@ def strike(chain: Chain, kill: Kill, chance: random.Random, train_s: float) -> O
             written, deadline = chain.written(), time.monotonic() + chain.end_s
         process.poll()
         time.sleep(0.05)
-    stayed = chain.processes()
-    left = [pid for pids in stayed.values() for pid in pids]
+    stayed, left = chain.processes(), chain.alive()
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     if left:
-        kinds = ", ".join(f"{len(pids)} {victim}" for victim, pids in stayed.items() if pids)
+        kinds = ", ".join(f"{len(pids)} {victim}" for victim, pids in stayed.items() if set(pids) & set(left))
         outcome.problems.append(f"left {chain.end_s:g} s after the last event: {kinds}")
     process.wait()
     outcome.problems += check_folder(chain)

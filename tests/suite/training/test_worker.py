@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
+import sys
+import time
 
 import pytest
 
+from suite import LAUNCH
 from suite.training.worker import raise_open_files
 
 
@@ -18,3 +23,49 @@ def test_a_worker_may_open_as_many_files_as_the_hard_limit_allows(soft: int) -> 
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+ORPHAN = """
+import subprocess, sys, time
+child = '''
+import sys, time
+from suite.training.startup import ended_with_launcher
+with ended_with_launcher():
+    print("starting", flush=True)
+    time.sleep(float(sys.argv[1]))
+print("connected", flush=True)
+time.sleep(2)
+print("alive", flush=True)
+'''
+subprocess.Popen([sys.executable, "-c", child, sys.argv[1]])
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "starting_s", "until", "expected"),
+    [
+        (
+            {LAUNCH: "token"},
+            20,
+            "starting",
+            "starting\n",
+        ),  # what started the rank is killed during its start: the rank ends
+        ({LAUNCH: "token"}, 0, "connected", "starting\nconnected\nalive\n"),  # afterwards it goes on
+        ({}, 1, "starting", "starting\nconnected\nalive\n"),  # nor is anybody else's process ended
+    ],
+)
+def test_a_rank_ends_with_what_started_it_until_it_is_connected(
+    environ: dict[str, str], starting_s: float, until: str, expected: str
+) -> None:
+    own = {name: value for name, value in os.environ.items() if name != LAUNCH} | environ
+    command = [sys.executable, "-c", ORPHAN, str(starting_s)]
+    with subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        lines = [parent.stdout.readline()]
+        while lines[-1].strip() != until:
+            lines.append(parent.stdout.readline())
+        begin = time.monotonic()
+        parent.kill()
+        assert "".join(lines) + parent.stdout.read() == expected  # the pipe is closed when the child has ended too
+        assert time.monotonic() - begin < 15
