@@ -111,6 +111,7 @@ class Saver:
     def begin(self, state: TrainingState, position: Position, epoch_num: int) -> None:
         """Copy the training to host memory and start writing. Training stands still only for the copy."""
         begin = time.perf_counter()
+        self._join_cleaning()  # it removes all files but the former checkpoint's: no rank writes before rank 0 comes to `snapshot`
         snapshot = self._checkpoint.snapshot(self._world, state, position)
         where = {"epoch_num": epoch_num, "next_step": position.step}
         writing = _Writing(snapshot, where, begin, time.perf_counter() - begin)

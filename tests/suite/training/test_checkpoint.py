@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,25 @@ def test_a_checkpoint_that_cannot_be_written_is_a_warning_and_the_former_one_sta
     assert sorted(tmp_path.iterdir()) == before
     assert load(path, 1, training(5.0)) == Position(1, 0)
     assert save(path, 1, training(3.0), Position(2, 0)) == []
+    assert load(path, 1, training(5.0)) == Position(2, 0)
+
+
+def test_slow_cleaning_after_a_checkpoint_does_not_remove_the_next_ones_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, remove_others = tmp_path / "trial_0.pt", Checkpoint.remove_others
+
+    def slow(self: Checkpoint, token: str | None) -> None:
+        """Remove once a later checkpoint has written its files, which must not come while this goes on."""
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end and len(list(tmp_path.glob("*.node0"))) < 2:
+            time.sleep(0.001)
+        remove_others(self, token)
+
+    monkeypatch.setattr(Checkpoint, "remove_others", slow)
+    saver = Saver(Checkpoint(path, IDENTITY), world(1), EventLog(None), 0.001)
+    saver.begin(training(2.0), Position(1, 0), 1)
+    assert saver.save(training(3.0), Position(2, 0), 1)  # a stop signal right after the timed one
     assert load(path, 1, training(5.0)) == Position(2, 0)
 
 
