@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 import tempfile
 import time
@@ -30,9 +31,19 @@ def find_near(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The clause of a message that names the nearest of the known names; empty if none is near."""
-    near = find_near(name, known)
-    return f"; did you mean {near!r}?" if near else ""
+    """The clause of a message that names what is near of the known names: those that contain it, else the nearest.
+
+    Empty if none is near, or if more than three contain it and none is nearest.
+    """
+    names = list(known)
+    holding = [each for each in names if len(name) >= 4 and _letters(name) in _letters(each)]
+    same = [each for each in holding if _letters(each) == _letters(name)]
+    near = same or holding if 0 < len(holding) <= 3 else [each for each in (find_near(name, names),) if each]
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> str:

@@ -74,7 +74,7 @@ def test_the_own_loop_of_the_page_is_judged_by_its_commands(spirals: Path, tmp_p
         assert program == "mlhpc"
         done = mlhpc(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
-    assert (tmp_path / "report" / "report.html").exists()
+    assert (tmp_path / "report-spirals" / "report.html").exists()
 
 
 def test_the_figure_of_the_page_is_in_a_report(tmp_path: Path) -> None:

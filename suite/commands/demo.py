@@ -85,7 +85,10 @@ Examples:
 @ranks_option(2)
 @output_option("New folder.", "demo/<workload>-<size>-<time>")
 def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | None) -> None:
-    """Run a benchmark, or all, end to end on this machine: data, training runs, package, checks, ceilings, report."""
+    """Run a benchmark, or all, end to end on this machine: data, training runs, package, checks, ceilings, report.
+
+    Exit code 0 if every step did its work, 1 if not: with fewer --runs than the size requires there is no score, which is 1.
+    """
     names = sorted(descriptors()) if workload == ALL else [workload]
     counts = {name: runs or descriptor(name).card().size(size).required_runs for name in names}
     root = output or default_folder(workload, size, datetime.now(UTC), under="demo")

@@ -47,7 +47,7 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, ruleset_name: str 
         for item in scored:
             print_line("\n".join(map(printable, lines(item, explain=explain or not item.result.valid))))
         if not scored:
-            print_line(f"no result_*.txt under {', '.join(map(str, paths))}: nothing to score")
+            print_line(f"mlhpc: no result_*.txt under {', '.join(map(str, paths))}: nothing to score", error=True)
     if not scored or not all(item.valid for item in scored):
         raise click.exceptions.Exit(1)
 

@@ -96,9 +96,11 @@ class SeriesClock:
             self._firsts.append((now - self._begin, epoch))
         self._last = now, epoch
         seconds, epochs = self._paced
-        return self._left(epoch, seconds / epochs if epochs else (now - self._begin) / epoch)
+        if epochs:
+            return self._left(epoch, seconds / epochs, "about")
+        return self._left(epoch, (now - self._begin) / epoch, "at most")  # the start is in this pace
 
-    def _left(self, epoch: float, pace: float) -> str | None:
+    def _left(self, epoch: float, pace: float, about: str) -> str | None:
         many = len(self._finished)
         if many and (self._expected is None or many >= ENOUGH):
             count, basis = sum(self._finished) / many, f"mean of {many} run{'s' if many > 1 else ''} here"
@@ -111,8 +113,8 @@ class SeriesClock:
         left = max(0.0, count - epoch) * pace + others * (start_s + count * pace)
         so_far = render_duration(self._clock() - self._begin)
         of = "the run" if self._trials == 1 else f"{self._trials} runs"
-        about = f"about {render_duration(left)} left of {of}" if left else f"past the expected end of {of}"
-        return f"{so_far}; {about} (epoch {count:.4g}, {basis})"
+        when = f"{about} {render_duration(left)} left of {of}" if left else f"past the expected end of {of}"
+        return f"{so_far}; {when} (epoch {count:.4g}, {basis})"
 
 
 def _config(path: Path) -> Mapping[str, object]:

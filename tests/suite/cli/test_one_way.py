@@ -108,6 +108,7 @@ def test_a_former_spelling_is_refused_in_one_line_with_the_present_one(words: st
         ("run cosmoflow --size smok", "did you mean 'smoke'?"),
         ("data generate cosmoflow --size Mini", "did you mean 'mini'?"),
         ("run cosmoflow --set max_epoch=3", "did you mean 'max_epochs'?"),
+        ("run cosmoflow --set batchsize=3", "did you mean 'eval_batch_size' or 'global_batch_size'?"),
         ("run cosmoflow --set dropout=0.1", "did you mean 'hyperparameters.dropout'?"),
         ("run cosmoflow --set staging.dir=/x", "valid keys: directory"),
         ("check --explain seed-distnct", "did you mean 'seed-distinct'?"),
