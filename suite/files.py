@@ -248,6 +248,9 @@ def _collect(node: yaml.Node, prefix: tuple[str, ...], lines: dict[tuple[str, ..
             _collect(value, here, lines, path)
 
 
+_WANTED = {"tuple_type": "expected a list", "list_type": "expected a list", "dict_type": "expected keys with values"}
+
+
 def first_error(error: ValidationError, source: YamlSource) -> str:
     """Render the first mistake that pydantic found as one line: file, line, key, value, what was expected.
 
@@ -261,7 +264,8 @@ def first_error(error: ValidationError, source: YamlSource) -> str:
     if item["type"] == "missing":
         names = [".".join(map(str, each["loc"])) for each in error.errors() if each["type"] == "missing"]
         return f"{source.where(*key)}: missing key{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
-    return f"{source.where(*key)}: {name} = {brief(item.get('input'), longest=80)}: {item['msg'].removeprefix('Value error, ')}"
+    wanted = _WANTED.get(item["type"], item["msg"].removeprefix("Value error, "))
+    return f"{source.where(*key)}: {name} = {brief(item.get('input'), longest=80)}: {wanted}"
 
 
 def unknown_key(model: type[BaseModel], key: str) -> str:

@@ -139,6 +139,9 @@ def _render(
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
     reading = plain_progress("reading logs", time.monotonic)
     read = study(found.logs, installed_cards(), found.inputs, found.networks, between, prices, reading, judging=True)
+    if prices is not None:
+        for text in prices.without_result(read.results["device"].dropna().unique()):
+            print_line(f"mlhpc: warning: {text}", error=True)
     checked = check_paths(found.logs, read.tables.judged)
     return render_report(read, checked, found.failures, form, forms, plain_progress("drawing figures", time.monotonic))
 

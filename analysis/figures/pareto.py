@@ -48,7 +48,7 @@ def answer(study: Study) -> str:
     ]
     units = frame["paid_in"].unique()
     unit = units[0] if len(units) == 1 else "machine hours"
-    return f"nobody is faster with fewer {unit}: {listed(sentences)}{_unpriced(study)}"
+    return f"no other result is both faster and takes fewer {unit}: {listed(sentences)}{_unpriced(study)}"
 
 
 def draw(study: Study) -> Figure:

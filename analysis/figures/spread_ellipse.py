@@ -68,7 +68,7 @@ def answer(study: Study) -> str:
     return (
         f"along epochs in {along} of {len(frame)} results, along seconds per epoch in {len(frame) - along}; widest "
         f"{most['label']} ({short_heading(most['benchmark'], most['size'], most['mode'])}), {percent_text(spread)} for one "
-        "standard deviation"
+        f"standard deviation of {most['n']} scored runs"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,16 @@ class Prices:
         """The cost of each result: unit hours times the price of its device; missing without a price."""
         known = {device.casefold(): price for device, price in self.per_unit_hour.items()}
         return results["unit_hours"] * results["device"].str.casefold().map(known)
+
+    def without_result(self, devices: Iterable[str]) -> list[str]:
+        """A line for each price of a device that no result has."""
+        there = {device.casefold(): device for device in devices}
+        names = ", ".join(sorted(there.values())) or "none"
+        return [
+            f"--price: no result has the device {device!r}; devices here: {names}"
+            for device in self.per_unit_hour
+            if device.casefold() not in there
+        ]
 
 
 def read_prices(given: Sequence[str]) -> Prices | None:

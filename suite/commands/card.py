@@ -56,7 +56,9 @@ def fill(workload: str, size: str | None, output: Path | None) -> None:
         chosen.card().size(size)
     wanted = [size] if size is not None else [name for name, entry in sizes.items() if _empty(entry)]
     if not wanted:
-        print_line(f"{chosen.card_path}: every count is there; --size NAME counts that size again")
+        print_line(
+            f"{chosen.card_path}: every count is there; --size NAME counts that size again; a count of 0 is filled in"
+        )
         return
     source = YamlSource.read(chosen.card_path)
     text = chosen.card_path.read_text(encoding="utf-8")

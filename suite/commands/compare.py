@@ -134,18 +134,18 @@ def as_data(item: Comparison) -> dict[str, Any]:
 
 def render(item: Comparison, tolerance: float, confidence: float, *, named: bool) -> str:
     """One comparison as a line; ``named``: with the folder of B, where there are several."""
-    what = f"{item.what}: {item.b}" if named else item.what
     reasons = "".join(f"; {reason}" for reason in item.reasons)
     if item.ratio is None:
-        return f"{what}: {item.verdict}{reasons}"
+        return f"{item.what}: {item.b}: {item.verdict}{reasons}" if named else f"{item.what}: {item.verdict}{reasons}"
     level = (
         f"{100 * confidence:.4g} % [{item.ratio.low:.4f}, {item.ratio.high:.4f}]" if item.ratio.low else "no interval"
     )
     more = f" by more than {tolerance:g} %" if tolerance and item.verdict == SLOWER else ""
     within = f" within {tolerance:g} %" if item.verdict == AS_FAST else ""
+    a, b = (f"{item.a} (A)", f"{item.b} (B)") if reasons else (item.a, item.b)  # reasons speak of A and B
     return (
-        f"{what}: B takes {item.ratio.ratio:.4f} times as long as A, {level}, n={item.runs_a} and {item.runs_b}, "
-        f"{item.score_a} and {item.score_b}: {item.verdict}{more}{within}{reasons}"
+        f"{item.what}: {b} takes {item.ratio.ratio:.4f} times as long as {a}, {level}, n={item.runs_b} and "
+        f"{item.runs_a}, {item.score_b} and {item.score_a}: {item.verdict}{more}{within}{reasons}"
     )
 
 

@@ -204,7 +204,7 @@ def _write_steps(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def _summary(root: Path, workload: str, size: str, seconds: float, failed: Sequence[Outcome]) -> None:
-    print_line(f"\n--- {workload} {size} in {seconds / 60:.1f} min; everything is in {root}/")
+    print_line(f"\n--- {workload} {size} in {seconds / 60:.1f} min; its data are in data/, everything else in {root}/")
     for name, meaning in (
         ("run*/result_*.txt", "event logs, MLPerf format: the only source of every number"),
         (f"submissions/{ORG}", "results package in the MLPerf HPC layout, with sha256 manifest"),

@@ -9,6 +9,7 @@ import click
 from suite.cli.options import card_option, output_option
 from suite.compliance.manifest import changed_files
 from suite.files import print_line
+from suite.launch.slurm import read_system
 from suite.machine.system import read_description
 from suite.package.build import build_package
 from suite.package.redaction import KINDS
@@ -65,6 +66,8 @@ def package(
     if system is None:
         raise click.UsageError("Missing option '--system'")
     file = _system_file(system)
+    if file is not None:
+        read_system(file)  # the whole file: a misspelt key of its launcher block is told here too
     built = build_package(
         runs,
         system=Path(system).stem if file is not None else system,

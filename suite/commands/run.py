@@ -18,6 +18,7 @@ from suite.cli.options import DEFAULT_SIZE, output_option, ranks_option, setting
 from suite.config import default_data_root, load_config  # noqa: E402
 from suite.descriptor import descriptor  # noqa: E402
 from suite.files import print_line  # noqa: E402
+from suite.launch.local import STOPPED  # noqa: E402
 from suite.log.attempts import began  # noqa: E402
 from suite.log.run_folder import RunFolder, create, default_folder, refuse_existing, write_run_info  # noqa: E402
 
@@ -142,7 +143,26 @@ def _launch(plan: TrialPlan, trials: Sequence[int] | None, ranks: int | None, ov
         replace_failed=plan.replace_failed,
     )
     if trials is None:
-        begun = sum(began(path) for path in folder.results())
-        text = f"{begun} of {runs} run{'s' if runs > 1 else ''} began"
-        print_line(f"{folder.root}: {text}" + (f"; next: mlhpc score {folder.root} --explain" if begun else ""))
+        print_line(f"{folder.root}: {_summary(folder, config.workload, runs)}")
     return code
+
+
+def _summary(folder: RunFolder, workload: str, runs: int) -> str:
+    """How many runs reached the target, and the command that comes next."""
+    noun = "runs" if runs > 1 else "run"
+    codes = [_code(folder, trial) for trial in range(runs)]
+    if not any(began(path) for path in folder.results()):
+        return f"0 of {runs} {noun} began"
+    left = sum(code is None or code == STOPPED for code in codes)
+    reached = f"{codes.count(0)} of {runs} {noun} reached the target"
+    if left:
+        return f"{reached}, {left} not finished; to go on: mlhpc run {workload} --output {folder.root} --resume"
+    return f"{reached}; next: mlhpc score {folder.root} --explain"
+
+
+def _code(folder: RunFolder, trial: int) -> int | None:
+    """The exit code of a trial; None if it has none."""
+    try:
+        return int(folder.exit_code(trial).read_text())
+    except (OSError, ValueError):
+        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from suite.card import SizeCard, read_reference_points
-from suite.cli.options import DEFAULT_SIZE, output_option, settings, settings_options
+from suite.cli.options import DEFAULT_SIZE, is_file, output_option, settings, settings_options
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
@@ -103,7 +103,7 @@ def submit(
         for text in obstacles:
             print_line(f"  cannot score     {text}", error=True)
         if dry_run:
-            print_line(sbatch_script(job), end="")
+            print_line(sbatch_script(_by_hand(job, settings(size, config), overrides, output)), end="")
     for text in impossible:
         print_line(f"not possible: {text}", error=True)
     if not dry_run:
@@ -113,6 +113,18 @@ def submit(
         print_line(f"state: mlhpc status {root}")
     if impossible:
         sys.exit(FINDINGS)
+
+
+def _by_hand(job: Job, chosen: str | None, overrides: Sequence[str], output: Path | None) -> Job:
+    """The job of a script that finds no folder made for it: with settings of its own, and its output beside it."""
+    name = chosen or DEFAULT_SIZE
+    return replace(
+        job,
+        config=str(Path(name).absolute()) if is_file(name) else name,
+        overrides=tuple(overrides),
+        run=job.run if output is not None else None,
+        output="%x-%A_%a.out" if job.array else "%x-%j.out",
+    )
 
 
 def parse_nodes(text: str) -> tuple[int, ...]:

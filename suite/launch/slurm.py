@@ -125,7 +125,8 @@ class Job:
     """One job: ``runs`` scored runs one after another, or ``instances`` at once (throughput) on as many times the nodes.
 
     With ``run`` None the script chooses the run folder (runs/<workload>-<size>-<job id>). ``config`` is the name of a
-    size, or the path of a YAML file on the compute nodes. ``nodes`` and ``ranks_per_node`` are those of one trial.
+    size, or the path of a YAML file on the compute nodes; ``overrides`` are KEY=VALUE settings on top of it. ``nodes`` and
+    ``ranks_per_node`` are those of one trial.
     """
 
     workload: str
@@ -143,10 +144,15 @@ class Job:
     python: str = "python3"
     time_limit: str = "01:00:00"
     output: str = "%x-%j.out"
+    overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.instances > 1 and (self.array or self.runs > 1):
             raise InputError("--instances cannot be combined with --runs or --array: each instance is one scored run")
+        if any(re.search(r"\s", text) for text in self.overrides):
+            raise InputError(
+                "--set: a job script takes settings without spaces; write this one into a file for --config"
+            )
         if self.launcher.max_nodes is not None and self.total_nodes > self.launcher.max_nodes:
             raise InputError(
                 f"{self.total_nodes} nodes asked for; {self.system} has {self.launcher.max_nodes} (launcher.max_nodes)"

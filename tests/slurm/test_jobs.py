@@ -214,10 +214,16 @@ def test_a_job_submitted_again_runs_what_never_began_and_never_ends_0_while_a_ru
 
 
 def test_data_that_the_ranks_refuse_end_the_job_with_2_after_one_trial(cluster: Cluster, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    exports = settings(tmp_path / "nothing", run, MLHPC_RUNS="3")
-    job = cluster.sbatch(SCRIPTS / "cosmoflow-mini.sbatch", "--ntasks-per-node=1", exports=exports, cwd=tmp_path)
+    """With the script as a dry run prints it: nothing but the script is there before the job."""
+    system = ROOT / "submissions" / "systems" / "slurm-two-node.yaml"
+    words = ("--system", str(system), "--size", "smoke", "--nodes", "2", "--runs", "3", "--dry-run")
+    printed = tmp_path / "printed.sbatch"
+    printed.write_text(mlhpc("submit", "cosmoflow", *words, cwd=tmp_path).stdout)
+    exports = {"MLHPC_PYTHON": sys.executable, "MLHPC_DATA": str(tmp_path / "nothing")}
+    job = cluster.sbatch(printed, "--ntasks-per-node=1", exports=exports, cwd=tmp_path)
     assert cluster.wait(job) == "FAILED", explain(tmp_path)
+    run = tmp_path / "runs" / f"cosmoflow-smoke-{job}"
+    assert f"MLHPC_RUN=runs/cosmoflow-smoke-{job}" in (tmp_path / f"cosmoflow-smoke-{job}.out").read_text()
     assert sorted(path.name for path in (run / "exit").glob("trial_*")) == ["trial_0"]
     assert (run / "exit" / "trial_0").read_text() == (run / "exit" / job).read_text() == "2\n", explain(tmp_path)
     assert "nothing" in (run / "output" / "trial_0.log").read_text()
@@ -325,4 +331,6 @@ print(world.allgather(world.rank), flush=True)
 
 
 def test_mpi_starts_on_two_nodes_whatever_is_in_memory(cluster: Cluster) -> None:
-    assert cluster.call("srun", "-N", "2", "-n", "2", "--mpi=pmi2", sys.executable, "-c", DENSE_MEMORY) == "[0, 1]\n" * 2
+    assert (
+        cluster.call("srun", "-N", "2", "-n", "2", "--mpi=pmi2", sys.executable, "-c", DENSE_MEMORY) == "[0, 1]\n" * 2
+    )

@@ -253,7 +253,10 @@ def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
         return
     missing = [name for name in SYSTEM_FIELDS if name not in system.fields]
     if missing:
-        yield "system-field", f"{len(missing)} field{'s are' if len(missing) > 1 else ' is'} missing: {', '.join(missing)}"
+        yield (
+            "system-field",
+            f"{len(missing)} field{'s are' if len(missing) > 1 else ' is'} missing: {', '.join(missing)}",
+        )
     texts = (str, dict, list) if "other_software_stack" in system.fields else (str,)
     for name in SYSTEM_FIELDS:
         value = system.fields.get(name, "")
@@ -269,7 +272,10 @@ def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
             yield "system-field", f"{name} = {brief(system.fields[name])}: expected an integer in digits"
     blank = [name for name in blank_fields(system.fields) if name not in required]
     if blank:
-        yield "system-blank", f"{len(blank)} field{'s are' if len(blank) > 1 else ' is'} empty or unknown: {', '.join(blank)}"
+        yield (
+            "system-blank",
+            f"{len(blank)} field{'s are' if len(blank) > 1 else ' is'} empty or unknown: {', '.join(blank)}",
+        )
 
 
 def blank_fields(fields: Mapping[str, object]) -> list[str]:

@@ -90,3 +90,11 @@ def test_cheapest_is_said_by_prices_only(tmp_path: Path, package: Callable[..., 
     done = CliRunner().invoke(report, [str(packages[0]), "--price", "A1=free", "-o", str(tmp_path / "none")])
     assert isinstance(done.exception, InputError)
     assert not (tmp_path / "none").exists()
+
+
+def test_a_price_of_a_device_that_no_result_has_is_told() -> None:
+    prices = read_prices(["H100=2 USD/h", "a100=1 USD/h"])
+    assert prices is not None
+    (text,) = prices.without_result(["A100", "A100", "V100"])
+    assert text == "--price: no result has the device 'H100'; devices here: A100, V100"
+    assert prices.without_result(["A100", "H100"]) == []

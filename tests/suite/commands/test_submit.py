@@ -87,13 +87,32 @@ def test_an_array_is_not_one_allocation_and_instances_are_the_weak_mode(tmp_path
 
 def test_a_dry_run_prints_what_would_be_submitted_and_its_cost_and_leaves_nothing(tmp_path: Path) -> None:
     fake_sbatch(tmp_path, "echo called >&2; echo 1")
-    dry = mlhpc(tmp_path, *MINI, "--nodes", "2", "--runs", "5", "-o", "r", "--dry-run")
+    words = (*MINI, "--nodes", "2", "--runs", "5", "--set", "max_epochs=3", "-o", "r")
+    dry = mlhpc(tmp_path, *words, "--dry-run")
     assert not (tmp_path / "r").exists()
-    mlhpc(tmp_path, *MINI, "--nodes", "2", "--runs", "5", "-o", "r")
-    assert dry.stdout == (tmp_path / "r" / "job.sbatch").read_text()
+    mlhpc(tmp_path, *words)
+    there = (tmp_path / "r" / "job.sbatch").read_text().splitlines()
+    different = [(a, b) for a, b in zip(dry.stdout.splitlines(), there, strict=True) if a != b]
+    assert [a for a, _ in different] == [
+        "#SBATCH --output=%x-%j.out",
+        '[[ -n $MLHPC_SIZE$MLHPC_CONFIG ]] || : "${MLHPC_SIZE:=mini}"',
+        ': "${MLHPC_SET=max_epochs=3}" # more settings, key=value separated by spaces',
+    ]
     assert "called" not in dry.stderr
     for word in ("epochs per run", "time", "data set", "files written"):
         assert f"\n  {word}" in dry.stderr
+
+
+def test_the_script_of_a_dry_run_needs_no_folder_made_for_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text((descriptors()["cosmoflow"].folder / "config" / "mini.yaml").read_text())
+    dry = mlhpc(tmp_path, "--system", "slurm-two-node", "--config", "mine.yaml", "--nodes", "2", "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert f'"${{MLHPC_CONFIG:={tmp_path}/mine.yaml}}"' in dry.stdout
+    assert ': "${MLHPC_RUN:=runs/cosmoflow-mini-$job}"' in dry.stdout
+    assert str(tmp_path / "runs") not in dry.stdout
+    spaced = mlhpc(tmp_path, *MINI, "--nodes", "2", "--set", "submission.org=A B", "--dry-run")
+    assert (spaced.returncode, spaced.stdout) == (2, "")
+    assert "takes settings without spaces" in spaced.stderr.splitlines()[-1]
 
 
 def test_a_dry_run_prints_the_script_of_every_full_size_as_the_documentation_says(tmp_path: Path) -> None:
