@@ -1,0 +1,239 @@
+"""The command `mlhpc preflight`: which nodes are slow and how sure that is; what checks of nodes gain."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from analysis.fleet import incidents, superbench, verdict
+from analysis.fleet.samples import Metric, Sample, by_metric, read_samples
+from suite.cli.group import Subcommands
+from suite.cli.options import JSON, format_option
+from suite.errors import InputError
+from suite.files import YamlSource, print_line, printable
+
+HELP_GROUP = "Machine"
+HELP_ORDER = 6
+
+BAD, UNSURE = 1, 4  # exit codes; 4 as that of compare: cannot tell
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group(
+    cls=Subcommands,
+    epilog="""\b
+Examples:
+  mlhpc preflight judge nodes.jsonl
+  mlhpc preflight judge today.jsonl --history last-week.jsonl --bounds cluster.yaml
+  mlhpc preflight judge results.jsonl --rules rules.yaml --baseline baseline.json
+  mlhpc preflight checks --healthy 500h --degraded 100h --every 24h
+""",
+)
+def preflight() -> None:
+    """Find slow nodes before they cost a run: judge what was measured of each, with a promised rate of false alarms."""
+
+
+@preflight.command()
+@click.argument("files", nargs=-1, required=True, type=_FILE)
+@click.option(
+    "--false-alarms",
+    "rate",
+    type=click.FloatRange(1e-6, 0.2),
+    default=verdict.RATE,
+    show_default=True,
+    help="How often a healthy node may be called bad, over all its metrics.",
+)
+@click.option(
+    "--effect",
+    type=click.FloatRange(0.001, 0.9),
+    default=verdict.EFFECT,
+    show_default=True,
+    help="A node is good only if it is surely not slower than by this part.",
+)
+@click.option("--history", multiple=True, type=_FILE, help="Earlier samples of healthy nodes, for fewer than 4 nodes.")
+@click.option("--bounds", type=_FILE, help="YAML file: the worst value that a metric may have, METRIC: NUMBER.")
+@click.option("--rules", type=_FILE, help="Judge by a SuperBench rule file instead.")
+@click.option("--baseline", type=_FILE, help="SuperBench's baseline.json for --rules.")
+@format_option()
+def judge(
+    files: tuple[Path, ...],
+    rate: float,
+    effect: float,
+    history: tuple[Path, ...],
+    bounds: Path | None,
+    rules: Path | None,
+    baseline: Path | None,
+    style: str,
+) -> None:
+    """Say of every node in FILES whether it is good, bad or inconclusive, why, and what slowdown would have been found.
+
+    FILES hold one JSON object per node and metric (docs/fleet.md), or are SuperBench's results.jsonl. Nothing is drained: the
+    line for Slurm's --exclude is printed. Exit code 0 if all nodes are good, 1 if one is bad, 4 if one is inconclusive.
+    """
+    if rules is not None:
+        _judge_by_rules(files, rules, baseline, style)
+        return
+    if baseline is not None:
+        raise click.UsageError("--baseline belongs to --rules")
+    metrics = by_metric(_samples(files))
+    found = verdict.judge(metrics, rate=rate, effect=effect, history=_history(history), bounds=_bounds(bounds, metrics))
+    if style == JSON:
+        print_line(json.dumps(as_dict(found), indent=1))
+    else:
+        print_line("\n".join(map(printable, lines(found))))
+    words = set(found.words.values())
+    raise click.exceptions.Exit(BAD if "bad" in words else UNSURE if "inconclusive" in words else 0)
+
+
+@preflight.command()
+@click.option(
+    "--healthy", "healthy_h", metavar="TIME", required=True, help="Mean time until a node degrades, e.g. 500h."
+)
+@click.option(
+    "--degraded", "degraded_h", metavar="TIME", required=True, help="Mean time from then to its incident; 0h: none."
+)
+@click.option("--every", "every_h", metavar="TIME", required=True, help="Time between two checks of a node.")
+@click.option(
+    "--found", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Chance that a check finds it."
+)
+@format_option()
+def checks(healthy_h: str, degraded_h: str, every_h: str, found: float, style: str) -> None:
+    """How much longer the time between incidents of a node becomes if it is checked, by the two-stage model."""
+    node = incidents.Node(_hours("--healthy", healthy_h), _hours("--degraded", degraded_h, zero=True))
+    every = _hours("--every", every_h)
+    without, with_checks = incidents.mtbi_h(node), incidents.mtbi_h(node, every, found)
+    sweep = [(each, incidents.gain(node, each, found)) for each in (every / 4, every / 2, every, every * 2, every * 4)]
+    if style == JSON:
+        data = asdict(node) | {"every_h": every, "found": found, "mtbi_without_h": without, "mtbi_h": with_checks}
+        print_line(json.dumps({"version": 1} | data | {"gain": with_checks / without, "sweep": sweep}, indent=1))
+        return
+    print_line(
+        f"healthy for {node.healthy_h:g} h, then degraded for {node.degraded_h:g} h, checked every {every:g} h, "
+        f"found with probability {found:g} (a model, not a measurement)"
+    )
+    print_line(
+        f"mean time between incidents: {without:.4g} h without checks, {with_checks:.4g} h with: {with_checks / without:.4g} times"
+    )
+    print_line("checked every: " + ", ".join(f"{each:g} h {times:.3g} times" for each, times in sweep))
+
+
+def lines(found: verdict.FleetVerdict) -> list[str]:
+    """The verdict as text: metrics, nodes that are not good with their reasons, and the line for Slurm."""
+    text = [
+        f"false alarms: {found.rate:g} per node over all metrics (for values that are normal from node to node); "
+        f"a good node is not {found.effect:.0%} slower"
+    ]
+    for report in found.metrics:
+        slow, middle, fast = report.clusters
+        sizes = f"{middle} alike, {slow} slower, {fast} faster"
+        kind = f" on {report.metric.hardware}" if report.metric.hardware else ""
+        if report.repeats is None:
+            text.append(f"  {report.metric.name}{kind}: {middle} nodes, too few to compare")
+            continue
+        sure = (
+            "no slowdown would be found"
+            if report.found is None
+            else f"a slowdown of {report.found:.1%} is found 9 times in 10"
+        )
+        text.append(
+            f"  {report.metric.name}{kind}: {sizes}; spread between nodes {report.repeats:.2%}; {sure}, "
+            f"of {found.effect:.0%} with probability {report.power:.2f}"
+        )
+    text += [f"  warning: {warning}" for warning in found.warnings]
+    for node in sorted(found.words):
+        if found.words[node] != "good":
+            text.append(f"{node}: {found.words[node]}")
+            text += [f"  {reason}" for reason in found.reasons[node]]
+    counts = {word: sum(1 for each in found.words.values() if each == word) for word in ("good", "bad", "inconclusive")}
+    text.append(", ".join(f"{count} {word}" for word, count in counts.items()))
+    bad = sorted(node for node, word in found.words.items() if word == "bad")
+    if bad:
+        text.append(f"to leave them out: --exclude={','.join(bad)}")
+    return text
+
+
+def as_dict(found: verdict.FleetVerdict) -> dict[str, Any]:
+    """The verdict as JSON."""
+    return {
+        "version": 1,
+        "false_alarms": found.rate,
+        "effect": found.effect,
+        "nodes": {node: {"word": word, "reasons": found.reasons[node]} for node, word in sorted(found.words.items())},
+        "metrics": [
+            {
+                "metric": report.metric.name,
+                "hardware": report.metric.hardware,
+                "spread_between_nodes": report.repeats,
+                "found_9_in_10": report.found,
+                "power": report.power,
+                "slower_alike_faster": report.clusters,
+                "slower": {each.node: each.slower for each in report.verdicts},
+            }
+            for report in found.metrics
+        ],
+        "warnings": found.warnings,
+    }
+
+
+def _judge_by_rules(files: Sequence[Path], rules: Path, baseline: Path | None, style: str) -> None:
+    known = superbench.read_baseline(baseline) if baseline is not None else {}
+    nodes: dict[str, dict[str, float]] = {}
+    for path in files:
+        for node, row in superbench.read_results(path).items():
+            if node in nodes:
+                raise InputError(f"{path}: node {node!r} is in another file too")
+            nodes[node] = row
+    found = superbench.diagnose(nodes, superbench.read_rules(rules), known)
+    if style == JSON:
+        print_line(json.dumps({"version": 1, "nodes": [asdict(each) for each in found]}, indent=1))
+    else:
+        for each in found:
+            word = f"bad ({', '.join(each.categories)})" if each.defective else "good"
+            print_line("\n".join(map(printable, [f"{each.node}: {word}", *(f"  {detail}" for detail in each.details)])))
+    raise click.exceptions.Exit(BAD if any(each.defective for each in found) else 0)
+
+
+def _samples(files: Sequence[Path]) -> list[Sample]:
+    return [sample for path in files for sample in read_samples(path)]
+
+
+def _history(files: Sequence[Path]) -> Mapping[tuple[str, str], Sequence[float]]:
+    """Earlier node values, each the geometric mean of its repetitions, by (hardware, metric)."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for sample in _samples(files):
+        value = math.exp(math.fsum(map(math.log, sample.values)) / len(sample.values))
+        found.setdefault((sample.hardware, sample.metric), []).append(value)
+    return found
+
+
+def _bounds(path: Path | None, metrics: Sequence[Metric]) -> Mapping[str, float]:
+    if path is None:
+        return {}
+    source = YamlSource.read(path)
+    known = {metric.name for metric in metrics}
+    for name, value in source.data.items():
+        line = source.lines.get((name,), 1)
+        if name not in known:
+            raise InputError(f"{path}:{line}: no sample of {name!r}; metrics: {', '.join(sorted(known))}")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise InputError(f"{path}:{line}: {name} = {value!r}: expected a positive number")
+    return source.data
+
+
+def _hours(option: str, text: str, *, zero: bool = False) -> float:
+    units = {"s": 1 / 3600, "min": 1 / 60, "h": 1.0, "d": 24.0}
+    for unit, hours in sorted(units.items(), key=lambda item: -len(item[0])):
+        if text.endswith(unit):
+            try:
+                value = float(text.removesuffix(unit)) * hours
+            except ValueError:
+                break
+            if math.isfinite(value) and (value > 0.0 or (zero and value == 0.0)):
+                return value
+    raise click.UsageError(f"{option} {text}: expected a time such as 24h, 30min or 7d")

@@ -1,0 +1,110 @@
+"""How many of the worst of N values stand apart from the rest, with a promised rate of false alarms.
+
+The i worst stand apart if every one of them lies more than c_i standard deviations of the rest above the mean of the rest. Of all
+i for which that holds the largest is taken, so that several bad nodes do not hide each other. For i = 1 the statistic has
+Student's t distribution; for more, the expected number of groups of i healthy values that stand apart is the number of groups
+times an integral over the mean and the standard deviation of the rest. c_i are such that of healthy, normal values a
+share of ``rate`` is named in the long run, `FIRST` of it by i = 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special, stats
+
+Floats = NDArray[np.float64]
+FIRST = 0.95  # share of the false alarms that is left to the test of a single value
+LEAST_REST = 3  # values that must be left to compare with
+_S_POINTS, _M_POINTS = 400, 16
+
+
+@dataclass(frozen=True)
+class Apart:
+    """``count`` of the worst stand apart from the rest, whose mean and standard deviation follow (of ``rest`` values)."""
+
+    count: int
+    rest: int
+    mean: float
+    deviation: float
+
+
+def find_apart(values: Floats, rate: float) -> Apart | None:
+    """Find how many of the largest of N values (N,) stand apart. None if they are too few to tell of any.
+
+    ``rate``: the share of healthy values that may be named wrongly.
+    """
+    count = len(values)
+    if count < LEAST_REST + 1:
+        return None
+    ordered = np.sort(values)[::-1]
+    found = 0
+    for i in range(1, most_apart(count) + 1):
+        rest = ordered[i:]
+        if ordered[i - 1] - rest.mean() > critical(count, i, rate) * spread_of_one(float(rest.std(ddof=1)), len(rest)):
+            found = i
+    rest = ordered[found:]
+    return Apart(found, len(rest), float(rest.mean()), float(rest.std(ddof=1)))
+
+
+def most_apart(count: int) -> int:
+    """How many of ``count`` values may stand apart: less than half, and enough are left."""
+    return max(0, min((count - 1) // 2, count - LEAST_REST))
+
+
+def spread_of_one(deviation: float, rest: int) -> float:
+    """Standard deviation of one more value's distance from the mean of ``rest`` values."""
+    return deviation * math.sqrt(1.0 + 1.0 / rest)
+
+
+@cache
+def critical(count: int, i: int, rate: float) -> float:
+    """c_i for ``count`` values, in units of `spread_of_one`."""
+    rest = count - i
+    if i == 1:
+        return float(stats.t.isf(rate * FIRST, rest - 1))
+    share = (1.0 - FIRST) / (most_apart(count) - 1)
+    allowed = math.log(rate * count * share / i) - _log_groups(count, i)  # log of the chance of one group
+    weights, means, deviations = _rest(rest)
+
+    def excess(c: float) -> float:
+        beyond = special.log_ndtr(-(means + c * math.sqrt(1.0 + 1.0 / rest) * deviations))
+        return float(special.logsumexp(i * beyond, b=weights)) - allowed
+
+    high = 4.0
+    while excess(high) > 0.0:
+        high *= 2.0
+    return float(optimize.brentq(excess, 0.0, high)) if excess(0.0) > 0.0 else 0.0
+
+
+def critical_beside(rest: int, rate: float) -> float:
+    """The same for one value beside ``rest`` values that are known to be healthy, such as a machine's history."""
+    return float(stats.t.isf(rate, rest - 1))
+
+
+def power(distance: float, deviation: float, rest: int, c: float) -> float:
+    """Chance that a value that is ``distance`` worse than the mean of the rest is named alone."""
+    return float(stats.nct.sf(c, rest - 1, distance / spread_of_one(deviation, rest)))
+
+
+def _log_groups(count: int, i: int) -> float:
+    return math.lgamma(count + 1) - math.lgamma(i + 1) - math.lgamma(count - i + 1)
+
+
+@cache
+def _rest(rest: int) -> tuple[Floats, Floats, Floats]:
+    """Quadrature (weights, means, standard deviations) over what ``rest`` standard normal values have."""
+    freedom = rest - 1
+    low, high = (math.log(math.sqrt(stats.chi2.ppf(p, freedom) / freedom)) for p in (1e-14, 1.0 - 1e-14))
+    logs = np.linspace(low, high, _S_POINTS)
+    deviation = np.exp(logs)
+    density = stats.chi2.pdf(freedom * deviation**2, freedom) * 2.0 * freedom * deviation**2  # of the logarithm
+    s_weights = density * (logs[1] - logs[0])
+    nodes, m_weights = np.polynomial.hermite_e.hermegauss(_M_POINTS)
+    weights = np.outer(s_weights / s_weights.sum(), m_weights / m_weights.sum())
+    means, deviations = np.meshgrid(nodes / math.sqrt(rest), deviation)
+    return weights.ravel(), means.ravel(), deviations.ravel()

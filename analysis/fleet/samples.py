@@ -1,0 +1,117 @@
+"""What was measured of nodes: one JSON object per node and metric in each line, versioned; SuperBench's results are read too."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from analysis.fleet.superbench import Row, read_results
+from suite.errors import InputError
+from suite.files import brief, read_bytes
+from suite.log.limits import limits
+
+Better = Literal["more", "less"]
+_LESS = re.compile(r"time|latency|overhead|cost|_s\b|_ms\b|_us\b", re.IGNORECASE)
+_RANK = re.compile(r":(\d+)$")
+
+
+class Sample(BaseModel):
+    """The repetitions of one metric on one node. ``hardware``: only nodes of one hardware are compared with each other.
+
+    ``values`` are positive, in ``unit``; ``component`` is what the benchmark stresses.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: Literal[1] = 1
+    node: str = Field(min_length=1)
+    hardware: str = ""
+    metric: str = Field(min_length=1)
+    unit: str = ""
+    better: Better
+    component: str = ""
+    values: Annotated[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric of the nodes of one hardware: samples by node."""
+
+    name: str
+    hardware: str
+    unit: str
+    better: Better
+    samples: dict[str, tuple[float, ...]]
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """Read a file of samples, or SuperBench's results.jsonl. InputError names the line and the field."""
+    lines = [
+        (n, line) for n, line in enumerate(read_bytes(path, limits().events).splitlines(), start=1) if line.strip()
+    ]
+    if not lines:
+        raise InputError(f"{path}: no sample: expected a JSON object in each line")
+    try:
+        first = json.loads(lines[0][1])
+    except (ValueError, RecursionError):
+        first = None
+    if isinstance(first, dict) and "node" in first and "metric" not in first and "values" not in first:
+        return from_superbench(read_results(path))
+    found = []
+    for number, line in lines:
+        try:
+            found.append(Sample.model_validate_json(line))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            field = ".".join(map(str, problem["loc"])) or "the line"
+            raise InputError(f"{path}:{number}: {field} = {brief(problem['input'])}: {problem['msg']}") from None
+    return found
+
+
+def from_superbench(nodes: dict[str, dict[str, float]]) -> list[Sample]:
+    """SuperBench's results as samples: the ranks of a node are its repetitions. Return codes and what is not positive is left out.
+
+    Names with time, latency, overhead or cost are better when less, as in its rule files.
+    """
+    return [sample for node, row in nodes.items() for sample in _of_row(node, row)]
+
+
+def by_metric(samples: Iterable[Sample]) -> list[Metric]:
+    """Group samples by hardware and metric. InputError if a node has a metric twice, or units or directions differ."""
+    found: dict[tuple[str, str], Metric] = {}
+    for sample in samples:
+        key = sample.hardware, sample.metric
+        metric = found.setdefault(key, Metric(sample.metric, sample.hardware, sample.unit, sample.better, {}))
+        if (metric.unit, metric.better) != (sample.unit, sample.better):
+            raise InputError(
+                f"{sample.node}: {sample.metric} in {sample.unit!r}, {sample.better} is better; "
+                f"another node has {metric.unit!r}, {metric.better}"
+            )
+        if sample.node in metric.samples:
+            raise InputError(f"{sample.node}: {sample.metric} is there twice")
+        metric.samples[sample.node] = sample.values
+    return [found[key] for key in sorted(found)]
+
+
+def render(samples: Sequence[Sample]) -> str:
+    """The text of a file of samples."""
+    return "".join(f"{sample.model_dump_json()}\n" for sample in samples)
+
+
+def _of_row(node: str, row: Row) -> list[Sample]:
+    ranks: dict[str, list[float]] = {}
+    for name, value in row.items():
+        short = _RANK.sub("", name)
+        if not short.endswith("return_code") and math.isfinite(value) and value > 0.0:
+            ranks.setdefault(short, []).append(value)
+    return [
+        Sample(node=node, metric=name, better="less" if _LESS.search(name) else "more", values=tuple(values))
+        for name, values in ranks.items()
+    ]

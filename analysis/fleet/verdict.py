@@ -1,0 +1,198 @@
+"""Good, bad or inconclusive: every node of a fleet, over all metrics, with a promised rate of false alarms.
+
+A node's value of a metric is the mean logarithm of its repetitions; nodes of one hardware are compared with each other, or, where
+they are fewer than four, with earlier values of the same hardware. The promise ``rate`` is per node and over all metrics, each of
+which gets an equal part of it. It holds for values that are independent and normal from node to node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from scipy import optimize, stats
+
+from analysis.fleet.apart import Apart, critical, critical_beside, find_apart, power, spread_of_one
+from analysis.fleet.samples import Metric
+
+RATE = 1e-3  # of false alarms per node, over all metrics
+EFFECT = 0.05  # the slowdown that a good node must not have
+SURE = 0.95  # that a node which is called good is not slower than that
+LIKELY = 0.9  # chance with which the smallest slowdown that is told would be found
+Word = Literal["good", "bad", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class MetricVerdict:
+    """One node and metric. ``slower``: its part of the speed of the rest that is missing, negative if it is faster.
+
+    ``bound``: it is bad because it is beyond an absolute bound.
+    """
+
+    node: str
+    metric: str
+    word: Word
+    slower: float | None
+    reason: str
+    bound: bool = False
+
+
+@dataclass(frozen=True)
+class MetricReport:
+    """A metric of one hardware. ``found``: the slowdown that is found with a probability of `LIKELY`; None if none can be.
+
+    ``repeats``: the coefficient of variation between nodes; ``clusters``: how many nodes stand apart on the slow side, are in the
+    middle, and stand apart on the fast side. ``warning`` is one line or "".
+    """
+
+    metric: Metric
+    verdicts: tuple[MetricVerdict, ...]
+    repeats: float | None
+    found: float | None
+    power: float | None
+    clusters: tuple[int, int, int]
+    warning: str
+
+
+@dataclass(frozen=True)
+class FleetVerdict:
+    """All metrics, and the word on every node with its reasons: bad if a metric is, inconclusive if one is and none is bad."""
+
+    metrics: tuple[MetricReport, ...]
+    words: Mapping[str, Word]
+    reasons: Mapping[str, tuple[str, ...]]
+    rate: float
+    effect: float = EFFECT
+    warnings: tuple[str, ...] = field(default=())
+
+
+def judge(
+    metrics: Sequence[Metric],
+    *,
+    rate: float = RATE,
+    effect: float = EFFECT,
+    history: Mapping[tuple[str, str], Sequence[float]] | None = None,
+    bounds: Mapping[str, float] | None = None,
+) -> FleetVerdict:
+    """Judge every node. ``history``: earlier node values by (hardware, metric); ``bounds``: the worst value that is allowed.
+
+    A metric that a node lacks and others of its hardware have makes it inconclusive.
+    """
+    tests = max(1, len({metric.name for metric in metrics}))
+    each = -math.expm1(math.log1p(-rate) / tests)
+    reports = tuple(
+        _report(
+            metric,
+            each,
+            effect,
+            (history or {}).get((metric.hardware, metric.name), ()),
+            (bounds or {}).get(metric.name),
+        )
+        for metric in metrics
+    )
+    found = [verdict for report in reports for verdict in report.verdicts] + _missing(metrics)
+    words: dict[str, Word] = {}
+    reasons: dict[str, list[str]] = {}
+    for verdict in found:
+        known = words.get(verdict.node, "good")
+        words[verdict.node] = min(known, verdict.word, key=("bad", "inconclusive", "good").index)
+        reasons.setdefault(verdict.node, []).extend([verdict.reason] if verdict.word != "good" else [])
+    warnings = [f"{report.metric.name}: {report.warning}" for report in reports if report.warning]
+    return FleetVerdict(reports, words, {k: tuple(v) for k, v in reasons.items()}, rate, effect, tuple(warnings))
+
+
+def node_value(values: Sequence[float], better: str) -> float:
+    """Mean logarithm, with the sign that makes more worse."""
+    mean = math.fsum(math.log(value) for value in values) / len(values)
+    return -mean if better == "more" else mean
+
+
+def missing_speed(distance: float) -> float:
+    """The part of the speed that is missing, from the difference of logarithms."""
+    return -math.expm1(-distance)
+
+
+def _report(metric: Metric, rate: float, effect: float, history: Sequence[float], bound: float | None) -> MetricReport:
+    nodes = sorted(metric.samples)
+    values = np.array([node_value(metric.samples[node], metric.better) for node in nodes])
+    beyond = {node for node in nodes if bound is not None and _beyond(metric, node, bound)}
+    past = np.array([node_value([value], metric.better) for value in history])
+    apart = find_apart(values, rate)
+    if apart is None and len(past) > 2:
+        limit = critical_beside(len(past), rate)
+        base = Apart(0, len(past), float(past.mean()), float(past.std(ddof=1)))
+    elif apart is not None:
+        limit, base = critical(len(nodes), 1, rate), apart
+    else:
+        why = f"{metric.name}: {len(nodes)} nodes and {len(past)} earlier values are too few to compare"
+        unsure = tuple(_verdict(metric, node, beyond, bound, "inconclusive", None, why) for node in nodes)
+        return MetricReport(metric, unsure, None, None, None, (0, len(nodes), 0), "")
+    spread = spread_of_one(base.deviation, base.rest)
+    worst = set(np.argsort(values)[::-1][: base.count].tolist())
+    room = float(stats.t.isf(1.0 - SURE, base.rest - 1)) * spread
+    verdicts: list[MetricVerdict] = []
+    for place, node in enumerate(nodes):
+        distance = float(values[place]) - base.mean
+        slow = place in worst or (apart is None and distance > limit * spread)
+        word: Word = "bad" if slow else "good" if missing_speed(distance + room) < effect else "inconclusive"
+        verdicts.append(_verdict(metric, node, beyond, bound, word, distance, ""))
+    faster = find_apart(-values, rate)
+    fast = faster.count if faster is not None else 0
+    warning = ""
+    if fast:
+        warning = (
+            f"{fast} of {len(nodes)} nodes are faster than the others, not slower: if these are the healthy ones, "
+            "most are degraded; give absolute bounds"
+        )
+    return MetricReport(
+        metric,
+        tuple(verdicts),
+        math.expm1(base.deviation),
+        _found(base, limit),
+        power(-math.log1p(-effect), base.deviation, base.rest, limit) if base.deviation > 0.0 else 1.0,
+        (base.count, len(nodes) - base.count - fast, fast),
+        warning,
+    )
+
+
+def _verdict(
+    metric: Metric, node: str, beyond: set[str], bound: float | None, word: Word, distance: float | None, why: str
+) -> MetricVerdict:
+    slower = None if distance is None else missing_speed(distance)
+    if node in beyond:
+        text = f"{metric.name}: beyond the bound of {bound:g} {metric.unit}".rstrip()
+        return MetricVerdict(node, metric.name, "bad", slower, text, bound=True)
+    if slower is not None:
+        text = f"{metric.name}: {abs(slower):.1%} {'slower' if slower > 0 else 'faster'} than the rest"
+        why = text if word != "inconclusive" else f"{text}, and cannot be told from slow"
+    return MetricVerdict(node, metric.name, word, slower, why)
+
+
+def _beyond(metric: Metric, node: str, bound: float) -> bool:
+    middle = float(np.median(metric.samples[node]))
+    return middle < bound if metric.better == "more" else middle > bound
+
+
+def _found(base: Apart, limit: float) -> float | None:
+    """The slowdown that is found with probability `LIKELY`."""
+    if base.deviation == 0.0:
+        return 0.0
+    most = 20.0  # of the logarithm: a factor of 5e8
+    if power(most, base.deviation, base.rest, limit) < LIKELY:
+        return None
+    found = optimize.brentq(lambda d: power(d, base.deviation, base.rest, limit) - LIKELY, 0.0, most, xtol=1e-6)
+    return missing_speed(float(found))
+
+
+def _missing(metrics: Sequence[Metric]) -> list[MetricVerdict]:
+    nodes: dict[str, set[str]] = {}
+    for metric in metrics:
+        nodes.setdefault(metric.hardware, set()).update(metric.samples)
+    return [
+        MetricVerdict(node, metric.name, "inconclusive", None, f"{metric.name}: not measured on this node")
+        for metric in metrics
+        for node in sorted(nodes[metric.hardware] - set(metric.samples))
+    ]

@@ -1,0 +1,219 @@
+"""Good, bad, inconclusive: false alarms at the promised rate, power as printed, and fleets that mislead."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis.fleet.apart import critical, find_apart, most_apart, power, spread_of_one
+from analysis.fleet.samples import Metric, Sample, by_metric, read_samples, render
+from analysis.fleet.verdict import judge
+from suite.errors import InputError
+from tests.fixtures.cli import mlhpc
+
+
+def fleet(
+    nodes: int,
+    *,
+    metrics: int = 3,
+    noise: float = 0.02,
+    seed: int = 0,
+    slow: dict[int, float] | None = None,
+    hardware: str = "",
+) -> list[Metric]:
+    """``slow``: node number to the part of its speed that is missing, in the first metric."""
+    chance = np.random.default_rng(seed)
+    found = []
+    for number in range(metrics):
+        levels = 100 * np.exp(noise * chance.standard_normal(nodes))
+        for node, part in (slow or {}).items():
+            levels[node] *= 1 - part if number == 0 else 1
+        samples = {
+            f"n{i:02}": tuple(level * np.exp(0.001 * chance.standard_normal(5))) for i, level in enumerate(levels)
+        }
+        found.append(Metric(f"m{number}", hardware, "GB/s", "more", samples))
+    return found
+
+
+@pytest.mark.parametrize(("count", "rate"), [(4, 1e-2), (8, 1e-2), (16, 1e-3), (40, 1e-3)])
+def test_healthy_values_stand_apart_as_often_as_promised(count: int, rate: float) -> None:
+    fleets = 400_000 // count
+    values = np.sort(np.random.default_rng(count).standard_normal((fleets, count)), axis=1)[:, ::-1]
+    named = np.zeros(fleets, dtype=int)
+    for i in range(1, most_apart(count) + 1):
+        rest = values[:, i:]
+        limit = critical(count, i, rate) * spread_of_one(1.0, count - i) * rest.std(axis=1, ddof=1)
+        named[values[:, i - 1] - rest.mean(axis=1) > limit] = i
+    low, high = stats.binom.interval(0.999, fleets * count, rate)
+    assert 0.9 * low <= named.sum() <= high  # a tenth below: what several bad nodes cost is a bound
+    assert all(find_apart(row, rate).count == many for row, many in zip(values[:200], named[:200], strict=True))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
+def test_healthy_nodes_are_called_bad_as_often_as_promised_over_all_metrics(noise: float) -> None:
+    rate, nodes, metrics = 0.02, 8, 4
+    bad = sum(
+        word == "bad"
+        for seed in range(300)
+        for word in judge(fleet(nodes, metrics=metrics, noise=noise, seed=seed), rate=rate).words.values()
+    )
+    low, high = stats.binom.interval(0.999, 300 * nodes, rate)
+    assert 0.8 * low <= bad <= high
+
+
+def test_the_power_that_is_told_is_that_of_simulations() -> None:
+    count, rate, noise = 16, 1e-3, 0.02
+    chance = np.random.default_rng(9)
+    for slow in (0.06, 0.08, 0.1):
+        wanted = power(-math.log1p(-slow), noise, count - 1, critical(count, 1, rate))
+        found = 0
+        for _ in range(1000):
+            values = noise * chance.standard_normal(count)
+            values[3] -= math.log1p(-slow)
+            apart = find_apart(values, rate)
+            assert apart is not None
+            found += apart.count >= 1 and values[3] >= np.sort(values)[-apart.count]
+        low, high = stats.binom.interval(0.999, 1000, wanted)
+        assert low <= found <= high, (slow, wanted)
+
+
+def test_the_slow_node_is_named_with_its_metric_and_the_others_are_good() -> None:
+    found = judge(fleet(16, noise=0.005, slow={4: 0.1}))
+    assert [node for node, word in found.words.items() if word != "good"] == ["n04"]
+    (reason,) = found.reasons["n04"]
+    assert reason.startswith("m0: ")
+    assert 0.08 < next(v.slower for v in found.metrics[0].verdicts if v.node == "n04") < 0.12  # type: ignore[operator]
+    assert found.metrics[0].clusters == (1, 15, 0)
+
+
+@pytest.mark.parametrize("many", [2, 4, 7])
+def test_slow_nodes_do_not_hide_each_other(many: int) -> None:
+    found = judge(fleet(16, noise=0.005, slow=dict.fromkeys(range(many), 0.15)))
+    assert sorted(node for node, word in found.words.items() if word == "bad") == [f"n{i:02}" for i in range(many)]
+
+
+def test_fast_nodes_are_never_bad_but_make_one_ask_whether_the_others_are_slow() -> None:
+    found = judge(fleet(12, noise=0.005, slow=dict.fromkeys(range(3), -0.2)))
+    assert "bad" not in found.words.values()
+    (warning,) = found.warnings
+    assert warning.startswith("m0: 3 of 12 nodes are faster")
+    bounded = judge(fleet(12, noise=0.005, slow=dict.fromkeys(range(3), -0.2)), bounds={"m0": 110.0})
+    assert sum(word == "bad" for word in bounded.words.values()) == 9
+
+
+def test_noise_that_hides_the_effect_is_inconclusive_and_not_good() -> None:
+    found = judge(fleet(8, noise=0.15, metrics=1))
+    assert set(found.words.values()) <= {"inconclusive", "good"}
+    assert "inconclusive" in found.words.values()
+    (report,) = found.metrics
+    assert report.power is not None
+    assert report.power < 0.2
+    assert set(judge(fleet(8, noise=0.003, metrics=1)).words.values()) == {"good"}
+
+
+def test_other_hardware_is_never_compared() -> None:
+    slow = [
+        Metric(m.name, "B", m.unit, m.better, {f"b{k}": tuple(v / 2 for v in s) for k, s in m.samples.items()})
+        for m in fleet(6, noise=0.002)
+    ]
+    found = judge([*fleet(6, noise=0.002, seed=1, hardware="A"), *slow])
+    assert set(found.words.values()) == {"good"}
+
+
+def test_two_nodes_are_inconclusive_without_a_history_and_judged_with_one() -> None:
+    now = fleet(2, metrics=1, noise=0.002, slow={1: 0.2})
+    assert set(judge(now).words.values()) == {"inconclusive"}
+    history = {("", "m0"): (100 * np.exp(0.002 * np.random.default_rng(3).standard_normal(20))).tolist()}
+    assert judge(now, history=history).words == {"n00": "good", "n01": "bad"}
+
+
+def test_a_metric_that_is_missing_on_a_node_is_inconclusive() -> None:
+    metrics = fleet(8, noise=0.002)
+    del metrics[1].samples["n03"]
+    found = judge(metrics)
+    assert found.words["n03"] == "inconclusive"
+    assert found.reasons["n03"] == ("m1: not measured on this node",)
+
+
+def test_equal_values_are_good() -> None:
+    assert set(judge([Metric("m", "", "s", "less", {f"n{i}": (1.0, 1.0) for i in range(5)})]).words.values()) == {
+        "good"
+    }
+
+
+def samples_of(metrics: list[Metric]) -> list[Sample]:
+    return [
+        Sample(node=node, metric=metric.name, unit=metric.unit, better=metric.better, values=values)
+        for metric in metrics
+        for node, values in metric.samples.items()
+    ]
+
+
+def test_the_command_names_bad_nodes_and_the_line_for_slurm(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.jsonl"
+    path.write_text(render(samples_of(fleet(12, noise=0.004, slow={3: 0.15, 5: 0.2}))))
+    assert by_metric(read_samples(path)) == by_metric(samples_of(fleet(12, noise=0.004, slow={3: 0.15, 5: 0.2})))
+    done = mlhpc("preflight", "judge", path)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["10 good, 2 bad, 0 inconclusive", "to leave them out: --exclude=n03,n05"]
+    data = json.loads(mlhpc("preflight", "judge", path, "--format", "json").stdout)
+    assert data["nodes"]["n03"]["word"] == "bad"
+    assert data["metrics"][0]["slower_alike_faster"] == [2, 10, 0]
+    path.write_text(render(samples_of(fleet(12, noise=0.004))))
+    assert mlhpc("preflight", "judge", path).returncode == 0
+    path.write_text(render(samples_of(fleet(2))))
+    done = mlhpc("preflight", "judge", path)
+    assert done.returncode == 4
+    assert "too few to compare" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "no sample"),
+        ("x", ":1: "),
+        (
+            '{"node": "a", "metric": "m", "better": "more", "values": [0]}',
+            "values.0 = 0: Input should be greater than 0",
+        ),
+        ('{"node": "a", "metric": "m", "better": "up", "values": [1]}', "better = 'up'"),
+        ('{"node": "a", "metric": "m", "better": "more", "values": []}', "values = []"),
+        ('{"node": "a", "metric": "m", "better": "more", "values": [1], "x": 1}', "x = 1: Extra inputs"),
+        ('{"version": 2, "node": "a", "metric": "m", "better": "more", "values": [1]}', "version = 2"),
+        ('{"node": "a", "metric": "m", "better": "more", "values": [NaN]}', ":1: "),
+    ],
+)
+def test_a_wrong_sample_is_named(tmp_path: Path, text: str, found: str) -> None:
+    path = tmp_path / "nodes.jsonl"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        read_samples(path)
+    assert found in str(error.value)
+    assert "\n" not in str(error.value)
+    done = mlhpc("preflight", "judge", path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_units_and_nodes_that_contradict_are_named() -> None:
+    one = Sample(node="a", metric="m", unit="GB/s", better="more", values=(1.0,))
+    with pytest.raises(InputError, match="a: m is there twice"):
+        by_metric([one, one])
+    with pytest.raises(InputError, match=r"b: m in 'MB/s', more is better; another node has 'GB/s', more"):
+        by_metric([one, one.model_copy(update={"node": "b", "unit": "MB/s"})])
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("m9: 5\n", ":1: no sample of 'm9'; metrics: m0, m1, m2"), ("m0: fast\n", ":1: m0 = 'fast': expected a positive number")],
+)  # fmt: skip
+def test_wrong_bounds_are_named(tmp_path: Path, text: str, found: str) -> None:
+    (tmp_path / "bounds.yaml").write_text(text)
+    (tmp_path / "nodes.jsonl").write_text(render(samples_of(fleet(5))))
+    done = mlhpc("preflight", "judge", "nodes.jsonl", "--bounds", "bounds.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert found in done.stderr
