@@ -137,7 +137,14 @@ def byte_text(count: int) -> str:
     return f"{count / _UNITS.get(unit, 1):.4g} {unit}"
 
 
-_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
+
+
+def duration_text(seconds: float) -> str:
+    """Render seconds: ``45 s``, ``12 min``, ``3.4 h``."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 def one_line(error: BaseException) -> str:

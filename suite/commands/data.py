@@ -22,8 +22,7 @@ from suite.cli.progress import TERMINAL_NAME, progress
 from suite.config import default_data_root
 from suite.descriptor import descriptor
 from suite.errors import InputError, unknown
-from suite.files import print_line
-from suite.launch.cost import render_bytes
+from suite.files import byte_text, print_line
 
 if TYPE_CHECKING:
     from suite.data.manifest import Manifest
@@ -213,7 +212,7 @@ def _check_room(root: Path, name: str, needed: int) -> None:
     free = shutil.disk_usage(place).free
     if needed > made + free:
         raise InputError(
-            f"{root}: {name} takes {render_bytes(needed)}, {render_bytes(free)} are free here; "
+            f"{root}: {name} takes {byte_text(needed)}, {byte_text(free)} are free here; "
             "choose another folder with -o, or a smaller --size (mlhpc list)"
         )
 

@@ -25,9 +25,8 @@ import click
 from suite import VERSION
 from suite.cli.options import JSON, format_option, ranks_option
 from suite.errors import InputError
-from suite.files import print_line
+from suite.files import byte_text, print_line
 from suite.launch import mpi
-from suite.launch.cost import render_bytes
 from suite.launch.local import mpiexec_command
 from suite.machine.probes.allowance import Allowance, usable
 from suite.machine.probes.clock import is_synchronised, measure_skew
@@ -191,15 +190,15 @@ def machine_checks(allowed: Allowance, ranks: int) -> list[Check]:
     quota = f" of {len(allowed.cpus)}, the control group's quota" if allowed.cores < len(allowed.cpus) else ""
     needed = ranks * MEMORY_PER_RANK_BYTES
     free = allowed.memory_free
-    limit = f", limit of the control group {render_bytes(allowed.memory_limit)}" if allowed.memory_limit else ""
-    total = f" of {render_bytes(allowed.memory_total)}" if allowed.memory_total else ""
+    limit = f", limit of the control group {byte_text(allowed.memory_limit)}" if allowed.memory_limit else ""
+    total = f" of {byte_text(allowed.memory_total)}" if allowed.memory_total else ""
     memory = Check(
         "memory free",
         free is None or free >= needed,
-        "unknown" if free is None else f"{render_bytes(free)}{total}{limit}",
+        "unknown" if free is None else f"{byte_text(free)}{total}{limit}",
         "local",
         "end what else runs here, ask the scheduler for more memory, or use fewer ranks",
-        f"{render_bytes(needed)} for {ranks} ranks",
+        f"{byte_text(needed)} for {ranks} ranks",
     )
     return [Check("cores", True, f"{allowed.cores} usable{quota}", "local"), memory, _open_files(allowed, ranks)]
 
@@ -324,8 +323,8 @@ def _space(name: str, folder: Path, needed_bytes: int, fix: str) -> Check:
     if not os.access(folder, os.W_OK):
         return Check(name, False, f"{folder} cannot be written", "local", fix, "a folder that can be written")
     free = shutil.disk_usage(folder).free
-    expected = f"{render_bytes(needed_bytes)} or more"
-    return Check(name, free >= needed_bytes, f"{folder}, {render_bytes(free)} free", "local", fix, expected)
+    expected = f"{byte_text(needed_bytes)} or more"
+    return Check(name, free >= needed_bytes, f"{folder}, {byte_text(free)} free", "local", fix, expected)
 
 
 def _quota(run: Callable[[Sequence[str]], Answer] = _run) -> str:

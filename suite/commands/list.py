@@ -10,8 +10,7 @@ import click
 from suite.card import read_reference_points
 from suite.cli.options import JSON, card_option, format_option
 from suite.descriptor import Descriptor, descriptor, descriptors
-from suite.files import print_line
-from suite.launch.cost import render_bytes
+from suite.files import byte_text, print_line
 
 HELP_GROUP = "Run"
 HELP_ORDER = 3
@@ -85,7 +84,7 @@ def as_text(item: Descriptor) -> list[str]:
                 str(size_card.required_runs),
                 f"{size_card.train_samples:,}",
                 f"{size_card.model_parameters:,}",
-                render_bytes(size_card.data_bytes),
+                byte_text(size_card.data_bytes),
                 size_card.description,
             )
         )

@@ -151,9 +151,10 @@ def _summary(folder: RunFolder, workload: str, runs: int) -> str:
     """How many runs reached the target, and the command that comes next."""
     noun = "runs" if runs > 1 else "run"
     codes = [_code(folder, trial) for trial in range(runs)]
+    saved = [folder.checkpoint(trial).exists() for trial in range(runs)]  # one that came to its end has none
     if not any(began(path) for path in folder.results()):
         return f"0 of {runs} {noun} began"
-    left = sum(code is None or code == STOPPED for code in codes)
+    left = sum(code is None or code == STOPPED or has for code, has in zip(codes, saved, strict=True))
     reached = f"{codes.count(0)} of {runs} {noun} reached the target"
     if left:
         return f"{reached}, {left} not finished; to go on: mlhpc run {workload} --output {folder.root} --resume"

@@ -14,9 +14,8 @@ import click
 from suite.card import value_text
 from suite.cli.options import JSON, card_option, format_option
 from suite.errors import InputError
-from suite.files import print_line, printable, read_json
+from suite.files import duration_text, print_line, printable, read_json
 from suite.launch import jobs
-from suite.launch.cost import render_duration
 from suite.launch.heartbeat import Sign, read_sign
 from suite.launch.remaining import Expectation, eta, find_expectation
 from suite.log.attempts import newest_begun, newest_log
@@ -166,7 +165,7 @@ def judge(record: RunRecord | None, job: JobStatus, silent_s: float, *, resumabl
         return "finished", "resumed, not scored" if record.resumed else ""
     begun = record is not None and record.run_start_s is not None
     can = "can be resumed" if resumable else ""
-    silent = f"silent for {render_duration(silent_s)}"
+    silent = f"silent for {duration_text(silent_s)}"
     if sign.alive or (job.state == "RUNNING" and sign.code is None and not _stopped(record)):
         if record is None and not sign.alive:
             return "queued", ""
@@ -213,7 +212,7 @@ def _texts(row: TrialStatus) -> list[str]:
         "-" if row.epoch is None else str(row.epoch),
         _value(row),
         "-" if row.target is None else f"{row.target:g}",
-        "-" if row.eta_s is None else f"{render_duration(row.eta_s)} ({row.eta_source})",
+        "-" if row.eta_s is None else f"{duration_text(row.eta_s)} ({row.eta_source})",
         "-" if row.job is None else f"{row.job} {row.job_state}",
         row.note,
     ]

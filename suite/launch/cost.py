@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from suite.card import ReferencePoints, SizeCard
 from suite.errors import InputError
+from suite.files import byte_text, duration_text
 from suite.log.record import RunRecord
 
 FILES_PER_TRIAL = 2  # log and output
@@ -103,14 +104,14 @@ def render(cost: Cost, time_limit_s: int) -> list[str]:
             "time             unknown: give --estimate-from RUN, or launcher.flops_per_s_per_rank in the system"
         )
     else:
-        lines.append(f"time             {render_duration(cost.job_s)} of training, modelled ({cost.pace.source})")
+        lines.append(f"time             {duration_text(cost.job_s)} of training, modelled ({cost.pace.source})")
         lines.append(
             f"node-hours       {cost.node_hours:.3g}, modelled; the time limit allows {_limit(cost, time_limit_s)}"
         )
     files = "" if cost.data.files is None else f" in {cost.data.files} files"
-    lines.append(f"data set         {render_bytes(cost.data.bytes)}{files} ({cost.data.source})")
+    lines.append(f"data set         {byte_text(cost.data.bytes)}{files} ({cost.data.source})")
     if cost.staged_bytes:
-        each, total = render_bytes(cost.data.bytes), render_bytes(cost.staged_bytes)
+        each, total = byte_text(cost.data.bytes), byte_text(cost.staged_bytes)
         lines.append(f"staged copies    {each} on each of {cost.nodes} nodes, {total} in all")
     lines.append(f"files written    about {cost.files_written} in the run folder")
     return lines
@@ -123,7 +124,7 @@ def find_obstacles(cost: Cost, time_limit_s: int, *, trials: int, required: int,
         found.append(f"{trials} run{'s' if trials > 1 else ''} planned; a score of this size needs {required}")
     if cost.run_s is None:
         return found
-    limit, run = render_duration(time_limit_s), render_duration(cost.run_s)
+    limit, run = duration_text(time_limit_s), duration_text(cost.run_s)
     fit = int(time_limit_s // cost.run_s) if cost.run_s > 0 else trials
     if fit == 0:
         found.append(
@@ -141,23 +142,6 @@ def find_obstacles(cost: Cost, time_limit_s: int, *, trials: int, required: int,
 def _ask(seconds: float) -> str:
     """A time limit for so much training: a quarter more, for what the estimate leaves out, in minutes."""
     return str(max(1, -int(-1.25 * seconds // 60)))
-
-
-def render_duration(seconds: float) -> str:
-    """Seconds as text for people: 45 s, 12 min, 3.4 h."""
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
-
-
-def render_bytes(count: int) -> str:
-    """Bytes as text for people, in powers of 1024: 3.5 GiB."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.4g} {unit}"
 
 
 def _limit(cost: Cost, time_limit_s: int) -> str:

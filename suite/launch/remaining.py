@@ -13,8 +13,8 @@ import yaml
 from suite.card import SizeCard, read_reference_points
 from suite.descriptor import descriptor
 from suite.errors import InputError
-from suite.files import read_bytes
-from suite.launch.cost import Epochs, expected_epochs, render_duration
+from suite.files import duration_text, read_bytes
+from suite.launch.cost import Epochs, expected_epochs
 from suite.log.limits import limits
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
@@ -111,9 +111,9 @@ class SeriesClock:
         others = self._trials - self._ended - 1
         start_s = sum(max(0.0, wait - first * pace) for wait, first in self._firsts) / len(self._firsts)
         left = max(0.0, count - epoch) * pace + others * (start_s + count * pace)
-        so_far = render_duration(self._clock() - self._begin)
+        so_far = duration_text(self._clock() - self._begin)
         of = "the run" if self._trials == 1 else f"{self._trials} runs"
-        when = f"{about} {render_duration(left)} left of {of}" if left else f"past the expected end of {of}"
+        when = f"{about} {duration_text(left)} left of {of}" if left else f"past the expected end of {of}"
         return f"{so_far}; {when} (epoch {count:.4g}, {basis})"
 
 

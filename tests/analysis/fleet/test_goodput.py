@@ -1,0 +1,176 @@
+"""Goodput of trials whose times are known to the millisecond; the formulas for intervals against published numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from analysis.fleet.goodput import (
+    Goodput,
+    best_interval_s,
+    daly_s,
+    expected_ratio,
+    find_goodput,
+    job_mtbf_h,
+    learned_mtbf_s,
+    young_s,
+)
+from suite.log.run_folder import RunFolder
+from tests.fixtures.cli import mlhpc
+from tests.fixtures.runs import describe
+
+BASE_MS = 1_700_000_000_000
+
+
+def log(path: Path, *events: tuple[float, str, object, dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        ":::MLLOG "
+        + json.dumps(
+            {
+                "namespace": "",
+                "time_ms": BASE_MS + round(1000 * at),
+                "event_type": "POINT_IN_TIME",
+                "key": key,
+                "value": value,
+                "metadata": {"file": "x", "lineno": 1, **metadata},
+            }
+        )
+        for at, key, value, metadata in events
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def saved(at: float, step: int, stall: float = 0.5, write: float = 2.0) -> tuple[float, str, object, dict[str, object]]:
+    value = {"stall_s": stall, "write_s": write, "bytes": 1, "files": 2}
+    return at, "checkpoint_saved", value, {"epoch_num": 1, "next_step": step}
+
+
+def event(at: float, key: str, **metadata: object) -> tuple[float, str, object, dict[str, object]]:
+    return at, key, None, metadata
+
+
+def interrupted(root: Path) -> Path:
+    """Killed at 100 s after checkpoints at 40 and 80 s; goes on at 130 s from the second; done at 200 s."""
+    log(
+        root / "result_0.txt",
+        event(0, "init_start"),
+        event(10, "run_start"),
+        saved(40, 30),
+        saved(80, 60),
+        event(100, "epoch_start", epoch_num=2),
+    )
+    log(
+        root / "resumed_0_1.txt",
+        event(130, "init_start"),
+        event(138, "run_resumed", block=1, next_step=60),
+        event(140, "run_start"),
+        event(200, "run_stop", status="success"),
+    )
+    describe(root, count=1)
+    return root
+
+
+def trial_of(root: Path) -> Goodput:
+    found = find_goodput(RunFolder(root), 0)
+    assert found is not None
+    assert found.wall_s == pytest.approx(
+        found.useful_s + found.lost_s + found.stalled_s + found.starting_s + found.down_s, abs=1e-9
+    )
+    return found
+
+
+def test_the_time_of_an_interrupted_run(tmp_path: Path) -> None:
+    found = trial_of(interrupted(tmp_path / "run"))
+    assert (found.attempts, found.interruptions, found.saves) == (2, 1, 2)
+    assert found.wall_s == 200
+    assert found.lost_s == 22  # from 78 s, when the second checkpoint was taken, to the last event
+    assert found.stalled_s == 0.5  # the second's event is after 78 s: what it stalled is lost with the rest
+    assert found.useful_s == 67.5 + 60
+    assert (found.starting_s, found.restarting_s, found.down_s) == (20, 10, 30)
+    assert (found.stall_s, found.write_s) == (0.5, 2.0)
+    assert found.ratio == pytest.approx(127.5 / 200)
+
+
+def test_a_run_without_interruption_loses_nothing(tmp_path: Path) -> None:
+    log(
+        tmp_path / "result_0.txt",
+        event(0, "init_start"),
+        event(5, "run_start"),
+        event(105, "run_stop", status="success"),
+    )
+    found = trial_of(describe(tmp_path, count=1))
+    assert (found.ratio, found.lost_s, found.saves, found.stall_s) == (100 / 105, 0, 0, None)
+
+
+def test_an_attempt_that_nothing_went_on_from_is_lost_whole(tmp_path: Path) -> None:
+    log(tmp_path / "failed_0_1.txt", event(0, "init_start"), event(10, "run_start"), event(50, "epoch_start"))
+    log(tmp_path / "result_0.txt", event(60, "init_start"), event(70, "run_start"), event(100, "run_stop"))
+    found = trial_of(describe(tmp_path, count=1))
+    assert (found.lost_s, found.useful_s, found.down_s, found.starting_s) == (40, 30, 10, 20)
+
+
+def test_an_attempt_that_never_began_is_start(tmp_path: Path) -> None:
+    log(tmp_path / "failed_0_1.txt", event(0, "init_start"), event(8, "seed"))
+    log(tmp_path / "result_0.txt", event(60, "init_start"), event(70, "run_start"), event(100, "run_stop"))
+    found = trial_of(describe(tmp_path, count=1))
+    assert (found.lost_s, found.starting_s, found.useful_s) == (0, 18, 30)
+
+
+def test_a_folder_without_events_has_none(tmp_path: Path) -> None:
+    describe(tmp_path, count=1)
+    assert find_goodput(RunFolder(tmp_path), 0) is None
+    done = mlhpc("goodput", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "per_1000", "mtbf_h", "ratio"),
+    [(16_384, 6.5, 1.803, 0.829), (16_384, 2.34, 5.008, 0.906), (131_072, 6.5, 0.225, 0.367)],
+)
+def test_metas_numbers_and_the_one_that_the_law_misses(gpus: int, per_1000: float, mtbf_h: float, ratio: float) -> None:
+    found = job_mtbf_h(gpus // 8, per_1000)
+    assert found == pytest.approx(mtbf_h, abs=5e-4)
+    assert expected_ratio(60, 300, young_s(60, 3600 * found), 3600 * found) == pytest.approx(ratio, abs=5e-4)
+    assert job_mtbf_h(128, 6.5) == pytest.approx(28.8, abs=0.05)  # 7.9 h were measured: docs/fleet.md says so
+
+
+def test_young_and_daly() -> None:
+    assert young_s(60, 3600 * 1.803) == pytest.approx(60 * 14.7, rel=2e-3)
+    assert daly_s(60, 3600 * 1.803) == pytest.approx(young_s(60, 3600 * 1.803) - 60)
+    assert daly_s(100, 40) == 40
+    assert best_interval_s(60, 0, 1e9) == pytest.approx(young_s(60, 1e9), rel=1e-2)
+
+
+def test_the_expected_ratio_is_best_near_dalys_interval() -> None:
+    best = max((expected_ratio(60, 300, each, 20_000), each) for each in range(100, 6000, 10))[1]
+    assert best == pytest.approx(young_s(60, 20_000), rel=0.1)
+
+
+def test_the_learned_time_between_failures_has_an_interval() -> None:
+    mean, low, high = learned_mtbf_s(36_000, 4)
+    assert mean == 9_000
+    assert low < mean < high
+    mean, low, high = learned_mtbf_s(36_000, 0)
+    assert (mean, high) == (math.inf, math.inf)
+    assert 10_000 < low < 20_000
+
+
+def test_the_command_says_where_the_time_went_and_what_to_set(tmp_path: Path) -> None:
+    root = interrupted(tmp_path / "run")
+    trial, advice = mlhpc("goodput", root).stdout.splitlines()
+    assert trial == (
+        f"{root} trial 0: 63.7% of 3.33 min counts; lost 22 s, checkpoints 0.5 s, starting 20 s, down 30 s; 1 interruption"
+    )
+    assert advice.startswith(
+        "checkpoint.interval_s=13.6 (Daly; Young 14.1) for a failure every 3.33 min (from 1 seen, 90 % "
+    )
+    assert advice.endswith("% would count (modelled)")
+    data = json.loads(mlhpc("goodput", root, "--mtbf-h", 6, "--format", "json").stdout)
+    assert data["trials"][0]["ratio"] == pytest.approx(0.6375)
+    assert data["advice"]["young_s"] == pytest.approx(young_s(0.5, 6 * 3600))
+    for wrong in ("0", "-1", "soon"):
+        assert mlhpc("goodput", root, "--mtbf-h", wrong).returncode == 2
