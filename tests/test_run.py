@@ -80,6 +80,7 @@ def test_a_stopped_run_leaves_a_checkpoint_an_aborted_log_and_no_process(
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 3, output
     assert "Traceback" not in output
+    assert "0 of 1 run reached the target, 1 not finished; to go on: mlhpc run cosmoflow --output " in output
     assert (folder / "checkpoint" / "trial_0.pt").exists()
     record = summarise(read_events(folder / "result_0.txt"))
     assert record.status == "aborted"
