@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 HELP_GROUP = "Extend"
 HELP_ORDER = 3
 EXACT = ("train_samples", "eval_samples", "model_parameters")
-FILLED = (*EXACT, "forward_flops_per_sample", "training_flops_per_sample", "sample_bytes")
+FORWARD, TRAINING = "forward_flops_per_sample", "training_flops_per_sample"
+FILLED = (*EXACT, FORWARD, TRAINING, "sample_bytes")
 CLOSE = 0.01  # the checker allows as much between the FLOPs of a log and those of the card
 
 
@@ -47,6 +48,9 @@ def fill(workload: str, size: str | None, output: Path | None) -> None:
 
     A size is counted with the configuration it ships and its data set, which is generated for it if there is none. Comments stay.
 
+    A card has the FLOPs of the model. A training step also executes those of losses, padding and what is computed again, so its
+    count is compared with the executed FLOPs of the workload's closed form, and the card with the model's.
+
     Exit code 0: filled, or every count is right (FLOPs and bytes within 1 %); 1: a count is wrong, and was not changed; 2: usage.
     """
     chosen = descriptor(workload)
@@ -68,10 +72,9 @@ def fill(workload: str, size: str | None, output: Path | None) -> None:
         for key in FILLED:
             stated, counted = getattr(sizes[name], key), getattr(counts, key)
             if not stated:
-                text = _filled(text, source, ("sizes", name, key), counted)
-            differs = bool(stated) and abs(counted - stated) > (CLOSE * stated if key not in EXACT else 0)
-            wrong = wrong or differs
-            said = f"the card says {stated:,}: WRONG" if differs else "as the card says" if stated else "filled in"
+                text = _filled(text, source, ("sizes", name, key), _model_part(key, counts))
+            said, right = _judged(key, stated, counts)
+            wrong = wrong or not right
             print_line(f"{workload} {name}: {key} {counted:,.0f}: {said}")
         if counts.uncovered:
             print_line(f"{workload} {name}: operators without a formula, not counted: {', '.join(counts.uncovered)}")
@@ -85,6 +88,35 @@ def fill(workload: str, size: str | None, output: Path | None) -> None:
 
 def _empty(entry: SizeCard) -> bool:
     return not all(getattr(entry, key) for key in FILLED)
+
+
+def _judged(key: str, stated: float, counts: Counts) -> tuple[str, bool]:
+    """What to say of a count beside the card's, and whether it is right. A ``stated`` 0 was filled in."""
+    counted, closed = getattr(counts, key), counts.closed_form
+    beside = _far(closed.executed_flops, closed.model_flops)  # the code executes more, or less, than the model
+    if key == TRAINING and _far(counted, closed.executed_flops):
+        return f"the closed form says that {closed.executed_flops:,.0f} are executed: WRONG", False
+    if key == TRAINING and stated and _far(stated, closed.model_flops):
+        return f"the card says {stated:,.0f}, the closed form of the model {closed.model_flops:,.0f}: WRONG", False
+    if not stated:
+        return "filled in", True
+    if not (_far(counted, stated) if key not in EXACT else counted != stated):
+        return "as the card says", True
+    if key == TRAINING:
+        return f"executed, as the closed form says; of the model {stated:,.0f}, as the card says", True
+    if key == FORWARD and beside:
+        return f"executed; the card says {stated:,.0f} of the model: not compared", True
+    return f"the card says {stated:,.0f}: WRONG", False
+
+
+def _model_part(key: str, counts: Counts) -> float:
+    """What a card says of a count: of training FLOPs the model's, if the closed form of those executed is right."""
+    closed, counted = counts.closed_form, float(getattr(counts, key))
+    return closed.model_flops if key == TRAINING and not _far(counted, closed.executed_flops) else counted
+
+
+def _far(one: float, other: float) -> bool:
+    return abs(one - other) > CLOSE * other
 
 
 def _count(chosen: Descriptor, config: RunConfig) -> Counts:

@@ -22,7 +22,7 @@ from suite.cli.progress import TERMINAL_NAME, progress
 from suite.config import default_data_root
 from suite.descriptor import descriptor
 from suite.errors import InputError, unknown
-from suite.files import byte_text, print_line
+from suite.files import byte_text, print_line, print_progress
 
 if TYPE_CHECKING:
     from suite.data.manifest import Manifest
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from suite.world import World
 
 EXPORT_PREFIX = "export_"
+LARGE = 2**26  # bytes of a data set whose baselines may take minutes
 
 
 HELP_GROUP = "Run"
@@ -175,13 +176,19 @@ def verify(root: Path, deep: bool) -> None:
 @data.command()
 @click.argument("workload")
 @click.option(
-    "--from", "source", help="An archive or folder that is already here. Without it: says where the data are."
+    "--from",
+    "source",
+    help="An archive or folder that is already here. Without it: downloads moe_lm's with pip, says of others where they are.",
 )
 @output_option("Folder for the files as they are published.", "$MLHPC_DATA or data/<workload>-public")
 def fetch(workload: str, source: str | None, output: Path | None) -> None:
     """Bring the public data of a workload here, checked; `convert` makes a data set of it."""
-    generator = descriptor(workload).load_generator()
-    _ability(generator, workload, "fetch")(output or default_data_root(workload, "public"), source=source)
+    function = _ability(descriptor(workload).load_generator(), workload, "fetch")
+    folder = output or default_data_root(workload, "public")
+    with progress(f"fetch {workload}") as tell:
+        told = {"progress": tell} if "progress" in signature(function).parameters else {}
+        function(folder, source=source, **told)
+    print_line(f"{folder}: checked and complete; mlhpc data convert {workload} {folder} makes a data set of it")
 
 
 def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
@@ -271,6 +278,10 @@ def _show_baselines(chosen: Descriptor, root: Path) -> None:
     if manifest.size not in chosen.card().sizes:
         return
     card = chosen.card().size(manifest.size)
+    if manifest.bytes > LARGE:
+        print_progress(
+            f"{root}: measuring its baselines, which may take minutes; without them runs log none", error=True
+        )
     for name, value in measure_baselines(chosen, manifest.size, root, manifest.sha256).items():
         error = standard_error(value)
         shown = value_text(value, card.threshold) + ("" if error is None else f" ± {error:.4f}")

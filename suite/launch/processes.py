@@ -4,18 +4,15 @@ process group, so ranks are found by a token in their environment.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from suite import LAUNCH
-
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from suite.machine.probes.parent import load_parent_signal
 
 
 def kill_marked(token: str, *, tries: int = 20) -> None:
@@ -66,12 +63,12 @@ def has_children(pid: int) -> bool:
 
 def end_with_parent(parent: int) -> Callable[[], None] | None:
     """A function that the child calls to get SIGTERM from Linux when its parent dies. None on other systems."""
-    if sys.platform != "linux":
+    signalled = load_parent_signal()
+    if signalled is None:
         return None
-    libc = ctypes.CDLL(None)  # loaded here: between fork and exec the child must not load anything
 
     def ask() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        signalled(signal.SIGTERM)
         if os.getppid() != parent:  # it died before the request
             os._exit(1)
 

@@ -13,7 +13,7 @@ from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.performance.flops import count
 from suite.training.trial import count_parameters
-from suite.workload import Workload, load_workload
+from suite.workload import Work, Workload, load_workload
 from suite.world import World
 
 SAMPLES = 8  # of one counted step: enough for a mean where samples differ in size
@@ -24,7 +24,9 @@ SEED = 0
 class Counts:
     """What was counted, with the names of a card. FLOPs and bytes are per sample, the mean of the samples of one step.
 
-    ``uncovered`` names operators that have no formula: their FLOPs are missing.
+    Forward FLOPs are those of the model's calls. Training FLOPs are all that a step executes, losses included: their closed form is
+    ``closed_form.executed_flops``, where a card has ``model_flops``. ``uncovered`` names operators that have no formula: their
+    FLOPs are missing.
     """
 
     train_samples: int
@@ -33,6 +35,7 @@ class Counts:
     forward_flops_per_sample: float
     training_flops_per_sample: float
     sample_bytes: int
+    closed_form: Work
     uncovered: tuple[str, ...] = ()
 
 
@@ -51,14 +54,15 @@ def count_size(descriptor: Descriptor, config: RunConfig, root: Path) -> Counts:
     read = bytes_read() - before
     model.train()
     with torch.no_grad():
-        forward = count(lambda: workload.loss(model, batch))
+        forward = count(lambda: workload.loss(model, batch), model)
     training = count(lambda: workload.loss(model, batch).backward())  # type: ignore[no-untyped-call]
     return Counts(
         train_samples=len(train),
         eval_samples=len(validation),
         model_parameters=count_parameters(model, workload, world),
-        forward_flops_per_sample=forward.flops / len(chosen),
+        forward_flops_per_sample=forward.by_module.get("", forward.flops) / len(chosen),
         training_flops_per_sample=training.flops / len(chosen),
         sample_bytes=round(read / len(chosen)),
+        closed_form=workload.work(),
         uncovered=tuple(sorted({*forward.uncovered, *training.uncovered})),
     )

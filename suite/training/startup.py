@@ -6,7 +6,6 @@ import ctypes
 import faulthandler
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,10 +14,10 @@ from pathlib import Path
 from suite import LAUNCH
 from suite.config import Watching
 from suite.files import print_line
+from suite.machine.probes.parent import load_parent_signal
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
 NEVER = 2**31 - 1  # of mallopt
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def process_age_s() -> float:
@@ -35,18 +34,18 @@ def ended_with_launcher(environ: Mapping[str, str] = os.environ) -> Iterator[Non
     MPI's start would wait for the proxy for ever, because the ranks hold its end of each other's connection. Connected ranks
     do not need it.
     """
-    if LAUNCH not in environ or sys.platform != "linux":
+    signalled = load_parent_signal() if LAUNCH in environ else None
+    if signalled is None:
         yield
         return
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signalled(signal.SIGKILL)
     if os.getppid() == 1:
         print_line("mlhpc: the process that started this rank has ended", error=True)
         os._exit(1)
     try:
         yield
     finally:
-        libc.prctl(PR_SET_PDEATHSIG, 0)
+        signalled(0)
 
 
 @contextmanager

@@ -64,16 +64,16 @@ def reference(request: pytest.FixtureRequest) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def python_with(request: pytest.FixtureRequest) -> Callable[[str], str]:
-    """The function that finds a Python which has a package, ours or one of ``MLHPC_REFERENCE_PYTHONS``, or skips the test."""
+def python_with(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """The function that finds a Python with all packages, ours or one of ``MLHPC_REFERENCE_PYTHONS``, or skips the test."""
 
-    def find(package: str) -> str:
+    def find(*packages: str) -> str:
         for python in (sys.executable, *filter(None, os.environ.get(PYTHONS, "").split(os.pathsep))):
-            found = _version(python, package)
+            found = _versions(python, packages)
             if found is not None:
-                request.config.stash[USED][package] = found
+                request.config.stash[USED].update({name: found[name] for name in packages if name not in PACKAGES})
                 return python
-        pytest.skip(f"no Python in {PYTHONS} has {package}")
+        pytest.skip(f"no Python in {PYTHONS} has {', '.join(packages)}")
 
     return find
 
@@ -119,7 +119,11 @@ def _commit(path: Path) -> str:
 
 
 @cache
-def _version(python: str, package: str) -> str | None:
-    command = f"from importlib.metadata import version; print(version({package!r}))"
-    done = subprocess.run([python, "-c", command], capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else None
+def _versions(python: str, packages: tuple[str, ...]) -> dict[str, str] | None:
+    """The versions of packages, by the names under which they are imported. None if one is missing."""
+    command = (
+        "import sys; from importlib.metadata import packages_distributions, version; "
+        "found = packages_distributions(); print(*(version(found[name][0]) for name in sys.argv[1:]), sep='\\n')"
+    )
+    done = subprocess.run([python, "-c", command, *packages], capture_output=True, text=True)
+    return dict(zip(packages, done.stdout.split(), strict=True)) if done.returncode == 0 else None

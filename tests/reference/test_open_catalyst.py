@@ -127,9 +127,9 @@ def theirs(name: str) -> str:
 
 
 def test_lmdb_files_of_todays_torch_geometric_are_read(
-    python_with: Callable[[str], str], record: Callable[..., None], tmp_path: Path
+    python_with: Callable[..., str], record: Callable[..., None], tmp_path: Path
 ) -> None:
-    python, made = python_with("torch_geometric"), random_structure(5, atoms=9)
+    python, made = python_with("torch_geometric", "lmdb", "numpy", "torch"), random_structure(5, atoms=9)
     fields = {name: getattr(made, name) for name in ("position", "cell", "number", "tag", "fixed", "force", "energy")}
     np.savez(tmp_path / "fields.npz", **fields)
     subprocess.run([python, "-c", WRITE, tmp_path / "fields.npz", tmp_path / "a.lmdb"], check=True)
@@ -148,12 +148,12 @@ def tiny(tmp_path: Path) -> Path:
 
 def test_the_reference_on_exported_data_is_ours(
     reference: Callable[[str], Path],
-    python_with: Callable[[str], str],
+    python_with: Callable[..., str],
     record: Callable[..., None],
     tiny: Path,
     tmp_path: Path,
 ) -> None:
-    code, python, samples = reference(REPOSITORY), python_with("torch_geometric"), [0, 5, 2]
+    code, python, samples = reference(REPOSITORY), python_with("torch_geometric", "lmdb", "numpy", "torch"), [0, 5, 2]
     export_lmdb(tiny, tmp_path / "lmdb")
     std = 2.0
     workload = OpenCatalyst(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.reference.openfold_code import openfold_code
+from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import geometry, residues
 from workloads.openfold.config import OpenFoldConfig
 from workloads.openfold.features import Protein, sample
@@ -25,34 +26,6 @@ from workloads.openfold.public.structures import ATOMS_37
 from workloads.openfold.structure import frame_update
 
 Record = Callable[[str, str, float, float], None]
-SMALL = OpenFoldConfig(
-    crop_size=24,
-    max_msa_clusters=5,
-    max_extra_msa=4,
-    max_templates=3,
-    num_recycling_iters=2,
-    msa_channels=16,
-    pair_channels=12,
-    single_channels=20,
-    extra_msa_channels=8,
-    template_channels=8,
-    msa_heads=2,
-    msa_head_channels=4,
-    extra_msa_head_channels=4,
-    pair_heads=2,
-    pair_head_channels=4,
-    template_head_channels=4,
-    outer_channels=4,
-    transition_factor=2,
-    evoformer_blocks=2,
-    extra_msa_blocks=2,
-    template_blocks=2,
-    structure_iterations=3,
-    ipa_heads=3,
-    ipa_channels=4,
-    angle_channels=16,
-    plddt_channels=12,
-)
 RENAMED = (  # theirs to ours, in this order
     ("evoformer_stack.", "evoformer."),
     ("extra_msa_embedder.linear.", "extra_msa_embedder."),
@@ -246,7 +219,7 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
 @pytest.mark.filterwarnings("ignore:.*_text is deprecated:DeprecationWarning")
 def test_network_losses_and_gradients(code: Any, record: Record) -> None:
     torch.manual_seed(3)
-    theirs, ours = their_net(code, SMALL).eval(), OpenFoldNet(SMALL).eval()
+    theirs, ours = their_net(code, SMALL_NET).eval(), OpenFoldNet(SMALL_NET).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape))
@@ -254,7 +227,7 @@ def test_network_losses_and_gradients(code: Any, record: Record) -> None:
     ours.load_state_dict({name: value.detach() for name, value in named.items()})
 
     protein = ideal(families(Families(24, 24, 9, 3), 8, range(1))[0], 1)
-    arrays = sample(protein, SMALL, np.random.default_rng(2), length=24, training=False)
+    arrays = sample(protein, SMALL_NET, np.random.default_rng(2), length=24, training=False)
     batch = {name: torch.from_numpy(value)[None] for name, value in arrays.items()}
     batch["resolution"] = torch.tensor([2.0])
     prediction = ours(batch)
@@ -268,7 +241,7 @@ def test_network_losses_and_gradients(code: Any, record: Record) -> None:
     )
     record("openfold", "pLDDT", relative(prediction.plddt, outputs["lddt_logits"]), 1e-4)
 
-    total = losses(SMALL, prediction, batch)["total"].mean()
+    total = losses(SMALL_NET, prediction, batch)["total"].mean()
     last = {name: value[..., -1] for name, value in their_features.items()}
     their_total, _ = code.loss.AlphaFoldLoss(code.config.LossConfig())(outputs, last)
     record("openfold", "loss", float((total - their_total).abs().detach() / their_total.detach()), 1e-5)

@@ -72,12 +72,12 @@ def data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_the_references_data_loader_reads_what_the_data_set_holds(
     reference: Callable[[str], Path],
-    python_with: Callable[[str], str],
+    python_with: Callable[..., str],
     record: Callable[..., None],
     data_set: Path,
     tmp_path: Path,
 ) -> None:
-    code, python = reference("mlcommons/hpc") / "openfold", python_with("dacite")
+    code, python = reference("mlcommons/hpc") / "openfold", python_with("dacite", "pandas", "numpy", "torch")
     export_preprocessed(data_set, tmp_path / "out")
     places = [str(tmp_path / "out" / each) for each in (STRUCTURES, ALIGNMENTS)]
     subprocess.run(

@@ -54,8 +54,13 @@ def test_a_clone_is_found_by_either_name(
         reference("owner/code")
 
 
-def test_a_python_with_a_package_is_found(monkeypatch: pytest.MonkeyPatch, python_with: Callable[[str], str]) -> None:
+def test_a_python_that_has_all_packages_is_found(
+    monkeypatch: pytest.MonkeyPatch, python_with: Callable[..., str]
+) -> None:
     monkeypatch.setenv(PYTHONS, "")
     assert Path(python_with("pytest")).exists()
-    with pytest.raises(pytest.skip.Exception, match=r"^no Python in MLHPC_REFERENCE_PYTHONS has no-such-package$"):
-        python_with("no-such-package")
+    assert Path(python_with("pytest", "numpy")).exists()
+    with pytest.raises(
+        pytest.skip.Exception, match=r"^no Python in MLHPC_REFERENCE_PYTHONS has pytest, no_such_package$"
+    ):
+        python_with("pytest", "no_such_package")

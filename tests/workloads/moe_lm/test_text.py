@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -181,6 +183,34 @@ def test_only_the_pinned_packages_are_taken(tmp_path: Path, wheel: Package) -> N
     (tmp_path / "here" / wheel.file).unlink()
     with pytest.raises(InputError, match="expected the file of tiny 1.0"):
         fetch(tmp_path / "there", source=str(tmp_path / "here"))
+
+
+def test_a_download_goes_on_where_it_broke_off(tmp_path: Path, wheel: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [
+        "WARNING: Retrying (...) after connection broken by 'NewConnectionError'\nERROR: No matching distribution found",
+        "ERROR: no room",
+    ]
+
+    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        if said:
+            return subprocess.CompletedProcess(command, 1, "", said.pop(0))
+        assert f"tiny==1.0 --hash=sha256:{wheel.sha256}" in Path(command[command.index("-r") + 1]).read_text()
+        shutil.copy(tmp_path / "here" / wheel.file, command[-1])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(generator.subprocess, "run", pip)
+    for reason in ("no connection to the package index", "no room"):
+        with pytest.raises(InputError, match=f"pip cannot download {wheel.file}: {reason}; the same command goes on"):
+            fetch(tmp_path / "there")
+    told: list[tuple[int, int]] = []
+    fetch(tmp_path / "there", progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 1)]
+    assert [path.name for path in (tmp_path / "there").iterdir()] == [wheel.file]
+    monkeypatch.setattr(generator.subprocess, "run", lambda *_, **__: pytest.fail("it is there"))
+    fetch(tmp_path / "there")
+    (tmp_path / "there" / wheel.file).write_bytes(b"other")
+    with pytest.raises(InputError, match="sha256 is"):
+        fetch(tmp_path / "there")
 
 
 def test_generated_and_real_text_are_not_confused(tmp_path: Path, projects: Path) -> None:

@@ -10,15 +10,15 @@ import pytest
 from workloads.openfold.config import OpenFoldConfig
 from workloads.openfold.data import OpenFoldData
 
-SMALL_NET = OpenFoldConfig(
+SMALL_NET = OpenFoldConfig(  # widths differ, so that one taken for another is noticed; tests/reference has it too
     crop_size=10,
     max_msa_clusters=3,
     max_extra_msa=2,
     max_templates=2,
     num_recycling_iters=2,
-    msa_channels=8,
-    pair_channels=8,
-    single_channels=8,
+    msa_channels=16,
+    pair_channels=12,
+    single_channels=20,
     extra_msa_channels=8,
     template_channels=8,
     msa_heads=2,
@@ -33,10 +33,10 @@ SMALL_NET = OpenFoldConfig(
     extra_msa_blocks=1,
     template_blocks=1,
     structure_iterations=2,
-    ipa_heads=2,
+    ipa_heads=3,
     ipa_channels=4,
-    angle_channels=8,
-    plddt_channels=8,
+    angle_channels=16,
+    plddt_channels=12,
     msa_dropout=0.0,
     pair_dropout=0.0,
     structure_dropout=0.0,

@@ -140,7 +140,8 @@ def test_initially_every_residue_stays_at_the_origin(train: OpenFoldData) -> Non
 def test_point_attention_is_invariant_under_rigid_motion() -> None:
     torch.manual_seed(0)
     layer = scrambled(InvariantPointAttention(SMALL_NET)).double()
-    s, z, mask = torch.randn(2, 7, 8).double(), torch.randn(2, 7, 7, 8).double(), torch.ones(2, 7).double()
+    single, pair = SMALL_NET.single_channels, SMALL_NET.pair_channels
+    s, z, mask = torch.randn(2, 7, single).double(), torch.randn(2, 7, 7, pair).double(), torch.ones(2, 7).double()
     frame = Frame(frame_update(torch.randn(2, 7, 6).double()).rotation, torch.randn(2, 7, 3).double())
     turn, shift = rotation(1), torch.tensor([3.0, -1.0, 2.0]).double()
     moved = Frame(turn @ frame.rotation, frame.translation @ turn.T + shift)
