@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from analysis.fleet import incidents, superbench, verdict
+from analysis.fleet import incidents, slowdowns, superbench, verdict
 from analysis.fleet.samples import Metric, Sample, by_metric, read_samples
 from suite.cli.group import Subcommands
 from suite.cli.options import JSON, format_option
@@ -32,6 +32,7 @@ Examples:
   mlhpc preflight judge nodes.jsonl
   mlhpc preflight judge today.jsonl --history last-week.jsonl --bounds cluster.yaml
   mlhpc preflight judge results.jsonl --rules rules.yaml --baseline baseline.json
+  mlhpc preflight watch times.csv
   mlhpc preflight checks --healthy 500h --degraded 100h --every 24h
 """,
 )
@@ -121,6 +122,36 @@ def checks(healthy_h: str, degraded_h: str, every_h: str, found: float, style: s
         f"mean time between incidents: {without:.4g} h without checks, {with_checks:.4g} h with: {with_checks / without:.4g} times"
     )
     print_line("checked every: " + ", ".join(f"{each:g} h {times:.3g} times" for each, times in sweep))
+
+
+@preflight.command()
+@click.argument("file", type=_FILE)
+@click.option(
+    "--effect",
+    type=click.FloatRange(0.01, 10),
+    default=slowdowns.EFFECT,
+    show_default=True,
+    help="Name workers that became slower by this part.",
+)
+@format_option()
+def watch(file: Path, effect: float, style: str) -> None:
+    """Name the workers of one job that became slower while it ran, from when to when.
+
+    FILE is a CSV file with the columns worker, step and time, one row per worker and step.
+
+    Exit code 0 if none became slower, else 1.
+    """
+    found = slowdowns.find_slowdowns(slowdowns.read_times(file), effect=effect)
+    if style == JSON:
+        print_line(json.dumps({"version": 1, "slowdowns": [asdict(each) for each in found]}, indent=1))
+    else:
+        for each in found:
+            end = "to the end" if each.last is None else f"until step {each.last:g}"
+            text = f"worker {each.worker}: {each.times:.2f} times as slow as before from step {each.first:g} {end}"
+            print_line(printable(text))
+        if not found:
+            print_line(f"no worker became slower by {effect:.0%} or more")
+    raise click.exceptions.Exit(BAD if found else 0)
 
 
 def lines(found: verdict.FleetVerdict) -> list[str]:

@@ -1,0 +1,133 @@
+"""Workers of one job that became slower while it ran, from the time that each took for each step.
+
+A worker's level is its median logarithm of time in a window of steps, minus the lower quartile over all workers: what slows all
+of them is no worker's, and what slows half of them is. A slowdown begins where a level lies above the median of the worker's own
+levels before it by more than ``effect`` and by more than its noise explains, and lies as far above the others. Noise is that from
+one window to the next, so a slow drift is none.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from suite.errors import InputError
+from suite.files import brief
+
+EFFECT = 0.15  # slower than before and than the others, as a part
+RATE = 0.01  # of false alarms per job, for normal noise that is independent from window to window
+WINDOW = 5  # steps
+BEFORE = 20  # windows of a worker that a level is compared with, at most
+LEAST = 4  # at least
+EFFICIENCY = 0.25  # degrees of freedom per window of a median of changes: 0.37 of a variance's, and changes overlap
+DEVIATION = 1.4826  # standard deviation of a normal distribution in units of its median deviation
+COLUMNS = ("worker", "step", "time")
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """``worker`` became slower at ``first`` step and was so until before ``last``; None: to the end.
+
+    ``times``: its time over that of the others, relative to what that ratio was before.
+    """
+
+    worker: str
+    first: float
+    last: float | None
+    times: float
+
+
+def read_times(path: Path) -> dict[str, dict[float, float]]:
+    """Read a CSV file with the columns of `COLUMNS`: times by worker and step. InputError names the line."""
+    found: dict[str, dict[float, float]] = {}
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        rows = csv.DictReader(file)
+        missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+        if missing:
+            raise InputError(f"{path}:1: no column {', '.join(missing)}; expected {', '.join(COLUMNS)}")
+        for row in rows:
+            steps = found.setdefault(row["worker"] or "", {})
+            step, time = (_number(row[name], f"{path}:{rows.line_num}: {name}") for name in ("step", "time"))
+            if time <= 0.0 or step in steps:
+                what = f"step {step:g} is there twice" if time > 0.0 else f"time = {time:g}: expected a positive number"
+                raise InputError(f"{path}:{rows.line_num}: worker {brief(row['worker'])}: {what}")
+            steps[step] = time
+    if len(found) < 3:
+        raise InputError(f"{path}: {len(found)} workers; expected at least 3, which are compared with each other")
+    return found
+
+
+def find_slowdowns(
+    times: Mapping[str, Mapping[float, float]], rate: float = RATE, effect: float = EFFECT
+) -> list[Slowdown]:
+    """Find the slowdowns of a job, by their first step."""
+    steps = sorted(set().union(*times.values()))
+    starts = range(0, len(steps) - WINDOW + 1, WINDOW)
+    workers = sorted(times)
+    logs = np.log([[times[worker].get(step, math.nan) for step in steps] for worker in workers])
+    levels = np.array([_median(logs[:, at : at + WINDOW]) for at in starts]).T.reshape(len(workers), -1)
+    levels = levels - np.nanquantile(levels, 0.25, axis=0) if levels.size else levels
+    first = [steps[at] for at in starts]
+    freedom = max(1.0, EFFICIENCY * len(starts))
+    limit = float(stats.t.isf(rate / max(1, levels.size), freedom))
+    found = [
+        each
+        for worker, level in zip(workers, levels, strict=True)
+        for each in _of_worker(worker, level, first, limit, effect)
+    ]
+    return sorted(found, key=lambda each: each.first)
+
+
+def _of_worker(worker: str, level: Floats, first: Sequence[float], limit: float, effect: float) -> list[Slowdown]:
+    """The slowdowns of one worker; ``level`` by window, NaN where it took no step."""
+    seen = np.flatnonzero(~np.isnan(level))
+    changes = np.diff(level[seen])
+    noise = DEVIATION * float(np.median(np.abs(changes))) / math.sqrt(2.0) if len(changes) else 0.0
+    least = max(
+        math.log1p(effect), limit * noise * math.sqrt(1.0 + math.pi / 2 / LEAST)
+    )  # of a level over a median of levels
+    found: list[Slowdown] = []
+    before: list[float] = []
+    slow: list[float] = []  # levels of the slowdown that goes on
+    begin, base = 0, 0.0
+    for place in seen.tolist():
+        here = float(level[place])
+        if slow:
+            if here - base < least / 2:
+                found.append(Slowdown(worker, first[begin], first[place], math.exp(float(np.median(slow)) - base)))
+                slow = []
+            else:
+                slow.append(here)
+                continue
+        base = float(np.median(before[-BEFORE:])) if len(before) >= LEAST else math.inf
+        if here - base > least and here > math.log1p(effect):
+            slow, begin = [here], place
+        else:
+            before.append(here)
+    if slow:
+        found.append(Slowdown(worker, first[begin], None, math.exp(float(np.median(slow)) - base)))
+    return found
+
+
+def _median(values: Floats) -> Floats:
+    """Medians of rows, NaN left out; NaN for a row of NaN only."""
+    known = ~np.isnan(values)
+    return np.array([np.median(row[here]) if here.any() else math.nan for row, here in zip(values, known, strict=True)])
+
+
+def _number(text: object, where: str) -> float:
+    try:
+        value = float(str(text))
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"{where} = {brief(text)}: expected a number")
+    return value

@@ -1,0 +1,150 @@
+"""Workers that become slower while a job runs: the four jobs of Alibaba's trace, and jobs made here."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.fleet.slowdowns import find_slowdowns, read_times
+from suite.errors import InputError
+from tests.fixtures.cli import mlhpc
+from tests.fixtures.published import validation_fixtures
+
+Times = dict[str, dict[float, float]]
+
+
+@pytest.fixture(scope="module")
+def alibaba(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return validation_fixtures(tmp_path_factory) / "alibaba"
+
+
+def job(folder: Path, number: int) -> Times:
+    found: Times = {}
+    with (folder / f"job_{number}_norm.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["batch_time_norm"]:
+                found.setdefault(row["worker"], {})[float(row["time"])] = float(row["batch_time_norm"])
+    return found
+
+
+def test_the_straggler_of_job_1_is_named_while_it_straggles_and_nobody_else(alibaba: Path) -> None:
+    (found,) = find_slowdowns(job(alibaba, 1))
+    assert found.worker == "6"
+    times = job(alibaba, 1)["6"]
+    assert [step for step, time in times.items() if time > 530] == [
+        step for step, time in times.items() if time > 530 and found.first <= step < (found.last or math.inf)
+    ]
+    assert found.times > 1.3
+
+
+def test_the_other_jobs_are_as_their_authors_saw_them(alibaba: Path) -> None:
+    assert find_slowdowns(job(alibaba, 2)) == []  # stable, although workers differ
+    third = find_slowdowns(job(alibaba, 3))  # several stragglers
+    assert {each.worker for each in third} == {"6", "7", "8", "9"}
+    assert all(each.last is None and each.first > 2_000 for each in third)
+    fourth = find_slowdowns(job(alibaba, 4))  # several, and they come and go
+    assert {"5", "6"} <= {each.worker for each in fourth if each.times > 3}
+    assert any(each.last is not None for each in fourth)
+
+
+def simulated(seed: int, noise: float, workers: int = 8, steps: int = 300) -> Times:
+    chance = np.random.default_rng(seed)
+    return {
+        f"w{number}": dict(enumerate(np.exp(0.05 * chance.standard_normal() + noise * chance.standard_normal(steps)).tolist()))
+        for number in range(workers)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.1, 0.2])
+def test_a_job_without_a_change_has_no_alarm(noise: float) -> None:
+    alarms = sum(bool(find_slowdowns(simulated(seed, noise))) for seed in range(100))
+    assert alarms <= 5  # 1 in 100 is promised; more than 5 has a chance of 5e-4
+
+
+def test_what_slows_all_workers_is_no_workers() -> None:
+    times = simulated(1, 0.02)
+    for worker in times:
+        for step in range(100, 160):
+            times[worker][step] *= 2
+    assert find_slowdowns(times) == []
+
+
+@pytest.mark.parametrize(("slow", "named"), [(0.05, False), (0.3, True), (1.0, True), (-0.4, False)])
+def test_one_worker_that_changes(slow: float, named: bool) -> None:
+    times = simulated(2, 0.02)
+    for step in range(120, 200):
+        times["w3"][step] *= 1 + slow
+    found = find_slowdowns(times)
+    assert [each.worker for each in found] == (["w3"] if named else [])
+    if named:
+        assert (found[0].first, found[0].last) == (120, 200)
+        assert found[0].times == pytest.approx(1 + slow, rel=0.05)
+
+
+def test_half_of_the_workers_may_become_slow() -> None:
+    times = simulated(3, 0.02)
+    for worker in ("w0", "w1", "w2", "w3"):
+        for step in range(200, 300):
+            times[worker][step] *= 1.5
+    assert {each.worker for each in find_slowdowns(times)} == {"w0", "w1", "w2", "w3"}
+
+
+def test_steps_that_a_worker_lacks_do_no_harm() -> None:
+    times = simulated(4, 0.02)
+    times["w1"] = {step: time for step, time in times["w1"].items() if not 50 < step < 100 and step % 7}
+    for step in range(150, 300):
+        times["w2"][step] *= 1.4
+    (found,) = find_slowdowns(times)
+    assert (found.worker, found.first, found.last) == ("w2", 150, None)
+
+
+def test_a_job_that_is_too_short_names_nobody() -> None:
+    assert find_slowdowns({worker: {0.0: 1.0, 1.0: 9.0} for worker in "abc"}) == []
+
+
+def write(path: Path, times: Times) -> Path:
+    rows = [f"{worker},{step},{time!r}" for worker, each in times.items() for step, time in each.items()]
+    path.write_text("\n".join(["worker,step,time", *rows]) + "\n")
+    return path
+
+
+def test_the_command_names_them(tmp_path: Path) -> None:
+    times = simulated(2, 0.02)
+    done = mlhpc("preflight", "watch", write(tmp_path / "a.csv", times))
+    assert (done.returncode, done.stdout) == (0, "no worker became slower by 15% or more\n")
+    for step in range(120, 200):
+        times["w3"][step] *= 1.5
+    path = write(tmp_path / "b.csv", times)
+    assert read_times(path) == times
+    done = mlhpc("preflight", "watch", path)
+    assert done.returncode == 1
+    assert done.stdout.endswith(" times as slow as before from step 120 until step 200\n")
+    assert json.loads(mlhpc("preflight", "watch", path, "--format", "json").stdout)["slowdowns"][0]["worker"] == "w3"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", ":1: no column worker, step, time"),
+        ("worker,step\na,1\n", ":1: no column time"),
+        ("worker,step,time\na,1,x\n", ":2: time = 'x': expected a number"),
+        ("worker,step,time\na,1,nan\n", ":2: time = 'nan': expected a number"),
+        ("worker,step,time\na,1\n", ":2: time = None: expected a number"),
+        ("worker,step,time\na,1,0\n", ":2: worker 'a': time = 0: expected a positive number"),
+        ("worker,step,time\na,1,1\na,1,2\n", ":3: worker 'a': step 1 is there twice"),
+        ("worker,step,time\na,1,1\nb,1,1\n", ": 2 workers; expected at least 3"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, found: str) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        read_times(path)
+    assert str(error.value).startswith(f"{path}{found}")
+    done = mlhpc("preflight", "watch", path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
