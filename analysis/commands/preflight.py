@@ -21,6 +21,7 @@ from suite.files import YamlSource, print_line, printable
 HELP_GROUP = "Machine"
 HELP_ORDER = 6
 
+SHORTEST_H, LONGEST_H = 1 / 3600, 1e6
 BAD, UNSURE = 1, 4  # exit codes; 4 as that of compare: cannot tell
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -173,7 +174,7 @@ def lines(found: verdict.FleetVerdict) -> list[str]:
             else f"a slowdown of {report.found:.1%} is found 9 times in 10"
         )
         text.append(
-            f"  {report.metric.name}{kind}: {sizes}; spread between nodes {report.repeats:.2%}; {sure}, "
+            f"  {report.metric.name}{kind}: {sizes}; spread between nodes {_spread(report.repeats)}; {sure}, "
             f"of {found.effect:.0%} with probability {report.power:.2f}"
         )
     text += [f"  warning: {warning}" for warning in found.warnings]
@@ -187,6 +188,10 @@ def lines(found: verdict.FleetVerdict) -> list[str]:
     if bad:
         text.append(f"to leave them out: --exclude={','.join(bad)}")
     return text
+
+
+def _spread(repeats: float) -> str:
+    return f"{repeats:.2%}" if repeats < verdict.MANY else f"a factor of {1 + repeats:.3g}"
 
 
 def as_dict(found: verdict.FleetVerdict) -> dict[str, Any]:
@@ -265,6 +270,6 @@ def _hours(option: str, text: str, *, zero: bool = False) -> float:
                 value = float(text.removesuffix(unit)) * hours
             except ValueError:
                 break
-            if math.isfinite(value) and (value > 0.0 or (zero and value == 0.0)):
+            if SHORTEST_H <= value <= LONGEST_H or (zero and value == 0.0):
                 return value
-    raise click.UsageError(f"{option} {text}: expected a time such as 24h, 30min or 7d")
+    raise click.UsageError(f"{option} {text}: expected a time such as 24h, 30min or 7d, from 1s to {LONGEST_H:.0e}h")

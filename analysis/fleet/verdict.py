@@ -22,6 +22,8 @@ RATE = 1e-3  # of false alarms per node, over all metrics
 EFFECT = 0.05  # the slowdown that a good node must not have
 SURE = 0.95  # that a node which is called good is not slower than that
 LIKELY = 0.9  # chance with which the smallest slowdown that is told would be found
+FARTHEST = 700.0  # of logarithms: exp is still finite
+MANY = 10.0  # times: differences beyond are told as factors
 Word = Literal["good", "bad", "inconclusive"]
 
 
@@ -112,7 +114,7 @@ def node_value(values: Sequence[float], better: str) -> float:
 
 def missing_speed(distance: float) -> float:
     """The part of the speed that is missing, from the difference of logarithms."""
-    return -math.expm1(-distance)
+    return -math.expm1(-max(distance, -FARTHEST))
 
 
 def _report(metric: Metric, rate: float, effect: float, history: Sequence[float], bound: float | None) -> MetricReport:
@@ -150,7 +152,7 @@ def _report(metric: Metric, rate: float, effect: float, history: Sequence[float]
     return MetricReport(
         metric,
         tuple(verdicts),
-        math.expm1(base.deviation),
+        math.expm1(min(base.deviation, FARTHEST)),
         _found(base, limit),
         power(-math.log1p(-effect), base.deviation, base.rest, limit) if base.deviation > 0.0 else 1.0,
         (base.count, len(nodes) - base.count - fast, fast),
@@ -166,9 +168,17 @@ def _verdict(
         text = f"{metric.name}: beyond the bound of {bound:g} {metric.unit}".rstrip()
         return MetricVerdict(node, metric.name, "bad", slower, text, bound=True)
     if slower is not None:
-        text = f"{metric.name}: {abs(slower):.1%} {'slower' if slower > 0 else 'faster'} than the rest"
+        text = f"{metric.name}: {_difference(slower)} than the rest"
         why = text if word != "inconclusive" else f"{text}, and cannot be told from slow"
     return MetricVerdict(node, metric.name, word, slower, why)
+
+
+def _difference(slower: float) -> str:
+    if slower > 1.0 - 1.0 / MANY:
+        return f"{1.0 / max(1.0 - slower, math.exp(-FARTHEST)):.3g} times slower"
+    if slower < -MANY:
+        return f"{1.0 - slower:.3g} times faster"
+    return f"{abs(slower):.1%} {'slower' if slower > 0 else 'faster'}"
 
 
 def _beyond(metric: Metric, node: str, bound: float) -> bool:

@@ -60,6 +60,6 @@ def test_the_command_states_the_rates_with_the_gain() -> None:
     assert second == "mean time between incidents: 600 h without checks, 4572 h with: 7.62 times"
     assert third.startswith("checked every: 6 h ")
     assert json.loads(mlhpc(*words, "--format", "json").stdout)["gain"] == pytest.approx(7.62, abs=0.001)
-    for wrong in ("24", "h", "-3h", "0h", "infh", "x"):
+    for wrong in ("24", "h", "-3h", "0h", "infh", "x", "nanh", "1e-9s", "1e7h"):
         done = mlhpc(*words[:-1], wrong)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

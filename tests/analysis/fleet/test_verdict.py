@@ -146,6 +146,15 @@ def test_equal_values_are_good() -> None:
     }
 
 
+def test_values_at_the_ends_of_what_a_number_can_be_are_told_as_factors() -> None:
+    values = {"a": 1e308, "b": 1e-308, "c": 1.0, "d": 1.0, "e": 1.0, "f": 1.0}
+    found = judge([Metric("m", "", "", "more", {node: (value,) for node, value in values.items()})])
+    assert set(found.words.values()) == {"inconclusive"}
+    assert "times faster" in found.reasons["a"][0]
+    assert "times slower" in found.reasons["b"][0]
+    assert all(len(reason) < 100 for reasons in found.reasons.values() for reason in reasons)
+
+
 def samples_of(metrics: list[Metric]) -> list[Sample]:
     return [
         Sample(node=node, metric=metric.name, unit=metric.unit, better=metric.better, values=values)
