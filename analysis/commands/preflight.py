@@ -243,7 +243,7 @@ def _history(files: Sequence[Path]) -> Mapping[tuple[str, str], Sequence[float]]
     """Earlier node values, each the geometric mean of its repetitions, by (hardware, metric)."""
     found: dict[tuple[str, str], list[float]] = {}
     for sample in _samples(files):
-        value = math.exp(math.fsum(map(math.log, sample.values)) / len(sample.values))
+        value = math.exp(verdict.node_value(sample.values, "less"))
         found.setdefault((sample.hardware, sample.metric), []).append(value)
     return found
 
@@ -264,7 +264,7 @@ def _bounds(path: Path | None, metrics: Sequence[Metric]) -> Mapping[str, float]
 
 def _hours(option: str, text: str, *, zero: bool = False) -> float:
     units = {"s": 1 / 3600, "min": 1 / 60, "h": 1.0, "d": 24.0}
-    for unit, hours in sorted(units.items(), key=lambda item: -len(item[0])):
+    for unit, hours in units.items():
         if text.endswith(unit):
             try:
                 value = float(text.removesuffix(unit)) * hours

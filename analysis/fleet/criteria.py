@@ -17,7 +17,7 @@ class Criterion:
     """The criterion of one metric: ``values`` is the sample of ``node``, the most similar one to all that were kept.
 
     ``repeatability`` is the mean similarity of every two kept samples, None for one. A metric whose repeatability is below
-    ``alpha`` cannot have that alpha: `usable` says so. ``rounds``: how often nodes were left out until none was.
+    ``alpha`` cannot have that alpha: `usable` says so.
     """
 
     node: str
@@ -26,7 +26,6 @@ class Criterion:
     kept: tuple[str, ...]
     left_out: tuple[str, ...]
     repeatability: float | None
-    rounds: int
 
     @property
     def usable(self) -> bool:
@@ -41,7 +40,6 @@ def learn(samples: Mapping[str, Sequence[float]], *, more_is_better: bool, alpha
     than ``alpha`` are left out, and the centroid is found anew, until nothing changes. Nodes that are better stay.
     """
     kept = sorted(samples)
-    rounds = 0
     while True:
         matrix = similarity_matrix([samples[node] for node in kept])
         centre = kept[int(np.argmax(matrix.sum(axis=1)))]
@@ -50,7 +48,7 @@ def learn(samples: Mapping[str, Sequence[float]], *, more_is_better: bool, alpha
         ]
         if len(alike) == len(kept):
             break
-        kept, rounds = alike, rounds + 1
+        kept = alike
     count = len(kept)
     return Criterion(
         node=centre,
@@ -59,5 +57,4 @@ def learn(samples: Mapping[str, Sequence[float]], *, more_is_better: bool, alpha
         kept=tuple(kept),
         left_out=tuple(sorted(set(samples) - set(kept))),
         repeatability=float((matrix.sum() - count) / (count * (count - 1))) if count > 1 else None,
-        rounds=rounds,
     )

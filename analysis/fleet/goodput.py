@@ -17,6 +17,7 @@ from scipy import stats
 from suite.log import mllog
 from suite.log.reader import Event, read_events
 from suite.log.run_folder import RunFolder
+from suite.log.values import finite
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ def _kept_until(events: Sequence[Event], following: Sequence[Event] | None, star
 
 
 def _seconds(event: Event, name: str) -> float:
-    value = event.value.get(name) if isinstance(event.value, dict) else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else 0.0
+    value = finite(event.value.get(name)) if isinstance(event.value, dict) else None
+    return max(0.0, value or 0.0)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -28,9 +28,7 @@ def mtbi_h(node: Node, every_h: float | None = None, found: float = 1.0) -> floa
     Checks go on through incidents, after which a node is healthy and its first check is ``every_h`` hours away.
     """
     mean = node.healthy_h + node.degraded_h
-    if every_h is None or found == 0.0:
-        return mean
-    if node.degraded_h == 0.0:
+    if every_h is None or found == 0.0 or node.degraded_h == 0.0:
         return mean
     a, b = 1.0 / node.healthy_h, 1.0 / node.degraded_h
     stays_healthy, stays_degraded = math.exp(-a * every_h), math.exp(-b * every_h)

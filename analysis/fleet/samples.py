@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from analysis.fleet.superbench import Row, read_results
+from analysis.fleet.superbench import Row, parse_results
 from suite.errors import InputError
 from suite.files import brief, read_bytes
 from suite.log.limits import limits
@@ -53,9 +53,8 @@ class Metric:
 
 def read_samples(path: Path) -> list[Sample]:
     """Read a file of samples, or SuperBench's results.jsonl. InputError names the line and the field."""
-    lines = [
-        (n, line) for n, line in enumerate(read_bytes(path, limits().events).splitlines(), start=1) if line.strip()
-    ]
+    content = read_bytes(path, limits().events)
+    lines = [(number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip()]
     if not lines:
         raise InputError(f"{path}: no sample: expected a JSON object in each line")
     try:
@@ -63,7 +62,7 @@ def read_samples(path: Path) -> list[Sample]:
     except (ValueError, RecursionError):
         first = None
     if isinstance(first, dict) and "node" in first and "metric" not in first and "values" not in first:
-        return from_superbench(read_results(path))
+        return from_superbench(parse_results(path, content))
     found = []
     for number, line in lines:
         try:

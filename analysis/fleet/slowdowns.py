@@ -20,6 +20,7 @@ from scipy import stats
 
 from suite.errors import InputError
 from suite.files import brief
+from suite.log.values import number
 
 EFFECT = 0.15  # slower than before and than the others, as a part
 RATE = 0.01  # of false alarms per job, for normal noise that is independent from window to window
@@ -124,10 +125,7 @@ def _median(values: Floats) -> Floats:
 
 
 def _number(text: object, where: str) -> float:
-    try:
-        value = float(str(text))
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
+    value = number(text)
+    if value is None:
         raise InputError(f"{where} = {brief(text)}: expected a number")
     return value

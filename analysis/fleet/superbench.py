@@ -22,6 +22,7 @@ from analysis.fleet.grammar import Criteria
 from suite.errors import InputError, unknown
 from suite.files import brief, read_bytes, read_json
 from suite.log.limits import limits
+from suite.log.values import finite
 
 FUNCTIONS = ("variance", "value", "failure_check", "multi_rules")
 NO_BASELINE = -1.0  # what the analyzer takes for a metric without a baseline
@@ -53,8 +54,13 @@ class Diagnosis:
 
 def read_results(path: Path) -> dict[str, dict[str, float]]:
     """Read results.jsonl: metrics by node. InputError for a line that is no object, or a node given twice."""
+    return parse_results(path, read_bytes(path, limits().events))
+
+
+def parse_results(path: Path, content: bytes) -> dict[str, dict[str, float]]:
+    """The same of what was read from ``path``."""
     nodes: dict[str, dict[str, float]] = {}
-    for number, line in enumerate(read_bytes(path, limits().events).splitlines(), start=1):
+    for number, line in enumerate(content.splitlines(), start=1):
         if not line.strip():
             continue
         try:
@@ -68,7 +74,7 @@ def read_results(path: Path) -> dict[str, dict[str, float]]:
             raise InputError(f"{path}:{number}: expected an object with the name of a node under 'node'")
         if node in nodes:
             raise InputError(f"{path}:{number}: node {node!r} is there twice")
-        nodes[node] = {name: float(value) for name, value in row.items() if _is_number(value)}
+        nodes[node] = {name: value for name, value in map(_number, row.items()) if value is not None}
     if not nodes:
         raise InputError(f"{path}: no node: expected a JSON object with 'node' in each line")
     return nodes
@@ -77,9 +83,11 @@ def read_results(path: Path) -> dict[str, dict[str, float]]:
 def read_baseline(path: Path) -> dict[str, float]:
     """Read baseline.json: a number for each metric without its rank."""
     found = read_json(path, limits().json)
-    if not isinstance(found, dict) or not all(_is_number(value) for value in found.values()):
+    numbers = dict(map(_number, found.items())) if isinstance(found, dict) else {}
+    known = {name: value for name, value in numbers.items() if value is not None}
+    if not isinstance(found, dict) or len(known) < len(found):
         raise InputError(f"{path}: expected a JSON object with a number for each metric")
-    return {name: float(value) for name, value in found.items()}
+    return known
 
 
 def read_rules(path: Path) -> list[Rule]:
@@ -115,8 +123,8 @@ def fixed_threshold_baseline(values: Sequence[float], violated: Criteria) -> flo
     return math.nan
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _number(item: tuple[str, object]) -> tuple[str, float | None]:
+    return item[0], finite(item[1])
 
 
 def _rule(where: str, name: str, entry: Any) -> Rule:
@@ -196,11 +204,10 @@ def _diagnose_node(
         if rule.function == "failure_check":
             missing += [f"{pattern}_miss" for pattern in unmatched]
         violations = list(_violations(rule, metrics, row, baseline))
+        details += [*missing, *violations]
         if rule.store:
             stored[rule.name] = len(missing) + len(violations)
-            details += [*missing, *violations]
             continue
-        details += [*missing, *violations]
         categories |= {FAILED_TEST} if missing else set()
         categories |= {rule.categories} if violations else set()
         defective |= bool(missing or violations)

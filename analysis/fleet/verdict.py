@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -29,17 +29,13 @@ Word = Literal["good", "bad", "inconclusive"]
 
 @dataclass(frozen=True)
 class MetricVerdict:
-    """One node and metric. ``slower``: its part of the speed of the rest that is missing, negative if it is faster.
-
-    ``bound``: it is bad because it is beyond an absolute bound.
-    """
+    """One node and metric. ``slower``: its part of the speed of the rest that is missing, negative if it is faster."""
 
     node: str
     metric: str
     word: Word
     slower: float | None
     reason: str
-    bound: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,8 +63,8 @@ class FleetVerdict:
     words: Mapping[str, Word]
     reasons: Mapping[str, tuple[str, ...]]
     rate: float
-    effect: float = EFFECT
-    warnings: tuple[str, ...] = field(default=())
+    effect: float
+    warnings: tuple[str, ...]
 
 
 def judge(
@@ -166,7 +162,7 @@ def _verdict(
     slower = None if distance is None else missing_speed(distance)
     if node in beyond:
         text = f"{metric.name}: beyond the bound of {bound:g} {metric.unit}".rstrip()
-        return MetricVerdict(node, metric.name, "bad", slower, text, bound=True)
+        return MetricVerdict(node, metric.name, "bad", slower, text)
     if slower is not None:
         text = f"{metric.name}: {_difference(slower)} than the rest"
         why = text if word != "inconclusive" else f"{text}, and cannot be told from slow"

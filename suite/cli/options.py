@@ -17,6 +17,7 @@ Decorator = Callable[[Function], Function]
 NO_COLOR = "NO_COLOR"  # environment variable that rich, and most programs, honour (no-color.org)
 DEFAULT_SIZE = "mini"
 TEXT, JSON = "text", "json"
+RANKS_PER_CORE = 64  # more are a slip of the finger
 
 
 def size_option(default: str | None = DEFAULT_SIZE, text: str = "A size of the workload (mlhpc list).") -> Decorator:
@@ -53,16 +54,13 @@ def settings(size: str | None, config: str | None) -> str | None:
     return config or size
 
 
-RANKS_PER_CORE = 64
-
-
 def is_file(text: str) -> bool:
     """True if a text is meant as a path of a YAML file."""
     return Path(text).suffix in {".yaml", ".yml"}
 
 
 def ranks_option(default: int | None = 1, text: str = "MPI ranks to start on this machine.") -> Decorator:
-    """``--ranks N`` of every command that starts ranks. More than `RANKS_PER_CORE` a core are a slip of the finger."""
+    """``--ranks N`` of every command that starts ranks. At most `RANKS_PER_CORE` a core."""
 
     def check(context: click.Context, option: click.Parameter, value: int | None) -> int | None:
         cores = os.cpu_count() or 1

@@ -18,8 +18,7 @@ from suite.cli.options import DEFAULT_SIZE, output_option, ranks_option, setting
 from suite.config import default_data_root, load_config  # noqa: E402
 from suite.descriptor import descriptor  # noqa: E402
 from suite.files import print_line  # noqa: E402
-from suite.launch.local import STOPPED  # noqa: E402
-from suite.log.attempts import began  # noqa: E402
+from suite.log.attempts import began, find_way_on  # noqa: E402
 from suite.log.run_folder import RunFolder, create, default_folder, refuse_existing, write_run_info  # noqa: E402
 
 if TYPE_CHECKING:
@@ -150,20 +149,10 @@ def _launch(plan: TrialPlan, trials: Sequence[int] | None, ranks: int | None, ov
 def _summary(folder: RunFolder, workload: str, runs: int) -> str:
     """How many runs reached the target, and the command that comes next."""
     noun = "runs" if runs > 1 else "run"
-    codes = [_code(folder, trial) for trial in range(runs)]
-    saved = [folder.checkpoint(trial).exists() for trial in range(runs)]  # one that came to its end has none
     if not any(began(path) for path in folder.results()):
         return f"0 of {runs} {noun} began"
-    left = sum(code is None or code == STOPPED or has for code, has in zip(codes, saved, strict=True))
-    reached = f"{codes.count(0)} of {runs} {noun} reached the target"
+    codes = [find_way_on(folder, trial).code for trial in range(runs)]  # None: --resume runs it
+    reached, left = f"{codes.count(0)} of {runs} {noun} reached the target", codes.count(None)
     if left:
         return f"{reached}, {left} not finished; to go on: mlhpc run {workload} --output {folder.root} --resume"
     return f"{reached}; next: mlhpc score {folder.root} --explain"
-
-
-def _code(folder: RunFolder, trial: int) -> int | None:
-    """The exit code of a trial; None if it has none."""
-    try:
-        return int(folder.exit_code(trial).read_text())
-    except (OSError, ValueError):
-        return None
