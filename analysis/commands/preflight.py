@@ -78,6 +78,8 @@ def judge(
     FILES hold one JSON object per node and metric (docs/fleet.md), or are SuperBench's results.jsonl. Nothing is drained: the
     line for Slurm's --exclude is printed. Exit code 0 if all nodes are good, 1 if one is bad, 4 if one is inconclusive.
     """
+    if rules is not None and (history or bounds is not None):
+        raise click.UsageError("--rules has limits of its own: leave out --history and --bounds")
     if rules is not None:
         _judge_by_rules(files, rules, baseline, style)
         return

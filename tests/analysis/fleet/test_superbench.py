@@ -204,6 +204,9 @@ def test_the_command_judges_by_rules(tmp_path: Path) -> None:
     )
     done = mlhpc("preflight", "judge", "results.jsonl", "--rules", path, "--baseline", "baseline.json", cwd=tmp_path)
     assert done.returncode == 1
+    for other in ("--history", "--bounds"):
+        refused = mlhpc("preflight", "judge", "results.jsonl", "--rules", path, other, "results.jsonl", cwd=tmp_path)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
     assert done.stdout.splitlines() == [
         "a: good", "b: bad (Mem)", "  mem/bw:0(B/L: 25.0000 VAL: 20.0000 VAR: -20.00% Rule:lambda x:x<-0.05)",
     ]  # fmt: skip
