@@ -1,7 +1,7 @@
 """How alike two runs are: the chance that two honest runs share a stretch of evaluations, or of times between them.
 
 Two seeds give two curves. How close they come by chance was measured on all published pairs of runs that differ
-(benchmarks/copies.py, benchmarks/results/2026-11-22-copies.txt): given all values before, the next value is within a share x of
+(benchmarks/copies.py, benchmarks/results/2026-11-23-copies.txt): given all values before, the next value is within a share x of
 `_OF_ROUGHNESS` of the curve's roughness in at most a share x of all cases, and the same holds for durations and
 `_OF_DURATION`. So n consecutive values, each within x, have a chance of at most x to the power of n.
 """
@@ -21,6 +21,9 @@ from suite.log.record import RunRecord
 FALSE_ALARMS = 1e-5
 """The chance that an honest run is called a copy. It is below this by the bound above, times all places that are compared."""
 _OF_ROUGHNESS = 0.2  # of a curve's median second difference, as a deviation
+_SINGLE_ROUNDING = 3e-7  # of a value in float32 after some operations: its epsilon is 1.2e-7
+_MOST_PARTS = 1000  # of the smallest gap between values, of which the step of their grid is sought
+_OF_ROUNDING = 20.0  # roundings are the finest step: a finer grid could be read into any values
 _LARGEST_SCALE = 0.02  # of the values: curves with few, wide steps are not judged by those
 _OF_DURATION = 6e-4  # of a duration
 _STAMP_S, _SAME_STAMP, _SHORTEST_S = (
@@ -78,15 +81,20 @@ class Series:
 
     @cached_property
     def grain(self) -> float:
-        """The largest step that all values are multiples of, as a share of them: accuracies of few samples are often equal."""
-        tolerance = 1e-9 * min(self.numbers)
-        step = self.numbers[0]
-        for number in self.numbers[1:]:
-            rest = number
-            while rest > tolerance:
-                step, rest = rest, step % rest
-                rest = 0.0 if step - rest < tolerance else rest
-        return step / min(self.numbers)
+        """The step of the grid that all values lie on, as a share of them: accuracies of few samples are often equal.
+
+        Values in single precision lie on it but for their rounding. Zero if there is no grid coarser than that.
+        """
+        rounding = _SINGLE_ROUNDING * max(self.numbers)
+        ordered = sorted(self.numbers)
+        gaps = [b - a for a, b in pairwise(ordered) if b - a > 2.0 * rounding]
+        if not gaps:
+            return math.inf
+        finest = min(gaps)
+        for parts in range(1, min(_MOST_PARTS, int(finest / (_OF_ROUNDING * rounding))) + 1):
+            if _on_grid([number - ordered[0] for number in ordered], finest / parts, rounding):
+                return finest / parts / ordered[0]
+        return 0.0
 
     @cached_property
     def classes(self) -> tuple[tuple[int, Class], ...]:
@@ -215,6 +223,18 @@ def _duration_closeness(a: float, b: float) -> float:
         return math.inf  # as nearly all are: it is above all limits
     relative = max(abs(math.log(a / b)), 1e-3 / shortest) / _OF_DURATION
     return min(relative, _SAME_STAMP) if difference <= _STAMP_S and shortest >= _SHORTEST_S else relative
+
+
+def _on_grid(distances: Sequence[float], step: float, rounding: float) -> bool:
+    """True if the distances (ascending) are multiples of the step, which each distance that is one makes more precise."""
+    known = 1  # steps of the longest distance so far: the step is known to the rounding, divided by this
+    for distance in distances:
+        steps = round(distance / step)
+        if abs(distance - steps * step) > 2.0 * rounding * (1.0 + steps / known):
+            return False
+        if steps > known:
+            step, known = distance / steps, steps
+    return True
 
 
 def _longest(close: Sequence[float], limit: float) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -158,6 +159,32 @@ def quantised(step: float) -> Damage:
     return apply
 
 
+def counted(of: int, value: Callable[[int, int], float]) -> Damage:
+    """Runs that learn in jumps, judged by few samples: `value` is of (wrong samples, samples), as a loop logs it."""
+
+    def apply(runs: Path) -> None:
+        for number in range(1, 11):
+            draw = random.Random(number)
+            wrong = [round(of * (0.4 - 0.01 * n)) + draw.choice((0, 0, 0, of // 20)) for n in range(30)]
+            log = valued(run(number), lambda n, v, wrong=wrong: value(wrong[n], of))  # type: ignore[misc]
+            write(runs / f"result_{number}.txt", log)
+
+    return apply
+
+
+def float32(value: float) -> float:
+    """As `float(tensor)` gives it."""
+    return struct.unpack("f", struct.pack("f", value))[0]  # type: ignore[no-any-return]
+
+
+def of_batches(wrong: int, of: int) -> float:
+    """The mean of ten batches' errors, added in single precision."""
+    total = 0.0
+    for batch in range(10):
+        total = float32(total + float32(10 / of * len(range(batch, wrong, 10))))
+    return float32(total / 10)
+
+
 def regular(epoch_s: float) -> Damage:
     def apply(runs: Path) -> None:
         for number in range(1, 11):
@@ -189,6 +216,11 @@ LEGAL: dict[str, Damage] = {
     "no seeds": seedless(lambda runs: None),
     "values of three digits": quantised(1e-3),
     "accuracies of 200 samples": quantised(1 / 200),
+    "errors of 100 samples": counted(100, lambda wrong, of: wrong / of),
+    "errors of 100 samples in single precision": counted(100, lambda wrong, of: float32(wrong / of)),
+    "errors of 100 samples from accuracies": counted(100, lambda wrong, of: 1.0 - float32((of - wrong) / of)),
+    "errors of 100 samples as the mean of batches": counted(100, of_batches),
+    "accuracies of 60 samples in single precision": counted(60, lambda wrong, of: float32((of - wrong) / of)),
     "curves without noise": smooth,
     "the same checkpoint evaluated first": started_alike,
     "short epochs that are equal to a millisecond": regular(0.5),
