@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from analysis.commands.hours import hours
+from analysis.commands.select import select
 from analysis.fleet import incidents, slowdowns, superbench, verdict
 from analysis.fleet.samples import Metric, Sample, by_metric, read_samples
 from suite.cli.group import Subcommands
@@ -21,7 +23,6 @@ from suite.files import YamlSource, print_line, printable
 HELP_GROUP = "Machine"
 HELP_ORDER = 6
 
-SHORTEST_H, LONGEST_H = 1 / 3600, 1e6
 BAD, UNSURE = 1, 4  # exit codes; 4 as that of compare: cannot tell
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -35,6 +36,7 @@ Examples:
   mlhpc preflight judge results.jsonl --rules rules.yaml --baseline baseline.json
   mlhpc preflight watch times.csv
   mlhpc preflight checks --healthy 500h --degraded 100h --every 24h
+  mlhpc preflight select --nodes spells.jsonl --checks checks.yaml --job 24h
 """,
 )
 def preflight() -> None:
@@ -109,8 +111,8 @@ def judge(
 @format_option()
 def checks(healthy_h: str, degraded_h: str, every_h: str, found: float, style: str) -> None:
     """How much longer the time between incidents of a node becomes if it is checked, by the two-stage model."""
-    node = incidents.Node(_hours("--healthy", healthy_h), _hours("--degraded", degraded_h, zero=True))
-    every = _hours("--every", every_h)
+    node = incidents.Node(hours("--healthy", healthy_h), hours("--degraded", degraded_h, zero=True))
+    every = hours("--every", every_h)
     without, with_checks = incidents.mtbi_h(node), incidents.mtbi_h(node, every, found)
     sweep = [(each, incidents.gain(node, each, found)) for each in (every / 4, every / 2, every, every * 2, every * 4)]
     if style == JSON:
@@ -264,14 +266,4 @@ def _bounds(path: Path | None, metrics: Sequence[Metric]) -> Mapping[str, float]
     return source.data
 
 
-def _hours(option: str, text: str, *, zero: bool = False) -> float:
-    units = {"s": 1 / 3600, "min": 1 / 60, "h": 1.0, "d": 24.0}
-    for unit, hours in units.items():
-        if text.endswith(unit):
-            try:
-                value = float(text.removesuffix(unit)) * hours
-            except ValueError:
-                break
-            if SHORTEST_H <= value <= LONGEST_H or (zero and value == 0.0):
-                return value
-    raise click.UsageError(f"{option} {text}: expected a time such as 24h, 30min or 7d, from 1s to {LONGEST_H:.0e}h")
+preflight.add_command(select)
