@@ -13,6 +13,7 @@ import click
 
 from analysis.commands.hours import hours
 from analysis.commands.select import select
+from analysis.commands.simulate import simulate_
 from analysis.fleet import incidents, slowdowns, superbench, verdict
 from analysis.fleet.samples import Metric, Sample, by_metric, read_samples
 from suite.cli.group import Subcommands
@@ -37,6 +38,7 @@ Examples:
   mlhpc preflight watch times.csv
   mlhpc preflight checks --healthy 500h --degraded 100h --every 24h
   mlhpc preflight select --nodes spells.jsonl --checks checks.yaml --job 24h
+  mlhpc preflight simulate --fleet rsc-1 --degraded 0.1
 """,
 )
 def preflight() -> None:
@@ -115,9 +117,16 @@ def checks(healthy_h: str, degraded_h: str, every_h: str, found: float, style: s
     every = hours("--every", every_h)
     without, with_checks = incidents.mtbi_h(node), incidents.mtbi_h(node, every, found)
     sweep = [(each, incidents.gain(node, each, found)) for each in (every / 4, every / 2, every, every * 2, every * 4)]
+    needed = {f"{wanted:g}": incidents.interval_for_gain(node, wanted, found) for wanted in incidents.TOLD}
     if style == JSON:
-        data = asdict(node) | {"every_h": every, "found": found, "mtbi_without_h": without, "mtbi_h": with_checks}
-        print_line(json.dumps({"version": 1} | data | {"gain": with_checks / without, "sweep": sweep}, indent=1))
+        data: dict[str, Any] = asdict(node) | {
+            "every_h": every,
+            "found": found,
+            "mtbi_without_h": without,
+            "mtbi_h": with_checks,
+        }
+        data |= {"gain": with_checks / without, "sweep": sweep, "every_h_for_gain": needed}
+        print_line(json.dumps({"version": 1} | data, indent=1))
         return
     print_line(
         f"healthy for {node.healthy_h:g} h, then degraded for {node.degraded_h:g} h, checked every {every:g} h, "
@@ -127,6 +136,8 @@ def checks(healthy_h: str, degraded_h: str, every_h: str, found: float, style: s
         f"mean time between incidents: {without:.4g} h without checks, {with_checks:.4g} h with: {with_checks / without:.4g} times"
     )
     print_line("checked every: " + ", ".join(f"{each:g} h {times:.3g} times" for each, times in sweep))
+    known = [f"{wanted} times every {each:.3g} h" for wanted, each in needed.items() if each is not None]
+    print_line(f"gains need checks: {', '.join(known)}" if known else "no interval between checks gains 2 times")
 
 
 @preflight.command()
@@ -267,3 +278,4 @@ def _bounds(path: Path | None, metrics: Sequence[Metric]) -> Mapping[str, float]
 
 
 preflight.add_command(select)
+preflight.add_command(simulate_)

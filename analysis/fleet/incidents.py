@@ -1,4 +1,4 @@
-"""Incidents of a fleet over time: what checks of nodes gain, in closed form and simulated.
+"""Incidents of a fleet over time: what checks of nodes gain, in closed form. simulation has fleets.
 
 A node is healthy, becomes degraded at the rate a, and a degraded node has an incident at the rate b (both per hour). Every tau
 hours a check finds a degraded node with probability c, and it is repaired. MTBI is the mean time between incidents of a node.
@@ -11,7 +11,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize
+from scipy import linalg, optimize
+
+TOLD = (2.0, 10.0, 22.61)  # gains for which commands say how often to check; the last is the one that Anubis reports
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,14 @@ class Node:
     degraded_h: float
 
 
-def mtbi_h(node: Node, every_h: float | None = None, found: float = 1.0) -> float:
+def mtbi_h(node: Node, every_h: float | None = None, found: float = 1.0, visible: float = 1.0) -> float:
     """Mean hours between incidents if a check every ``every_h`` hours finds a degraded node with probability ``found``.
 
-    Checks go on through incidents, after which a node is healthy and its first check is ``every_h`` hours away.
+    Checks go on through incidents, after which a node is healthy and its first check is ``every_h`` hours away. ``visible``: the
+    share of defects that checks can find; of the others no check ever finds one.
     """
     mean = node.healthy_h + node.degraded_h
-    if every_h is None or found == 0.0 or node.degraded_h == 0.0:
+    if every_h is None or found * visible == 0.0 or node.degraded_h == 0.0:
         return mean
     a, b = 1.0 / node.healthy_h, 1.0 / node.degraded_h
     stays_healthy, stays_degraded = math.exp(-a * every_h), math.exp(-b * every_h)
@@ -36,16 +39,32 @@ def mtbi_h(node: Node, every_h: float | None = None, found: float = 1.0) -> floa
     # mean hours in an interval before an incident, starting healthy or degraded
     hours_degraded = (1.0 - stays_degraded) / b
     hours_healthy = (1.0 - stays_healthy) / a + (1.0 - stays_healthy - becomes) / b
-    # T_healthy = hours_healthy + (stays_healthy + found becomes) T_healthy + (1 - found) becomes T_degraded
+    hours_healthy += (1.0 - visible) * becomes / b  # and after it, if no check can find it
+    # T_healthy = hours_healthy + (stays_healthy + visible found becomes) T_healthy + visible (1 - found) becomes T_degraded
     # T_degraded = hours_degraded + found stays_degraded T_healthy + (1 - found) stays_degraded T_degraded
-    missed = 1.0 - found
+    seen, missed = visible * becomes, 1.0 - found
     matrix = np.array(
         [
-            [1.0 - stays_healthy - found * becomes, -missed * becomes],
+            [1.0 - stays_healthy - found * seen, -missed * seen],
             [-found * stays_degraded, 1.0 - missed * stays_degraded],
         ]
     )
     return float(np.linalg.solve(matrix, [hours_healthy, hours_degraded])[0])
+
+
+def together_mtbi_h(node: Node, every_h: float, found: float = 1.0, visible: float = 1.0) -> float:
+    """The same in the long run if all nodes are checked at the same times, whenever each had its last incident."""
+    if node.degraded_h == 0.0:
+        return node.healthy_h
+    a, b = 1.0 / node.healthy_h, 1.0 / node.degraded_h
+    # healthy, degraded and visible, degraded and not: an incident leads back to healthy
+    rates = np.array([[-a, a * visible, a * (1.0 - visible)], [b, -b, 0.0], [b, 0.0, -b]])
+    check = np.array([[1.0, 0.0, 0.0], [found, 1.0 - found, 0.0], [0.0, 0.0, 1.0]])
+    # (state, hours spent in each state) over an interval
+    both = linalg.expm(np.block([[rates * every_h, np.eye(3) * every_h], [np.zeros((3, 6))]]))
+    step, hours = both[:3, :3] @ check, both[:3, 3:]
+    start = np.linalg.lstsq(np.vstack([(step - np.eye(3)).T, np.ones(3)]), [0.0, 0.0, 0.0, 1.0], rcond=None)[0]
+    return float(every_h / (b * (start @ hours)[1:].sum()))
 
 
 def gain(node: Node, every_h: float, found: float = 1.0) -> float:
@@ -62,30 +81,6 @@ def interval_for_gain(node: Node, wanted: float, found: float = 1.0) -> float | 
     while gain(node, longest, found) >= wanted:
         longest *= 2.0
     return float(optimize.brentq(lambda h: gain(node, h, found) - wanted, shortest, longest))
-
-
-def simulate_mtbi_h(node: Node, every_h: float | None, found: float, incidents: int, seed: int) -> tuple[float, float]:
-    """Mean hours between ``incidents`` simulated incidents, and its standard error."""
-    chance = np.random.default_rng(seed)
-    hours = np.empty(incidents)
-    for number in range(incidents):
-        hours[number] = _one_incident(node, every_h, found, chance)
-    return float(hours.mean()), float(hours.std(ddof=1) / math.sqrt(incidents))
-
-
-def _one_incident(node: Node, every_h: float | None, found: float, chance: np.random.Generator) -> float:
-    now = 0.0
-    while True:
-        begin = now + chance.exponential(node.healthy_h)
-        end = begin + chance.exponential(node.degraded_h) if node.degraded_h else begin
-        if every_h is None or found == 0.0:
-            return end
-        check = (math.floor(begin / every_h) + 1) * every_h
-        while check < end and chance.random() >= found:
-            check += every_h
-        if check >= end:
-            return end
-        now = check
 
 
 def _both(a: float, b: float, hours: float) -> float:
