@@ -29,6 +29,7 @@ from analysis.roofline.inputs import read_inputs  # noqa: E402
 from analysis.study import Study, study  # noqa: E402
 from suite.descriptor import installed_cards  # noqa: E402
 from tests.analysis.conftest import (  # noqa: E402
+    LogText,
     log_text,
     small_card,
     write_ceilings,
@@ -90,6 +91,7 @@ def _result(
             start_s=0.0 if mode == "weak" else 50_000.0 * run, seed=run, ranks=2 * nodes, ours=True, platform=machine,
             staging=(0.0, 100 + 50 * chance.random()),
         )  # fmt: skip
+        _goodput(text, seconds, nodes if mode == "strong" else 0, f"{system} {mode} {run}")
         text.lines = [
             line.replace('"value": 8,', f'"value": {batch},') if "global_batch_size" in line else line
             for line in text.lines
@@ -102,6 +104,17 @@ def _result(
     }  # fmt: skip
     (package / "systems").mkdir(parents=True, exist_ok=True)
     (package / "systems" / f"{system}.json").write_text(json.dumps(described))
+
+
+def _goodput(text: LogText, seconds: float, nodes: int, name: str) -> None:
+    """What a run logs of its attempts after its end: made up, with more interruptions on more nodes."""
+    count = int(nodes > 8 and random.Random(name).random() < nodes / 100)  # noqa: S311  made-up results
+    parts = {"useful_s": 5 * seconds, "lost_s": 0.3 * seconds * count, "stalled_s": 0.05 * seconds, "starting_s": 60.0}
+    parts |= {"down_s": 120.0 * count, "restarting_s": 30.0 * count}
+    wall_s = sum(parts.values()) - parts["restarting_s"]
+    each = [{"lost_s": parts["lost_s"], "down_s": 120.0, "restart_s": 30.0}] * count
+    value = parts | {"wall_s": wall_s, "checkpoint": {"saves": 5}, "interruptions": each}
+    text.event(10.0**5 * 12, "goodput", value)
 
 
 def _section(name: str, module: FigureModule, example: Study) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 
 import click
 
-from analysis.fleet import goodput as model
+from analysis.fleet import checkpoint_interval as model
 from suite.cli.options import JSON, format_option
 from suite.errors import InputError
 from suite.files import duration_text, print_line, printable
+from suite.log.goodput import Goodput, find_goodput
 from suite.log.run_folder import RunFolder
 
 HELP_GROUP = "Machine"
@@ -37,12 +38,12 @@ Examples:
 def goodput(runs: tuple[Path, ...], mtbf_h: float | None, style: str) -> None:
     """Say of run folders how much of their time was training that counts, what was lost, and how often to save a checkpoint.
 
-    The time of a trial is that from its first to its last event, over all attempts.
+    The time of a trial is that from the start of its first process to the end of its last attempt.
     """
     found = []
     for root in runs:
         folder = RunFolder(root)
-        each = [model.find_goodput(folder, trial) for trial in range(folder.read_info().runs)]
+        each = [find_goodput(folder, trial) for trial in range(folder.read_info().runs)]
         found += [trial for trial in each if trial is not None]
     if not found:
         raise InputError(f"{', '.join(map(str, runs))}: no log with an event")
@@ -56,7 +57,7 @@ def goodput(runs: tuple[Path, ...], mtbf_h: float | None, style: str) -> None:
     print_line(advice_line(advice))
 
 
-def trial_line(trial: model.Goodput) -> str:
+def trial_line(trial: Goodput) -> str:
     """One trial: its ratio and where the other time went."""
     parts = (
         ("lost", trial.lost_s),
@@ -65,25 +66,30 @@ def trial_line(trial: model.Goodput) -> str:
         ("down", trial.down_s),
     )
     rest = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in parts)
+    share = "no part" if trial.ratio is None else f"{trial.ratio:.1%}"
     count = f"{trial.interruptions} interruption{'s' * (trial.interruptions != 1)}"
-    return f"{trial.folder} trial {trial.trial}: {trial.ratio:.1%} of {duration_text(trial.wall_s)} counts; {rest}; {count}"
+    return f"{trial.folder} trial {trial.trial}: {share} of {duration_text(trial.wall_s)} counts; {rest}; {count}"
 
 
-def find_advice(found: list[model.Goodput], mtbf_s: float | None) -> dict[str, Any]:
+def find_advice(found: list[Goodput], mtbf_s: float | None) -> dict[str, Any]:
     """The interval between checkpoints that the measured costs and the failure rate ask for, and what it rests on."""
-    stalls = [(trial.stall_s, trial.saves) for trial in found if trial.stall_s is not None]
+    costs = [(trial.stall_s, trial.write_s or 0.0, trial.saves) for trial in found if trial.stall_s is not None]
     interruptions = sum(trial.interruptions for trial in found)
-    learned = model.learned_mtbf_s(math.fsum(trial.wall_s for trial in found), interruptions)
+    wall_s = math.fsum(trial.wall_s for trial in found)
     advice: dict[str, Any] = {"interruptions": interruptions, "mtbf_s": mtbf_s, "mtbf_interval_s": None}
-    if mtbf_s is None and interruptions:
+    if mtbf_s is None and interruptions and wall_s > 0.0:
+        learned = model.learned_mtbf_s(wall_s, interruptions)
         advice |= {"mtbf_s": learned[0], "mtbf_interval_s": learned[1:]}
-    if not stalls or advice["mtbf_s"] is None:
+    saves = sum(count for *_, count in costs)
+    save_s = math.fsum(stall * count for stall, _, count in costs) / max(1, saves)
+    write_s = math.fsum(write * count for _, write, count in costs) / max(1, saves)
+    advice["saves"] = saves
+    if advice["mtbf_s"] is None or save_s == write_s == 0.0:
         return advice
     restarts = [trial.restarting_s / trial.interruptions for trial in found if trial.interruptions]
     starts = restarts or [trial.starting_s for trial in found]
-    save_s = math.fsum(stall * count for stall, count in stalls) / sum(count for _, count in stalls)
     restart_s = math.fsum(starts) / len(starts)
-    interval_s = max(model.daly_s(save_s, advice["mtbf_s"]), save_s)
+    interval_s = max(model.daly_s(save_s, advice["mtbf_s"]), save_s, write_s)  # none begins while one is written
     return advice | {
         "save_s": save_s,
         "restart_s": restart_s,
@@ -99,7 +105,8 @@ def advice_line(advice: dict[str, Any]) -> str:
     if advice["mtbf_s"] is None:
         return "no advice on checkpoints: no interruption was seen; state the time between failures with --mtbf-h"
     if "interval_s" not in advice:
-        return "no advice on checkpoints: none was saved, so what one costs is not known"
+        why = "those saved cost no time" if advice["saves"] else "none was saved, so what one costs is not known"
+        return f"no advice on checkpoints: {why}"
     basis = "as stated"
     if advice["mtbf_interval_s"] is not None:
         low, high = advice["mtbf_interval_s"]

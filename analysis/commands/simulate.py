@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from analysis.commands.hours import hours
+from analysis.fleet.checkpoint_interval import job_mtbf_h
 from analysis.fleet.fleets import Fleet, published
-from analysis.fleet.goodput import job_mtbf_h
 from analysis.fleet.incidents import TOLD, Node, interval_for_gain, together_mtbi_h
 from analysis.fleet.simulation import (
     LEAST,

@@ -31,6 +31,7 @@ COUNTS = (
     "eval_samples",
     "model_parameters",
 )
+GOODPUT_PARTS = ("wall", "useful", "lost", "stalled", "starting", "down")
 UNKNOWN = "unknown"
 
 # Columns of the table of runs and the fields they come from
@@ -79,7 +80,7 @@ class LogContent:
 def run_row(content: LogContent, sha256: str) -> dict[str, Any]:
     """The row of a log. Columns and units: docs/tables.md. Numbers that cannot be are left out and named."""
     row = _identity(content, sha256) | _target(content.target) | _times(content) | _configuration(content)
-    row |= _logged_by_us(content.record)
+    row |= _logged_by_us(content.record) | _goodput(content.log)
     row["implausible"] = _drop_implausible(row)
     row |= _outcome(content)
     return row | _doubts(row, content)
@@ -196,6 +197,17 @@ def _logged_by_us(record: RunRecord) -> dict[str, Any]:
     )
 
 
+def _goodput(log: Log) -> dict[str, Any]:
+    """Where the time of all attempts until this log's end went, as the run logs it after run_stop."""
+    event = log.first(mllog.GOODPUT)
+    value = event.value if event is not None and isinstance(event.value, dict) else {}
+    saved, each = value.get("checkpoint"), value.get("interruptions")
+    return {f"goodput_{part}_s": number(value.get(f"{part}_s")) for part in GOODPUT_PARTS} | {
+        "goodput_saves": number(saved.get("saves")) if isinstance(saved, dict) else None,
+        "goodput_interruptions": len(each) if isinstance(each, list) else None,
+    }
+
+
 def _drop_implausible(row: dict[str, Any]) -> str | None:
     """Empty the columns whose number cannot be (negative, or beyond 1e12) and name them. Times may be negative, never so long."""
     names = [
@@ -210,7 +222,7 @@ def _drop_implausible(row: dict[str, Any]) -> str | None:
 
 
 def _never_negative(column: str) -> bool:
-    return column.startswith(("step_", "startup_", "staging_bytes", "staging_gb")) or column in COUNTS
+    return column.startswith(("step_", "startup_", "goodput_", "staging_bytes", "staging_gb")) or column in COUNTS
 
 
 def _outcome(content: LogContent) -> dict[str, Any]:

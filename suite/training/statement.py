@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from suite import RULESET, VERSION
 from suite.errors import InputError
 from suite.log import mllog
 from suite.log.attempts import replaced_runs
+from suite.log.goodput import find_goodput
 from suite.log.mllog import EventLog
 from suite.log.run_folder import RunFolder
 from suite.machine.facts import write_facts
@@ -104,10 +106,16 @@ def log_startup(log: EventLog, world: World, startup: Startup, *, staged_s: floa
     )
 
 
-def log_run_stop(log: EventLog, *, reached: bool, reason: str, first_block: int = 1) -> None:
-    """Write run_stop. The status is that of the evaluations: ``reached`` is computed from one."""
+def log_run_stop(
+    log: EventLog, plan: TrialPlan, world: World, *, reached: bool, reason: str, first_block: int = 1
+) -> None:
+    """Write run_stop, then where the trial's time went. The status is that of the evaluations: ``reached`` is computed from one."""
     status = "success" if reached else "aborted"
     log.stop(mllog.RUN, metadata={"status": status, "reason": reason, "first_block": first_block})
+    if world.is_first:
+        with suppress(OSError):  # a log of an earlier attempt that cannot be read ends no run
+            found = find_goodput(plan.folder, plan.trial)
+            log.event(mllog.GOODPUT, None if found is None else found.logged())
 
 
 def draw_seed(base_seed: int | None, trial: int) -> int:

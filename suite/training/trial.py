@@ -220,7 +220,9 @@ class _Trial:
         log_statement(self.log, self.plan, self.world, said)
 
     def _run_stop(self, outcome: Outcome, position: Position) -> None:
-        log_run_stop(self.log, reached=outcome.reached, reason=outcome.reason, first_block=position.block)
+        log_run_stop(
+            self.log, self.plan, self.world, reached=outcome.reached, reason=outcome.reason, first_block=position.block
+        )
         self.in_run = False
         self._say(outcome.reason)
         if without := beside(read_baselines(self.source, self.manifest.sha256)):

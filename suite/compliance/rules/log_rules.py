@@ -36,6 +36,8 @@ def log_empty(context: LogContext) -> Iterator[LogBreach]:
 )
 def event_valid(context: LogContext) -> Iterator[LogBreach]:
     log = context.log
+    if len(log.problems) == 1 and mllog.RUN_STOP in context.by_key and log.problems[0].line > log.events[-1].line:
+        return  # a process that was ended in its last line, after the run: nothing of the run is missing
     yield from ((problem.line, problem.message) for problem in log.problems)
     if log.damaged > len(log.problems):
         yield None, f"{log.damaged - len(log.problems)} more events of this file cannot be read"

@@ -286,7 +286,7 @@ class Run:
 
     def _log_end(self, reached: bool, reason: str) -> None:
         self._in_run, self.over, self.reached = False, True, reached
-        log_run_stop(self._log, reached=reached, reason=reason)
+        log_run_stop(self._log, self._plan, self._world, reached=reached, reason=reason)
         self._say(reason)
 
     def __exit__(
@@ -316,7 +316,7 @@ class Run:
     def _hung(self, text: str) -> None:
         if self._in_run:
             self._in_run = False
-            log_run_stop(self._log, reached=False, reason=text)
+            log_run_stop(self._log, self._plan, self._world, reached=False, reason=text)
 
     def _say(self, text: str) -> None:
         if self._world.is_first:

@@ -8,16 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.fleet.goodput import (
-    Goodput,
-    best_interval_s,
-    daly_s,
-    expected_ratio,
-    find_goodput,
-    job_mtbf_h,
-    learned_mtbf_s,
-    young_s,
-)
+from analysis.fleet.checkpoint_interval import daly_s, expected_ratio, job_mtbf_h, learned_mtbf_s, young_s
+from suite.log.goodput import Goodput, Interruption, find_goodput
 from suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.runs import describe
@@ -93,6 +85,51 @@ def test_the_time_of_an_interrupted_run(tmp_path: Path) -> None:
     assert (found.starting_s, found.restarting_s, found.down_s) == (20, 10, 30)
     assert (found.stall_s, found.write_s) == (0.5, 2.0)
     assert found.ratio == pytest.approx(127.5 / 200)
+    assert found.each == (Interruption(lost_s=22, down_s=30, restart_s=10),)
+    assert found.logged()["interruptions"] == [{"lost_s": 22, "down_s": 30, "restart_s": 10}]
+
+
+def test_the_time_before_the_first_event_is_start_too(tmp_path: Path) -> None:
+    spread = {"interpreter": {"max": 1.5}, "imports": {"max": 2.5}, "init": {"max": 4.0}}
+    root = interrupted(tmp_path / "run")
+    for name in ("result_0.txt", "resumed_0_1.txt"):
+        path = root / name
+        first, rest = path.read_text().split("\n", 1)
+        at = int(json.loads(first.removeprefix(":::MLLOG "))["time_ms"] - BASE_MS) / 1000
+        log(tmp_path / "more.txt", (at + 1, "startup", spread, {}))
+        path.write_text(f"{first}\n{(tmp_path / 'more.txt').read_text()}{rest}")
+    found = trial_of(root)
+    assert (found.wall_s, found.starting_s, found.restarting_s, found.down_s) == (204, 28, 14, 26)
+    assert found.each == (Interruption(lost_s=22, down_s=26, restart_s=14),)
+
+
+def test_what_is_logged_after_the_run_is_not_of_the_run(tmp_path: Path) -> None:
+    late = (event(0, "init_start"), event(5, "run_start"), event(105, "run_stop"), event(300, "goodput"))
+    log(tmp_path / "result_0.txt", *late)
+    assert trial_of(describe(tmp_path, count=1)).wall_s == 105
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_logs_in_which_no_time_passed_are_no_number(tmp_path: Path, attempts: int) -> None:
+    """NaN is not JSON, and nothing is learned from failures in no time."""
+    log(tmp_path / "result_0.txt", event(0, "init_start"))
+    if attempts == 2:
+        log(tmp_path / "resumed_0_1.txt", event(0, "init_start"))
+    describe(tmp_path, count=1)
+    said = mlhpc("goodput", tmp_path).stdout
+    assert said.startswith(f"{tmp_path} trial 0: no part of 0 s counts; ")
+    data = json.loads(mlhpc("goodput", tmp_path, "--format", "json").stdout, parse_constant=pytest.fail)
+    assert data["trials"][0]["ratio"] is None
+    assert data["advice"]["mtbf_s"] is None
+
+
+def test_checkpoints_that_cost_nothing_divide_nothing_by_nothing(tmp_path: Path) -> None:
+    log(tmp_path / "result_0.txt", event(0, "run_start"), saved(50, 1, stall=0.0, write=0.0), event(100, "run_stop"))
+    describe(tmp_path, count=1)
+    assert "those saved cost no time" in mlhpc("goodput", tmp_path, "--mtbf-h", "1").stdout
+    log(tmp_path / "result_0.txt", event(0, "run_start"), saved(50, 1, stall=0.0, write=3.0), event(100, "run_stop"))
+    advice = json.loads(mlhpc("goodput", tmp_path, "--mtbf-h", "1", "--format", "json").stdout)["advice"]
+    assert (advice["interval_s"], advice["daly_s"]) == (3.0, 0.0)  # not while one is being written
 
 
 def test_a_run_without_interruption_loses_nothing(tmp_path: Path) -> None:
@@ -142,7 +179,6 @@ def test_young_and_daly() -> None:
     assert young_s(60, 3600 * 1.803) == pytest.approx(60 * 14.7, rel=2e-3)
     assert daly_s(60, 3600 * 1.803) == pytest.approx(young_s(60, 3600 * 1.803) - 60)
     assert daly_s(100, 40) == 40
-    assert best_interval_s(60, 0, 1e9) == pytest.approx(young_s(60, 1e9), rel=1e-2)
 
 
 def test_the_expected_ratio_is_best_near_dalys_interval() -> None:

@@ -240,10 +240,10 @@ def test_simulate_prints_parameters_with_sources_and_the_same_for_a_seed() -> No
         in mlhpc(*words[:4], "--jobs", "1", "--nodes", "2048", "--time", "1d").stdout
     )
     data = json.loads(mlhpc(*words, "--format", "json").stdout, parse_constant=pytest.fail)
-    none, full = (data["cases"][1]["policies"][name] for name in ("none", "full"))
+    none, periodic = (data["cases"][1]["policies"][name] for name in ("none", "periodic"))
     assert none["closed_form_h"] == pytest.approx(3692.3)
     assert len(none["incidents"]) == 4
-    assert full["gain"][1] < full["gain"][0] < full["gain"][2]
+    assert periodic["gain"][1] < periodic["gain"][0] < periodic["gain"][2]
     assert data["cases"][1]["fleet"]["mtbi_h"]["mark"] == "derived"
 
 

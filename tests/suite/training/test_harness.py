@@ -128,11 +128,29 @@ def test_a_run_to_the_target_says_success_and_its_phases_sum_to_the_step(two: di
         "epoch_start",
     ]
     assert sorted(order, key=keys.index) == order
-    assert keys[-1] == "run_stop"
+    assert keys[-2:] == ["run_stop", "goodput"]
+    assert_goodput(log, interruptions=0)
     assert values(log, "data_selected_until") == ["2021-09-16"]  # what the workload says of the data's manifest
     folder = log.path.parent
     assert json.loads((folder / "run.json").read_text())["workload"] == "toy"
     assert list((folder / "facts").iterdir())
+
+
+def assert_goodput(log: Log, interruptions: int) -> dict[str, Any]:
+    """The run's own words on where its time went add up, and are those of the events."""
+    (value,) = values(log, "goodput")
+    parts = ("useful_s", "lost_s", "stalled_s", "starting_s", "down_s")
+    assert value["wall_s"] == pytest.approx(sum(value[part] for part in parts), abs=1e-6)
+    assert value["ratio"] == pytest.approx(value["useful_s"] / value["wall_s"])
+    assert min(value[part] for part in parts) >= 0
+    assert len(value["interruptions"]) == interruptions
+    assert sum(each["lost_s"] for each in value["interruptions"]) == pytest.approx(value["lost_s"])
+    (startup,) = values(log, "startup")
+    assert value["starting_s"] > startup["interpreter"]["max"] + startup["imports"]["max"] > 0
+    run = [event.time_ms for event in log.events if event.key in ("run_start", "run_stop")]
+    if not interruptions:
+        assert value["useful_s"] + value["stalled_s"] == pytest.approx((run[1] - run[0]) / 1000, abs=1e-6)
+    return dict(value)
 
 
 def assert_same(log: Log, reference: Log) -> None:
@@ -297,6 +315,9 @@ def test_sigterm_leaves_a_checkpoint_and_the_resumed_run_has_the_same_losses(
     resumed, whole = resumed_and_whole(data, folder, last[0] + 1, *changes, ranks=ranks)
     assert not list((folder / "checkpoint").iterdir())
     assert len(values(resumed, "run_resumed")) == 1
+    found = assert_goodput(resumed, interruptions=1)
+    assert found["checkpoint"]["saves"] >= 1
+    assert found["interruptions"][0]["restart_s"] > 0
     assert windows(resumed) == {key: loss for key, loss in windows(whole).items() if key > last}
     assert windows(log) == {key: loss for key, loss in windows(whole).items() if key <= last}
 

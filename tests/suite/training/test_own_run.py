@@ -364,7 +364,7 @@ def test_the_run_ends_at_the_target_and_no_step_comes_after(card: Path) -> None:
             with pytest.raises(InputError, match="the run is over"):
                 call()
     keys = [event.key for event in read_events(RunFolder(run.folder).result(0)).events]
-    assert keys[-1] == "run_stop"
+    assert keys[-2:] == ["run_stop", "goodput"]
 
 
 def test_calls_out_of_order_are_refused_with_the_order(card: Path) -> None:

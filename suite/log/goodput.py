@@ -1,0 +1,161 @@
+"""Where the time of a trial went that may have been interrupted.
+
+Goodput, or effective training time ratio (ETTR): the part of the time since the trial's first process started in which training was
+done that counts: from run_start, without checkpoint stalls, and without what an interruption lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from suite.log import mllog
+from suite.log.reader import Event, read_events
+from suite.log.run_folder import RunFolder
+from suite.log.values import finite
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """What one interruption cost, in seconds: lost training, time until the next attempt's process, and until its run_start."""
+
+    lost_s: float
+    down_s: float
+    restart_s: float
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """One trial. Seconds: ``useful`` training and evaluation that counts, ``lost`` because no checkpoint had it, ``stalled`` by
+    checkpoints, ``starting`` from the process to run_start of all attempts, ``restarting`` that of all but the first, ``down``
+    between attempts.
+
+    They add up to ``wall`` (``restarting`` is part of ``starting``). ``saves`` are the checkpoints of all attempts,
+    ``stall_s`` and ``write_s`` what one takes on average; None without any.
+    """
+
+    folder: Path
+    trial: int
+    attempts: int
+    wall_s: float
+    useful_s: float
+    lost_s: float
+    stalled_s: float
+    starting_s: float
+    restarting_s: float
+    down_s: float
+    saves: int
+    stall_s: float | None
+    write_s: float | None
+    each: tuple[Interruption, ...]
+
+    @property
+    def ratio(self) -> float | None:
+        """Useful part of the wall time; None if there was none."""
+        return self.useful_s / self.wall_s if self.wall_s > 0.0 else None
+
+    @property
+    def interruptions(self) -> int:
+        """How often it was continued or begun again."""
+        return len(self.each)
+
+    def logged(self) -> dict[str, Any]:
+        """The value of the event at a run's end."""
+        seconds = ("wall_s", "useful_s", "lost_s", "stalled_s", "starting_s", "restarting_s", "down_s")
+        each = [{"lost_s": one.lost_s, "down_s": one.down_s, "restart_s": one.restart_s} for one in self.each]
+        values = {name: getattr(self, name) for name in seconds}
+        checkpoint = {"saves": self.saves, "stall_s": self.stall_s, "write_s": self.write_s}
+        return {"ratio": self.ratio, **values, "checkpoint": checkpoint, "interruptions": each}
+
+
+def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
+    """Decompose the time of a trial from the logs of its attempts. None if none has an event; OSError if one cannot be read."""
+    paths = [*folder.failed(trial), folder.result(trial), *folder.resumed(trial)]
+    logs = [events for events in (read_events(path, steps=False).events for path in paths if path.exists()) if events]
+    if not logs:
+        return None
+    logs.sort(key=lambda events: events[0].time_ms)
+    useful = lost = stalled = starting = restarting = 0.0
+    each: list[Interruption] = []
+    before: float | None = None  # when the attempt before ended
+    gone = 0.0  # what it lost
+    for number, events in enumerate(logs):
+        following = logs[number + 1] if number + 1 < len(logs) else None
+        start, end = _run(events)
+        begin = events[0].time_ms - 1000 * _launched_s(events)
+        begin = begin if before is None else min(max(begin, before), events[0].time_ms)
+        kept = _kept_until(events, following, start, end)
+        stalls = 1000 * math.fsum(
+            _seconds(e, "stall_s") for e in events if e.key == mllog.CHECKPOINT and e.time_ms <= kept
+        )
+        stalls = min(stalls, kept - start)
+        useful += kept - start - stalls
+        stalled += stalls
+        lost += end - kept
+        starting += start - begin
+        if before is not None:
+            restarting += start - begin
+            each.append(Interruption(gone / 1000, max(0.0, begin - before) / 1000, (start - begin) / 1000))
+        before, gone = end, end - kept
+    saved = [event for events in logs for event in events if event.key == mllog.CHECKPOINT]
+    down_s = math.fsum(one.down_s for one in each)
+    return Goodput(
+        folder=folder.root,
+        trial=trial,
+        attempts=len(logs),
+        wall_s=(useful + lost + stalled + starting) / 1000 + down_s,
+        useful_s=useful / 1000,
+        lost_s=lost / 1000,
+        stalled_s=stalled / 1000,
+        starting_s=starting / 1000,
+        restarting_s=restarting / 1000,
+        down_s=down_s,
+        saves=len(saved),
+        stall_s=_mean([_seconds(event, "stall_s") for event in saved]),
+        write_s=_mean([_seconds(event, "write_s") for event in saved]),
+        each=tuple(each),
+    )
+
+
+def _run(events: Sequence[Event]) -> tuple[float, float]:
+    """When an attempt's run began and ended. One that never began is all start; one without an end ends with its last event."""
+    latest = max(event.time_ms for event in events)
+    start = next((event.time_ms for event in events if event.key == mllog.RUN_START), None)
+    if start is None:
+        return latest, latest
+    return start, max(start, next((event.time_ms for event in events if event.key == mllog.RUN_STOP), latest))
+
+
+def _launched_s(events: Sequence[Event]) -> float:
+    """Seconds from the slowest rank's process to the first event: interpreter and imports; 0 where they are not logged."""
+    value = next((event.value for event in events if event.key == mllog.STARTUP), None)
+    parts = [value.get(name) for name in ("interpreter", "imports")] if isinstance(value, dict) else []
+    return math.fsum(max(0.0, finite(part.get("max")) or 0.0) for part in parts if isinstance(part, dict))
+
+
+def _kept_until(events: Sequence[Event], following: Sequence[Event] | None, start: float, end: float) -> float:
+    """Until when what an attempt did counts: its end, or when the checkpoint was taken from which it was continued."""
+    if following is None:
+        return end
+    resumed = next((event for event in following if event.key == mllog.RUN_RESUMED), None)
+    if resumed is None:
+        return start
+    step = resumed.metadata.get("next_step")
+    taken = [
+        event.time_ms - 1000 * _seconds(event, "write_s")
+        for event in events
+        if event.key == mllog.CHECKPOINT and event.metadata.get("next_step") == step
+    ]
+    return max(start, taken[-1]) if taken else start
+
+
+def _seconds(event: Event, name: str) -> float:
+    value = finite(event.value.get(name)) if isinstance(event.value, dict) else None
+    return max(0.0, value or 0.0)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
