@@ -11,9 +11,10 @@ import pytest
 from scipy import stats
 
 from analysis.fleet.apart import critical, find_apart, most_apart, power, spread_of_one
-from analysis.fleet.samples import Metric, Sample, by_metric, read_samples, render
+from analysis.fleet.samples import Metric, by_metric, read_samples
 from analysis.fleet.verdict import judge
 from suite.errors import InputError
+from suite.machine.node_samples import Sample, render
 from tests.fixtures.cli import mlhpc
 
 
