@@ -105,12 +105,13 @@ def judge(
         if node not in measured
     ]
     words: dict[str, Word] = {}
-    reasons: dict[str, list[str]] = {}
     for verdict in found:
         known = words.get(verdict.node, "good")
         words[verdict.node] = min(known, verdict.word, key=("bad", "inconclusive", "good").index)
-        told = reasons.setdefault(verdict.node, [])
-        if verdict.word != "good" and verdict.reason not in told:
+    reasons: dict[str, list[str]] = {node: [] for node in words}
+    for verdict in found:
+        told = reasons[verdict.node]
+        if verdict.word == words[verdict.node] != "good" and verdict.reason not in told:
             told.append(verdict.reason)
     warnings = [f"{report.metric.name}: {report.warning}" for report in reports if report.warning]
     warnings += [

@@ -36,6 +36,7 @@ budget_option = click.option(
     metavar="SECONDS",
     help="Time for all of it, start included. What is not done then is ended.",
 )
+rounds_option = click.option("--rounds", type=click.IntRange(1), help="Repetitions that are enough. [as many as fit]")
 
 
 @click.command(
@@ -48,6 +49,7 @@ Examples:
 @ranks_option()
 @device_option()
 @budget_option
+@rounds_option
 @click.option(
     "--directory", type=click.Path(path_type=Path), help="Where data are staged to. [$TMPDIR, else the output folder]"
 )
@@ -58,6 +60,7 @@ def node(
     ranks: int,
     device: str,
     budget: int,
+    rounds: int | None,
     directory: Path | None,
     names: tuple[str, ...],
     output: Path | None,
@@ -78,7 +81,11 @@ def node(
 
         inner = detect() if ranks > 1 else Launch("none", 0, 1)
         left = budget - ENDING_S - (time.time() - started_at)
-        sys.exit(in_world(inner, lambda: None, lambda world: _measure_node(world, device, storage, names, left, path)))
+        sys.exit(
+            in_world(
+                inner, lambda: None, lambda world: _measure_node(world, device, storage, names, left, rounds, path)
+            )
+        )
     for name in names:
         descriptor(name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,6 +93,7 @@ def node(
         raise InputError(f"{path}: exists already; choose another -o")
     begin = time.time()
     words = ["preflight", "node", "--ranks", str(ranks), "--device", device, "--budget", str(budget), "-o", str(folder)]
+    words += ["--rounds", str(rounds)] if rounds else []
     words += ["--directory", str(storage), *(word for name in names for word in ("--workload", name))]
     where = "its start"
 
@@ -112,8 +120,9 @@ Examples:
 )
 @device_option()
 @budget_option
+@rounds_option
 @output_option("Folder; gets links.jsonl.", "preflight")
-def links(device: str, budget: int, output: Path | None) -> None:
+def links(device: str, budget: int, rounds: int | None, output: Path | None) -> None:
     """Measure the links between nodes, one rank on each: all pairs in turn, all but one, and how far the clocks are apart.
 
     Exit code 0: measured, or there is one node; 1: ended before its end; 2: usage.
@@ -150,16 +159,22 @@ def links(device: str, budget: int, output: Path | None) -> None:
 
         chosen = pick_device(device, world)
         left = budget - ENDING_S - (time.time() - begin)
-        measuring.measure(world, hardware=hardware_of(chosen), device=chosen, seconds=left, output=path, at=at)
+        measuring.measure(
+            world, hardware=hardware_of(chosen), device=chosen, seconds=left, rounds=rounds, output=path, at=at
+        )
 
     timer = threading.Timer(budget, late)
     timer.daemon = True
     timer.start()
-    sys.exit(in_world(detect(), check, body))
+    try:
+        code = in_world(detect(), check, body)
+    finally:
+        timer.cancel()
+    sys.exit(code)
 
 
 def _measure_node(
-    world: World, device: str, directory: Path, names: tuple[str, ...], seconds: float, path: Path
+    world: World, device: str, directory: Path, names: tuple[str, ...], seconds: float, rounds: int | None, path: Path
 ) -> None:
     """Measure on all ranks of this node; rank 0 writes the file."""
     import torch
@@ -178,8 +193,10 @@ def _measure_node(
         directory=directory,
         workloads=chosen,
         seconds=seconds,
+        rounds=rounds,
         output=path,
         at=lambda text: print_line(AT + text) if world.is_first else None,
+        say=lambda text: print_line(text) if world.is_first else None,
     )
 
 

@@ -30,11 +30,18 @@ FEWEST = 3
 
 
 def measure(
-    world: World, *, hardware: str, device: torch.device, seconds: float, output: Path, at: Callable[[str], None]
+    world: World,
+    *,
+    hardware: str,
+    device: torch.device,
+    seconds: float,
+    rounds: int | None = None,
+    output: Path,
+    at: Callable[[str], None],
 ) -> None:
     """Measure for so many seconds and write one file with a sample of every node per metric. All ranks call it, one of each node.
 
-    ``hardware`` is the same for all nodes of a kind.
+    ``hardware`` is the same for all nodes of a kind; after so many ``rounds`` it ends earlier.
     """
     budget = Budget(world, seconds)
     world.init_torch(device)
@@ -47,7 +54,7 @@ def measure(
         [dist.new_group([n for n in range(world.size) if n != left]) for left in range(world.size)] if alone else []
     )
     longest, count = 0.0, 0
-    while count <= FEWEST or budget.allows(2.0 * longest):
+    while count <= (rounds or count) and (count <= FEWEST or budget.allows(2.0 * longest)):
         begin = budget.clock()
         at(pair)
         found = {pair: statistics.median_high(_pairs(world, device))}
@@ -65,7 +72,7 @@ def measure(
         write_whole(output, render(sample for node in gathered for sample in node))
 
 
-def rounds(nodes: int) -> Iterator[list[tuple[int, int]]]:
+def tournament(nodes: int) -> Iterator[list[tuple[int, int]]]:
     """A tournament: rounds of pairs such that everybody meets everybody once (the circle method)."""
     seats: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
     for _ in range(len(seats) - 1):
@@ -79,7 +86,7 @@ def _pairs(world: World, device: torch.device) -> list[float]:
     """Bytes/s that this node exchanges with each of the others, there and back."""
     message = torch.zeros(PAIR_BYTES, dtype=torch.uint8, device=device)
     found = []
-    for pairs in rounds(world.size):
+    for pairs in tournament(world.size):
         mine = next((pair for pair in pairs if world.rank in pair), None)
         world.barrier()
         if mine is not None:

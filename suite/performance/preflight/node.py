@@ -23,9 +23,8 @@ from suite.performance.ceilings.plan import free_bytes
 from suite.performance.preflight.benches import Bench, Place, Repeat, benches, facts
 from suite.world import World, node_name
 
-SLACK = 1.5  # a round may take this many times the longest before
-FEWEST = 3  # rounds, however short the time
-PREPARING = 0.4  # share of the time within which benchmarks are prepared; what does not fit is said
+FEWEST = 2  # rounds, however short the time: one to warm up, one that counts
+PREPARING = 0.6  # share of the time within which benchmarks are prepared
 
 
 def measure(
@@ -35,12 +34,15 @@ def measure(
     directory: Path,
     workloads: Mapping[str, Path],
     seconds: float,
+    rounds: int | None = None,
     output: Path,
     at: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> list[Sample]:
     """Measure for so many seconds and write the node's file ``output``; returns what is in it. All ranks of the node call it.
 
-    ``at`` is told what comes next, so that whoever waits knows where a node hangs.
+    ``rounds``: after so many repetitions of each it ends earlier.
+    ``at`` is told what comes next, so that whoever waits knows where a node hangs; ``say`` what is left out.
     """
     budget = Budget(world, seconds)
     world.init_torch(device)
@@ -55,28 +57,32 @@ def measure(
     )
     node.add_facts(place)
     ready: list[tuple[Bench, Repeat]] = []
+    late: list[str] = []
     for bench in benches(workloads):
-        if not budget.allows((1.0 - PREPARING) * seconds):
-            node.fail(bench, f"no time was left to prepare it within {PREPARING:.0%} of {seconds:g} s")
+        if not budget.allows((1.0 - PREPARING) * seconds) and ready:
+            late.append(bench.metric)
             continue
         at(bench.metric)
         repeat, why = _attempt(lambda bench=bench: bench.prepare(place))  # type: ignore[misc]
         if node.well(bench, world.allgather(why)) and repeat is not None:
             ready.append((bench, repeat))
-    rounds, longest = 0, 0.0
-    while rounds <= FEWEST or budget.allows(SLACK * longest):
-        begin = budget.clock()
+    if late:
+        say(f"no time was left to prepare {', '.join(late)}")
+    node.write()
+    done = 0
+    while ready and done <= (rounds or done) and (done < FEWEST or budget.left()):
         for bench, repeat in list(ready):
+            if done >= FEWEST and not budget.left():
+                break
             at(bench.metric)
             world.barrier()
             value, why = _attempt(repeat)
             told = world.allgather((value, why))
             if not node.well(bench, [reason for _, reason in told]):
                 ready.remove((bench, repeat))
-            elif rounds:  # the first round warms up
+            elif done:  # the first round warms up
                 node.add(bench, [value for value, _ in told])
-        rounds += 1
-        longest = max(longest, budget.clock() - begin)
+        done += 1
         node.write()
     return node.samples()
 

@@ -192,7 +192,7 @@ def test_the_command_names_bad_nodes_and_the_line_for_slurm(tmp_path: Path) -> N
             "values.0 = 0: Input should be greater than 0",
         ),
         ('{"node": "a", "metric": "m", "better": "up", "values": [1]}', "better = 'up'"),
-        ('{"node": "a", "metric": "m", "better": "more", "values": []}', "values = []"),
+        ('{"node": "a", "metric": "m", "better": "more", "values": []}', "expected values, or failed with the reason"),
         ('{"node": "a", "metric": "m", "better": "more", "values": [1], "x": 1}', "x = 1: Extra inputs"),
         ('{"version": 2, "node": "a", "metric": "m", "better": "more", "values": [1]}', "version = 2"),
         ('{"node": "a", "metric": "m", "better": "more", "values": [NaN]}', ":1: "),
