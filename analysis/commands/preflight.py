@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from analysis.commands.criteria import criteria
 from analysis.commands.hours import hours
 from analysis.commands.select import select
 from analysis.commands.simulate import simulate_
@@ -349,5 +350,6 @@ def _bounds(path: Path | None, metrics: Sequence[Metric]) -> Mapping[str, float]
     return source.data
 
 
+preflight.add_command(criteria)
 preflight.add_command(select)
 preflight.add_command(simulate_)

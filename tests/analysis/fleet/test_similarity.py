@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.stats import wasserstein_distance
 
 from analysis.fleet.criteria import learn
 from analysis.fleet.similarity import one_sided, similarity, similarity_matrix
+from tests.fixtures.cli import mlhpc
 
 
 def pairs(count: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -96,3 +100,20 @@ def test_a_benchmark_that_does_not_repeat_cannot_have_that_criterion() -> None:
     samples = {f"n{i}": chance.uniform(50, 150, 4).tolist() for i in range(9)}
     found = learn(samples, more_is_better=True, alpha=0.97)
     assert not found.usable
+
+
+def test_the_command_prints_criteria_and_gives_no_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.jsonl"
+    lines = [
+        {"node": f"n{n}", "metric": "triad", "better": "more", "values": [99 + n / 10, 100, 101] if n < 5 else [50, 51]}
+        for n in range(6)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    done = mlhpc("preflight", "criteria", path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("triad: criterion of n")
+    assert done.stdout.endswith("; 5 nodes alike; worse and less similar than 0.95: n5\n")
+    (found,) = json.loads(mlhpc("preflight", "criteria", path, "--format", "json").stdout)["criteria"]
+    assert (found["left_out"], found["usable"]) == (["n5"], True)
+    assert 0.99 < found["repeatability"] < 1
+    assert "not usable" in mlhpc("preflight", "criteria", path, "--alpha", "0.9999").stdout
