@@ -79,6 +79,7 @@ RUN_REPLACED = "failed_run_replaced"  # for each run of this trial that began, f
 RANK_PHASES = "rank_phases"  # per-epoch phase seconds: mean over ranks
 RANK_STATS = "rank_stats"  # per epoch: phases, bytes read and communicated, memory peaks: their distribution over ranks
 ENERGY = "energy"  # joules since the last such event or run_start, by counter, summed over nodes and GPUs
+OTHER_WORK = "other_work"  # per node, CPU seconds of the run: the ranks' own, other processes', stolen by a hypervisor
 
 
 class EventLog:
