@@ -43,8 +43,8 @@ def run(data: Path, folder: Path, ranks: int, *options: str) -> subprocess.Compl
 def launched(data: Path, folder: Path, ranks: int, *options: str) -> tuple[int, list[str]]:
     """The exit code and the output as `mlhpc run` starts ranks.
 
-    mpiexec's own code is no promise: it is 1 if all ranks have ended by themselves, and 9 if it was quicker to kill those that
-    were left after the first, as it always is for a rank that was stopped.
+    mpiexec's own code is no promise: mostly 1, that of the rank that ended first, but it has been 9, the signal by which mpiexec
+    kills ranks that are left.
     """
     log = folder.parent / "launched.log"
     code = run_local(toy(data, folder, *options), ranks=ranks, log=log, say=lambda text: None)
