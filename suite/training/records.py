@@ -163,7 +163,7 @@ class OtherWork:
         absent = Counter(use.absent for use in uses.values() if use.absent is not None)
         most = sorted(entries, key=lambda entry: share_of(entry, seconds), reverse=True)[:NODES_UP_TO]
         value = [
-            {name: of for name, of in entry.items() if name != "absent"}
+            {name: round(of, 3) if isinstance(of, float) else of for name, of in entry.items() if name != "absent"}
             for entry in sorted(most, key=lambda entry: int(entry["node"]))
         ]
         log.event(mllog.OTHER_WORK, value, metadata={"seconds": seconds, "nodes": len(uses), "absent": absent})
