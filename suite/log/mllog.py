@@ -80,6 +80,7 @@ RANK_PHASES = "rank_phases"  # per-epoch phase seconds: mean over ranks
 RANK_STATS = "rank_stats"  # per epoch: phases, bytes read and communicated, memory peaks: their distribution over ranks
 PREFLIGHT = "preflight"  # {"good", "bad", "inconclusive"}: nodes by the verdict before; metadata: criteria
 ENERGY = "energy"  # joules since the last such event or run_start, by counter, summed over nodes and GPUs
+OTHER_WORK = "other_work"  # per node, CPU seconds of the run: the ranks' own, other processes', stolen by a hypervisor
 
 
 class EventLog:
