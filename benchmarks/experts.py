@@ -8,15 +8,14 @@ epoch, then the mean difference with its 95 % interval (Student) and whether the
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
 from pathlib import Path
 
 from block import Head, open_workload, trainer
+from subject import data_root, subject_parser
 
-from suite.config import default_data_root
 from suite.descriptor import descriptor
 from suite.log import student_t
 from suite.log.mllog import EventLog
@@ -27,16 +26,12 @@ TWINS = {"experts": "hyperparameters.dense=false", "dense": "hyperparameters.den
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload")
-    parser.add_argument("--size", default="smoke")
+    parser = subject_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=200)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
-    root = args.data or default_data_root(args.workload, args.size)
+    root = data_root(args)
     curves: dict[str, list[list[float]]] = {twin: [] for twin in TWINS}
     world = World.create()
     for seed in range(args.first_seed, args.first_seed + args.pairs):

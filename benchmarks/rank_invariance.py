@@ -16,20 +16,18 @@ import sys
 import tempfile
 from pathlib import Path
 
+from subject import data_root, subject_parser
+
 METRIC_LIMIT = 1e-6
 # What makes a batch one batch on several ranks, where the workload's default does not
 JOINED = {"deepcam": ["hyperparameters.batchnorm_group_size={ranks}"]}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload")
-    parser.add_argument("--size", default="smoke")
+    parser = subject_parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--data", type=Path)
     parser.add_argument("--loss-limit", type=float, default=1e-5)
     parser.add_argument("--float64", action="store_true", help="all arithmetic of the model in double precision")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
@@ -78,7 +76,6 @@ def worker(args: argparse.Namespace) -> int:
     import torch
     from block import Head, open_workload, trainer
 
-    from suite.config import default_data_root
     from suite.log.mllog import EventLog
     from suite.training.checkpoint import Position
     from suite.training.loop import evaluate
@@ -92,7 +89,7 @@ def worker(args: argparse.Namespace) -> int:
     joined = [text.format(ranks=world.size) for text in JOINED.get(args.workload, [])]
     overrides = ["max_epochs=1", "window_steps=1", *joined, *args.overrides]
     workload, config = open_workload(args.workload, args.size, overrides, world)
-    root = args.data or default_data_root(args.workload, args.size)
+    root = data_root(args)
     data = Head(workload.dataset("train", root), args.steps * config.global_batch_size, dtype)
     whole = workload.dataset("validation", root)
     validation = Head(whole, len(whole), dtype)

@@ -103,6 +103,9 @@ class OfficialRules(_Frozen):
 class SizeCard(_Frozen):
     """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is the size of a stored sample without compression.
 
+    FLOPs are those of the model (`suite.workload.Work`): ``forward_flops_per_sample`` is the forward pass's part of those of
+    training, with all that a prediction takes (OpenFold's recycles, OpenCatalyst's forces).
+
     The four counts from ``model_parameters`` on are 0 until they are counted (`mlhpc card fill`).
     """
 

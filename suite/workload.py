@@ -32,7 +32,8 @@ class Work:
 
     ``model_flops`` is what the algorithm needs for forward and backward pass (2 per multiply-add), ``executed_flops`` what the
     code does (with recomputation and padding), ``algorithmic_bytes`` the compulsory traffic of all operators. ``forward_flops``
-    and ``forward_bytes`` are the forward pass's part of ``model_flops`` and ``algorithmic_bytes``. The optimizer's bytes, divided
+    and ``forward_bytes`` are the forward pass's part of ``model_flops`` and ``algorithmic_bytes``; ``forward_extra_flops`` is what
+    the code's forward pass does beyond it, or less if negative. The optimizer's bytes, divided
     by the samples of a batch, are in ``algorithmic_bytes``; its FLOPs are elementwise and in none of the three.
     ``all_reduce_bytes_per_step`` is the size of the gradients of parameters that every rank holds. ``all_to_all_bytes`` is the
     size of the rows that one sample sends to experts and back if experts are spread over ranks, rows that stay included.
@@ -47,6 +48,7 @@ class Work:
     optimizer_bytes_per_step: float
     all_reduce_bytes_per_step: float
     all_to_all_bytes: float = 0.0
+    forward_extra_flops: float = 0.0
 
 
 # Elementwise FLOPs per parameter of an update: moments, bias correction, decay; LAMB adds its norms and their ratio
@@ -174,6 +176,10 @@ class Workload(Protocol):
         A plain number says that its standard error is not known.
         """
         ...
+
+    def work_of(self, batch: Batch) -> Work:
+        """Compute `work` for the samples of this batch alone. Default: samples are of one size."""
+        return self.work()
 
     def data_hyperparameters(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """The hyperparameters to log that are true of the data, from the attributes of their manifest. Default: none."""

@@ -93,7 +93,8 @@ def test_the_runs_are_compliant_scored_and_shown(ran: Path, ranks: str) -> None:
     runs = ran / ranks / "runs" / "shapes"
     checked = mlhpc("check", runs, *CARD, "--format", "json")
     assert checked.returncode == 0, checked.stdout
-    assert {finding["rule"] for finding in json.loads(checked.stdout)["findings"]} == {"rcp-missing"}
+    rules = {finding["rule"] for finding in json.loads(checked.stdout)["findings"]}
+    assert rules - {"other-work"} == {"rcp-missing"}, "who else works on this machine is not the loop's"
     scored = mlhpc("score", runs, *CARD)
     assert scored.returncode == 0, scored.stdout
     assert "n=1 of 3" in scored.stdout

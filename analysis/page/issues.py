@@ -96,12 +96,21 @@ def _of_results(study: Study) -> Iterator[Issue]:
                 yield Issue(check.severity, where, f"{count} of {len(runs)} runs {check.text}")
         if pd.isna(row["score_s"]):
             yield Issue("problem", where, f"no score: {row['score_note']}")
+        yield from _company(where, runs)
         yield from _seeds(where, runs)
         yield from _curves(where, runs, curves)
         yield from _baselines(where, row, runs)
         if pd.notna(row["scaling_factor"]) and row["scaling_factor"] != 1.0:
             text = f"the package ships scaling factor {row['scaling_factor']:.5g}; the score here is without it"
             yield Issue("note", where, text)
+
+
+def _company(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
+    """Runs beside other work are slower and less alike than those on machines of their own."""
+    beside = runs[runs["had_company"]]
+    if not beside.empty:
+        most = f"up to {100 * float(beside['other_work_share'].max()):.2g} % of their CPUs"
+        yield Issue("doubt", where, f"{len(beside)} of {len(runs)} runs had company: other work took {most}")
 
 
 def _seeds(where: str, runs: pd.DataFrame) -> Iterator[Issue]:

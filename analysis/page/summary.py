@@ -83,7 +83,14 @@ def _time(task: Task, rows: pd.DataFrame, compared: pd.DataFrame, study: Study) 
         f"only a ratio of {first['smallest detectable ratio']:.3g} or more"
     )
     cost, advice = _cost(best, alike, rows, study)
-    return _Line(task.short, best, by, sure, cost, advice)
+    return _Line(task.short, best, by, sure + _company(rows, study), cost, advice)
+
+
+def _company(rows: pd.DataFrame, study: Study) -> str:
+    """Which of some results had other work beside their runs. Empty if none had."""
+    counted = [(str(row["label"]), study.converged_of(str(row["group"]))["had_company"]) for _, row in rows.iterrows()]
+    told = [f"{int(beside.sum())} of {len(beside)} runs of {label}" for label, beside in counted if beside.any()]
+    return f"; beside other work were {_some(told)}" if told else ""
 
 
 def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> _Line | None:
@@ -147,7 +154,7 @@ def _sentences(study: Study, alone: Sequence[Mapping[object, object]], ranked: b
     """What is known of results without another to rank them beside, and what would make a comparison."""
     results = study.distinct
     without = results[results["score_s"].isna()]
-    said = [_of_one(row) for row in alone[:LISTED]]
+    said = [_of_one(row, study) for row in alone[:LISTED]]
     if len(alone) > LISTED:
         said.append(f"{count_text(len(alone) - LISTED, 'more result')} with nothing to be ranked beside.")
     for row in without.head(LISTED).to_dict("records"):
@@ -168,8 +175,8 @@ def _sentences(study: Study, alone: Sequence[Mapping[object, object]], ranked: b
     return said
 
 
-def _of_one(row: Mapping[object, object]) -> str:
-    """Time, spread and cost of one result."""
+def _of_one(row: Mapping[object, object], study: Study) -> str:
+    """Time and spread of one result, and how many runs had other work beside them."""
     score, low, high = (row[name] for name in ("score_s", "score_low_s", "score_high_s"))
     interval = (
         f" (95 %: {number_text(float(low) / 60)} to {number_text(float(high) / 60)})"  # type: ignore[arg-type]
@@ -181,5 +188,6 @@ def _of_one(row: Mapping[object, object]) -> str:
     share = f"; {100 * float(train) / float(run):.0f} % of that is training" if run and not is_absent(train) else ""  # type: ignore[arg-type]
     return (
         f"{row['label']} {verb} of {row['benchmark']} ({row['size']}) in {number_text(float(score) / 60)} min{interval}{share}; "  # type: ignore[arg-type]
-        f"{row['n_reached']} of {row['n_started']} runs reached it."
+        f"{row['n_reached']} of {row['n_started']} runs reached it"
+        f"{_company(pd.DataFrame([row]), study)}."
     )

@@ -193,6 +193,10 @@ def _logged_by_us(record: RunRecord) -> dict[str, Any]:
             "staging_overlapped": text(staging.get("overlapped")),
         }
         | {column: record.work_per_sample.get(name) for column, name in WORK_COLUMNS.items()}
+        | {
+            "other_work_share": record.other_work.share if record.other_work else None,
+            "had_company": record.company is not None,
+        }
         | {"baselines": json.dumps(dict(record.baselines)) if record.baselines else None}
     )
 

@@ -20,6 +20,7 @@ from suite.files import YamlSource, print_line, write_whole
 
 if TYPE_CHECKING:
     from suite.performance.card_counts import Counts
+    from suite.workload import Work
 
 HELP_GROUP = "Extend"
 HELP_ORDER = 3
@@ -48,8 +49,9 @@ def fill(workload: str, size: str | None, output: Path | None) -> None:
 
     A size is counted with the configuration it ships and its data set, which is generated for it if there is none. Comments stay.
 
-    A card has the FLOPs of the model. A training step also executes those of losses, padding and what is computed again, so its
-    count is compared with the executed FLOPs of the workload's closed form, and the card with the model's.
+    A card has the FLOPs of the model, of a sample of mean size. The code also executes those of losses, padding and what is
+    computed again, so what is counted is compared with the executed FLOPs of the workload's closed form for the same samples,
+    and the card with the model's.
 
     Exit code 0: filled, or every count is right (FLOPs and bytes within 1 %); 1: a count is wrong, and was not changed; 2: usage.
     """
@@ -76,6 +78,11 @@ def fill(workload: str, size: str | None, output: Path | None) -> None:
             said, right = _judged(key, stated, counts)
             wrong = wrong or not right
             print_line(f"{workload} {name}: {key} {counted:,.0f}: {said}")
+        for mean, (told, found) in counts.means.items():
+            right = not _far(told, found)
+            wrong = wrong or not right
+            as_said = "as the configuration says" if right else f"the configuration says {told:,.6g}: WRONG"
+            print_line(f"{workload} {name}: {mean} of the data {found:,.6g}: {as_said}")
         if counts.uncovered:
             print_line(f"{workload} {name}: operators without a formula, not counted: {', '.join(counts.uncovered)}")
     target = output or chosen.card_path
@@ -91,28 +98,40 @@ def _empty(entry: SizeCard) -> bool:
 
 
 def _judged(key: str, stated: float, counts: Counts) -> tuple[str, bool]:
-    """What to say of a count beside the card's, and whether it is right. A ``stated`` 0 was filled in."""
-    counted, closed = getattr(counts, key), counts.closed_form
-    beside = _far(closed.executed_flops, closed.model_flops)  # the code executes more, or less, than the model
-    if key == TRAINING and _far(counted, closed.executed_flops):
-        return f"the closed form says that {closed.executed_flops:,.0f} are executed: WRONG", False
-    if key == TRAINING and stated and _far(stated, closed.model_flops):
-        return f"the card says {stated:,.0f}, the closed form of the model {closed.model_flops:,.0f}: WRONG", False
+    """What to say of a count beside the card's, and whether it is right. A ``stated`` 0 was filled in.
+
+    FLOPs that were counted are compared with the closed form of what is executed on the same samples, those of the card with the
+    closed form of the model on a sample of mean size.
+    """
+    counted = getattr(counts, key)
+    if key in (FORWARD, TRAINING):
+        executed, model = _closed(key, counts.counted_form)[0], _closed(key, counts.closed_form)[1]
+        if _far(counted, executed):
+            return f"the closed form says that {executed:,.0f} are executed: WRONG", False
+        if stated and _far(stated, model):
+            return f"the card says {stated:,.0f}, the closed form of the model {model:,.0f}: WRONG", False
+        if stated and _far(counted, stated):
+            return f"executed, as the closed form says; of the model {stated:,.0f}, as the card says", True
+        return "as the card says" if stated else "filled in", True
     if not stated:
         return "filled in", True
-    if not (_far(counted, stated) if key not in EXACT else counted != stated):
-        return "as the card says", True
+    right = counted == stated if key in EXACT else not _far(counted, stated)
+    return "as the card says" if right else f"the card says {stated:,.0f}: WRONG", right
+
+
+def _closed(key: str, form: Work) -> tuple[float, float]:
+    """The FLOPs that a closed form says are executed, and those of the model."""
     if key == TRAINING:
-        return f"executed, as the closed form says; of the model {stated:,.0f}, as the card says", True
-    if key == FORWARD and beside:
-        return f"executed; the card says {stated:,.0f} of the model: not compared", True
-    return f"the card says {stated:,.0f}: WRONG", False
+        return form.executed_flops, form.model_flops
+    return form.forward_flops + form.forward_extra_flops, form.forward_flops
 
 
 def _model_part(key: str, counts: Counts) -> float:
-    """What a card says of a count: of training FLOPs the model's, if the closed form of those executed is right."""
-    closed, counted = counts.closed_form, float(getattr(counts, key))
-    return closed.model_flops if key == TRAINING and not _far(counted, closed.executed_flops) else counted
+    """What a card says of a count: of FLOPs the model's, if the closed form of those executed is right."""
+    counted = float(getattr(counts, key))
+    if key not in (FORWARD, TRAINING) or _far(counted, _closed(key, counts.counted_form)[0]):
+        return counted
+    return _closed(key, counts.closed_form)[1]
 
 
 def _far(one: float, other: float) -> bool:

@@ -19,6 +19,8 @@ from suite.config import default_data_root, load_config  # noqa: E402
 from suite.descriptor import descriptor  # noqa: E402
 from suite.files import print_line  # noqa: E402
 from suite.log.attempts import began, find_way_on  # noqa: E402
+from suite.log.reader import read_events  # noqa: E402
+from suite.log.record import summarise  # noqa: E402
 from suite.log.run_folder import RunFolder, create, default_folder, refuse_existing, write_run_info  # noqa: E402
 
 if TYPE_CHECKING:
@@ -142,6 +144,8 @@ def _launch(plan: TrialPlan, trials: Sequence[int] | None, ranks: int | None, ov
         replace_failed=plan.replace_failed,
     )
     if trials is None:
+        if told := _company(folder):
+            print_line(f"{folder.root}: {told}")
         print_line(f"{folder.root}: {_summary(folder, config.workload, runs)}")
     return code
 
@@ -156,3 +160,13 @@ def _summary(folder: RunFolder, workload: str, runs: int) -> str:
     if left:
         return f"{reached}, {left} not finished; to go on: mlhpc run {workload} --output {folder.root} --resume"
     return f"{reached}; next: mlhpc score {folder.root} --explain"
+
+
+def _company(folder: RunFolder) -> str:
+    """How many runs had other work beside them, and what it took of the CPUs. Empty if none had."""
+    results = folder.results()
+    found = [company for path in results if (company := summarise(read_events(path, steps=False)).company)]
+    if not found:
+        return ""
+    most = max(found, key=lambda company: company.share)
+    return f"{len(found)} of {len(results)} run{'s' * (len(results) > 1)} had company: {most.text}"

@@ -162,7 +162,8 @@ def job_status(root: Path) -> JobStatus:
 def judge(record: RunRecord | None, job: JobStatus, silent_s: float, *, resumable: bool, sign: Sign) -> tuple[str, str]:
     """State of a trial, and a note, from its newest log that began, its job, its launcher and the silence of its files."""
     if record is not None and record.status == "success":
-        return "finished", "resumed, not scored" if record.resumed else ""
+        notes = ("resumed, not scored" if record.resumed else "", record.company.text if record.company else "")
+        return "finished", "; ".join(filter(None, notes))
     begun = record is not None and record.run_start_s is not None
     can = "can be resumed" if resumable else ""
     silent = f"silent for {duration_text(silent_s)}"

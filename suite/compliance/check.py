@@ -25,7 +25,7 @@ from suite.compliance.metric import record_of
 from suite.compliance.rules.copy_rules import SeenRuns
 from suite.compliance.rules.group_rules import GroupContext, apply_group_rules, is_weak
 from suite.compliance.rules.package_rules import judge_package, judge_system
-from suite.compliance.rules.table import Finding, LogContext, apply_log_rules, of_another_suite
+from suite.compliance.rules.table import NO_LOG, Finding, LogContext, apply_log_rules, of_another_suite
 from suite.compliance.ruleset import (
     Benchmark,
     GivenPoints,
@@ -35,6 +35,7 @@ from suite.compliance.ruleset import (
     ruleset,
     ruleset_names,
 )
+from suite.log.limits import HEAD_BYTES
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord
 from suite.log.results_tree import LINK, Group, SystemFile, Tree, find, list_files, list_system_files, read_system
@@ -181,7 +182,7 @@ def _named_otherwise(paths: list[Path]) -> str:
 
 def _head(file: Path) -> bytes:
     with file.open("rb") as stream:
-        return stream.read(2**18)
+        return stream.read(HEAD_BYTES)
 
 
 def check_log(path: Path, rules: Ruleset) -> CheckedLog:
@@ -190,7 +191,7 @@ def check_log(path: Path, rules: Ruleset) -> CheckedLog:
     try:
         log = read_events(path, steps=False)
     except OSError as error:
-        unread = Finding("log-empty", "error", name, None, f"cannot be read: {error.strerror}")
+        unread = Finding(NO_LOG, "error", name, None, f"cannot be read: {error.strerror}")
         return CheckedLog(RunRecord(path=path), None, (unread,))
     return judge_log(log, rules, name)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from suite import RULESET
 from suite.compliance.rules.table import OURS, explain
 from suite.compliance.ruleset import LAST_ROUND, newest_training, ruleset, ruleset_names, ruleset_of_round
+from suite.log.limits import HEAD_BYTES
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import Group, round_of
@@ -23,7 +24,6 @@ explain("round-agrees", "a folder that gives a package its round is in no other 
 explain("ruleset-assumed", "a round's folder or the logs tell which rules hold; else the newest do", OURS)
 
 Breach = tuple[str, Path, str]  # rule, path, message
-_HEAD_BYTES = 2**18  # enough for the events that name the ruleset and for run_start
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _beginnings(group: Group) -> Iterator[RunRecord]:
     short = []
     for path in group.logs:
         with suppress(OSError):
-            record = summarise(read_events(path, steps=False, first_bytes=_HEAD_BYTES))
+            record = summarise(read_events(path, steps=False, first_bytes=HEAD_BYTES))
             if record.benchmark is not None and record.run_start_s is not None:
                 yield record
             else:

@@ -9,7 +9,7 @@ from html import escape
 
 from suite.compliance.check import Verdict
 from suite.compliance.explanations import link
-from suite.compliance.rules.table import Finding
+from suite.compliance.rules.table import NO_LOG, Finding
 from suite.compliance.ruleset import Severity
 from suite.files import printable
 
@@ -17,7 +17,12 @@ _LISTED_OF_A_KIND = 5
 
 
 def as_table(verdict: Verdict) -> str:
-    """Render as lines, errors first. Of many findings of one rule that are no errors: the first few and a count."""
+    """Render as lines, errors first. Of many findings of one rule that are no errors: the first few and a count.
+
+    Of a single file that is no log that is the one line: how it was judged says nothing.
+    """
+    if (empty := _no_log(verdict)) is not None:
+        return f"{_level(empty):7}  {empty.rule:20}  {where(empty)}: {printable(_message(empty))}"
     lines = []
     for finding, more in _ordered(verdict):
         text = (
@@ -36,6 +41,9 @@ def print_table(verdict: Verdict) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
+    if _no_log(verdict) is not None:
+        console.print(Text(as_table(verdict), style="bold red"))
+        return
     colour = {"error": "bold red", "warning": "yellow", "info": "dim", "waived": "dim"}
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("severity", "rule", "where", "what"):
@@ -53,6 +61,13 @@ def print_table(verdict: Verdict) -> None:
         console.print(table)
         console.print(Text(_HELP, style="dim"))
     console.print(Text(summary(verdict), style="bold green" if verdict.compliant else "bold red"))
+
+
+def _no_log(verdict: Verdict) -> Finding | None:
+    """The error that says so, if what was checked is one file that is no log. None else."""
+    errors = verdict.counted("error")
+    alone = verdict.logs == 1 and not verdict.packages and len(errors) == 1 and not verdict.counted("warning")
+    return errors[0] if alone and errors[0].rule == NO_LOG else None
 
 
 def as_github(verdict: Verdict) -> str:

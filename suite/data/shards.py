@@ -128,6 +128,12 @@ class ShardReader:
         return columns
 
 
+def stored_bytes(path: Path) -> int:
+    """Bytes of all arrays of a shard, without compression."""
+    with h5py.File(path) as file:
+        return sum(file[name].nbytes for name in file)
+
+
 def bytes_read() -> int:
     """Bytes of samples that this process has read from shards since it began, on all threads."""
     return _READ.total

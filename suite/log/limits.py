@@ -11,6 +11,7 @@ from suite.errors import InputError
 from suite.files import LIMITS
 
 EXIT_CODE_BYTES = 64  # the largest file that is read as an exit code
+HEAD_BYTES = 2**18  # the beginning of a log: enough for the events that name the ruleset and for run_start
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 _FACTORS = {"": 1, "KiB": _KIB, "MiB": _MIB, "GiB": _GIB}
 

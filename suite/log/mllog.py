@@ -81,6 +81,7 @@ RANK_STATS = "rank_stats"  # per epoch: phases, bytes read and communicated, mem
 GOODPUT = "goodput"  # after run_stop: where the seconds of this trial's attempts went, what each interruption cost
 PREFLIGHT = "preflight"  # {"good", "bad", "inconclusive"}: nodes by the verdict before; metadata: criteria
 ENERGY = "energy"  # joules since the last such event or run_start, by counter, summed over nodes and GPUs
+OTHER_WORK = "other_work"  # per node, CPU seconds of the run: the ranks' own, other processes', stolen by a hypervisor
 
 
 class EventLog:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from suite.card import Target
 from suite.log import mllog
+from suite.log.other_work import OtherWork, read_other_work
 from suite.log.reader import Log
 from suite.log.timeline import Epoch, Timeline, TimeShares, closed_epochs, shares, staging_seconds, timeline
 from suite.log.values import exact, finite, whole
@@ -88,6 +89,14 @@ class RunRecord:
     baselines: Mapping[str, float] = field(default_factory=dict)
     data_manifest: str | None = None
     config: Mapping[str, Any] | None = None
+    other_work: OtherWork | None = None
+
+    @property
+    def company(self) -> OtherWork | None:
+        """What others took of the CPUs, if that may have slowed the run. None in throughput mode: instances run at once."""
+        return (
+            self.other_work if self.other_work is not None and self.other_work.counts and self.mode != "weak" else None
+        )
 
     @property
     def compute_units(self) -> int | None:
@@ -105,8 +114,7 @@ def summarise(log: Log, metric: str | None = None) -> RunRecord:
 def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRecord, Timeline]:
     """Summarise any log as `summarise` does, and return the timeline up to run_stop, from which the summary is made, beside it."""
     run = log.until(mllog.RUN_STOP)
-    start, stop = run.first(mllog.RUN_START), run.first(mllog.RUN_STOP)
-    mode = run.first(mllog.RUN_MODE)
+    start, stop, mode = map(run.first, (mllog.RUN_START, mllog.RUN_STOP, mllog.RUN_MODE))
     metric_keys = [key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)]
     metric_key = metric if metric in metric_keys else next(iter(metric_keys), None)
     line = timeline(run, metric_key or mllog.EVAL_ERROR)
@@ -160,6 +168,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         baselines=_numbers(first(mllog.BASELINE)),
         data_manifest=_text(first(mllog.DATA_MANIFEST)),
         config=_mapping(first(mllog.RUN_CONFIG)),
+        other_work=read_other_work(run.first(mllog.OTHER_WORK)),
     )
     return record, line
 

@@ -66,6 +66,7 @@ def build_package(
     _check_one_suite(runs)
     submitter = submitter or _common(runs, "submission_org", lambda record: record.org)
     _check_folder_name("--submitter", submitter)
+    _check_submitter(runs, submitter)
     package = out if out is not None else Path("submissions") / submitter
     if package.absolute().name != submitter:
         raise InputError(
@@ -96,7 +97,7 @@ def build_package(
     return Package(
         package,
         results,
-        tuple(notes(results, submitter, division)),
+        tuple(notes(results, division)),
         tuple(_blank(package, results)),
         tuple(describe(personal)),
     )
@@ -128,6 +129,16 @@ def _check_one_suite(runs: Sequence[Run]) -> None:
                 raise InputError(
                     f"{run.folder.root}: {what} is {other}, in {runs[0].folder.root} {one}; package them apart"
                 )
+
+
+def _check_submitter(runs: Sequence[Run], submitter: str) -> None:
+    """InputError if a log names another organisation: the checker would refuse the package (rule submitter-agrees)."""
+    for record in (record for run in runs for record in run.records):
+        if record.org is not None and record.org != submitter:
+            raise InputError(
+                f"{record.path}: submission_org is {record.org!r}, the submitter {submitter!r}; logs are not edited: "
+                f"expected --submitter {record.org!r}, or runs made with --set submission.org={submitter}"
+            )
 
 
 def _common(runs: Sequence[Run], key: str, value: Callable[[RunRecord], str | None]) -> str:

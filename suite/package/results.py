@@ -155,17 +155,12 @@ def _choose_runs(records: Sequence[RunRecord], benchmark: Benchmark) -> _Choice:
     return scored, (), tuple((run.record, str(run.dropped)) for run in outside)
 
 
-def notes(results: Sequence[Result], submitter: str, division: str) -> Iterator[str]:
+def notes(results: Sequence[Result], division: str) -> Iterator[str]:
     """What a person should know of the results: runs that do not count, and logs that disagree with the package."""
     for result in results:
         for record in result.pruned:
             yield f"{record.path}: pruned: {failure(record, result.benchmark) or f'seed {record.seed} is repeated'}"
         for record in result.scored:
-            if record.org != submitter:
-                yield (
-                    f"{record.path}: submission_org is {record.org!r}, not {submitter!r}; "
-                    "set submission.org in the config of the run"
-                )
             if record.division != division:
                 yield f"{record.path}: submission_division is {record.division!r}, not {division!r}"
         for record, why in result.left_out:

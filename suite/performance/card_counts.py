@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from suite.config import RunConfig
-from suite.data.shards import bytes_read
+from suite.data.manifest import Manifest, read_manifest
+from suite.data.shards import stored_bytes
 from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.performance.flops import count
@@ -16,16 +18,18 @@ from suite.training.trial import count_parameters
 from suite.workload import Work, Workload, load_workload
 from suite.world import World
 
-SAMPLES = 8  # of one counted step: enough for a mean where samples differ in size
+SAMPLES = 8  # of one counted step
 SEED = 0
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What was counted, with the names of a card. FLOPs and bytes are per sample, the mean of the samples of one step.
+    """What was counted, with the names of a card. FLOPs are per sample, the mean of the samples of one step.
 
-    Forward FLOPs are those of the model's calls. Training FLOPs are all that a step executes, losses included: their closed form is
-    ``closed_form.executed_flops``, where a card has ``model_flops``. ``uncovered`` names operators that have no formula: their
+    Forward FLOPs are those of the model's calls. Training FLOPs are all that a step executes, losses included. Of these samples and
+    of a batch of so many ``counted_form`` is the closed form; ``closed_form`` is that of a sample of mean size in the batch of the
+    config, which a card has. ``sample_bytes`` is the mean of all stored training samples. ``means`` has, by name, means
+    that the config states of its data, and those of the data. ``uncovered`` names operators that have no formula: their
     FLOPs are missing.
     """
 
@@ -36,22 +40,27 @@ class Counts:
     training_flops_per_sample: float
     sample_bytes: int
     closed_form: Work
+    counted_form: Work
+    means: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     uncovered: tuple[str, ...] = ()
 
 
 def count_size(descriptor: Descriptor, config: RunConfig, root: Path) -> Counts:
     """Count on this processor, on one rank, with the data set under ``root``. InputError if the data do not fit the config."""
-    workload: Workload = load_workload(descriptor)(config)
-    world = World.create()
+    load, world = load_workload(descriptor), World.create()
     if world.size > 1:
         raise InputError("mlhpc card fill counts on one rank: start it without a launcher")
+    manifest = read_manifest(root)
+    chosen = range(min(SAMPLES, manifest.samples("train")))
+    step = {
+        "global_batch_size": len(chosen),
+        "gradient_accumulation_steps": 1,
+    }  # what a step does once is shared by its samples
+    workload: Workload = load(config.model_copy(update=step))
     torch.manual_seed(SEED)
     model = workload.build_model(world)
     train, validation = (workload.dataset(split, root) for split in ("train", "validation"))
-    chosen = range(min(SAMPLES, len(train)))
-    before = bytes_read()
     batch = train.load(chosen, seed=SEED, epoch=1)
-    read = bytes_read() - before
     model.train()
     with torch.no_grad():
         forward = count(lambda: workload.loss(model, batch), model)
@@ -62,7 +71,25 @@ def count_size(descriptor: Descriptor, config: RunConfig, root: Path) -> Counts:
         model_parameters=count_parameters(model, workload, world),
         forward_flops_per_sample=forward.by_module.get("", forward.flops) / len(chosen),
         training_flops_per_sample=training.flops / len(chosen),
-        sample_bytes=round(read / len(chosen)),
-        closed_form=workload.work(),
+        sample_bytes=round(_stored_bytes(root, manifest)),
+        closed_form=load(config).work(),
+        counted_form=workload.work_of(batch),
+        means=_means(config, manifest),
         uncovered=tuple(sorted({*forward.uncovered, *training.uncovered})),
     )
+
+
+def _stored_bytes(root: Path, manifest: Manifest) -> float:
+    """The mean size of a stored training sample; a loader may leave arrays out."""
+    files = [root / entry.file for entry in manifest.splits["train"]]
+    return sum(map(stored_bytes, files)) / manifest.samples("train")
+
+
+def _means(config: RunConfig, manifest: Manifest) -> dict[str, tuple[float, float]]:
+    """The means that a config states of its data, beside those in the manifest's attributes: settings named ``mean_*``."""
+    stated = config.hyperparameters.model_dump()
+    return {
+        name: (float(stated[name]), float(value))
+        for name, value in manifest.attributes.items()
+        if name.startswith("mean_") and isinstance(stated.get(name), int | float) and isinstance(value, int | float)
+    }

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from suite.log import mllog
 from suite.log.mllog import EventLog
+from suite.log.other_work import NODES_UP_TO, share_of
+from suite.machine.probes.allowance import read_allowance
+from suite.machine.probes.cpu_time import NodeTimes, NodeUse, read_node_times, read_own_s, work_out_use
+from suite.machine.probes.root import machine_root
 from suite.training.instrument import Instruments, by_rank
 from suite.training.progress import Progress
 from suite.training.timing import OTHER, NoTimer, PhaseTimer, device_clock
@@ -117,3 +125,58 @@ class Records:
     def _add(self, more: Mapping[str, float]) -> None:
         for name, value in more.items():
             self._totals[name] = self._totals.get(name, 0.0) + value
+
+
+class _Told(NamedTuple):
+    """What a rank knows of the CPUs at the end of a run; of the whole node, at its ``begin`` and ``end``, only one rank of it."""
+
+    node: int
+    own_s: float
+    cpus: frozenset[int]
+    cores: int
+    begin: NodeTimes | None
+    end: NodeTimes | None
+
+
+class OtherWork:
+    """Follows what other processes take of the CPUs that the ranks may use, from its making to `log`. Costs nothing between."""
+
+    def __init__(self, world: World, root: Path | None = None) -> None:
+        self._world = world
+        self._root = root or machine_root(os.environ)
+        self._node = self._read_node()
+        self._own_s = read_own_s(self._root)
+
+    def log(self, log: EventLog) -> None:
+        """Write the event of the run: one entry per node. All ranks call it."""
+        own_s, end = read_own_s(self._root) - self._own_s, self._read_node()
+        allowed = read_allowance(self._root)
+        rows = self._world.gather(_Told(self._world.node, own_s, allowed.cpus, allowed.cores, self._node, end))
+        if rows is None or self._node is None or end is None:  # rank 0 reads a node and gathers
+            return
+        seconds = end.at_s - self._node.at_s
+        told: dict[int, list[_Told]] = {}
+        for row in rows:
+            told.setdefault(row.node, []).append(row)
+        uses = {node: _node_use(of_node) for node, of_node in sorted(told.items())}
+        entries = [{"node": node, **asdict(use)} for node, use in uses.items() if use.absent is None]
+        absent = Counter(use.absent for use in uses.values() if use.absent is not None)
+        most = sorted(entries, key=lambda entry: share_of(entry, seconds), reverse=True)[:NODES_UP_TO]
+        value = [
+            {name: round(of, 3) if isinstance(of, float) else of for name, of in entry.items() if name != "absent"}
+            for entry in sorted(most, key=lambda entry: int(entry["node"]))
+        ]
+        log.event(mllog.OTHER_WORK, value, metadata={"seconds": seconds, "nodes": len(uses), "absent": absent})
+
+    def _read_node(self) -> NodeTimes | None:
+        """One rank reads what is of the whole node."""
+        return read_node_times(self._root) if self._world.local_rank == 0 else None
+
+
+def _node_use(rows: Sequence[_Told]) -> NodeUse:
+    """The use of one node, from what its ranks told."""
+    begin, end = next((row.begin, row.end) for row in rows if row.begin is not None)
+    assert begin is not None
+    assert end is not None
+    cpus = frozenset[int]().union(*(row.cpus for row in rows))
+    return work_out_use(begin, end, cpus, sum(row.own_s for row in rows), max(row.cores for row in rows))

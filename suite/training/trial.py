@@ -26,6 +26,7 @@ from suite.training.devices import pick_device, threads_per_rank
 from suite.training.loop import Outcome, Trainer
 from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
+from suite.training.records import OtherWork
 from suite.training.run_data import RunData, open_data, verify_source
 from suite.training.signals import StopSignals
 from suite.training.startup import keep_freed_memory
@@ -177,6 +178,7 @@ class _Trial:
         """Train, from run_start to run_stop."""
         self.progress.enter("beginning the run")
         self.world.barrier()
+        others = OtherWork(self.world)
         self.log.start(mllog.RUN)
         self.in_run = True
         self.signals.deferred = True
@@ -185,6 +187,7 @@ class _Trial:
         self.progress.enter("ending the run")
         self.world.barrier()
         data.finish()
+        others.log(self.log)
         self._run_stop(outcome, position)
         trainer.saver.close()
         return outcome

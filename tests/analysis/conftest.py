@@ -57,8 +57,12 @@ def log_text(
     platform: str = "testbed",
     phases: bool = False,
     extra: tuple[tuple[str, Any], ...] = (),
+    others: float | None = None,
 ) -> LogText:
-    """One run: staging (seconds from run_start), then per error one epoch of train_s, an evaluation and a gap."""
+    """One run: staging (seconds from run_start), then per error one epoch of train_s, an evaluation and a gap.
+
+    ``others``: the share of two CPUs that other work took.
+    """
     log = LogText()
     log.event(start_s - 30, "init_start")
     for key, value in (
@@ -129,6 +133,10 @@ def log_text(
         log.event(now + train_s + eval_s, "eval_stop", epoch_num=epoch)
         log.event(now + train_s + eval_s, "epoch_stop", epoch_num=epoch)
         now += train_s + eval_s + gap_s
+    if others is not None:
+        seconds = now - start_s
+        use = {"node": 0, "cpus": 2, "own_s": seconds, "other_s": 2 * others * seconds, "stolen_s": 0.0}
+        log.event(now, "other_work", [use], seconds=seconds, nodes=1, absent={})
     if stop:
         log.event(now, "run_stop", status=status)
     return log

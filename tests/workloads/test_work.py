@@ -13,12 +13,15 @@ import torch
 from torch import nn
 
 from suite.config import RunConfig, load_config
+from suite.data.manifest import read_manifest
 from suite.descriptor import descriptor, descriptors
 from suite.log.reader import read_events
+from suite.performance.card_counts import count_size
 from suite.performance.flops import count
 from suite.workload import Work, Workload, load_workload
 from tests.workloads.open_catalyst.conftest import random_structure
 from tests.workloads.open_catalyst.test_model import batch as graph_of
+from tests.workloads.tiny import TINY
 
 Batch = dict[str, torch.Tensor]
 LOOP = ("hyperparameters.moe.backend=loop",)  # plain products: other back ends round the rows of an expert up
@@ -61,6 +64,16 @@ class _Alone:
     size, rank = 1, 0
 
 
+def test_the_forward_pass_of_moe_lm_executes_both_halves_of_its_attention() -> None:
+    config = load_config(descriptor("moe_lm"), "smoke", ("global_batch_size=2", *LOOP))
+    workload: Workload = load_workload(descriptor("moe_lm"))(config)
+    model, work = workload.build_model(_Alone()), workload.work()  # type: ignore[arg-type]
+    with torch.no_grad():
+        counted = count(lambda: workload.loss(model, moe_lm(config)), model)
+    assert work.forward_flops + work.forward_extra_flops == pytest.approx(counted.by_module[""] / 2, rel=1e-3)
+    assert work.forward_extra_flops > 0.05 * work.forward_flops
+
+
 @pytest.mark.parametrize(
     ("name", "size", "overrides"),
     [
@@ -93,11 +106,14 @@ def test_open_catalyst_executes_what_is_counted() -> None:
 
 @pytest.mark.parametrize("name", sorted(descriptors()))
 def test_every_size_says_all_of_its_work_and_reduces_its_gradients(name: str) -> None:
-    for size in descriptor(name).card().sizes:
+    sizes = descriptor(name).card().sizes
+    for size in sizes:
         config = load_config(descriptor(name), size)
         workload: Workload = load_workload(descriptor(name))(config)
         work = workload.work()
         assert 0 < work.forward_flops < work.model_flops
+        assert sizes[size].forward_flops_per_sample == pytest.approx(work.forward_flops)
+        assert 0 < work.forward_flops + work.forward_extra_flops < work.executed_flops
         assert 0 < work.forward_bytes < work.algorithmic_bytes
         assert 0 < work.optimizer_bytes_per_step / config.global_batch_size < work.algorithmic_bytes
         assert work.optimizer_flops_per_step > 0
@@ -129,6 +145,26 @@ def test_openfold_executes_what_is_counted(
     assert work.executed_flops == pytest.approx(counted.flops / 2, rel=0.01 if checkpointing else 1e-3)
     if not checkpointing:  # the model's are the network's, without losses
         assert work.forward_flops == pytest.approx(counted.by_module[""] / 2, rel=0.01)
+
+
+OF_COUNT = {"openfold": ["hyperparameters.num_recycling_iters=0"], "swinv2_moe": LOOP}
+
+
+@pytest.mark.parametrize("name", ["cosmoflow", "open_catalyst", "openfold", "swinv2_moe"])
+def test_a_card_s_count_is_compared_with_the_closed_form_of_the_samples_that_were_counted(
+    name: str, made_once: Callable[[str], Path]
+) -> None:
+    """OpenCatalyst's first samples are not of mean size; SwinV2-MoE computes position biases once per batch, of 8 here, not 20."""
+    data = made_once(name)
+    overrides = [*TINY[name].overrides(read_manifest(data).attributes), *OF_COUNT.get(name, ())]
+    counts = count_size(descriptor(name), load_config(descriptor(name), "smoke", overrides), data)
+    form, network = counts.counted_form, counts.forward_flops_per_sample
+    assert counts.uncovered == ()
+    assert counts.training_flops_per_sample == pytest.approx(form.executed_flops, rel=1e-3)
+    assert network == pytest.approx(
+        form.forward_flops + form.forward_extra_flops, rel=3e-3 if name == "openfold" else 1e-3
+    )
+    assert set(counts.means) == ({"mean_atoms", "mean_edges", "mean_triplets"} if name == "open_catalyst" else set())
 
 
 @pytest.fixture(scope="module")

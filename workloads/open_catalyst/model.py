@@ -317,7 +317,26 @@ def work(config: OpenCatalystConfig, *, global_batch_size: int, element_bytes: i
         optimizer_flops_per_step=UPDATE_FLOPS["AdamW"] * parameters,
         optimizer_bytes_per_step=optimizer,
         all_reduce_bytes_per_step=GRADIENT_BYTES * parameters,
+        forward_extra_flops=executed_forward_flops(c, structures_per_step=global_batch_size)
+        - FORCES * forward_flops(c),
     )
+
+
+def executed_forward_flops(config: OpenCatalystConfig, *, structures_per_step: float) -> float:
+    """Compute the FLOPs of our formulation for energy and forces of a sample of mean size. A test compares them with counted ones.
+
+    The terms are those of `executed_flops`: a product runs once for the energy and once for the force, or once if it does not
+    depend on positions.
+    """
+    c = config
+    edges, spherical = c.mean_edges, c.num_spherical * c.num_radial
+    products = FORCES * sum(rows * inputs * outputs for rows, inputs, outputs in _layers(c) if rows != c.mean_triplets)
+    products += c.hidden_channels**2 * (2 * c.mean_atoms) - FORCES * 2 * c.hidden_channels**2 * edges
+    products += FORCES * edges * 2 * wave_count(c.num_spherical, c.num_radial) * spherical
+    products += FORCES * c.blocks * edges * spherical * c.triplet_channels
+    products += FORCES * c.blocks * c.mean_triplets * c.num_spherical * c.triplet_channels
+    products += c.blocks * spherical * c.basis_channels * c.triplet_channels / structures_per_step
+    return 2 * products
 
 
 def executed_flops(config: OpenCatalystConfig, *, structures_per_step: float) -> float:

@@ -118,8 +118,17 @@ class OpenCatalyst(Workload):
 
     def work(self) -> Work:
         """Compute the closed forms for a sample of mean size, with activations stored at the run's precision."""
+        return self._work(self._settings)
+
+    def work_of(self, batch: Batch) -> Work:
+        """Compute the closed forms for structures of the mean size of this batch."""
+        rows = {"mean_atoms": "number", "mean_edges": "source", "mean_triplets": "into"}
+        sizes = {name: len(batch[array]) / len(batch["energy"]) for name, array in rows.items()}
+        return self._work(self._settings.model_copy(update=sizes))
+
+    def _work(self, settings: OpenCatalystConfig) -> Work:
         element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
-        return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
+        return work(settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the force error of zero force, the mean force and a fitted pair potential."""

@@ -143,15 +143,17 @@ def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int,
     for stage in range(1, len(config.depths)):
         traffic += 6 * config.resolution(stage) ** 2 * (config.embed << stage)
     layout = Layout(global_batch_size) if layout is None else layout
-    extra = sent = 0.0
+    extra = forward_extra = sent = 0.0
     shares = 0
     for block in config.blocks():
         entries = (2 * block.window - 1) ** 2 / global_batch_size
         extra += entries * BIAS_HIDDEN * (2 * 4.0 + 3 * 2.0 * block.heads)  # offsets need no gradient
+        forward_extra += entries * BIAS_HIDDEN * (4.0 + 2.0 * block.heads)
         traffic += block.tokens * _traffic(block)
         if block.experts is not None:
             empty = layout.computed_rows(block.experts, block.tokens) - block.tokens * block.experts.top_k
             extra += 3 * 2.0 * empty * _expert(block)
+            forward_extra += 2.0 * empty * _expert(block)
             sent += layout.sent_rows(block.experts, block.tokens) * block.width
             shares += _ffn_parameters(block, active=False) - _router(block) if layout.spread > 1 else 0
     model = 3 * forward_flops(config) - _patch_flops(config)  # images need no gradient
@@ -167,6 +169,7 @@ def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int,
         optimizer_bytes_per_step=optimizer,
         all_reduce_bytes_per_step=GRADIENT_BYTES * (parameters - shares),
         all_to_all_bytes=4.0 * element_bytes * sent,  # to the experts and back, values and gradients
+        forward_extra_flops=forward_extra,
     )
 
 

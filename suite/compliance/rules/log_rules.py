@@ -11,6 +11,7 @@ from suite.compliance.rules.clock import AFTER, CLOCKS_DIFFER_S, backwards, of_t
 from suite.compliance.rules.table import (
     HPC,
     LOGGING,
+    NO_LOG,
     OURS,
     LogBreach,
     LogContext,
@@ -25,7 +26,7 @@ from suite.log.record import first_reaching
 # What a log must hold
 
 
-@log_rule("log-empty", "a log holds at least one MLLOG event", LOGGING)
+@log_rule(NO_LOG, "a log holds at least one MLLOG event", LOGGING)
 def log_empty(context: LogContext) -> Iterator[LogBreach]:
     if not context.log.events:
         yield None, "no MLLOG event found; expected lines with ':::MLLOG {...}'"

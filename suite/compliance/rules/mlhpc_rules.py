@@ -14,6 +14,7 @@ from suite.compliance.rules.table import OURS, LogBreach, LogContext, epoch_num,
 from suite.compliance.ruleset import same
 from suite.files import brief
 from suite.log import mllog
+from suite.log.other_work import problem
 from suite.log.reader import Event
 from suite.log.timeline import Epoch
 from suite.log.values import finite
@@ -333,6 +334,26 @@ def machine_real(context: LogContext) -> Iterator[LogBreach]:
             event.line,
             f"run_config has simulated_machine = {brief(simulated)}: its facts are not those of the machine",
         )
+
+
+@log_rule(
+    "other-work",
+    "a run had the CPUs that it may use to itself: others took at most 5 % of them, and no whole CPU",
+    OURS,
+)
+def other_work(context: LogContext) -> Iterator[LogBreach]:
+    if context.record.mode == "weak":
+        return  # instances of one measurement run at once, and are each other's company
+    run_s, found = context.record.time_to_train_s, context.record.company
+    for event in islice(context.run.every(mllog.OTHER_WORK), 1):
+        seconds, wrong = finite(event.metadata.get("seconds")), problem(event)
+        if wrong is not None:
+            yield event.line, f"other_work = {brief(event.value)}: {wrong}"
+        elif seconds is not None and run_s is not None and abs(seconds - run_s) > 0.01 * run_s + 1.0:
+            yield event.line, f"other_work was counted for {seconds:.6g} s, the run took {run_s:.6g} s"
+        elif found is not None:
+            where = f"node {found.node}: " if (context.record.nodes or 1) > 1 else ""
+            yield event.line, f"{where}{found.text} during the run"
 
 
 @log_rule("work-agrees", "the FLOPs per sample agree with the card within 1 %", "the workload's card")

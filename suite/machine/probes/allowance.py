@@ -88,7 +88,7 @@ def _read_cpus(root: Path) -> frozenset[int]:
 def _read_quota(root: Path) -> float | None:
     """CPU seconds per second that the strictest control group allows."""
     quotas = []
-    for group in _list_groups(root, "cpu"):
+    for group in list_groups(root, "cpu"):
         words = read_text(group / "cpu.max").split()
         words = words or [read_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
         quota, period = map(parse_whole, words) if len(words) == 2 else (None, None)  # "max" and "-1": none
@@ -100,7 +100,7 @@ def _read_quota(root: Path) -> float | None:
 def _read_group_memory(root: Path) -> tuple[int | None, int | None]:
     """The lowest limit of the control groups, and the bytes that remain below all limits. File pages that can go are free."""
     limits, remaining = [], []
-    for group in _list_groups(root, "memory"):
+    for group in list_groups(root, "memory"):
         hard = [read_text(group / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
         known = [value for text in hard if (value := parse_whole(text)) is not None and value < UNLIMITED]
         if not known:
@@ -113,7 +113,7 @@ def _read_group_memory(root: Path) -> tuple[int | None, int | None]:
     return min(limits, default=None), min(remaining, default=None)
 
 
-def _list_groups(root: Path, controller: str) -> Iterator[Path]:
+def list_groups(root: Path, controller: str) -> Iterator[Path]:
     """The folders of this process's control groups for a controller, from its own up to the root of each hierarchy.
 
     In a container the path may be that of the host and not exist: the hierarchy's root is then the container's own group.

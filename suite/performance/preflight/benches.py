@@ -27,7 +27,7 @@ from suite.performance.ceilings.samples import calls_for
 from suite.workload import load_workload
 from suite.world import Launch, World
 
-REPETITION_S = 0.05
+REPETITION_S = 0.03
 CPU_ORDER, GPU_ORDER = 512, 4096  # of the products, the same on all nodes
 MESSAGE_BYTES = 1 << 20
 FILE_BYTES = 8 << 20

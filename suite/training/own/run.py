@@ -37,7 +37,7 @@ from suite.training.own.folder import find_benchmark, hyperparameters, logged, m
 from suite.training.own.steps import OwnSteps  # noqa: E402
 from suite.training.plan import TrialPlan  # noqa: E402
 from suite.training.progress import Progress  # noqa: E402
-from suite.training.records import Records  # noqa: E402
+from suite.training.records import OtherWork, Records  # noqa: E402
 from suite.training.signals import InterruptedTrialError  # noqa: E402
 from suite.training.startup import process_age_s, watched_start  # noqa: E402
 from suite.training.statement import (  # noqa: E402
@@ -227,6 +227,7 @@ class Run:
         log_startup(self._log, world, _STARTUP, staged_s=self._staged_s)
         self._log.stop(mllog.INIT)
         world.barrier()
+        self._others = OtherWork(world)
         self._log.start(mllog.RUN)
         self._in_run = True
         self._stack.enter_context(records.counting())
@@ -282,6 +283,7 @@ class Run:
     def _end(self, reached: bool, reason: str) -> None:
         """End the run at once: what the loop does afterwards is not its time."""
         self._world.barrier()
+        self._others.log(self._log)
         self._log_end(reached, reason)
 
     def _log_end(self, reached: bool, reason: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from analysis.figures import figures
+from analysis.page.issues import issues
 from analysis.page.summary import Summary, summary
 from analysis.results.prices import read_prices
 from analysis.study import NotAnswerableError, Study, study
@@ -60,6 +61,21 @@ def test_what_may_be_luck_is_not_sure(made: Build, cards: Cards) -> None:
     assert line["is it sure"].startswith("no: ")
     assert "times as fast" not in line["by how much"]
     assert line["what to do"].startswith("the cheaper of a1, b2")
+
+
+def test_other_work_beside_runs_stands_beside_the_conclusion_and_among_the_doubts(made: Build, cards: Cards) -> None:
+    paths = [made("quick", train_s=5, others=0.02), made("slow", train_s=40, others=0.23), made("none", train_s=50)]
+    data = study(paths, cards)
+    (line,) = lines(data)
+    assert line["is it sure"] == "yes, by 10 and 10 runs; beside other work were 10 of 10 runs of slow"
+    (doubt,) = [issue for issue in issues(data) if "other work" in issue.text]
+    assert (doubt.severity, doubt.where.split()[0]) == ("doubt", "slow")
+    assert doubt.text == "10 of 10 runs had company: other work took up to 23 % of their CPUs"
+
+
+def test_a_result_alone_says_what_was_beside_it(made: Build, cards: Cards) -> None:
+    (first, *_) = of(study([made("alone", others=0.5)], cards)).sentences
+    assert first.endswith("10 of 10 runs reached it; beside other work were 10 of 10 runs of alone.")
 
 
 @pytest.mark.parametrize(

@@ -165,41 +165,47 @@ def test_wrong_counts_are_found_and_left_as_they_are(copy: Path, smoke_data: Pat
 
 
 def counted(**changes: float) -> Counts:
-    """A count of code that executes a tenth more than the model."""
-    closed = Work(300.0, 330.0, *[1.0] * 6)
-    values = {"forward_flops_per_sample": 110.0, "training_flops_per_sample": 330.0} | changes
-    return Counts(1, 1, 1, sample_bytes=1, closed_form=closed, **values)
+    """A count of code that executes a tenth more than the model, on samples half as large as the mean one."""
+    form = Work(300.0, 330.0, 1.0, forward_flops=100.0, forward_extra_flops=10.0, **dict.fromkeys(OTHERS, 1.0))
+    half = Work(150.0, 165.0, 1.0, forward_flops=50.0, forward_extra_flops=5.0, **dict.fromkeys(OTHERS, 1.0))
+    values = {"forward_flops_per_sample": 55.0, "training_flops_per_sample": 165.0} | changes
+    return Counts(1, 1, 1, sample_bytes=100, closed_form=form, counted_form=half, **values)
+
+
+OTHERS = ("forward_bytes", "optimizer_flops_per_step", "optimizer_bytes_per_step", "all_reduce_bytes_per_step")
+FORWARD, TRAINING = "forward_flops_per_sample", "training_flops_per_sample"
 
 
 @pytest.mark.parametrize(
-    ("key", "stated", "counts", "said"),
+    ("key", "stated", "changes", "said"),
     [
-        (
-            "training_flops_per_sample",
-            300.0,
-            counted(),
-            "executed, as the closed form says; of the model 300, as the card says",
-        ),
-        ("training_flops_per_sample", 330.0, counted(), "the card says 330, the closed form of the model 300: WRONG"),
-        ("training_flops_per_sample", 300.0, counted(training_flops_per_sample=300.0), "that 330 are executed: WRONG"),
-        ("training_flops_per_sample", 0.0, counted(training_flops_per_sample=300.0), "that 330 are executed: WRONG"),
-        ("training_flops_per_sample", 0.0, counted(), "filled in"),
-        ("forward_flops_per_sample", 100.0, counted(), "executed; the card says 100 of the model: not compared"),
-        ("forward_flops_per_sample", 110.0, counted(), "as the card says"),
+        (TRAINING, 300.0, {}, "executed, as the closed form says; of the model 300, as the card says"),
+        (TRAINING, 330.0, {}, "the card says 330, the closed form of the model 300: WRONG"),
+        (TRAINING, 165.0, {}, "the card says 165, the closed form of the model 300: WRONG"),
+        (TRAINING, 300.0, {TRAINING: 330.0}, "that 165 are executed: WRONG"),
+        (TRAINING, 0.0, {TRAINING: 300.0}, "that 165 are executed: WRONG"),
+        (TRAINING, 0.0, {}, "filled in"),
+        (FORWARD, 100.0, {}, "executed, as the closed form says; of the model 100, as the card says"),
+        (FORWARD, 55.0, {}, "the card says 55, the closed form of the model 100: WRONG"),
+        (FORWARD, 100.0, {FORWARD: 50.0}, "that 55 are executed: WRONG"),
+        (FORWARD, 0.0, {}, "filled in"),
+        ("sample_bytes", 100.0, {}, "as the card says"),
+        ("sample_bytes", 102.0, {}, "the card says 102: WRONG"),
     ],
 )
 def test_what_is_executed_beside_the_model_is_told_from_a_wrong_card(
-    key: str, stated: float, counts: Counts, said: str
+    key: str, stated: float, changes: dict[str, float], said: str
 ) -> None:
-    text, right = _judged(key, stated, counts)
+    text, right = _judged(key, stated, counted(**changes))
     assert said in text
     assert right == ("WRONG" not in text)
 
 
-def test_training_flops_that_are_filled_in_are_the_model_s() -> None:
-    assert _model_part("training_flops_per_sample", counted()) == 300.0
-    assert _model_part("training_flops_per_sample", counted(training_flops_per_sample=500.0)) == 500.0
-    assert _model_part("forward_flops_per_sample", counted()) == 110.0
+def test_flops_that_are_filled_in_are_the_model_s_of_a_mean_sample() -> None:
+    assert _model_part(TRAINING, counted()) == 300.0
+    assert _model_part(TRAINING, counted(training_flops_per_sample=500.0)) == 500.0
+    assert _model_part(FORWARD, counted()) == 100.0
+    assert _model_part("sample_bytes", counted()) == 100.0
 
 
 def test_a_count_that_is_not_on_a_line_of_its_own_is_named(copy: Path, smoke_data: Path) -> None:

@@ -622,6 +622,29 @@ def test_logs_with_other_names_are_pointed_at(tmp_path: Path) -> None:
     assert "run-1.log holds MLLOG events" in check([tmp_path]).findings[0].message
 
 
+@pytest.mark.parametrize(
+    "content", [b"# Notes\n", b"", b"\x89PNG\r\n\x1a\n", b"x" * 300_000], ids=["text", "empty", "picture", "long"]
+)
+def test_a_file_that_is_no_log_is_told_in_one_line(tmp_path: Path, content: bytes) -> None:
+    """Four lines said it: which ruleset was assumed, how to explain rules, and how many logs, of which there was none."""
+    path = tmp_path / "notes.md"
+    path.write_bytes(content)
+    done = mlhpc("check", path)
+    (line,) = done.stdout.splitlines()
+    assert (
+        line == f"error    log-empty             {path}: no MLLOG event found; expected lines with ':::MLLOG {{...}}'"
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_beside_a_log_all_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "result_0.txt", our_run())
+    (tmp_path / "result_1.txt").write_text("notes\n")
+    done = mlhpc("check", tmp_path)
+    assert "log-empty" in done.stdout
+    assert "NOT compliant: 2 logs" in done.stdout
+
+
 def test_utf16_is_named(tmp_path: Path) -> None:
     path = tmp_path / "result_0.txt"
     path.write_text(":::MLLOG {}\n", encoding="utf-16")

@@ -201,11 +201,21 @@ def test_what_nobody_knows_of_a_system_is_a_warning_that_names_it(tmp_path: Path
     assert "host_networking_topology" in blank.message
 
 
-def test_an_organisation_that_is_not_the_logs_is_said_and_found(tmp_path: Path) -> None:
-    built = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out" / "Other", submitter="Other")
-    assert "submission_org is 'ACME', not 'Other'" in built.notes[0]
-    found = {finding.rule for finding in check([built.folder]).findings if finding.severity == "error"}
-    assert found == {"submitter-agrees"}
+def test_an_organisation_that_is_not_the_logs_is_refused_in_one_line(tmp_path: Path) -> None:
+    """It was packaged, and only the checker found that no reviewer would take it."""
+    run, package = run_folder(tmp_path / "a"), tmp_path / "out" / "Other"
+    done = mlhpc("package", run, "--system", "bed", "--submitter", "Other", "-o", package)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "result_0.txt: submission_org is 'ACME', the submitter 'Other'; logs are not edited: " in line
+    assert not package.parent.exists()
+
+
+def test_one_log_of_another_organisation_is_enough_to_refuse(tmp_path: Path) -> None:
+    first, second = run_folder(tmp_path / "a"), run_folder(tmp_path / "b", org="Other")
+    with pytest.raises(InputError, match=r"b/result_0.txt: submission_org is 'Other', the submitter 'ACME'"):
+        build_package([first, second], system="bed", out=tmp_path / "out" / "ACME", submitter="ACME")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +224,6 @@ def test_an_organisation_that_is_not_the_logs_is_said_and_found(tmp_path: Path) 
         ({"system": "../x"}, r"--system '../x': expected letters"),
         ({"submitter": "a/b"}, r"--submitter 'a/b': expected letters"),
         ({"submitter": ".hidden"}, r"--submitter '.hidden': expected letters"),
-        ({"submitter": "Other"}, r"a package's folder has the name of its submitter; expected -o .*ACME/Other"),
     ],
 )
 def test_names_that_are_no_folders_are_refused(tmp_path: Path, options: dict[str, str], message: str) -> None:
@@ -222,6 +231,12 @@ def test_names_that_are_no_folders_are_refused(tmp_path: Path, options: dict[str
     with pytest.raises(InputError, match=message):
         build_package([run], **({"system": "bed", "out": tmp_path / "out" / "ACME"} | options))  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
+
+
+def test_the_folder_has_the_name_of_the_submitter(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a package's folder has the name of its submitter; expected -o .*Other/ACME"):
+        build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "Other")
+    assert not (tmp_path / "Other").exists()
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:

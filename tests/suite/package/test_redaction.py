@@ -11,6 +11,7 @@ from suite.compliance.check import check
 from suite.compliance.manifest import changed_files
 from suite.config import load_config
 from suite.descriptor import descriptor
+from suite.machine.node_samples import Sample, render
 from suite.package.redaction import is_secret_name, redact_secrets
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, write
@@ -126,6 +127,25 @@ def test_what_is_asked_for_is_taken_out_and_the_package_is_compliant(run: Path, 
     for number in range(5):
         log = package / f"results/bed_1x2_smoke/strong/cosmoflow/result_{number}.txt"
         assert log.read_bytes() == (run / f"result_{number}.txt").read_bytes()
+
+
+def test_what_was_measured_of_nodes_goes_with_the_run_without_their_names(run: Path, tmp_path: Path) -> None:
+    """Of a node that no trial ran on too."""
+    look = run / "preflight/7-20261123T000000Z/1"
+    look.mkdir(parents=True)
+    for name in ("gpu17", "gpu18"):
+        (look / f"{name}.jsonl").write_text(render([Sample(node=name, metric="m", better="more", values=(1.0,))]))
+    (look.parent / "verdict.json").write_text('{"nodes": {"gpu17": {"word": "good"}, "gpu18": {"word": "bad"}}}')
+    (look.parent / "messages.txt").write_text("/home/ada")
+    package = tmp_path / "out" / "ACME"
+    done = mlhpc("package", run, "--system", "bed", "-o", package, "--redact", "hosts,paths,account")
+    assert done.returncode == 0, done.stderr
+    text = text_of(package).replace(str(tmp_path), "")
+    assert "gpu1" not in text
+    assert '"word": "bad"' in text
+    assert len(list(package.rglob("preflight/*/1/*.jsonl"))) == 2
+    assert not list(package.rglob("messages.txt"))
+    assert check([package]).compliant
 
 
 @pytest.mark.parametrize(

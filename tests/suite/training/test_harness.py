@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from suite.log.other_work import problem
 from suite.log.reader import Log, read_events
 from suite.training.timing import PHASES
 
@@ -236,6 +237,24 @@ def test_the_run_measures_itself_on_every_rank(two: dict[str, Log]) -> None:
     assert min(gaps_s) <= 2e-3, gaps_s
     assert len(values(log, "energy")) == 6
     assert all(event.metadata["seconds"] > 0 for event in log.events if event.key == "energy")
+
+
+def test_every_run_says_who_used_its_cpus(one: dict[str, Log], two: dict[str, Log]) -> None:
+    """How much others took depends on who else is at work here; that the ranks used something does not."""
+    for ranks, log in ((1, one["short"]), (2, two["to the target"]), (2, two["not measured"])):
+        (event,) = [event for event in log.events if event.key == "other_work"]
+        assert problem(event) is None
+        assert log.events[-1].key == "run_stop"
+        (node,) = event.value
+        assert (node["node"], node["cpus"]) == (0, len(os.sched_getaffinity(0)))
+        assert 0 <= node["own_s"] < 1.2 * ranks * event.metadata["seconds"] + 0.1 * ranks
+        assert event.metadata["seconds"] == pytest.approx(stopped_s(log), abs=0.2)
+    assert sum(event.value[0]["own_s"] for log in two.values() for event in log.every("other_work")) > 0
+
+
+def stopped_s(log: Log) -> float:
+    first, last = (next(event for event in log.events if event.key == key) for key in ("run_start", "run_stop"))
+    return (last.time_ms - first.time_ms) / 1e3
 
 
 def test_without_instrumentation_nothing_is_measured_and_the_run_is_the_same(two: dict[str, Log]) -> None:

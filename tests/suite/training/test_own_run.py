@@ -83,10 +83,12 @@ def run_once(card: Path, values: Iterable[float] = (0.5, 0.95), **options: Any) 
 
 
 def rules_of(card: Path) -> dict[str, str]:
-    """The rules that find something in the runs beside the card, with their severity; but for too few runs to compare."""
+    """The rules that find something in the runs beside the card, with their severity; not that they are few, nor their company."""
     with with_cards([card]):
         found = {finding.rule: finding.severity for finding in check([card.parent / "runs"]).findings}
-    return {rule: severity for rule, severity in found.items() if rule not in ("run-count", "rcp-missing")}
+    return {
+        rule: severity for rule, severity in found.items() if rule not in ("run-count", "rcp-missing", "other-work")
+    }
 
 
 def values(log: Log, key: str) -> list[Any]:
@@ -117,6 +119,7 @@ def test_the_log_states_the_loop_the_data_and_the_hyperparameters(card: Path) ->
     assert values(log, "data_manifest") == [hashlib.sha256(line.encode()).hexdigest()]
     assert values(log, "opt_base_learning_rate") == [0.5]
     assert values(log, "work_per_sample") == []
+    assert [len(nodes) for nodes in values(log, "other_work")] == [1]
 
 
 class Counted:

@@ -47,7 +47,7 @@ time.sleep(60)
     [
         (
             {LAUNCH: "token"},
-            20,
+            100,
             "starting",
             "starting\n",
         ),  # what started the rank is killed during its start: the rank ends
@@ -68,4 +68,4 @@ def test_a_rank_ends_with_what_started_it_until_it_is_connected(
         begin = time.monotonic()
         parent.kill()
         assert "".join(lines) + parent.stdout.read() == expected  # the pipe is closed when the child has ended too
-        assert time.monotonic() - begin < 15
+        assert time.monotonic() - begin < 80

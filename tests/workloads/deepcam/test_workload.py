@@ -139,7 +139,7 @@ def test_a_small_network_learns_from_fields_and_not_from_chance(learnable: Path,
     validation = workload.dataset("validation", learnable).load(range(32), seed=0, epoch=0)
     found = {}
     for kind in ("true", "shuffled"):
-        torch.manual_seed(0)
+        torch.manual_seed(1)
         model = workload.build_model(world)
         optimization = workload.build_optimizer(model, 12)
         order = np.random.default_rng(0).permutation(96) if kind == "shuffled" else np.arange(96)
@@ -154,5 +154,6 @@ def test_a_small_network_learns_from_fields_and_not_from_chance(learnable: Path,
         with torch.no_grad():
             stats = workload.eval_stats(model, validation)
         found[kind] = workload.metrics({name: value.item() for name, value in stats.items()})["iou_micro"]
-    assert found["true"] > 0.41  # 0.43 to 0.47 by torch's build; background everywhere: 0.32
+    # Background everywhere: 0.32. Weights of seven seeds reach 0.47 to 0.78, these 0.61; torch's build moves that by 0.04
+    assert found["true"] > 0.45
     assert found["shuffled"] < 0.38

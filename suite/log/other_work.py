@@ -1,0 +1,91 @@
+"""What other work took of the CPUs of a run: reads the event ``other_work`` and says in words what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from suite.log.reader import Event
+from suite.log.values import finite, whole
+
+SHARE: Final = 0.05  # others took more of the CPUs than this: the run had company
+WHOLE_CPUS: Final = (
+    1.0  # or more than this: on a large node one busy process is a small share, but ranks wait for the slowest
+)
+LEAST_S: Final = 0.5  # of CPU time: less may be the error of counting in ticks of 10 ms
+NODES_UP_TO: Final = 64  # nodes that an event lists: those of which others took the largest share
+_TIMES = ("own_s", "other_s", "stolen_s")
+
+
+@dataclass(frozen=True, slots=True)
+class OtherWork:
+    """What others took of the node where their share was largest: ``taken`` of ``cpus``, mean over the run's ``seconds``.
+
+    ``stolen`` is the part of ``taken`` that the hypervisor gave to other guests.
+    """
+
+    node: int
+    cpus: int
+    taken: float
+    stolen: float
+    seconds: float
+
+    @property
+    def share(self) -> float:
+        """The share of the CPUs that the job may use there."""
+        return self.taken / self.cpus
+
+    @property
+    def counts(self) -> bool:
+        """True if others took so much that the run's times may be longer for it."""
+        return self.taken * self.seconds > LEAST_S and (self.share > SHARE or self.taken > WHOLE_CPUS)
+
+    @property
+    def text(self) -> str:
+        """For people: ``other work took 23 % of the CPUs (0.46 of 2)``."""
+        by = f", {self.stolen:.2g} by the hypervisor" if self.stolen > self.taken / 2 else ""
+        return f"other work took {100 * self.share:.2g} % of the CPUs ({self.taken:.2g} of {self.cpus}{by})"
+
+
+def share_of(entry: Mapping[str, Any], seconds: float) -> float:
+    """The share of the CPUs of one node that others took in ``seconds``."""
+    return float((entry["other_s"] + entry["stolen_s"]) / (entry["cpus"] * seconds)) if seconds > 0 else 0.0
+
+
+def read_other_work(event: Event | None) -> OtherWork | None:
+    """What an event says of the node with the largest share. None if it lists no node, or is not as `problem` asks."""
+    if event is None or not isinstance(event.value, list) or not event.value or problem(event) is not None:
+        return None
+    seconds = finite(event.metadata.get("seconds")) or 0.0
+    most = max(event.value, key=lambda entry: share_of(entry, seconds))
+    taken_s = most["other_s"] + most["stolen_s"]
+    return OtherWork(most["node"], most["cpus"], taken_s / seconds, most["stolen_s"] / seconds, seconds)
+
+
+def problem(event: Event) -> str | None:
+    """Why an event is no measurement of CPU time; None if it can be one."""
+    seconds, nodes = finite(event.metadata.get("seconds")), whole(event.metadata.get("nodes"))
+    absent = event.metadata.get("absent", {})
+    if seconds is None or seconds <= 0 or nodes is None or not isinstance(absent, dict):
+        return "expected seconds, the number of nodes and absent beside it"
+    entries: list[Any] = event.value if isinstance(event.value, list) else [None]
+    if not all(_is_entry(entry, nodes) for entry in entries):
+        return f"expected a list with node, cpus, {', '.join(_TIMES)} of each node"
+    without = sum(whole(count) or 0 for count in absent.values())
+    if len({entry["node"] for entry in entries}) < len(entries) or len(entries) + without < min(nodes, NODES_UP_TO):
+        return f"expected an entry for each of {nodes} nodes"
+    for entry in entries:
+        used, most = sum(entry[name] for name in _TIMES), entry["cpus"] * seconds
+        if used > 1.1 * most + 1.0:  # times come in ticks
+            return f"node {entry['node']}: {used:.6g} s of CPU time on {entry['cpus']} CPUs in {seconds:.6g} s"
+    return None
+
+
+def _is_entry(entry: Any, nodes: int) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    node, cpus = entry.get("node"), entry.get("cpus")
+    if type(node) is not int or type(cpus) is not int or not 0 <= node < nodes or not 0 < cpus < 1 << 20:
+        return False
+    return all((number := finite(entry.get(name))) is not None and number >= 0 for name in _TIMES)
