@@ -35,6 +35,7 @@ LAYERS: dict[str, set[str]] = {
     "suite.training.own": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
     "suite.performance": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
     "suite.performance.ceilings": {"suite", "suite.machine.probes", "suite.performance"},
+    "suite.performance.preflight": {"suite", "suite.machine", "suite.machine.probes", "suite.performance.ceilings"},
 }
 LIGHT = {
     "suite",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Any
 import click
 
 from analysis.fleet import incidents, slowdowns, superbench, verdict
-from analysis.fleet.samples import Metric, Sample, by_metric, read_samples
+from analysis.fleet.samples import Metric, by_metric, read_samples
 from suite.cli.group import Subcommands
-from suite.cli.options import JSON, format_option
+from suite.cli.options import JSON, format_option, output_option
 from suite.errors import InputError
-from suite.files import YamlSource, print_line, printable
+from suite.files import YamlSource, print_line, printable, write_whole
+from suite.machine.node_list import expand_nodes
+from suite.machine.node_samples import Sample, render
+from suite.plugins import find_plugins
 
 HELP_GROUP = "Machine"
 HELP_ORDER = 6
@@ -24,13 +28,16 @@ HELP_ORDER = 6
 SHORTEST_H, LONGEST_H = 1 / 3600, 1e6
 BAD, UNSURE = 1, 4  # exit codes; 4 as that of compare: cannot tell
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_SAMPLES = click.Path(exists=True, path_type=Path)
+PARTS = "mlhpc.preflight"  # the entry points of the commands that measure
 
 
 @click.group(
     cls=Subcommands,
     epilog="""\b
 Examples:
-  mlhpc preflight judge nodes.jsonl
+  mlhpc preflight node --ranks 2 -o preflight
+  mlhpc preflight judge preflight
   mlhpc preflight judge today.jsonl --history last-week.jsonl --bounds cluster.yaml
   mlhpc preflight judge results.jsonl --rules rules.yaml --baseline baseline.json
   mlhpc preflight watch times.csv
@@ -38,11 +45,19 @@ Examples:
 """,
 )
 def preflight() -> None:
-    """Find slow nodes before they cost a run: judge what was measured of each, with a promised rate of false alarms."""
+    """Find slow nodes before they cost a run: measure each, and judge with a promised rate of false alarms."""
+
+
+for _point in find_plugins(PARTS).values():
+    preflight.add_command(_point.load())
 
 
 @preflight.command()
-@click.argument("files", nargs=-1, required=True, type=_FILE)
+@click.argument("files", nargs=-1, required=True, type=_SAMPLES)
+@click.option(
+    "--again", multiple=True, type=_SAMPLES, help="A second look at the same nodes: bad is what is bad in both."
+)
+@click.option("--nodes", "expected", metavar="NODELIST", help="All nodes, as Slurm lists them: n[1-4].")
 @click.option(
     "--false-alarms",
     "rate",
@@ -58,16 +73,30 @@ def preflight() -> None:
     show_default=True,
     help="A node is good only if it is surely not slower than by this part.",
 )
-@click.option("--history", multiple=True, type=_FILE, help="Earlier samples of healthy nodes, for fewer than 4 nodes.")
+@click.option(
+    "--history", multiple=True, type=_SAMPLES, help="Earlier samples of healthy nodes, for fewer than 4 nodes."
+)
+@click.option(
+    "--remember",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Add what is not bad to this folder, a --history of next time.",
+)
+@click.option("--choose", type=click.IntRange(1), metavar="N", help="With -o: write the N best nodes to OUTPUT/chosen.")
+@output_option("Folder; gets verdict.json.", "none")
 @click.option("--bounds", type=_FILE, help="YAML file: the worst value that a metric may have, METRIC: NUMBER.")
 @click.option("--rules", type=_FILE, help="Judge by a SuperBench rule file instead.")
 @click.option("--baseline", type=_FILE, help="SuperBench's baseline.json for --rules.")
 @format_option()
 def judge(
     files: tuple[Path, ...],
+    again: tuple[Path, ...],
+    expected: str | None,
     rate: float,
     effect: float,
     history: tuple[Path, ...],
+    remember: Path | None,
+    choose: int | None,
+    output: Path | None,
     bounds: Path | None,
     rules: Path | None,
     baseline: Path | None,
@@ -75,18 +104,35 @@ def judge(
 ) -> None:
     """Say of every node in FILES whether it is good, bad or inconclusive, why, and what slowdown would have been found.
 
-    FILES hold one JSON object per node and metric (docs/fleet.md), or are SuperBench's results.jsonl. Nothing is drained: the
-    line for Slurm's --exclude is printed. Exit code 0 if all nodes are good, 1 if one is bad, 4 if one is inconclusive.
+    FILES are folders or files of `preflight node`, with one JSON object per node and metric (docs/fleet.md), or SuperBench's
+    results.jsonl. Nothing is drained: the line for Slurm's --exclude is printed.
+
+    Exit code 0 if all nodes are good, 1 if one is bad, 4 if one is inconclusive.
     """
-    if rules is not None and (history or bounds is not None):
-        raise click.UsageError("--rules has limits of its own: leave out --history and --bounds")
+    others = (history, bounds, again, expected, remember, choose, output)
+    if rules is not None and any(others):
+        raise click.UsageError("--rules has limits of its own: of the other options it takes --baseline and --format")
+    if choose is not None and output is None:
+        raise click.UsageError("--choose writes to the folder of -o: give it too")
     if rules is not None:
         _judge_by_rules(files, rules, baseline, style)
         return
     if baseline is not None:
         raise click.UsageError("--baseline belongs to --rules")
-    metrics = by_metric(_samples(files))
-    found = verdict.judge(metrics, rate=rate, effect=effect, history=_history(history), bounds=_bounds(bounds, metrics))
+    nodes = expand_nodes(expected) if expected is not None else ()
+    looks = [_samples(files), *([_samples(again)] if again else [])]
+    known = _history(history)
+    metrics = [by_metric(samples) for samples in looks]
+    limits = _bounds(bounds, [metric for of_look in metrics for metric in of_look])
+    verdicts = [
+        verdict.judge(of_look, rate=rate, effect=effect, history=known, bounds=limits, nodes=nodes)
+        for of_look in metrics
+    ]
+    found = verdicts[0] if len(verdicts) == 1 else verdict.look_again(*verdicts)
+    if output is not None:
+        _keep(output, found, nodes, choose)
+    if remember is not None:
+        _remember(remember, looks[-1], found)
     if style == JSON:
         print_line(json.dumps(as_dict(found), indent=1))
     else:
@@ -163,12 +209,13 @@ def lines(found: verdict.FleetVerdict) -> list[str]:
         f"false alarms: {found.rate:g} per node over all metrics (for values that are normal from node to node); "
         f"a good node is not {found.effect:.0%} slower"
     ]
+    alone: list[str] = []
     for report in found.metrics:
         slow, middle, fast = report.clusters
         sizes = f"{middle} alike, {slow} slower, {fast} faster"
         kind = f" on {report.metric.hardware}" if report.metric.hardware else ""
         if report.repeats is None:
-            text.append(f"  {report.metric.name}{kind}: {middle} nodes, too few to compare")
+            alone.append(report.metric.name)
             continue
         sure = (
             "no slowdown would be found"
@@ -179,6 +226,8 @@ def lines(found: verdict.FleetVerdict) -> list[str]:
             f"  {report.metric.name}{kind}: {sizes}; spread between nodes {_spread(report.repeats)}; {sure}, "
             f"of {found.effect:.0%} with probability {report.power:.2f}"
         )
+    if alone:
+        text.append(f"  too few nodes to compare: {', '.join(sorted(set(alone)))}")
     text += [f"  warning: {warning}" for warning in found.warnings]
     for node in sorted(found.words):
         if found.words[node] != "good":
@@ -219,6 +268,27 @@ def as_dict(found: verdict.FleetVerdict) -> dict[str, Any]:
     }
 
 
+def _keep(folder: Path, found: verdict.FleetVerdict, nodes: Sequence[str], choose: int | None) -> None:
+    """Write the verdict, and with ``choose`` the names of the best nodes in their order, with commas between them."""
+    if choose is not None:
+        order = list(nodes or sorted(found.words))
+        best = sorted(order, key=lambda node: ("good", "inconclusive", "bad").index(found.words.get(node, "bad")))[
+            :choose
+        ]
+        if len(best) < choose:
+            raise InputError(f"--choose {choose}: there are {len(order)} nodes")
+        write_whole(folder / "chosen", ",".join(node for node in order if node in best) + "\n")
+    write_whole(folder / "verdict.json", json.dumps(as_dict(found), indent=1) + "\n")
+
+
+def _remember(folder: Path, samples: Sequence[Sample], found: verdict.FleetVerdict) -> None:
+    """Add the samples of nodes that are not bad, of metrics that are compared, as one new file."""
+    kept = [each for each in samples if each.values and each.bound is None and found.words[each.node] != "bad"]
+    if kept:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / f"{time.time_ns()}.jsonl", render(kept), overwrite=False)
+
+
 def _judge_by_rules(files: Sequence[Path], rules: Path, baseline: Path | None, style: str) -> None:
     known = superbench.read_baseline(baseline) if baseline is not None else {}
     nodes: dict[str, dict[str, float]] = {}
@@ -237,14 +307,16 @@ def _judge_by_rules(files: Sequence[Path], rules: Path, baseline: Path | None, s
     raise click.exceptions.Exit(BAD if any(each.defective for each in found) else 0)
 
 
-def _samples(files: Sequence[Path]) -> list[Sample]:
+def _samples(files: Iterable[Path]) -> list[Sample]:
     return [sample for path in files for sample in read_samples(path)]
 
 
 def _history(files: Sequence[Path]) -> Mapping[tuple[str, str], Sequence[float]]:
     """Earlier node values, each the geometric mean of its repetitions, by (hardware, metric)."""
     found: dict[tuple[str, str], list[float]] = {}
-    for sample in _samples(files):
+    for sample in _samples(path for path in files if not path.is_dir() or any(path.glob("*.jsonl"))):
+        if sample.failed:
+            continue
         value = math.exp(verdict.node_value(sample.values, "less"))
         found.setdefault((sample.hardware, sample.metric), []).append(value)
     return found

@@ -5,54 +5,42 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from analysis.fleet.superbench import Row, parse_results
 from suite.errors import InputError
 from suite.files import brief, read_bytes
 from suite.log.limits import limits
+from suite.machine.node_samples import Better, Sample
 
-Better = Literal["more", "less"]
 _LESS = re.compile(r"time|latency|overhead|cost|_s\b|_ms\b|_us\b", re.IGNORECASE)
 _RANK = re.compile(r":(\d+)$")
 
 
-class Sample(BaseModel):
-    """The repetitions of one metric on one node. ``hardware``: only nodes of one hardware are compared with each other.
-
-    ``values`` are positive, in ``unit``; ``component`` is what the benchmark stresses.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    version: Literal[1] = 1
-    node: str = Field(min_length=1)
-    hardware: str = ""
-    metric: str = Field(min_length=1)
-    unit: str = ""
-    better: Better
-    component: str = ""
-    values: Annotated[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], Field(min_length=1)]
-
-
 @dataclass(frozen=True)
 class Metric:
-    """One metric of the nodes of one hardware: samples by node."""
+    """One metric of the nodes of one hardware: samples by node, and why nodes have none. ``bound``: the worst value allowed."""
 
     name: str
     hardware: str
     unit: str
     better: Better
     samples: dict[str, tuple[float, ...]]
+    failed: dict[str, str] = field(default_factory=dict)
+    bound: float | None = None
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Read a file of samples, or SuperBench's results.jsonl. InputError names the line and the field."""
+    """Read a file of samples, all *.jsonl of a folder, or SuperBench's results.jsonl. InputError names the line and the field."""
+    if path.is_dir():
+        files = sorted(path.glob("*.jsonl"))
+        if not files:
+            raise InputError(f"{path}: no *.jsonl in it: expected what mlhpc preflight node wrote")
+        return [sample for file in files for sample in read_samples(file)]
     content = read_bytes(path, limits().events)
     lines = [(number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip()]
     if not lines:
@@ -87,21 +75,20 @@ def by_metric(samples: Iterable[Sample]) -> list[Metric]:
     found: dict[tuple[str, str], Metric] = {}
     for sample in samples:
         key = sample.hardware, sample.metric
-        metric = found.setdefault(key, Metric(sample.metric, sample.hardware, sample.unit, sample.better, {}))
+        fresh = Metric(sample.metric, sample.hardware, sample.unit, sample.better, {}, bound=sample.bound)
+        metric = found.setdefault(key, fresh)
         if (metric.unit, metric.better) != (sample.unit, sample.better):
             raise InputError(
                 f"{sample.node}: {sample.metric} in {sample.unit!r}, {sample.better} is better; "
                 f"another node has {metric.unit!r}, {metric.better}"
             )
-        if sample.node in metric.samples:
+        if sample.node in metric.samples or sample.node in metric.failed:
             raise InputError(f"{sample.node}: {sample.metric} is there twice")
-        metric.samples[sample.node] = sample.values
+        if sample.failed:
+            metric.failed[sample.node] = sample.failed
+        else:
+            metric.samples[sample.node] = sample.values
     return [found[key] for key in sorted(found)]
-
-
-def render(samples: Sequence[Sample]) -> str:
-    """The text of a file of samples."""
-    return "".join(f"{sample.model_dump_json()}\n" for sample in samples)
 
 
 def _of_row(node: str, row: Row) -> list[Sample]:

@@ -8,8 +8,8 @@ which gets an equal part of it. It holds for values that are independent and nor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -74,12 +74,15 @@ def judge(
     effect: float = EFFECT,
     history: Mapping[tuple[str, str], Sequence[float]] | None = None,
     bounds: Mapping[str, float] | None = None,
+    nodes: Sequence[str] = (),
 ) -> FleetVerdict:
     """Judge every node. ``history``: earlier node values by (hardware, metric); ``bounds``: the worst value that is allowed.
 
-    A metric that a node lacks and others of its hardware have makes it inconclusive.
+    A metric with a bound of its own is judged by that alone. A metric that a node lacks and others of its hardware have makes
+    it inconclusive; one that failed on it and not on others makes it bad. ``nodes`` without a sample are bad where others have one.
     """
-    tests = max(1, len({metric.name for metric in metrics}))
+    compared = [metric for metric in metrics if metric.samples and metric.bound is None]
+    tests = max(1, len({metric.name for metric in compared}))
     each = -math.expm1(math.log1p(-rate) / tests)
     reports = tuple(
         _report(
@@ -89,17 +92,51 @@ def judge(
             (history or {}).get((metric.hardware, metric.name), ()),
             (bounds or {}).get(metric.name),
         )
-        for metric in metrics
+        for metric in compared
     )
     found = [verdict for report in reports for verdict in report.verdicts] + _missing(metrics)
+    found += [verdict for metric in metrics for verdict in (*_bounded(metric), *_failed(metric))]
+    measured = {verdict.node for verdict in found}
+    found += [
+        MetricVerdict(
+            node, "", "bad" if measured else "inconclusive", None, "left no samples: nothing was measured there"
+        )
+        for node in nodes
+        if node not in measured
+    ]
     words: dict[str, Word] = {}
-    reasons: dict[str, list[str]] = {}
     for verdict in found:
         known = words.get(verdict.node, "good")
         words[verdict.node] = min(known, verdict.word, key=("bad", "inconclusive", "good").index)
-        reasons.setdefault(verdict.node, []).extend([verdict.reason] if verdict.word != "good" else [])
+    reasons: dict[str, list[str]] = {node: [] for node in words}
+    for verdict in found:
+        told = reasons[verdict.node]
+        if verdict.word == words[verdict.node] != "good" and verdict.reason not in told:
+            told.append(verdict.reason)
     warnings = [f"{report.metric.name}: {report.warning}" for report in reports if report.warning]
+    warnings += [
+        f"{metric.name}: failed on every node: {next(iter(metric.failed.values()))}"
+        for metric in metrics
+        if metric.failed and not metric.samples
+    ]
     return FleetVerdict(reports, words, {k: tuple(v) for k, v in reasons.items()}, rate, effect, tuple(warnings))
+
+
+def look_again(first: FleetVerdict, second: FleetVerdict) -> FleetVerdict:
+    """The verdict of two looks: bad is only what is bad in both, so that a passing disturbance names nobody.
+
+    A node that is bad in the first only has the word of the second, and the first's reasons.
+    """
+    words = dict(first.words)
+    reasons = dict(first.reasons)
+    for node, word in first.words.items():
+        again = second.words.get(node, word)
+        if word == "bad" and again == "bad":
+            reasons[node] = tuple(f"{reason} (second look)" for reason in second.reasons[node])
+        elif word == "bad":
+            words[node] = again
+            reasons[node] = (*(f"{reason} (first look only)" for reason in first.reasons[node]), *second.reasons[node])
+    return replace(second, words=words, reasons=reasons, warnings=(*first.warnings, *second.warnings))
 
 
 def node_value(values: Sequence[float], better: str) -> float:
@@ -125,7 +162,7 @@ def _report(metric: Metric, rate: float, effect: float, history: Sequence[float]
     elif apart is not None:
         limit, base = critical(len(nodes), 1, rate), apart
     else:
-        why = f"{metric.name}: {len(nodes)} nodes and {len(past)} earlier values are too few to compare"
+        why = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} and {len(past)} earlier values are too few to compare"
         unsure = tuple(_verdict(metric, node, beyond, bound, "inconclusive", None, why) for node in nodes)
         return MetricReport(metric, unsure, None, None, None, (0, len(nodes), 0), "")
     spread = spread_of_one(base.deviation, base.rest)
@@ -193,12 +230,33 @@ def _found(base: Apart, limit: float) -> float | None:
     return missing_speed(float(found))
 
 
+def _bounded(metric: Metric) -> Iterator[MetricVerdict]:
+    """The verdicts by the metric's own bound."""
+    if metric.bound is None:
+        return
+    for node in sorted(metric.samples):
+        beyond = _beyond(metric, node, metric.bound)
+        value = float(np.median(metric.samples[node]))
+        side = "at least" if metric.better == "more" else "at most"
+        text = f"{metric.name}: {value:.3g} {metric.unit}, expected {side} {metric.bound:.3g}"
+        yield MetricVerdict(node, metric.name, "bad" if beyond else "good", None, text)
+
+
+def _failed(metric: Metric) -> Iterator[MetricVerdict]:
+    """What failed on some nodes and not on others."""
+    for node, why in sorted(metric.failed.items()):
+        if metric.samples:
+            yield MetricVerdict(node, metric.name, "bad", None, f"{metric.name}: failed, but not on others: {why}")
+        else:
+            yield MetricVerdict(node, metric.name, "inconclusive", None, f"{metric.name}: failed: {why}")
+
+
 def _missing(metrics: Sequence[Metric]) -> list[MetricVerdict]:
     nodes: dict[str, set[str]] = {}
     for metric in metrics:
-        nodes.setdefault(metric.hardware, set()).update(metric.samples)
+        nodes.setdefault(metric.hardware, set()).update(metric.samples, metric.failed)
     return [
         MetricVerdict(node, metric.name, "inconclusive", None, f"{metric.name}: not measured on this node")
         for metric in metrics
-        for node in sorted(nodes[metric.hardware] - set(metric.samples))
+        for node in sorted(nodes[metric.hardware] - set(metric.samples) - set(metric.failed))
     ]

@@ -25,6 +25,7 @@ from suite.log.record import RunRecord, summarise
 from suite.log.run_folder import RunFolder, create, default_folder, write_run_info
 
 JOB_VERSION = 1
+PREFLIGHT_S, MIN_PREFLIGHT_S = 60, 18  # a third is for the nodes, whose ranks take seconds to start
 FINDINGS = 1  # exit code: some sizes of a sweep are not possible
 
 
@@ -39,6 +40,7 @@ Examples:
   mlhpc submit cosmoflow --system ./mysite.yaml --size mini --nodes 2 --runs 5 --seed 1
   mlhpc submit cosmoflow --system mysite --size small --nodes 2 --instances 8     throughput mode, 16 nodes
   mlhpc submit cosmoflow --system mysite --size small --nodes 4 --runs 10 --array
+  mlhpc submit cosmoflow --system mysite --size small --nodes 8 --runs 10 --preflight --spares 1
 """
 )
 @click.argument("workload")
@@ -54,6 +56,17 @@ Examples:
 @click.option("--instances", type=click.IntRange(1), default=1, help="Throughput mode: runs at once, --nodes each.")
 @click.option("--array", is_flag=True, help="One array task per run, in place of one allocation for all.")
 @click.option("--seed", type=click.IntRange(0), help="Seed of run 0; run i has seed + i. [from the system]")
+@click.option(
+    "--preflight",
+    type=click.IntRange(MIN_PREFLIGHT_S),
+    is_flag=False,
+    flag_value=PREFLIGHT_S,
+    metavar="[SECONDS]",
+    help=f"Measure the nodes first, for at most so long; name the bad ones. [{PREFLIGHT_S} if given without]",
+)
+@click.option(
+    "--spares", type=click.IntRange(0), default=0, help="Nodes more than needed: --preflight picks the good ones."
+)
 @output_option("New run folder.", "runs/<workload>-<size>-<time>")
 @click.option("--time-limit", help="Slurm time limit, such as 30, 2:00:00 or 1-12. [the system's]")
 @click.option(
@@ -74,6 +87,8 @@ def submit(
     array: bool,
     overrides: tuple[str, ...],
     seed: int | None,
+    preflight: int | None,
+    spares: int,
     output: Path | None,
     time_limit: str | None,
     estimate_from: Path | None,
@@ -85,7 +100,9 @@ def submit(
     resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, overrides)
     system = read_system(find_system(system_name))
     template = _template(chosen, resolved, system, ranks_per_node, time_limit)
-    template = replace(template, runs=runs, instances=instances, array=array, seed=seed)
+    template = replace(
+        template, runs=runs, instances=instances, array=array, seed=seed, preflight=preflight or 0, spares=spares
+    )
     counts = parse_nodes(node_counts)
     root = output or default_folder(resolved.workload, resolved.size, datetime.now(UTC))
     folders = {count: (root if len(counts) == 1 else root / f"nodes-{count}").absolute() for count in counts}

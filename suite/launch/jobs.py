@@ -29,6 +29,11 @@ SETTINGS = (
     "MLHPC_CACHE_DROP_RC",
     "MLHPC_REQUEUE",
     "MLHPC_REPLACE_FAILED",
+    "MLHPC_SPARES",
+    "MLHPC_PREFLIGHT",
+    "MLHPC_PREFLIGHT_S",
+    "MLHPC_PREFLIGHT_HISTORY",
+    "MLHPC_PREFLIGHT_DIRECTORY",
 )
 # The most active first: a job of several array tasks has the state of its most active task
 ACTIVE_STATES = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "PENDING")

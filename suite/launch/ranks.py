@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,18 +19,33 @@ if TYPE_CHECKING:
     from suite.world import Launch, World
 
 FAILED, USAGE = 1, 2
+GRACE_S = 30.0  # between SIGTERM and SIGKILL to ranks that are stopped
+LATE_GRACE_S = 1.0  # between SIGTERM and SIGKILL to ranks whose time is over
 
 
-def start_ranks(words: Sequence[str], ranks: int) -> int:
-    """Run ``mlhpc WORDS`` on so many ranks of this machine, print their output, and return the exit code."""
-    with tempfile.TemporaryDirectory(prefix="mlhpc-ranks-") as folder:
-        return run_local(
-            suite_command(*words),
-            ranks=ranks,
-            log=Path(folder) / "ranks.log",
-            say=lambda text: print_line(f"mlhpc: {text}", error=True),
-            echo=print_line,
-        )
+def start_ranks(
+    words: Sequence[str], ranks: int, *, limit_s: float | None = None, echo: Callable[[str], None] = print_line
+) -> int:
+    """Run ``mlhpc WORDS`` on so many ranks of this machine, give their output to ``echo``, and return the exit code.
+
+    After ``limit_s`` seconds the ranks are ended, with exit code 1.
+    """
+    late = threading.Timer(limit_s, os.kill, (os.getpid(), signal.SIGTERM)) if limit_s is not None else None
+    try:
+        with tempfile.TemporaryDirectory(prefix="mlhpc-ranks-") as folder:
+            if late is not None:
+                late.start()
+            return run_local(
+                suite_command(*words),
+                ranks=ranks,
+                log=Path(folder) / "ranks.log",
+                say=lambda text: print_line(f"mlhpc: {text}", error=True),
+                echo=echo,
+                grace_s=GRACE_S if late is None else LATE_GRACE_S,
+            )
+    finally:
+        if late is not None:
+            late.cancel()
 
 
 def refuse_ranks(launch: Launch | None, ranks: int) -> None:

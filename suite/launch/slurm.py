@@ -109,6 +109,9 @@ class Launcher(_Section):
     cache_drop_command: Line | None = Field(
         None, description="run once per node before each trial; its exit code is logged"
     )
+    preflight_history: Line | None = Field(
+        None, description="folder in which `submit --preflight` keeps what it measured of good nodes"
+    )
     flops_per_s_per_rank: float | None = Field(None, gt=0, description="stated rate for the estimate of `--dry-run`")
 
 
@@ -126,7 +129,8 @@ class Job:
 
     With ``run`` None the script chooses the run folder (runs/<workload>-<size>-<job id>). ``config`` is the name of a
     size, or the path of a YAML file on the compute nodes; ``overrides`` are KEY=VALUE settings on top of it. ``nodes`` and
-    ``ranks_per_node`` are those of one trial.
+    ``ranks_per_node`` are those of one trial. ``preflight``: seconds for measuring the nodes first, 0: they are not;
+    ``spares``: nodes more than the trials need.
     """
 
     workload: str
@@ -145,6 +149,8 @@ class Job:
     time_limit: str = "01:00:00"
     output: str = "%x-%j.out"
     overrides: tuple[str, ...] = ()
+    preflight: int = 0
+    spares: int = 0
 
     def __post_init__(self) -> None:
         if self.instances > 1 and (self.array or self.runs > 1):
@@ -153,9 +159,12 @@ class Job:
             raise InputError(
                 "--set: a job script takes settings without spaces; write this one into a file for --config"
             )
-        if self.launcher.max_nodes is not None and self.total_nodes > self.launcher.max_nodes:
+        if self.spares and not self.preflight:
+            raise InputError("--spares: spare nodes are chosen by --preflight: give it too")
+        asked = self.total_nodes + self.spares
+        if self.launcher.max_nodes is not None and asked > self.launcher.max_nodes:
             raise InputError(
-                f"{self.total_nodes} nodes asked for; {self.system} has {self.launcher.max_nodes} (launcher.max_nodes)"
+                f"{asked} nodes asked for; {self.system} has {self.launcher.max_nodes} (launcher.max_nodes)"
             )
 
     @property
@@ -170,7 +179,7 @@ class Job:
 
     @property
     def total_nodes(self) -> int:
-        """Nodes of the allocation."""
+        """Nodes of all trials that run at once."""
         return self.nodes * self.instances
 
     @property

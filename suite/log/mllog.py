@@ -78,6 +78,7 @@ RUN_RESUMED = "run_resumed"  # present only in a resumed run, which is therefore
 RUN_REPLACED = "failed_run_replaced"  # for each run of this trial that began, failed and was run again by choice
 RANK_PHASES = "rank_phases"  # per-epoch phase seconds: mean over ranks
 RANK_STATS = "rank_stats"  # per epoch: phases, bytes read and communicated, memory peaks: their distribution over ranks
+PREFLIGHT = "preflight"  # {"good", "bad", "inconclusive"}: nodes by the verdict before; metadata: criteria
 ENERGY = "energy"  # joules since the last such event or run_start, by counter, summed over nodes and GPUs
 
 

@@ -114,6 +114,11 @@ class RunFolder:
         """The Python stacks of a rank that hung."""
         return self.root / "output" / f"stack_{trial}_rank{rank}.txt"
 
+    def preflights(self) -> list[Path]:
+        """What was measured of the nodes before the trials of each job, and the verdicts."""
+        found = (path for kind in ("verdict.json", "[12]/*.jsonl") for path in self.root.glob(f"preflight/*/{kind}"))
+        return sorted(path for path in found if path.is_file() and not path.is_symlink())
+
     def results(self) -> list[Path]:
         """The logs of scored runs, by trial."""
         return sorted(self.root.glob("result_*.txt"), key=_trial_numbers)

@@ -62,6 +62,7 @@ def _provenance(run: Run, result: Result) -> Iterator[Path]:
     yield from (path for path in fixed if path.is_file())
     yield from sorted(path for path in run.folder.code.rglob("*") if path.is_file() and not path.is_symlink())
     yield from run.folder.node_facts()
+    yield from run.folder.preflights()
     yield from run.resumed
     yield from run.folder.failed()
     yield from (record.path for record, _ in result.left_out if record.path and record.path.parent == root)
@@ -185,7 +186,10 @@ def _commit(info: RunInfo) -> str:
 def _redaction(run: Run, kinds: Collection[str]) -> Redaction:
     script = run.folder.root / "job.sbatch"
     texts = [script.read_text("utf-8", "replace")] if script.is_file() else []
-    return Redaction(Personal.collect(run.nodes, texts), kinds)
+    measured = [
+        path.stem for path in run.folder.preflights() if path.suffix == ".jsonl"
+    ]  # of nodes that no trial ran on too
+    return Redaction(Personal.collect(run.nodes, texts, measured), kinds)
 
 
 def _copy(source: Path, target: Path, redaction: Redaction) -> list[tuple[str, str]]:

@@ -55,9 +55,10 @@ class Personal:
     user: str
 
     @staticmethod
-    def collect(nodes: Iterable[Facts], texts: Iterable[str]) -> Personal:
-        """Collect the names from the facts of the nodes and from the job scripts among ``texts``."""
+    def collect(nodes: Iterable[Facts], texts: Iterable[str], others: Iterable[str] = ()) -> Personal:
+        """Collect the names from the facts of the nodes, from the job scripts among ``texts``, and the hosts ``others``."""
         hosts = dict.fromkeys(name for facts in nodes for name in (facts.node, facts.hostname) if name)
+        hosts |= dict.fromkeys(others)
         accounts = dict.fromkeys(name for text in texts for name in _ACCOUNT.findall(text))
         return Personal(tuple(hosts), tuple(accounts), _user())
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from suite import RULESET, VERSION
 from suite.errors import InputError
+from suite.files import read_bytes
 from suite.log import mllog
 from suite.log.attempts import replaced_runs
+from suite.log.limits import limits
 from suite.log.mllog import EventLog
 from suite.log.run_folder import RunFolder
 from suite.machine.facts import write_facts
@@ -68,6 +73,9 @@ def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement)
     log.event(mllog.NUMBER_OF_RANKS, world.size)
     log.event(mllog.NUMBER_OF_NODES, world.nodes)
     log.event(mllog.ACCELERATORS_PER_NODE, world.local_size if said.device == "cuda" else 0)
+    judged = world.is_first and read_preflight(os.environ)
+    if judged:
+        log.event(mllog.PREFLIGHT, judged[0], metadata=judged[1])
     simulated = is_simulated(machine_root(os.environ))
     about = {"device": said.device, **said.about_config, "simulated_machine": simulated}
     log.event(mllog.RUN_CONFIG, said.config, metadata=about)
@@ -79,6 +87,27 @@ def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement)
         log.event(mllog.WORK_PER_SAMPLE, said.work)
     log.event(mllog.DATA_MANIFEST, said.data_manifest)
     log.event(mllog.BASELINE, said.baselines)
+
+
+def read_preflight(environ: Mapping[str, str]) -> tuple[dict[str, int], dict[str, Any]] | None:
+    """How many nodes the job's preflight called what, and its criteria; None if there was none, or it left no verdict.
+
+    Names of nodes stay in the verdict's file, of which the criteria have the checksum.
+    """
+    folder = environ.get("MLHPC_PREFLIGHT")
+    if not folder:
+        return None
+    path = Path(folder) / "verdict.json"
+    try:
+        content = read_bytes(path, limits().json)
+        document = json.loads(content)
+        words = [node["word"] for node in document["nodes"].values()]
+        about = {key: document[key] for key in ("false_alarms", "effect")}
+        about["found_9_in_10"] = {each["metric"]: each["found_9_in_10"] for each in document["metrics"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    counts = {word: words.count(word) for word in ("good", "bad", "inconclusive")}
+    return counts, about | {"verdict_sha256": hashlib.sha256(content).hexdigest()}
 
 
 def check_parameters(plan: TrialPlan, parameters: int) -> None:

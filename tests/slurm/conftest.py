@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ INSTALL = "apt-get install -y slurm-wlm munge"
 
 SLURM_CONF = """\
 ClusterName=mlhpc
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({address})
 SlurmctldPort={ports[0]}
 SlurmUser={user}
 SlurmdUser={user}
@@ -49,7 +49,7 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SlurmdParameters=config_overrides
 KillWait=5
-NodeName=node[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=2 State=UNKNOWN
+{nodes}
 PartitionName=batch Nodes=node[1-2] Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 """
 
@@ -107,15 +107,27 @@ def cluster() -> Iterator[Cluster]:
 
 
 @contextmanager
-def running_cluster() -> Iterator[Cluster]:
-    """Start a cluster in a new folder under /tmp (unix socket names are short), stop it and remove the folder."""
+def running_cluster(hosts: Mapping[str, Sequence[str]] | None = None) -> Iterator[Cluster]:
+    """Start a cluster in a new folder under /tmp (unix socket names are short), stop it and remove the folder.
+
+    ``hosts``: the commands that run something on the hosts node1 and node2 with the addresses 10.78.0.1 and .2, where this one
+    is 10.78.0.254.
+    """
     folder = Path(tempfile.mkdtemp(prefix="mlhpc-slurm-", dir="/tmp"))
     folder.chmod(0o755)
     cluster = Cluster(folder)
     with ExitStack() as cleanup:
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         user, host = pwd.getpwuid(os.getuid()).pw_name, socket.gethostname().partition(".")[0]
-        (folder / "slurm.conf").write_text(SLURM_CONF.format(root=folder, user=user, host=host, ports=_free_ports()))
+        ports = _free_ports()
+        nodes = f"NodeName=node[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=2 State=UNKNOWN"
+        if hosts is not None:
+            nodes = (
+                f"NodeName=node[1-2] NodeHostname={host} NodeAddr=10.78.0.[1-2] Port={ports[1]} CPUs=1 State=UNKNOWN"
+            )
+        address = "127.0.0.1" if hosts is None else "10.78.0.254"
+        text = SLURM_CONF.format(root=folder, user=user, host=host, address=address, ports=ports, nodes=nodes)
+        (folder / "slurm.conf").write_text(text)
         for name in ("state", "spool/node1", "spool/node2"):
             (folder / name).mkdir(parents=True)
         (folder / "munge.key").write_bytes(os.urandom(1024))
@@ -127,7 +139,7 @@ def running_cluster() -> Iterator[Cluster]:
         cluster.call("munged", "--force", *options, f"--seed-file={folder / 'munged.seed'}")
         cluster.call("slurmctld", "-i")
         for node in ("node1", "node2"):
-            cluster.call("slurmd", "-N", node)
+            cluster.call(*(hosts or {}).get(node, ()), "slurmd", "-N", node)
         _wait_until_idle(cluster)
         yield cluster
         subprocess.run(["scancel", "--user", user], env=cluster.environment, timeout=30)

@@ -22,8 +22,8 @@ FALSE_ALARMS = 1e-5
 """The chance that an honest run is called a copy. It is below this by the bound above, times all places that are compared."""
 _OF_ROUGHNESS = 0.2  # of a curve's median second difference, as a deviation
 _SINGLE_ROUNDING = 3e-7  # of a value in float32 after some operations: its epsilon is 1.2e-7
-_MOST_PARTS = 1000  # of the smallest gap between values, of which the step of their grid is sought
-_OF_ROUNDING = 20.0  # roundings are the finest step: a finer grid could be read into any values
+_LUCK = 0.01  # the chance that values lie on one of the grids that are tried, each a part of their smallest gap
+_MOST_PARTS = 10_000
 _LARGEST_SCALE = 0.02  # of the values: curves with few, wide steps are not judged by those
 _OF_DURATION = 6e-4  # of a duration
 _STAMP_S, _SAME_STAMP, _SHORTEST_S = (
@@ -83,17 +83,21 @@ class Series:
     def grain(self) -> float:
         """The step of the grid that all values lie on, as a share of them: accuracies of few samples are often equal.
 
-        Values in single precision lie on it but for their rounding. Zero if there is no grid coarser than that.
+        Values in single precision lie on it but for their rounding. Zero if there is no grid, or so fine a one that any values
+        could lie on it by chance.
         """
         rounding = _SINGLE_ROUNDING * max(self.numbers)
         ordered = sorted(self.numbers)
         gaps = [b - a for a, b in pairwise(ordered) if b - a > 2.0 * rounding]
         if not gaps:
             return math.inf
-        finest = min(gaps)
-        for parts in range(1, min(_MOST_PARTS, int(finest / (_OF_ROUNDING * rounding))) + 1):
-            if _on_grid([number - ordered[0] for number in ordered], finest / parts, rounding):
-                return finest / parts / ordered[0]
+        finest, parts, luck = min(gaps), 1, 0.0
+        while parts == 1 or (luck < _LUCK and parts < _MOST_PARTS):
+            step = finest / parts
+            if _on_grid([number - ordered[0] for number in ordered], step, rounding):
+                return step / ordered[0]
+            luck += min(1.0, 8.0 * rounding / step) ** (len(gaps) - 1)
+            parts += 1
         return 0.0
 
     @cached_property

@@ -47,7 +47,7 @@ class Kernel:
 
 def measure_cpu(world: World, effort: Effort, plan: SweepPlan, budget: Budget) -> Findings:
     """Sweep with one working set per thread of torch's pool on every rank. Returns a roof for each level found."""
-    team = _Team(plan.threads, plan.buffer_bytes)
+    team = Team(plan.threads, plan.buffer_bytes)
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # the team has its own threads: torch must not start more in each
     try:
@@ -63,7 +63,7 @@ def measure_cpu(world: World, effort: Effort, plan: SweepPlan, budget: Budget) -
 
 
 def _sweep(
-    world: World, effort: Effort, plan: SweepPlan, team: _Team, budget: Budget
+    world: World, effort: Effort, plan: SweepPlan, team: Team, budget: Budget
 ) -> tuple[dict[Kernel, dict[int, Samples]], list[str]]:
     """Measure from coarse to fine, so that what fits into the time covers the whole range.
 
@@ -201,7 +201,7 @@ def _curve(world: World, kernel: Kernel, rates: dict[int, Samples]) -> Curve:
     return Curve("memory", "sweep", kernel.name, "working_set_bytes", "B/s", world.size, world.nodes, points)
 
 
-class _Team:
+class Team:
     """Threads with a private buffer each, of which `touch` makes the first bytes usable."""
 
     def __init__(self, threads: int, size: int) -> None:
@@ -239,7 +239,7 @@ class _Team:
         return max(end for _, end in spans) - min(begin for begin, _ in spans)
 
 
-def _cpu_rate(world: World, team: _Team, kernel: Kernel, size: int, effort: Effort, budget: Budget) -> Samples:
+def _cpu_rate(world: World, team: Team, kernel: Kernel, size: int, effort: Effort, budget: Budget) -> Samples:
     """Measure the bytes/s of all threads of a rank together."""
     estimate = 20e9  # bytes/s; only decides how many passes the first call makes
     sample_s = effort.sample_s * (1 if len(team.buffers) == 1 else TEAM)

@@ -41,7 +41,7 @@ def measure(world: World, effort: Effort, directory: Path, free: int, budget: Bu
     findings = Findings()
     try:
         if budget.ends:
-            once = agree(world, [_write(path, block, BLOCK)])[0]
+            once = agree(world, [write_file(path, block, BLOCK)])[0]
             size = min(size, int(budget.left() / (PASSES * once)) * BLOCK)
             if size == 0:
                 return _none(f"{directory} takes {once:.2g} s to write {BLOCK >> 20} MiB: too slow for the time")
@@ -59,13 +59,13 @@ def measure(world: World, effort: Effort, directory: Path, free: int, budget: Bu
 def _measure_files(world: World, directory: Path, path: Path, block: bytes, size: int, budget: Budget) -> Findings:
     """The three roofs of one file per rank."""
     findings = Findings()
-    written = repeat(world, lambda: size / _write(path, block, size), REPETITIONS, budget=budget)
+    written = repeat(world, lambda: size / write_file(path, block, size), REPETITIONS, budget=budget)
     findings.roofs.append(_roof(world, "storage_write", directory, "fsync", written, size))
-    cold = [all(world.allgather(_evict(path)))]
+    cold = [all(world.allgather(evict(path)))]
 
     def read_cold() -> float:
-        cold.append(_evict(path))
-        return size / _read(path)
+        cold.append(evict(path))
+        return size / read_file(path)
 
     samples = repeat(world, read_cold, REPETITIONS, budget=budget)
     if all(world.allgather(all(cold))):
@@ -73,8 +73,8 @@ def _measure_files(world: World, directory: Path, path: Path, block: bytes, size
     else:
         reason = "the page cache keeps the file (a file system in memory, or one that ignores POSIX_FADV_DONTNEED)"
         findings.not_measured.append(NotMeasured("storage_read", reason, "cold"))
-    _read(path)
-    warm = repeat(world, lambda: size / _read(path), REPETITIONS, budget=budget)
+    read_file(path)
+    warm = repeat(world, lambda: size / read_file(path), REPETITIONS, budget=budget)
     findings.roofs.append(_roof(world, "storage_read", directory, "warm", warm, size))
     return findings
 
@@ -99,7 +99,7 @@ def resident_share(path: Path) -> float:
     return sum(value & 1 for value in present) / pages
 
 
-def _evict(path: Path) -> bool:
+def evict(path: Path) -> bool:
     """Drop a file from this node's page cache. True if it is gone."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -109,7 +109,7 @@ def _evict(path: Path) -> bool:
     return resident_share(path) < COLD
 
 
-def _write(path: Path, block: bytes, size: int) -> float:
+def write_file(path: Path, block: bytes, size: int) -> float:
     """Seconds to write a file of blocks and force it to the device."""
     begin = time.perf_counter()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -124,7 +124,7 @@ def _write(path: Path, block: bytes, size: int) -> float:
     return time.perf_counter() - begin
 
 
-def _read(path: Path) -> float:
+def read_file(path: Path) -> float:
     """Seconds to read a whole file."""
     buffer = bytearray(BLOCK)
     begin = time.perf_counter()

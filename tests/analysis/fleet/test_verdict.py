@@ -11,9 +11,10 @@ import pytest
 from scipy import stats
 
 from analysis.fleet.apart import critical, find_apart, most_apart, power, spread_of_one
-from analysis.fleet.samples import Metric, Sample, by_metric, read_samples, render
+from analysis.fleet.samples import Metric, by_metric, read_samples
 from analysis.fleet.verdict import judge
 from suite.errors import InputError
+from suite.machine.node_samples import Sample, render
 from tests.fixtures.cli import mlhpc
 
 
@@ -191,7 +192,7 @@ def test_the_command_names_bad_nodes_and_the_line_for_slurm(tmp_path: Path) -> N
             "values.0 = 0: Input should be greater than 0",
         ),
         ('{"node": "a", "metric": "m", "better": "up", "values": [1]}', "better = 'up'"),
-        ('{"node": "a", "metric": "m", "better": "more", "values": []}', "values = []"),
+        ('{"node": "a", "metric": "m", "better": "more", "values": []}', "expected values, or failed with the reason"),
         ('{"node": "a", "metric": "m", "better": "more", "values": [1], "x": 1}', "x = 1: Extra inputs"),
         ('{"version": 2, "node": "a", "metric": "m", "better": "more", "values": [1]}', "version = 2"),
         ('{"node": "a", "metric": "m", "better": "more", "values": [NaN]}', ":1: "),

@@ -55,6 +55,7 @@ def variants() -> dict[str, str]:
     texts = {name: sbatch_script(job(system, size, **changes)) for name, (system, size, changes) in SHIPPED.items()}
     for path in SYSTEMS:
         texts[path.stem] = sbatch_script(job(path.stem, "mini", nodes=2, runs=3, array=True, seed=7, run="/r/un 1"))
+        texts[f"{path.stem}-preflight"] = sbatch_script(job(path.stem, "mini", nodes=2, preflight=60, spares=1))
     for name in descriptors():
         texts[f"{name}-full"] = sbatch_script(job("gpu-pyxis", "full", workload=name, nodes=8, runs=3))
     return texts

@@ -243,7 +243,7 @@ def test_a_bounded_sweep_ends_in_time_on_every_machine(
 
     kernels = tuple(Kernel(kernel.name, kernel.library, prepare, kernel.smallest) for kernel in CPU_KERNELS)
     monkeypatch.setattr(memory, "CPU_KERNELS", kernels)
-    monkeypatch.setattr(memory, "_Team", lambda threads, size: team)
+    monkeypatch.setattr(memory, "Team", lambda threads, size: team)
     said: list[str] = []
     budget = Budget(World.create(), 12.5, said.append, lambda: team.now)
     found = memory.measure_cpu(World.create(), QUICK, made, budget)

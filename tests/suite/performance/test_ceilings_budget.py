@@ -140,15 +140,15 @@ def test_files_are_as_large_as_the_time_allows(
     bytes_per_s: float, mib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, written = Clock(), list[int]()
-    write = storage._write
+    write = storage.write_file
 
     def slow_write(path: Path, block: bytes, size: int) -> float:
         write(path, block, size)
         written.append(size)
         return clock.work(size / bytes_per_s)
 
-    monkeypatch.setattr(storage, "_write", slow_write)
-    monkeypatch.setattr(storage, "_read", lambda path: clock.work(path.stat().st_size / bytes_per_s))
+    monkeypatch.setattr(storage, "write_file", slow_write)
+    monkeypatch.setattr(storage, "read_file", lambda path: clock.work(path.stat().st_size / bytes_per_s))
     found = storage.measure(ALONE, QUICK, tmp_path, MUCH, clock.budget(14.0))
     assert clock.now - 100 <= 14 + storage.BLOCK / bytes_per_s
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,230 @@
+"""`mlhpc preflight node` and `links`: measure the nodes of an allocation, within a stated time whatever happens."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from suite.cli.options import device_option, output_option, ranks_option
+from suite.config import default_data_root
+from suite.descriptor import descriptor, descriptors
+from suite.errors import InputError
+from suite.files import print_line, write_whole
+from suite.launch.ranks import FAILED, in_world, start_ranks
+from suite.machine.node_samples import Sample, render
+
+if TYPE_CHECKING:
+    from suite.world import World
+
+BUDGET_S = 20
+SHORTEST_S = 5
+ENDING_S = 2.0  # of the time: to write the files and to end
+AT = "at: "  # begins the lines by which ranks say what comes next
+SIZE = "smoke"
+
+budget_option = click.option(
+    "--budget",
+    type=click.IntRange(SHORTEST_S, 3600),
+    default=BUDGET_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for all of it, start included. What is not done then is ended.",
+)
+rounds_option = click.option("--rounds", type=click.IntRange(1), help="Repetitions that are enough. [as many as fit]")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mlhpc preflight node --ranks 2 -o preflight           this machine
+  srun --ntasks-per-node=1 mlhpc preflight node --ranks 4 --directory "$TMPDIR" -o preflight
+"""
+)
+@ranks_option()
+@device_option()
+@budget_option
+@rounds_option
+@click.option(
+    "--directory", type=click.Path(path_type=Path), help="Where data are staged to. [$TMPDIR, else the output folder]"
+)
+@click.option("--workload", "names", multiple=True, help="Measure a step of these only; repeatable. [all with data]")
+@output_option("Folder; gets NODE.jsonl.", "preflight")
+@click.option("--started-at", type=float, hidden=True, help="For the ranks: when the command began.")
+def node(
+    ranks: int,
+    device: str,
+    budget: int,
+    rounds: int | None,
+    directory: Path | None,
+    names: tuple[str, ...],
+    output: Path | None,
+    started_at: float | None,
+) -> None:
+    """Measure this node alone, on so many ranks: products, memory, caches, storage, collectives within it, training steps.
+
+    Under srun every task measures its own node. A node that hangs or dies is ended in time, and its file says where it was.
+    Steps are of the smoke models whose data are there. Exit code 0: measured, 1: ended before its end, 2: usage.
+    """
+    from suite.world import node_name
+
+    folder = output or Path("preflight")
+    path = folder / f"{node_name()}.jsonl"
+    storage = directory or Path(os.environ.get("TMPDIR") or folder)
+    if started_at is not None:
+        from suite.world import Launch, detect
+
+        inner = detect() if ranks > 1 else Launch("none", 0, 1)
+        left = budget - ENDING_S - (time.time() - started_at)
+        sys.exit(
+            in_world(
+                inner, lambda: None, lambda world: _measure_node(world, device, storage, names, left, rounds, path)
+            )
+        )
+    for name in names:
+        descriptor(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        raise InputError(f"{path}: exists already; choose another -o")
+    begin = time.time()
+    words = ["preflight", "node", "--ranks", str(ranks), "--device", device, "--budget", str(budget), "-o", str(folder)]
+    words += ["--rounds", str(rounds)] if rounds else []
+    words += ["--directory", str(storage), *(word for name in names for word in ("--workload", name))]
+    where = "its start"
+
+    def hear(line: str) -> None:
+        nonlocal where
+        if line.startswith(AT):
+            where = line.removeprefix(AT)
+        else:
+            print_line(line)
+
+    code = start_ranks([*words, "--started-at", repr(begin)], ranks, limit_s=budget - (time.time() - begin), echo=hear)
+    took = time.time() - begin
+    why = "" if code == 0 else f"ended after {took:.0f} s of {budget} s, at {where}"
+    _note_end(path, node_name(), took, budget, why)
+    print_line(f"{path}: {'measured' if code == 0 else why} ({took:.1f} s)", error=code != 0)
+    sys.exit(FAILED if code else 0)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  srun --mpi=pmi2 --ntasks-per-node=1 mlhpc preflight links -o preflight
+"""
+)
+@device_option()
+@budget_option
+@rounds_option
+@output_option("Folder; gets links.jsonl.", "preflight")
+def links(device: str, budget: int, rounds: int | None, output: Path | None) -> None:
+    """Measure the links between nodes, one rank on each: all pairs in turn, all but one, and how far the clocks are apart.
+
+    Exit code 0: measured, or there is one node; 1: ended before its end; 2: usage.
+    """
+    from suite.world import detect
+
+    path = (output or Path("preflight")) / "links.jsonl"
+    begin, where = time.time(), "the connection of the nodes"
+
+    def late() -> None:
+        print_line(f"mlhpc: links between nodes: ended after {budget} s, at {where}", error=True)
+        os._exit(FAILED)
+
+    def at(text: str) -> None:
+        nonlocal where
+        where = text
+
+    def check() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            raise InputError(f"{path}: exists already; choose another -o")
+
+    def body(world: World) -> None:
+        if world.nodes == 1:
+            print_line("one node: there are no links to measure")
+            return
+        if world.size > world.nodes:
+            raise InputError(
+                f"{world.size} ranks on {world.nodes} nodes: expected one rank on each (--ntasks-per-node=1)"
+            )
+        from suite.performance.preflight import links as measuring
+        from suite.performance.preflight.node import hardware_of
+        from suite.training.devices import pick_device
+
+        chosen = pick_device(device, world)
+        left = budget - ENDING_S - (time.time() - begin)
+        measuring.measure(
+            world, hardware=hardware_of(chosen), device=chosen, seconds=left, rounds=rounds, output=path, at=at
+        )
+
+    timer = threading.Timer(budget, late)
+    timer.daemon = True
+    timer.start()
+    try:
+        code = in_world(detect(), check, body)
+    finally:
+        timer.cancel()
+    sys.exit(code)
+
+
+def _measure_node(
+    world: World, device: str, directory: Path, names: tuple[str, ...], seconds: float, rounds: int | None, path: Path
+) -> None:
+    """Measure on all ranks of this node; rank 0 writes the file."""
+    import torch
+
+    from suite.performance.preflight.node import measure
+    from suite.training.devices import pick_device, threads_per_rank
+
+    torch.set_num_threads(threads_per_rank(world))
+    chosen, missing = _workloads(names)
+    if world.is_first:
+        for text in missing:
+            print_line(text, error=True)
+    measure(
+        world,
+        device=pick_device(device, world),
+        directory=directory,
+        workloads=chosen,
+        seconds=seconds,
+        rounds=rounds,
+        output=path,
+        at=lambda text: print_line(AT + text) if world.is_first else None,
+        say=lambda text: print_line(text) if world.is_first else None,
+    )
+
+
+def _workloads(names: tuple[str, ...]) -> tuple[dict[str, Path], list[str]]:
+    """The workloads whose step can be measured, with their data, and a line about the others. InputError if one was asked for."""
+    chosen: dict[str, Path] = {}
+    missing: list[str] = []
+    for name in names or (name for name, each in descriptors().items() if each.implementation):
+        root = default_data_root(name, SIZE)
+        if (root / "manifest.json").is_file():
+            chosen[name] = root
+        else:
+            missing.append(f"no step of {name}: no data in {root} (mlhpc data generate {name} --size {SIZE})")
+    if names and missing:
+        raise InputError(missing[0])
+    return chosen, missing
+
+
+def _note_end(path: Path, name: str, took: float, budget: int, why: str) -> None:
+    """Add to the node's file how long measuring took, or why it did not come to its end."""
+    before = path.read_text() if path.exists() else ""
+    end = Sample(
+        node=name,
+        metric="measuring",
+        unit="s",
+        better="less",
+        values=() if why else (took,),
+        bound=float(budget),
+        failed=why,
+    )
+    write_whole(path, before + render([end]))

@@ -1,0 +1,245 @@
+"""The benchmarks of a node: what each measures, in which unit, and which component it stresses. They use the kernels of `ceilings`.
+
+A benchmark is prepared once on every rank of the node and then repeated: all ranks begin together, and the slowest counts. One
+repetition takes about `REPETITION_S`, whatever the speed of the node.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from suite.config import load_config
+from suite.descriptor import descriptor
+from suite.machine.node_samples import Better
+from suite.machine.probes.processor import CpuCache
+from suite.performance.ceilings import collectives, compute, memory, storage
+from suite.performance.ceilings.document import Resource
+from suite.performance.ceilings.plan import SKEW
+from suite.performance.ceilings.samples import calls_for
+from suite.workload import load_workload
+from suite.world import Launch, World
+
+REPETITION_S = 0.05
+CPU_ORDER, GPU_ORDER = 512, 4096  # of the products, the same on all nodes
+MESSAGE_BYTES = 1 << 20
+FILE_BYTES = 8 << 20
+LINK_BYTES = 64 << 20
+LARGEST_SET, SMALLEST_SET = 1 << 30, 64 << 20  # bytes of a node's working set that no cache holds
+PAST_CACHE = 4  # times the largest cache
+STEP_SAMPLES = 2  # per rank, of a workload's step
+
+Repeat = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where is measured: the ranks of one node, their device, the staging folder, the caches and the free memory in bytes."""
+
+    world: World
+    device: torch.device
+    directory: Path
+    caches: tuple[CpuCache, ...]
+    free: int
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One benchmark. ``prepare`` gives what one repetition calls, which returns a value in ``unit``; None: not for this place."""
+
+    metric: str
+    component: str
+    unit: str
+    better: Better
+    prepare: Callable[[Place], Repeat | None]
+
+
+def benches(workloads: Mapping[str, Path]) -> Iterator[Bench]:
+    """All benchmarks, in the order in which they are repeated. ``workloads``: those whose step is measured, with their data."""
+    for dtype in ("float32", "bfloat16", "float64"):
+        yield Bench(f"gemm/{dtype}", "compute", "FLOP/s", "more", partial(_gemm, dtype))
+    yield Bench("dispatch", "operator launch", "calls/s", "more", _dispatch)
+    yield Bench("memory/cache", "cache", "B/s", "more", partial(_memory, cached=True))
+    yield Bench("memory/main", "memory", "B/s", "more", partial(_memory, cached=False))
+    yield Bench("host_link", "host link", "B/s", "more", _host_link)
+    for resource, _ in collectives.COLLECTIVES:
+        yield Bench(f"{resource}/node", "links in the node", "B/s", "more", partial(_collective, resource))
+    yield Bench("overlap", "compute beside links", "s", "less", _overlap)
+    yield Bench("storage/write", "storage", "B/s", "more", _write)
+    yield Bench("storage/read", "storage", "B/s", "more", _read)
+    for name, root in workloads.items():
+        yield Bench(f"step/{name}", "all of a training step", "s", "less", partial(_step, name, root))
+
+
+def _timed(call: Callable[[], object], device: torch.device, *, floor: int = 1) -> tuple[int, Callable[[], float]]:
+    """How many calls fill a repetition, and the seconds of that many."""
+    compute.seconds(call, 1, device)
+    once = min(compute.seconds(call, floor, device) / floor for _ in range(3))
+    calls = max(floor, calls_for(REPETITION_S, once))
+    return calls, lambda: compute.seconds(call, calls, device)
+
+
+def _gemm(dtype: str, place: Place) -> Repeat:
+    order = GPU_ORDER if place.device.type == "cuda" else CPU_ORDER
+    calls, seconds = _timed(compute.products(place.device, dtype, order)[0].multiply, place.device)
+    return lambda: compute.flops(order) * calls / seconds()
+
+
+def _dispatch(place: Place) -> Repeat:
+    product = compute.products(place.device, "float32", compute.LAUNCH_ORDER)[0]
+    calls, seconds = _timed(product.multiply, place.device, floor=100)
+    return lambda: calls / seconds()
+
+
+def _memory(place: Place, *, cached: bool) -> Repeat | None:
+    """Triads of all threads: on a set in the private cache of a core, or on one that no cache holds."""
+    if place.device.type == "cuda":
+        return None if cached else _gpu_memory(place)
+    threads = torch.get_num_threads()
+    largest = max((cache.size_bytes for cache in place.caches), default=0)
+    private = max((cache.size_bytes for cache in place.caches if cache.level == 2), default=256 << 10)
+    whole = min(max(SMALLEST_SET, PAST_CACHE * largest), LARGEST_SET, place.free // 4)
+    size = private // 2 if cached else whole // (threads * place.world.local_size)
+    kernel = memory.CPU_KERNELS[1]  # update: two loads and a store
+    team = memory.Team(threads, size + SKEW)
+    team.touch(size + SKEW)
+
+    def prepared(passes: int) -> tuple[list[Callable[[], object]], float]:
+        ready = [kernel.prepare(buffer, size, passes) for buffer in team.buffers]
+        return [call for call, _ in ready], sum(moved for _, moved in ready)
+
+    calls, _ = prepared(memory.FEWEST_PASSES)
+    team.seconds(calls)
+    once = min(team.seconds(calls) for _ in range(3)) / memory.FEWEST_PASSES
+    calls, moved = prepared(max(memory.FEWEST_PASSES, calls_for(REPETITION_S, once)))
+    return lambda: moved / team.seconds(calls)
+
+
+def _gpu_memory(place: Place) -> Repeat:
+    a, b, c = (torch.ones(LARGEST_SET // 12, device=place.device) for _ in range(3))
+    calls, seconds = _timed(lambda: torch.add(b, c, alpha=0.5, out=a), place.device)
+    return lambda: LARGEST_SET * calls / seconds()
+
+
+def _host_link(place: Place) -> Repeat | None:
+    if place.device.type != "cuda":
+        return None
+    on_host = torch.ones(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+    on_device = torch.ones(LINK_BYTES, dtype=torch.uint8, device=place.device)
+
+    def there_and_back() -> None:
+        on_device.copy_(on_host, non_blocking=True)
+        on_host.copy_(on_device, non_blocking=True)
+
+    calls, seconds = _timed(there_and_back, place.device)
+    return lambda: 2.0 * LINK_BYTES * calls / seconds()
+
+
+def _collective(resource: Resource, place: Place) -> Repeat | None:
+    world = place.world
+    if world.size == 1:
+        return None
+    message = torch.zeros(MESSAGE_BYTES // 4 // world.size * world.size, device=place.device)
+    call = dict(collectives.COLLECTIVES)[resource](message, dist.group.WORLD)
+    calls, seconds = _together(world, call, place.device)
+    sent = collectives.bus_share(resource, world.size) * message.numel() * 4
+    return lambda: sent * calls / seconds()
+
+
+def _overlap(place: Place) -> Repeat | None:
+    """Seconds of a product and an all-reduce that run at the same time."""
+    world = place.world
+    if world.size == 1:
+        return None
+    message = torch.zeros(MESSAGE_BYTES // 4, device=place.device)
+    order = GPU_ORDER if place.device.type == "cuda" else CPU_ORDER
+    product = compute.products(place.device, "float32", order)[0]
+
+    def both() -> None:
+        work = dist.all_reduce(message, async_op=True)
+        product.multiply()
+        assert work is not None
+        work.wait()
+
+    calls, seconds = _together(world, both, place.device)
+    return lambda: seconds() / calls
+
+
+def _together(world: World, call: Callable[[], object], device: torch.device) -> tuple[int, Callable[[], float]]:
+    """As `_timed`, of a call that all ranks make: they agree on how many."""
+    compute.seconds(call, 1, device)
+    once = max(world.allgather(compute.seconds(call, 3, device) / 3))
+    calls = calls_for(REPETITION_S, once)
+    return calls, lambda: compute.seconds(call, calls, device)
+
+
+def _write(place: Place) -> Repeat:
+    path, block = _file(place), np.random.default_rng(place.world.rank).bytes(storage.BLOCK)
+
+    def repetition() -> float:
+        try:
+            return FILE_BYTES / storage.write_file(path, block, FILE_BYTES)
+        finally:
+            path.unlink(missing_ok=True)
+
+    return repetition
+
+
+def _read(place: Place) -> Repeat:
+    """Reads of a file that is not in the page cache, where the file system lets it go."""
+    path, block = _file(place), np.random.default_rng(place.world.rank).bytes(storage.BLOCK)
+
+    def repetition() -> float:
+        try:
+            storage.write_file(path, block, FILE_BYTES)
+            storage.evict(path)
+            return FILE_BYTES / storage.read_file(path)
+        finally:
+            path.unlink(missing_ok=True)
+
+    return repetition
+
+
+def _file(place: Place) -> Path:
+    return place.directory / f".mlhpc-preflight-{os.getpid()}-{place.world.rank}"
+
+
+def _step(name: str, root: Path, place: Place) -> Repeat:
+    """Seconds of forward, backward and update of the ``smoke`` model, each rank for itself."""
+    workload = load_workload(descriptor(name))(load_config(descriptor(name), "smoke", ()))
+    torch.manual_seed(0)
+    alone = World.create(Launch("none", 0, 1))
+    model = workload.build_model(alone).to(place.device)
+    data = workload.dataset("train", root)
+    optimizer = workload.build_optimizer(model, 100).optimizer
+    loaded = data.load(range(STEP_SAMPLES), seed=0, epoch=1)
+    batch = {name: tensor.to(place.device) for name, tensor in loaded.items()}
+
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0  # every step the same work on the same numbers
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        workload.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    calls, seconds = _timed(step, place.device)
+    return lambda: seconds() / calls
+
+
+def facts(place: Place) -> Iterator[tuple[str, str, float, float]]:
+    """(metric, unit, value, worst value allowed) of what is not timed: free space, descriptors, free memory."""
+    import resource
+
+    status = os.statvfs(place.directory)
+    yield "free_space", "B", float(status.f_bavail * status.f_frsize), 1e9
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    yield "descriptors", "", float(descriptors if descriptors > 0 else 2**31), 1024.0
+    yield "free_memory", "B", float(place.free), 1e9

@@ -1,0 +1,165 @@
+"""Measures the links between nodes so that one bad node cannot spoil the verdict on the others; and how far the clocks are apart.
+
+Pairs: every node exchanges a message with one other at a time, in turn (a tournament); a node's value is the median over
+its partners, of two the better. Leave-one-out: all nodes but one make an all-reduce; a node without which the others are
+faster is the slow one. Two nodes have one link, and nothing here can say which of its ends is slow.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from suite.files import write_whole
+from suite.machine.node_samples import Sample, render
+from suite.performance.ceilings.budget import Budget
+from suite.performance.ceilings.collectives import bus_share
+from suite.world import World
+
+PAIR_BYTES = 2 << 20
+ALL_BYTES = 1 << 20
+MOST_GROUPS = 16  # nodes of which each is left out once: a group takes every node's time
+CLOCK_BOUND_S = 1.0  # apart: logs and file times of such nodes cannot be put in order
+PINGS = 20
+FEWEST = 3
+
+
+def measure(
+    world: World,
+    *,
+    hardware: str,
+    device: torch.device,
+    seconds: float,
+    rounds: int | None = None,
+    output: Path,
+    at: Callable[[str], None],
+) -> None:
+    """Measure for so many seconds and write one file with a sample of every node per metric. All ranks call it, one of each node.
+
+    ``hardware`` is the same for all nodes of a kind; after so many ``rounds`` it ends earlier.
+    """
+    budget = Budget(world, seconds)
+    world.init_torch(device)
+    at("clock offset")
+    offset = _clock_offset(world)
+    values: dict[str, list[float]] = {"clock_offset": [max(offset, 1e-6)]}
+    pair = "link/pair" if world.size > 2 else "link/of_two"
+    alone = world.size > 2 and world.size <= MOST_GROUPS
+    without = (
+        [dist.new_group([n for n in range(world.size) if n != left]) for left in range(world.size)] if alone else []
+    )
+    longest, count = 0.0, 0
+    while count <= (rounds or count) and (count <= FEWEST or budget.allows(2.0 * longest)):
+        begin = budget.clock()
+        at(pair)
+        found = {pair: statistics.median_high(_pairs(world, device))}
+        if without:
+            at("link/without")
+            found["link/without"] = _all_but_one(world, device, without)
+        if count:  # the first round connects the nodes
+            for metric, value in found.items():
+                values.setdefault(metric, []).append(value)
+        count += 1
+        longest = max(longest, budget.clock() - begin)
+    mine = [_sample(world, hardware, metric, tuple(those)) for metric, those in values.items()]
+    gathered = world.gather(mine)
+    if gathered is not None:
+        write_whole(output, render(sample for node in gathered for sample in node))
+
+
+def tournament(nodes: int) -> Iterator[list[tuple[int, int]]]:
+    """A tournament: rounds of pairs such that everybody meets everybody once (the circle method)."""
+    seats: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        table = zip(seats[:half], reversed(seats[half:]), strict=True)
+        yield [(a, b) if a < b else (b, a) for a, b in table if a is not None and b is not None]
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+
+
+def _pairs(world: World, device: torch.device) -> list[float]:
+    """Bytes/s that this node exchanges with each of the others, there and back."""
+    message = torch.zeros(PAIR_BYTES, dtype=torch.uint8, device=device)
+    found = []
+    for pairs in tournament(world.size):
+        mine = next((pair for pair in pairs if world.rank in pair), None)
+        world.barrier()
+        if mine is not None:
+            other = mine[0] if mine[1] == world.rank else mine[1]
+            begin = time.perf_counter()
+            for sends in (mine[0] == world.rank, mine[0] != world.rank):
+                (dist.send if sends else dist.recv)(message, other)
+            _wait(device)
+            found.append(2.0 * PAIR_BYTES / (time.perf_counter() - begin))
+    return found
+
+
+def _all_but_one(world: World, device: torch.device, groups: list[object]) -> float:
+    """Bytes/s of the others' all-reduce without this node."""
+    message = torch.zeros(ALL_BYTES // 4, device=device)
+    took = []
+    for left, group in enumerate(groups):
+        world.barrier()
+        begin = time.perf_counter()
+        if left != world.rank:
+            dist.all_reduce(message, group=group)
+            _wait(device)
+        took.append(time.perf_counter() - begin)
+    slowest: list[float] = [
+        max(node[left] for n, node in enumerate(world.allgather(took)) if n != left) for left in range(world.size)
+    ]
+    return bus_share("all_reduce", world.size - 1) * ALL_BYTES / slowest[world.rank]
+
+
+def _clock_offset(world: World) -> float:
+    """Seconds between this node's clock and that of the first, by the exchange with the shortest round trip."""
+    best, offset = float("inf"), 0.0
+    for other in range(1, world.size):
+        world.barrier()
+        for _ in range(PINGS):
+            if world.rank == other:
+                stamp = torch.zeros(1, dtype=torch.float64)
+                begin = time.time()
+                dist.send(stamp, 0)
+                dist.recv(stamp, 0)
+                end = time.time()
+                if end - begin < best:
+                    best, offset = end - begin, float(stamp[0]) - (begin + end) / 2.0
+            elif world.rank == 0:
+                stamp = torch.zeros(1, dtype=torch.float64)
+                dist.recv(stamp, other)
+                stamp[0] = time.time()
+                dist.send(stamp, other)
+    return abs(offset)
+
+
+METRICS: dict[str, tuple[str, str]] = {  # unit, component
+    "clock_offset": ("s", "clock"),
+    "link/pair": ("B/s", "links between nodes"),
+    "link/of_two": ("B/s", "the link between two nodes"),
+    "link/without": ("B/s", "links between nodes"),
+}
+
+
+def _sample(world: World, hardware: str, metric: str, values: tuple[float, ...]) -> Sample:
+    unit, component = METRICS[metric]
+    return Sample(
+        node=world.node_names[world.node],
+        hardware=hardware,
+        metric=metric,
+        unit=unit,
+        better="more" if metric in ("link/pair", "link/of_two") else "less",
+        component=component,
+        values=values,
+        bound=CLOCK_BOUND_S if metric == "clock_offset" else None,
+    )
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,157 @@
+"""Measures one node on all its ranks, without any other node: a bad node cannot spoil what is said of another.
+
+The benchmarks are repeated in turn until the time is over, so that each sees the whole of it. After every round the file of the
+node is written anew: a node that dies leaves what it has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from suite.files import one_line, write_whole
+from suite.machine.node_samples import Sample, render
+from suite.machine.probes.allowance import usable
+from suite.machine.probes.processor import list_data_caches, read_cpu
+from suite.machine.probes.root import machine_root
+from suite.performance.ceilings.budget import Budget
+from suite.performance.ceilings.plan import free_bytes
+from suite.performance.preflight.benches import Bench, Place, Repeat, benches, facts
+from suite.world import World, node_name
+
+FEWEST = 2  # rounds, however short the time: one to warm up, one that counts
+PREPARING = 0.6  # share of the time within which benchmarks are prepared
+
+
+def measure(
+    world: World,
+    *,
+    device: torch.device,
+    directory: Path,
+    workloads: Mapping[str, Path],
+    seconds: float,
+    rounds: int | None = None,
+    output: Path,
+    at: Callable[[str], None],
+    say: Callable[[str], None],
+) -> list[Sample]:
+    """Measure for so many seconds and write the node's file ``output``; returns what is in it. All ranks of the node call it.
+
+    ``rounds``: after so many repetitions of each it ends earlier.
+    ``at`` is told what comes next, so that whoever waits knows where a node hangs; ``say`` what is left out.
+    """
+    budget = Budget(world, seconds)
+    world.init_torch(device)
+    allowance = usable()
+    caches = tuple(list_data_caches(machine_root(os.environ), allowance.cpus))
+    place = Place(world, device, directory, caches, free_bytes(world.allgather(allowance.memory_free)))
+    node = _Node(
+        node_name(),
+        f"{hardware_of(device)}, {world.size} ranks of {torch.get_num_threads()} threads",
+        output,
+        world.is_first,
+    )
+    node.add_facts(place)
+    ready: list[tuple[Bench, Repeat]] = []
+    late: list[str] = []
+    for bench in benches(workloads):
+        if not budget.allows((1.0 - PREPARING) * seconds) and ready:
+            late.append(bench.metric)
+            continue
+        at(bench.metric)
+        repeat, why = _attempt(lambda bench=bench: bench.prepare(place))  # type: ignore[misc]
+        if node.well(bench, world.allgather(why)) and repeat is not None:
+            ready.append((bench, repeat))
+    if late:
+        say(f"no time was left to prepare {', '.join(late)}")
+    node.write()
+    done = 0
+    while ready and done <= (rounds or done) and (done < FEWEST or budget.left()):
+        for bench, repeat in list(ready):
+            if done >= FEWEST and not budget.left():
+                break
+            at(bench.metric)
+            world.barrier()
+            value, why = _attempt(repeat)
+            told = world.allgather((value, why))
+            if not node.well(bench, [reason for _, reason in told]):
+                ready.remove((bench, repeat))
+            elif done:  # the first round warms up
+                node.add(bench, [value for value, _ in told])
+        done += 1
+        node.write()
+    return node.samples()
+
+
+class _Node:
+    """What is known of this node so far."""
+
+    def __init__(self, name: str, hardware: str, output: Path, writes: bool) -> None:
+        self._name, self._hardware, self._output, self._writes = name, hardware, output, writes
+        self._values: dict[Bench, list[float]] = {}
+        self._failed: dict[Bench, str] = {}
+        self._facts: list[Sample] = []
+
+    def add_facts(self, place: Place) -> None:
+        """Add what is not timed."""
+        for metric, unit, value, worst in facts(place):
+            self._facts.append(
+                Sample(
+                    node=self._name, hardware=self._hardware, metric=metric, unit=unit, better="more",
+                    component=metric, values=(max(value, 1e-9),), bound=worst,
+                )
+            )  # fmt: skip
+
+    def add(self, bench: Bench, values: list[float]) -> None:
+        """Add a repetition: of all ranks the worst."""
+        self._values.setdefault(bench, []).append(min(values) if bench.better == "more" else max(values))
+
+    def fail(self, bench: Bench, why: str) -> None:
+        """Say why a benchmark has no values."""
+        self._values.pop(bench, None)
+        self._failed[bench] = why
+
+    def well(self, bench: Bench, reasons: Sequence[str]) -> bool:
+        """True if no rank has a reason against the benchmark; the first reason is kept."""
+        found = next(filter(None, reasons), "")
+        if found:
+            self.fail(bench, found)
+        return not found
+
+    def samples(self) -> list[Sample]:
+        """All as it is written."""
+        entries = [(bench, tuple(values), "") for bench, values in self._values.items()]
+        entries += [(bench, (), why) for bench, why in self._failed.items()]
+        return [
+            Sample(
+                node=self._name, hardware=self._hardware, metric=bench.metric, unit=bench.unit, better=bench.better,
+                component=bench.component, values=values, failed=why,
+            )
+            for bench, values, why in entries
+        ] + self._facts  # fmt: skip
+
+    def write(self) -> None:
+        """Write the file anew."""
+        if self._writes:
+            write_whole(self._output, render(self.samples()))
+
+
+def _attempt(call: Callable[[], Any]) -> tuple[Any, str]:
+    """What a call returns, or None and why it failed: whatever is broken on this node is what is looked for."""
+    try:
+        return call(), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {one_line(error)}"
+
+
+def hardware_of(device: torch.device) -> str:
+    """What nodes must share to be compared: processor, number of CPUs, and accelerators."""
+    cpu = read_cpu(machine_root(os.environ))
+    name = f"{cpu.threads or '?'} CPUs {cpu.model}"
+    if device.type == "cuda":
+        name += f", {torch.cuda.device_count()} {torch.cuda.get_device_name(device)}"
+    return name

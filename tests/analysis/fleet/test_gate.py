@@ -1,0 +1,142 @@
+"""What the gate of a job needs of the verdict: bounds, failures, missing nodes, second looks, the nodes to use, the history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from analysis.fleet.samples import by_metric, read_samples
+from analysis.fleet.verdict import judge, look_again
+from suite.machine.node_samples import Sample, render
+from tests.fixtures.cli import mlhpc
+
+NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
+
+
+def measured(
+    slow: Sequence[str] = (), *, part: float = 0.5, nodes: Sequence[str] = NODES, seed: int = 0
+) -> list[Sample]:
+    """Three metrics whose nodes differ by some per mille, ``slow`` ones by ``part``."""
+    return [
+        Sample(
+            node=node,
+            metric=f"m{metric}",
+            better="more",
+            values=(100.0 * (1 + 0.001 * ((7 * place + 3 * metric + seed) % 5)) * (1 - part * (node in slow)),),
+        )
+        for metric in range(3)
+        for place, node in enumerate(nodes)
+    ]
+
+
+def fact(node: str, value: float, bound: float = 10.0) -> Sample:
+    return Sample(node=node, metric="free_space", unit="B", better="more", values=(value,), bound=bound)
+
+
+def failure(node: str, metric: str = "m1") -> Sample:
+    return Sample(node=node, metric=metric, better="more", failed="OSError: no space")
+
+
+def without(samples: Sequence[Sample], node: str, metric: str) -> list[Sample]:
+    return [each for each in samples if (each.node, each.metric) != (node, metric)]
+
+
+def test_a_metric_with_a_bound_is_judged_by_that_alone() -> None:
+    found = judge(by_metric([*measured(), *(fact(node, 1e9 * 10**place) for place, node in enumerate(NODES))]))
+    assert set(found.words.values()) == {"good"}
+    found = judge(by_metric([*measured(), *(fact(node, 9.0 if node == "n2" else 11.0) for node in NODES)]))
+    assert [node for node, word in found.words.items() if word == "bad"] == ["n2"]
+    assert found.reasons["n2"] == ("free_space: 9 B, expected at least 10",)
+
+
+def test_what_fails_on_one_node_makes_it_bad_and_on_all_nodes_nobody() -> None:
+    found = judge(by_metric([*without(measured(), "n3", "m1"), failure("n3")]))
+    assert [node for node, word in found.words.items() if word == "bad"] == ["n3"]
+    assert found.reasons["n3"] == ("m1: failed, but not on others: OSError: no space",)
+    found = judge(by_metric([*measured(), *(failure(node, "m9") for node in NODES)]))
+    assert set(found.words.values()) == {"inconclusive"}
+    assert found.warnings == ("m9: failed on every node: OSError: no space",)
+
+
+def test_a_node_that_left_nothing_is_bad_unless_none_left_anything() -> None:
+    found = judge(by_metric(measured(nodes=NODES[:5])), nodes=NODES)
+    assert {node for node, word in found.words.items() if word == "bad"} == {"n6"}
+    assert set(judge([], nodes=NODES).words.values()) == {"inconclusive"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "bad"),
+    [
+        (["n2"], ["n2"], {"n2"}),
+        (["n2"], [], set()),
+        ([], ["n2"], set()),
+        (["n2", "n4"], ["n4"], {"n4"}),
+        (["n2"], ["n4"], set()),
+    ],
+)
+def test_bad_is_what_is_bad_twice(first: list[str], second: list[str], bad: set[str]) -> None:
+    looks = [judge(by_metric(measured(slow, seed=n))) for n, slow in enumerate((first, second))]
+    found = look_again(*looks)
+    assert {node for node, word in found.words.items() if word == "bad"} == bad
+    assert all("(second look)" in reason for node in bad for reason in found.reasons[node])
+    for node in set(first) - bad:
+        assert "(first look only)" in found.reasons[node][0]
+
+
+def test_the_command_chooses_keeps_and_remembers(tmp_path: Path) -> None:
+    for look in ("1", "2"):
+        (tmp_path / look).mkdir()
+        (tmp_path / look / "all.jsonl").write_text(render(measured(["n2"], nodes=NODES[:5])))
+    words = ["preflight", "judge", "1", "--again", "2", "--nodes", "n[1-6]", "--choose", "3", "-o", "out"]
+    done = mlhpc(*words, "--history", "old", "--remember", "old", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "old" in done.stderr
+    done = mlhpc(*words, "--remember", "old", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert (tmp_path / "out/chosen").read_text() == "n1,n3,n4\n"
+    verdict = json.loads((tmp_path / "out/verdict.json").read_text())
+    assert {node: about["word"] for node, about in verdict["nodes"].items()} == {
+        **dict.fromkeys(("n1", "n3", "n4", "n5"), "good"), "n2": "bad", "n6": "bad",
+    }  # fmt: skip
+    (kept,) = (tmp_path / "old").iterdir()
+    assert {sample.node for sample in read_samples(kept)} == {"n1", "n3", "n4", "n5"}
+    again = mlhpc(*words, "--history", "old", "--remember", "old", cwd=tmp_path)
+    assert again.returncode == 1
+    assert len(list((tmp_path / "old").iterdir())) == 2
+
+
+def test_two_nodes_are_judged_beside_their_history(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / "old").mkdir(exist_ok=True)
+        (tmp_path / f"old/{number}.jsonl").write_text(render(measured(nodes=NODES[:2], seed=number)))
+    for slow, code in (((), 0), (("n2",), 1)):
+        path = tmp_path / "new.jsonl"
+        path.write_text(render(measured(slow, nodes=NODES[:2])))
+        done = mlhpc("preflight", "judge", path, "--history", tmp_path / "old")
+        assert done.returncode == code, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--choose", "2"), "--choose writes to the folder of -o"),
+        (("--choose", "9", "-o", "out"), "--choose 9: there are 6 nodes"),
+        (("--nodes", "n[1-"), "expected a Slurm node list"),
+        (("--again", "none"), "none"),
+        (("--rules", "n.jsonl", "--choose", "1", "-o", "out"), "--rules has limits of its own"),
+    ],
+)
+def test_wrong_words_are_one_line(tmp_path: Path, words: tuple[str, ...], text: str) -> None:
+    (tmp_path / "n.jsonl").write_text(render(measured()))
+    done = mlhpc("preflight", "judge", "n.jsonl", *words, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert text in done.stderr
+
+
+def test_a_folder_without_samples_is_told(tmp_path: Path) -> None:
+    done = mlhpc("preflight", "judge", tmp_path)
+    assert done.returncode == 2
+    assert "no *.jsonl in it" in done.stderr
