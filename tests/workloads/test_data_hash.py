@@ -21,7 +21,7 @@ NAMED = [name for name, each in sorted(descriptors().items()) if each.card().siz
 
 
 def test_some_cards_name_their_data() -> None:
-    assert NAMED == ["moe_lm", "openfold", "swinv2_moe"]
+    assert NAMED == ["cosmoflow", "moe_lm", "openfold", "swinv2_moe"]
 
 
 @pytest.mark.parametrize("workload", NAMED)

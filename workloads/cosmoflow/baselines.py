@@ -1,8 +1,10 @@
-"""Baselines without a network: the mean of the targets, and ridge regression on power spectra and one-point moments."""
+"""Baselines without a network: the mean of the targets, and ridge regressions on spectra, moments and products of snapshots."""
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,12 @@ Floats = NDArray[np.floating[Any]]
 
 
 def baselines(root: Path) -> dict[str, Baseline]:
-    """Measure the mean absolute error on the validation split of the mean of the targets and of three ridge regressions.
+    """Measure the mean absolute error on the validation split of the mean of the targets and of four ridge regressions.
 
     ``one_point_ridge`` sees moments of the counts and of their logarithms, ``power_spectrum_ridge`` auto and cross spectra of
-    both, ``spectrum_and_moments_ridge`` all of these. They are fitted to at most `MAX_TRAIN_VOXELS` of the training split,
-    evenly spaced samples, and left out if these are fewer than `MIN_TRAIN_SAMPLES` samples.
+    both, ``spectrum_and_moments_ridge`` all of these. ``snapshot_products_ridge`` sees the mean products of every three snapshots
+    at one voxel, and nothing else: it is told what the rule of `snapshots` is made of. They are fitted to at most
+    `MAX_TRAIN_VOXELS` of the training split, evenly spaced samples, and left out if these are fewer than `MIN_TRAIN_SAMPLES`.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     y_train, y_validation = _targets(train), _targets(validation)
@@ -40,11 +43,12 @@ def baselines(root: Path) -> dict[str, Baseline]:
         return results
     chosen = np.linspace(0, len(train) - 1, affordable).astype(np.int64)
     fitted, tested = _all_features(train, chosen), _all_features(validation, np.arange(len(validation)))
-    moments, spectra = slice(0, moment_count(len(REDSHIFTS))), slice(moment_count(len(REDSHIFTS)), None)
+    moments, products = moment_count(len(REDSHIFTS)), -math.comb(len(REDSHIFTS), 3)
     for name, columns in (
-        ("one_point_ridge", moments),
-        ("power_spectrum_ridge", spectra),
-        ("spectrum_and_moments_ridge", slice(None)),
+        ("one_point_ridge", slice(0, moments)),
+        ("power_spectrum_ridge", slice(moments, products)),
+        ("spectrum_and_moments_ridge", slice(0, products)),
+        ("snapshot_products_ridge", slice(products, None)),
     ):
         predict = best_ridge(fitted[:, columns], y_train[chosen])
         results[name] = _mean_error(predict(tested[:, columns]).clip(-1, 1), y_validation)
@@ -52,16 +56,16 @@ def baselines(root: Path) -> dict[str, Baseline]:
 
 
 def features(counts_NDHWC: NDArray[np.int16]) -> Floats:
-    """Compute per sample, first the one-point moments, then the spectra, each of the counts and of log(1 + counts).
+    """Compute per sample: one-point moments, then spectra, each of the counts and of log(1 + counts), then products.
 
     Moments: log variance, skewness and log kurtosis of every channel. Spectra: log auto spectra, and correlation coefficients
-    of every two channels, per shell of |k|.
+    of every two channels, per shell of |k|. Products: the mean over voxels of every three channels' standardised logarithms.
     """
     samples, n, *_, channels = counts_NDHWC.shape
     x_NCV = np.ascontiguousarray(np.moveaxis(counts_NDHWC, -1, 1), dtype=np.float32).reshape(samples, channels, -1)
     logs_NCV = np.log1p(x_NCV)
     contrast = x_NCV / x_NCV.mean(axis=2, keepdims=True) - 1
-    columns = [_moments(x_NCV), _moments(logs_NCV), *_spectra(contrast, n), *_spectra(logs_NCV, n)]
+    columns = [_moments(x_NCV), _moments(logs_NCV), *_spectra(contrast, n), *_spectra(logs_NCV, n), _products(logs_NCV)]
     return np.concatenate([column.reshape(samples, -1) for column in columns], axis=1)
 
 
@@ -129,6 +133,14 @@ def _moments(x_NCV: Floats) -> Floats:
     third = np.einsum("ncv,ncv->nc", square, centred) / x_NCV.shape[2]
     fourth = np.einsum("ncv,ncv->nc", square, square) / x_NCV.shape[2]
     return np.stack([np.log(variance), third / variance**1.5, np.log(fourth / variance**2 + TINY)], axis=-1)
+
+
+def _products(x_NCV: Floats) -> Floats:
+    """Compute the mean over voxels of the product of every three channels, each standardised over the voxels."""
+    centred = x_NCV - x_NCV.mean(axis=2, keepdims=True)
+    scaled = centred / np.sqrt((centred * centred).mean(axis=2, keepdims=True) + TINY)
+    triples = combinations(range(x_NCV.shape[1]), 3)
+    return np.stack([(scaled[:, a] * scaled[:, b] * scaled[:, c]).mean(axis=1) for a, b, c in triples], axis=-1)
 
 
 @lru_cache(maxsize=2)

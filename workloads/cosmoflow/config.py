@@ -11,7 +11,7 @@ from suite.descriptor import Hyperparameters
 from suite.errors import InputError
 
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)  # the four channels of a sample, in the order of the public data
-TARGETS = ("omega_m", "sigma_8", "n_s", "h_0")
+TARGETS = ("omega_m", "sigma_8", "n_s", "h_0")  # of simulated universes and of the public data
 
 Factor = Annotated[float, Field(gt=0, lt=1)]
 PerChannel = tuple[float, float, float, float]
@@ -25,6 +25,7 @@ class CosmoFlowConfig(Hyperparameters):
     """
 
     input_size: int = Field(ge=2, description="voxels along one side of a sample")
+    targets: tuple[str, str, str, str] = Field(TARGETS, description="names of the targets, as the data set states them")
     conv_channels: tuple[int, ...] = Field(min_length=1, description="output channels of the convolutions, in order")
     dropout: float = Field(0.0, ge=0, lt=1)
     l2: float = Field(0.0, ge=0, description="the loss gains l2 * sum(w^2) of the two hidden dense kernels")

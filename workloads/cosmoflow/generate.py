@@ -1,4 +1,4 @@
-"""Generates CosmoFlow data sets of synthetic universes. cosmology.py has the physics, convert.py reads the public data.
+"""Generates CosmoFlow data sets: snapshots (snapshots.py) or simulated universes (cosmology.py). convert.py reads the public data.
 
 The workload's descriptor names this module, so it also offers ``convert``, ``export_tfrecord`` and ``fetch``.
 """
@@ -9,25 +9,31 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from suite.data.build import Arrays, Count
 from suite.data.generate import Generator, Synthetic
 from suite.data.shards import Compression
+from workloads.cosmoflow import cosmology, snapshots
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 from workloads.cosmoflow.convert import convert, export_tfrecord, fetch, split_cubes
-from workloads.cosmoflow.cosmology import Simulation, universe
+from workloads.cosmoflow.cosmology import Simulation
+from workloads.cosmoflow.snapshots import COUPLINGS, Snapshots
 from workloads.cosmoflow.summary import Summary, attributes, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "export_tfrecord", "fetch", "generate"]
 
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
+
+Counts = NDArray[np.int16]
+Targets = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class DataSize:
     """The synthetic data set of one size. A universe gives (mesh / cube)^3 samples of cube^3 voxels."""
 
-    simulation: Simulation
+    simulation: Simulation | Snapshots
     cube: int
     train_universes: int
     validation_universes: int
@@ -36,9 +42,9 @@ class DataSize:
 
 
 SIZES: dict[str, DataSize] = {
-    "smoke": DataSize(Simulation(32, 16, 256.0, "2lpt"), 16, 2_000, 500, 250),
-    "mini": DataSize(Simulation(32, 16, 256.0, "2lpt"), 16, 8_000, 1_000, 250),
-    "mini32": DataSize(Simulation(64, 32, 512.0, "2lpt"), 32, 2_000, 500, 50),
+    "smoke": DataSize(Snapshots(16), 16, 3_200, 500, 250),
+    "mini": DataSize(Snapshots(16), 16, 8_000, 1_000, 250),
+    "mini32": DataSize(Snapshots(32), 32, 2_000, 500, 50),
     "small": DataSize(Simulation(64, 64, 256.0, "cola"), 64, 4_096, 512, 32),
     "full": DataSize(Simulation(512, 512, 512.0, "cola"), 128, 8_192, 1_024, 1, "gzip"),
 }
@@ -50,10 +56,16 @@ def _shard(settings: DataSize, seed: int, universes: range, count: Count) -> Arr
     y = np.empty((len(x), len(TARGETS)), dtype=np.float32)
     for position, number in enumerate(universes):
         here = slice(position * cubes, (position + 1) * cubes)
-        counts, y[here] = universe(settings.simulation, seed, number)
+        counts, y[here] = _universe(settings.simulation, seed, number)
         x[here] = split_cubes(counts, settings.cube)
         count(1)
     return {"x": x, "y": y, "universe": np.repeat(np.array(universes, dtype=np.int64), cubes)}
+
+
+def _universe(simulation: Simulation | Snapshots, seed: int, number: int) -> tuple[Counts, Targets]:
+    if isinstance(simulation, Snapshots):
+        return snapshots.universe(simulation, seed, number)
+    return cosmology.universe(simulation, seed, number)
 
 
 def _universes(settings: DataSize, seed: int) -> Synthetic[Summary]:
@@ -63,11 +75,9 @@ def _universes(settings: DataSize, seed: int) -> Synthetic[Summary]:
         settings.universes_per_shard,
         partial(_shard, settings, seed),
         summarise,
-        attributes,
+        partial(attributes, targets=COUPLINGS if isinstance(settings.simulation, Snapshots) else TARGETS),
         settings.compression,
     )
 
 
-generate = Generator(
-    "cosmoflow", GENERATOR_VERSION, SIZES, _universes, constants={"redshifts": REDSHIFTS, "targets": TARGETS}
-).generate
+generate = Generator("cosmoflow", GENERATOR_VERSION, SIZES, _universes, constants={"redshifts": REDSHIFTS}).generate

@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.data.build import SPLITS, Arrays, check_disjoint
+from workloads.cosmoflow.config import TARGETS
+
+STATISTICS_DIGITS = 10  # of input statistics: sums in another order, on another processor, differ after the fifteenth
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ def summarise(arrays: Arrays) -> Summary:
     return Summary(len(x), x.shape[1:], histogram(x), frozenset(arrays["universe"].tolist()))
 
 
-def attributes(splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
-    """Sample shape, number of universes per split, input statistics of the training split.
+def attributes(splits: Mapping[str, Sequence[Summary]], targets: Sequence[str] = TARGETS) -> dict[str, Any]:
+    """Sample shape, names of the targets, number of universes per split, input statistics of the training split.
 
     ValueError if a universe is in both splits.
     """
@@ -38,6 +41,7 @@ def attributes(splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
     samples = sum(shard.samples for split in SPLITS for shard in splits[split])
     return {
         "sample_shape": list(splits["train"][0].sample_shape),
+        "targets": list(targets),
         "periodic": samples
         == sum(
             map(len, universes.values())
@@ -56,7 +60,8 @@ def input_statistics(histograms: Sequence[NDArray[np.int64]]) -> dict[str, list[
     voxels = total.sum(axis=1)
     mean = total @ value / voxels
     variance = total @ value**2 / voxels - mean**2
-    return {"log1p_mean": mean.tolist(), "log1p_std": np.sqrt(variance).tolist()}
+    rounded = (np.round(each, STATISTICS_DIGITS).tolist() for each in (mean, np.sqrt(variance)))
+    return dict(zip(("log1p_mean", "log1p_std"), rounded, strict=True))
 
 
 def histogram(counts: NDArray[np.int16]) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from suite.config import RunConfig
 from suite.workload import Optimization, Work, Workload
 from suite.world import World
 from workloads.cosmoflow.baselines import baselines
-from workloads.cosmoflow.config import TARGETS, CosmoFlowConfig, learning_rate
+from workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
 from workloads.cosmoflow.data import CosmoFlowData
 from workloads.cosmoflow.model import CosmoFlowNet, KerasSGD, regularised, work
 
@@ -56,7 +56,7 @@ class CosmoFlow(Workload):
         absolute_NT = error_NT.abs()
         count = torch.tensor(float(len(error_NT)), dtype=torch.float64, device=error_NT.device)
         stats = {"samples": count, "of_samples_squared": absolute_NT.mean(dim=1).square().sum()}
-        for name, absolute_N in zip(TARGETS, absolute_NT.unbind(dim=1), strict=True):
+        for name, absolute_N in zip(self._settings.targets, absolute_NT.unbind(dim=1), strict=True):
             stats |= {f"absolute_{name}": absolute_N.sum(), f"squared_{name}": absolute_N.square().sum()}
         return stats
 
@@ -68,14 +68,14 @@ class CosmoFlow(Workload):
         """
         samples = totals["samples"]
         found = {}
-        for name in TARGETS:
+        for name in self._settings.targets:
             mean, square = totals[f"absolute_{name}"] / samples, totals[f"squared_{name}"] / samples
             found[f"mae_{name}"] = mean
             found[f"rmse_{name}"] = math.sqrt(square)
             found[f"mae_se_{name}"] = _standard_error(mean, square, samples)
-        error = sum(found[f"mae_{name}"] for name in TARGETS) / len(TARGETS)
+        error = sum(found[f"mae_{name}"] for name in self._settings.targets) / len(self._settings.targets)
         spread = _standard_error(error, totals["of_samples_squared"] / samples, samples)
-        mse = sum(found[f"rmse_{name}"] ** 2 for name in TARGETS) / len(TARGETS)
+        mse = sum(found[f"rmse_{name}"] ** 2 for name in self._settings.targets) / len(self._settings.targets)
         return {"eval_error": error, "eval_error_se": spread, **found, "mse": mse}
 
     def hyperparameters(self) -> dict[str, Any]:

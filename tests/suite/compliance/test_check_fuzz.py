@@ -22,7 +22,7 @@ from tests.fixtures.logs import Line, chain, edit, hpc_run, insert, our_run
 
 MEASURED = insert(
     Line("rank_stats", {"step_s": {"min": 1.0, "median": 1.5, "max": 2.0, "min_rank": 1, "max_rank": 0, "values": [2.0, 1.0]}},
-         metadata={"epoch_num": 2, "steps": 125}),
+         metadata={"epoch_num": 2, "steps": 200}),
     "run_stop",
 )  # fmt: skip
 STATED = edit(

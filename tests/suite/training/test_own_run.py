@@ -451,9 +451,9 @@ def test_an_installed_benchmark_can_be_run_by_an_own_loop(tmp_path: Path) -> Non
     data.write_bytes(b"universes")
     config = {"size": "smoke", "global_batch_size": 500, "max_epochs": 2}
     with mlhpc.Run("cosmoflow", config, data=data, output=tmp_path / "run") as run:
-        run.start(parameters=59612, train_samples=2000, eval_samples=500)
+        run.start(parameters=59612, train_samples=3200, eval_samples=500)
         run.epoch()
-        for _ in range(4):
+        for _ in range(6):
             run.step()
         assert run.evaluation(0.3)
     found = {finding.rule: finding.message for finding in check([tmp_path / "run"]).findings}

@@ -22,6 +22,7 @@ from workloads.cosmoflow.baselines import baselines, features, moment_count
 from workloads.cosmoflow.config import TARGETS
 from workloads.cosmoflow.cosmology import Simulation, universe
 from workloads.cosmoflow.data import augment
+from workloads.cosmoflow.snapshots import COUPLINGS
 from workloads.cosmoflow.workload import CosmoFlow
 
 
@@ -84,6 +85,10 @@ def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path, tmp_path: 
         CosmoFlow(load_config(DESCRIPTOR, "smoke")).dataset("train", tiny_data)
     with pytest.raises(InputError, match="other data than the config is for"):
         CosmoFlow(config(tiny_data, "hyperparameters.input_mean=[2, 2, 2, 2]")).dataset("train", tiny_data)
+    with pytest.raises(
+        InputError, match=r"targets are omega_m, .* says coupling_z3, .*: other data than the config is for"
+    ):
+        CosmoFlow(config(tiny_data, f"hyperparameters.targets={list(COUPLINGS)}")).dataset("train", tiny_data)
     manifest = read_manifest(tiny_data)
     write_manifest(tiny_data, manifest.model_copy(update={"attributes": manifest.attributes | {"periodic": False}}))
     with pytest.raises(InputError, match="not periodic"):
@@ -147,7 +152,7 @@ def test_baselines_are_computed_from_the_data(learnable: Path) -> None:
     values = baselines(learnable)
     assert values["train_mean"] == pytest.approx(0.5, abs=0.04)  # of uniform targets in [-1, 1]
     ridges = ("one_point_ridge", "power_spectrum_ridge", "spectrum_and_moments_ridge")
-    assert list(values) == ["train_mean", *ridges]
+    assert list(values) == ["train_mean", *ridges, "snapshot_products_ridge"]
     assert all(values[name] < 0.4 for name in ridges)
     mean = ShardReader(learnable, "train").read(range(300))["y"].astype(float).mean(axis=0)
     errors = np.abs(ShardReader(learnable, "validation").read(range(100))["y"] - mean).mean(axis=1)

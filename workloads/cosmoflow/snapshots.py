@@ -1,0 +1,60 @@
+"""Synthetic snapshots: four epochs of a universe whose couplings by threes neither spectra nor one-point moments show.
+
+A voxel is thin or dense at each redshift, nothing between. One coupling c in [-1, 1] belongs to each snapshot and a pair of the
+others: with the probability (1 + c) / 2 its voxel is dense where the pair is equal and thin where the pair differs, else the other
+way round. In one half of space the pair is the late snapshots and the early ones follow, in the other half the late ones follow.
+To swap dense and thin everywhere swaps the signs of all four couplings and changes no spectrum, and two densities have the same
+moments and spectra, up to a scale, as their logarithms: no such statistic tells the signs. This is a made-up rule, not physics.
+
+The fields are integers, so that the bits are the same on every processor. A universe is a function of (settings, seed, index).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+COUPLINGS = ("coupling_z3", "coupling_z1_5", "coupling_z0_5", "coupling_z0")
+THIN, DENSE = 4, 12  # particles in a voxel; 8 on average, as the simulated universes have at 16 Mpc/h
+WEAKEST = 0.5  # of a coupling's size: the sign is what has to be found
+PATCHES, HALVES = 2, 2  # times that white noise is smoothed for the patches of a snapshot, and for the halves of space
+NOISE = 512
+CHANCES = 1 << 16
+
+Integers = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """How large a universe of snapshots is: a periodic box of mesh^3 voxels."""
+
+    mesh: int
+
+
+def universe(settings: Snapshots, seed: int, index: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+    """Make one universe. Returns counts (mesh, mesh, mesh, 4 redshifts) and its four couplings, in the order of `COUPLINGS`."""
+    random = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
+    signs, sizes = random.integers(0, 2, 4) * 2 - 1, random.uniform(WEAKEST, 1, 4)
+    couplings = signs * sizes
+    shape = (settings.mesh,) * 3
+    free = np.where(_smooth(random.integers(-NOISE, NOISE + 1, (4, *shape)), PATCHES) >= 0, 1, -1)
+    early_follow = _smooth(random.integers(-NOISE, NOISE + 1, shape), HALVES) >= 0
+    thresholds = np.rint((1 + couplings) / 2 * CHANCES).astype(np.int64)
+    kept = random.integers(0, CHANCES, (4, *shape)) < thresholds[:, None, None, None]
+    agreement = np.stack([free[2] * free[3], free[0] * free[1]])[
+        [0, 0, 1, 1]
+    ]  # of the pair that each snapshot may follow
+    follows = np.stack([early_follow, ~early_follow])[[0, 0, 1, 1]]
+    dense = np.where(follows, np.where(kept, agreement, -agreement), free) > 0
+    return np.where(np.moveaxis(dense, 0, -1), DENSE, THIN).astype(np.int16), couplings.astype(np.float32)
+
+
+def _smooth(noise: Integers, times: int) -> Integers:
+    """Weight each voxel's neighbourhood (1, 2, 1) along the last three axes, ``times`` times, on the periodic box."""
+    for _ in range(times):
+        for axis in (-3, -2, -1):
+            noise = np.roll(noise, 1, axis) + 2 * noise + np.roll(noise, -1, axis)
+    return noise
