@@ -53,7 +53,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--looks", type=int, default=100, help="healthy looks at both nodes")
     parser.add_argument("--look-s", type=float, default=2.5, help="seconds of one of them")
-    parser.add_argument("--gates", type=int, default=6, help="healthy gates before those with a slow node")
+    parser.add_argument("--gates", type=int, default=6, help="healthy gates before those with a slow node; 0: no gates")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     os.environ["PATH"] = slurm_path()
@@ -74,7 +74,8 @@ def main() -> int:
             for number, node in enumerate(("node1", "node2")):
                 subprocess.run(["taskset", "-acp", str(number), pid_of(cluster, node)], check=True, capture_output=True)
             say_healthy(say, cluster, root, data, options.looks, options.look_s)
-            say_gates(say, cluster, root, options.gates)
+            if options.gates:
+                say_gates(say, cluster, root, options.gates)
     return 0
 
 
