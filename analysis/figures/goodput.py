@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import BLUE, GREY, ORANGE, PURPLE, VERMILION, bars, beside, clip, listed
+from analysis.page.drawing import BLUE, GREY, ORANGE, PURPLE, VERMILION, bars, beside, clip, listed, stacked
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Goodput"
@@ -61,17 +60,12 @@ def draw(study: Study) -> Figure:
     """One bar per result."""
     frame = table(study)
     figure, [[axis]] = bars([len(frame)], 1, legend=True)
-    places = np.arange(len(frame))
-    at = np.zeros(len(frame))
-    for _, title, colour in PARTS:
-        width = frame[f"{title} [%]"].to_numpy(float)
-        axis.barh(places, width, left=at, height=0.72, color=colour, label=title)
-        at = at + width
+    stacked(axis, ((title, colour, frame[f"{title} [%]"].to_numpy(float)) for _, title, colour in PARTS))
     for place, (_, row) in enumerate(frame.iterrows()):
         beside(axis, 100.0, place, _useful(row))
     axis.set_xlim(0, 195)
     axis.set_xticks(range(0, 101, 20))
-    axis.set_yticks(places, [clip(f"{row.label}, {row.benchmark} {row.size}") for row in frame.itertuples()])
+    axis.set_yticks(range(len(frame)), [clip(f"{row.label}, {row.benchmark} {row.size}") for row in frame.itertuples()])
     axis.set_xlabel("% of the time since the first process started")
     axis.grid(visible=False, axis="y")
     figure.legend(loc="outside upper center", ncols=len(PARTS))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import BLUE, ORANGE, PURPLE, bars, beside, clip, listed, seconds
+from analysis.page.drawing import BLUE, ORANGE, PURPLE, bars, beside, clip, listed, seconds, stacked
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Before the run: start-up"
@@ -47,16 +46,14 @@ def draw(study: Study) -> Figure:
     """One bar per result."""
     frame = table(study)
     figure, [[axis]] = bars([len(frame)], 1, legend=True)
-    places = np.arange(len(frame))
-    at = np.zeros(len(frame))
-    for _, title, colour in PARTS:
-        width = frame[f"{title} [s], median rank"].fillna(0.0).to_numpy(float)
-        axis.barh(places, width, left=at, height=0.72, color=colour, label=title)
-        at = at + width
+    columns = {title: frame[f"{title} [s], median rank"].fillna(0.0).to_numpy(float) for _, title, _ in PARTS}
+    at = stacked(axis, ((title, colour, columns[title]) for _, title, colour in PARTS))
     for place, value in enumerate(at):
         beside(axis, value, place, f"{seconds(value)}")
     axis.set_xlim(0, at.max() * 1.15)
-    axis.set_yticks(places, [clip(f"{row.label}, {row.benchmark} {row.size}", 60) for row in frame.itertuples()])
+    axis.set_yticks(
+        range(len(frame)), [clip(f"{row.label}, {row.benchmark} {row.size}", 60) for row in frame.itertuples()]
+    )
     axis.set_xlabel("seconds")
     axis.grid(visible=False, axis="y")
     figure.legend(loc="outside upper center", ncols=len(PARTS))

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from numpy.typing import NDArray
 
 WIDTH_IN = 11.0  # 792 user units; the page never shows it narrower than 792 px, so 11 pt text is at least 11 px
 LEGEND_IN = 0.45
@@ -188,6 +190,16 @@ def listed(statements: Sequence[str], most: int = 6) -> str:
     """The first ``most`` statements in one line, and the number of the others."""
     more = f"; and {len(statements) - most} more" if len(statements) > most else ""
     return "; ".join(statements[:most]) + more
+
+
+def stacked(axis: Axes, parts: Iterable[tuple[str, str, NDArray[np.float64]]]) -> NDArray[np.float64]:
+    """Draw horizontal bars of parts (title, colour, widths by bar) one after another, and return where each bar ends."""
+    ends = np.zeros(1)
+    for title, colour, width in parts:
+        ends = np.broadcast_to(ends, width.shape)
+        axis.barh(np.arange(len(width)), width, left=ends, height=0.72, color=colour, label=title)
+        ends = ends + width
+    return ends
 
 
 def beside(axis: Axes, x: float, y: float, text: str) -> None:
