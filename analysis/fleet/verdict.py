@@ -17,6 +17,7 @@ from scipy import optimize, stats
 
 from analysis.fleet.apart import Apart, critical, critical_beside, find_apart, power, spread_of_one
 from analysis.fleet.samples import Metric
+from suite.machine.node_samples import END
 
 RATE = 1e-3  # of false alarms per node, over all metrics
 EFFECT = 0.05  # the slowdown that a good node must not have
@@ -96,7 +97,8 @@ def judge(
     )
     found = [verdict for report in reports for verdict in report.verdicts] + _missing(metrics)
     found += [verdict for metric in metrics for verdict in (*_bounded(metric), *_failed(metric))]
-    measured = {verdict.node for verdict in found}
+    ended = {node for metric in metrics if metric.name == END for node in (*metric.samples, *metric.failed)}
+    measured = ended or {verdict.node for verdict in found}  # links say nothing of the node itself
     found += [
         MetricVerdict(
             node, "", "bad" if measured else "inconclusive", None, "left no samples: nothing was measured there"

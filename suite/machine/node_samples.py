@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+END = "measuring"  # the last metric of a node's own file: how long measuring took, or why it did not end
+
 Better = Literal["more", "less"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from analysis.fleet.samples import by_metric, read_samples
 from analysis.fleet.verdict import judge, look_again
-from suite.machine.node_samples import Sample, render
+from suite.machine.node_samples import END, Sample, render
 from tests.fixtures.cli import mlhpc
 
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
@@ -63,6 +63,9 @@ def test_what_fails_on_one_node_makes_it_bad_and_on_all_nodes_nobody() -> None:
 
 def test_a_node_that_left_nothing_is_bad_unless_none_left_anything() -> None:
     found = judge(by_metric(measured(nodes=NODES[:5])), nodes=NODES)
+    assert {node for node, word in found.words.items() if word == "bad"} == {"n6"}
+    ends = [Sample(node=node, metric=END, better="less", values=(9.0,), bound=20.0) for node in NODES[:5]]
+    found = judge(by_metric([*measured(), *ends]), nodes=NODES)  # n6 was only seen by others
     assert {node for node, word in found.words.items() if word == "bad"} == {"n6"}
     assert set(judge([], nodes=NODES).words.values()) == {"inconclusive"}
 
