@@ -24,7 +24,7 @@ from suite.errors import InputError
 from suite.files import YamlSource, print_line, printable, write_whole
 from suite.machine.node_list import expand_nodes
 from suite.machine.node_samples import Sample, render
-from suite.plugins import find_plugins
+from suite.plugins import find_plugins, leave_out, package_of, reason
 
 HELP_GROUP = "Machine"
 HELP_ORDER = 6
@@ -54,7 +54,10 @@ def preflight() -> None:
 
 
 for _point in find_plugins(PARTS).values():
-    preflight.add_command(_point.load())
+    try:
+        preflight.add_command(_point.load())
+    except Exception as error:  # a stranger's code: the other commands are not affected
+        leave_out("command", _point.name, package_of(_point), reason(error))
 
 
 @preflight.command()
