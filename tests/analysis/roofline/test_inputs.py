@@ -22,7 +22,7 @@ from analysis.roofline.points import machines
 from analysis.roofline.regime import Work, memory_levels, roofs_of, scaled
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
-from suite.commands.counters import counters as counters_command
+from suite.commands.machine.counters import counters as counters_command
 from suite.errors import InputError
 from tests.fixtures.cli import mlhpc
 

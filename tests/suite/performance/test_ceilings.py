@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.commands.ceilings import ceilings
+from suite.commands.machine.ceilings import ceilings
 from suite.machine.probes.allowance import read_allowance
 from suite.machine.probes.processor import CpuCache, list_data_caches
 from suite.performance.ceilings import memory, plan, storage
@@ -373,7 +373,7 @@ def test_the_command_starts_ranks_with_its_own_arguments(tmp_path: Path, monkeyp
         started.extend([*words, ranks])
         return 1
 
-    monkeypatch.setattr("suite.commands.ceilings.start_ranks", start)
+    monkeypatch.setattr("suite.commands.machine.ceilings.start_ranks", start)
     path = str(tmp_path / "c.json")
     arguments = ["--ranks", "3", "--quick", "--directory", "/scratch", "--system", "bed", "-o", path]
     assert CliRunner().invoke(ceilings, arguments).exit_code == 1

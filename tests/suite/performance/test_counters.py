@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from suite.commands.counters import counters
+from suite.commands.machine.counters import counters
 from suite.errors import InputError
 from suite.performance.counters import read
 

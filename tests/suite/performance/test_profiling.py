@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.profiler import profile as torch_profile
 
-from suite.commands.profile import lines_of, profile
+from suite.commands.machine.profile import lines_of, profile
 from suite.performance.flops import count
 from suite.performance.profiling import _layers_named, layer_times
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.commands import doctor
-from suite.commands.doctor import (
+from suite.commands.machine import doctor
+from suite.commands.machine.doctor import (
     Answer,
     Check,
     can_run,
