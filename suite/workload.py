@@ -71,14 +71,18 @@ class Optimization:
 
 
 class Baseline(float):
-    """The metric of a baseline, with its standard error over the evaluation samples."""
+    """The metric of a baseline, with its standard error over the evaluation samples.
+
+    ``told``: the predictor is told the rule that made the data. Then it is no baseline: it shows what is attainable.
+    """
 
     standard_error: float
+    told: bool
 
-    def __new__(cls, value: float, standard_error: float) -> Baseline:
+    def __new__(cls, value: float, standard_error: float, *, told: bool = False) -> Baseline:
         """Make a float that keeps its standard error."""
         made = super().__new__(cls, value)
-        made.standard_error = float(standard_error)
+        made.standard_error, made.told = float(standard_error), told
         return made
 
     @classmethod

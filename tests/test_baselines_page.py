@@ -34,3 +34,13 @@ def test_margins_are_in_standard_errors_and_positive_beyond_a_baseline(tmp_path:
         assert found["beyond"].margin == pytest.approx(3)
         assert found["bare"].margin is None
         assert next(iter(found)) != "beyond"
+
+
+def test_every_target_lies_three_standard_errors_beyond_every_baseline() -> None:
+    written = runpy.run_path(str(DOCS / "write_baselines.py"))
+    margins = {(row.workload, row.size, row.name): row.margin for row in written["rows"]() if row.margin is not None}
+    assert len(margins) > 40
+    assert {key: margin for key, margin in margins.items() if margin < written["MARGIN"]} == {}
+    told = list(written["rows"](part="attainable"))
+    assert {row.name for row in told} == {"snapshot_products_ridge"}
+    assert all(row.margin < 0 for row in told), "what is told the rule shows that the target can be met"

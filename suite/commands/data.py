@@ -271,7 +271,7 @@ def _show_baselines(chosen: Descriptor, root: Path) -> None:
 
     Prints nothing for data of a size that the card does not have: there is no target.
     """
-    from suite.data.baselines import measure_baselines, standard_error
+    from suite.data.baselines import measure_baselines, standard_error, told
     from suite.data.manifest import read_manifest
 
     manifest = read_manifest(root)
@@ -285,7 +285,8 @@ def _show_baselines(chosen: Descriptor, root: Path) -> None:
     for name, value in measure_baselines(chosen, manifest.size, root, manifest.sha256).items():
         error = standard_error(value)
         shown = value_text(value, card.threshold) + ("" if error is None else f" ± {error:.4f}")
-        print_line(f"  {card.metric_name} of {name}: {shown} (target {card.threshold:g})")
+        note = "attainable: told the rule of the data; " if told(value) else ""
+        print_line(f"  {card.metric_name} of {name}: {shown} ({note}target {card.threshold:g})")
 
 
 def _summary(root: Path, manifest: Manifest) -> str:

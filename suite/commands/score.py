@@ -88,7 +88,7 @@ def lines(scored: ScoredGroup, *, explain: bool) -> list[str]:
         f"  {benchmark}{size}, {scored.division or 'no division'}, {scored.scenario}",
         f"  {_headline(scored)}",
         *([f"  {scored.verdict}"] if scored.verdict else []),
-        *[f"  {text}" for text in dict.fromkeys(beside(run.baselines) for run in scored.records) if text],
+        *[f"  {t}" for t in dict.fromkeys(t for run in scored.records for t in beside(run.baselines, run.attainable))],
     ]
     if explain:
         width = max(len(_run_name(run)) for run in runs)

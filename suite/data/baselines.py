@@ -1,7 +1,8 @@
 """The metric that trivial and analytic predictors reach on a data set. Measured once, when the data set is made.
 
 <data root>/baselines.json   {"version": 1, "data_manifest": sha256, "metric": key, "values": {name: value},
-                             "standard_errors": {name: of the value, over evaluation samples, or null}}
+                             "standard_errors": {name: of the value, over evaluation samples, or null},
+                             "attainable": {name: value of a predictor that is told the rule that made the data}}
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ BASELINES_NAME = "baselines.json"
 
 
 def measure_baselines(descriptor: Descriptor, size: str, root: Path, data_manifest: str) -> Mapping[str, float]:
-    """Compute the workload's baselines on the data set under ``root`` and write them into its folder. Returns name to metric."""
+    """Compute the workload's baselines on the data set under ``root`` and write them into its folder. Returns name to metric.
+
+    Those that are told the rule of the data (`told`) are among what is returned, but the file has them apart.
+    """
     config = load_config(descriptor, size)
     values: Mapping[str, float] = load_workload(descriptor)(config).baselines(root)
     content = {
         "version": BASELINES_VERSION,
         "data_manifest": data_manifest,
         "metric": descriptor.card().size(size).metric,
-        "values": {name: float(value) for name, value in values.items()},
+        "values": {name: float(value) for name, value in values.items() if not told(value)},
         "standard_errors": {name: standard_error(value) for name, value in values.items()},
+        "attainable": {name: float(value) for name, value in values.items() if told(value)},
     }
     write_whole(root / BASELINES_NAME, json.dumps(content, indent=1) + "\n")
     return values
@@ -41,18 +46,31 @@ def standard_error(value: float) -> float | None:
     return error if math.isfinite(error) else None
 
 
-def beside(values: Mapping[str, float]) -> str:
-    """Render baselines for the line under a result, "" if there are none: a result is worth what it is beyond these."""
-    return f"without learning: {', '.join(f'{name} {value:.4f}' for name, value in values.items())}" if values else ""
+def told(value: float) -> bool:
+    """True for what a predictor reaches that is told the rule of the data: it is attainable, and no baseline."""
+    return isinstance(value, Baseline) and value.told
 
 
-def read_baselines(root: Path, data_manifest: str) -> dict[str, float]:
-    """Read the baselines of this data set. Empty if there are none, or if they were measured on other data."""
+def beside(values: Mapping[str, float], attainable: Mapping[str, float]) -> list[str]:
+    """Render the lines under a result: it is worth what it is beyond the baselines. ``attainable`` is none and stands apart."""
+    heads = {"without learning": values, "attainable, told the rule of the data": attainable}
+    return [
+        f"{head}: {', '.join(f'{name} {value:.4f}' for name, value in each.items())}"
+        for head, each in heads.items()
+        if each
+    ]
+
+
+def read_baselines(root: Path, data_manifest: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Read the baselines of this data set, and what is attainable. Empty if they were never measured, or on other data."""
     path = root / BASELINES_NAME
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
-        return {}
+        return {}, {}
     if not isinstance(content, dict) or content.get("data_manifest") != data_manifest:
-        return {}
-    return {str(name): float(value) for name, value in content["values"].items()}
+        return {}, {}
+    values, attainable = (
+        {str(name): float(value) for name, value in content.get(part, {}).items()} for part in ("values", "attainable")
+    )
+    return values, attainable

@@ -87,6 +87,7 @@ class RunRecord:
     staging_stats: Mapping[str, Any] | None = None
     work_per_sample: Mapping[str, float] = field(default_factory=dict)
     baselines: Mapping[str, float] = field(default_factory=dict)
+    attainable: Mapping[str, float] = field(default_factory=dict)  # by predictors that are told the rule of the data
     data_manifest: str | None = None
     config: Mapping[str, Any] | None = None
     other_work: OtherWork | None = None
@@ -124,6 +125,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         event = run.first(key)
         return None if event is None else event.value
 
+    baseline = run.first(mllog.BASELINE)
     record = RunRecord(
         path=log.path,
         benchmark=_text(first(mllog.SUBMISSION_BENCHMARK)),
@@ -166,6 +168,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         staging_stats=_mapping(first(mllog.STAGING_STATS)),
         work_per_sample=_numbers(first(mllog.WORK_PER_SAMPLE)),
         baselines=_numbers(first(mllog.BASELINE)),
+        attainable=_numbers(None if baseline is None else baseline.metadata.get("attainable")),
         data_manifest=_text(first(mllog.DATA_MANIFEST)),
         config=_mapping(first(mllog.RUN_CONFIG)),
         other_work=read_other_work(run.first(mllog.OTHER_WORK)),

@@ -44,6 +44,7 @@ class Statement:
     """What one run states. ``config`` and ``about_config`` are the value and the metadata of ``run_config``, ``device`` its kind.
 
     ``hyperparameters`` are events of their own, in order. ``work`` is the value of ``work_per_sample``; None: it is not known.
+    ``attainable`` is what predictors reach that are told the rule of the data; they are not among the ``baselines``.
     """
 
     device: str
@@ -55,6 +56,7 @@ class Statement:
     work: Mapping[str, Any] | None
     data_manifest: str
     baselines: Mapping[str, float]
+    attainable: Mapping[str, float]
 
 
 def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement) -> None:
@@ -88,7 +90,7 @@ def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement)
     if said.work is not None:
         log.event(mllog.WORK_PER_SAMPLE, said.work)
     log.event(mllog.DATA_MANIFEST, said.data_manifest)
-    log.event(mllog.BASELINE, said.baselines)
+    log.event(mllog.BASELINE, said.baselines, metadata={"attainable": said.attainable} if said.attainable else None)
 
 
 def read_preflight(environ: Mapping[str, str]) -> tuple[dict[str, int], dict[str, Any]] | None:

@@ -209,6 +209,7 @@ class _Trial:
 
     def _log_statement(self, workload: Workload, seed: int, parameters: int) -> None:
         threads = torch.get_num_threads()
+        baselines, attainable = read_baselines(self.source, self.manifest.sha256)
         said = Statement(
             device=self.device.type,
             seed=seed,
@@ -218,7 +219,8 @@ class _Trial:
             parameters=parameters,
             work=asdict(workload.work()) | {"sample_bytes": self.plan.size_card.sample_bytes},
             data_manifest=self.manifest.sha256,
-            baselines=read_baselines(self.source, self.manifest.sha256),
+            baselines=baselines,
+            attainable=attainable,
         )
         log_statement(self.log, self.plan, self.world, said)
 
@@ -228,8 +230,8 @@ class _Trial:
         )
         self.in_run = False
         self._say(outcome.reason)
-        if without := beside(read_baselines(self.source, self.manifest.sha256)):
-            self._say(without)
+        for line in beside(*read_baselines(self.source, self.manifest.sha256)):
+            self._say(line)
 
 
 def count_parameters(model: nn.Module, workload: Workload, world: World) -> int:

@@ -215,6 +215,7 @@ class Run:
             work=None,
             data_manifest=self._manifest,
             baselines={},
+            attainable={},
         )
         log_statement(self._log, self._plan, world, said)
         self._log_data()

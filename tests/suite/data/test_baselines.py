@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from suite.commands.score import score
 from suite.data.baselines import BASELINES_NAME, beside, measure_baselines, read_baselines, standard_error
+from suite.log.reader import read_events
+from suite.log.record import summarise
 from suite.workload import Baseline
 from tests.fixtures.logs import our_runs
 from workloads.cosmoflow import DESCRIPTOR
@@ -55,17 +57,32 @@ def test_one_sample_has_no_standard_error() -> None:
 def test_the_folder_of_the_data_keeps_values_and_standard_errors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    values = {"known": Baseline(0.5, 0.01), "plain": 0.25}
+    values = {"known": Baseline(0.5, 0.01), "plain": 0.25, "knows": Baseline(0.1, 0.002, told=True)}
     monkeypatch.setattr("workloads.cosmoflow.workload.CosmoFlow.baselines", lambda *_: values)
     assert measure_baselines(DESCRIPTOR, "smoke", tmp_path, "ab") == values
     content = json.loads((tmp_path / BASELINES_NAME).read_text())
     assert content["values"] == {"known": 0.5, "plain": 0.25}
-    assert content["standard_errors"] == {"known": 0.01, "plain": None}
-    assert read_baselines(tmp_path, "ab") == values
-    assert read_baselines(tmp_path, "cd") == {}
+    assert content["standard_errors"] == {"known": 0.01, "plain": None, "knows": 0.002}
+    assert read_baselines(tmp_path, "ab") == ({"known": 0.5, "plain": 0.25}, {"knows": 0.1})
+    assert read_baselines(tmp_path, "cd") == ({}, {})
+    del content["attainable"]  # as written before there was such a part
+    (tmp_path / BASELINES_NAME).write_text(json.dumps(content))
+    assert read_baselines(tmp_path, "ab") == ({"known": 0.5, "plain": 0.25}, {})
 
 
 def test_the_baselines_stand_beside_a_score(tmp_path: Path) -> None:
     done = CliRunner().invoke(score, [str(our_runs(tmp_path / "r"))])
     assert "  without learning: mean 0.5000" in done.output.splitlines()
-    assert beside({}) == ""
+    assert beside({}, {}) == []
+
+
+def test_what_is_attainable_is_logged_and_shown_apart_from_baselines(tmp_path: Path) -> None:
+    stated = '{"mean": 0.5}, "metadata": {'
+    told = stated + '"attainable": {"knows": 0.1, "forged": "NaN"}, '
+    for log in sorted(our_runs(tmp_path / "r").rglob("result_*.txt")):
+        log.write_text(log.read_text().replace(stated, told))
+        record = summarise(read_events(log))
+        assert (dict(record.baselines), dict(record.attainable)) == ({"mean": 0.5}, {"knows": 0.1})
+    lines = CliRunner().invoke(score, [str(tmp_path / "r")]).output.splitlines()
+    assert "  without learning: mean 0.5000" in lines
+    assert "  attainable, told the rule of the data: knows 0.1000" in lines

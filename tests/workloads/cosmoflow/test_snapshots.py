@@ -74,6 +74,7 @@ def test_regressions_on_spectra_and_moments_find_nothing(tmp_path: Path, world: 
     for name in ("one_point_ridge", "power_spectrum_ridge", "spectrum_and_moments_ridge"):
         assert found[name] > found["train_mean"] - 3 * found[name].standard_error
     assert found["snapshot_products_ridge"] < 0.5 * found["train_mean"]
+    assert [name for name, value in found.items() if value.told] == ["snapshot_products_ridge"]
 
 
 def test_simulated_universes_have_the_targets_of_the_public_data(tiny_data: Path) -> None:
