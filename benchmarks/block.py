@@ -56,10 +56,10 @@ class Fixed:
 
 
 def open_workload(name: str, size: str, overrides: Sequence[str], world: World) -> tuple[Workload, RunConfig]:
-    """A workload at a size on this rank, threads and device set as in a run."""
+    """A workload at a size on this rank, threads and device set as in a run. Nothing goes on later, so no checkpoint is saved."""
     torch.set_num_threads(threads_per_rank(world))
     chosen = descriptor(name)
-    config = load_config(chosen, size, overrides)
+    config = load_config(chosen, size, [*overrides, "checkpoint.interval_s=null"])
     world.init_torch(pick_device(config.device, world))
     return load_workload(chosen)(config), config
 
