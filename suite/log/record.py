@@ -122,10 +122,8 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
     staging_s, before_s = staging_seconds(line)
 
     def first(key: str) -> Any:
-        event = run.first(key)
-        return None if event is None else event.value
+        return None if (event := run.first(key)) is None else event.value
 
-    baseline = run.first(mllog.BASELINE)
     record = RunRecord(
         path=log.path,
         benchmark=_text(first(mllog.SUBMISSION_BENCHMARK)),
@@ -168,7 +166,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         staging_stats=_mapping(first(mllog.STAGING_STATS)),
         work_per_sample=_numbers(first(mllog.WORK_PER_SAMPLE)),
         baselines=_numbers(first(mllog.BASELINE)),
-        attainable=_numbers(None if baseline is None else baseline.metadata.get("attainable")),
+        attainable=_attainable(run),
         data_manifest=_text(first(mllog.DATA_MANIFEST)),
         config=_mapping(first(mllog.RUN_CONFIG)),
         other_work=read_other_work(run.first(mllog.OTHER_WORK)),
@@ -230,6 +228,11 @@ def _hyperparameters(run: Log) -> Mapping[str, Any]:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def _attainable(run: Log) -> Mapping[str, float]:
+    event = run.first(mllog.BASELINE)
+    return _numbers(None if event is None else event.metadata.get("attainable"))
 
 
 def _mapping(value: object) -> Mapping[str, Any] | None:
