@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from suite.cli.group import Subcommands
+from suite.cli.options import JSON, format_option, output_option, settings_options, size_option
 from suite.cli.options import settings as config_name
-from suite.cli.options import settings_options, size_option
 from suite.config import default_data_root
 from suite.descriptor import descriptor
 from suite.errors import InputError
-from suite.files import print_line, print_progress
+from suite.files import print_line, print_progress, printable, write_whole
 
 if TYPE_CHECKING:
     from analysis.tournament.outcome import Outcome
 
+Objective = Literal["time_to_train", "cpu_seconds"]
 HELP_GROUP = "Compare"
 HELP_ORDER = 4
 
@@ -72,12 +74,16 @@ def tournament() -> None:
     help="Seconds that a run may take from run_start to run_stop.",
 )
 @click.option(
-    "--tuning-runs", type=click.IntRange(0, 100_000), default=0, show_default=True, help="Runs that found an entry, at most."
+    "--tuning-runs",
+    type=click.IntRange(0, 100_000),
+    default=0,
+    show_default=True,
+    help="Runs that found an entry, at most.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Of orders and runs. [from the system]")
 @click.option("--data", type=click.Path(path_type=Path), help="Data root. [data/<workload>-<size>]")
 def new(
-    folder: Path, workload: str, size: str, system: str, ranks: int, objective: str, error: float, blocks: int,
+    folder: Path, workload: str, size: str, system: str, ranks: int, objective: Objective, error: float, blocks: int,
     run_limit_s: float, tuning_runs: int, seed: int | None, data: Path | None,
 ) -> None:  # fmt: skip
     """Begin a tournament of WORKLOAD in FOLDER, which must not exist.
@@ -93,7 +99,7 @@ def new(
         size=size,
         system=system,
         ranks=ranks,
-        objective=objective,  # type: ignore[arg-type]  one of the choices
+        objective=objective,
         error=error,
         blocks=blocks,
         run_limit_s=run_limit_s,
@@ -102,14 +108,18 @@ def new(
         data=str((data or default_data_root(workload, size)).absolute()),
     )
     write_settings(folder, made)
-    print_line(f"{folder}: {workload} {size}, up to {blocks} runs of each entry; next: mlhpc tournament enter {folder} NAME")
+    print_line(
+        f"{folder}: {workload} {size}, up to {blocks} runs of each entry; next: mlhpc tournament enter {folder} NAME"
+    )
 
 
 @tournament.command()
 @_FOLDER
 @click.argument("name")
 @settings_options
-@click.option("--package", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Results package to enter.")
+@click.option(
+    "--package", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Results package to enter."
+)
 @click.option(
     "--tuning",
     multiple=True,
@@ -173,7 +183,40 @@ def _log_sum(run: Path) -> str:
     """The sha256 of the log of a tuning run. InputError if it left none."""
     from analysis.tournament.folder import read_plain
 
-    logs: Sequence[Path] = sorted(path for path in run.iterdir() if path.name.startswith("result_") and path.suffix == ".txt")
+    logs: Sequence[Path] = sorted(
+        path for path in run.iterdir() if path.name.startswith("result_") and path.suffix == ".txt"
+    )
     if not logs:
         raise InputError(f"{run}: no result_*.txt: expected a run folder")
     return hashlib.sha256(b"".join(read_plain(path) for path in logs)).hexdigest()
+
+
+@tournament.command()
+@_FOLDER
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="SYSTEM=NUMBER UNIT/h",
+    help="Price of an hour of one compute unit; adds the cost.",
+)
+@output_option("File of the ranking, for mlhpc report.", "none")
+@format_option()
+def rank(folder: Path, prices: tuple[str, ...], output: Path | None, style: str) -> None:
+    """Rank the entries of the tournament in FOLDER from its logs, with intervals; also while it is not over.
+
+    Every run that was started is looked at first: whether it is there, unchanged, no copy, of its entry, with its block's seed,
+    with the data and on the machine of all others. While anything is found, there is no verdict.
+
+    Exit code 0: a winner, no winner, or not over; 1: findings; 2: usage.
+    """
+    from analysis.results.prices import read_prices
+    from analysis.tournament.ranking import as_data, lines, read_ranking
+
+    ranking = read_ranking(folder, read_prices(prices))
+    document = json.dumps(as_data(ranking), indent=1)
+    if output is not None:
+        write_whole(output, document + "\n")
+    print_line(document if style == JSON else "\n".join(map(printable, lines(ranking))))
+    if ranking.findings:
+        raise click.exceptions.Exit(1)

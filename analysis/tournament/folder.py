@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,11 +24,20 @@ from suite.files import YamlSource, first_error, one_line, read_bytes, write_who
 from suite.log.limits import limits
 from suite.log.run_folder import RunFolder
 
-VERSION = 1
-TIME, CPU = "time_to_train", "cpu_seconds"
+VERSION: Final = 1
+TIME: Final = "time_to_train"
+CPU: Final = "cpu_seconds"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 NAME_TEXT = "1 to 40 letters, digits, - and _, the first a letter or a digit"
-OF_THE_TOURNAMENT = ("data", "verify_data", "submission", "staging", "cache_drop_command", "instrumentation", "watchdog")
+OF_THE_TOURNAMENT = (
+    "data",
+    "verify_data",
+    "submission",
+    "staging",
+    "cache_drop_command",
+    "instrumentation",
+    "watchdog",
+)
 """Settings that no entry may state: they are the same for all, and some of them name commands and folders."""
 MOST_ENTRIES = 64
 
@@ -131,14 +140,18 @@ class Tournament:
         """The sha256 of everything that must stay once a run was started, by name."""
         files = {"tournament.yaml": self.root / "tournament.yaml"}
         for entry in self.entries:
-            files |= {f"entries/{entry.name}/{path.name}": path for path in (entry.path, entry.path.with_name("entry.yaml"))}
+            files |= {
+                f"entries/{entry.name}/{path.name}": path for path in (entry.path, entry.path.with_name("entry.yaml"))
+            }
         return {name: hashlib.sha256(read_plain(path)).hexdigest() for name, path in files.items()}
 
 
 def read_tournament(root: Path) -> Tournament:
     """Read a tournament. InputError for what is damaged: file, line, value and what was expected."""
     if not (root / "tournament.yaml").exists():
-        raise InputError(f"{root}: no tournament here (no tournament.yaml); begin one with: mlhpc tournament new {root}")
+        raise InputError(
+            f"{root}: no tournament here (no tournament.yaml); begin one with: mlhpc tournament new {root}"
+        )
     settings = _read_yaml(root / "tournament.yaml", Settings)
     if not math.isfinite(settings.run_limit_s):
         raise InputError(f"{root / 'tournament.yaml'}: run_limit_s = {settings.run_limit_s}: expected seconds")
@@ -158,7 +171,9 @@ def _read_entry(folder: Path, settings: Settings, known: Descriptor) -> Entry:
         raise InputError(f"{folder}: expected the folder of an entry, named with {NAME_TEXT}")
     file = _read_yaml(folder / "entry.yaml", EntryFile)
     if file.name != folder.name:
-        raise InputError(f"{folder / 'entry.yaml'}: name = {file.name!r}: expected {folder.name!r}, the name of its folder")
+        raise InputError(
+            f"{folder / 'entry.yaml'}: name = {file.name!r}: expected {folder.name!r}, the name of its folder"
+        )
     if len(file.tuning) > settings.tuning_runs:
         raise InputError(
             f"{folder / 'entry.yaml'}: {len(file.tuning)} tuning runs; every entry of this tournament has {settings.tuning_runs}"
@@ -167,13 +182,19 @@ def _read_entry(folder: Path, settings: Settings, known: Descriptor) -> Entry:
     read_plain(path)
     config = read_config(known, str(path), (), settings)
     if digest(config) != file.config_sha256:
-        raise InputError(f"{path}: config_sha256 in entry.yaml does not fit: the configuration was changed after it was entered")
+        raise InputError(
+            f"{path}: config_sha256 in entry.yaml does not fit: the configuration was changed after it was entered"
+        )
     return Entry(file, path, config)
 
 
 def read_config(known: Descriptor, name: str, overrides: Sequence[str], settings: Settings) -> RunConfig:
     """Load the configuration of an entry. InputError if it is of another size, or states what the tournament states."""
-    config = load_config(known, name, overrides)
+    return check_config(known, name, load_config(known, name, overrides), settings)
+
+
+def check_config(known: Descriptor, name: str, config: RunConfig, settings: Settings) -> RunConfig:
+    """The configuration itself. InputError, which begins with ``name``, as `read_config`."""
     shipped = load_config(known, settings.size)
     if config.size != settings.size:
         raise InputError(f"{name}: size is {config.size!r}; this tournament is of {settings.workload} {settings.size}")
@@ -244,7 +265,9 @@ def _read_yaml(path: Path, model: type[Model]) -> Model:
     read_plain(path)
     source = YamlSource.read(path)
     if source.data.get("version") != VERSION:
-        raise InputError(f"{source.where('version')}: version {source.data.get('version')!r}; this suite reads {VERSION}")
+        raise InputError(
+            f"{source.where('version')}: version {source.data.get('version')!r}; this suite reads {VERSION}"
+        )
     try:
         return model.model_validate(source.data)
     except ValidationError as error:

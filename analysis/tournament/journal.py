@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,7 +20,7 @@ from analysis.tournament.race import Turn
 from suite.errors import InputError
 from suite.files import read_json_document, write_whole
 
-VERSION = 1
+VERSION: Final = 1
 OPENED, STARTED, ENDED = "opened", "started", "ended"
 
 
@@ -75,7 +75,14 @@ class Journal:
     def start(self, turn: Turn) -> None:
         """Note that a run is about to be started."""
         self._add(
-            Note(number=len(self.notes), previous=self._last, time=_now(), what=STARTED, block=turn.block, entry=turn.entry)
+            Note(
+                number=len(self.notes),
+                previous=self._last,
+                time=_now(),
+                what=STARTED,
+                block=turn.block,
+                entry=turn.entry,
+            )
         )
 
     def end(self, turn: Turn, exit_code: int | None, log_sha256: str | None) -> None:

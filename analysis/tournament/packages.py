@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.tournament.folder import Settings, digest, read_config, read_plain
-from suite.config import RunConfig
+from analysis.tournament.folder import OF_THE_TOURNAMENT, Settings, check_config, digest, read_plain
+from suite.config import RunConfig, load_config, resolve_config
 from suite.descriptor import descriptor
 from suite.errors import InputError
 from suite.files import YamlSource
 from suite.log.results_tree import list_files
 
 MOST = 1000  # configurations that are looked at
-OF_THE_PLACE = ("data", "verify_data", "submission", "staging", "cache_drop_command", "instrumentation", "watchdog")
-"""What a configuration says of where it ran: the tournament states it, so it is left out."""
 
 
 def find_config(package: Path, settings: Settings, overrides: Sequence[str] = ()) -> RunConfig:
@@ -29,13 +27,17 @@ def find_config(package: Path, settings: Settings, overrides: Sequence[str] = ()
     found: dict[str, tuple[Path, RunConfig]] = {}
     for path in paths:
         read_plain(path)
-        data = YamlSource.read(path).data
-        if (data.get("workload"), data.get("size")) == (settings.workload, settings.size):
-            own = [f"{key}={_shipped(settings, key)}" for key in OF_THE_PLACE if key in data]
-            config = read_config(known, str(path), [*own, *overrides], settings)
-            found.setdefault(digest(config), (path, config))
+        source = YamlSource.read(path)
+        if (source.data.get("workload"), source.data.get("size")) == (settings.workload, settings.size):
+            shipped = load_config(known, settings.size).model_dump(mode="json", exclude_none=True)
+            own = {key: value for key, value in source.data.items() if key not in OF_THE_TOURNAMENT}
+            stated = {key: shipped[key] for key in OF_THE_TOURNAMENT if key in shipped}
+            config = resolve_config(known, YamlSource(path, own | stated, source.lines), overrides)
+            found.setdefault(digest(config), (path, check_config(known, str(path), config, settings)))
     if not found:
-        raise InputError(f"{package}: no configuration of {settings.workload} {settings.size} (provenance/*/config.yaml)")
+        raise InputError(
+            f"{package}: no configuration of {settings.workload} {settings.size} (provenance/*/config.yaml)"
+        )
     if len(found) > 1:
         first, second = [path for path, _ in found.values()][:2]
         raise InputError(f"{package}: different configurations in {first} and {second}; enter one with --config FILE")

@@ -52,7 +52,9 @@ class ProcessRunner:
         self.journal.end(turn, code, outcome.log_sha256)
         self.tell(outcome)
         if code == USAGE:
-            raise InputError(f"block {turn.block}, entry {turn.entry!r}: mlhpc run could not begin, which counts: {last}")
+            raise InputError(
+                f"block {turn.block}, entry {turn.entry!r}: mlhpc run could not begin, which counts: {last}"
+            )
         return outcome.value
 
     def _execute(self, command: list[str]) -> tuple[int, str]:
@@ -86,7 +88,9 @@ class ProcessRunner:
         if self.stopping and self._process is not None:
             self._process.terminate()
         elif not self.stopping:
-            print_line("mlhpc: the tournament ends after this run; once more ends the run, which then counts", error=True)
+            print_line(
+                "mlhpc: the tournament ends after this run; once more ends the run, which then counts", error=True
+            )
         self.stopping = True
 
 
@@ -95,7 +99,12 @@ def run_command(tournament: Tournament, turn: Turn) -> list[str]:
     settings = tournament.settings
     entry = next(entry for entry in tournament.entries if entry.name == turn.entry)
     words = ["run", settings.workload, "--config", str(entry.path), "--ranks", str(settings.ranks), "--runs", "1"]
-    words += ["--seed", str(tournament.plan.run_seed(turn.block)), "--output", str(tournament.run(turn.block, turn.entry).root)]
+    words += [
+        "--seed",
+        str(tournament.plan.run_seed(turn.block)),
+        "--output",
+        str(tournament.run(turn.block, turn.entry).root),
+    ]
     stated = {"submission.platform": settings.system, "data": str(data_root(tournament))}
     words += [part for key, value in stated.items() for part in ("--set", f"{key}={json.dumps(value)}")]
     return suite_command(*words, "--quiet")
@@ -104,7 +113,11 @@ def run_command(tournament: Tournament, turn: Turn) -> list[str]:
 def data_root(tournament: Tournament) -> Path:
     """The folder of the data that all runs read."""
     settings = tournament.settings
-    return Path(settings.data) if settings.data is not None else default_data_root(settings.workload, settings.size).absolute()
+    return (
+        Path(settings.data)
+        if settings.data is not None
+        else default_data_root(settings.workload, settings.size).absolute()
+    )
 
 
 def run_tournament(root: Path, tell: Callable[[Outcome], None]) -> tuple[Race | None, int]:
