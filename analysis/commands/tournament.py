@@ -220,3 +220,23 @@ def rank(folder: Path, prices: tuple[str, ...], output: Path | None, style: str)
     print_line(document if style == JSON else "\n".join(map(printable, lines(ranking))))
     if ranking.findings:
         raise click.exceptions.Exit(1)
+
+
+@tournament.command()
+@_FOLDER
+@click.option("--level", type=click.IntRange(3, 4), default=3, show_default=True, help="Level of mlhpc reproduce.")
+@output_option("New folder for packages and reproductions.", "FOLDER-finals")
+def finals(folder: Path, level: int, output: Path | None) -> None:
+    """Run who is left in the tournament in FOLDER again: package its runs and give the package to `mlhpc reproduce`.
+
+    These runs decide nothing in the race. Exit code 0: every finalist was reproduced; 1: one was not; 2: usage.
+    """
+    from analysis.tournament.finals import run_finals
+    from analysis.tournament.ranking import read_ranking
+
+    done = run_finals(read_ranking(folder), level, output or folder.with_name(f"{folder.name}-finals"))
+    words = {True: "reproduced", False: "not reproduced", None: "not judged"}
+    for final in done:
+        print_line(printable(f"{final.entry}: level {level}: {words[final.reproduced]} ({final.reason})"))
+    if not all(final.reproduced for final in done):
+        raise click.exceptions.Exit(1)

@@ -157,15 +157,16 @@ def read_tournament(root: Path) -> Tournament:
         raise InputError(f"{root / 'tournament.yaml'}: run_limit_s = {settings.run_limit_s}: expected seconds")
     known = descriptor(settings.workload)
     known.card().size(settings.size)
+    shipped = load_config(known, settings.size)
     folder = root / "entries"
     _refuse_link(folder)
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
     if len(paths) > MOST_ENTRIES:
         raise InputError(f"{folder}: {len(paths)} entries; at most {MOST_ENTRIES} are read")
-    return Tournament(root, settings, tuple(_read_entry(path, settings, known) for path in paths))
+    return Tournament(root, settings, tuple(_read_entry(path, settings, known, shipped) for path in paths))
 
 
-def _read_entry(folder: Path, settings: Settings, known: Descriptor) -> Entry:
+def _read_entry(folder: Path, settings: Settings, known: Descriptor, shipped: RunConfig) -> Entry:
     _refuse_link(folder)
     if not NAME.fullmatch(folder.name) or not folder.is_dir():
         raise InputError(f"{folder}: expected the folder of an entry, named with {NAME_TEXT}")
@@ -180,7 +181,7 @@ def _read_entry(folder: Path, settings: Settings, known: Descriptor) -> Entry:
         )
     path = folder / "config.yaml"
     read_plain(path)
-    config = read_config(known, str(path), (), settings)
+    config = read_config(known, str(path), (), settings, shipped)
     if digest(config) != file.config_sha256:
         raise InputError(
             f"{path}: config_sha256 in entry.yaml does not fit: the configuration was changed after it was entered"
@@ -188,14 +189,18 @@ def _read_entry(folder: Path, settings: Settings, known: Descriptor) -> Entry:
     return Entry(file, path, config)
 
 
-def read_config(known: Descriptor, name: str, overrides: Sequence[str], settings: Settings) -> RunConfig:
+def read_config(
+    known: Descriptor, name: str, overrides: Sequence[str], settings: Settings, shipped: RunConfig | None = None
+) -> RunConfig:
     """Load the configuration of an entry. InputError if it is of another size, or states what the tournament states."""
-    return check_config(known, name, load_config(known, name, overrides), settings)
+    return check_config(known, name, load_config(known, name, overrides), settings, shipped)
 
 
-def check_config(known: Descriptor, name: str, config: RunConfig, settings: Settings) -> RunConfig:
-    """The configuration itself. InputError, which begins with ``name``, as `read_config`."""
-    shipped = load_config(known, settings.size)
+def check_config(
+    known: Descriptor, name: str, config: RunConfig, settings: Settings, shipped: RunConfig | None = None
+) -> RunConfig:
+    """The configuration itself. InputError, which begins with ``name``, as `read_config`. ``shipped``: that of the size."""
+    shipped = shipped or load_config(known, settings.size)
     if config.size != settings.size:
         raise InputError(f"{name}: size is {config.size!r}; this tournament is of {settings.workload} {settings.size}")
     for key in OF_THE_TOURNAMENT:
