@@ -1,9 +1,9 @@
 """How often tournaments are wrong: simulated ones with known truth, and real runs of a tournament's folder drawn anew.
 
     python benchmarks/tournament.py simulate --tournaments 1000 > benchmarks/results/DATE-tournament.txt
-    python benchmarks/tournament.py real --best FOLDER --equal FOLDER
+    python benchmarks/tournament.py real --folder FOLDER --tournaments 20
 
-`real` draws whole blocks of real runs, with replacement, and permutes the entries of a block for the equal ones. Both go
+`real` draws whole blocks of real runs, with replacement; for equal entries it permutes the times within each block. Both go
 through `analysis.tournament.race.run_race`, as `mlhpc tournament run` does; only what makes a run differs.
 """
 
@@ -173,10 +173,8 @@ def coverage(count: int, blocks: int) -> None:
             for n in names[1:]:
                 ratio = compute_ratio(n, "a", made)
                 ratios += ratio is not None and ratio.low <= math.exp(true[n]) <= ratio.high
-        print(
-            f"  {name:<12} strength {100 * strengths / (4 * count):5.1f} %   ratio to the leader {100 * ratios / (3 * count):5.1f} %",
-            flush=True,
-        )
+        shares = 100 * strengths / (4 * count), 100 * ratios / (3 * count)
+        print(f"  {name:<12} strength {shares[0]:5.1f} %   ratio to the best {shares[1]:5.1f} %", flush=True)
 
 
 def _true_odds(true: Mapping[str, float], noise: Noise) -> dict[str, float]:
@@ -187,30 +185,37 @@ def _true_odds(true: Mapping[str, float], noise: Noise) -> dict[str, float]:
     return {name: strength.value for name, strength in fit(names, made).items()}
 
 
-def real(best: Path, equal: Path, count: int) -> None:
-    """Print what tournaments on blocks drawn from real runs give."""
+def real(folder: Path, without: Sequence[str], count: int) -> None:
+    """Print what tournaments on blocks drawn from the real runs of a folder give, as they are and with the entries permuted."""
     from analysis.tournament.ranking import read_ranking
 
-    for folder, shuffled in ((best, False), (equal, True)):
-        ranking = read_ranking(folder)
-        race, settings = ranking.race, ranking.tournament.settings
-        whole = [block for block in race.blocks if len(block) == len(race.plan.entries)]
-        print(
-            f"\n{folder.name}: {len(whole)} complete blocks of {len(race.plan.entries)} real runs of {settings.workload} {settings.size}"
-        )
-        for block in whole:
-            print("  " + "  ".join(f"{name} {seconds:.3g}" for name, seconds in sorted(block.items())))
-        leader = ranking.places[0].name
-        races = [_redrawn(whole, race.plan, seed, shuffled=shuffled) for seed in range(count)]
+    ranking = read_ranking(folder)
+    settings, names = ranking.tournament.settings, [name for name in ranking.race.plan.entries if name not in without]
+    whole = [
+        {name: block[name] for name in names}
+        for block in ranking.race.blocks
+        if len(block) == len(ranking.race.plan.entries)
+    ]
+    print(
+        f"{settings.workload} {settings.size}, {settings.objective}: {len(whole)} blocks of {len(names)} real runs, findings: ",
+        end="",
+    )
+    print(len(ranking.findings), f"(left out: {', '.join(without) or 'none'})")
+    for block in whole:
+        print("  " + "  ".join(f"{name} {seconds:.3g} s" for name, seconds in sorted(block.items())))
+    leader = next(place.name for place in ranking.places if place.name in names)
+    for shuffled, kind in (
+        (False, f"as they are: {leader} leads"),
+        (True, "entries permuted in each block: all are equal"),
+    ):
+        races = [_redrawn(whole, names, seed, shuffled=shuffled) for seed in range(count)]
         found = rates(races, leader)
-        kind = "entries of each block permuted: all equal" if shuffled else f"truth: {leader} leads the real runs"
-        print(
-            f"  {count} tournaments on blocks drawn with replacement ({kind}), at most {BLOCKS} blocks: {leader} wins in "
-            f"{round(count * found.won)}, anybody in {round(count * found.winner)}; mean {found.runs:.0f} runs, {found.blocks:.1f} blocks"
-        )
+        won, winner = round(count * found.won), round(count * found.winner)
+        print(f"  {count} tournaments on these blocks, drawn with replacement, {kind}: at most {BLOCKS} blocks")
+        print(f"    {leader} wins in {won}, anybody in {winner}; mean {found.runs:.0f} runs, {found.blocks:.1f} blocks")
 
 
-def _redrawn(blocks: Sequence[Mapping[str, float]], real_plan: Plan, seed: int, *, shuffled: bool) -> Race:
+def _redrawn(blocks: Sequence[Mapping[str, float]], entries: Sequence[str], seed: int, *, shuffled: bool) -> Race:
     """A tournament whose blocks are real ones, drawn with replacement; ``shuffled``: with the entries permuted."""
     chance, drawn = random.Random(f"redrawn {seed}"), {}
 
@@ -222,7 +227,7 @@ def _redrawn(blocks: Sequence[Mapping[str, float]], real_plan: Plan, seed: int, 
             drawn[turn.block] = {name: times[other] for name, other in zip(names, order, strict=True)}
         return drawn[turn.block][turn.entry]
 
-    return run_race(Plan(real_plan.entries, ERROR, BLOCKS, seed), {}, run)
+    return run_race(Plan(tuple(entries), ERROR, BLOCKS, seed), {}, run)
 
 
 def main() -> None:
@@ -230,11 +235,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["simulate", "real"])
     parser.add_argument("--tournaments", type=int, default=1000)
-    parser.add_argument("--best", type=Path)
-    parser.add_argument("--equal", type=Path)
+    parser.add_argument("--folder", type=Path, help="of a tournament that ran here")
+    parser.add_argument("--without", action="append", default=[], help="an entry to leave out")
     given = parser.parse_args()
     if given.what == "real":
-        real(given.best, given.equal, given.tournaments)
+        real(given.folder, given.without, given.tournaments)
         return
     table(given.tournaments)
     for blocks in (7, 16, 32):

@@ -54,7 +54,7 @@ class Ranking(_Lenient):
     objective: str
     verdict: str
     blocks: int
-    runs_started: int
+    runs: int
     error: float
     findings: tuple[_Finding, ...]
     entries: tuple[_Entry, ...] = Field(max_length=1000)
@@ -91,7 +91,7 @@ def _section(ranking: Ranking) -> Section:
         "time / leader, median [95 %]": [_ratio(each.ratio_to_leader) for each in entries],
         "Pareto front": [each.front for each in entries],
     }
-    counted = f"{ranking.runs_started} runs started, {ranking.blocks} complete blocks; error at most {100 * ranking.error:g} %"
+    counted = f"{ranking.runs} runs, {ranking.blocks} complete blocks; error at most {100 * ranking.error:g} %"
     return Section(
         title=f"{ranking.name}: {stated.get('workload')} {stated.get('size')} on {stated.get('system')}",
         verdict=ranking.verdict,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ from suite.log.results_tree import list_files
 from suite.machine.facts import read_facts
 
 SHOWN = 6  # facts that differ which a finding names
+FEWEST = 2  # durations to the millisecond that two runs of different seeds do not have in common by chance
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ class Finding:
 
 
 def inspect(tournament: Tournament, journal: Journal, outcomes: Mapping[Turn, Outcome]) -> list[Finding]:
-    """List all findings. ``outcomes`` are those of every run that was started."""
+    """List all findings. ``outcomes`` are those of every run that ended."""
     return [
         *_journal(tournament, journal, outcomes),
-        *_folders(tournament, outcomes),
+        *_folders(tournament, journal.started()),
         *(finding for outcome in outcomes.values() for finding in _run(tournament, outcome)),
         *_alike(tournament, outcomes),
         *_times(tournament, outcomes),
@@ -66,6 +67,8 @@ def _journal(tournament: Tournament, journal: Journal, outcomes: Mapping[Turn, O
     for turn in started[len(expected) :]:
         yield Finding("turns-as-drawn", _where(tournament, turn), "was run though the race was over")
     ended = dict(journal.turns(ENDED))
+    for turn in [turn for turn in started[:-1] if turn not in ended]:
+        yield Finding("journal-whole", _where(tournament, turn), "was started and never ended, though others followed")
     for turn, note in ended.items():
         if turn not in outcomes:
             yield Finding("journal-whole", _where(tournament, turn), "ended, but was never started")
@@ -85,9 +88,9 @@ def _expected(tournament: Tournament, outcomes: Mapping[Turn, Outcome], most: in
     return [*found, *missing][:most]
 
 
-def _folders(tournament: Tournament, outcomes: Mapping[Turn, Outcome]) -> Iterator[Finding]:
+def _folders(tournament: Tournament, started: Sequence[Turn]) -> Iterator[Finding]:
     """Run folders that nobody started, more logs than one in a run folder, and links."""
-    known = {tournament.run(turn.block, turn.entry).root for turn in outcomes}
+    known = {tournament.run(turn.block, turn.entry).root for turn in started}
     for top in (tournament.runs, tournament.root / "entries"):
         if top.is_symlink():
             yield Finding("links-none", str(top), "is a symbolic link, which is not followed")
@@ -103,7 +106,7 @@ def _folders(tournament: Tournament, outcomes: Mapping[Turn, Outcome]) -> Iterat
                 yield Finding(
                     "runs-as-started", str(folder), "no run was started here: a run that does not count was put here"
                 )
-    for turn in outcomes:
+    for turn in started:
         run = tournament.run(turn.block, turn.entry)
         logs = [*run.results(), *run.resumed(), *run.failed()] if run.root.is_dir() else []
         if more := [path.name for path in logs if path != run.result(0)]:
@@ -207,6 +210,7 @@ def _times(tournament: Tournament, outcomes: Mapping[Turn, Outcome]) -> Iterator
 def _copies(tournament: Tournament, outcomes: Mapping[Turn, Outcome]) -> Iterator[Finding]:
     """Runs that are copies of others. Runs of one block share a seed and may have equal evaluations, but never equal times."""
     seen: Runs[Turn] = Runs()
+    exact: dict[tuple[tuple[float, ...], ...], Turn] = {}
     for turn, outcome in outcomes.items():
         if outcome.record is None:
             continue
@@ -215,8 +219,15 @@ def _copies(tournament: Tournament, outcomes: Mapping[Turn, Outcome]) -> Iterato
         def telling(other: Turn, what: str, turn: Turn = turn) -> bool:
             return what == DURATIONS or other.block != turn.block
 
+        course = tuple(series.numbers for series in curves)
+        twin = exact.setdefault(course, turn)
         found = seen.find(curves, telling)
-        if found is not None:
+        if twin.block != turn.block and len(course[1]) >= FEWEST:
+            where = _where(tournament, twin)
+            yield Finding(
+                "run-repeated", _where(tournament, turn), f"has the evaluations and durations of {where}: a copy"
+            )
+        elif found is not None:
             other, likeness = found
             yield Finding(
                 "run-repeated",

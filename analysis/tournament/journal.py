@@ -64,6 +64,11 @@ class Journal:
         """The turns whose run was started: each counts."""
         return [turn for turn, _ in self.turns(STARTED)]
 
+    def finished(self) -> list[Turn]:
+        """The turns whose run was started, without one that still runs, or whose tournament was killed: `run` ends it."""
+        ended = {turn for turn, _ in self.turns(ENDED)}
+        return [turn for turn in self.started() if turn in ended]
+
     def open(self, tournament: Tournament) -> None:
         """Note the sums of settings and entries. InputError if they are no longer those of the first run."""
         digests = tournament.digests()

@@ -75,7 +75,7 @@ def read_ranking(root: Path, prices: Prices | None = None) -> Ranking:
     """Read and judge a tournament. InputError for a folder that is none, and for a price of another system."""
     tournament = read_tournament(root)
     journal = read_journal(tournament.journal)
-    outcomes = {turn: read_outcome(tournament, turn) for turn in journal.started()}
+    outcomes = {turn: read_outcome(tournament, turn) for turn in journal.finished()}
     race, _ = replay(tournament.plan, {turn: outcome.value for turn, outcome in outcomes.items()})
     objectives = _objectives(tournament, race, outcomes, prices)
     places = _places(tournament, race, objectives)
@@ -150,7 +150,7 @@ def lines(ranking: Ranking) -> list[str]:
     count = len(ranking.outcomes)
     text = [
         f"{settings.workload} {settings.size} on {settings.system}: {len(race.plan.entries)} entries, "
-        f"{len(race.blocks)} complete blocks, {count} run{'s' * (count != 1)} started; {objective_name(ranking.tournament)}",
+        f"{len(race.blocks)} complete blocks, {count} run{'s' * (count != 1)} ended; {objective_name(ranking.tournament)}",
         ranking.verdict,
         *(f"  {finding}" for finding in ranking.findings),
         "",
@@ -207,7 +207,7 @@ def as_data(ranking: Ranking) -> dict[str, Any]:
         "over": race.over,
         "error": race.plan.error,
         "blocks": len(race.blocks),
-        "runs_started": len(ranking.outcomes),
+        "runs": len(ranking.outcomes),
         "findings": [vars(finding) for finding in ranking.findings],
         "objectives": list(ranking.objectives),
         "entries": [_place_data(place) for place in ranking.places],
