@@ -18,6 +18,7 @@ from suite.config import default_data_root
 from suite.descriptor import descriptor
 from suite.errors import InputError
 from suite.files import print_line, print_progress, printable, write_whole
+from suite.log.reader import read_events
 
 if TYPE_CHECKING:
     from analysis.tournament.outcome import Outcome
@@ -181,14 +182,17 @@ def _tell(outcome: Outcome) -> None:
 
 def _log_sum(run: Path) -> str:
     """The sha256 of the log of a tuning run. InputError if it left none."""
-    from analysis.tournament.folder import read_plain
-
     logs: Sequence[Path] = sorted(
         path for path in run.iterdir() if path.name.startswith("result_") and path.suffix == ".txt"
     )
     if not logs:
         raise InputError(f"{run}: no result_*.txt: expected a run folder")
-    return hashlib.sha256(b"".join(read_plain(path) for path in logs)).hexdigest()
+    total = hashlib.sha256()
+    for path in logs:
+        if path.is_symlink():
+            raise InputError(f"{path}: is a symbolic link, which is not followed")
+        read_events(path, steps=False, seen=total.update)
+    return total.hexdigest()
 
 
 @tournament.command()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.page.cells import count_text
 from analysis.results.prices import Prices
 from analysis.statistics.digits import with_interval
 from analysis.tournament.bradley_terry import Strength, fit
@@ -67,7 +68,7 @@ class Ranking:
             return f"{self.race.winner} wins; the chance that the best entry was dropped is at most {error}"
         left = ", ".join(self.race.survivors)
         if self.race.over:
-            return f"no winner: {len(self.race.blocks)} blocks cannot tell {left} apart at an error of {error}"
+            return f"no winner: {count_text(len(self.race.blocks), 'block')} cannot tell {left} apart at an error of {error}"
         return f"not over: {len(self.race.blocks)} of at most {self.race.plan.blocks} blocks; in the race: {left}"
 
 
