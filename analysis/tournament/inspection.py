@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from analysis.history.record import facts_of_nodes
 from analysis.tournament.folder import Entry, Tournament, logged
@@ -27,7 +28,7 @@ FEWEST = 2  # durations to the millisecond that two runs of different seeds do n
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that must not be, and where."""
+    """Something that must not be, and where: a path in the tournament's folder."""
 
     rule: str
     where: str
@@ -54,7 +55,7 @@ def _journal(tournament: Tournament, journal: Journal, outcomes: Mapping[Turn, O
         yield Finding("journal-whole", *text.split(": ", 1))
     if journal.notes:
         for text in changed(journal.digests, tournament.digests()):
-            yield Finding("as-it-began", str(tournament.root), text)
+            yield Finding("as-it-began", tournament.root.resolve().name, text)
     started = journal.started()
     expected = _expected(tournament, outcomes, len(started))
     for turn, wanted in zip(started, expected, strict=False):
@@ -93,25 +94,29 @@ def _folders(tournament: Tournament, started: Sequence[Turn]) -> Iterator[Findin
     known = {tournament.run(turn.block, turn.entry).root for turn in started}
     for top in (tournament.runs, tournament.root / "entries"):
         if top.is_symlink():
-            yield Finding("links-none", str(top), "is a symbolic link, which is not followed")
+            yield Finding("links-none", _short(tournament, top), "is a symbolic link, which is not followed")
             continue
         for path in list_files(top) if top.is_dir() else []:
             if path.is_symlink():
-                yield Finding("links-none", str(path), "is a symbolic link, which is not followed")
+                yield Finding("links-none", _short(tournament, path), "is a symbolic link, which is not followed")
     if not tournament.runs.is_dir() or tournament.runs.is_symlink():
         return
     for block in sorted(tournament.runs.iterdir()):
         for folder in sorted(block.iterdir()) if block.is_dir() and not block.is_symlink() else []:
             if folder not in known:
                 yield Finding(
-                    "runs-as-started", str(folder), "no run was started here: a run that does not count was put here"
+                    "runs-as-started",
+                    _short(tournament, folder),
+                    "no run was started here: a run that does not count was put here",
                 )
     for turn in started:
         run = tournament.run(turn.block, turn.entry)
         logs = [*run.results(), *run.resumed(), *run.failed()] if run.root.is_dir() else []
         if more := [path.name for path in logs if path != run.result(0)]:
             yield Finding(
-                "runs-as-started", str(run.root), f"has more logs than that of its run: {', '.join(more[:SHOWN])}"
+                "runs-as-started",
+                _short(tournament, run.root),
+                f"has more logs than that of its run: {', '.join(more[:SHOWN])}",
             )
 
 
@@ -179,7 +184,7 @@ def _alike(tournament: Tournament, outcomes: Mapping[Turn, Outcome]) -> Iterator
             ]
             found |= facts_of_nodes([read_facts(path) for path in paths])
         except InputError as error:
-            yield Finding("same-machine", where, str(error))
+            yield Finding("same-machine", where, str(error).replace(f"{tournament.root}/", ""))
         if not first:
             first = {name: (where, value) for name, value in found.items()}
             origin = where
@@ -238,4 +243,9 @@ def _copies(tournament: Tournament, outcomes: Mapping[Turn, Outcome]) -> Iterato
 
 
 def _where(tournament: Tournament, turn: Turn) -> str:
-    return str(tournament.run(turn.block, turn.entry).root)
+    return _short(tournament, tournament.run(turn.block, turn.entry).root)
+
+
+def _short(tournament: Tournament, path: Path) -> str:
+    """A path without the place of the tournament: reports name no place on a machine."""
+    return path.relative_to(tournament.root).as_posix()

@@ -116,9 +116,13 @@ def read_journal(folder: Path) -> Journal:
         content = read_plain(path)
         note = read_json_document(path, Note, "a note of a tournament", VERSION)
         if path.name != f"{number:06d}.json" or note.number != number:
-            journal.broken.append(f"{path}: note {note.number}; expected note {number}: one before it is missing")
+            journal.broken.append(
+                f"{folder.name}/{path.name}: note {note.number}; expected note {number}: one before it is missing"
+            )
         elif note.previous != journal._last:
-            journal.broken.append(f"{path}: does not follow from the note before it: one of them was changed")
+            journal.broken.append(
+                f"{folder.name}/{path.name}: does not follow from the note before it: one of them was changed"
+            )
         journal.notes.append(note)
         journal._last = hashlib.sha256(content).hexdigest()
     return journal

@@ -136,7 +136,7 @@ def run_tournament(root: Path, tell: Callable[[Outcome], None]) -> tuple[Race | 
     with locked(tournament.lock, f"tournament {root}"):
         journal = read_journal(tournament.journal)
         for text in journal.broken:
-            raise InputError(text)
+            raise InputError(f"{root}: {text}")
         journal.open(tournament)
         _close(tournament, journal)
         known = {turn: read_outcome(tournament, turn).value for turn in journal.started()}
