@@ -6,6 +6,9 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from analysis.tournament.outcome import Outcome
 from analysis.tournament.ranking import Ranking
@@ -15,12 +18,38 @@ from suite.files import read_json
 from suite.launch.local import suite_command
 from suite.log.limits import limits
 
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Level(_Lenient):
+    level: int
+    verdict: str
+    reason: str
+
+
+class _Result(_Lenient):
+    levels: tuple[_Level, ...] = ()
+
+
+class _Document(_Lenient):
+    """What is read of reproduction.json."""
+
+    version: Literal[1]
+    reproduced: bool
+    results: tuple[_Result, ...] = ()
+
+
 Execute = Callable[[Sequence[str]], tuple[int, str]]
 
 
 @dataclass(frozen=True)
 class Final:
-    """What became of a finalist: ``reproduced`` as reproduction.json says, None if there is none; ``reason`` is one line."""
+    """What became of a finalist: ``reproduced`` as reproduction.json says, None if there is none.
+
+    ``reason`` is one line: each level that was not reproduced, or where the document is.
+    """
 
     entry: str
     reproduced: bool | None
@@ -65,12 +94,12 @@ def _final(ranking: Ranking, entry: str, level: int, folder: Path, execute: Exec
             return Final(entry, None, last or f"exit code {code}", folder)
     path = folder / "reproduction" / "reproduction.json"
     try:
-        document = read_json(path, limits().json)
+        document = _Document.model_validate(read_json(path, limits().json))
     except (OSError, ValueError):
         return Final(entry, None, last or f"{path}: cannot be read", folder)
-    reproduced = document.get("reproduced") if isinstance(document, dict) else None
-    told = reproduced if isinstance(reproduced, bool) else None
-    return Final(entry, told, str(path), folder)
+    levels = [level for result in document.results for level in result.levels if level.verdict != "reproduced"]
+    why = "; ".join(f"level {each.level} {each.verdict}: {each.reason}" for each in levels)
+    return Final(entry, document.reproduced, why or str(path), folder)
 
 
 def _org(outcome: Outcome) -> str:
