@@ -1,4 +1,4 @@
-"""The paths of one report, sorted by what they hold: logs, ceilings and counters, all-to-all sweeps, steps of a demo."""
+"""The paths of one report, sorted by what they hold: logs, ceilings and counters, all-to-all sweeps, steps of a demo, rankings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from analysis.network.fit import Fit, fit_sweep
 from analysis.network.sweep import is_sweep, read_sweep
 from analysis.page.issues import Issue
 from analysis.page.steps import is_steps, read_failures
+from analysis.page.tournaments import Section, is_ranking, read_rankings
 from analysis.roofline.inputs import Inputs, read_inputs, split
 from suite.errors import InputError
 from suite.log.reader import read_events
@@ -17,23 +18,26 @@ from suite.log.reader import read_events
 
 @dataclass(frozen=True)
 class Sources:
-    """What is at some paths: folders and files of logs, ceilings and counters, all-to-all sweeps, what failed in a demo."""
+    """What is at some paths: folders and files of logs, ceilings and counters, sweeps, failures of a demo, tournaments."""
 
     logs: tuple[Path, ...]
     inputs: Inputs
     networks: tuple[Fit, ...]
     failures: tuple[Issue, ...]
+    tournaments: tuple[Section, ...] = ()
 
 
 def read_sources(paths: Sequence[Path], what_if: Sequence[Path] = ()) -> Sources:
     """Sort paths by what they hold and read all but the logs. InputError if there is no log, or a file is none of these."""
     steps = [path for path in paths if is_steps(path)]
     sweeps = [path for path in paths if is_sweep(path)]
-    logs, files = split([path for path in paths if path not in (*steps, *sweeps)])
+    rankings = [path for path in paths if is_ranking(path)]
+    logs, files = split([path for path in paths if path not in (*steps, *sweeps, *rankings)])
     if not logs:
         raise InputError(f"{paths[0]}: no report without logs; give run folders or packages as well")
     for path in logs:
         if path.is_file() and not read_events(path, steps=False).events:
             raise InputError(f"{path}: holds no MLLOG event and is no file that a report reads")
     networks = tuple(fit_sweep(read_sweep(path)) for path in sweeps)
-    return Sources(tuple(logs), read_inputs(files, what_if), networks, tuple(read_failures(steps)))
+    failures, tournaments = tuple(read_failures(steps)), read_rankings(rankings)
+    return Sources(tuple(logs), read_inputs(files, what_if), networks, failures, tournaments)

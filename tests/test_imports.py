@@ -60,6 +60,7 @@ ANALYSIS_MAY_USE = {
     "suite.compliance.rules",
     "suite.performance",
 }
+ANALYSIS_MORE = {"analysis.tournament": {"suite.data", "suite.launch"}}  # it starts runs, one process at a time
 WORKLOADS_MAY_USE = {"suite", "suite.cli", "suite.data", "suite.launch", "suite.training", "suite.performance"}
 
 
@@ -136,7 +137,7 @@ def test_contract_log_machine_launch_compliance_and_commands_load_nothing_heavy(
 @pytest.mark.parametrize("path", modules("analysis"), ids=lambda p: str(p.relative_to(ROOT)))
 def test_analysis_reads_logs_and_cards_and_never_torch(path: Path) -> None:
     assert not heads(path) & {"torch", "mpi4py", "h5py", "workloads"}
-    assert used_folders(path, "suite") <= ANALYSIS_MAY_USE
+    assert used_folders(path, "suite") <= ANALYSIS_MAY_USE | ANALYSIS_MORE.get(folder(dotted(path)), set())
 
 
 def test_no_module_of_the_analysis_loads_torch_by_way_of_another() -> None:

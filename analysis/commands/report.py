@@ -94,8 +94,8 @@ def report(
     """Compare results: one self-contained HTML page from run folders and results packages.
 
     PATHS are run folders, packages (<submitter>/results/...) or whole rounds, and files about their systems: ceilings
-    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe --sweep-network`), steps of `mlhpc demo`. OUTPUT gets
-    report.html, report.json and tables/ with the same numbers; docs/tables.md says what the columns mean.
+    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe --sweep-network`), steps of `mlhpc demo`, rankings of `mlhpc tournament`.
+    OUTPUT gets report.html, report.json and tables/ with the same numbers; docs/tables.md says what the columns mean.
     """
     wanted = _forms(forms)
     _refuse(output, form, wanted, force)
@@ -143,7 +143,8 @@ def _render(
         for text in prices.without_result(read.results["device"].dropna().unique()):
             print_line(f"mlhpc: warning: {text}", error=True)
     checked = check_paths(found.logs, read.tables.judged)
-    return render_report(read, checked, found.failures, form, forms, plain_progress("drawing figures", time.monotonic))
+    tell = plain_progress("drawing figures", time.monotonic)
+    return render_report(read, checked, found.failures, form, forms, tell, found.tournaments)
 
 
 def _forms(given: str) -> tuple[str, ...]:

@@ -213,12 +213,12 @@ def _facts(scored: ScoredGroup, first: RunRecord) -> dict[str, str]:
     stated = {name: str(value) for name, value in settings.items() if value is not None}
     nodes = [read_facts(path) for path in RunFolder(scored.group.folder).node_facts()]
     if nodes:
-        return stated | _of_nodes(nodes)
+        return stated | facts_of_nodes(nodes)
     fields: Mapping[str, Any] = scored.system.fields if scored.system else {}
     return stated | {name: str(value) for name, value in fields.items() if value not in (None, "")}
 
 
-def _of_nodes(nodes: Sequence[Facts]) -> dict[str, str]:
+def facts_of_nodes(nodes: Sequence[Facts]) -> dict[str, str]:
     """Facts that stay until somebody changes a machine; what differs between nodes is joined."""
     found: dict[str, set[str]] = {}
     for node in nodes:

@@ -1,0 +1,117 @@
+"""A tournament of CosmoFlow smoke whose runs are logs as a run leaves them, written without running."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.tournament.folder import Tournament, read_tournament
+from analysis.tournament.race import Race, Turn
+from analysis.tournament.runner import ProcessRunner, run_tournament
+from suite.log.run_folder import RunFolder
+from tests.fixtures.cli import mlhpc
+from tests.fixtures.logs import COSMOFLOW, START_MS, Lines, edit, our_run, write
+from tests.fixtures.runs import node
+
+
+@dataclass
+class Contest:
+    """A tournament folder and what its runs will take: seconds of an epoch by entry, before noise. Infinite: misses the target."""
+
+    root: Path
+    epoch_s: Mapping[str, float]
+    mutate: dict[Turn, Callable[[Lines], Lines]] = field(default_factory=dict)
+    noise: float = 0.02
+    facts: dict[Turn, dict[str, Any]] = field(default_factory=dict)
+    stop_after: int | None = None
+    ran: list[Turn] = field(default_factory=list)
+
+    @property
+    def tournament(self) -> Tournament:
+        return read_tournament(self.root)
+
+    def folder(self, block: int, entry: str) -> RunFolder:
+        return self.tournament.run(block, entry)
+
+    def run(self) -> tuple[Race | None, int]:
+        return run_tournament(self.root, lambda outcome: self.ran.append(outcome.turn))
+
+    def rank(self, *words: str) -> tuple[int, dict[str, Any]]:
+        done = mlhpc("tournament", "rank", self.root, "--format", "json", *words)
+        assert done.returncode in (0, 1), done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    def rules(self) -> set[str]:
+        """The rules of the findings."""
+        code, document = self.rank()
+        assert code == bool(document["findings"])
+        return {finding["rule"] for finding in document["findings"]}
+
+    def execute(self, runner: ProcessRunner, command: Sequence[str]) -> tuple[int, str]:
+        """Stand in for the process: write what a run leaves."""
+        words = dict(pairwise(command))
+        root, seed = Path(words["--output"]), int(words["--seed"])
+        turn = Turn(int(root.parent.name.removeprefix("block_")), root.name)
+        tournament = runner.tournament
+        entry = next(each for each in tournament.entries if each.name == turn.entry)
+        chance = random.Random(f"{turn}")
+        seconds = self.epoch_s[turn.entry]
+        fails = seconds == float("inf")
+        stated = json.loads(json.dumps(entry.config.logged(), default=str))
+        hyper = {key: value for key, value in stated["hyperparameters"].items() if key in COSMOFLOW}
+        lines = our_run(
+            seed=seed,
+            hyperparameters=hyper | {"global_batch_size": entry.config.global_batch_size},
+            ranks=1,
+            start_ms=START_MS + 1_000_000 * len(runner.journal.notes),
+            epoch_s=2.0 if fails else seconds * (1.0 + self.noise * chance.random()),
+            values=tuple(v * (1 + 0.01 * random.Random(seed).random()) for v in (0.42, 0.39, 0.38 if fails else 0.35)),
+        )
+        config = stated | {
+            "instrumentation": False,
+            "submission": {"org": "ACME", "platform": tournament.settings.system},
+        }
+        lines = edit("run_config", value=config)(lines)
+        lines = edit("submission_platform", value=tournament.settings.system)(lines)
+        write(root / "result_0.txt", self.mutate.get(turn, lambda same: same)(lines))
+        (root / "run.json").write_text("{}")
+        (root / "facts").mkdir()
+        (root / "facts" / "node1.json").write_text(node(**self.facts.get(turn, {})).model_dump_json())
+        if self.stop_after is not None and len(runner.journal.started()) >= self.stop_after:
+            self.stop_after = None
+            raise KeyboardInterrupt
+        return int(fails), ""
+
+
+Make = Callable[..., Contest]
+
+
+def make_contest(
+    folder: Path, patch: pytest.MonkeyPatch, epoch_s: Mapping[str, float], *options: object, **given: Any
+) -> Contest:
+    """Make a contest: entries by name with their seconds of an epoch; ``options`` of `mlhpc tournament new`."""
+    made = Contest(folder / "contest", epoch_s, **given)
+    data = folder / "data"
+    data.mkdir()
+    (data / "manifest.json").write_text("{}")
+    words = ("cosmoflow", "--size", "smoke", "--system", "bed", "--seed", 7, "--data", data)
+    assert mlhpc("tournament", "new", made.root, *words, *options).returncode == 0
+    for number, name in enumerate(epoch_s):
+        done = mlhpc("tournament", "enter", made.root, name, "--set", f"hyperparameters.dropout={number / 100}")
+        assert done.returncode == 0, done.stderr
+    patch.setattr(ProcessRunner, "_execute", lambda runner, command: made.execute(runner, command))
+    return made
+
+
+@pytest.fixture
+def contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """A maker of contests in the folder of the test."""
+    return partial(make_contest, tmp_path, monkeypatch)
