@@ -88,7 +88,7 @@ def test_cffconvert_accepts_the_citation(python_with: Find) -> None:
 
 
 def test_jsonschema_accepts_every_line(tmp_path: Path, python_with: Find) -> None:
-    python = python_with("jsonschema")
+    python = python_with("jsonschema", "referencing")  # from 4.18 on
     path = export("jsonl", example(tmp_path), tmp_path / "results.jsonl")
     program = (
         "import json, sys, jsonschema\n"
@@ -146,7 +146,7 @@ def test_mlflow_reads_every_point(tmp_path: Path, python_with: Find) -> None:
 
 
 def test_superbench_reads_its_results(tmp_path: Path, python_with: Find, reference: Callable[[str], Path]) -> None:
-    python = python_with("pandas", "jsonlines", "openpyxl", "markdown")
+    python = python_with("pandas", "jsonlines", "openpyxl", "markdown", "colorlog", "omegaconf", "networkx")
     path = export("superbench", our_runs(tmp_path / "runs"), tmp_path / "results.jsonl")
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -182,11 +182,8 @@ def test_jube_runs_a_workload(tmp_path: Path, python_with: Find, environment: di
     program = "import os, sys; os.chdir(sys.argv.pop(1)); from jube.main import main; main()"
     ask(python, program, tmp_path, "run", "mlhpc.yaml", **environment)
     table = ask(python, program, tmp_path, "result", "-a", "mlhpc_runs", **environment)
-    header, row = (
-        [cell.strip() for cell in line.split("|")]
-        for line in table.splitlines()
-        if "swinv2" in line or "workload" in line
-    )
+    lines = [line for line in table.splitlines() if "swinv2" in line or "workload" in line]
+    header, row = ([cell.strip() for cell in line.split("|")] for line in lines)
     found = dict(zip(header, row, strict=True))
     assert (found["workload"], float(found["runs"])) == ("swinv2_moe", 5)
     assert any(name.startswith("mean") and float(value) > 0 for name, value in found.items())
