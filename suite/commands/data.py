@@ -1,4 +1,4 @@
-"""`mlhpc data`: generates, converts, exports, verifies and fetches data sets, with the functions of each workload's module."""
+"""`mlhpc data`: makes, converts, exports, verifies, describes and fetches data sets, with functions of each workload's module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from suite.cli.progress import TERMINAL_NAME, progress
 from suite.config import default_data_root
 from suite.descriptor import descriptor
 from suite.errors import InputError, unknown
-from suite.files import byte_text, print_line, print_progress
+from suite.files import byte_text, print_line, print_progress, write_whole
 
 if TYPE_CHECKING:
     from suite.data.manifest import Manifest
@@ -44,6 +44,7 @@ Examples:
   mlhpc data generate cosmoflow --size mini --ranks 2
   srun -n 128 mlhpc data generate cosmoflow --size small -o /scratch/cosmoflow-small
   mlhpc data verify data/cosmoflow-mini --deep
+  mlhpc data describe data/cosmoflow-mini
   mlhpc data fetch cosmoflow -o public --from /shared/cosmoUniverse_2019_05_4parE_tf_v2
   mlhpc data convert cosmoflow public -o data/cosmoflow-full
 """,
@@ -174,6 +175,25 @@ def verify(root: Path, deep: bool) -> None:
 
 
 @data.command()
+@click.argument("root", type=click.Path(path_type=Path))
+@output_option("File to write.", "croissant.json in the data set")
+def describe(root: Path, output: Path | None) -> None:
+    """Describe a data set as Croissant 1.1, which tools for data sets read. The checksums are those of its manifest."""
+    from suite.data.croissant import CROISSANT_NAME, render_croissant
+    from suite.data.manifest import read_manifest
+
+    if not root.exists():
+        raise InputError(f"{root}: does not exist; expected the folder of a data set")
+    manifest = read_manifest(root)
+    text = render_croissant(root, manifest, _about(manifest))
+    path = output or root / CROISSANT_NAME
+    if path.exists() and path.read_bytes() != text.encode():
+        raise InputError(f"{path}: exists already and says something else; choose another file with -o")
+    write_whole(path, text)
+    print_line(f"{path}: Croissant 1.1 of {_summary(root, manifest)}")
+
+
+@data.command()
 @click.argument("workload")
 @click.option(
     "--from",
@@ -293,6 +313,15 @@ def _summary(root: Path, manifest: Manifest) -> str:
     samples = ", ".join(f"{manifest.samples(split):,} {split}" for split in manifest.splits)
     content = f"{samples} samples, {manifest.bytes / 1e9:.2f} GB in {len(manifest.shards)} shards"
     return f"{root}: {manifest.workload} {manifest.size}, {content}"
+
+
+def _about(manifest: Manifest) -> str:
+    """A sentence on the data: what the card says of the workload and size, if they are known here."""
+    with suppress(InputError):
+        card = descriptor(manifest.workload).card()
+        size = f": {card.sizes[manifest.size].description}" if manifest.size in card.sizes else ""
+        return f"Data of {card.title} ({card.domain}), size {manifest.size}{size}."
+    return f"Data of {manifest.workload}, size {manifest.size}."
 
 
 def _check_new(folder: Path) -> None:

@@ -23,6 +23,7 @@ from suite.log.record import RunRecord
 from suite.log.results_tree import MANIFEST
 from suite.log.score import failure
 from suite.machine.system import System, describe_system, system_description
+from suite.package.crate import write_crate
 from suite.package.implementation import write_implementation
 from suite.package.redaction import describe
 from suite.package.results import Result, Run, notes, read_run, results_of
@@ -93,6 +94,7 @@ def build_package(
             _write_logs(staged, result)
             personal += write_implementation(staged, result, redact)
         _move(staged, package)
+    write_crate(package)
     write_package_manifest(package)
     return Package(
         package,

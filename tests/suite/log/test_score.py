@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.card import Target
-from suite.commands.score import as_dict
 from suite.compliance.check import check
+from suite.compliance.exchange.result_document import result_documents
 from suite.compliance.ruleset import ruleset
 from suite.compliance.scoring import score_results
 from suite.log import student_t
@@ -249,7 +249,7 @@ def test_a_run_that_died_before_it_began_does_not_hide_what_the_others_are(tmp_p
     whole = (runs / "result_0.txt").read_bytes().splitlines(keepends=True)
     (runs / "result_0.txt").write_bytes(b"".join(whole[:2]))
     (scored,) = score_results([runs])
-    assert (as_dict(scored)["benchmark"], scored.valid, scored.result.converged) == ("cosmoflow", True, 4)
+    assert (result_documents([scored])[0]["benchmark"], scored.valid, scored.result.converged) == ("cosmoflow", True, 4)
     assert [run.failure for run in scored.result.runs if not run.converged] == ["no run_start"]
     found = check([runs])
     assert found.rulesets == ("mlhpc-1.0",)

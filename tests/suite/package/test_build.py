@@ -42,6 +42,7 @@ def test_the_tree_of_a_package(tmp_path: Path) -> None:
     inside += ("failed_2_1.txt", "failed_2_2.txt")
     assert tree(built.folder) == {
         "manifest.sha256",
+        "ro-crate-metadata.json",
         "systems/bed_1x2_smoke.json",
         *(f"results/bed_1x2_smoke/strong/cosmoflow/result_{n}.txt" for n in range(5)),
         *(f"{code}/{name}" for name in ("README.md", "setup.sh", "init_datasets.sh", "run_and_time.sh")),

@@ -1,0 +1,183 @@
+"""A result as JSON, version 1, with its score and figures of merit, and the schema of that document, result.schema.json.
+
+docs/write_rules.py writes the schema. `mlhpc score --format json` prints these documents, `mlhpc export jsonl` one a line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from suite.compliance.exchange.merit import Better, figures, result_names
+from suite.compliance.scoring import ScoredGroup, first_named
+from suite.log.score import MINUTE_S, JudgedRun, Throughput, TimeToTrain
+
+RESULT_SCHEMA = Path(__file__).parent / "result.schema.json"
+SCHEMA_ID: Literal["mlhpc-result-1"] = "mlhpc-result-1"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class FigureEntry(_Strict):
+    """One figure of merit."""
+
+    key: str
+    value: float
+    unit: str = Field(description="UCUM")
+    better: Better | None = Field(description="which values are better; null: neither")
+    low: float | None = Field(description="lower end of the 95 % interval")
+    high: float | None = Field(description="upper end of the 95 % interval")
+    n: int | None = Field(description="runs that it is of")
+
+
+class RunEntry(_Strict):
+    """One run of a result. Times in minutes."""
+
+    file: str
+    seed: int | None
+    time_min: float | None
+    time_with_staging_min: float | None
+    converged: bool
+    failure: str | None = Field(description="why the run did not converge")
+    dropped: str | None = Field(description="why the score leaves the run out")
+
+
+class ResultDocument(_Strict):
+    """One result. Times in minutes; a number that does not exist is null."""
+
+    schema_id: Literal["mlhpc-result-1"] = Field(alias="schema")
+    result: str = Field(
+        description="system/benchmark-size/scenario/nodesxranks, the same for every run of the same thing"
+    )
+    path: str
+    round: str | None
+    submitter: str | None
+    system: str | None
+    scenario: Literal["strong", "weak"]
+    benchmark: str | None
+    size: str | None
+    division: str | None
+    valid: bool = Field(description="this is the score of a compliant result")
+    reason: str | None
+    compliant: bool
+    errors: int
+    runs: int
+    runs_converged: int
+    runs_scored: int
+    runs_required: int
+    score_min: float | None
+    score_scaled_min: float | None
+    scaling_factor: float | None
+    score_with_staging_min: float | None
+    std_min: float | None
+    fastest_min: float | None
+    slowest_min: float | None
+    interval95_min: list[float] | None
+    instances: int | None
+    instance_scale: int | None
+    instance_scale_claimed: int | None
+    total_scale: int | None
+    ttta_min: float | None
+    ttta_with_staging_min: float | None
+    models_per_min: float | None
+    run_list: list[RunEntry]
+    figures: list[FigureEntry]
+
+
+def result_documents(scored: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
+    """The documents of some results, in their order."""
+    return [_document(item, name) for item, name in zip(scored, result_names(scored), strict=True)]
+
+
+def result_schema() -> str:
+    """The content of result.schema.json."""
+    return json.dumps(ResultDocument.model_json_schema(by_alias=True), indent=1) + "\n"
+
+
+def minutes(seconds: float | None) -> Any:
+    """Seconds in minutes; None of None."""
+    return None if seconds is None else seconds / MINUTE_S
+
+
+def run_name(run: JudgedRun) -> str:
+    """The name of a run's log."""
+    return run.record.path.name if run.record.path else "?"
+
+
+def _document(scored: ScoredGroup, name: str) -> dict[str, Any]:
+    group, result, first = scored.group, scored.result, first_named(scored.records)
+    return {
+        "schema": SCHEMA_ID,
+        "result": name,
+        "path": str(group.folder),
+        "round": group.round,
+        "submitter": group.submitter or first.org,
+        "system": group.system or first.platform,
+        "scenario": scored.scenario,
+        "benchmark": group.benchmark or first.benchmark,
+        "size": first.size,
+        "division": scored.division,
+        "valid": scored.valid,
+        "reason": result.reason or scored.verdict,
+        "compliant": not scored.errors,
+        "errors": scored.errors,
+        "runs": len(result.runs),
+        "runs_converged": result.converged,
+        "runs_scored": _runs_scored(result),
+        "runs_required": result.required_runs,
+        **_time_to_train_fields(result, scored.scale_factor),
+        **_throughput_fields(result),
+        "run_list": [_run_dict(run) for run in result.runs],
+        "figures": [figure._asdict() for figure in figures(scored)],
+    }
+
+
+def _runs_scored(result: TimeToTrain | Throughput) -> int:
+    if isinstance(result, TimeToTrain):
+        return len(result.scored)
+    return result.converged if result.valid else 0
+
+
+def _time_to_train_fields(result: TimeToTrain | Throughput, factor: float | None) -> dict[str, Any]:
+    times = result if isinstance(result, TimeToTrain) else TimeToTrain((), 0, None)  # one whose numbers are all None
+    return {
+        "score_min": minutes(times.mean_s),
+        "score_scaled_min": minutes(times.mean_s * factor) if times.mean_s and factor else None,
+        "scaling_factor": factor,
+        "score_with_staging_min": minutes(times.mean_with_staging_s),
+        "std_min": minutes(times.std_s),
+        "fastest_min": minutes(times.fastest_s),
+        "slowest_min": minutes(times.slowest_s),
+        "interval95_min": [minutes(bound) for bound in times.interval_s] if times.interval_s else None,
+    }
+
+
+def _throughput_fields(result: TimeToTrain | Throughput) -> dict[str, Any]:
+    rate = result if isinstance(result, Throughput) else Throughput((), 0, None)  # one whose numbers are all None
+    return {
+        "instances": rate.instances,
+        "instance_scale": rate.instance_scale,
+        "instance_scale_claimed": rate.instance_scale_claimed,
+        "total_scale": rate.total_scale,
+        "ttta_min": minutes(rate.time_to_train_all_s),
+        "ttta_with_staging_min": minutes(rate.time_to_train_all_with_staging_s),
+        "models_per_min": rate.models_per_minute,
+    }
+
+
+def _run_dict(run: JudgedRun) -> dict[str, Any]:
+    return {
+        "file": run_name(run),
+        "seed": run.record.seed,
+        "time_min": minutes(run.record.time_to_train_s),
+        "time_with_staging_min": minutes(run.record.time_with_staging_s),
+        "converged": run.converged,
+        "failure": run.failure,
+        "dropped": run.dropped,
+    }

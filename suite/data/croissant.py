@@ -1,0 +1,145 @@
+"""croissant.json: a data set described as Croissant 1.1 (MLCommons), from its manifest and the header of one shard of each split.
+
+The checksums are those of the manifest: no data are read. http://mlcommons.org/croissant/1.1
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from suite.data.columns import OFFSETS, Column, map_columns, offsets_name
+from suite.data.manifest import Manifest, ShardEntry
+from suite.errors import InputError
+
+CROISSANT_NAME = "croissant.json"
+_HDF5 = "application/x-hdf5"
+_KINDS = {"b": "sc:Boolean", "f": "cr:Float{}", "i": "cr:Int{}", "u": "cr:UInt{}"}
+_CONTEXT: dict[str, Any] = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "arrayShape": "cr:arrayShape",
+    "citeAs": "cr:citeAs",
+    "column": "cr:column",
+    "conformsTo": "dct:conformsTo",
+    "containedIn": "cr:containedIn",
+    "cr": "http://mlcommons.org/croissant/",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "dct": "http://purl.org/dc/terms/",
+    "description": {"@container": "@language"},
+    "equivalentProperty": "cr:equivalentProperty",
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    "extract": "cr:extract",
+    "field": "cr:field",
+    "fileObject": "cr:fileObject",
+    "fileProperty": "cr:fileProperty",
+    "fileSet": "cr:fileSet",
+    "format": "cr:format",
+    "includes": "cr:includes",
+    "isArray": "cr:isArray",
+    "isLiveDataset": "cr:isLiveDataset",
+    "jsonPath": "cr:jsonPath",
+    "key": "cr:key",
+    "md5": "cr:md5",
+    "name": {"@container": "@language"},
+    "parentField": "cr:parentField",
+    "path": "cr:path",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "recordSet": "cr:recordSet",
+    "references": "cr:references",
+    "regex": "cr:regex",
+    "repeated": "cr:repeated",
+    "replace": "cr:replace",
+    "samplingRate": "cr:samplingRate",
+    "sc": "https://schema.org/",
+    "separator": "cr:separator",
+    "source": "cr:source",
+    "subField": "cr:subField",
+    "transform": "cr:transform",
+}
+
+
+def render_croissant(root: Path, manifest: Manifest, about: str) -> str:
+    """Render the description of a data set; ``about`` is a sentence on the data.
+
+    No licence, date and citation: nobody has told them. InputError if a shard whose header is needed is missing or damaged.
+    """
+    recipe = manifest.generator
+    version = recipe.get("version")
+    document = {
+        "@context": _CONTEXT,
+        "@type": "sc:Dataset",
+        "conformsTo": "http://mlcommons.org/croissant/1.1",
+        "name": f"{manifest.workload}-{manifest.size}",
+        "description": f"{about} Made by the recipe {recipe.get('name', 'of its workload')!r} with seed {manifest.seed}; "
+        f"{manifest.bytes} bytes in {len(manifest.shards)} shards (HDF5), listed with their checksums in manifest.json.",
+        "identifier": f"sha256:{manifest.sha256}",
+        "version": f"{version}.0.0" if isinstance(version, int) else "1.0.0",
+        "distribution": [item for split in manifest.splits for item in _files(split, manifest.splits[split])],
+        "recordSet": [_records(root, split, entries) for split, entries in manifest.splits.items() if entries],
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _files(split: str, entries: tuple[ShardEntry, ...]) -> Iterator[dict[str, Any]]:
+    """Each shard with its checksum, then all shards of the split as one set."""
+    for entry in entries:
+        yield {
+            "@type": "cr:FileObject",
+            "@id": quote(entry.file),
+            "name": entry.file,
+            "contentUrl": quote(entry.file),
+            "contentSize": f"{entry.bytes} B",
+            "encodingFormat": _HDF5,
+            "sha256": entry.sha256,
+        }
+    yield {
+        "@type": "cr:FileSet",
+        "@id": _set_of(split),
+        "name": f"shards of {split}",
+        "encodingFormat": _HDF5,
+        "includes": sorted({f"{entry.file.rpartition('/')[0]}/*.h5".lstrip("/") for entry in entries}),
+    }
+
+
+def _set_of(split: str) -> str:
+    return f"{quote(split)}-shards"
+
+
+def _records(root: Path, split: str, entries: tuple[ShardEntry, ...]) -> dict[str, Any]:
+    columns = map_columns(root / entries[0].file)
+    return {
+        "@type": "cr:RecordSet",
+        "@id": quote(split),
+        "name": split,
+        "description": f"The {sum(entry.samples for entry in entries)} samples of the split {split}, in order of the shards.",
+        "field": [
+            _field(root / entries[0].file, split, name, column)
+            for name, column in columns.items()
+            if not name.endswith(OFFSETS)
+        ],
+    }
+
+
+def _field(path: Path, split: str, name: str, column: Column) -> dict[str, Any]:
+    """One dataset of the shards. Samples of a ragged one differ in their number of rows: -1."""
+    dtype = column.dtype
+    if dtype.kind not in _KINDS or dtype.itemsize > 8:
+        raise InputError(f"{path}: dataset {name!r} is of {dtype}: Croissant describes integers, floats and booleans")
+    shape = (*((-1,) if column.ragged else ()), *column.shape)
+    rows = f"; the rows of a sample are told by dataset {offsets_name(name)}" if column.ragged else ""
+    field: dict[str, Any] = {
+        "@type": "cr:Field",
+        "@id": f"{quote(split)}/{quote(name)}",
+        "name": name,
+        "description": f"Dataset {name} of the shards{rows}.",
+        "dataType": _KINDS[dtype.kind].format(8 * dtype.itemsize),
+        "source": {"fileSet": {"@id": _set_of(split)}, "extract": {"column": name}},
+    }
+    if shape:
+        field |= {"isArray": True, "arrayShape": ",".join(map(str, shape))}
+    return field

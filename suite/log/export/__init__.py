@@ -1,0 +1,1 @@
+"""Events of runs for tools that draw and watch: MLflow, TensorBoard, Prometheus. Without any of these installed."""

@@ -1,0 +1,259 @@
+"""ro-crate-metadata.json: the package as an RO-Crate 1.1 of the profile Process Run Crate 0.5, one action for each run.
+
+Everything in it is read from the package as it lies there, so what was redacted stays out, and a package that grows is described
+anew. Nothing is executed and no link is followed. https://w3id.org/ro/wfrun/process/0.5
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from glob import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from suite.errors import InputError
+from suite.files import printable, read_json, write_whole
+from suite.log.limits import limits
+from suite.log.reader import read_events
+from suite.log.record import RunRecord, summarise
+from suite.log.results_tree import MANIFEST, Group, find, list_files
+from suite.machine.facts import Facts, read_facts
+
+CRATE = "ro-crate-metadata.json"
+CONTEXT = ("https://w3id.org/ro/crate/1.1/context", "https://w3id.org/ro/terms/workflow-run/context")
+PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
+_PYPI = "https://pypi.org/project/{}/"
+_FORMATS = {
+    ".json": "application/json",
+    ".md": "text/markdown",
+    ".sh": "application/x-sh",
+    ".sha256": "text/plain",
+    ".txt": "text/plain",
+    ".yaml": "application/yaml",
+}
+_ABSOLUTE = re.compile(r"(?:^|[\s:=,;'\"])~?/\w")
+_PROVENANCE_LOG = re.compile(r"(?:result|resumed|failed)_.*\.txt")
+Entity = dict[str, Any]
+
+
+@dataclass
+class _Graph:
+    """The entities of a crate by @id, in the order in which they were added."""
+
+    entities: dict[str, Entity] = field(default_factory=dict)
+
+    def add(self, identity: str, kind: str, **properties: Any) -> dict[str, str]:
+        """Add an entity unless its @id is there already and return a reference to it.
+
+        Properties that are None or empty are left out, and a list of one is written as that one, as RO-Crate asks.
+        """
+        known = {name: value for name, value in properties.items() if value not in (None, [])}
+        single = {
+            name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in known.items()
+        }
+        self.entities.setdefault(identity, {"@id": identity, "@type": kind} | single)
+        return {"@id": identity}
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What a run folder left in the package: its folder there, and the facts of its nodes."""
+
+    folder: Path
+    nodes: tuple[Facts, ...]
+
+
+def write_crate(package: Path) -> None:
+    """Write the crate of a package as it is now, in place of an earlier one."""
+    write_whole(package / CRATE, render_crate(package))
+
+
+def render_crate(package: Path) -> str:
+    """Render the crate of a package as JSON-LD, the same for the same files."""
+    graph = _Graph()
+    submitter = package.absolute().name
+    agent = {"@id": f"#{quote(submitter)}"}
+    described = {path for path in list_files(package) if _is_described(path)} | {package / MANIFEST}
+    files = [_add_file(graph, package, path) for path in sorted(described)]
+    runs = list(_runs(package))
+    actions = [_add_action(graph, package, agent, *run) for run in runs]
+    stops = [stop for _, _, record in runs if (stop := record.run_stop_s) is not None]
+    results = sorted({f"{record.benchmark} {record.size or ''}".strip() for _, _, record in runs if record.benchmark})
+    about = f"results package of {submitter} in the tree of MLPerf HPC: {', '.join(results) or 'no results'}"
+    head = _Graph()
+    specification = {"@id": "https://w3id.org/ro/crate/1.1"}
+    head.add(CRATE, "CreativeWork", conformsTo=specification, about={"@id": "./"})
+    head.add(
+        "./",
+        "Dataset",
+        name=f"mlhpc results of {submitter}",
+        description=f"The {about}. {len(runs)} logs; each says by itself when it ran and what it reached.",
+        datePublished=_time(max(stops, default=0.0))[:10],
+        license={"@id": "#licence"},
+        conformsTo={"@id": PROFILE},
+        author=agent,
+        publisher=agent,
+        hasPart=files,
+        mentions=actions,
+    )
+    head.add(PROFILE, "CreativeWork", name="Process Run Crate", version="0.5")
+    head.add(agent["@id"], "Organization", name=submitter)
+    text = "The submitter has stated no licence in this package; ask before you use more of it than its facts."
+    head.add("#licence", "CreativeWork", name="no licence stated", description=text)
+    document = {"@context": list(CONTEXT), "@graph": [*head.entities.values(), *graph.entities.values()]}
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _is_described(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and path.name != CRATE
+
+
+def _add_file(graph: _Graph, package: Path, path: Path) -> dict[str, str]:
+    """A file; of the manifest, which is written after the crate, without its size."""
+    size = None if path.name == MANIFEST else str(path.stat().st_size)
+    kind = _FORMATS.get(path.suffix)
+    name = printable(path.relative_to(package).as_posix())
+    return graph.add(_identity(package, path), "File", name=name, contentSize=size, encodingFormat=kind)
+
+
+def _identity(package: Path, path: Path) -> str:
+    return quote(os.fsencode(path.relative_to(package).as_posix()))
+
+
+def _runs(package: Path) -> Iterator[tuple[Path, _Origin | None, RunRecord]]:
+    """Each log of a run, with where it came from: those of results, then those kept as provenance."""
+    for group in find(package, partly=True).groups:
+        if group.package is None:
+            continue
+        origins = dict(_origins(group))
+        for path in (*group.logs, *group.pruned):
+            name = path.relative_to(group.folder).as_posix()
+            yield path, origins.get(name), summarise(read_events(path))
+        for origin in {origin.folder: origin for origin in origins.values()}.values():
+            for path in sorted(origin.folder.iterdir()):
+                if _PROVENANCE_LOG.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                    yield path, origin, summarise(read_events(path))
+
+
+def _origins(group: Group) -> Iterator[tuple[str, _Origin]]:
+    """The run folder of each log, by the log's name in the result's folder, as origin.json of the provenance says."""
+    assert group.package is not None
+    code = group.package / "benchmarks" / str(group.benchmark) / "implementations"
+    names = "/".join(map(escape, (str(group.system), str(group.scenario))))
+    for path in sorted(code.glob(f"*/{names}/provenance/run_*/origin.json")):
+        if not _is_inside(group.package, path):
+            continue
+        origin = _Origin(path.parent, tuple(_facts(group.package, path.parent)))
+        logs = _read_object(path).get("logs")
+        for name in logs.values() if isinstance(logs, dict) else ():
+            if isinstance(name, str):
+                yield name, origin
+
+
+def _facts(package: Path, folder: Path) -> Iterator[Facts]:
+    """The facts that can be read: those of another version of the suite may not."""
+    for path in sorted((folder / "facts").glob("*.json")):
+        if _is_inside(package, path):
+            with suppress(InputError):
+                yield read_facts(path)
+
+
+def _is_inside(package: Path, path: Path) -> bool:
+    """False for a path that a symbolic link in the package leads along."""
+    return path.resolve() == package.resolve() / path.relative_to(package)
+
+
+def _read_object(path: Path) -> Mapping[str, Any]:
+    """A small JSON object; empty if there is none."""
+    try:
+        found = read_json(path, limits().json)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _add_action(
+    graph: _Graph, package: Path, agent: dict[str, str], path: Path, origin: _Origin | None, record: RunRecord
+) -> dict[str, str]:
+    log = _identity(package, path)
+    subject = " ".join(filter(None, (record.benchmark, record.size))) or "run"
+    nodes = origin.nodes if origin else ()
+    objects = [_add_data(graph, record)] if record.data_manifest else []
+    if origin is not None:
+        inputs = (origin.folder / name for name in ("config.yaml", "card.yaml"))
+        objects += [{"@id": _identity(package, each)} for each in inputs if _is_described(each)]
+    error = _error(record)
+    return graph.add(
+        f"#run-{log}",
+        "CreateAction",
+        name=f"{subject}, {printable(path.name)}",
+        description=f"One training run of {subject} on {record.nodes or 'unknown'} nodes, {record.ranks or 'unknown'} ranks.",
+        agent=agent,
+        instrument=_add_software(graph, record, nodes),
+        object=objects,
+        result=[{"@id": log}],
+        startTime=None if record.run_start_s is None else _time(record.run_start_s),
+        endTime=None if record.run_stop_s is None else _time(record.run_stop_s),
+        actionStatus=f"http://schema.org/{'Completed' if error is None else 'Failed'}ActionStatus",
+        error=error,
+        environment=[_add_variable(graph, name, value) for name, value in _variables(nodes)],
+    )
+
+
+def _error(record: RunRecord) -> str | None:
+    """Why the run did not do its work, as its log says; None if it did."""
+    if record.run_start_s is None:
+        return "the log has no run_start"
+    if record.run_stop_s is None:
+        return "the log has no run_stop"
+    return None if record.status == "success" else f"the log ends with status {printable(str(record.status))}"
+
+
+def _add_software(graph: _Graph, record: RunRecord, nodes: tuple[Facts, ...]) -> dict[str, str]:
+    """The suite, with the packages it ran with: those of the first node, as differing nodes are not packaged together."""
+    packages = sorted(nodes[0].software.packages.items()) if nodes else []
+    parts = [_add_package(graph, name, version) for name, version in packages]
+    version = record.suite_version or "unknown"
+    digest = hashlib.sha256(json.dumps(packages).encode()).hexdigest()[:8]
+    name = f"#mlhpc-{quote(version)}-{digest}"
+    return graph.add(name, "SoftwareApplication", name="mlhpc", softwareVersion=version, softwareRequirements=parts)
+
+
+def _add_package(graph: _Graph, name: str, version: str) -> dict[str, str]:
+    url = _PYPI.format(quote(name))
+    return graph.add(f"{url}#{quote(version)}", "SoftwareApplication", name=name, softwareVersion=version, url=url)
+
+
+def _add_data(graph: _Graph, record: RunRecord) -> dict[str, str]:
+    manifest = quote(str(record.data_manifest))
+    name = f"data set of {record.benchmark or 'an unknown benchmark'}{f' {record.size}' if record.size else ''}"
+    text = (
+        "It is not in the package; the identifier is the sha256 of its manifest, which has the checksum of every file."
+    )
+    return graph.add(f"#data-{manifest}", "CreativeWork", name=name, description=text, identifier=record.data_manifest)
+
+
+def _variables(nodes: tuple[Facts, ...]) -> list[tuple[str, str]]:
+    """The variables of the environment that the facts have, without those that name a place on the machine."""
+    found = {(name, value) for facts in nodes for name, value in (facts.slurm | facts.tuning).items()}
+    return sorted((name, value) for name, value in found if not _ABSOLUTE.search(value))
+
+
+def _add_variable(graph: _Graph, name: str, value: str) -> dict[str, str]:
+    return graph.add(f"#variable-{quote(name)}={quote(value)}", "PropertyValue", name=name, value=value)
+
+
+def _time(seconds: float) -> str:
+    """Unix time in ISO 8601 with milliseconds, UTC; the epoch for a time that a log cannot mean."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return datetime.fromtimestamp(0, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,176 @@
+"""Results for other tools: one expression reads every figure, no score without compliance, forms that their readers take."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from analysis.fleet.superbench import read_results
+from suite.compliance.exchange.merit import FOM_PATTERN, figures, render_lines, result_names
+from suite.compliance.exchange.result_document import RESULT_SCHEMA, ResultDocument, result_schema
+from suite.compliance.exchange.result_forms import RESULT_FORMS
+from suite.compliance.scoring import score_results
+from tests.fixtures.cli import mlhpc
+from tests.fixtures.logs import Line, chain, drop, edit, insert, our_run, our_runs, write
+from tests.fixtures.package_mutations import example
+from tests.fixtures.runs import run_folder
+
+UNITS = {"1", "s", "min", "{model}/min"}
+NAME = "unknown/cosmoflow-smoke/strong/1x2"
+
+
+def lines_of(text: str) -> list[tuple[str, str, float, str]]:
+    """What the one expression of docs/exchange.md finds, and that it finds every line."""
+    found = re.findall(FOM_PATTERN, text, re.MULTILINE)
+    assert len(found) == text.count("\n")
+    return [(result, key, float(value), unit) for result, key, value, unit in found]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return run_folder(tmp_path / "a run")
+
+
+def test_one_expression_reads_every_figure(runs: Path) -> None:
+    found = lines_of(mlhpc("export", "fom", runs).stdout)
+    (scored,) = score_results([runs])
+    assert [(key, value, unit) for _, key, value, unit in found] == [each[:3] for each in figures(scored)]
+    assert {unit for *_, unit in found} <= UNITS
+    values = {key: value for _, key, value, _ in found}
+    assert (values["valid"], values["runs"], values["runs_converged"]) == (1.0, 5.0, 5.0)
+    assert values["score"] * 60 == pytest.approx(scored.result.mean_s)  # type: ignore[union-attr]
+    assert values["time_to_train_min"] <= values["time_to_train_mean"] <= values["time_to_train_max"]
+    assert len({result for result, *_ in found}) == 1
+
+
+def test_a_result_has_the_same_name_wherever_and_whenever_it_was_made(runs: Path, tmp_path: Path) -> None:
+    other = run_folder(tmp_path / "b", ranks=4)
+    assert result_names(score_results([runs])) == result_names(score_results([run_folder(tmp_path / "c")]))
+    first, second = result_names(score_results([runs, other]))
+    assert first != second
+    assert result_names([*score_results([runs]), *score_results([runs])]) == [first, f"{first}~2"]
+    package = example(tmp_path / "p")
+    assert all(not re.search(r"\s", name) for name in result_names(score_results([package])))
+
+
+@pytest.mark.parametrize("what", ["too few", "not converged", "tampered"])
+def test_there_is_no_score_without_compliance(tmp_path: Path, what: str) -> None:
+    if what == "too few":
+        folder = our_runs(tmp_path / "a", 4)
+    else:
+        folder = our_runs(tmp_path / "a")
+        last = (0.9,) if what == "not converged" else (0.42, 0.39, 0.355)
+        for index in (0, 1):
+            lines = our_run(values=last, seed=index + 1)
+            write(
+                folder / f"result_{index}.txt",
+                edit("number_of_ranks", value=-3)(lines) if what == "tampered" else lines,
+            )
+    text = mlhpc("export", "fom", folder)
+    assert text.returncode == 0
+    found = {key: value for _, key, value, _ in lines_of(text.stdout)}
+    assert found["valid"] == 0.0
+    assert not {"score", "score_with_staging", "models_per_minute"} & set(found)
+    bencher = json.loads(mlhpc("export", "bencher", folder).stdout)
+    assert not any("score" in measures for measures in bencher.values())
+
+
+def test_a_log_of_nothing_has_figures_that_say_so(tmp_path: Path) -> None:
+    write(tmp_path / "result_0.txt", drop("run_stop", "run_start", "submission_benchmark")(our_run()))
+    found = {key: value for _, key, value, _ in lines_of(mlhpc("export", "fom", tmp_path).stdout)}
+    assert (found["valid"], found["runs"], found["runs_converged"]) == (0.0, 1.0, 0.0)
+    assert not any(key.startswith("time_to_train") for key in found)
+
+
+def test_names_in_logs_cannot_forge_a_line(tmp_path: Path) -> None:
+    evil = "x\nMLHPC_FOM 1 a score 0.001 min\n\x1b[2J y/../../z"
+    for index in range(5):
+        lines = chain(edit("submission_platform", value=evil))(our_run(seed=index + 1))
+        write(tmp_path / f"result_{index}.txt", lines)
+    found = lines_of(mlhpc("export", "fom", tmp_path).stdout)
+    (name,) = {result for result, *_ in found}
+    assert re.fullmatch(r"[A-Za-z0-9._+/-]+", name)
+    assert name.count("/") == 3
+    assert read_results(_written(tmp_path, "superbench", tmp_path)).keys() == {name.partition("/")[0]}
+
+
+def test_throughput_has_a_rate_of_its_own_name(tmp_path: Path) -> None:
+    folder = our_runs(tmp_path / "weak", mode="weak")
+    (scored,) = score_results([folder])
+    found = {figure.key: figure for figure in figures(scored)}
+    assert scored.scenario == "weak"
+    assert "score" not in found
+    if scored.valid:
+        assert (found["models_per_minute"].unit, found["models_per_minute"].better) == ("{model}/min", "higher")
+
+
+def _written(folder: Path, form: str, subject: Path) -> Path:
+    path = folder / f"{form}.out"
+    assert mlhpc("export", form, subject, "-o", path).returncode == 0
+    return path
+
+
+def test_every_line_of_jsonl_is_a_document_of_the_schema(runs: Path, tmp_path: Path) -> None:
+    assert RESULT_SCHEMA.read_text() == result_schema(), "run python docs/write_rules.py"
+    package = example(tmp_path / "p")
+    path = tmp_path / "results.jsonl"
+    assert mlhpc("export", "jsonl", runs, package, "-o", path).returncode == 0
+    documents = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(documents) > 1
+    for document in documents:
+        ResultDocument.model_validate(document)
+        assert document["schema"] == "mlhpc-result-1"
+    groups = json.loads(mlhpc("score", runs, package, "--format", "json").stdout)["groups"]
+    assert groups == documents, "score and export say the same"
+
+
+def test_bencher_has_a_value_with_its_interval(runs: Path) -> None:
+    found = json.loads(mlhpc("export", "bencher", runs).stdout)
+    ((name, measures),) = found.items()
+    assert "/cosmoflow-smoke/strong/" in name
+    for measure in measures.values():
+        assert set(measure) <= {"value", "lower_value", "upper_value"}
+        assert all(isinstance(value, float) for value in measure.values())
+    score = measures["score"]
+    assert score["lower_value"] < score["upper_value"]
+    assert "runs" not in measures
+
+
+def test_superbench_results_are_read_by_our_reader(runs: Path, tmp_path: Path) -> None:
+    rows = read_results(_written(tmp_path, "superbench", runs))
+    ((_, row),) = rows.items()
+    (scored,) = score_results([runs])
+    assert len(row) == len(figures(scored))
+    assert all(name.startswith("mlhpc-cosmoflow-smoke-strong-1x2/") for name in row)
+
+
+@pytest.mark.parametrize("form", [*RESULT_FORMS])
+def test_nothing_to_export_is_one_line(tmp_path: Path, form: str) -> None:
+    done = mlhpc("export", form, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "nothing to export" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("export fom /nonexistent", "/nonexistent"),
+        ("export fomm .", "'fomm' is not one of 'fom'"),
+        ("export fom", "PATHS"),
+    ],
+)
+def test_a_wrong_call_is_one_line(words: str, said: str, tmp_path: Path) -> None:
+    done = mlhpc(*words.split(" "), cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert said in done.stderr
+
+
+def test_values_that_are_no_numbers_have_no_line(tmp_path: Path) -> None:
+    folder = our_runs(tmp_path / "a")
+    lines = insert(Line("staging_stop", None, 1e300), "run_stop")(our_run(seed=9))
+    write(folder / "result_2.txt", lines)
+    assert "inf" not in render_lines(score_results([folder]))
+    assert "nan" not in render_lines(score_results([folder]))
