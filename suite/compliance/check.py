@@ -18,7 +18,8 @@ import suite.compliance.rules.course_rules  # isort: skip
 import suite.compliance.rules.mlhpc_rules  # isort: skip
 import suite.compliance.rules.provenance_rules  # isort: skip
 import suite.compliance.rules.stated_rules  # isort: skip
-import suite.compliance.rules.training_rules  # noqa: F401  # isort: skip
+import suite.compliance.rules.training_rules  # isort: skip
+import suite.compliance.rules.power_rules  # noqa: F401  # isort: skip
 from suite.compliance.choice import Choice, choose
 from suite.compliance.failed_run import cut_line, follows_from_failure
 from suite.compliance.metric import record_of

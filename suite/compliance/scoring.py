@@ -88,7 +88,7 @@ def _score(checked: CheckedResult) -> ScoredGroup:
 def _energy(scored: ScoredGroup) -> EnergyToSolution | None:
     if not isinstance(scored.result, TimeToTrain):
         return None
-    meters = {record.path: read_meters(record.path) for record in scored.records if record.path is not None}
+    meters = {record.path: read_meters(record.path) if record.path else None for record in scored.records}
     if any(meters.values()):
         energies = [energy_of_run(record, meters.get(record.path)) for record in scored.records]
     elif any(record.counted for record in scored.records):

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from suite.log import student_t
 from suite.log.energy.power_log import EFFICIENCY, ESTIMATE, READING, START, STOP, PowerLog
@@ -61,7 +61,7 @@ class Curve:
         low, high = bisect_right(self.times_s, start_s), bisect_left(self.times_s, stop_s)
         marks = [start_s if low == 0 else self.times_s[low - 1], *self.times_s[low:high]]
         marks.append(stop_s if high == len(self.times_s) else self.times_s[high])
-        return max(b - a for a, b in zip(marks, marks[1:], strict=False))
+        return max(b - a for a, b in pairwise(marks))
 
     def rate_hz(self, start_s: float, stop_s: float) -> float:
         """Readings per second of a stretch."""
@@ -106,7 +106,7 @@ def sampling_halfwidth_j(
     if len(batches) < _FEWEST_BATCHES:
         return None
     means = [joules / seconds for seconds, joules in batches]
-    spread = math.fsum((b - a) ** 2 for a, b in zip(means, means[1:], strict=False)) / (2 * (len(means) - 1))
+    spread = math.fsum((b - a) ** 2 for a, b in pairwise(means)) / (2 * (len(means) - 1))
     error = math.sqrt(spread * math.fsum(seconds**2 for seconds, _ in batches))
     return student_t.quantile(0.5 + CONFIDENCE / 2, _freedom(len(means))) * error
 

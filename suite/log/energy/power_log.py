@@ -14,7 +14,7 @@ import errno
 import json
 import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -38,6 +38,7 @@ class Statement:
     value: Any
     time_ms: float
     line: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,12 @@ class PowerLog:
         if said not in ("AC", "DC"):
             return None
         return "DC" if said == "AC" and (self.efficiency or 1.0) < 1.0 else str(said)
+
+    @property
+    def counts(self) -> Sequence[object]:
+        """The counter of joules at the start and at the stop of measuring, in order of time, where the meter is one."""
+        marks = sorted((item for item in self.statements if item.key in (START, STOP)), key=lambda item: item.time_ms)
+        return [item.metadata["counter_j"] for item in marks if "counter_j" in item.metadata]
 
     @property
     def integrates(self) -> bool:
@@ -202,10 +209,10 @@ class _Reader:
             else:
                 self._add(time_ms, watts, line)
         elif key in (START, STOP, EFFICIENCY, ESTIMATE):
-            self._statements.append(Statement(key, value, time_ms, line))
-            metadata = record.get("metadata")
-            if isinstance(metadata, dict):
-                self._stated.update(metadata)
+            given = record.get("metadata")
+            metadata = given if isinstance(given, dict) else {}
+            self._statements.append(Statement(key, value, time_ms, line, metadata))
+            self._stated.update(metadata)
 
     def _add(self, time_ms: float, watts: float, line: int) -> None:
         self._times.append(time_ms)

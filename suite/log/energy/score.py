@@ -109,7 +109,7 @@ class EnergyToSolution:
 
 
 def read_meters(log: Path) -> Meters | None:
-    """Read the power logs beside a run's log: ``power/<name of the log>/*.txt``. None if there is no such folder. Links are not read."""
+    """Read the power logs beside a run's log, ``power/<name of the log>/*.txt``. None without such a folder. Links are not read."""
     folder = log.parent / POWER / log.stem
     if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
         return None
@@ -208,7 +208,11 @@ def energy_from_counters(record: RunRecord) -> RunEnergy:
         seconds=seconds,
         uncovered_s=uncovered,
         halfwidth_j=UNSTATED_ACCURACY * abs(joules) + worth * uncovered,
-        notes=(*notes, "counters: AC or DC not stated", f"accuracy not stated, the rules' {UNSTATED_ACCURACY:.0%} taken"),
+        notes=(
+            *notes,
+            "counters: AC or DC not stated",
+            f"accuracy not stated, the rules' {UNSTATED_ACCURACY:.0%} taken",
+        ),
     )
 
 
@@ -228,7 +232,9 @@ def _widest_counted(counters: Mapping[str, tuple[float, int]], nodes: int) -> tu
     return None, 0.0, (f"no counter is in all {nodes} nodes",)
 
 
-def energy_to_solution(result: TimeToTrain, energies: Sequence[RunEnergy], samples: float | None = None) -> EnergyToSolution:
+def energy_to_solution(
+    result: TimeToTrain, energies: Sequence[RunEnergy], samples: float | None = None
+) -> EnergyToSolution:
     """Compute the energy of a result over the runs that its time keeps. ``energies`` are in the order of the result's runs.
 
     The interval is that of all runs in the score's window that converged (t on log joules), widened by the meters' own error,
@@ -320,7 +326,9 @@ def _measured(log: PowerLog, start: float, stop: float) -> _Measured:
     accuracy = log.number("accuracy")
     missing = factor * most * uncovered  # between nothing and the most that was read, beyond the readings
     joules += factor * nearest if uncovered <= GAP_S else 0.0
-    notes = [f"{log.path.name}: accuracy not stated, the rules' {UNSTATED_ACCURACY:.0%} taken"] if accuracy is None else []
+    notes = (
+        [f"{log.path.name}: accuracy not stated, the rules' {UNSTATED_ACCURACY:.0%} taken"] if accuracy is None else []
+    )
     if log.current is None:
         notes.append(f"{log.path.name}: AC or DC not stated")
     return _Measured(
@@ -389,5 +397,7 @@ def _phases(record: RunRecord, logs: Sequence[PowerLog]) -> dict[str, float]:
 def describe(log: PowerLog) -> str:
     """What a file says of its meter, in words."""
     said = [log.scope, log.current or "AC or DC not stated"]
-    said += [f"{name} {brief(log.stated[name])}" for name in ("source", "accuracy", "clock_offset_s") if name in log.stated]
+    said += [
+        f"{name} {brief(log.stated[name])}" for name in ("source", "accuracy", "clock_offset_s") if name in log.stated
+    ]
     return ", ".join(said)
