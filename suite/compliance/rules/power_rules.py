@@ -141,6 +141,10 @@ def power_window(context: GroupContext) -> Iterator[GroupBreach]:
 def _wrong_marks(log: PowerLog) -> Iterator[str]:
     """What the start and stop of measuring say that the readings do not."""
     start, stop = log.first(START), log.first(STOP)
+    for key in (START, STOP):
+        lines = [item.line for item in log.statements if item.key == key]
+        if len(lines) > 1:
+            yield f"line {lines[1]}: a second {key}"
     if start is None:
         yield f"no {START}"
     if stop is None:
