@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -139,11 +140,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
     metric_key = metric if metric in metric_keys else next(iter(metric_keys), None)
     line = timeline(run, metric_key or mllog.EVAL_ERROR)
     staging_s, before_s = staging_seconds(line)
-
-    def first(key: str) -> Any:
-        event = run.first(key)
-        return None if event is None else event.value
-
+    first = partial(_value, run)
     record = RunRecord(
         path=log.path,
         benchmark=_text(first(mllog.SUBMISSION_BENCHMARK)),
@@ -210,6 +207,11 @@ def _metric_values(run: Log, key: str | None, zero_ms: float) -> tuple[MetricVal
             epoch = finite(event.metadata.get("epoch_num", event.metadata.get("samples_count")))
             found.append(MetricValue(epoch, value, (event.time_ms - zero_ms) / 1e3, event.line))
     return tuple(found)
+
+
+def _value(run: Log, key: str) -> Any:
+    event = run.first(key)
+    return None if event is None else event.value
 
 
 def _counted(run: Log) -> CountedEnergy | None:

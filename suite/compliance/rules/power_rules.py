@@ -16,7 +16,8 @@ from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_
 from suite.compliance.rules.table import OURS
 from suite.files import brief
 from suite.log.energy.integrate import UNSTATED_ACCURACY
-from suite.log.energy.power_log import START, STOP, PowerLog
+from suite.log.energy.keys import EFFICIENCY, START, STOP
+from suite.log.energy.power_log import PowerLog
 from suite.log.energy.score import GAP_S, Meters, offset_curve
 from suite.log.record import RunRecord
 from suite.log.results_tree import POWER, list_files
@@ -163,7 +164,7 @@ def _wrong_marks(log: PowerLog) -> Iterator[str]:
 def power_efficiency(context: GroupContext) -> Iterator[GroupBreach]:
     for meters in filter(None, context.meters.values()):
         for log in meters.logs:
-            wrong = (item for item in log.statements if item.key == "conversion_eff" and not _is_share(item.value))
+            wrong = (item for item in log.statements if item.key == EFFICIENCY and not _is_share(item.value))
             for item in list(wrong)[:1]:
                 yield (
                     log.path,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from suite.log import student_t
-from suite.log.energy.power_log import EFFICIENCY, ESTIMATE, READING, START, STOP, PowerLog
+from suite.log.energy.keys import EFFICIENCY, ESTIMATE, READING, START, STOP
+from suite.log.energy.power_log import PowerLog
 from suite.log.values import finite
 
 CONFIDENCE = 0.95

@@ -21,12 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from suite.files import LIMITS, TwiceError, brief, byte_text, each_name_once, opened
+from suite.log.energy.keys import EFFICIENCY, ESTIMATE, READING, SCOPES, START, STOP
 from suite.log.limits import limits
 from suite.log.values import finite
 
-START, READING, STOP = "power_measurement_start", "power_reading", "power_measurement_stop"
-EFFICIENCY, ESTIMATE = "conversion_eff", "interconnect_power_est"
-SCOPES = ("device", "package", "package+device", "node", "rack")  # what a meter sees, the widest last
 LISTED = 20  # of damaged lines
 
 

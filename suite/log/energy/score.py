@@ -14,7 +14,8 @@ from pathlib import Path
 
 from suite.files import brief
 from suite.log.energy.integrate import UNSTATED_ACCURACY, Curve, curve, sampling_halfwidth_j
-from suite.log.energy.power_log import SCOPES, PowerLog, read_power_log
+from suite.log.energy.keys import SCOPES
+from suite.log.energy.power_log import PowerLog, read_power_log
 from suite.log.record import RunRecord
 from suite.log.results_tree import POWER
 from suite.log.score import TimeToTrain, log_interval

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from suite.data.manifest import Manifest, write_manifest
 from suite.data.shards import ShardReader, shard_path, write_shard
-from suite.machine.energy import CounterSum, EnergyCounter, EnergyReading, FoundCounters
+from suite.machine.power.counters import CounterSum, EnergyCounter, EnergyReading, FoundCounters
 from suite.training import instrument
 from suite.training.instrument import (
     COLLECTIVES,
