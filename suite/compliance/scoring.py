@@ -11,13 +11,7 @@ from suite.compliance.check import CheckedResult, check_results
 from suite.compliance.rules.group_rules import is_weak
 from suite.compliance.rules.provenance_rules import trained_samples
 from suite.compliance.ruleset import Benchmark, ruleset
-from suite.log.energy.score import (
-    EnergyToSolution,
-    energy_from_counters,
-    energy_of_run,
-    energy_to_solution,
-    read_meters,
-)
+from suite.log.energy.score import EnergyToSolution, find_energy
 from suite.log.record import RunRecord
 from suite.log.results_tree import Group, SystemFile, read_system
 from suite.log.score import JudgedRun, Throughput, TimeToTrain, throughput, time_to_train
@@ -88,18 +82,11 @@ def _score(checked: CheckedResult) -> ScoredGroup:
 def _energy(scored: ScoredGroup) -> EnergyToSolution | None:
     if not isinstance(scored.result, TimeToTrain):
         return None
-    meters = {record.path: read_meters(record.path) if record.path else None for record in scored.records}
-    if any(meters.values()):
-        energies = [energy_of_run(record, meters.get(record.path)) for record in scored.records]
-    elif any(record.counted for record in scored.records):
-        energies = [energy_from_counters(record) for record in scored.records]
-    else:
-        return None
     card = scored.benchmark.card if scored.benchmark else None
     kept = [run.record for run in scored.result.scored]
     every = card.eval_every_steps if card else None
     samples = sum(trained_samples(record, every) for record in kept) / len(kept) if kept else None
-    return energy_to_solution(scored.result, energies, samples or None)
+    return find_energy(scored.result, samples or None)
 
 
 def first_named(records: Sequence[RunRecord]) -> RunRecord:

@@ -233,6 +233,19 @@ def _widest_counted(counters: Mapping[str, tuple[float, int]], nodes: int) -> tu
     return None, 0.0, (f"no counter is in all {nodes} nodes",)
 
 
+def find_energy(result: TimeToTrain, samples: float | None = None) -> EnergyToSolution | None:
+    """The energy of a result, from the power logs beside its logs, else from the counters in them. None if it has neither."""
+    records = [run.record for run in result.runs]
+    meters = [read_meters(record.path) if record.path is not None else None for record in records]
+    if any(found is not None and found.logs for found in meters):
+        energies = [energy_of_run(record, found) for record, found in zip(records, meters, strict=True)]
+    elif any(record.counted for record in records):
+        energies = [energy_from_counters(record) for record in records]
+    else:
+        return None
+    return energy_to_solution(result, energies, samples)
+
+
 def energy_to_solution(
     result: TimeToTrain, energies: Sequence[RunEnergy], samples: float | None = None
 ) -> EnergyToSolution:
