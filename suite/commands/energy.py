@@ -21,7 +21,7 @@ from suite.log.reader import read_events
 from suite.log.record import summarise
 from suite.log.run_folder import RunFolder
 from suite.machine.power.sampler import file_name
-from suite.machine.power.sources import read_readings, render_power_log
+from suite.machine.power.sources import read_readings, render_estimate, render_power_log
 
 HELP_GROUP = "Judge"
 HELP_ORDER = 4
@@ -229,6 +229,30 @@ def import_(
         raise InputError(f"{target}: cannot be written: {error.strerror}") from None
     print_line(f"{target}: {len(readings.points)} readings ({readings.form})")
     _warn(log, readings.points, clock_offset)
+
+
+@energy.command()
+@click.argument("watts", type=click.FloatRange(0, 1e9, min_open=True))
+@click.option("--run", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path), help="Run folder.")
+@click.option("--switch", type=click.IntRange(0), default=0, show_default=True, help="Number of the switch.")
+def network(watts: float, run: Path, switch: int) -> None:
+    """State the estimated power of a switch or network: highest specified power times the share that the runs were provided.
+
+    It is written for every run of the folder that has power readings, as interconnect_power_est, and counts over the run's time.
+    """
+    folder = RunFolder(run)
+    folder.read_info()
+    logs = [log for log in folder.results() if folder.power(log).is_dir()]
+    if not logs:
+        raise InputError(f"{run}: no run has power readings; the network alone is no energy")
+    for log in logs:
+        start = summarise(read_events(log, steps=False)).run_start_s or 0.0
+        target = folder.power(log) / f"sw_{switch}.txt"
+        try:
+            write_whole(target, render_estimate(watts, start), overwrite=False)
+        except FileExistsError:
+            raise InputError(f"{target}: exists already; it is never written over (move it away first)") from None
+        print_line(f"{target}: {watts:g} W, estimated")
 
 
 def _warn(log: Path, points: Sequence[tuple[float, float]], offset: float | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -28,6 +28,7 @@ class ScoredGroup:
     result: TimeToTrain | Throughput
     errors: int
     benchmark: Benchmark | None = None
+    power: tuple[str, ...] = ()
 
     @cached_property
     def energy(self) -> EnergyToSolution | None:
@@ -76,7 +77,9 @@ def _score(checked: CheckedResult) -> ScoredGroup:
     group, records, rules = checked.group, checked.records, ruleset(checked.ruleset)
     benchmark = next((known for run in records if (known := rules.benchmark(run.benchmark, run.size))), None)
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
-    return ScoredGroup(group, records, system, _result(group, records, benchmark, system), checked.errors, benchmark)
+    return ScoredGroup(
+        group, records, system, _result(group, records, benchmark, system), checked.errors, benchmark, checked.power
+    )
 
 
 def _energy(scored: ScoredGroup) -> EnergyToSolution | None:
@@ -86,7 +89,10 @@ def _energy(scored: ScoredGroup) -> EnergyToSolution | None:
     kept = [run.record for run in scored.result.scored]
     every = card.eval_every_steps if card else None
     samples = sum(trained_samples(record, every) for record in kept) / len(kept) if kept else None
-    return find_energy(scored.result, samples or None)
+    found = find_energy(scored.result, samples or None)
+    if found is None or not scored.power or found.reason is not None:
+        return found
+    return replace(found, reason=f"not a score: breaks {', '.join(scored.power)} (mlhpc check)")
 
 
 def first_named(records: Sequence[RunRecord]) -> RunRecord:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from suite.errors import InputError
 from suite.files import brief, read_bytes
-from suite.log.energy.keys import READING, START, STOP
+from suite.log.energy.keys import ESTIMATE, READING, START, STOP
 from suite.log.energy.power_log import read_power_log
 
 _LARGEST = 256 * 2**20
@@ -85,6 +85,11 @@ def render_power_log(readings: Readings, stated: Mapping[str, object]) -> str:
     lines = [_line(START, None, begin, "INTERVAL_START", said)]
     lines += [_line(READING, watts, time, "POINT_IN_TIME", "") for time, watts in points]
     return "\n".join([*lines, _line(STOP, None, points[-1][0], "INTERVAL_END", "")]) + "\n"
+
+
+def render_estimate(watts: float, time_s: float) -> str:
+    """The estimated power of a network, in the official form."""
+    return _line(ESTIMATE, watts, time_s, "POINT_IN_TIME", {"estimated": True}) + "\n"
 
 
 def _line(key: str, value: object, time_s: float, kind: str, metadata: object) -> str:
