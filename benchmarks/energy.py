@@ -1,4 +1,4 @@
-"""Measure what docs/energy.md states of energy: equality with the published function, the public logs, coverage, the sampler's cost.
+"""Measure what docs/energy.md states: equality with the published function, the public logs, coverage, the sampler's cost.
 
     OMP_NUM_THREADS=1 python benchmarks/energy.py --power-logs FOLDER -o benchmarks/results/DATE-energy.txt
 
@@ -78,9 +78,11 @@ def public(folder: Path) -> Iterator[str]:
         published = PUBLISHED.get((package, result.nodes))
         beside = f"{published:,}" if published else "-"
         yield f"  {package}, {result.nodes} nodes, {len(result.kept)} runs kept, network estimated: {result.estimated}"
-        yield f"    in the run, integrated             {result.mean_j:14,.0f} J, 95 % [{', '.join(f'{x:,.0f}' for x in result.interval_j or ())}]"
+        interval = ", ".join(f"{joules:,.0f}" for joules in result.interval_j or ())
+        yield f"    in the run, integrated             {result.mean_j:14,.0f} J, 95 % [{interval}]"
         yield f"    mean power of the whole file x time {mean_power:13,.0f} J"
-        yield f"    published / our two x scaling.json ({factor:.6f}): {beside} / {result.mean_j * factor:,.0f} / {mean_power * factor:,.0f}"
+        ours = f"{result.mean_j * factor:,.0f} / {mean_power * factor:,.0f}"
+        yield f"    published / our two x scaling.json ({factor:.6f}): {beside} / {ours}"
         if published:
             ratios = (result.mean_j * factor / published - 1, mean_power * factor / published - 1)
             yield f"    differences from the published figure: {ratios[0]:+.2%} / {ratios[1]:+.2%}"
