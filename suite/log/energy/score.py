@@ -117,8 +117,7 @@ def read_meters(log: Path) -> Meters | None:
     logs, unread = [], []
     for path in sorted(folder.glob("*.txt")):
         if path.is_symlink() or not path.is_file():
-            unread.append((path, "no regular file: it is not read"))
-            continue
+            continue  # rule power-files names it
         try:
             found = read_power_log(path)
         except OSError as error:
