@@ -12,6 +12,7 @@ import pandas as pd
 from analysis.network.fit import Fit
 from analysis.results.copies import find_copies, list_rounds
 from analysis.results.decompose import choose, per_run, results
+from analysis.results.energy import with_energy
 from analysis.results.extent import unit_names
 from analysis.results.names import CLASS, Task, describe_systems, find_pairs, heading, name_results, tasks
 from analysis.results.prices import Prices
@@ -107,6 +108,7 @@ def study(
     rows["rounds"] = list_rounds(rows)
     rows["name"], rows["label"] = name_results(rows)
     rows["cost"] = prices.cost(rows) if prices else None
+    rows = with_energy(rows, selections)
     runs["label"] = runs["group"].map(rows.set_index("group")["label"])
     pairs = tuple(pair for names in between for pair in find_pairs(rows, *names))
     return Study(tables, runs, rows, selections, inputs or Inputs(), tuple(networks), pairs, prices)

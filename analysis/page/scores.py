@@ -91,6 +91,11 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
     columns["epochs to target"] = spread_texts(rows["epochs_to_target.mean"], rows["epochs_to_target.std"])
     columns["training [samples/s]"] = list(rows["train_rate.mean"])
     columns["unit hours"] = list(rows["unit_hours"])
+    if "energy_j" in rows:
+        columns["energy [MJ]"] = list(rows["energy_j"] / 1e6)
+        columns["energy: 95 % interval [MJ]"] = range_texts(rows["energy_low_j"] / 1e6, rows["energy_high_j"] / 1e6)
+        columns["energy of"] = list(rows["energy_kind"])
+        columns["no score of energy"] = list(rows["energy_note"])
     of = [(place,) for place in rows.index]
     return html_table(drop_empty(columns), caption, strong={"score by the rules [min]", "models/min"}, of=of)
 

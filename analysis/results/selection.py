@@ -9,6 +9,7 @@ from typing import Literal
 import pandas as pd
 
 from suite.card import Target
+from suite.log.energy.score import EnergyToSolution, find_energy
 from suite.log.record import RunRecord
 from suite.log.score import JudgedRun, throughput, time_to_train
 
@@ -32,6 +33,7 @@ class Selection:
     interval_s: tuple[float, float] | None = None
     models: int | None = None
     models_per_min: float | None = None
+    energy: EnergyToSolution | None = None
 
 
 def select(
@@ -62,6 +64,7 @@ def select(
         note=f"olympic mean of {score.required_runs} runs" + (", one of which failed" if failed else ""),
         fate=fate,
         interval_s=score.interval_s,
+        energy=find_energy(score),
     )
 
 

@@ -18,7 +18,8 @@ import suite.compliance.rules.course_rules  # isort: skip
 import suite.compliance.rules.mlhpc_rules  # isort: skip
 import suite.compliance.rules.provenance_rules  # isort: skip
 import suite.compliance.rules.stated_rules  # isort: skip
-import suite.compliance.rules.training_rules  # noqa: F401  # isort: skip
+import suite.compliance.rules.training_rules  # isort: skip
+import suite.compliance.rules.power_rules  # noqa: F401  # isort: skip
 from suite.compliance.choice import Choice, choose
 from suite.compliance.failed_run import cut_line, follows_from_failure
 from suite.compliance.metric import record_of
@@ -44,12 +45,16 @@ from suite.log.score import failure
 
 @dataclass(frozen=True)
 class CheckedResult:
-    """One result as it was judged. ``errors``: those of its own logs and runs, and of the package that it is of."""
+    """One result as it was judged. ``errors``: those of its own logs and runs, and of the package that it is of.
+
+    ``power`` are the rules for power readings that it breaks, warnings too: its time may be a score where its energy is none.
+    """
 
     group: Group
     ruleset: str
     records: tuple[RunRecord, ...]
     errors: int
+    power: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,7 @@ def check_results(
             findings += [*said, *(item for _, own in checked for item in own), *of_package]
             shared = _errors([*unread, *said, *of_package])
             results += [
-                CheckedResult(group, rules.name, records, shared + _errors(own))
+                CheckedResult(group, rules.name, records, shared + _errors(own), _power(own))
                 for group, (records, own) in zip(groups, checked, strict=True)
             ]
         findings += _behind_links(tree)
@@ -152,6 +157,11 @@ def check_results(
         findings.append(Finding("nothing-checked", "error", where, None, text))
     names = tuple(name for name in ruleset_names() if name in used) or (ruleset_name or "none",)
     return Verdict(names, logs, packages, tuple(findings)), tuple(results)
+
+
+def _power(findings: Sequence[Finding]) -> tuple[str, ...]:
+    broken = (finding.rule for finding in findings if finding.severity != "info" and finding.waiver is None)
+    return tuple(dict.fromkeys(rule for rule in broken if rule.startswith("power-") and rule != "power-scope"))
 
 
 def _errors(findings: Sequence[Finding]) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from suite.compliance.check import CheckedResult, check_results
 from suite.compliance.rules.group_rules import is_weak
+from suite.compliance.rules.provenance_rules import trained_samples
 from suite.compliance.ruleset import Benchmark, ruleset
+from suite.log.energy.score import EnergyToSolution, find_energy
 from suite.log.record import RunRecord
 from suite.log.results_tree import Group, SystemFile, read_system
 from suite.log.score import JudgedRun, Throughput, TimeToTrain, throughput, time_to_train
@@ -24,6 +27,13 @@ class ScoredGroup:
     system: SystemFile | None
     result: TimeToTrain | Throughput
     errors: int
+    benchmark: Benchmark | None = None
+    power: tuple[str, ...] = ()
+
+    @cached_property
+    def energy(self) -> EnergyToSolution | None:
+        """The energy of a time-to-train result: of its power logs, else of the counters in its logs. None if it has neither."""
+        return _energy(self)
 
     @property
     def valid(self) -> bool:
@@ -67,7 +77,22 @@ def _score(checked: CheckedResult) -> ScoredGroup:
     group, records, rules = checked.group, checked.records, ruleset(checked.ruleset)
     benchmark = next((known for run in records if (known := rules.benchmark(run.benchmark, run.size))), None)
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
-    return ScoredGroup(group, records, system, _result(group, records, benchmark, system), checked.errors)
+    return ScoredGroup(
+        group, records, system, _result(group, records, benchmark, system), checked.errors, benchmark, checked.power
+    )
+
+
+def _energy(scored: ScoredGroup) -> EnergyToSolution | None:
+    if not isinstance(scored.result, TimeToTrain):
+        return None
+    card = scored.benchmark.card if scored.benchmark else None
+    kept = [run.record for run in scored.result.scored]
+    every = card.eval_every_steps if card else None
+    samples = sum(trained_samples(record, every) for record in kept) / len(kept) if kept else None
+    found = find_energy(scored.result, samples or None)
+    if found is None or not scored.power or found.reason is not None:
+        return found
+    return replace(found, reason=f"not a score: breaks {', '.join(scored.power)} (mlhpc check)")
 
 
 def first_named(records: Sequence[RunRecord]) -> RunRecord:

@@ -6,8 +6,10 @@ run_stop count; events after run_stop are ignored. Every field that some publish
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,7 +18,17 @@ from suite.card import Target
 from suite.log import mllog
 from suite.log.other_work import OtherWork, read_other_work
 from suite.log.reader import Log
-from suite.log.timeline import Epoch, Timeline, TimeShares, closed_epochs, shares, staging_seconds, timeline
+from suite.log.timeline import (
+    Epoch,
+    Stretch,
+    Timeline,
+    TimeShares,
+    closed_epochs,
+    shares,
+    staging_seconds,
+    stretches,
+    timeline,
+)
 from suite.log.values import exact, finite, whole
 
 
@@ -40,6 +52,13 @@ class Phases:
     other_s: float
     overlapped_communication_s: float
     step_s: float
+
+
+class CountedEnergy(NamedTuple):
+    """What ``energy`` events say: per counter (joules, number of counters), and the seconds they cover together."""
+
+    by_counter: Mapping[str, tuple[float, int]]
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +110,8 @@ class RunRecord:
     data_manifest: str | None = None
     config: Mapping[str, Any] | None = None
     other_work: OtherWork | None = None
+    stretches: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
+    counted: CountedEnergy | None = None
 
     @property
     def company(self) -> OtherWork | None:
@@ -120,10 +141,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
     metric_key = metric if metric in metric_keys else next(iter(metric_keys), None)
     line = timeline(run, metric_key or mllog.EVAL_ERROR)
     staging_s, before_s = staging_seconds(line)
-
-    def first(key: str) -> Any:
-        return None if (event := run.first(key)) is None else event.value
-
+    first = partial(_value, run)
     record = RunRecord(
         path=log.path,
         benchmark=_text(first(mllog.SUBMISSION_BENCHMARK)),
@@ -170,6 +188,8 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         data_manifest=_text(first(mllog.DATA_MANIFEST)),
         config=_mapping(first(mllog.RUN_CONFIG)),
         other_work=read_other_work(run.first(mllog.OTHER_WORK)),
+        stretches=stretches(line),
+        counted=_counted(run),
     )
     return record, line
 
@@ -189,6 +209,26 @@ def _metric_values(run: Log, key: str | None, zero_ms: float) -> tuple[MetricVal
             epoch = finite(event.metadata.get("epoch_num", event.metadata.get("samples_count")))
             found.append(MetricValue(epoch, value, (event.time_ms - zero_ms) / 1e3, event.line))
     return tuple(found)
+
+
+def _value(run: Log, key: str) -> Any:
+    event = run.first(key)
+    return None if event is None else event.value
+
+
+def _counted(run: Log) -> CountedEnergy | None:
+    """Sum the ``energy`` events. A counter that an event lacks was lost and is left out; None if no counter is in all."""
+    events = [event for event in run.every(mllog.ENERGY) if isinstance(event.value, Mapping)]
+    names = set.intersection(*(set(event.value) for event in events)) if events else set()
+    found = {}
+    for name in sorted(names, key=str):
+        parts = [event.value[name] if isinstance(event.value[name], Mapping) else {} for event in events]
+        joules = [finite(part.get("joules")) for part in parts]
+        numbers = {whole(part.get("counters")) for part in parts}
+        if None not in joules and len(numbers) == 1 and None not in numbers:
+            found[str(name)] = (math.fsum(j for j in joules if j is not None), next(iter(numbers)) or 0)
+    seconds = [finite(event.metadata.get("seconds")) for event in events]
+    return CountedEnergy(found, math.fsum(s or 0.0 for s in seconds)) if found else None
 
 
 def _phases(run: Log, key: str) -> Phases | None:

@@ -106,9 +106,19 @@ class RunFolder:
         return sorted(self.root.glob(f"failed_{'*' if trial is None else trial}_*.txt"), key=_trial_numbers)
 
     def move_aside(self, log: Path, trial: int) -> Path:
-        """Give the log of a failed attempt of a trial the next free name ``failed_<i>_<k>.txt`` and return that."""
+        """Give the log of a failed attempt of a trial the next free name ``failed_<i>_<k>.txt`` and return that.
+
+        Its power readings go with it.
+        """
         last = max((_trial_numbers(path)[-1] for path in self.failed(trial)), default=0)
-        return log.rename(self.root / f"failed_{trial}_{last + 1}.txt")
+        aside = log.rename(self.root / f"failed_{trial}_{last + 1}.txt")
+        if self.power(log).is_dir():
+            self.power(log).rename(self.power(aside))
+        return aside
+
+    def power(self, log: Path) -> Path:
+        """The power readings of a trial, by its log."""
+        return self.root / "power" / log.stem
 
     def stacks(self, trial: int, rank: int) -> Path:
         """The Python stacks of a rank that hung."""

@@ -120,7 +120,46 @@ def shares(line: Timeline) -> TimeShares | None:
     """Compute how the parts share the run's time, clipped at run_stop; None for a run without run_stop."""
     if line.run_s is None:
         return None
-    window = (0.0, line.run_s)
+    parts = _parts(line, line.run_s)
+    lengths = (_length(parts.staging), _length(parts.train), _length(parts.waited))
+    return TimeShares(
+        run_s=line.run_s,
+        staging_before_s=_length(parts.before),
+        staging_in_run_s=_length(parts.staging_all),
+        staging_exposed_s=lengths[0],
+        train_s=lengths[1],
+        eval_s=lengths[2],
+        eval_hidden_s=parts.hidden_s,
+        other_s=line.run_s - sum(lengths),
+    )
+
+
+def stretches(line: Timeline) -> dict[str, list[Stretch]]:
+    """List when each phase of a run was, in seconds since run_start. Empty for a run without run_stop.
+
+    "staging before" is no part of the run; the others together are the run, once.
+    """
+    if line.run_s is None:
+        return {}
+    parts = _parts(line, line.run_s)
+    rest = _minus([(0.0, line.run_s)], _merge([*parts.staging, *parts.train, *parts.waited]))
+    named = {"staging": parts.staging, "training": parts.train, "evaluation": parts.waited, "other": rest}
+    return {"staging before": parts.before} | named
+
+
+class _Parts(NamedTuple):
+    """Merged stretches of a run. ``staging``, ``train`` and ``waited`` do not overlap."""
+
+    before: list[Stretch]
+    staging_all: list[Stretch]
+    staging: list[Stretch]
+    train: list[Stretch]
+    waited: list[Stretch]
+    hidden_s: float
+
+
+def _parts(line: Timeline, run_s: float) -> _Parts:
+    window = (0.0, run_s)
     ends = [*(e.start_s for e in line.epochs[1:]), math.inf]
     epochs = _clip(
         [(e.start_s, end if e.stop_s is None else e.stop_s) for e, end in zip(line.epochs, ends, strict=False)], window
@@ -131,19 +170,14 @@ def shares(line: Timeline) -> TimeShares | None:
     beside = _clip([(a, b) for a, b, overlaps in spans if overlaps], window)
     hidden = _length(beside) - _length(_minus(_minus(beside, epochs), waited))
     exposed_eval = _merge([*waited, *_minus(beside, epochs)])
-    train = _minus(epochs, exposed_eval)
     in_run = _clip(line.staging, window)
-    exposed_staging = _minus(_minus(in_run, epochs), exposed_eval)
-    parts = (_length(exposed_staging), _length(train), _length(exposed_eval))
-    return TimeShares(
-        run_s=line.run_s,
-        staging_before_s=_length(_clip(line.staging, (-math.inf, 0.0))),
-        staging_in_run_s=_length(in_run),
-        staging_exposed_s=parts[0],
-        train_s=parts[1],
-        eval_s=parts[2],
-        eval_hidden_s=hidden,
-        other_s=line.run_s - sum(parts),
+    return _Parts(
+        before=_clip(line.staging, (-math.inf, 0.0)),
+        staging_all=in_run,
+        staging=_minus(_minus(in_run, epochs), exposed_eval),
+        train=_minus(epochs, exposed_eval),
+        waited=exposed_eval,
+        hidden_s=hidden,
     )
 
 

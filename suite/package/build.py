@@ -20,7 +20,7 @@ from suite.compliance.rules.package_rules import blank_fields
 from suite.errors import InputError
 from suite.files import write_whole
 from suite.log.record import RunRecord
-from suite.log.results_tree import MANIFEST
+from suite.log.results_tree import MANIFEST, POWER
 from suite.log.score import failure
 from suite.machine.system import System, describe_system, system_description
 from suite.package.crate import write_crate
@@ -192,6 +192,16 @@ def _write_logs(staged: Path, result: Result) -> None:
         target = staged / result.folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+        if target.parent == staged / result.folder:
+            _write_power(path.parent / POWER / path.stem, target.parent / POWER / target.stem)
+
+
+def _write_power(readings: Path, target: Path) -> None:
+    """Copy the power logs of a run beside its log, if there are any."""
+    for path in sorted(readings.glob("*.txt")) if readings.is_dir() and not readings.is_symlink() else ():
+        if path.is_file() and not path.is_symlink():
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / path.name)
 
 
 def _move(staged: Path, package: Path) -> None:

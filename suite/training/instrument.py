@@ -5,6 +5,7 @@ Where a step's time goes is suite.training.timing's. Everything is gathered once
 
 from __future__ import annotations
 
+import os
 import pickle
 import resource
 import threading
@@ -25,7 +26,8 @@ from torch._C._distributed_c10d import GradBucket  # what torch.distributed.Grad
 from torch.nn.parallel import DistributedDataParallel
 
 from suite.data.shards import bytes_read
-from suite.machine.energy import EnergyMeter, EnergyUse, gpu_counter, node_counters, sum_readings
+from suite.machine.power.counters import EnergyMeter, EnergyUse, gpu_counter, node_counters, sum_readings
+from suite.machine.probes.root import machine_root
 from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, Clock, NoTimer, PhaseTimer
 from suite.transport import Transport
 from suite.world import World
@@ -257,7 +259,7 @@ class EnergyReader:
 
     def __init__(self, world: World, device: torch.device) -> None:
         self._world = world
-        node = node_counters()
+        node = node_counters(machine_root(os.environ))
         counters, self.absent = list(node.counters), dict(node.absent)
         uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
         readers = world.allgather((world.node, uuid))

@@ -21,6 +21,7 @@ from suite.files import print_line
 from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.machine.page_cache import drop_page_caches
+from suite.machine.power.beside import sampled_power
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank
 from suite.training.loop import Outcome, Trainer
@@ -81,7 +82,9 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
         trial = _Trial(*known, progress)
         if dog is not None:
             dog.before_end = trial.hung
-        return trial.run()
+        gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+        with sampled_power(path, world, gpu, wanted=config.instrumentation and plan.mode != "weak"):
+            return trial.run()
     finally:
         log.close()
 

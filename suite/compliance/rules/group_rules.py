@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from suite.compliance import convergence
 from suite.compliance.rules.table import HPC, OURS, PACKAGE, Finding, explain
 from suite.compliance.ruleset import Benchmark, Ruleset
 from suite.files import brief
+from suite.log.energy.score import Meters, read_meters
 from suite.log.provenance import Provenance, read_provenance
 from suite.log.record import RunRecord, first_reaching
 from suite.log.results_tree import PRUNED, Group, SystemFile
@@ -45,6 +46,11 @@ class GroupContext:
     def provenance(self) -> Provenance:
         """What the package keeps of the run folders."""
         return read_provenance(self.group)
+
+    @cached_property
+    def meters(self) -> Mapping[Path | None, Meters | None]:
+        """The power logs of each run, by the path of its log."""
+        return {run.path: read_meters(run.path) for run in self.runs if run.path is not None}
 
     def judged(self) -> list[JudgedRun]:
         """The runs, each with the reason why it failed or None."""

@@ -136,7 +136,7 @@ def speed_possible(context: GroupContext) -> Iterator[GroupBreach]:
         return
     facts = context.provenance.sound_facts()
     for run in context.runs:
-        samples = _trained_samples(run, card.eval_every_steps)
+        samples = trained_samples(run, card.eval_every_steps)
         if not samples or not run.time_to_train_s or run.time_to_train_s <= 0.0:
             continue
         rate = samples * card.training_flops_per_sample / run.time_to_train_s
@@ -157,7 +157,7 @@ def _most_flops(run: RunRecord, facts: Sequence[SystemFile]) -> float:
     return max(known) * _CORE_HZ * (_FLOPS_PER_CYCLE if full else _FLOPS_PER_CYCLE_REDUCED)
 
 
-def _trained_samples(run: RunRecord, eval_every_steps: int | None) -> float:
+def trained_samples(run: RunRecord, eval_every_steps: int | None) -> float:
     """Samples trained on in all epochs that ended."""
     ended = sum(epoch.complete for epoch in run.epochs)
     if eval_every_steps is not None:

@@ -85,7 +85,9 @@ def made(paths: list[Path], cards: Cards, inputs: Inputs | None = None) -> Repor
 
 
 # figures of ceilings files and all-to-all sweeps: tests/analysis/roofline and tests/analysis/network
-NEED_A_FILE = {name for name in figures() if name.startswith("moe_") or name == "what_if" or name.endswith("roofline")}
+NEED_A_FILE = {
+    name for name in figures() if name.startswith(("moe_", "energy_")) or name == "what_if" or name.endswith("roofline")
+}  # or power readings, which these runs lack
 
 
 def test_the_page_is_well_formed_with_unique_ids_and_nothing_external(rich: Report) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from suite.data.manifest import Manifest, write_manifest
 from suite.data.shards import ShardReader, shard_path, write_shard
-from suite.machine.energy import CounterSum, EnergyCounter, EnergyReading, FoundCounters
+from suite.machine.power.counters import CounterSum, EnergyCounter, EnergyReading, FoundCounters
 from suite.training import instrument
 from suite.training.instrument import (
     COLLECTIVES,
@@ -131,7 +131,8 @@ def test_energy_is_summed_over_nodes_and_what_is_missing_is_named(monkeypatch: p
     readings = iter([0.0, 4.0, 10.0])
     counter = EnergyCounter("rapl/package-0", lambda: next(readings))
     monkeypatch.setattr(
-        "suite.training.instrument.node_counters", lambda: FoundCounters([counter], {"pm_counters": "no such folder"})
+        "suite.training.instrument.node_counters",
+        lambda root: FoundCounters([counter], {"pm_counters": "no such folder"}),
     )
     reader = EnergyReader(World("test", 0, 2, 0, 2, 0, 1, ("a", "b"), Two(), Alone()), torch.device("cpu"))
     reader.restart()

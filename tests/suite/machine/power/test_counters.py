@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from suite.machine.energy import EnergyCounter, EnergyMeter, FoundCounters, gpu_counter, node_counters
+from suite.machine.power.counters import (
+    PM_COUNTERS,
+    POWERCAP,
+    EnergyCounter,
+    EnergyMeter,
+    FoundCounters,
+    gpu_counter,
+    node_counters,
+)
 
 
 def zone(root: Path, place: str, name: str, microjoules: int) -> Path:
-    folder = root / place
+    folder = root / POWERCAP / place
     folder.mkdir(parents=True)
     (folder / "name").write_text(f"{name}\n")
     (folder / "energy_uj").write_text(f"{microjoules}\n")
@@ -20,22 +28,22 @@ def zone(root: Path, place: str, name: str, microjoules: int) -> Path:
 
 
 def test_rapl_counts_packages_and_their_dram_but_not_cores_twice(tmp_path: Path) -> None:
-    zone(tmp_path / "p", "intel-rapl:0", "package-0", 5_000_000)
-    zone(tmp_path / "p", "intel-rapl:0:0", "core", 4_000_000)
-    zone(tmp_path / "p", "intel-rapl:0:1", "dram", 1_000_000)
-    zone(tmp_path / "p", "intel-rapl:1", "package-1", 7_500_000)
-    found = node_counters(tmp_path / "p", tmp_path / "none")
+    zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000)
+    zone(tmp_path, "intel-rapl:0:0", "core", 4_000_000)
+    zone(tmp_path, "intel-rapl:0:1", "dram", 1_000_000)
+    zone(tmp_path, "intel-rapl:1", "package-1", 7_500_000)
+    found = node_counters(tmp_path)
     assert {counter.name: counter.read() for counter in found.counters} == {
         "rapl/package-0": 5.0,
         "rapl/package-0/dram": 1.0,
         "rapl/package-1": 7.5,
     }
-    assert found.absent == {"pm_counters": f"{tmp_path}/none: No such file or directory"}
+    assert found.absent == {"pm_counters": f"{tmp_path / PM_COUNTERS}: No such file or directory"}
 
 
 def test_a_counter_that_starts_anew_loses_nothing(tmp_path: Path) -> None:
     package = zone(tmp_path, "intel-rapl:0", "package-0", 262_143_000_000)
-    meter = EnergyMeter(node_counters(tmp_path, tmp_path / "none").counters)
+    meter = EnergyMeter(node_counters(tmp_path).counters)
     (package / "energy_uj").write_text("1000000\n")
     assert meter.take().joules == {"rapl/package-0": pytest.approx(1.32885)}
     assert meter.take().joules == {"rapl/package-0": 0.0}
@@ -51,8 +59,10 @@ def test_samples_between_two_events_add_up() -> None:
 
 def test_pm_counters_name_the_node_and_its_parts(tmp_path: Path) -> None:
     for name, text in (("energy", "500 J 17 us"), ("accel0_energy", "200 J 17 us"), ("power", "90 W 17 us")):
-        (tmp_path / name).write_text(text)
-    found = node_counters(tmp_path / "none", tmp_path)
+        path = tmp_path / PM_COUNTERS / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = node_counters(tmp_path)
     assert {counter.name: counter.read() for counter in found.counters} == {
         "pm_counters/accel0": 200.0,
         "pm_counters/node": 500.0,
@@ -64,19 +74,17 @@ def test_pm_counters_name_the_node_and_its_parts(tmp_path: Path) -> None:
 def test_a_counter_that_cannot_be_read_is_absent_with_its_reason(tmp_path: Path, text: str) -> None:
     package = zone(tmp_path, "intel-rapl:0", "package-0", 1)
     (package / "energy_uj").write_text(text)
-    found = node_counters(tmp_path, tmp_path / "none")
+    found = node_counters(tmp_path)
     assert list(found.counters) == []
     assert found.absent["rapl"].startswith(str(tmp_path))
     (package / "energy_uj").unlink()
-    assert (
-        node_counters(tmp_path, tmp_path / "none").absent["rapl"] == f"{package}/energy_uj: No such file or directory"
-    )
+    assert node_counters(tmp_path).absent["rapl"] == f"{package}/energy_uj: No such file or directory"
 
 
 def test_a_counter_that_fails_on_the_way_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
     first = zone(tmp_path, "intel-rapl:0", "package-0", 1_000_000)
     second = zone(tmp_path, "intel-rapl:1", "package-1", 1_000_000)
-    meter = EnergyMeter(node_counters(tmp_path, tmp_path / "none").counters)
+    meter = EnergyMeter(node_counters(tmp_path).counters)
     (first / "energy_uj").unlink()
     (second / "energy_uj").write_text("3000000")
     assert meter.take().joules == {"rapl/package-1": 2.0}
@@ -85,10 +93,21 @@ def test_a_counter_that_fails_on_the_way_is_left_out_and_the_others_go_on(tmp_pa
 
 
 def test_a_folder_without_counters_says_so(tmp_path: Path) -> None:
-    assert node_counters(tmp_path, tmp_path).absent == {
-        "rapl": f"{tmp_path}: no counter of energy there",
-        "pm_counters": f"{tmp_path}: no counter of energy there",
+    for folder in (POWERCAP, PM_COUNTERS):
+        (tmp_path / folder).mkdir(parents=True)
+    assert node_counters(tmp_path).absent == {
+        "rapl": f"{tmp_path / POWERCAP}: no counter of energy there",
+        "pm_counters": f"{tmp_path / PM_COUNTERS}: no counter of energy there",
     }
+
+
+def test_a_counter_that_goes_back_and_has_no_range_is_lost_and_never_negative() -> None:
+    readings = iter([100.0, 120.0, 5.0, 30.0])
+    meter = EnergyMeter((EnergyCounter("pm_counters/node", lambda: next(readings)),))
+    meter.sample()
+    meter.sample()
+    assert meter.take().joules == {}
+    assert meter.lost == {"pm_counters/node": "went back from 120 to 5 J"}
 
 
 class Nvml:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from suite.errors import InputError
+from suite.machine.probes.root import REAL
 
-POWERCAP = Path("/sys/class/powercap")
-PM_COUNTERS = Path("/sys/cray/pm_counters")
+POWERCAP = Path("sys/class/powercap")
+PM_COUNTERS = Path("sys/cray/pm_counters")
 SCOPES = {
     "rapl": "CPU package or DRAM of the nodes, with everything that runs on them",
     "pm_counters": "the nodes, or the named part of them, at the blade controller",
@@ -106,6 +107,10 @@ class EnergyMeter:
             used = now - self._last[counter.name]
             if used < 0 and counter.range_j is not None:
                 used += counter.range_j
+            if used < 0:
+                self.lost[counter.name] = f"went back from {self._last[counter.name]:g} to {now:g} J"
+                self._joules.pop(counter.name, None)
+                continue
             self._joules[counter.name] = self._joules.get(counter.name, 0.0) + used
             self._last[counter.name] = now
 
@@ -128,11 +133,14 @@ def sum_readings(readings: Sequence[EnergyReading], seconds: float, absent: Mapp
     return EnergyUse(by_counter, seconds, reasons)
 
 
-def node_counters(powercap: Path = POWERCAP, pm_counters: Path = PM_COUNTERS) -> FoundCounters:
-    """Find the counters of this node."""
+def node_counters(root: Path = REAL) -> FoundCounters:
+    """Find the counters of the node whose file system begins at ``root``."""
     counters: list[EnergyCounter] = []
     absent: dict[str, str] = {}
-    for source, folder, list_counters in (("rapl", powercap, _rapl), ("pm_counters", pm_counters, _pm_counters)):
+    for source, folder, list_counters in (
+        ("rapl", root / POWERCAP, _rapl),
+        ("pm_counters", root / PM_COUNTERS, _pm_counters),
+    ):
         try:
             of_source = list(list_counters(folder))
         except (OSError, ValueError) as error:

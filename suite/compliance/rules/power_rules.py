@@ -1,0 +1,300 @@
+"""The rules for power readings: every node, the whole run, plausible watts, one clock. A result without a power folder breaks none.
+
+Findings name the file, and the first line where there is one. What is integrated and how: suite.log.energy.
+"""
+# ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_rule
+from suite.compliance.rules.table import OURS
+from suite.files import brief
+from suite.log.energy.integrate import UNSTATED_ACCURACY
+from suite.log.energy.keys import EFFICIENCY, START, STOP
+from suite.log.energy.power_log import PowerLog
+from suite.log.energy.score import GAP_S, Meters, offset_curve
+from suite.log.record import RunRecord
+from suite.log.results_tree import POWER, list_files
+from suite.log.values import finite
+
+POWER_RULES = "mlperf_logging power_checker; training_policies power_measurement.adoc"
+_MOST_W = 1e5  # of a node that states no rating
+_LEAST_HZ = 0.95  # one a second, and what a timer is late
+_FEWEST = 60  # readings of a run, of which the rules ask at least so many
+_CLOCK_S = 1.0  # of a meter against the run: one reading
+_SHINGLE, _DISTINCT = 30, 8  # readings in a row that two meters never share by chance, and how many of them differ
+
+
+@group_rule(
+    "power-files", "a result with power readings has those of every run, from the same nodes and switches", POWER_RULES
+)
+def power_files(context: GroupContext) -> Iterator[GroupBreach]:
+    for folder in (path for path in context.group.others if path.name == POWER and path.is_dir()):
+        counts = {path.stem: _meters(folder / path.stem) for path in context.group.logs}
+        for name, (nodes, _, problem) in counts.items():
+            if problem:
+                yield folder / name, problem
+            elif not nodes:
+                yield folder / name, "no readings of this run: expected node_<i>.txt"
+        usual = Counter((nodes, switches) for nodes, switches, problem in counts.values() if not problem and nodes)
+        for name, (nodes, switches, problem) in counts.items():
+            most = usual.most_common(1)[0][0] if usual else None
+            if most is not None and nodes and not problem and (nodes, switches) != most:
+                yield (
+                    folder / name,
+                    f"{nodes} nodes and {switches} switches; the other runs have {most[0]} and {most[1]}",
+                )
+
+
+def _runs(context: GroupContext) -> Iterator[tuple[RunRecord, Meters, float, float]]:
+    """The runs that have power readings and a time, with run_start and run_stop in Unix seconds."""
+    for run in context.runs:
+        meters = context.meters.get(run.path)
+        if meters is not None and run.run_start_s is not None and run.run_stop_s is not None:
+            yield run, meters, run.run_start_s, run.run_stop_s
+
+
+def _read(meters: Meters) -> list[PowerLog]:
+    """The logs of a run that hold readings."""
+    return [log for log in meters.logs if len(log.times_ms)]
+
+
+@group_rule(
+    "power-readings",
+    "every reading is a number of watts, more than 0 and at most what the node is rated for; a switch may be estimated",
+    POWER_RULES,
+)
+def power_readings(context: GroupContext) -> Iterator[GroupBreach]:
+    for meters in filter(None, context.meters.values()):
+        yield from meters.unread
+        for log in meters.logs:
+            if log.damaged:
+                line, message = log.problems[0]
+                more = f", and {log.damaged - 1} more" if log.damaged > 1 else ""
+                yield log.path, f"line {line}: {message}{more}"
+            if not len(log.times_ms) and not log.damaged and (log.kind != "sw" or not (log.estimate_w or 0.0) > 0.0):
+                yield log.path, "no power_reading"
+            rating = log.number("rating_w") or _MOST_W
+            wrong = [index for index, watts in enumerate(log.watts) if not 0.0 < watts <= rating]
+            if wrong:
+                more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+                text = f"power_reading = {log.watts[wrong[0]]:g}{more}: expected more than 0, at most {rating:g} W"
+                yield log.path, f"line {log.lines[wrong[0]]}: {text}"
+
+
+@group_rule(
+    "power-nodes", "there are readings of every node that took part, and of the network between them", POWER_RULES
+)
+def power_nodes(context: GroupContext) -> Iterator[GroupBreach]:
+    stated = context.system.number("number_of_nodes") if context.system is not None else None
+    for run, meters, _, _ in _runs(context):
+        there = len(meters.of("node"))
+        took_part = run.nodes or (None if context.weak else stated)
+        if took_part is not None and there < took_part:
+            yield meters.folder, f"readings of {there} nodes; {took_part} took part"
+        if there > 1 and not meters.of("sw"):
+            yield meters.folder, f"{there} nodes and no sw_<i>.txt: the network is neither measured nor estimated"
+
+
+@group_rule(
+    "power-rate", "a meter is read once a second, at least 60 times, without a gap of more than 2 s", POWER_RULES
+)
+def power_rate(context: GroupContext) -> Iterator[GroupBreach]:
+    for _, meters, start, stop in _runs(context):
+        for log in _read(meters):
+            line = offset_curve(log)
+            low, high = max(start, line.begin_s), min(stop, line.end_s)
+            if high - low <= GAP_S:
+                continue  # rule power-window
+            rate, gap = line.rate_hz(low, high), line.largest_gap_s(low, high)
+            if rate < _LEAST_HZ or gap > GAP_S:
+                yield (
+                    log.path,
+                    f"{rate:.2f} readings a second, the largest gap is {gap:.1f} s; expected 1 and {GAP_S:g} s",
+                )
+            elif len(line.times_s) < _FEWEST:
+                yield (
+                    log.path,
+                    f"{len(line.times_s)} readings; expected {_FEWEST}: measure longer on the same code path",
+                )
+
+
+@group_rule(
+    "power-window", "readings begin before run_start and end after run_stop: nothing is extrapolated", POWER_RULES
+)
+def power_window(context: GroupContext) -> Iterator[GroupBreach]:
+    for _, meters, start, stop in _runs(context):
+        for log in _read(meters):
+            line = offset_curve(log)
+            late, early = line.times_s[0] - start, stop - line.end_s
+            if late > GAP_S or early > GAP_S:
+                text = f"readings begin {max(late, 0.0):.1f} s after run_start and end {max(early, 0.0):.1f} s before run_stop"
+                yield log.path, text
+            yield from ((log.path, text) for text in _wrong_marks(log))
+
+
+def _wrong_marks(log: PowerLog) -> Iterator[str]:
+    """What the start and stop of measuring say that the readings do not."""
+    start, stop = log.first(START), log.first(STOP)
+    for key in (START, STOP):
+        lines = [item.line for item in log.statements if item.key == key]
+        if len(lines) > 1:
+            yield f"line {lines[1]}: a second {key}"
+    if start is None:
+        yield f"no {START}"
+    if stop is None:
+        yield f"no {STOP}: the meter did not end by itself, or the end is cut off"
+    elif stop.time_ms < max(log.times_ms):
+        after = (max(log.times_ms) - stop.time_ms) / 1e3
+        same = " and has the time of the start" if start is not None and stop.time_ms == start.time_ms else ""
+        yield f"line {stop.line}: {STOP} is {after:.1f} s before the last reading{same}"
+    if start is not None and start.time_ms > min(log.times_ms):
+        yield f"line {start.line}: {START} is after the first reading"
+
+
+@group_rule(
+    "power-efficiency", "a supply gives no more than it takes: an efficiency is above 0, at most 1", POWER_RULES
+)
+def power_efficiency(context: GroupContext) -> Iterator[GroupBreach]:
+    for meters in filter(None, context.meters.values()):
+        for log in meters.logs:
+            wrong = (item for item in log.statements if item.key == EFFICIENCY and not _is_share(item.value))
+            for item in list(wrong)[:1]:
+                yield (
+                    log.path,
+                    f"line {item.line}: conversion_eff = {brief(item.value)}: expected more than 0, at most 1",
+                )
+
+
+def _is_share(value: object) -> bool:
+    share = finite(value)
+    return share is not None and 0.0 < share <= 1.0
+
+
+@group_rule("power-parts", "the accelerators of a node, or another part, take no more than the node", OURS)
+def power_parts(context: GroupContext) -> Iterator[GroupBreach]:
+    for _, meters, start, stop in _runs(context):
+        whole = {log.index: log for log in meters.of("node")}
+        for log in meters.of("part"):
+            node = whole.get(log.index)
+            if node is None or log.scope == node.scope:
+                continue
+            part_j, node_j = (_joules(each, start, stop) for each in (log, node))
+            slack = 1.0 + _accuracy(log) + _accuracy(node)
+            if node_j is not None and part_j is not None and part_j > node_j * slack:
+                yield (
+                    log.path,
+                    f"{log.scope}: {part_j:.4g} J in the run, more than the {node_j:.4g} J of {node.path.name}",
+                )
+
+
+def _joules(log: PowerLog, start: float, stop: float) -> float | None:
+    factor = log.efficiency
+    return None if factor is None or not len(log.times_ms) else factor * offset_curve(log).between(start, stop)
+
+
+def _accuracy(log: PowerLog) -> float:
+    stated = log.number("accuracy")
+    return UNSTATED_ACCURACY if stated is None else min(abs(stated), UNSTATED_ACCURACY)
+
+
+@group_rule("power-monotone", "times of readings rise and a counter of joules never goes back", OURS)
+def power_monotone(context: GroupContext) -> Iterator[GroupBreach]:
+    for meters in filter(None, context.meters.values()):
+        for log in _read(meters):
+            back = next((n for n in range(1, len(log.times_ms)) if log.times_ms[n] <= log.times_ms[n - 1]), None)
+            if back is not None:
+                by = log.times_ms[back - 1] - log.times_ms[back]
+                yield log.path, f"line {log.lines[back]}: {by:g} ms before the reading above it, or at the same time"
+            counts = [finite(value) for value in log.counts]
+            fell = next((n for n in range(1, len(counts)) if (counts[n] or 0.0) < (counts[n - 1] or 0.0)), None)
+            if fell is not None:
+                yield log.path, f"the counter goes from {counts[fell - 1]:g} J back to {counts[fell]:g} J"
+
+
+@group_rule("power-copied", "no meter repeats the readings of another run or of another node", OURS)
+def power_copied(context: GroupContext) -> Iterator[GroupBreach]:
+    seen: dict[int, Path] = {}
+    for _, meters, start, stop in _runs(context):
+        own: dict[int, Path] = {}
+        for log in _read(meters):
+            if log.kind == "part":
+                continue  # two scopes of one node may have one meter
+            shingles = set(_shingles(log, start, stop))
+            source = next((seen.get(each) or own.get(each) for each in shingles if each in seen or each in own), None)
+            if source is not None:
+                where = f"{source.parent.name}/{source.name}"
+                yield log.path, f"{_SHINGLE} readings in a row are those of {where}, shifted or scaled at most"
+            own.update(dict.fromkeys(shingles, log.path))
+        seen.update(own)
+
+
+def _shingles(log: PowerLog, start: float, stop: float) -> Iterator[int]:
+    """Hashes of every few readings in a row within the run: by their differences, and by their ratios."""
+    low, high = start * 1e3, stop * 1e3
+    watts = [w for t, w in zip(log.times_ms, log.watts, strict=True) if low <= t <= high and w > 0.0]
+    pairs = list(itertools.pairwise(watts))
+    forms: tuple[Callable[[float, float], float], ...] = (
+        lambda a, b: round(b - a, 3) + 0.0,
+        lambda a, b: round(math.log(b / a), 5) + 0.0,
+    )
+    for kind, form in enumerate(forms):
+        steps = [form(a, b) for a, b in pairs]
+        for at in range(len(steps) - _SHINGLE + 2):
+            row = tuple(steps[at : at + _SHINGLE - 1])
+            if len(set(row)) >= _DISTINCT:
+                yield hash((kind, row))
+
+
+@group_rule("power-clock", "the clock of a meter is known against that of the run, to one second", OURS)
+def power_clock(context: GroupContext) -> Iterator[GroupBreach]:
+    for meters in filter(None, context.meters.values()):
+        for log in _read(meters):
+            offset, bound = (log.stated.get(name) for name in ("clock_offset_s", "clock_bound_s"))
+            if offset is None and bound is None:
+                if context.benchmark is not None and context.benchmark.card is not None:
+                    yield log.path, "no clock_offset_s: nobody compared its clock with that of the run"
+                continue
+            known = finite(bound)
+            if finite(offset) is None or known is None or not 0.0 <= known <= _CLOCK_S:
+                text = f"clock_offset_s = {brief(offset)}, clock_bound_s = {brief(bound)}"
+                yield log.path, f"{text}: expected seconds, known to {_CLOCK_S:g} s"
+
+
+@group_rule("power-scope", "all nodes of all runs are measured at the same place: whole nodes, AC or DC", POWER_RULES)
+def power_scope(context: GroupContext) -> Iterator[GroupBreach]:
+    logs = [log for meters in filter(None, context.meters.values()) for log in meters.of("node")]
+    part = next((log for log in logs if log.scope not in ("node", "rack")), None)
+    if part is not None:
+        yield part.path, f"measures {part.scope}; the rules ask for the whole node"
+    yield from _differing(logs, lambda log: log.scope, "scope")
+    yield from _differing(logs, lambda log: log.current or "not stated", "AC or DC")
+
+
+def _differing(logs: Sequence[PowerLog], of: Callable[[PowerLog], str], what: str) -> Iterable[GroupBreach]:
+    other = next((log for log in logs if of(log) != of(logs[0])), None)
+    if other is not None:
+        yield other.path, f"{what}: {of(other)}; {logs[0].path.parent.name}/{logs[0].path.name} has {of(logs[0])}"
+
+
+def _meters(folder: Path) -> tuple[int, int, str | None]:
+    """(nodes, switches, what is wrong with the names of their files) in the folder of a run's readings."""
+    if folder.is_symlink() or not folder.is_dir():
+        return 0, 0, None
+    found: dict[str, list[str]] = {"node": [], "sw": []}
+    for path in list_files(folder):
+        stem, _, number = path.stem.rpartition("_")
+        if path.is_symlink() or not path.is_file():
+            return 0, 0, f"{brief(path.name)} is no file: it is not read"
+        if stem in found and path.suffix == ".txt":
+            found[stem].append(number)
+    for stem, numbers in found.items():
+        if sorted(numbers) != sorted(str(index) for index in range(len(numbers))):
+            return 0, 0, f"{stem}_<i>.txt are {brief(', '.join(sorted(numbers)))}; expected 0 to {len(numbers) - 1}"
+    return len(found["node"]), len(found["sw"]), None

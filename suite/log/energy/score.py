@@ -1,0 +1,416 @@
+"""Energy of a run and of a result: the integral over run_start to run_stop of the widest scope that all nodes have.
+
+A result's energy is the mean over the runs that its *performance* score keeps (power_measurement.adoc), not over those that are
+in the middle by energy. Scopes are never mixed, AC and DC neither. What stands for a part that was not measured is labelled.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from suite.files import brief
+from suite.log.energy.integrate import UNSTATED_ACCURACY, Curve, curve, sampling_halfwidth_j
+from suite.log.energy.keys import SCOPES
+from suite.log.energy.power_log import PowerLog, read_power_log
+from suite.log.record import RunRecord
+from suite.log.results_tree import POWER
+from suite.log.score import TimeToTrain, log_interval
+
+GAP_S = 2.0  # so long after run_start the first reading may be, and so long before run_stop the last
+_IDLE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Meters:
+    """The power logs of one run, and what is wrong with the files (path, reason)."""
+
+    folder: Path
+    logs: tuple[PowerLog, ...]
+    unread: tuple[tuple[Path, str], ...] = ()
+
+    def of(self, kind: str) -> list[PowerLog]:
+        """The logs of a kind, by index."""
+        return sorted((log for log in self.logs if log.kind == kind), key=lambda log: log.index or 0)
+
+
+@dataclass(frozen=True)
+class RunEnergy:
+    """The energy of one run in joules; None where ``reason`` says that there is none.
+
+    ``joules`` is nodes and interconnect together; ``interconnect_j`` is the rules' estimate if ``estimated``.
+    ``halfwidth_j`` is half the 95 % interval from sampling, accuracy of the meters and stretches that no reading covers.
+    ``phases`` splits the nodes' joules; "staging before" is no part of the run. ``idle_j``: idle power times the run's time.
+    """
+
+    path: Path | None
+    reason: str | None
+    joules: float | None = None
+    nodes_j: float | None = None
+    interconnect_j: float = 0.0
+    estimated: bool = False
+    scope: str | None = None
+    current: str | None = None
+    nodes: int = 0
+    seconds: float = 0.0
+    uncovered_s: float = 0.0
+    halfwidth_j: float | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+    idle_j: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> tuple[str | None, str | None]:
+        """What may be compared: scope, and AC or DC."""
+        return self.scope, self.current
+
+
+@dataclass(frozen=True)
+class EnergyToSolution:
+    """The energy of a result. ``reason``: why it is no score, or None; a mean may still stand, over the runs that have one."""
+
+    runs: tuple[RunEnergy, ...]
+    kept: tuple[Path, ...]
+    reason: str | None
+    mean_j: float | None = None
+    interval_j: tuple[float, float] | None = None
+    mean_s: float | None = None
+    scope: str | None = None
+    current: str | None = None
+    nodes: int = 0
+    estimated: bool = False
+    idle_share: float | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+    samples: float | None = None
+
+    @property
+    def valid(self) -> bool:
+        """True if this is a score."""
+        return self.reason is None and self.mean_j is not None
+
+    @property
+    def delay_product_js(self) -> float | None:
+        """Energy times delay, joule seconds."""
+        return self.mean_j * self.mean_s if self.mean_j is not None and self.mean_s is not None else None
+
+    @property
+    def watts_per_node(self) -> float | None:
+        """Mean power of a node with its share of the interconnect, in the runs that count."""
+        if self.mean_j is None or not self.mean_s or not self.nodes:
+            return None
+        return self.mean_j / self.mean_s / self.nodes
+
+    @property
+    def joules_per_sample(self) -> float | None:
+        """Joules per sample trained on."""
+        return self.mean_j / self.samples if self.mean_j is not None and self.samples else None
+
+
+def read_meters(log: Path) -> Meters | None:
+    """Read the power logs beside a run's log, ``power/<name of the log>/*.txt``. None without such a folder. Links are not read."""
+    folder = log.parent / POWER / log.stem
+    if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
+        return None
+    logs, unread = [], []
+    for path in sorted(folder.glob("*.txt")):
+        if path.is_symlink() or not path.is_file():
+            continue  # rule power-files names it
+        try:
+            found = read_power_log(path)
+        except OSError as error:
+            unread.append((path, f"cannot be read: {error.strerror}"))
+        else:
+            if found.kind:
+                logs.append(found)
+    return Meters(folder, tuple(logs), tuple(unread))
+
+
+def widest_common(meters: Meters) -> tuple[str | None, list[PowerLog]]:
+    """The widest scope that every node has, and one log of it per node. (None, []) if the nodes have none in common."""
+    by_node: dict[int, dict[str, PowerLog]] = {}
+    for log in (*meters.of("node"), *meters.of("part")):
+        if log.index is not None and len(log.times_ms):
+            by_node.setdefault(log.index, {}).setdefault(log.scope, log)
+    nodes = {log.index for log in meters.of("node")}
+    if not by_node or nodes - by_node.keys():
+        return None, []
+    for scope in reversed(SCOPES):
+        if all(scope in scopes for scopes in by_node.values()):
+            return scope, [by_node[index][scope] for index in sorted(by_node)]
+    return None, []
+
+
+def energy_of_run(record: RunRecord, meters: Meters | None) -> RunEnergy:
+    """Compute the energy of a run from its meters."""
+    if meters is None or not meters.logs:
+        return RunEnergy(record.path, "no power readings")
+    start, stop = record.run_start_s, record.run_stop_s
+    if start is None or stop is None or stop <= start:
+        return RunEnergy(record.path, "the run has no time from run_start to run_stop")
+    scope, logs = widest_common(meters)
+    if scope is None:
+        return RunEnergy(record.path, "the nodes have no scope in common, or one has no reading")
+    currents = {log.current for log in logs}
+    if len(currents) > 1:
+        return RunEnergy(record.path, f"the nodes are measured differently: {', '.join(sorted(map(str, currents)))}")
+    if any(log.efficiency is None or log.efficiency <= 0.0 for log in logs):
+        return RunEnergy(record.path, "a conversion efficiency is no number above 0")
+    if record.nodes and len(logs) < record.nodes:
+        return RunEnergy(record.path, f"readings of {len(logs)} nodes, the log says {record.nodes}")
+    parts = [_measured(log, start, stop) for log in logs]
+    switches = [_interconnect(log, start, stop) for log in meters.of("sw")]
+    nodes_j = math.fsum(part.joules for part in parts)
+    between_j = math.fsum(joules for joules, _ in switches)
+    uncovered = max(part.uncovered_s for part in parts)
+    worst = max(parts, key=lambda part: part.uncovered_s)
+    reason = f"{worst.name} covers all but {uncovered:.1f} s of the run" if uncovered > GAP_S else None
+    idle = [part.idle_w for part in parts]
+    return RunEnergy(
+        record.path,
+        reason,
+        joules=nodes_j + between_j,
+        nodes_j=nodes_j,
+        interconnect_j=between_j,
+        estimated=any(estimated for _, estimated in switches),
+        scope=scope,
+        current=next(iter(currents)),
+        nodes=len(logs),
+        seconds=stop - start,
+        uncovered_s=uncovered,
+        halfwidth_j=_halfwidth(parts),
+        phases=_phases(record, logs),
+        idle_j=None if None in idle else math.fsum(w for w in idle if w is not None) * (stop - start),
+        notes=tuple(note for part in parts for note in part.notes),
+    )
+
+
+def energy_from_counters(record: RunRecord) -> RunEnergy:
+    """Compute the energy of a run from the ``energy`` events of its log, where no power log is."""
+    counted, seconds = record.counted, record.time_to_train_s
+    if counted is None or not seconds or seconds <= 0.0:
+        return RunEnergy(record.path, "no energy counters in the log")
+    nodes = record.nodes or 1
+    scope, joules, notes = _widest_counted(counted.by_counter, nodes)
+    if scope is None:
+        return RunEnergy(record.path, "; ".join(notes))
+    uncovered = max(seconds - counted.seconds, 0.0)
+    worth = joules / counted.seconds if counted.seconds > 0.0 else 0.0
+    return RunEnergy(
+        record.path,
+        f"the counters cover all but {uncovered:.1f} s of the run" if uncovered > GAP_S else None,
+        joules=joules,
+        nodes_j=joules,
+        scope=scope,
+        nodes=nodes,
+        seconds=seconds,
+        uncovered_s=uncovered,
+        halfwidth_j=UNSTATED_ACCURACY * abs(joules) + worth * uncovered,
+        notes=(
+            *notes,
+            "counters: AC or DC not stated",
+            f"accuracy not stated, the rules' {UNSTATED_ACCURACY:.0%} taken",
+        ),
+    )
+
+
+def _widest_counted(counters: Mapping[str, tuple[float, int]], nodes: int) -> tuple[str | None, float, tuple[str, ...]]:
+    """(scope, joules, notes) of the widest scope that as many counters as nodes have; a part is never added to its whole."""
+    whole = counters.get("pm_counters/node")
+    if whole is not None and whole[1] == nodes:
+        return "node", whole[0], ()
+    packages = {name: item for name, item in counters.items() if name.startswith("rapl/")}
+    devices = [item for name, item in counters.items() if name.startswith("nvml/")]
+    joules = math.fsum(item[0] for item in packages.values())
+    on_devices = math.fsum(item[0] for item in devices)
+    if packages and all(item[1] == nodes for item in packages.values()):
+        return ("package+device", joules + on_devices, ()) if devices else ("package", joules, ())
+    if devices:
+        return "device", on_devices, ("not every node has a counter of its processors",)
+    return None, 0.0, (f"no counter is in all {nodes} nodes",)
+
+
+def find_energy(result: TimeToTrain, samples: float | None = None) -> EnergyToSolution | None:
+    """The energy of a result, from the power logs beside its logs, else from the counters in them. None if it has neither."""
+    records = [run.record for run in result.runs]
+    meters = [read_meters(record.path) if record.path is not None else None for record in records]
+    if any(found is not None and found.logs for found in meters):
+        energies = [energy_of_run(record, found) for record, found in zip(records, meters, strict=True)]
+    elif any(record.counted for record in records):
+        energies = [energy_from_counters(record) for record in records]
+    else:
+        return None
+    return energy_to_solution(result, energies, samples)
+
+
+def energy_to_solution(
+    result: TimeToTrain, energies: Sequence[RunEnergy], samples: float | None = None
+) -> EnergyToSolution:
+    """Compute the energy of a result over the runs that its time keeps. ``energies`` are in the order of the result's runs.
+
+    The interval is that of all runs in the score's window that converged (t on log joules), widened by the meters' own error,
+    which is the same in every run and does not average out.
+    """
+    by_path = {energy.path: energy for energy in energies}
+    kept = [by_path[run.record.path] for run in result.scored if run.record.path in by_path]
+    paths = tuple(energy.path for energy in kept if energy.path is not None)
+    if not result.valid:
+        return EnergyToSolution(tuple(energies), paths, result.reason)
+    lacking = next((energy for energy in kept if energy.joules is None), None)
+    if not kept or lacking is not None:
+        return EnergyToSolution(tuple(energies), paths, lacking.reason if lacking else "no power readings")
+    kinds = {energy.kind for energy in kept}
+    if len(kinds) > 1:
+        said = " and ".join(sorted(" ".join(str(part) for part in kind if part) for kind in kinds))
+        return EnergyToSolution(tuple(energies), paths, f"the runs are measured differently: {said}")
+    joules = [energy.joules or 0.0 for energy in kept]
+    if min(joules) <= 0.0:
+        return EnergyToSolution(tuple(energies), paths, "a run has no positive energy")
+    mean = statistics.fmean(joules)
+    seconds = statistics.fmean(energy.seconds for energy in kept)
+    idle = [energy.idle_j for energy in kept]
+    uncovered = next((energy.reason for energy in kept if energy.reason), None)
+    return EnergyToSolution(
+        tuple(energies),
+        paths,
+        f"not a score: {uncovered}" if uncovered else None,
+        mean_j=mean,
+        interval_j=_interval(result, by_path, kept, mean),
+        mean_s=seconds,
+        scope=kept[0].scope,
+        current=kept[0].current,
+        nodes=kept[0].nodes,
+        estimated=any(energy.estimated for energy in kept),
+        idle_share=None if None in idle else math.fsum(j for j in idle if j is not None) / math.fsum(joules),
+        phases={
+            name: statistics.fmean(energy.phases.get(name, 0.0) for energy in kept)
+            for name in dict.fromkeys(name for energy in kept for name in energy.phases)
+        },
+        samples=samples,
+    )
+
+
+def _interval(
+    result: TimeToTrain, by_path: Mapping[Path | None, RunEnergy], kept: Sequence[RunEnergy], mean: float
+) -> tuple[float, float] | None:
+    """Runs and meters: half widths add in squares, below and above the mean. None if neither is known."""
+    inside = [run for run in result.runs if run.converged and not (run.dropped or "").startswith("outside")]
+    joules = [
+        energy.joules
+        for run in inside
+        if (energy := by_path.get(run.record.path)) is not None and energy.joules and energy.kind == kept[0].kind
+    ]
+    of_runs = log_interval(joules)
+    widths = [energy.halfwidth_j for energy in kept]
+    if None in widths:
+        return None
+    meters = statistics.fmean(width for width in widths if width is not None)
+    middle = math.exp(statistics.fmean(map(math.log, joules))) if joules else mean
+    below, above = (middle - of_runs[0], of_runs[1] - middle) if of_runs else (0.0, 0.0)
+    return max(mean - math.hypot(below, meters), 0.0), mean + math.hypot(above, meters)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What one meter says of a run."""
+
+    name: str
+    joules: float
+    uncovered_s: float
+    sampling_j: float | None
+    accuracy_j: float
+    missing_j: float
+    idle_w: float | None
+    notes: tuple[str, ...]
+
+
+def _measured(log: PowerLog, start: float, stop: float) -> _Measured:
+    line = offset_curve(log)
+    factor = log.efficiency or 1.0
+    joules = factor * line.between(start, stop)
+    inside = list(line.within(start, stop))
+    uncovered = line.uncovered_s(start, stop)
+    most = max((watts for _, watts in inside), default=0.0)
+    nearest = _edges(line, start, stop)
+    duty = log.number("duty")
+    sampling = sampling_halfwidth_j(inside, duty=1.0 if duty is None else duty, integrates=log.integrates)
+    accuracy = log.number("accuracy")
+    missing = factor * most * uncovered  # between nothing and the most that was read, beyond the readings
+    joules += factor * nearest if uncovered <= GAP_S else 0.0
+    notes = (
+        [f"{log.path.name}: accuracy not stated, the rules' {UNSTATED_ACCURACY:.0%} taken"] if accuracy is None else []
+    )
+    if log.current is None:
+        notes.append(f"{log.path.name}: AC or DC not stated")
+    return _Measured(
+        log.path.name,
+        joules,
+        uncovered,
+        None if sampling is None else factor * sampling,
+        (UNSTATED_ACCURACY if accuracy is None else accuracy) * abs(joules),
+        missing,
+        _idle_w(line, start, stop, factor),
+        tuple(notes),
+    )
+
+
+def offset_curve(log: PowerLog) -> Curve:
+    """The readings of a log on the clock of the run: moved by the offset that the file states."""
+    return curve(log, log.number("clock_offset_s") or 0.0)
+
+
+def _edges(line: Curve, start: float, stop: float) -> float:
+    """Joules of up to `GAP_S` that no reading covers at an end, at the nearest reading. Longer stretches are not filled."""
+    if not line.times_s:
+        return 0.0
+    before, after = max(line.begin_s - start, 0.0), max(stop - line.end_s, 0.0)
+    return line.watts[0] * before + line.watts[-1] * after
+
+
+def _halfwidth(parts: Sequence[_Measured]) -> float | None:
+    """Sampling errors of nodes are independent; accuracy may be wrong the same way in all meters of one make, so it adds up."""
+    if any(part.sampling_j is None for part in parts):
+        return None
+    sampling = math.sqrt(math.fsum((part.sampling_j or 0.0) ** 2 for part in parts))
+    accuracy = math.fsum(part.accuracy_j for part in parts)
+    return math.hypot(sampling, accuracy) + math.fsum(part.missing_j for part in parts)
+
+
+def _interconnect(log: PowerLog, start: float, stop: float) -> tuple[float, bool]:
+    """(joules, whether estimated) of a switch: its readings, else its stated power times the run's time."""
+    factor = log.efficiency or 1.0
+    if len(log.times_ms):
+        return factor * offset_curve(log).between(start, stop), False
+    return factor * (log.estimate_w or 0.0) * (stop - start), True
+
+
+def _idle_w(line: Curve, start: float, stop: float, factor: float) -> float | None:
+    """The least mean power of ten seconds outside of the run; None if so long was not measured."""
+    spans = [(line.begin_s, min(start, line.end_s)), (max(stop, line.begin_s), line.end_s)]
+    found = []
+    for low, high in spans:
+        steps = int((high - low) // _IDLE_S)
+        found += [line.between(low + n * _IDLE_S, low + (n + 1) * _IDLE_S) / _IDLE_S for n in range(min(steps, 10_000))]
+    return factor * min(found) if found else None
+
+
+def _phases(record: RunRecord, logs: Sequence[PowerLog]) -> dict[str, float]:
+    """Joules of the nodes by phase of the run."""
+    begin = record.run_start_s or 0.0
+    lines = [(offset_curve(log), log.efficiency or 1.0) for log in logs]
+
+    def joules(stretches: Sequence[tuple[float, float]]) -> float:
+        return math.fsum(f * line.between(begin + a, begin + b) for line, f in lines for a, b in stretches)
+
+    return {name: joules(stretches) for name, stretches in record.stretches.items() if stretches}
+
+
+def describe(log: PowerLog) -> str:
+    """What a file says of its meter, in words."""
+    said = [log.scope, log.current or "AC or DC not stated"]
+    said += [
+        f"{name} {brief(log.stated[name])}" for name in ("source", "accuracy", "clock_offset_s") if name in log.stated
+    ]
+    return ", ".join(said)

@@ -1,0 +1,93 @@
+"""Power beside a run: one sampler process per node (suite.machine.power.sampler), started before staging, ended after run_stop."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from suite import LAUNCH
+from suite.files import print_line
+from suite.log.results_tree import POWER
+from suite.machine.power.counters import node_counters
+from suite.machine.probes.root import machine_root
+from suite.world import World
+
+_ROUNDS = 5
+_END_S = 5.0
+
+
+@contextmanager
+def sampled_power(log: Path, world: World, gpu: str | None, *, wanted: bool) -> Iterator[None]:
+    """Within the body the power of every node is sampled into ``power/<name of the log>/``. Every rank calls it.
+
+    Where a node has no counter nothing is written: a run without energy is as it was. A sampler that cannot start is one line
+    on stderr and no reason to end a run.
+    """
+    process = _start(log, world, gpu) if wanted else None
+    try:
+        yield
+    finally:
+        if process is not None and process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _start(log: Path, world: World, gpu: str | None) -> subprocess.Popen[bytes] | None:
+    """Start the sampler of this node, on its first rank. All ranks take part in comparing clocks."""
+    root = machine_root(os.environ)
+    gpus = world.allgather((world.node, gpu))
+    mine = list(dict.fromkeys(uuid for node, uuid in gpus if node == world.node and uuid is not None))
+    has = world.local_rank == 0 and (bool(mine) or bool(node_counters(root).counters))
+    if not any(world.allgather(has)):
+        return None
+    offset, bound = clock_offset(world)
+    if not has:
+        return None
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "suite.machine.power.sampler",
+        str(log.parent / POWER / log.stem),
+        str(world.node),
+    ]
+    words += ["--root", str(root), "--offset", f"{offset:.6f}", "--bound", f"{bound:.6f}", *_pairs("--gpu", mine)]
+    unmarked = {name: value for name, value in os.environ.items() if name != LAUNCH}  # it is no rank
+    try:
+        return subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=unmarked, start_new_session=True
+        )
+    except OSError as error:
+        print_line(f"mlhpc: power is not sampled: {error.strerror}", error=True)
+        return None
+
+
+def _pairs(option: str, values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
+
+
+def clock_offset(world: World) -> tuple[float, float]:
+    """Measure what must be added to this node's clock to have rank 0's, and how far off that may be: seconds. A collective.
+
+    Rank 0 read its clock between the two moments at which this rank entered and left the exchange; the shortest one counts.
+    """
+    best = (0.0, float("inf"))
+    for _ in range(_ROUNDS):
+        begin = time.time()
+        world.barrier()  # rank 0 reads its clock after this rank came here
+        said = world.broadcast(time.time() if world.is_first else None)
+        end = time.time()
+        half = max((end - begin) / 2, 0.0)
+        if half < best[1]:
+            best = (said - (begin + end) / 2, half)
+    return (0.0, 0.0) if world.node == 0 else best

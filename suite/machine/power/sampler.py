@@ -1,0 +1,151 @@
+"""A process of its own that reads the energy counters of a node about once a second, into power logs in the official form.
+
+    python -P -m suite.machine.power.sampler FOLDER NODE --root / --gpu UUID ...
+
+It runs until its standard input ends, which it does when the process that started it ends, however that happens. Each reading is
+one write: a sampler that is killed leaves whole lines and no ``power_measurement_stop``, one that starves leaves gaps, and
+both are findings of the checker. It imports neither torch nor numpy, takes no signal, and holds no reading back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from suite.log.energy.keys import READING, START, STOP
+from suite.machine.power.counters import EnergyCounter, EnergyMeter, gpu_counter, node_counters
+
+INTERVAL_S = 0.9  # the rules ask for a reading a second; a timer is late now and then
+LATE_S = 2.0
+ACCURACY = 0.05  # a share; no counter's is documented, so the most that the rules allow a meter
+
+
+@dataclass
+class Scope:
+    """One power log: the counters whose sum it is. ``watts`` of a reading are the mean since the reading before it."""
+
+    name: str
+    counters: Sequence[EnergyCounter]
+    file: int = -1
+    total_j: float = 0.0
+    lost: bool = False
+    torn: bool = False
+
+    def write(self, key: str, value: object, time_ms: int, metadata: Mapping[str, Any] | None = None) -> None:
+        """Append one event. A disk that is full costs the event; the reading after it begins on a line of its own."""
+        event = {"namespace": "", "time_ms": time_ms, "event_type": _KINDS.get(key, "POINT_IN_TIME"), "key": key}
+        line = f":::MLLOG {json.dumps(event | {'value': value, 'metadata': metadata or ''})}\n".encode()
+        data = b"\n" + line if self.torn else line
+        with suppress(OSError):
+            self.torn = os.write(self.file, data) < len(data)
+
+
+_KINDS = {START: "INTERVAL_START", STOP: "INTERVAL_END"}
+
+
+def list_scopes(counters: Sequence[EnergyCounter]) -> list[Scope]:
+    """The scopes that these counters of a node make, the widest first. Cray's parts of a node are left out: the node has them."""
+    whole = [item for item in counters if item.name == "pm_counters/node"]
+    packages = [item for item in counters if item.name.startswith("rapl/")]
+    devices = [item for item in counters if item.name.startswith("nvml/")]
+    both = [*packages, *devices] if packages and devices else []
+    found = (("node", whole), ("package+device", both), ("package", packages), ("device", devices))
+    return [Scope(name, members) for name, members in found if members]
+
+
+@dataclass
+class Sampler:
+    """Samples until told to end. ``clock`` gives Unix seconds; ``wait`` waits so long and says whether to go on."""
+
+    scopes: Sequence[Scope]
+    meter: EnergyMeter
+    clock: Callable[[], float] = time.time
+    wait: Callable[[float], bool] = lambda seconds: not select.select([sys.stdin], [], [], seconds)[0]
+    late: int = 0
+    largest_s: float = 0.0
+    _joules: dict[str, float] = field(default_factory=dict)
+
+    def run(self, stated: Mapping[str, Any], interval_s: float = INTERVAL_S) -> None:
+        """Write the start, a reading each interval, and the stop of every scope."""
+        before = round(self.clock() * 1e3)
+        for scope in self.scopes:
+            sources = sorted({item.name.partition("/")[0] for item in scope.counters})
+            said = {"scope": scope.name, "source": "+".join(sources), "reads": "mean", "accuracy": ACCURACY}
+            said["measurement_type"] = "DC"  # all three count behind the supply
+            scope.write(START, None, before, {**said, **stated, "counter_j": 0.0})
+        due, on = time.monotonic() + interval_s, True
+        while on:
+            on = self.wait(max(due - time.monotonic(), 0.0))
+            due = max(due + interval_s, time.monotonic())
+            before = self._sample(before)
+        marks = {"late": self.late, "largest_gap_s": round(self.largest_s, 3)}
+        for scope in self.scopes:
+            reasons = {item.name: self.meter.lost[item.name] for item in scope.counters if item.name in self.meter.lost}
+            if not reasons:  # a scope that lost a counter has no end
+                scope.write(STOP, None, before, marks | {"counter_j": scope.total_j})
+
+    def _sample(self, before: int) -> int:
+        """Write a reading of every scope that has all its counters. Returns the time of the reading."""
+        reading = self.meter.take()
+        now = round(self.clock() * 1e3)
+        if now <= before:  # the clock was set back, or nothing passed: what was counted belongs to the next reading
+            for name, joules in reading.joules.items():
+                self._joules[name] = self._joules.get(name, 0.0) + joules
+            return before
+        gap = (now - before) / 1e3
+        self.late, self.largest_s = self.late + (gap > LATE_S), max(self.largest_s, gap)
+        for scope in self.scopes:
+            scope.lost = scope.lost or any(item.name in reading.lost for item in scope.counters)
+            if not scope.lost:
+                joules = sum(reading.joules.get(c.name, 0.0) + self._joules.get(c.name, 0.0) for c in scope.counters)
+                scope.total_j += joules
+                scope.write(READING, round(joules / gap, 6), now)
+        self._joules = {}
+        return now
+
+
+def file_name(node: int, scope: str, widest: bool) -> str:
+    """The name of a scope's log: the widest is that of the node."""
+    return f"node_{node}.txt" if widest else f"part_{node}_{scope}.txt"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Sample until standard input ends. 0 too where there is nothing to read: then no file is written."""
+    parser = argparse.ArgumentParser(prog="suite.machine.power.sampler")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("node", type=int)
+    parser.add_argument("--root", type=Path, default=Path("/"))
+    parser.add_argument("--gpu", action="append", default=[])
+    parser.add_argument("--offset", type=float, default=0.0)
+    parser.add_argument("--bound", type=float, default=0.0)
+    given = parser.parse_args(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the run decides when it ends
+    counters = [*node_counters(given.root).counters]
+    for index, uuid in enumerate(given.gpu):
+        found = gpu_counter(uuid).counters
+        counters += [EnergyCounter(f"nvml/gpu{index}", item.read, item.range_j) for item in found]
+    scopes = list_scopes(counters)
+    if not scopes:
+        return 0
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for place, scope in enumerate(scopes):
+        path = given.folder / file_name(given.node, scope.name, place == 0)
+        scope.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    stated = {"clock_offset_s": given.offset, "clock_bound_s": given.bound}
+    Sampler(scopes, EnergyMeter(counters)).run(stated)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
