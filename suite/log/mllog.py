@@ -61,6 +61,9 @@ RULESET = "ruleset"  # the ruleset the run was made for
 BENCHMARK_SIZE = "benchmark_size"  # the card's size; sizes are never ranked together
 SUITE_VERSION = "suite_version"  # version of this suite
 RUN_CONFIG = "run_config"  # the whole resolved RunConfig as a mapping; of a person's own loop what was stated
+CONFIG_FILE = (
+    "config_file"  # name of the file of settings in the run folder and the package; metadata sha256: of its bytes
+)
 RUN_MODE = "run_mode"  # value "strong" or "weak"; metadata: trial, instance
 CACHE_STATE = "cache_state"  # "dropped" | "cold-by-size" | "unverified"; metadata: command, exit_code, ...
 STARTUP = "startup"  # seconds from process start: {"interpreter": {min, median, max}, "import": ..., "init": ...}
@@ -71,6 +74,7 @@ MODEL_PARAMETERS = "model_parameters"  # trainable numbers of the model
 WORK_PER_SAMPLE = "work_per_sample"  # model and executed FLOPs, algorithmic bytes (see suite.workload.Work)
 BASELINE = "baseline"  # what trivial and analytic predictors reach on this data
 WINDOW_STATS = "window_stats"  # what the workload counts over a logging window (experts' load, imbalance of samples)
+FIRST_LOSSES = "first_losses"  # losses of the first 20 steps, mean over ranks, each the shortest text of its float64
 STEP_PHASES = "step_phases"  # seconds per phase of one logging window on rank 0; sums to the window's step time
 CHECKPOINT = "checkpoint_saved"  # {"stall_s", "write_s", "bytes", "files"}
 CHECKPOINT_FAILED = "checkpoint_failed"  # the place and the reason; training went on
