@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from suite import VERSION
-from suite.cli.options import card_option, output_option, ranks_option
+from suite.cli.options import JSON, card_option, format_option, output_option, ranks_option
 from suite.compliance.manifest import digest
 from suite.files import print_line, print_progress
 from suite.log.results_tree import MANIFEST
@@ -95,7 +95,7 @@ Examples:
     help="What is changed for level 4; repeatable. [the installed suite's own settings of the size]",
 )  # fmt: skip
 @output_option("New folder for reproduction.json, data and runs.", "reproduction/<package>-<time>")
-@click.option("--json", "as_json", is_flag=True, help="Print reproduction.json in place of the table.")
+@format_option()
 def reproduce(
     package: Path,
     result: str | None,
@@ -110,7 +110,7 @@ def reproduce(
     margin: float,
     overrides: tuple[str, ...],
     output: Path | None,
-    as_json: bool,
+    style: str,
 ) -> None:
     """Judge whether the results of a package can be reproduced here, level by level, and name the first cause where not.
 
@@ -142,7 +142,7 @@ def reproduce(
         results=results,
     )
     path = write_reproduction(root, document)
-    print_line(document.text().rstrip() if as_json else f"{render_table(document)}\n{path}: {_summary(document)}")
+    print_line(document.text().rstrip() if style == JSON else f"{render_table(document)}\n{path}: {_summary(document)}")
     if not document.reproduced:
         raise click.exceptions.Exit(1)
 
