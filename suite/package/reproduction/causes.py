@@ -60,11 +60,11 @@ def compare_told(was: Told, now: Told, *, workload: str | None) -> tuple[Differe
         *_pair(DATA, "data manifest", was.data_manifest, now.data_manifest),
         *_compare_code(was, now, workload),
         *_compare_environment(was, now),
-        *_pair(DEVICE, "device", was.about.get("device"), now.about.get("device")),
-        *_pair(THREADS, "threads per rank", was.about.get("threads_per_rank"), now.about.get("threads_per_rank")),
     ]
     if was.facts is not None and now.facts is not None:
         found += compare_facts(was.facts, now.facts, running=now.config is not None)
+    for kind, what, key in ((DEVICE, "device", "device"), (THREADS, "threads per rank", "threads_per_rank")):
+        found += _pair(kind, what, was.about.get(key), now.about.get(key))
     return rank(found)
 
 
