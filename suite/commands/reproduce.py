@@ -12,6 +12,7 @@ import click
 from suite import VERSION
 from suite.cli.options import JSON, card_option, format_option, output_option, ranks_option
 from suite.compliance.manifest import digest
+from suite.errors import InputError
 from suite.files import print_line, print_progress
 from suite.log.results_tree import MANIFEST
 from suite.package.reproduction.document import (
@@ -129,8 +130,13 @@ def reproduce(
     asked = _Asked(root, chosen, run, data, beside, ranks, seed, runs, pairs, margin / 100.0, overrides)
     originals = read_originals(package, result)
     changes = list_changes(package)
+    if not originals and not changes:
+        raise InputError(
+            f"{package}: no result below it; expected results/<system>/<scenario>/<benchmark>/result_*.txt"
+        )
     root.mkdir(parents=True, exist_ok=True)
     results = tuple(_judge(each, changes, asked, root / f"result_{n}") for n, each in enumerate(originals))
+    results = results or (_nothing_left(changes),)
     manifest = package / MANIFEST
     document = Reproduction(
         package=package.resolve().name,
@@ -145,6 +151,13 @@ def reproduce(
     print_line(document.text().rstrip() if style == JSON else f"{render_table(document)}\n{path}: {_summary(document)}")
     if not document.reproduced:
         raise click.exceptions.Exit(1)
+
+
+def _nothing_left(changes: list[Difference]) -> ResultVerdict:
+    """The verdict of a package that has lost all its results."""
+    why = f"the package has no result any more: {changes[0].kind} {changes[0].what} and {len(changes) - 1} more"
+    lost = verdict_of(0, Verdict.NOT_REPRODUCED, why, changes[0])
+    return ResultVerdict(result="results", workload=None, size=None, levels=(lost,), differences=tuple(changes[:20]))
 
 
 def _judge(original: Original, changes: list[Difference], asked: _Asked, folder: Path) -> ResultVerdict:

@@ -99,15 +99,14 @@ class Original:
 
 
 def read_originals(package: Path, wanted: str | None = None) -> list[Original]:
-    """Read the results of a package, or those whose folder ends with ``wanted``. InputError if there is none."""
+    """Read the results of a package, or those whose folder ends with ``wanted``. Empty if there is none at all.
+
+    InputError if it is no folder, or has no such result.
+    """
     if not package.is_dir():
         raise InputError(f"{package}: expected the folder of a package, <submitter>/{{systems,benchmarks,results}}")
     found = list(_read(package))
-    if not found:
-        raise InputError(
-            f"{package}: no result below it; expected results/<system>/<scenario>/<benchmark>/result_*.txt"
-        )
-    if wanted is None:
+    if wanted is None or not found:
         return found
     parts = Path(wanted).parts
     chosen = [each for each in found if Path(each.name).parts[-len(parts) :] == parts]

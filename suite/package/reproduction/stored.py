@@ -8,10 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from suite.compliance.manifest import changed_files
+from suite.compliance.manifest import changed_files, read_package_manifest
 from suite.files import brief
 from suite.log import mllog
-from suite.log.results_tree import MANIFEST
+from suite.log.results_tree import MANIFEST, list_files
 from suite.log.score import Throughput
 from suite.package.reproduction.causes import ALTERED, LOST
 from suite.package.reproduction.document import Difference, LevelVerdict, Verdict, verdict_of
@@ -47,17 +47,17 @@ def judge_log(original: Original, changes: Sequence[Difference]) -> LevelVerdict
 
 def list_changes(package: Path) -> list[Difference]:
     """List how a package differs from its manifest; nothing for a package without one, as published rounds are."""
+    listed = read_package_manifest(package / MANIFEST)
     if not (package / MANIFEST).is_file():
         return []
-    found = []
+    there = {path.relative_to(package).as_posix() for path in list_files(package)}
+    lost = sorted((listed or {}).keys() - there)
+    found = [Difference(kind=LOST, what=name[:200], was="in the manifest", now="gone") for name in lost[:_LISTED]]
     for _, path, message in islice(changed_files(package), 1000):
-        lost = message.endswith("is listed but not there")
-        name = message.partition(" is listed")[0].strip("'") if lost else path.relative_to(package).as_posix()
-        kind = LOST if lost else ALTERED
-        found.append(
-            Difference(kind=kind, what=name[:200], was="in the manifest", now="gone" if lost else message[:100])
-        )
-    return sorted(found, key=lambda each: (each.kind != LOST, each.what))
+        if path != package / MANIFEST or listed is None:
+            name = path.relative_to(package).as_posix()
+            found.append(Difference(kind=ALTERED, what=name[:200], was="in the manifest", now=message[:100]))
+    return found
 
 
 def _find_altered_config(original: Original) -> Difference | None:
