@@ -94,9 +94,9 @@ def digest_record(text: str) -> str | None:
     """
     lines = []
     for line in text.splitlines():
-        path, _, rest = line.rpartition(",sha256=")  # a path with a comma is in quotes, equally in the wheel
+        path, hashed, rest = line.rpartition(",sha256=")  # a path with a comma is in quotes, equally in the wheel
         if (
-            rest
+            hashed
             and not path.startswith(("../", "/", '"../'))
             and ".data/" not in path
             and not _OF_INSTALLER.search(path)

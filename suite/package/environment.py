@@ -153,9 +153,9 @@ def same_version(one: str, other: str) -> bool:
 def _files_of(record: str) -> Iterator[tuple[str, str]]:
     """Path and sha256 in hex of each file that a RECORD lists."""
     for line in record.splitlines():
-        path, _, rest = line.rpartition(",sha256=")
+        path, hashed, rest = line.rpartition(",sha256=")
         coded = rest.partition(",")[0]
-        if path and re.fullmatch(r"[\w-]{43}", coded):
+        if hashed and re.fullmatch(r"[\w-]{43}", coded):
             yield path, base64.urlsafe_b64decode(coded + "=").hex()
 
 
@@ -169,7 +169,9 @@ def _read_record(path: Path) -> str | None:
     """The RECORD of a wheel; None if it has none, or is no wheel."""
     try:
         with zipfile.ZipFile(path) as wheel:
-            entry = next((item for item in wheel.infolist() if item.filename.endswith(".dist-info/RECORD")), None)
+            entry = next(
+                (item for item in wheel.infolist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", item.filename)), None
+            )
             if entry is None or entry.file_size > _RECORD_BYTES:
                 return None
             return wheel.read(entry).decode("utf-8", "replace")
