@@ -118,7 +118,7 @@ def create(source: Path, wheels: Path | None, output: Path | None, other_suite: 
     if root.exists():
         raise InputError(f"{root}: exists already; choose another -o")
     _check_python(found)
-    words = ["install", "--disable-pip-version-check", "-q", "--no-deps", "--only-binary", ":all:"]
+    words = ["install", "--disable-pip-version-check", "-q", "--no-compile", "--no-deps", "--only-binary", ":all:"]
     text = "".join(f"{normal(each.name)}=={each.version}\n" for each in others(found))
     suite: Wheel | None = None
     if wheels is not None:

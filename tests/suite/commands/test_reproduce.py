@@ -1,5 +1,6 @@
 """`mlhpc reproduce` on packages that no run wrote: levels, causes, exit codes; nothing of a package is run."""
 
+# ruff: noqa: E501  one case a line reads best as a table
 from __future__ import annotations
 
 import json
