@@ -1,8 +1,8 @@
-"""Level 0 of every published package: scores recomputed from the logs beside the table of the rounds and MLCommons' own tool.
+"""Level 0 of every published package: scores from the logs, those of the rounds, and those of MLCommons' own tool.
 
     python benchmarks/published_reproduction.py ROUNDS [--scores published_scores_expected.csv]
 
-ROUNDS is a folder whose folders are named after rounds (v0.7, hpc_results_v3.0). ``--scores`` has what MLCommons' summarizer prints.
+ROUNDS has folders named after rounds (v0.7, hpc_results_v3.0). ``--scores`` has what MLCommons' summarizer prints.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from suite.package.reproduction.causes import OPERATIONAL
 LARGEST = 2**18  # bytes of a config.yaml; those of the shipped workloads have 2,000
 DEEPEST = 12  # mappings and lists inside each other
 MOST_THREADS = 64
+SUBMISSION = "submission"  # who submits, and in which division: says what the rules allow, and acts on nothing
 _WHY = {
     "cache_drop_command": "a command of a package is never run",
     "data": "the data are those of this machine",
@@ -31,7 +32,7 @@ def read_package_config(descriptor: Descriptor, path: Path) -> tuple[RunConfig, 
     """
     source = read_plain_yaml(path)
     left_out = []
-    for key in sorted(OPERATIONAL & source.data.keys()):
+    for key in sorted((OPERATIONAL - {SUBMISSION}) & source.data.keys()):
         value = source.data.pop(key)
         if key in _WHY and value not in (None, {}, {"overlap": False}):
             left_out.append(f"{key}: {_WHY[key]}")

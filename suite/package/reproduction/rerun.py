@@ -56,6 +56,7 @@ class Rerun:
     may_run: bool = False
     left_out: tuple[str, ...] = ()
     made: list[tuple[RunRecord, Told]] = field(default_factory=list)  # new runs, in order
+    failed: str | None = None  # why a new run was none
     data_cause: Difference | None = None
 
     @property
@@ -205,6 +206,8 @@ class Rerun:
     def _now(self, number: int) -> tuple[RunRecord, Told] | str:
         """A run to compare with, made now if it is not there yet; or why it failed."""
         while len(self.made) <= number:
+            if self.failed is not None:
+                return self.failed
             if self.beside is not None:
                 if not self._beside_records:
                     return f"{self.beside}: no result_*.txt of a run"
@@ -213,6 +216,7 @@ class Rerun:
             count = len(self.made)
             made = self._start(self.config, self.folder / f"run_{count}", self._seed(count))
             if isinstance(made, str):
+                self.failed = made
                 return made
             self.made.append(made)
         return self.made[number]
@@ -304,5 +308,6 @@ def _execute(words: Sequence[str], log: Path) -> tuple[int, str]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("xb") as file:
         code = subprocess.run(suite_command(*words), stdout=file, stderr=subprocess.STDOUT, check=False).returncode
-    lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    said = log.read_text("utf-8", "replace").splitlines()
+    lines = [line for line in said if line.strip() and not line.startswith(str(words[-1]))]  # not its summary
     return code, (lines[-1] if lines else "no output").removeprefix("mlhpc: ")[:300]

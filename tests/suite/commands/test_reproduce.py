@@ -15,7 +15,7 @@ import pytest
 
 from suite.log.limits import limits
 from suite.package.build import write_package_manifest
-from suite.package.reproduction.document import Reproduction, Verdict, read_reproduction
+from suite.package.reproduction.document import Reproduction, Verdict, read_reproduction, verdict_of
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
 from tests.fixtures.package_mutations import example
@@ -232,6 +232,21 @@ def test_a_hostile_configuration_is_refused_with_one_line(
     assert "refuses the configuration" in last.reason
     assert not list(tmp_path.rglob("RAN"))
     assert not list((tmp_path / "out").rglob("run_*"))
+
+
+@pytest.mark.parametrize("code", [2, 1])
+def test_a_run_that_fails_is_said_once_and_every_level_has_a_verdict(
+    stage: Path, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A second attempt in the same folder once ended the command without a document."""
+    from suite.package.reproduction import rerun
+
+    fails = [sys.executable, "-c", f"print('no memory'); raise SystemExit({code})"]
+    monkeypatch.setattr(rerun, "suite_command", lambda *words: fails)
+    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, Verdict.REPRODUCED, "given"))
+    found = reproduce(package, tmp_path / "out", "--run", "--level", 4, "--data", stage / "again", code=1)
+    assert verdicts(found) == ["reproduced", "reproduced", *["not reproduced"] * 3]
+    assert all("no memory" in level.reason for level in found.results[0].levels[2:])
 
 
 def _hostile(package: Path, ran: Path) -> None:
