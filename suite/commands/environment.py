@@ -132,7 +132,7 @@ def create(source: Path, wheels: Path | None, output: Path | None, other_suite: 
         text = render_lock(found, matched, {})
         words += ["--no-index", "--find-links", str(wheels), "--require-hashes"]
     print_progress(f"{root}: making the environment")
-    _call([sys.executable, "-m", "venv", str(root)])
+    _call([sys.executable, "-I", "-m", "venv", str(root)])  # a venv.py of the working folder is not taken for it
     requirements = root / LOCK
     write_whole(requirements, text)
     pip = [str(root / "bin" / "python"), "-I", "-m", "pip"]

@@ -319,3 +319,51 @@ def test_settings_that_act_on_this_machine_are_not_followed(package: Path, tmp_p
         64,
     )
     assert len(left_out) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "factor", "verdict"),
+    [
+        (("--set", "window_steps=7"), 1.0, "reproduced"),
+        (("--set", "window_steps=7"), 1.4, "not reproduced"),
+        ((), 1.0, "reproduced"),
+    ],
+)
+def test_times_are_compared_in_pairs_whose_order_changes(
+    stage: Path,
+    package: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    factor: float,
+    verdict: str,
+) -> None:
+    from dataclasses import replace
+
+    from suite.config import RunConfig
+    from suite.log.record import RunRecord
+    from suite.package.reproduction import rerun
+    from suite.package.reproduction.told import Told
+
+    started: list[tuple[str, int, int]] = []
+
+    def start(self: rerun.Rerun, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, Told]:
+        started.append((folder.name, config.window_steps, seed))
+        record, told = self.original.records[0], self.was
+        seconds = (10.0 + len(started) * 0.01) * (factor if folder.name.endswith("B") else 1.0)
+        return replace(record, seed=seed, time_to_train_s=seconds), told
+
+    monkeypatch.setattr(rerun.Rerun, "_start", start)
+    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, Verdict.REPRODUCED, "given"))
+    code = 0 if verdict == "reproduced" else 1
+    found = reproduce(
+        package, tmp_path / "out", "--run", "--level", 4, "--pairs", 4, "--data", stage / "again", *words, code=code
+    )
+    level = found.results[0].levels[4]
+    assert (str(level.verdict), level.compared["pairs"]) == (verdict, 4)
+    pairs = [each for each in started if each[0].startswith("pair")]
+    assert [name[-1] for name, _, _ in pairs] == list("ABBAABBA")
+    assert [seed for _, _, seed in pairs] == [1, 1, 2, 2, 3, 3, 4, 4]
+    if words:
+        assert {steps for name, steps, _ in pairs if name.endswith("B")} == {7}
+        assert level.cause is None or level.cause.what == "window_steps"
