@@ -13,6 +13,7 @@ from suite.files import one_line, print_line
 COMMANDS = "mlhpc.commands"
 WORKLOADS = "mlhpc.workloads"
 FIGURES = "mlhpc.figures"
+SCORES = "mlhpc.scores"  # functions that find the official score of a published result
 OURS = "mlhpc"  # the package whose entries win over others of the same name
 
 

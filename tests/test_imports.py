@@ -34,6 +34,10 @@ LAYERS: dict[str, set[str]] = {
     "suite.compliance.rules": {"suite", "suite.log", "suite.log.energy", "suite.compliance"},
     "suite.compliance.exchange": {"suite", "suite.log", "suite.compliance", "suite.compliance.rules"},
     "suite.package": {"suite", "suite.log", "suite.machine", "suite.compliance", "suite.compliance.rules"},
+    "suite.package.reproduction": {
+        *("suite", "suite.log", "suite.machine", "suite.machine.probes", "suite.compliance", "suite.compliance.rules"),
+        *("suite.package", "suite.data", "suite.launch"),
+    },
     "suite.training": {
         "suite",
         "suite.log",
@@ -62,6 +66,7 @@ LIGHT = {
     "suite.compliance.exchange",
     "suite.compliance.rules",
     "suite.package",
+    "suite.package.reproduction",
     *COMMANDS,
 }
 ANALYSIS_MAY_USE = {

@@ -89,14 +89,36 @@ def render(study: Study) -> str:
 
 
 @cache
+def _read_table() -> dict[str, Any]:
+    """The shipped table as it is written: its columns and rows."""
+    document: dict[str, Any] = json.loads((FOLDER / TABLE).read_text("utf-8"))
+    if document["version"] != VERSION:
+        raise InputError(f"{TABLE}: version {document['version']}, this suite reads {VERSION}; run `mlhpc published`")
+    return document
+
+
+@cache
 def published() -> pd.DataFrame:
     """The shipped table, one row per result, with the columns of COLUMNS."""
     import pandas as pd
 
-    document = json.loads((FOLDER / TABLE).read_text("utf-8"))
-    if document["version"] != VERSION:
-        raise InputError(f"{TABLE}: version {document['version']}, this suite reads {VERSION}; run `mlhpc published`")
+    document = _read_table()
     return pd.DataFrame(document["rows"], columns=document["columns"])
+
+
+def find_score(
+    round_: str | None, submitter: str | None, system: str | None, scenario: str, benchmark: str | None
+) -> dict[str, Any] | None:
+    """Find the official score of a published result: ``score_s`` or ``models_per_min``, and the source. None if it is not known."""
+    document = _read_table()
+    names = document["columns"]
+    wanted = {"round": round_, "submitter": submitter, "system": system, "mode": scenario, "benchmark": benchmark}
+    for row in document["rows"]:
+        found = dict(zip(names, row, strict=True))
+        if all(found[name] == value for name, value in wanted.items()):
+            source = f"{SOURCE}{round_}"
+            return {"score_s": found["score_s"], "models_per_min": found["models_per_min"], "source": source}
+    return None
 
 
 def missing(held: Iterable[str] = ()) -> str:

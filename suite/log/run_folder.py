@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +16,9 @@ from suite import VERSION
 from suite.config import RunConfig
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, read_json, write_whole
+from suite.log.installed import read_environment
 from suite.log.limits import limits
+from suite.log.sources import digest_suite, read_git_state
 
 RUN_VERSION = 1
 
@@ -61,6 +61,26 @@ class RunFolder:
     def config_path(self) -> Path:
         """The resolved config, which `mlhpc run --config` reads again."""
         return self.root / "config.yaml"
+
+    @property
+    def changes_path(self) -> Path:
+        """What differed from the commit, as git says it; there only if something did."""
+        return self.root / "changes.diff"
+
+    @property
+    def sources_path(self) -> Path:
+        """The digests of the suite's own files."""
+        return self.root / "sources.json"
+
+    @property
+    def environment_path(self) -> Path:
+        """The installed distributions (suite.log.installed)."""
+        return self.root / "environment.json"
+
+    @property
+    def data_path(self) -> Path:
+        """A copy of the manifest of the data set that the first trial read."""
+        return self.root / "data.json"
 
     @property
     def card_path(self) -> Path:
@@ -184,7 +204,9 @@ def _is_begun(root: Path) -> bool:
         paths = list(root.iterdir())
     except OSError:
         return False
-    return bool(paths) and all(path == RunFolder(root).config_path or path.suffix == PART_SUFFIX for path in paths)
+    folder = RunFolder(root)
+    first = (folder.config_path, folder.changes_path, folder.sources_path, folder.environment_path)
+    return bool(paths) and all(path in first or path.suffix == PART_SUFFIX for path in paths)
 
 
 def create(root: Path) -> None:
@@ -209,11 +231,16 @@ def write_run_info(
     same_allocation: bool = True,
     loop: Path | None = None,
 ) -> RunFolder:
-    """Write config.yaml and run.json into a folder, unless they exist: all instances of a job try at once and one wins.
+    """Write config.yaml, what the code and the environment are, and last run.json into a folder, each unless it exists.
+
+    All instances of a job try at once and one wins.
 
     ``loop`` is the program of a person's own loop.
     """
     folder = RunFolder(root)
+    if folder.info_path.exists() and folder.config_path.exists():
+        return folder
+    git = read_git_state(None if loop is None else loop.absolute().parent)
     info = RunInfo(
         workload=config.workload,
         size=config.size,
@@ -222,13 +249,16 @@ def write_run_info(
         ranks=ranks,
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         command=tuple(sys.argv if loop is None else sys.orig_argv),
-        git=git_state(None if loop is None else loop.absolute().parent),
+        git=None if git is None else git.logged(),
         same_allocation=same_allocation,
         seed=seed,
         loop=None if loop is None else loop.name,
     )
     texts = (
         (folder.config_path, yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)),
+        *([(folder.changes_path, git.diff)] if git is not None and git.diff else []),
+        (folder.sources_path, json.dumps(digest_suite(), indent=1) + "\n"),
+        (folder.environment_path, read_environment().text()),
         (folder.info_path, json.dumps(asdict(info), indent=2) + "\n"),
     )
     for path, text in texts:
@@ -239,20 +269,3 @@ def write_run_info(
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from None
     return folder
-
-
-def git_state(cwd: Path | None = None) -> dict[str, Any] | None:
-    """The commit and whether tracked files differ from it; None outside a git checkout or without git."""
-    here = cwd or Path(__file__).resolve().parent
-
-    def git(arguments: Sequence[str]) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = git(["rev-parse", "HEAD"])
-    if commit is None:
-        return None
-    return {"commit": commit, "dirty": bool(git(["status", "--porcelain", "--untracked-files=no"]))}

@@ -41,6 +41,8 @@ class Cpu(_Part):
     numa_nodes: int | None = None
     max_frequency_mhz: float | None = None
     governor: str = UNKNOWN
+    boost: str = UNKNOWN
+    smt: str = UNKNOWN
     simd: tuple[str, ...] = ()
     virtualised: bool | None = None
     caches: tuple[Cache, ...] = ()
@@ -120,7 +122,20 @@ class Software(_Part):
     python: str = UNKNOWN
     packages: dict[str, str] = {}
     mpi: str = UNKNOWN
+    loader: str = UNKNOWN
+    preloaded: str = ""
+    time_zone: str = UNKNOWN
+    locale: str = UNKNOWN
     modules: tuple[str, ...] = ()
+
+
+class Firmware(_Part):
+    """What the board's firmware says of itself; no serial numbers."""
+
+    bios_vendor: str = UNKNOWN
+    bios_version: str = UNKNOWN
+    bios_date: str = UNKNOWN
+    board: str = UNKNOWN
 
 
 class Facts(_Part):
@@ -132,6 +147,7 @@ class Facts(_Part):
     hostname: str
     simulated: bool = Field(False, description="the probes read a folder of files instead of this machine")
     product: str = UNKNOWN
+    firmware: Firmware = Firmware()
     cpu: Cpu = Cpu()
     memory: Memory = Memory()
     storage: tuple[BlockDevice, ...] = ()

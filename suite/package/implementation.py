@@ -12,8 +12,10 @@ from suite.files import write_whole
 from suite.log.attempts import began
 from suite.log.results_tree import PRUNED
 from suite.log.run_folder import RunInfo
+from suite.machine.secrets import redact_random
 from suite.package.redaction import Personal, Redaction
-from suite.package.results import Result, Run
+from suite.package.results import Result, Run, score_of
+from suite.package.stated import STATED, state_result
 
 
 def write_implementation(staged: Path, result: Result, kinds: Collection[str]) -> list[tuple[Path, str, str]]:
@@ -43,6 +45,8 @@ def write_implementation(staged: Path, result: Result, kinds: Collection[str]) -
         }
         document = {"version": 1, "folder": run.folder.root.name, "logs": origin, "redacted": changed}
         write_whole(provenance / "origin.json", json.dumps(document, indent=1))
+    stated = state_result(score_of(result), result.benchmark, names)
+    write_whole(folder / STATED, json.dumps(stated, indent=1) + "\n")
     write_whole(folder / "README.md", _readme(result))
     setup, data = (_SETUP, _DATASETS) if result.info.loop is None else (_OWN_SETUP, _OWN_DATASETS)
     write_whole(folder / "setup.sh", setup.format(commit=_commit(result.info), version=result.info.suite_version))
@@ -58,7 +62,11 @@ def write_implementation(staged: Path, result: Result, kinds: Collection[str]) -
 def _provenance(run: Run, result: Result) -> Iterator[Path]:
     """Every file of a run folder that says how the result was made, except the logs of the result itself."""
     root = run.folder.root
-    fixed = (run.folder.info_path, run.folder.config_path, run.folder.card_path, root / "job.sbatch", root / "job.json")
+    known = run.folder
+    fixed = (
+        *(known.info_path, known.config_path, known.card_path, root / "job.sbatch", root / "job.json"),
+        *(known.changes_path, known.sources_path, known.environment_path, known.data_path),
+    )
     yield from (path for path in fixed if path.is_file())
     yield from sorted(path for path in run.folder.code.rglob("*") if path.is_file() and not path.is_symlink())
     yield from run.folder.node_facts()
@@ -93,7 +101,9 @@ def _readme(result: Result) -> str:
         "- `setup.sh` installs the suite as it was\n"
         "- `init_datasets.sh` makes the data set\n"
         "- `run_and_time.sh` runs it\n"
-        "- `provenance/` holds what each run left: run.json, config.yaml, facts of every node, the job script\n"
+        f"- `{STATED}` has the score and the times of the runs, to be compared with the logs by `mlhpc reproduce`\n"
+        "- `provenance/` holds what each run left: run.json, config.yaml, facts of every node, the job script, the uncommitted\n"
+        "  changes, the digests of the suite's files, the environment, the data set's manifest\n"
         + (
             "- `provenance/run_*/code/` is the program, `card.yaml` beside it what it was made for\n"
             if info.loop
@@ -201,6 +211,8 @@ def _copy(source: Path, target: Path, redaction: Redaction) -> list[tuple[str, s
         text = source.read_text("utf-8", "replace")
     else:
         text = redaction.apply(source.read_text("utf-8", "replace"))
+        if source.suffix == ".diff":  # what people try out, keys among it
+            text = redact_random(text)
         write_whole(target, text)
     return list(redaction.find(text))
 

@@ -13,33 +13,10 @@ from pathlib import Path, PurePosixPath
 
 from suite.errors import InputError
 from suite.machine.facts import Facts
+from suite.machine.secrets import REDACTED, SECRET_VALUES, redact_secrets
 
-REDACTED = "REDACTED"
 KINDS = ("hosts", "paths", "account")
 
-# A name is of a secret if one of its words is one of these: HF_TOKEN and wandb.api_key, not TOKENIZERS_PARALLELISM or max_tokens
-_SECRET_WORDS = frozenset(
-    (
-        *("KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "PWD", "CREDENTIAL", "CREDENTIALS"),
-        *("AUTHORIZATION", "BEARER"),
-    )
-)
-_NOT_SECRET = frozenset({"key", "PWD", "OLDPWD"})  # a JSON key called key, and the shell's working folder
-_VALUE = r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s,;"'}\]]+)"""
-_ASSIGNED = (
-    re.compile(r"""(?P<name>[A-Za-z_][\w.-]*)(?P<between>["']?[ \t]*[:=][ \t]*)""" + _VALUE),  # shell, YAML, JSON
-    re.compile(
-        r"""(?<=--)(?P<name>[A-Za-z][\w.-]*)(?P<between>[ \t]+|"\s*,\s*(?="))""" + _VALUE
-    ),  # --token VALUE, ["--token", "VALUE"]
-)
-_HARMLESS = re.compile(r"""["']?(?:\$.*|[-+.\d]{0,5}|true|false|null|none|yes|no|REDACTED)["']?""", re.IGNORECASE)
-_SECRET_VALUES = re.compile(
-    r"(?<=://)[^\s/:@\"']*:[^\s/@\"']+(?=@)"  # user:password of an address
-    r"|\b(?:gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[abeprs]-)[\w-]{16,}"  # GitHub, GitLab, Hugging Face, OpenAI, Slack
-    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # AWS
-    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"  # JSON web token
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?"
-)
 _PATH = re.compile(r"(?<![\w.$:/@-])~?(?:/[\w.@%+=,{}$*-]+)+/?")
 _OF_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev", "/run", "/var", "/boot")
 _ACCOUNT = re.compile(r"""(?:--account[= ]|(?<=\s)-A[= ]?|SLURM_JOB_ACCOUNT\W+|SBATCH_ACCOUNT\W+)["']?([\w.@+-]+)""")
@@ -98,7 +75,7 @@ class Redaction:
     def check_log(self, path: Path) -> None:
         """InputError if a log, which is never edited, contains a secret or what is to be redacted."""
         for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
-            if _SECRET_VALUES.search(line):
+            if SECRET_VALUES.search(line):
                 raise InputError(
                     f"{path}:{number}: contains what looks like a password or token; logs are never edited"
                 )
@@ -119,20 +96,6 @@ class Redaction:
         return path.startswith(("/home/", "/Users/", "/root/", "~")) or (len(parts) > 1 and self.personal.user in parts)
 
 
-def redact_secrets(text: str) -> str:
-    """Replace the values of names such as HF_TOKEN or api_key, and what has the form of a password or token."""
-    for pattern in _ASSIGNED:
-        text = pattern.sub(_without_secret, text)
-    return _SECRET_VALUES.sub(REDACTED, text)
-
-
-def is_secret_name(name: str) -> bool:
-    """True if a variable or setting of this name holds a secret, judged by the words of the name."""
-    if name in _NOT_SECRET:
-        return False
-    return not _SECRET_WORDS.isdisjoint(re.split(r"[_.-]", name.upper()))
-
-
 def describe(personal: Sequence[tuple[Path, str, str]]) -> Iterator[str]:
     """One line per kind: what personal words are in which files. ``personal`` has file, kind and words."""
     for kind in KINDS:
@@ -143,14 +106,6 @@ def describe(personal: Sequence[tuple[Path, str, str]]) -> Iterator[str]:
             more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
             shown = ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
             yield f"personal: {kind}: {shown} in {files[0]}{more}; --redact {kind} takes them out"
-
-
-def _without_secret(match: re.Match[str]) -> str:
-    value = match["value"]
-    if not is_secret_name(match["name"]) or _HARMLESS.fullmatch(value):
-        return match.group()
-    quote = value[0] if value[0] in "\"'" else ""
-    return f"{match['name']}{match['between']}{quote}{REDACTED}{quote}"
 
 
 def _short_path(match: re.Match[str]) -> str:

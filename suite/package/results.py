@@ -14,7 +14,7 @@ from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import PRUNED
 from suite.log.run_folder import RunFolder, RunInfo
-from suite.log.score import failure, time_to_train
+from suite.log.score import Throughput, TimeToTrain, failure, throughput, time_to_train
 from suite.machine.facts import Facts
 from suite.machine.system import differences, read_nodes
 
@@ -153,6 +153,12 @@ def _choose_runs(records: Sequence[RunRecord], benchmark: Benchmark) -> _Choice:
     outside = [run for run in score.runs if run.dropped is not None and run.dropped.startswith(("outside", "resumed"))]
     scored = tuple(run.record for run in score.runs if run not in outside)
     return scored, (), tuple((run.record, str(run.dropped)) for run in outside)
+
+
+def score_of(result: Result) -> TimeToTrain | Throughput:
+    """The score of the runs of a result."""
+    score = throughput if result.scenario == "weak" else time_to_train
+    return score(result.scored, result.benchmark)
 
 
 def notes(results: Sequence[Result], division: str) -> Iterator[str]:

@@ -32,7 +32,7 @@ from suite.training.instrument import Ledger, exchange_marks
 from suite.training.parallel import clip_gradients, wrap
 from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
-from suite.training.records import Records
+from suite.training.records import FIRST_LOSSES, Records
 from suite.training.saver import Saver
 from suite.training.state import Position, TrainingState
 from suite.training.timing import (
@@ -109,6 +109,7 @@ class Trainer:
         self.config, self.size_card, self.target = self.plan.config, self.plan.size_card, self.plan.target
         self._throughput = 0.0
         self._steps_per_block = 0
+        self._first_losses: list[Tensor] | None = []  # of steps; None: not those of the run's beginning, or logged
         measured = self.config.instrumentation
         self.records = Records(self.log, self.world, self.device, self.progress, measured=measured)
         self.world, self.timer, self.instruments = self.records.world, self.records.timer, self.records.instruments
@@ -120,9 +121,13 @@ class Trainer:
     def run(self, start: Position) -> Outcome:
         """Train from a position until the target is met, the epochs are used up or a signal says stop."""
         with self.records.counting():
-            return self._run(start)
+            outcome = self._run(start)
+            self.records.log_first_losses(self._first_losses)
+            return outcome
 
     def _run(self, start: Position) -> Outcome:
+        if start != Position(1, 0):
+            self._first_losses = None
         interval_s = self.config.checkpoint.interval_s
         often_s = CHECK_INTERVAL_S if interval_s is None else min(CHECK_INTERVAL_S, interval_s / 10)
         watch = StopWatch(self.world, self.stop_signal, self.saver, often_s)
@@ -226,6 +231,7 @@ class Trainer:
         else:
             self.timer.mark(FORWARD_BACKWARD)
         window.add(loss.detach(), ends_step=item.ends)
+        self._keep_first(loss.detach(), item)
         if not item.ends:
             return
         for group in optimizer.param_groups:
@@ -236,6 +242,18 @@ class Trainer:
         if self.state.averaged is not None:
             self.state.averaged.update_parameters(self.state.model)
         self.timer.mark(OPTIMIZER)
+
+    def _keep_first(self, loss: Tensor, item: PlannedBatch) -> None:
+        """Keep the losses of the run's first steps, of which the parts sum, on the device until they are logged."""
+        if self._first_losses is None:
+            return
+        if not item.begins:
+            self._first_losses[-1] = self._first_losses[-1] + loss
+        elif len(self._first_losses) == FIRST_LOSSES:
+            self.records.log_first_losses(self._first_losses)
+            self._first_losses = None
+        else:
+            self._first_losses.append(loss)
 
     def _close_window(self, window: Window) -> float:
         """Log a window. Returns its loss, the mean over steps and ranks."""

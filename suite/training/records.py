@@ -25,6 +25,7 @@ from suite.training.timing import OTHER, NoTimer, PhaseTimer, device_clock
 from suite.world import World
 
 LOSS_SUM = "loss_sum"
+FIRST_LOSSES = 20  # steps whose losses are logged one by one
 
 
 class Records:
@@ -83,6 +84,13 @@ class Records:
         if stats:
             self._log.event(mllog.WINDOW_STATS, stats, metadata=where)
         return loss
+
+    def log_first_losses(self, losses: Sequence[torch.Tensor] | None) -> None:
+        """Write the losses of the run's first steps, their mean over ranks. All ranks call it; nothing if there are none."""
+        if losses:
+            total = self.world.sum({str(step): float(loss) for step, loss in enumerate(losses)})
+            mean = [value / self.world.size for value in total.values()]
+            self._log.event(mllog.FIRST_LOSSES, mean, metadata={"first_step": 0, "steps": len(mean)})
 
     def end_block(
         self, label: int, steps: int, samples: int, elapsed_s: Callable[[], float], *, until: Any = None

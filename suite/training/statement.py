@@ -14,7 +14,7 @@ from typing import Any
 
 from suite import RULESET, VERSION
 from suite.errors import InputError
-from suite.files import read_bytes
+from suite.files import read_bytes, write_whole
 from suite.log import mllog
 from suite.log.attempts import replaced_runs
 from suite.log.goodput import find_goodput
@@ -82,6 +82,7 @@ def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement)
         log.event(mllog.PREFLIGHT, judged[0], metadata=judged[1])
     simulated = is_simulated(machine_root(os.environ))
     about = {"device": said.device, **said.about_config, "simulated_machine": simulated}
+    log_config_file(log, plan.folder)
     log.event(mllog.RUN_CONFIG, said.config, metadata=about)
     log.event(mllog.GRADIENT_ACCUMULATION_STEPS, plan.config.gradient_accumulation_steps)
     for key, value in said.hyperparameters.items():
@@ -91,6 +92,20 @@ def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement)
         log.event(mllog.WORK_PER_SAMPLE, said.work)
     log.event(mllog.DATA_MANIFEST, said.data_manifest)
     log.event(mllog.BASELINE, said.baselines, metadata={"attainable": said.attainable} if said.attainable else None)
+
+
+def log_config_file(log: EventLog, folder: RunFolder) -> None:
+    """Write which file of settings the run was made with, and its checksum; nothing where it cannot be read."""
+    with suppress(OSError):
+        content = read_bytes(folder.config_path, limits().json)
+        log.event(mllog.CONFIG_FILE, folder.config_path.name, metadata={"sha256": hashlib.sha256(content).hexdigest()})
+
+
+def keep_data_manifest(folder: RunFolder, text: str, world: World) -> None:
+    """Keep a copy of the data set's manifest in the run folder, if it has none yet. A disk that refuses it ends no run."""
+    if world.is_first and not folder.data_path.exists():
+        with suppress(OSError):
+            write_whole(folder.data_path, text, overwrite=False)
 
 
 def read_preflight(environ: Mapping[str, str]) -> tuple[dict[str, int], dict[str, Any]] | None:

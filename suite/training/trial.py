@@ -39,6 +39,7 @@ from suite.training.statement import (
     check_parameters,
     collect_node_facts,
     draw_seed,
+    keep_data_manifest,
     log_run_stop,
     log_startup,
     log_statement,
@@ -67,6 +68,7 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
     path = folder.next_resumed(plan.trial) if plan.resume else folder.result(plan.trial)
     progress.enter("collecting facts")
     collect_node_facts(folder, world)
+    keep_data_manifest(folder, manifest.text(), world)
     progress.enter("comparing data with their checksums")
     verified = verify_source(config, source, manifest, world, progress.tick)
     progress.enter("dropping caches")

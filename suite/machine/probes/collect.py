@@ -1,16 +1,17 @@
 """Collects all facts of the node this process runs on.
 
-Environment variables are taken by name from two lists and never as a whole: the others may hold secrets.
+Environment variables are taken by the form of their names, without values that are secrets by name, form or randomness.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from suite.machine.facts import UNKNOWN, Facts
+from suite.machine.facts import UNKNOWN, Facts, Firmware
 from suite.machine.probes.accelerators import list_accelerators, read_accelerator_links
 from suite.machine.probes.hosts import read_hostname
 from suite.machine.probes.memory import read_memory
@@ -20,24 +21,20 @@ from suite.machine.probes.root import is_simulated, machine_root
 from suite.machine.probes.software import read_limits, read_software
 from suite.machine.probes.storage import list_block_devices, list_file_systems
 from suite.machine.probes.sysfs import Run, read_text, run_command
+from suite.machine.secrets import redact_variable
 
-SLURM_NAMES = (
-    *("SLURMD_NODENAME", "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION"),
-    *("SLURM_JOB_QOS", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NTASKS"),
-    *("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"),
-    *("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK"),
-    *("SLURM_GPUS_ON_NODE", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS"),
-    *("SLURM_STEP_TASKS_PER_NODE", "SLURM_MPI_TYPE", "SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE", "SLURM_DISTRIBUTION"),
-    *("SLURM_HINT", "SLURM_THREADS_PER_CORE", "SLURM_TOPOLOGY_ADDR", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"),
-    *("SLURM_RESTART_COUNT", "SLURM_EXCLUSIVE", "SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME"),
+TUNING = re.compile(  # variables that change how fast or how exactly a run computes, of the libraries that it may use
+    "(?:NCCL|RCCL|OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|CUDA|CUDNN|CUBLAS|ROCR|HIP|HSA|MIOPEN|XLA|UCX|FI"
+    "|MPICH|MPIR|OMPI_MCA|I_MPI|PSM2|PSM3|GLOO|ATEN|ONEDNN|DNNL|MALLOC|GLIBC|JEMALLOC|HDF5)_[A-Z0-9_a-z]+"
+    "|LD_PRELOAD|LD_LIBRARY_PATH|LD_BIND_NOW|MALLOC_CONF|PYTHONHASHSEED|PYTHONOPTIMIZE|PYTHONMALLOC|TZ|LANG|LANGUAGE|LC_[A-Z]+"
 )
-TUNING_NAMES = (
-    *("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_NUM_THREADS"),
-    *("OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
-    *("CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_IB_HCA"),
-    *("NCCL_SOCKET_IFNAME", "NCCL_P2P_LEVEL", "NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL", "GLOO_SOCKET_IFNAME"),
-    *("FI_PROVIDER", "UCX_TLS", "UCX_NET_DEVICES", "MPICH_GPU_SUPPORT_ENABLED", "MPICH_OFI_NIC_POLICY"),
+SLURM = re.compile("SLURMD?_[A-Z0-9_]+")
+# Of people and of one job's sockets: who submitted from where, ports, addresses that a launcher made for this start
+_NOT_KEPT = re.compile(
+    ".*(?:_USER|_UID|_GID|_ACCOUNT|_JWT|_SUBMIT_HOST|_SUBMIT_DIR|_IPADDR|_COMM_HOST|_COMM_PORT|_SRUN_COMM.*|_PORT|_COOKIE|_PID"
+    "|_SCRIPT_CONTEXT|_LOCALID|_PROCID|_TASK_PID|_GTIDS|_NODEID)|OMPI_MCA_(?:orte|ess|pmix|initial).*|MPIR_(?:MPI_)?DEBUG.*"
 )
+LONGEST = 4096  # characters of a value that are kept
 
 
 def collect_facts(
@@ -55,6 +52,7 @@ def collect_facts(
     facts: dict[str, Any] = {}
     probes: dict[str, Callable[[], Any]] = {
         "product": lambda: _product(root),
+        "firmware": lambda: _read_firmware(root),
         "cpu": lambda: read_cpu(root),
         "memory": lambda: read_memory(root, run),
         "storage": lambda: list_block_devices(root),
@@ -76,8 +74,8 @@ def collect_facts(
         node=environ.get("SLURMD_NODENAME") or hostname,
         hostname=hostname,
         simulated=simulated,
-        slurm={name: environ[name] for name in SLURM_NAMES if name in environ},
-        tuning={name: environ[name] for name in TUNING_NAMES if name in environ},
+        slurm=_select(environ, SLURM),
+        tuning=_select(environ, TUNING),
         problems=tuple(problems),
         **facts,
     )
@@ -87,6 +85,24 @@ def _product(root: Path) -> str:
     """The manufacturer's name of the machine."""
     names = [read_text(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
     return " ".join(name for name in names if name) or UNKNOWN
+
+
+def _read_firmware(root: Path) -> Firmware:
+    """What the board says of itself, of that which every user may read."""
+    names = {
+        "bios_vendor": "bios_vendor",
+        "bios_version": "bios_version",
+        "bios_date": "bios_date",
+        "board": "board_name",
+    }
+    folder = root / "sys/class/dmi/id"
+    return Firmware(**{field: read_text(folder / name) or UNKNOWN for field, name in names.items()})
+
+
+def _select(environ: Mapping[str, str], pattern: re.Pattern[str]) -> dict[str, str]:
+    """The variables whose whole name has the form, in order of name; secrets without their value."""
+    names = sorted(name for name in environ if pattern.fullmatch(name) and not _NOT_KEPT.fullmatch(name))
+    return {name: redact_variable(name, environ[name][:LONGEST]) for name in names}
 
 
 def _list_folders(environ: Mapping[str, str], run_folder: Path | None) -> dict[str, Path]:

@@ -65,10 +65,20 @@ def read_cpu(root: Path) -> Cpu:
         numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
         max_frequency_mhz=_read_max_frequency_mhz(cpus, entries),
         governor=next((text for cpu in cpus if (text := read_text(cpu / "cpufreq/scaling_governor"))), UNKNOWN),
+        boost=_read_boost(root),
+        smt=read_text(root / CPUS / "smt/control") or UNKNOWN,
         simd=tuple(flag for flag in SIMD_FLAGS if flag in flags),
         virtualised="hypervisor" in flags if flags else None,
         caches=_count_caches(cpus),
     )
+
+
+def _read_boost(root: Path) -> str:
+    """Whether the processor may run above its nominal clock: ``on`` or ``off``, as one of two drivers says it."""
+    for name, on in (("cpufreq/boost", "1"), ("intel_pstate/no_turbo", "0")):
+        if text := read_text(root / CPUS / name):
+            return "on" if text == on else "off"
+    return UNKNOWN
 
 
 def _model(root: Path, entry: Mapping[str, str]) -> str:

@@ -37,6 +37,10 @@ def read_software(root: Path, environ: Mapping[str, str]) -> Software:
         python=f"{platform.python_implementation()} {platform.python_version()}",
         packages=dict(sorted(installed.items(), key=lambda item: item[0].lower())),
         mpi=_read_mpi(),
+        loader=_find_loader(root),
+        preloaded=" ".join(read_text(root / "etc/ld.so.preload").split()),
+        time_zone=_read_time_zone(root, environ),
+        locale=next((value for name in ("LC_ALL", "LC_CTYPE", "LANG") if (value := environ.get(name))), "C"),
         modules=tuple(name for name in environ.get("LOADEDMODULES", "").split(":") if name),
     )
 
@@ -50,6 +54,22 @@ def read_limits(root: Path) -> Limits:
         cpus_allowed=len(allowance.cpus),
         open_files=allowance.open_files,
     )
+
+
+def _find_loader(root: Path) -> str:
+    """The dynamic loader's file, as a name: that of glibc, or of musl, whose name has the architecture."""
+    places = ("lib64/ld-linux*.so.*", "lib/ld-linux*.so.*", "lib/ld-musl-*.so.*")
+    return next((path.name for place in places for path in sorted(root.glob(place))), UNKNOWN)
+
+
+def _read_time_zone(root: Path, environ: Mapping[str, str]) -> str:
+    """The time zone: TZ, else where /etc/localtime leads, else the name in /etc/timezone."""
+    if zone := environ.get("TZ"):
+        return zone
+    link = root / "etc/localtime"
+    if link.is_symlink():
+        return str(link.readlink()).rpartition("zoneinfo/")[2]
+    return read_text(root / "etc/timezone") or UNKNOWN
 
 
 def _find_container(root: Path, environ: Mapping[str, str]) -> str:

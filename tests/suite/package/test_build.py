@@ -45,7 +45,7 @@ def test_the_tree_of_a_package(tmp_path: Path) -> None:
         "ro-crate-metadata.json",
         "systems/bed_1x2_smoke.json",
         *(f"results/bed_1x2_smoke/strong/cosmoflow/result_{n}.txt" for n in range(5)),
-        *(f"{code}/{name}" for name in ("README.md", "setup.sh", "init_datasets.sh", "run_and_time.sh")),
+        *(f"{code}/{name}" for name in ("README.md", "result.json", "setup.sh", "init_datasets.sh", "run_and_time.sh")),
         *(f"{code}/provenance/run_0/{name}" for name in inside),
     }
     for n in range(5):

@@ -12,7 +12,7 @@ from suite.compliance.manifest import changed_files
 from suite.config import load_config
 from suite.descriptor import descriptor
 from suite.machine.node_samples import Sample, render
-from suite.package.redaction import is_secret_name, redact_secrets
+from suite.machine.secrets import is_secret_name, redact_secrets
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, write
 from tests.fixtures.runs import node, run_folder

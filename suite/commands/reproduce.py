@@ -1,0 +1,232 @@
+"""`mlhpc reproduce`: judges by levels whether the results of a package can be reproduced here. Nothing in a package is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from suite import VERSION
+from suite.cli.options import JSON, card_option, format_option, output_option, ranks_option
+from suite.compliance.manifest import digest
+from suite.errors import InputError
+from suite.files import print_line, print_progress
+from suite.log.results_tree import MANIFEST
+from suite.package.reproduction.document import (
+    LEVELS,
+    Difference,
+    LevelVerdict,
+    Reproduction,
+    ResultVerdict,
+    Verdict,
+    all_reproduced,
+    verdict_of,
+    write_reproduction,
+)
+from suite.package.reproduction.original import Original, read_originals
+from suite.package.reproduction.stored import judge_log, list_changes
+from suite.package.reproduction.table import render_table
+
+if TYPE_CHECKING:
+    from suite.package.reproduction.rerun import Rerun
+
+HELP_GROUP = "Judge"
+HELP_ORDER = 5
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a person asked for."""
+
+    output: Path
+    level: int
+    run: bool
+    data: Path | None
+    beside: Path | None
+    ranks: int | None
+    seed: int | None
+    runs: int
+    pairs: int
+    margin: float
+    overrides: tuple[str, ...]
+
+
+@click.command(
+    epilog="""\b
+Levels:
+  0 log          the package is whole; scores recomputed from its logs are those it states
+  1 data         the data are regenerated, or with --data verified: equal sha256
+  2 numerics     same seed and ranks: the losses of the first 20 steps are equal, or within a stated bound
+  3 convergence  epochs to the target within the interval of the reference points
+  4 time         the original beside the changed configuration, in pairs on this machine: equivalent within --margin
+\b
+Examples:
+  mlhpc reproduce submissions/ACME                          levels 0 and 1
+  mlhpc reproduce submissions/ACME --run -o again           levels 0 to 3: one run of each result
+  mlhpc reproduce submissions/ACME --run --level 4 --set hyperparameters.width=128
+  mlhpc reproduce submissions/ACME --with runs/mine         compare with a run that is there already
+"""
+)
+@click.argument("package", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@card_option
+@click.option("--result", metavar="FOLDER", help="Only this result: the end of its folder's path. [all]")
+@click.option("--level", type=click.IntRange(0, 4), help="Levels up to this one. [3 with --run or --with, else 1]")
+@click.option("--run", is_flag=True, help="Run the package's configuration with the installed suite.")
+@click.option(
+    "--with", "beside", metavar="RUN", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Compare with this run folder in place of a new run.",
+)  # fmt: skip
+@click.option(
+    "--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Data set on this machine, which is verified. [made anew in the output folder]",
+)  # fmt: skip
+@ranks_option(None, "MPI ranks to start here. [those of the package]")
+@click.option("--seed", type=click.IntRange(0), help="Seed of the first run in place of the package's.")
+@click.option("--runs", type=click.IntRange(1), default=1, show_default=True, help="Runs for level 3.")
+@click.option("--pairs", type=click.IntRange(2), default=5, show_default=True, help="Pairs of runs for level 4.")
+@click.option(
+    "--margin", type=click.FloatRange(0.1, 100), default=5.0, show_default=True,
+    help="Largest difference of times, in percent, that counts as none (level 4).",
+)  # fmt: skip
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE",
+    help="What is changed for level 4; repeatable. [the installed suite's own settings of the size]",
+)  # fmt: skip
+@output_option("New folder for reproduction.json, data and runs.", "reproduction/<package>-<time>")
+@format_option()
+def reproduce(
+    package: Path,
+    result: str | None,
+    level: int | None,
+    run: bool,
+    beside: Path | None,
+    data: Path | None,
+    ranks: int | None,
+    seed: int | None,
+    runs: int,
+    pairs: int,
+    margin: float,
+    overrides: tuple[str, ...],
+    output: Path | None,
+    style: str,
+) -> None:
+    """Judge whether the results of a package can be reproduced here, level by level, and name the first cause where not.
+
+    Nothing inside a package is executed: with --run the installed suite runs the package's configuration, read as data. Exit
+    code 0 if every level that was asked for was reproduced, 1 if one was not, cannot be or cannot be told, 2 usage.
+    """
+    if run and beside is not None:
+        raise click.UsageError("--run and --with: give one")
+    chosen = level if level is not None else 3 if run or beside else 1
+    if overrides and chosen < 4:
+        raise click.UsageError("--set says what is changed for level 4: give --level 4")
+    stamp = datetime.now(UTC)
+    root = output or Path("reproduction") / f"{package.resolve().name}-{stamp:%Y%m%dT%H%M%SZ}"
+    if root.exists() and any(root.iterdir()):
+        raise click.UsageError(f"-o {root}: exists already; a reproduction never writes into an earlier one")
+    asked = _Asked(root, chosen, run, data, beside, ranks, seed, runs, pairs, margin / 100.0, overrides)
+    originals = read_originals(package, result)
+    changes = list_changes(package)
+    if not originals and not changes:
+        raise InputError(
+            f"{package}: no result below it; expected results/<system>/<scenario>/<benchmark>/result_*.txt"
+        )
+    root.mkdir(parents=True, exist_ok=True)
+    results = tuple(_judge(each, changes, asked, root / f"result_{n}") for n, each in enumerate(originals))
+    results = results or (_nothing_left(changes),)
+    manifest = package / MANIFEST
+    document = Reproduction(
+        package=package.resolve().name,
+        manifest_sha256=digest(manifest) if manifest.is_file() and not manifest.is_symlink() else None,
+        made=f"{stamp:%Y-%m-%dT%H:%M:%SZ}",
+        suite_version=VERSION,
+        asked=tuple(range(chosen + 1)),
+        reproduced=all_reproduced(results),
+        results=results,
+    )
+    path = write_reproduction(root, document)
+    print_line(document.text().rstrip() if style == JSON else f"{render_table(document)}\n{path}: {_summary(document)}")
+    if not document.reproduced:
+        raise click.exceptions.Exit(1)
+
+
+def _nothing_left(changes: list[Difference]) -> ResultVerdict:
+    """The verdict of a package that has lost all its results."""
+    why = f"the package has no result any more: {changes[0].kind} {changes[0].what} and {len(changes) - 1} more"
+    lost = verdict_of(0, Verdict.NOT_REPRODUCED, why, changes[0])
+    return ResultVerdict(result="results", workload=None, size=None, levels=(lost,), differences=tuple(changes[:20]))
+
+
+def _judge(original: Original, changes: list[Difference], asked: _Asked, folder: Path) -> ResultVerdict:
+    """All levels of one result that were asked for."""
+    record = original.records[0]
+    levels = [judge_log(original, changes)]
+    _tell(original, levels[0])
+    differences: tuple[Difference, ...] = tuple(changes[:20])
+    against: str | None = None
+    left_out: tuple[str, ...] = ()
+    if asked.level >= 1:
+        why = original.cannot_run() if original.info.get("loop") is None else None
+        if why is not None:
+            levels += [verdict_of(number, Verdict.CANNOT, why) for number in range(1, asked.level + 1)]
+        else:
+            from suite.package.reproduction.rerun import Rerun
+
+            rerun = Rerun(original, folder, asked.ranks, asked.seed, asked.data, asked.beside, may_run=asked.run)
+            levels.append(rerun.judge_data())
+            _tell(original, levels[-1])
+            levels += _judge_runs(original, rerun, levels[-1], asked)
+            differences += rerun.differences()
+            against, left_out = rerun.against, rerun.left_out
+    workload = original.info.get("workload")
+    return ResultVerdict(
+        result=original.name,
+        workload=workload if isinstance(workload, str) else record.benchmark,
+        size=record.size,
+        levels=tuple(levels),
+        differences=differences,
+        against=against,
+        left_out=left_out,
+    )
+
+
+def _judge_runs(original: Original, rerun: Rerun, data: LevelVerdict, asked: _Asked) -> list[LevelVerdict]:
+    """Levels 2 to 4."""
+    numbers = range(2, asked.level + 1)
+    why = original.cannot_run() or rerun.cannot_run() if numbers else None
+    if why is not None:
+        return [verdict_of(number, Verdict.CANNOT, why) for number in numbers]
+    if data.verdict == Verdict.NOT_REPRODUCED and asked.beside is None:
+        why = "no run was made: the data are not those of the package (level 1)"
+        return [verdict_of(number, Verdict.CANNOT_TELL, why, data.cause) for number in numbers]
+    if not asked.run and asked.beside is None:
+        why = "no run was made: --run makes one, --with RUN names one"
+        return [verdict_of(number, Verdict.CANNOT_TELL, why) for number in numbers]
+    found = []
+    for number in numbers:
+        if number == 2:
+            found.append(rerun.judge_numerics())
+        elif number == 3:
+            found.append(rerun.judge_convergence(asked.runs))
+        elif asked.beside is not None:
+            why = "times are compared in pairs on one machine: give --run, not --with"
+            found.append(verdict_of(number, Verdict.CANNOT_TELL, why))
+        else:
+            found.append(rerun.judge_time(asked.overrides, asked.pairs, asked.margin))
+        _tell(original, found[-1])
+    return found
+
+
+def _tell(original: Original, level: LevelVerdict) -> None:
+    """Say on stderr how far the command is: stdout is the table, or JSON."""
+    print_progress(f"{original.name}: level {level.level} {level.name}: {level.verdict}", error=True)
+
+
+def _summary(document: Reproduction) -> str:
+    counts = [level.verdict for result in document.results for level in result.levels]
+    said = ", ".join(f"{counts.count(each)} {each}" for each in Verdict if each in counts)
+    many = f"{len(document.results)} result{'s' * (len(document.results) > 1)}"
+    return f"{many}, levels 0 to {document.asked[-1]} ({LEVELS[document.asked[-1]]}): {said}"

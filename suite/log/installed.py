@@ -1,0 +1,133 @@
+"""The environment of a run: every installed distribution with the digest of what its wheel holds. Writes nothing.
+
+pip does not keep the sha256 of a wheel that it installed from an index. What it keeps is RECORD, with the sha256 of every file of
+the wheel: the digest of that list is the same for the wheel and for what was installed from it, whoever installed it. So an
+environment is compared with another, and with wheels at hand, without the wheels' own hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.metadata import Distribution, distributions
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ENVIRONMENT_VERSION: Final = 1
+NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"
+VERSION_TEXT = r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,98}"
+_SHA256 = "^[0-9a-f]{64}$"
+# What an installer writes beside the files of the wheel
+_OF_INSTALLER = re.compile(
+    r"\.dist-info/(?:INSTALLER|REQUESTED|RECORD|RECORD\.jws|direct_url\.json|uv_\w+\.json)$|\.pyc$"
+)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Installed(_Part):
+    """One distribution. ``record_sha256``: of the files that its wheel holds, see `digest_record`; None where there is no RECORD.
+
+    ``wheel_sha256``: of the wheel, known only of those that were installed from a file or an address. ``source``: index, file
+    (or an address), or editable.
+    """
+
+    name: str = Field(pattern=f"^{NAME}$")
+    version: str = Field(pattern=f"^{VERSION_TEXT}$")
+    record_sha256: str | None = Field(None, pattern=_SHA256)
+    wheel_sha256: str | None = Field(None, pattern=_SHA256)
+    tags: tuple[str, ...] = ()
+    source: Literal["index", "file", "editable"] = "index"
+
+
+class Environment(_Part):
+    """All distributions of a Python environment, by name."""
+
+    version: Literal[1] = ENVIRONMENT_VERSION
+    python: str
+    machine: str
+    distributions: tuple[Installed, ...]
+
+    def text(self) -> str:
+        """The environment as its file has it."""
+        return (
+            json.dumps(self.model_dump(mode="json", exclude_defaults=True) | {"version": self.version}, indent=1) + "\n"
+        )
+
+    def by_name(self) -> Mapping[str, Installed]:
+        """The distributions by normal name."""
+        return {normal(item.name): item for item in self.distributions}
+
+
+def read_environment(found: Iterable[Distribution] | None = None) -> Environment:
+    """Read the environment of this process, or of given distributions. Of two with one name the first on the path counts."""
+    items: dict[str, Installed] = {}
+    for each in distributions() if found is None else found:
+        name = each.metadata["Name"]
+        if name and re.fullmatch(NAME, name) and re.fullmatch(VERSION_TEXT, each.version or ""):
+            items.setdefault(normal(name), _describe(each, name))
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    return Environment(
+        python=python,
+        machine=f"{sys.platform} {platform.machine()}",
+        distributions=tuple(items[name] for name in sorted(items)),
+    )
+
+
+def normal(name: str) -> str:
+    """The normal spelling of a distribution's name (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def digest_record(text: str) -> str | None:
+    """Compute the digest of a RECORD's files: the same for a wheel and for what was installed from it. None if it lists none.
+
+    Left out is what an installer adds or rewrites: compiled files, its own notes, scripts and other files outside of
+    site-packages (``../`` of an environment, ``.data/`` of a wheel).
+    """
+    lines = []
+    for line in text.splitlines():
+        path, hashed, rest = line.rpartition(",sha256=")  # a path with a comma is in quotes, equally in the wheel
+        if (
+            hashed
+            and not path.startswith(("../", "/", '"../'))
+            and ".data/" not in path
+            and not _OF_INSTALLER.search(path)
+        ):
+            lines.append(f"{rest.partition(',')[0]}  {path}\n")
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest() if lines else None
+
+
+def _describe(each: Distribution, name: str) -> Installed:
+    origin = _origin(each.read_text("direct_url.json"))
+    editable = bool(origin.get("dir_info", {}).get("editable"))
+    archive = str(origin.get("archive_info", {}).get("hashes", {}).get("sha256", ""))
+    tags = tuple(re.findall(r"^Tag: (\S+)$", each.read_text("WHEEL") or "", re.MULTILINE))
+    return Installed(
+        name=name,
+        version=each.version,
+        record_sha256=None if editable else digest_record(each.read_text("RECORD") or ""),
+        wheel_sha256=archive if re.fullmatch(r"[0-9a-f]{64}", archive) else None,
+        tags=tags[:8],
+        source="editable" if editable else "file" if origin else "index",
+    )
+
+
+def _origin(text: str | None) -> dict[str, Any]:
+    """What direct_url.json says; an empty object where there is none or it is damaged."""
+    try:
+        data = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    parts = ("dir_info", "archive_info")
+    if not isinstance(data, dict) or not all(isinstance(data.get(part, {}), dict) for part in parts):
+        return {}
+    hashes = data.get("archive_info", {}).get("hashes", {})
+    return data if isinstance(hashes, dict) else {}

@@ -1,0 +1,82 @@
+"""What code a run is made of: the commit, the uncommitted changes, and the digests of the suite's own files. Writes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from suite import VERSION
+
+SOURCES_VERSION = 1
+DIFF_BYTES = 2**20  # of the uncommitted changes that are kept; their sha256 is that of all
+OURS = ("suite", "workloads", "analysis")
+KINDS = frozenset({".py", ".yaml", ".json", ".j2", ".sbatch", ".html", ".css", ".js"})
+# Without the configuration of a checkout that could make git run a program of its own on the files
+_DIFF = ("-c", "core.fsmonitor=", "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD")
+
+
+@dataclass(frozen=True)
+class GitState:
+    """The commit of a checkout, and what differs from it in tracked files: the first `DIFF_BYTES`, and the digest of all."""
+
+    commit: str
+    diff: str
+    diff_sha256: str | None
+
+    def logged(self) -> dict[str, Any]:
+        """The form of run.json."""
+        state: dict[str, Any] = {"commit": self.commit, "dirty": self.diff_sha256 is not None}
+        return state if self.diff_sha256 is None else state | {"diff_sha256": self.diff_sha256}
+
+
+def read_git_state(cwd: Path | None = None) -> GitState | None:
+    """Read the state of the checkout that holds ``cwd``, by default this suite's; None outside of one or without git."""
+    here = cwd or Path(__file__).resolve().parent
+
+    def git(arguments: Sequence[str]) -> bytes | None:
+        try:
+            done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+    commit = git(["rev-parse", "HEAD"])
+    if commit is None:
+        return None
+    changes = git(_DIFF) if git(["status", "--porcelain", "--untracked-files=no"]) else b""
+    if not changes:
+        return GitState(commit.decode().strip(), "", None if changes is not None else hashlib.sha256(b"").hexdigest())
+    text = changes[:DIFF_BYTES].decode("utf-8", "replace")
+    if len(changes) > DIFF_BYTES:
+        text += f"\n[the first {DIFF_BYTES} of {len(changes)} bytes]\n"
+    return GitState(commit.decode().strip(), text, hashlib.sha256(changes).hexdigest())
+
+
+def digest_suite(folders: Mapping[str, Path] | None = None) -> dict[str, Any]:
+    """Compute the digests of the suite's own files: ``{"version", "suite_version", "sha256", "files": {path: sha256}}``.
+
+    ``sha256`` is that of the list of files as sha256sum prints it. ``folders``: the packages by name; None: those installed.
+    """
+    found: dict[str, str] = {}
+    for name, folder in (_installed() if folders is None else folders).items():
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in KINDS and path.is_file():
+                key = f"{name}/{path.relative_to(folder).as_posix()}"
+                found[key] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {"version": SOURCES_VERSION, "suite_version": VERSION, "sha256": digest_files(found), "files": found}
+
+
+def digest_files(files: Mapping[str, str]) -> str:
+    """Compute the sha256 of a list of files with their digests, in the form and order of sha256sum."""
+    return hashlib.sha256("".join(f"{files[name]}  {name}\n" for name in sorted(files)).encode()).hexdigest()
+
+
+def _installed() -> dict[str, Path]:
+    """The folders of this suite's packages that are installed, by name."""
+    found = {name: find_spec(name) for name in OURS}
+    return {name: Path(spec.origin).parent for name, spec in found.items() if spec is not None and spec.origin}

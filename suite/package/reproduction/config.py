@@ -1,0 +1,84 @@
+"""The configuration of a package's run as the installed suite may run it: read as data, without what acts on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from suite.config import RunConfig, resolve_config
+from suite.descriptor import Descriptor
+from suite.errors import InputError
+from suite.files import YamlSource, read_bytes
+from suite.package.reproduction.causes import OPERATIONAL
+
+LARGEST = 2**18  # bytes of a config.yaml; those of the shipped workloads have 2,000
+DEEPEST = 12  # mappings and lists inside each other
+MOST_THREADS = 64
+SUBMISSION = "submission"  # who submits, and in which division: says what the rules allow, and acts on nothing
+_WHY = {
+    "cache_drop_command": "a command of a package is never run",
+    "data": "the data are those of this machine",
+    "staging": "a package does not say where this machine writes",
+}
+
+
+def read_package_config(descriptor: Descriptor, path: Path) -> tuple[RunConfig, tuple[str, ...]]:
+    """Read a config.yaml of a package for the installed workload. Also returns what of it is not followed, each with the reason.
+
+    InputError, one line, if it is no such file, is larger or deeper than any that a run writes, has anchors, or if the
+    installed suite refuses a value.
+    """
+    source = read_plain_yaml(path)
+    left_out = []
+    for key in sorted((OPERATIONAL - {SUBMISSION}) & source.data.keys()):
+        value = source.data.pop(key)
+        if key in _WHY and value not in (None, {}, {"overlap": False}):
+            left_out.append(f"{key}: {_WHY[key]}")
+    threads = source.data.get("loader_threads")
+    if isinstance(threads, int) and threads > MOST_THREADS:
+        source.data["loader_threads"] = MOST_THREADS
+        left_out.append(f"loader_threads: at most {MOST_THREADS}")
+    return resolve_config(descriptor, source), tuple(left_out)
+
+
+def read_plain_yaml(path: Path) -> YamlSource:
+    """Read a small YAML mapping without anchors: one that says the same thing a thousand times over would fill the memory."""
+    if path.is_symlink():
+        raise InputError(f"{path}: a symbolic link: not followed")
+    try:
+        text = read_bytes(path, LARGEST).decode("utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: cannot be read: not UTF-8 text") from None
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+                raise InputError(f"{path}{_line(event)}: an anchor or alias; a run's config.yaml has none")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise InputError(f"{path}{_line(event)}: nested more than {DEEPEST} deep")
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    return YamlSource.read(path)
+
+
+def _line(event: yaml.Event) -> str:
+    return f":{event.start_mark.line + 1}" if event.start_mark is not None else ""
+
+
+def changed_config(descriptor: Descriptor, original: RunConfig, overrides: tuple[str, ...]) -> RunConfig:
+    """The configuration to compare with: the original with ``overrides``, or without any the installed suite's own of the size."""
+    if not overrides:
+        source = YamlSource.read(descriptor.folder / "config" / f"{original.size}.yaml")
+        return resolve_config(descriptor, source)
+    data: dict[str, Any] = original.model_dump(mode="json", exclude_none=True)
+    return resolve_config(descriptor, YamlSource(Path("the configuration of the package"), data, {}), overrides)
+
+
+def render_config(config: RunConfig) -> str:
+    """The configuration as a YAML file that `mlhpc run --config` reads."""
+    return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)

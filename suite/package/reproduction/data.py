@@ -1,0 +1,76 @@
+"""Level 1, the data: a data set on disk is compared with the manifest that the package's logs name. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from suite.data.manifest import Manifest, check_shard, read_manifest
+from suite.errors import InputError
+from suite.package.reproduction.causes import DATA
+from suite.package.reproduction.document import Difference, LevelVerdict, Verdict, verdict_of
+
+CONVERTED = ("converted", "public")  # names of generators that read files of others instead of making data
+
+
+def judge_data(logged: str, kept: Mapping[str, Any], root: Path, how: str) -> LevelVerdict:
+    """Compare a data set with the manifest's sha256 of the logs; every byte of it is read. ``how``: regenerated or verified.
+
+    ``kept`` is the manifest that the package has; with it the first shard, seed or attribute that differs is named.
+    """
+    try:
+        manifest = read_manifest(root)
+    except (InputError, OSError) as error:
+        return verdict_of(1, Verdict.CANNOT_TELL, f"the data cannot be read: {error}")
+    compared = {"manifest_sha256": logged, "found_sha256": manifest.sha256, "bytes": manifest.bytes, "how": how}
+    if manifest.sha256 != logged:
+        cause = _name_difference(parse_kept(kept, logged), manifest)
+        why = f"{cause.what} of the data set: {cause.was} in the package, {cause.now} here ({how})"
+        return verdict_of(1, Verdict.NOT_REPRODUCED, why, cause, compared)
+    for entry in manifest.shards:
+        problem = check_shard(root, entry, deep=True)
+        if problem is not None:
+            short = problem.removeprefix(f"{root / entry.file}: ")
+            cause = Difference(kind=DATA, what=entry.file, was=f"sha256 {entry.sha256[:12]}", now=short[:120])
+            return verdict_of(1, Verdict.NOT_REPRODUCED, f"{entry.file}: {short}", cause, compared)
+    why = f"{how}: {len(manifest.shards)} shards, {manifest.bytes} bytes, all sha256 equal"
+    return verdict_of(1, Verdict.REPRODUCED, why, compared=compared)
+
+
+def parse_kept(kept: Mapping[str, Any], logged: str) -> Manifest | None:
+    """The manifest that a package has, if it is the one that the logs name."""
+    try:
+        manifest = Manifest.model_validate(dict(kept))
+    except ValidationError:
+        return None
+    return manifest if manifest.sha256 == logged else None
+
+
+def why_not_regenerated(manifest: Manifest | None) -> str | None:
+    """Why the data cannot be made anew; None if they can, as far as the manifest tells."""
+    if manifest is not None and manifest.generator.get("name") in CONVERTED:
+        return "the data were converted from files of others; --data ROOT verifies a copy"
+    return None
+
+
+def _name_difference(was: Manifest | None, now: Manifest) -> Difference:
+    """The first thing that differs between two data sets, in the order in which one thing follows from another."""
+    if was is None:
+        return Difference(kind=DATA, what="manifest", was="another sha256", now=now.sha256[:12])
+    for what, one, other in (("size", was.size, now.size), ("seed", was.seed, now.seed)):
+        if one != other:
+            return Difference(kind=DATA, what=f"{what} of the data", was=str(one), now=str(other))
+    for key in sorted({*was.generator, *now.generator}):
+        if was.generator.get(key) != now.generator.get(key):
+            one, other = str(was.generator.get(key))[:80], str(now.generator.get(key))[:80]
+            return Difference(kind=DATA, what=f"generator's {key}"[:100], was=one, now=other)
+    theirs = {entry.file: entry.sha256 for entry in was.shards}
+    ours = {entry.file: entry.sha256 for entry in now.shards}
+    for file in sorted({*theirs, *ours}):
+        if theirs.get(file) != ours.get(file):
+            one, other = (f"sha256 {digest[:12]}" if (digest := each.get(file)) else "none" for each in (theirs, ours))
+            return Difference(kind=DATA, what=file, was=one, now=other)
+    return Difference(kind=DATA, what="attributes", was="those of the package", now="others")

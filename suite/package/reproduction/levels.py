@@ -1,0 +1,157 @@
+"""The verdicts of the levels from numbers: pure functions. Times, losses and epochs come in, a verdict goes out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from suite.log import student_t
+from suite.package.reproduction.document import Difference, LevelVerdict, Verdict, verdict_of
+
+NUMERICS, CONVERGENCE, TIME = 2, 3, 4
+BOUNDS = {
+    "float32": 1e-3,
+    "bfloat16": 5e-2,
+}  # largest relative difference of the first losses, by precision (docs/reproduce.md)
+CONFIDENCE = 0.99  # of the interval of epochs: one in a hundred sound reproductions with other seeds lies outside
+ALPHA = 0.05  # of each of the two one-sided tests
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """Two one-sided tests of paired times: ratio of geometric means, B over A, with its 90 % interval, and the margin."""
+
+    pairs: int
+    ratio: float
+    low: float
+    high: float
+    margin: float
+
+    @property
+    def equivalent(self) -> bool:
+        """True if the interval lies within the margin: both one-sided tests reject a difference as large as it."""
+        return 1.0 / (1.0 + self.margin) <= self.low and self.high <= 1.0 + self.margin
+
+    @property
+    def different(self) -> bool:
+        """True if the interval lies outside of the margin."""
+        return self.low > 1.0 + self.margin or self.high < 1.0 / (1.0 + self.margin)
+
+
+def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cause: Difference | None) -> LevelVerdict:
+    """Level 2: compare the losses of the first steps, bit for bit and within the bound of the precision."""
+    if not was:
+        why = "the package's log has no first_losses; its suite did not log the losses of single steps"
+        return verdict_of(NUMERICS, Verdict.CANNOT, why)
+    if not now:
+        return verdict_of(NUMERICS, Verdict.CANNOT_TELL, "the log of the new run has no first_losses")
+    if len(was) != len(now):
+        why = f"{len(was)} first losses are logged in the package, {len(now)} in the new run"
+        return verdict_of(NUMERICS, Verdict.NOT_REPRODUCED, why, cause, {"steps": min(len(was), len(now))})
+    equal = sum(a == b for a, b in zip(was, now, strict=True))
+    apart = [abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0 for a, b in zip(was, now, strict=True)]
+    worst, bound = max(apart), BOUNDS.get(precision, BOUNDS["float32"])
+    compared = {"steps": len(was), "equal_bits": equal, "largest_relative_difference": worst, "bound": bound}
+    first = next((step for step, gap in enumerate(apart) if gap), None)
+    if first is None:
+        return verdict_of(
+            NUMERICS, Verdict.REPRODUCED, f"the first {len(was)} losses are equal bit for bit", compared=compared
+        )
+    where = f"from step {first} on, by at most {worst:.2g} of the loss"
+    if worst <= bound:
+        why = f"the first {len(was)} losses differ {where}: within the bound {bound:g} of {precision}"
+        return verdict_of(NUMERICS, Verdict.REPRODUCED, why, cause, compared)
+    why = f"the first {len(was)} losses differ {where}: more than the bound {bound:g} of {precision}"
+    return verdict_of(NUMERICS, Verdict.NOT_REPRODUCED, why, cause, compared)
+
+
+def judge_epochs(
+    was: Mapping[int, float | None],
+    now: Mapping[int, float | None],
+    reference: Sequence[float],
+    between_evals: float,
+    unit: str,
+    cause: Difference | None,
+) -> LevelVerdict:
+    """Level 3: compare epochs to the target, by seed; None: it was not reached. ``reference``: those of the reference points.
+
+    Equal epochs with equal seeds are reproduced. Else the mean must lie in the interval in which the mean of so many new runs
+    is expected, from the reference points, or from the package's own runs where there are none.
+    """
+    failed = sorted(seed for seed, epochs in now.items() if epochs is None and was.get(seed, 0.0) is not None)
+    reached = [epochs for epochs in now.values() if epochs is not None]
+    compared = {"seeds": sorted(now), "epochs": [now[seed] for seed in sorted(now)], "unit": unit}
+    if failed:
+        why = f"the run with seed {failed[0]} did not reach the target; that of the package did"
+        return verdict_of(CONVERGENCE, Verdict.NOT_REPRODUCED, why, cause, compared)
+    if all(seed in was and was[seed] == now[seed] for seed in now):
+        same = f"{_amounts(reached, unit)} to the target, as in the package with the same seed{'s' * (len(now) > 1)}"
+        why = same if reached else "the target is not reached, as in the package with the same seeds"
+        return verdict_of(CONVERGENCE, Verdict.REPRODUCED, why, compared=compared)
+    own = [epochs for epochs in was.values() if epochs is not None]
+    basis, source = (reference, "reference points") if len(reference) > 1 else (own, "runs of the package")
+    if len(basis) < 2 or not reached:
+        why = f"{_amounts(reached, unit)} to the target; there are no reference points and too few runs to compare with"
+        return verdict_of(CONVERGENCE, Verdict.CANNOT_TELL, why, cause, compared)
+    low, high = expected_mean(basis, len(reached), between_evals)
+    mean = statistics.fmean(reached)
+    compared |= {"mean": mean, "interval": [low, high], "confidence": CONFIDENCE, "basis": source, "n": len(basis)}
+    inside = low <= mean <= high
+    why = (
+        f"{mean:.4g} {unit} to the target (n={len(reached)}), {'inside' if inside else 'outside'} the {CONFIDENCE:.0%} interval "
+        f"{low:.4g} to {high:.4g} of {len(basis)} {source}"
+    )
+    return verdict_of(CONVERGENCE, Verdict.REPRODUCED if inside else Verdict.NOT_REPRODUCED, why, cause, compared)
+
+
+def expected_mean(basis: Sequence[float], new: int, between_evals: float) -> tuple[float, float]:
+    """Compute the prediction interval of the mean of ``new`` runs from two or more known ones.
+
+    A run tells when it reached the target only to an evaluation: the deviation is at least that of this rounding.
+    """
+    spread = max(statistics.stdev(basis), between_evals / math.sqrt(12.0))
+    half = student_t.quantile(0.5 + CONFIDENCE / 2, len(basis) - 1) * spread * math.sqrt(1.0 / len(basis) + 1.0 / new)
+    half = max(half, between_evals)
+    middle = statistics.fmean(basis)
+    return middle - half, middle + half
+
+
+def compute_equivalence(a_s: Sequence[float], b_s: Sequence[float], margin: float) -> Equivalence:
+    """Compute whether paired times are equivalent within a margin: Student's t on the logs of the ratios; two pairs or more."""
+    logs = [math.log(b / a) for a, b in zip(a_s, b_s, strict=True)]
+    half = student_t.quantile(1.0 - ALPHA, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    middle = statistics.fmean(logs)
+    return Equivalence(len(logs), math.exp(middle), math.exp(middle - half), math.exp(middle + half), margin)
+
+
+def judge_times(a_s: Sequence[float], b_s: Sequence[float], margin: float, cause: Difference | None) -> LevelVerdict:
+    """Level 4: judge paired times of the original (A) and the changed configuration (B) on one machine."""
+    if len(a_s) < 2:
+        why = f"{len(a_s)} pair of runs reached the target; at least two are needed"
+        return verdict_of(TIME, Verdict.CANNOT_TELL, why, cause, {"original_s": list(a_s), "changed_s": list(b_s)})
+    found = compute_equivalence(a_s, b_s, margin)
+    compared = {
+        **{"pairs": found.pairs, "ratio": found.ratio, "interval": [found.low, found.high], "margin": margin},
+        **{"alpha": ALPHA, "original_s": list(a_s), "changed_s": list(b_s)},
+    }
+    text = (
+        f"changed over original {found.ratio:.3f}, 90 % interval {found.low:.3f} to {found.high:.3f} "
+        f"(n={found.pairs} pairs on this machine)"
+    )
+    if found.equivalent:
+        return verdict_of(TIME, Verdict.REPRODUCED, f"{text}: equivalent within {margin:.0%}", compared=compared)
+    if found.different:
+        return verdict_of(TIME, Verdict.NOT_REPRODUCED, f"{text}: more than {margin:.0%} apart", cause, compared)
+    return verdict_of(
+        TIME,
+        Verdict.CANNOT_TELL,
+        f"{text}: neither within {margin:.0%} nor apart; more --pairs decide",
+        cause,
+        compared,
+    )
+
+
+def _amounts(values: Sequence[float], unit: str) -> str:
+    return f"{', '.join(f'{value:,.6g}' for value in values)} {unit}"

@@ -1,0 +1,135 @@
+"""Reads the results of a package that are to be reproduced: their scores, and where each run's configuration and facts lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from suite.compliance.ruleset import Benchmark, card_benchmark
+from suite.compliance.scoring import ScoredGroup, score_results
+from suite.descriptor import Descriptor, descriptors
+from suite.errors import InputError
+from suite.log.provenance import read_provenance
+from suite.log.record import RunRecord
+from suite.package.reproduction.told import Told, digest_of, read_log, read_small_json, read_told
+from suite.package.stated import STATED
+
+_TEXT = re.compile(r"[\w.+ -]{1,100}")
+
+
+@dataclass(frozen=True)
+class Original:
+    """One result of a package. ``folders``: what its run folders left, in order; none in a package of another suite."""
+
+    package: Path
+    scored: ScoredGroup
+    folders: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        """The folder of the logs, relative to the package."""
+        return self.scored.group.folder.resolve().relative_to(self.package.resolve()).as_posix()
+
+    @property
+    def records(self) -> tuple[RunRecord, ...]:
+        """The runs that count, in order of their logs."""
+        return self.scored.records
+
+    @cached_property
+    def info(self) -> Mapping[str, Any]:
+        """run.json of the first run folder."""
+        return read_small_json(self.folders[0] / "run.json") if self.folders else {}
+
+    @cached_property
+    def stated(self) -> Mapping[str, Any]:
+        """result.json, what the package states of the result; empty where there is none."""
+        return read_small_json(self.folders[0].parent.parent / STATED) if self.folders else {}
+
+    @cached_property
+    def data_manifest(self) -> Mapping[str, Any]:
+        """The manifest of the data set, as a run kept it; empty where there is none."""
+        return next((found for folder in self.folders if (found := read_small_json(folder / "data.json"))), {})
+
+    @cached_property
+    def descriptor(self) -> Descriptor | None:
+        """The installed workload of the result; None if it is not installed, or the result is of no suite that tells."""
+        name = self.info.get("workload")
+        return descriptors().get(name) if isinstance(name, str) and self.records[0].suite_version else None
+
+    @cached_property
+    def benchmark(self) -> Benchmark | None:
+        """The installed card's benchmark of the size; None if there is none."""
+        size = self.records[0].size
+        try:
+            return card_benchmark(self.descriptor, size) if self.descriptor is not None and size else None
+        except (InputError, KeyError):
+            return None
+
+    def folder_of(self, record: RunRecord) -> Path | None:
+        """What the run folder of a run left: the one whose origin.json names the log, else the first."""
+        assert record.path is not None
+        for folder in self.folders:
+            logs = read_small_json(folder / "origin.json").get("logs")
+            if isinstance(logs, dict) and record.path.name in logs.values():
+                return folder
+        return self.folders[0] if self.folders else None
+
+    def tell(self, record: RunRecord) -> Told:
+        """What a run of the result tells of itself."""
+        assert record.path is not None
+        return read_told(record, read_log(record.path), self.folder_of(record))
+
+    def cannot_run(self) -> str | None:
+        """Why no run of this result can be made here by the installed suite; None if one can."""
+        if not self.folders or not self.records[0].suite_version:
+            return "the package was not made by mlhpc: it has no configuration that the installed suite could run"
+        if self.info.get("loop") is not None:
+            program = str(self.info["loop"])
+            shown = program if _TEXT.fullmatch(program) else "a program of the submitter's"
+            return f"{shown} trained, a loop of the submitter's own: code of a package is never run"
+        if self.descriptor is None:
+            return f"workload {str(self.info.get('workload'))[:60]!r} is not installed here"
+        if self.benchmark is None:
+            return f"workload {self.descriptor.name} has no size {str(self.records[0].size)[:60]!r} here"
+        return None
+
+
+def read_originals(package: Path, wanted: str | None = None) -> list[Original]:
+    """Read the results of a package, or those whose folder ends with ``wanted``. Empty if there is none at all.
+
+    InputError if it is no folder, or has no such result.
+    """
+    if not package.is_dir():
+        raise InputError(f"{package}: expected the folder of a package, <submitter>/{{systems,benchmarks,results}}")
+    found = list(_read(package))
+    if wanted is None or not found:
+        return found
+    parts = Path(wanted).parts
+    chosen = [each for each in found if Path(each.name).parts[-len(parts) :] == parts]
+    if not chosen:
+        names = ", ".join(each.name for each in found[:5])
+        raise InputError(f"--result {wanted}: {package} has no such result; results: {names}")
+    return chosen
+
+
+def is_altered_config(original: Original, record: RunRecord, logged: object) -> bool:
+    """True if the config.yaml of a run is not the file whose sha256 the log has, and the package does not say it was redacted."""
+    folder = original.folder_of(record)
+    if folder is None or not isinstance(logged, str):
+        return False
+    redacted = read_small_json(folder / "origin.json").get("redacted")
+    known = isinstance(redacted, list) and "config.yaml" in redacted
+    return not known and digest_of(folder / "config.yaml") != logged
+
+
+def _read(package: Path) -> Iterator[Original]:
+    for scored in score_results([package]):
+        group = scored.group
+        if group.package is None or not scored.records:
+            continue
+        infos = read_provenance(group).infos
+        yield Original(group.package, scored, tuple(item.path.parent for item in infos))

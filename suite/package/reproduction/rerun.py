@@ -1,0 +1,313 @@
+"""Reproduces one result with the installed suite: data, runs, paired runs; each level from what came out.
+
+Every run is `mlhpc run` of this suite with the package's configuration. Nothing of the package is executed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from suite.compliance.metric import record_of
+from suite.compliance.ruleset import Benchmark, ruleset
+from suite.config import RunConfig, load_config
+from suite.data.fingerprint import fingerprint
+from suite.descriptor import Descriptor
+from suite.errors import InputError
+from suite.files import byte_text, write_whole
+from suite.launch.local import suite_command
+from suite.log import mllog
+from suite.log.record import RunRecord, summarise
+from suite.log.run_folder import RunFolder
+from suite.machine.probes.allowance import usable
+from suite.machine.probes.collect import collect_facts
+from suite.package.reproduction import levels
+from suite.package.reproduction.causes import CONFIGURATION, DEFAULT, compare_configs, compare_told, rank
+from suite.package.reproduction.config import changed_config, read_package_config, render_config
+from suite.package.reproduction.data import judge_data, parse_kept, why_not_regenerated
+from suite.package.reproduction.document import Difference, LevelVerdict, Verdict, verdict_of
+from suite.package.reproduction.original import Original
+from suite.package.reproduction.told import Told, read_log, read_told, tell_of_here
+from suite.package.stated import epochs_to_target
+from suite.world import World
+
+ORDERS = ("AB", "BA")  # of a pair: it changes from pair to pair
+LARGEST_MADE = 16 * 2**30  # bytes of a data set that is made anew without being asked for
+_OVERRIDE = re.compile(r"[\w.]+=.*", re.DOTALL)
+
+
+@dataclass
+class Rerun:
+    """The attempt to reproduce one result, in ``folder``. ``beside``: a run folder to compare with in place of a new run."""
+
+    original: Original
+    folder: Path
+    ranks: int | None = None
+    seed: int | None = None
+    given_data: Path | None = None
+    beside: Path | None = None
+    may_run: bool = False
+    left_out: tuple[str, ...] = ()
+    made: list[tuple[RunRecord, Told]] = field(default_factory=list)  # new runs, in order
+    failed: str | None = None  # why a new run was none
+    data_cause: Difference | None = None
+
+    @property
+    def against(self) -> str | None:
+        """What the package was compared with."""
+        return f"the run {self.beside.name}" if self.beside else "the new run" if self.made else "this machine"
+
+    @cached_property
+    def was(self) -> Told:
+        """What the first run of the package tells."""
+        return self.original.tell(self.original.records[0])
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The package's configuration as it is run here. InputError if the installed suite cannot run it."""
+        config, self.left_out = read_package_config(self._descriptor, self.original.folders[0] / "config.yaml")
+        return config
+
+    def judge_data(self) -> LevelVerdict:
+        """Level 1: compare the given data, or those made anew, with the manifest that the logs name."""
+        logged = self.was.data_manifest
+        if logged is None:
+            return verdict_of(1, Verdict.CANNOT, "the log names no data manifest")
+        if self.original.info.get("loop") is not None:
+            return self._judge_own_data(logged)
+        manifest = parse_kept(self.original.data_manifest, logged)
+        if self.given_data is not None:
+            found = judge_data(logged, self.original.data_manifest, self.given_data, "verified")
+        elif self.beside is not None:
+            return self._judge_beside(logged)
+        else:
+            seed = manifest.seed if manifest is not None else 0
+            why = why_not_regenerated(manifest) or self._make_data(seed)
+            if why is not None:
+                return verdict_of(1, Verdict.CANNOT_TELL, why)
+            found = judge_data(logged, self.original.data_manifest, self._data, "regenerated")
+        self.data_cause = found.cause
+        return found
+
+    def cannot_run(self) -> str | None:
+        """Why the configuration cannot be run on this machine; None if it can."""
+        if self.beside is not None or not self.may_run:
+            return None
+        try:
+            _ = self.config
+        except InputError as error:
+            return f"the installed suite refuses the configuration: {error}"
+        if (self.was.nodes or 1) > 1 and self.ranks is None:
+            why = f"the run had {self.was.nodes} nodes, and this command starts ranks on one"
+            return f"{why}; --ranks N runs it here, --with RUN compares with a run of mlhpc submit"
+        wanted, cores = self._ranks, usable().cores
+        if wanted > 64 * cores or (self.ranks is None and wanted > cores * 4):
+            return f"the run had {wanted} ranks, this machine has {cores} cores; --ranks N runs it with fewer"
+        return None
+
+    def judge_numerics(self) -> LevelVerdict:
+        """Level 2: compare the losses of the first steps of one run."""
+        now = self._now(0)
+        if isinstance(now, str):
+            return verdict_of(2, Verdict.NOT_REPRODUCED, now, self._cause())
+        told = now[1]
+        was = next(
+            (each for each in map(self.original.tell, self.original.records) if each.seed == told.seed), self.was
+        )
+        return levels.judge_losses(was.losses, told.losses, str((was.config or {}).get("precision")), self._cause())
+
+    def judge_convergence(self, runs: int) -> LevelVerdict:
+        """Level 3: compare the epochs to the target of some runs."""
+        benchmark = self._benchmark
+        count = len(self._beside_records) if self.beside is not None else runs
+        for number in range(count):
+            now = self._now(number)
+            if isinstance(now, str):
+                return verdict_of(3, Verdict.NOT_REPRODUCED, now, self._cause())
+        batch = self.original.records[0].global_batch_size or 0
+        apart = benchmark.card.between_evals(batch) if benchmark.card else 1.0
+        return levels.judge_epochs(
+            {record.seed or 0: epochs_to_target(record, benchmark) for record in self.original.records},
+            {record.seed or 0: epochs_to_target(record, benchmark) for record, _ in self.made},
+            benchmark.reference_points.get(batch, ()),
+            apart,
+            "samples" if benchmark.epoch_counts_samples else "epochs",
+            self._cause(),
+        )
+
+    def judge_time(self, overrides: Sequence[str], pairs: int, margin: float) -> LevelVerdict:
+        """Level 4: run the original and the changed configuration in pairs, and test their times for equivalence."""
+        changed = changed_config(self._descriptor, self.config, tuple(overrides))
+        one, other = (each.model_dump(mode="json") for each in (self.config, changed))
+        cause = next(iter(rank([*compare_configs(one, other, CONFIGURATION)])), None)
+        times: dict[str, list[float]] = {"A": [], "B": []}
+        for pair in range(pairs):
+            found = {}
+            for side in ORDERS[pair % len(ORDERS)]:
+                config = self.config if side == "A" else changed
+                made = self._start(config, self.folder / f"pair_{pair}_{side}", self._seed(pair))
+                if isinstance(made, str):
+                    what = "original" if side == "A" else "changed"
+                    return verdict_of(4, Verdict.NOT_REPRODUCED, f"the {what} configuration: {made}", cause)
+                found[side] = made[0].time_to_train_s
+            if None not in found.values():
+                for side, seconds in found.items():
+                    times[side].append(seconds or 0.0)
+        return levels.judge_times(times["A"], times["B"], margin, cause)
+
+    def differences(self) -> tuple[Difference, ...]:
+        """What the package and what it was compared with tell differently, the likeliest cause first."""
+        now = self.made[0][1] if self.made else tell_of_here(collect_facts(os.environ))
+        found = list(compare_told(self.was, now, workload=self._descriptor.name if self.original.descriptor else None))
+        if (
+            self.beside is None
+        ):  # a new run has the package's settings: another value is a default of the installed suite
+            found = [
+                each.model_copy(update={"kind": DEFAULT}) if each.kind == CONFIGURATION else each for each in found
+            ]
+        found += self._changed_defaults({each.what for each in found})
+        return rank(([self.data_cause] if self.data_cause else []) + found)
+
+    def _cause(self) -> Difference | None:
+        return next(iter(self.differences()), None)
+
+    @property
+    def _descriptor(self) -> Descriptor:
+        assert self.original.descriptor is not None
+        return self.original.descriptor
+
+    @property
+    def _benchmark(self) -> Benchmark:
+        assert self.original.benchmark is not None
+        return self.original.benchmark
+
+    @property
+    def _data(self) -> Path:
+        return self.given_data if self.given_data is not None else self.folder / "data"
+
+    @property
+    def _ranks(self) -> int:
+        return self.ranks or self.was.ranks or 1
+
+    def _seed(self, number: int) -> int:
+        """The seed of a new run: that of the package's run of this number, or further ones after the last."""
+        seeds = [record.seed for record in self.original.records if record.seed is not None] or [0]
+        if self.seed is not None:
+            return self.seed + number
+        return seeds[number] if number < len(seeds) else max(seeds) + 1 + number - len(seeds)
+
+    def _now(self, number: int) -> tuple[RunRecord, Told] | str:
+        """A run to compare with, made now if it is not there yet; or why it failed."""
+        while len(self.made) <= number:
+            if self.failed is not None:
+                return self.failed
+            if self.beside is not None:
+                if not self._beside_records:
+                    return f"{self.beside}: no result_*.txt of a run"
+                self.made.append(self._beside_records[len(self.made)])
+                continue
+            count = len(self.made)
+            made = self._start(self.config, self.folder / f"run_{count}", self._seed(count))
+            if isinstance(made, str):
+                self.failed = made
+                return made
+            self.made.append(made)
+        return self.made[number]
+
+    @cached_property
+    def _beside_records(self) -> list[tuple[RunRecord, Told]]:
+        """The runs of the folder that was given, those with seeds of the package first."""
+        assert self.beside is not None
+        found = [self._read(path, self.beside) for path in RunFolder(self.beside).results()]
+        seeds = [record.seed for record in self.original.records]
+        return sorted(found, key=lambda each: each[0].seed not in seeds)
+
+    def _read(self, path: Path, folder: Path) -> tuple[RunRecord, Told]:
+        log = read_log(path)
+        record = record_of(log, ruleset(str(summarise(log).ruleset or self.original.records[0].ruleset)))[0]
+        return record, read_told(record, log, folder)
+
+    def _start(self, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, Told] | str:
+        """Run a configuration once; return the run, or why there is none."""
+        settings = folder.with_suffix(".yaml")
+        write_whole(settings, render_config(config.model_copy(update={"data": self._data.absolute()})))
+        words = ("run", config.workload, "--config", str(settings), "--ranks", str(self._ranks))
+        code, last = _execute(
+            (*words, "--runs", "1", "--seed", str(seed), "-o", str(folder)), folder.with_suffix(".log")
+        )
+        logs = RunFolder(folder).results()
+        if not logs or code not in (0, 1):
+            return f"the run failed with exit code {code}: {last}"
+        made = self._read(logs[0], folder)
+        return made if made[0].run_stop_s is not None else f"the run ended early: {last}"
+
+    def _make_data(self, seed: int) -> str | None:
+        """Make the data set in the output folder; why not, if it could not be made."""
+        name, size = self._descriptor.name, str(self._benchmark.size)
+        needed = self._descriptor.card().size(size).data_bytes
+        self.folder.mkdir(parents=True, exist_ok=True)
+        make = f"make them with `mlhpc data generate {name} --size {size} --seed {seed}` and give --data"
+        if needed > LARGEST_MADE:
+            return f"the data have {byte_text(needed)}: {make}"
+        if needed > shutil.disk_usage(self.folder).free:
+            return f"the data have {byte_text(needed)}, more than is free in {self.folder}: {make}"
+        words = ("data", "generate", name, "--size", size, "--seed", str(seed), "-o", str(self._data))
+        code, last = _execute(words, self.folder / "data.log")
+        return None if code == 0 else f"the data cannot be made: {last}"
+
+    def _judge_own_data(self, logged: str) -> LevelVerdict:
+        """The data of a person's own loop: only a copy of them can be compared."""
+        if self.given_data is None:
+            return verdict_of(1, Verdict.CANNOT, "the data are the submitter's own; --data compares a copy")
+        found, read = fingerprint(self.given_data, World.create())
+        compared = {"manifest_sha256": logged, "found_sha256": found, "bytes": read.bytes}
+        if found == logged:
+            return verdict_of(1, Verdict.REPRODUCED, f"verified: {read.files} files, equal sha256", compared=compared)
+        cause = Difference(kind="data", what="sha256 of the data", was=logged[:12], now=found[:12])
+        return verdict_of(1, Verdict.NOT_REPRODUCED, "the data have another sha256", cause, compared)
+
+    def _judge_beside(self, logged: str) -> LevelVerdict:
+        """The data of a run that is there already, which compared them with its manifest before it began."""
+        if not self._beside_records:
+            return verdict_of(1, Verdict.CANNOT_TELL, f"{self.beside}: no result_*.txt of a run")
+        record, told = self._beside_records[0]
+        assert record.path is not None
+        checked = read_log(record.path).first(mllog.DATA_VERIFIED)
+        compared = {"manifest_sha256": logged, "found_sha256": told.data_manifest, "how": "by the run"}
+        if told.data_manifest != logged:
+            cause = Difference(kind="data", what="data manifest", was=logged[:12], now=str(told.data_manifest)[:12])
+            self.data_cause = cause
+            return verdict_of(1, Verdict.NOT_REPRODUCED, "the run read other data", cause, compared)
+        if checked is None or checked.value is None:
+            return verdict_of(1, Verdict.CANNOT_TELL, "the run did not verify its data; --data does", compared=compared)
+        return verdict_of(1, Verdict.REPRODUCED, "the run verified data with this manifest", compared=compared)
+
+    def _changed_defaults(self, known: set[str]) -> list[Difference]:
+        """Settings that the installed suite's own configuration of the size has otherwise, with the --set of the run's command."""
+        command = self.original.info.get("command")
+        if self.original.descriptor is None or not isinstance(command, list) or "--config" in command:
+            return []
+        sets = [str(b) for a, b in pairwise(command) if a == "--set" and _OVERRIDE.fullmatch(str(b))]
+        try:
+            ours = load_config(self._descriptor, str(self._benchmark.size), sets).model_dump(mode="json")
+            theirs = self.was.config or {}
+        except (InputError, AssertionError):
+            return []
+        return [each for each in compare_configs(theirs, ours, DEFAULT) if each.what not in known]
+
+
+def _execute(words: Sequence[str], log: Path) -> tuple[int, str]:
+    """Run a command of this suite, its output in ``log``. Returns the exit code and the last line."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("xb") as file:
+        code = subprocess.run(suite_command(*words), stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+    said = log.read_text("utf-8", "replace").splitlines()
+    lines = [line for line in said if line.strip() and not line.startswith(str(words[-1]))]  # not its summary
+    return code, (lines[-1] if lines else "no output").removeprefix("mlhpc: ")[:300]

@@ -1,0 +1,74 @@
+"""result.json, version 1: what the submitter's suite made of the logs of a result. It lies beside the code in the package.
+
+The score is never read from it: `mlhpc reproduce` recomputes it from the logs and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from suite.compliance.manifest import digest
+from suite.compliance.ruleset import Benchmark
+from suite.log.record import RunRecord, first_reaching
+from suite.log.score import Throughput, TimeToTrain
+
+STATED = "result.json"
+STATED_VERSION = 1
+
+
+def state_result(
+    result: TimeToTrain | Throughput, benchmark: Benchmark, names: Mapping[Path, str] | None = None
+) -> dict[str, Any]:
+    """The content of result.json. Seconds and epochs; null for what does not exist. ``names``: of the logs in the package."""
+    rate = result if isinstance(result, Throughput) else None
+    time = result if isinstance(result, TimeToTrain) else None
+    return {
+        "version": STATED_VERSION,
+        "benchmark": benchmark.name,
+        "size": benchmark.size,
+        "score_s": time.mean_s if time else None,
+        "score_with_staging_s": time.mean_with_staging_s if time else None,
+        "models_per_min": rate.models_per_minute if rate else None,
+        "reason": result.reason,
+        "runs": [
+            _state_run(run.record, benchmark, names)
+            for run in sorted(result.runs, key=lambda run: str(run.record.path))
+        ],
+    }
+
+
+def list_differences(stated: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """List what differs between two such documents: name, stated and found value. Runs are matched by their file."""
+    names = ("benchmark", "size", "score_s", "score_with_staging_s", "models_per_min")
+    different = [(name, stated.get(name), found.get(name)) for name in names if stated.get(name) != found.get(name)]
+    one, other = (_by_file(document.get("runs")) for document in (stated, found))
+    for file in sorted({*one, *other}):
+        a, b = one.get(file, {}), other.get(file, {})
+        keys = [key for key in ("sha256", "seed", "time_s", "epochs", "converged") if a.get(key) != b.get(key)]
+        different += [(f"{file}: {key}", a.get(key), b.get(key)) for key in keys]
+    return [(name, str(was)[:80], str(now)[:80]) for name, was, now in different]
+
+
+def epochs_to_target(record: RunRecord, benchmark: Benchmark) -> float | None:
+    """The epoch_num at which the target was reached first; None if it was not."""
+    first = first_reaching(record, benchmark)
+    return None if first is None else first.epoch
+
+
+def _by_file(runs: object) -> dict[str, Mapping[str, Any]]:
+    items: Sequence[Any] = runs if isinstance(runs, list) else ()
+    return {str(item.get("file")): item for item in items if isinstance(item, dict)}
+
+
+def _state_run(record: RunRecord, benchmark: Benchmark, names: Mapping[Path, str] | None) -> dict[str, Any]:
+    assert record.path is not None
+    return {
+        "file": (names or {}).get(record.path, record.path.name),
+        "sha256": digest(record.path),
+        "seed": record.seed,
+        "time_s": record.time_to_train_s,
+        "epochs": epochs_to_target(record, benchmark),
+        "converged": first_reaching(record, benchmark) is not None,
+    }

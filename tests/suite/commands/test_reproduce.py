@@ -1,0 +1,369 @@
+"""`mlhpc reproduce` on packages that no run wrote: levels, causes, exit codes; nothing of a package is run."""
+
+# ruff: noqa: E501  one case a line reads best as a table
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from suite.log.limits import limits
+from suite.package.build import write_package_manifest
+from suite.package.reproduction.document import Reproduction, Verdict, read_reproduction, verdict_of
+from tests.fixtures.cli import mlhpc
+from tests.fixtures.once import made_once
+from tests.fixtures.package_mutations import example
+from tests.fixtures.reproduction import LOSSES, beside, edit_json, forge, left_by_run, package_of
+
+LOG = "results/bed_1x2_smoke/strong/cosmoflow/result_2.txt"
+
+
+def _make(folder: Path) -> None:
+    package_of(left_by_run(folder / "run"), folder)
+    left_by_run(folder / "again", seeds=(1, 2))
+
+
+@pytest.fixture(scope="session")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package, and the run folder ``again`` that reproduces it."""
+    return made_once(tmp_path_factory, "reproduction", _make)
+
+
+@pytest.fixture
+def package(stage: Path, tmp_path: Path) -> Path:
+    """A copy of the package, to be changed."""
+    return Path(shutil.copytree(stage / "ACME", tmp_path / "ACME"))
+
+
+def reproduce(package: Path, out: Path, *words: object, code: int) -> Reproduction:
+    done = mlhpc("reproduce", package, "-o", out, *words, "-q")
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return read_reproduction(out / "reproduction.json")
+
+
+def verdicts(document: Reproduction) -> list[str]:
+    return [str(level.verdict) for result in document.results for level in result.levels]
+
+
+def test_a_package_that_was_reproduced(stage: Path, tmp_path: Path) -> None:
+    found = reproduce(stage / "ACME", tmp_path / "out", "--with", stage / "again", code=1)
+    assert verdicts(found)[:3:2] == ["reproduced", "reproduced"], found.results[0].levels
+    assert found.results[0].levels[1].reason == "the run did not verify its data; --data does"
+    assert verdicts(found)[3] == "reproduced"
+    assert found.results[0].differences == ()
+    assert found.results[0].against == "the run again"
+    assert (found.asked, found.package, found.reproduced) == ((0, 1, 2, 3), "ACME", False)
+
+
+def test_the_log_alone_and_its_table(stage: Path, tmp_path: Path) -> None:
+    done = mlhpc("reproduce", stage / "ACME", "--level", 0, "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "0 log          reproduced" in done.stdout
+    assert "are those that result.json states" in done.stdout
+    as_json = mlhpc("reproduce", stage / "ACME", "--level", 0, "-o", tmp_path / "json", "--format", "json")
+    assert json.loads(as_json.stdout)["reproduced"] is True
+
+
+def test_levels_that_need_a_run_say_so(stage: Path, tmp_path: Path) -> None:
+    found = reproduce(stage / "ACME", tmp_path / "out", "--level", 4, "--data", stage / "again", code=1)
+    assert verdicts(found) == ["reproduced", "cannot tell", "cannot tell", "cannot tell", "cannot tell"]
+    assert "--run makes one" in found.results[0].levels[2].reason
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "a log lost": (lambda package: (package / LOG).unlink(), "lost file", LOG),
+    "all logs lost": (lambda package: shutil.rmtree(package / "results"), "lost file", "results/"),
+    "a log altered": (
+        lambda package: (package / LOG).write_bytes((package / LOG).read_bytes() + b" "), "altered file", LOG,
+    ),
+    "a file added": (lambda package: (package / "systems" / "x.json").write_text("{}"), "altered file", "systems/x.json"),
+    "facts lost": (lambda package: (beside(package) / "facts" / "node1.json").unlink(), "lost file", "facts/node1.json"),
+    "a time in result.json": (
+        lambda package: _renew(package, lambda: edit_json(next(package.rglob("result.json")), lambda d: d["runs"][1].update(time_s=1.0))),
+        "altered file", "result.json: result_1.txt: time_s",
+    ),
+    "the score in result.json": (
+        lambda package: _renew(package, lambda: edit_json(next(package.rglob("result.json")), lambda d: d.update(score_s=1.0))),
+        "altered file", "result.json: score_s",
+    ),
+    "a log cut, manifest renewed": (
+        lambda package: _renew(package, lambda: os.truncate(package / LOG, 9000)), "altered file", "result.json",
+    ),
+}  # fmt: skip
+
+
+def _renew(package: Path, change: Callable[[], object]) -> None:
+    change()
+    write_package_manifest(package)
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_package_that_is_not_whole(package: Path, tmp_path: Path, name: str) -> None:
+    damage, kind, what = DAMAGE[name]
+    damage(package)
+    found = reproduce(package, tmp_path / "out", "--level", 0, code=1)
+    (level,) = found.results[0].levels
+    assert level.verdict == Verdict.NOT_REPRODUCED
+    assert level.cause is not None
+    assert level.cause.kind == kind
+    assert what in level.cause.what
+
+
+FORGED: dict[str, tuple[str, Callable[[dict], object], str, str]] = {
+    "torch": (
+        "environment.json", lambda d: next(i for i in d["distributions"] if i["name"] == "torch").update(version="2.12.0"), "torch", "torch",
+    ),
+    "a processor": ("facts/node1.json", lambda d: d["cpu"].update(model="Model Z"), "processor", "processor"),
+    "a file of the suite": (
+        "sources.json", lambda d: d["files"].update({"suite/training/loop.py": "0" * 64}), "suite files", "suite/training/loop.py",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_drift_is_named_though_every_level_is_reproduced(
+    stage: Path, package: Path, tmp_path: Path, name: str
+) -> None:
+    file, edit, kind, what = FORGED[name]
+    forge(package, lambda folder: edit_json(folder / file, edit))
+    found = reproduce(package, tmp_path / "out", "--with", stage / "again", code=1)
+    assert "not reproduced" not in verdicts(found)
+    assert (found.results[0].differences[0].kind, found.results[0].differences[0].what) == (kind, what)
+
+
+def test_other_losses_name_the_first_difference_as_their_cause(package: Path, tmp_path: Path) -> None:
+    again = left_by_run(tmp_path / "again", losses=[loss * 1.1 for loss in LOSSES], facts={"cpu": {"model": "Model Z"}})
+    found = reproduce(package, tmp_path / "out", "--with", again, code=1)
+    level = found.results[0].levels[2]
+    assert (level.verdict, level.cause and level.cause.what) == (Verdict.NOT_REPRODUCED, "processor")
+    assert level.compared["equal_bits"] == 0
+    table = mlhpc("reproduce", package, "--with", again, "-o", tmp_path / "table").stdout
+    assert "first cause: processor: processor: Model T in the package, Model Z here" in table
+
+
+def test_a_package_without_losses_cannot_be_compared_at_level_2(stage: Path, tmp_path: Path) -> None:
+    package = package_of(left_by_run(tmp_path / "old", losses=None), tmp_path)
+    found = reproduce(package, tmp_path / "out", "--with", stage / "again", code=1)
+    assert found.results[0].levels[2].verdict == Verdict.CANNOT
+    assert "first_losses" in found.results[0].levels[2].reason
+
+
+def test_a_result_is_chosen_by_the_end_of_its_folder(stage: Path, tmp_path: Path) -> None:
+    found = reproduce(stage / "ACME", tmp_path / "out", "--level", 0, "--result", "strong/cosmoflow", code=0)
+    assert [result.result for result in found.results] == ["results/bed_1x2_smoke/strong/cosmoflow"]
+    done = mlhpc("reproduce", stage / "ACME", "--result", "weak/cosmoflow", "-o", tmp_path / "x")
+    assert (done.returncode, "no such result; results: results/bed_1x2_smoke/strong/cosmoflow" in done.stderr) == (
+        2,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--run", "--with", "."), "--run and --with: give one"),
+        (("--set", "max_epochs=2"), "give --level 4"),
+        (("--level", "5"), "0<=x<=4"),
+        (("--margin", "0"), "range"),
+    ],
+)
+def test_wrong_usage(stage: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    done = mlhpc("reproduce", stage / "ACME", "-o", tmp_path / "out", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_overwritten_and_a_folder_without_results_is_refused(stage: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    done = mlhpc("reproduce", stage / "ACME", "-o", tmp_path / "out")
+    assert (done.returncode, "exists already" in done.stderr) == (2, True)
+    done = mlhpc("reproduce", tmp_path / "out", "-o", tmp_path / "new")
+    assert (done.returncode, "no result below it" in done.stderr) == (2, True)
+
+
+def test_a_package_of_another_suite_says_why_it_cannot_be_run(tmp_path: Path) -> None:
+    package = example(tmp_path)
+    for folder in package.glob("benchmarks/*"):
+        shutil.rmtree(folder)
+    (package / "manifest.sha256").unlink()
+    found = reproduce(package, tmp_path / "out", "--level", 4, "--run", code=1)
+    for result in found.results:
+        assert [str(level.verdict) for level in result.levels] == ["cannot"] * 5
+        assert "the package states no score" in result.levels[0].reason
+        assert "not made by mlhpc" in result.levels[1].reason
+
+
+def test_a_loop_of_the_submitters_own_is_never_run(package: Path, tmp_path: Path) -> None:
+    forge(package, lambda folder: edit_json(folder / "run.json", lambda d: d.update(loop="train.py")))
+    found = reproduce(package, tmp_path / "out", "--level", 3, "--run", code=1)
+    assert [str(level.verdict) for level in found.results[0].levels[1:]] == ["cannot"] * 3
+    assert "code of a package is never run" in found.results[0].levels[2].reason
+
+
+HOSTILE_CONFIGS = {
+    "aliases": "a: &a [x, x]\nb: &b [*a, *a, *a]\nworkload: cosmoflow\nhyperparameters: *b\n",
+    "depth": "hyperparameters: " + "[" * 400 + "]" * 400 + "\n",
+    "python tag": "workload: !!python/object/apply:os.system ['touch RAN']\nsize: smoke\n",
+    "a workload of code": "workload: ../../x\nsize: smoke\nglobal_batch_size: 8\nmax_epochs: 1\nhyperparameters: {}\n",
+    "size": "workload: cosmoflow\nsize: smoke\nx: '" + "y" * 300_000 + "'\n",
+    "not YAML": "{{{{",
+    "not UTF-8": "workload: \udcff",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_CONFIGS)
+def test_a_hostile_configuration_is_refused_with_one_line(
+    stage: Path, package: Path, tmp_path: Path, name: str
+) -> None:
+    content = HOSTILE_CONFIGS[name].encode("utf-8", "surrogateescape")
+    forge(package, lambda folder: (folder / "config.yaml").write_bytes(content))
+    found = reproduce(package, tmp_path / "out", "--run", "--level", 2, "--data", stage / "again", code=1)
+    last = found.results[0].levels[-1]
+    assert last.verdict == Verdict.CANNOT
+    assert "refuses the configuration" in last.reason
+    assert not list(tmp_path.rglob("RAN"))
+    assert not list((tmp_path / "out").rglob("run_*"))
+
+
+@pytest.mark.parametrize("code", [2, 1])
+def test_a_run_that_fails_is_said_once_and_every_level_has_a_verdict(
+    stage: Path, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A second attempt in the same folder once ended the command without a document."""
+    from suite.package.reproduction import rerun
+
+    fails = [sys.executable, "-c", f"print('no memory'); raise SystemExit({code})"]
+    monkeypatch.setattr(rerun, "suite_command", lambda *words: fails)
+    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, Verdict.REPRODUCED, "given"))
+    found = reproduce(package, tmp_path / "out", "--run", "--level", 4, "--data", stage / "again", code=1)
+    assert verdicts(found) == ["reproduced", "reproduced", *["not reproduced"] * 3]
+    assert all("no memory" in level.reason for level in found.results[0].levels[2:])
+
+
+def _hostile(package: Path, ran: Path) -> None:
+    """Scripts that would leave a trace, links, FIFOs, devices, huge and deep files, pickles, names that climb."""
+    script = f"#!/bin/sh\ntouch {ran}\nrm -rf {package}\n"
+    implementation = beside(package).parent.parent
+    for path in (*implementation.glob("*.sh"), implementation / "conftest.py", package / "sitecustomize.py"):
+        path.write_text(script)
+        path.chmod(0o755)
+    folder = beside(package)
+    (folder / "model.pkl").write_bytes(b"cos\nsystem\n(S'touch " + str(ran).encode() + b"'\ntR.")
+    (folder / "facts" / "zz.json").write_text("[" * 100_000)
+    (folder / "origin.json").write_text(
+        json.dumps({"version": 1, "logs": {"../../../etc/passwd": "../../x"}, "redacted": 5})
+    )
+    (folder / "environment.json").unlink()
+    os.mkfifo(folder / "environment.json")
+    (folder / "sources.json").unlink()
+    with (folder / "sources.json").open("wb") as file:
+        file.truncate(limits().json * 1000)
+    (folder / "changes.diff").symlink_to("/dev/zero")
+    (folder / "data.json").symlink_to("/dev/random")
+    (package / "results" / "loop").symlink_to(package)
+    edit_json(
+        folder / "run.json",
+        lambda d: d.update(command=["mlhpc", "--set", "data=$(touch x)", "--set", 5], workload="cosmoflow"),
+    )
+
+
+def test_nothing_of_a_hostile_package_runs_or_blocks(stage: Path, package: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "RAN"
+    _hostile(package, ran)
+    code = (
+        "import sys; sys.argv = ['mlhpc', *sys.argv[1:]]\n"
+        "import resource; resource.setrlimit(resource.RLIMIT_CPU, (60, 60))\n"
+        "from suite.cli import main; main()"
+    )
+    for manifest in ("as it was", "none"):
+        if manifest == "none":
+            (package / "manifest.sha256").unlink()
+        out = tmp_path / f"out-{manifest[0]}"
+        words = ["reproduce", package, "--with", stage / "again", "--level", "4", "-o", out, "--data", stage / "again"]
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, *map(str, words)],
+            cwd=package, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        found = read_reproduction(out / "reproduction.json")
+        assert not found.reproduced
+        assert (found.results[0].levels[0].verdict == Verdict.NOT_REPRODUCED) == (manifest == "as it was")
+    assert not ran.exists()
+    assert package.is_dir()
+
+
+def test_settings_that_act_on_this_machine_are_not_followed(package: Path, tmp_path: Path) -> None:
+    from suite.descriptor import descriptor
+    from suite.package.reproduction.config import read_package_config
+
+    path = beside(package) / "config.yaml"
+    document = json.loads(path.read_text())
+    document |= {"cache_drop_command": "touch RAN", "data": "/etc", "loader_threads": 10**6}
+    document |= {"staging": {"directory": "/home/you", "overlap": True}}
+    path.write_text(json.dumps(document))
+    config, left_out = read_package_config(descriptor("cosmoflow"), path)
+    assert (config.cache_drop_command, config.data, config.staging.directory, config.loader_threads) == (
+        None,
+        None,
+        None,
+        64,
+    )
+    assert len(left_out) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "factor", "verdict"),
+    [
+        (("--set", "window_steps=7"), 1.0, "reproduced"),
+        (("--set", "window_steps=7"), 1.4, "not reproduced"),
+        ((), 1.0, "reproduced"),
+    ],
+)
+def test_times_are_compared_in_pairs_whose_order_changes(
+    stage: Path,
+    package: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    factor: float,
+    verdict: str,
+) -> None:
+    from dataclasses import replace
+
+    from suite.config import RunConfig
+    from suite.log.record import RunRecord
+    from suite.package.reproduction import rerun
+    from suite.package.reproduction.told import Told
+
+    started: list[tuple[str, int, int]] = []
+
+    def start(self: rerun.Rerun, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, Told]:
+        started.append((folder.name, config.window_steps, seed))
+        record, told = self.original.records[0], self.was
+        seconds = (10.0 + len(started) * 0.01) * (factor if folder.name.endswith("B") else 1.0)
+        return replace(record, seed=seed, time_to_train_s=seconds), told
+
+    monkeypatch.setattr(rerun.Rerun, "_start", start)
+    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, Verdict.REPRODUCED, "given"))
+    code = 0 if verdict == "reproduced" else 1
+    found = reproduce(
+        package, tmp_path / "out", "--run", "--level", 4, "--pairs", 4, "--data", stage / "again", *words, code=code
+    )
+    level = found.results[0].levels[4]
+    assert (str(level.verdict), level.compared["pairs"]) == (verdict, 4)
+    pairs = [each for each in started if each[0].startswith("pair")]
+    assert [name[-1] for name, _, _ in pairs] == list("ABBAABBA")
+    assert [seed for _, _, seed in pairs] == [1, 1, 2, 2, 3, 3, 4, 4]
+    if words:
+        assert {steps for name, steps, _ in pairs if name.endswith("B")} == {7}
+        assert level.cause is None or level.cause.what == "window_steps"

@@ -1,0 +1,129 @@
+"""What code and environment a run is made of: the same for the same files, another for any change, bounded."""
+
+from __future__ import annotations
+
+import subprocess
+from importlib.metadata import Distribution, PathDistribution
+from pathlib import Path
+
+import pytest
+
+from suite.log import sources
+from suite.log.installed import digest_record, read_environment
+from suite.log.sources import digest_suite, read_git_state
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "code.py").write_text("one\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "first")
+    return tmp_path
+
+
+def test_the_uncommitted_changes_are_kept(checkout: Path) -> None:
+    clean = read_git_state(checkout)
+    assert clean is not None
+    assert (clean.diff, clean.logged()) == ("", {"commit": clean.commit, "dirty": False})
+    (checkout / "code.py").write_text("two\n")
+    dirty = read_git_state(checkout)
+    assert dirty is not None
+    assert "-one\n+two" in dirty.diff
+    assert dirty.logged() == {"commit": clean.commit, "dirty": True, "diff_sha256": dirty.diff_sha256}
+    (checkout / "code.py").write_text("three\n")
+    assert read_git_state(checkout) != dirty
+
+
+def test_no_program_that_a_checkout_names_is_run(checkout: Path) -> None:
+    """A checkout may tell git to show changes with a program of its own."""
+    ran = checkout / "RAN"
+    (checkout / ".gitattributes").write_text("*.py diff=mine\n")
+    git(checkout, "config", "diff.mine.textconv", f"touch {ran} #")
+    git(checkout, "config", "diff.external", f"touch {ran} #")
+    (checkout / "code.py").write_text("two\n")
+    assert read_git_state(checkout) is not None
+    assert not ran.exists()
+
+
+def test_long_changes_are_cut_and_their_digest_is_of_all(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "DIFF_BYTES", 30)
+    found = []
+    for text in ("x" * 5000, "x" * 5000 + "y"):
+        (checkout / "code.py").write_text(text + "\n")
+        found.append(read_git_state(checkout))
+    one, other = found
+    assert one is not None
+    assert other is not None
+    assert one.diff[:30] == other.diff[:30]
+    assert "[the first 30 of " in one.diff
+    assert one.diff_sha256 != other.diff_sha256
+
+
+def test_outside_of_a_checkout_there_is_no_state(tmp_path: Path) -> None:
+    assert read_git_state(tmp_path / "none") is None
+
+
+def test_the_digest_of_the_suite_changes_with_any_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    for name, text in (("a.py", "1"), ("inner/b.yaml", "2"), ("notes.txt", "3")):
+        (tmp_path / name).write_text(text)
+    first = digest_suite({"suite": tmp_path})
+    assert list(first["files"]) == ["suite/a.py", "suite/inner/b.yaml"]
+    (tmp_path / "inner" / "b.yaml").write_text("4")
+    assert digest_suite({"suite": tmp_path})["sha256"] != first["sha256"]
+    assert "suite/log/sources.py" in digest_suite()["files"]
+
+
+WHEEL = (
+    "a/__init__.py,sha256=AAA,1\na-1.dist-info/METADATA,sha256=BBB,2\n"
+    "a-1.data/scripts/run,sha256=CCC,3\na-1.dist-info/RECORD,,\n"
+)
+INSTALLED = (
+    "../../../bin/run,sha256=DDD,4\r\na-1.dist-info/INSTALLER,sha256=EEE,4\r\na-1.dist-info/METADATA,sha256=BBB,2\r\n"
+    "a-1.dist-info/RECORD,,\r\na-1.dist-info/REQUESTED,sha256=FFF,0\r\na-1.dist-info/direct_url.json,sha256=GGG,9\r\n"
+    "a/__init__.py,sha256=AAA,1\r\na/__pycache__/__init__.cpython-311.pyc,,\r\n"
+)
+
+
+def test_a_wheel_and_what_was_installed_from_it_have_one_digest() -> None:
+    assert digest_record(WHEEL) == digest_record(INSTALLED)
+    assert digest_record(WHEEL) != digest_record(WHEEL.replace("AAA", "AAB"))
+    assert digest_record(WHEEL) != digest_record(WHEEL.replace("a/__init__", "a/other"))
+    assert digest_record("") is None
+    assert digest_record("a.py,,\n") is None
+
+
+def installed(root: Path, name: str, version: str, **files: str) -> Distribution:
+    folder = root / f"{name}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    for file, text in files.items():
+        (folder / file.replace("_json", ".json")).write_text(text)
+    return PathDistribution(folder)
+
+
+def test_an_environment_is_read_whatever_its_notes_say(tmp_path: Path) -> None:
+    address = '{"url": "file:///x.whl", "archive_info": {"hashes": {"sha256": "' + "a" * 64 + '"}}}'
+    found = read_environment(
+        [
+            installed(tmp_path, "Plain.Name", "1.0", RECORD=WHEEL, WHEEL="Tag: py3-none-any\n"),
+            installed(tmp_path, "from-file", "2.0", RECORD=WHEEL, direct_url_json=address),
+            installed(tmp_path, "editable", "3.0", RECORD=WHEEL, direct_url_json='{"dir_info": {"editable": true}}'),
+            installed(tmp_path, "damaged", "4.0", RECORD=WHEEL, direct_url_json="[1"),
+            installed(tmp_path, "strange", "5.0", direct_url_json='{"archive_info": {"hashes": 5}}'),
+            installed(tmp_path / "later", "plain-name", "9.0"),
+            installed(tmp_path, "bad", "1 --index-url x"),
+        ]
+    ).by_name()
+    assert set(found) == {"plain-name", "from-file", "editable", "damaged", "strange"}
+    assert (found["plain-name"].version, found["plain-name"].tags) == ("1.0", ("py3-none-any",))
+    assert (found["from-file"].source, found["from-file"].wheel_sha256) == ("file", "a" * 64)
+    assert (found["editable"].source, found["editable"].record_sha256) == ("editable", None)
+    assert found["damaged"].record_sha256 == digest_record(WHEEL)
+    assert found["strange"].record_sha256 is None

@@ -1,0 +1,128 @@
+"""The arithmetic of verdicts: losses, epochs, paired times, with their error rates."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from suite.package.reproduction.document import Difference, Verdict
+from suite.package.reproduction.levels import (
+    compute_equivalence,
+    expected_mean,
+    judge_epochs,
+    judge_losses,
+    judge_times,
+)
+
+CAUSE = Difference(kind="torch", what="torch", was="2.13.0", now="2.13.1")
+LOSSES = [2.0 / (step + 1) for step in range(20)]
+
+
+def test_equal_losses_are_equal_bit_for_bit() -> None:
+    found = judge_losses(LOSSES, LOSSES, "float32", CAUSE)
+    assert (found.verdict, found.cause) == (Verdict.REPRODUCED, None)
+    assert "bit for bit" in found.reason
+    assert found.compared["equal_bits"] == 20
+
+
+@pytest.mark.parametrize(
+    ("factor", "precision", "verdict"),
+    [
+        (1 + 1e-6, "float32", Verdict.REPRODUCED),
+        (1 + 9e-4, "float32", Verdict.REPRODUCED),
+        (1 + 2e-3, "float32", Verdict.NOT_REPRODUCED),
+        (1 + 2e-2, "bfloat16", Verdict.REPRODUCED),
+        (1 + 1e-1, "bfloat16", Verdict.NOT_REPRODUCED),
+        (-1.0, "float32", Verdict.NOT_REPRODUCED),
+        (1 + 2e-3, "None", Verdict.NOT_REPRODUCED),
+    ],
+)
+def test_losses_that_differ_are_held_against_the_bound_of_the_precision(
+    factor: float, precision: str, verdict: Verdict
+) -> None:
+    now = [*LOSSES[:7], *(loss * factor for loss in LOSSES[7:])]
+    found = judge_losses(LOSSES, now, precision, CAUSE)
+    assert found.verdict == verdict
+    assert "from step 7 on" in found.reason
+    assert found.compared["equal_bits"] == 7
+    assert found.cause == CAUSE
+
+
+def test_logs_without_losses_are_not_compared() -> None:
+    assert judge_losses([], LOSSES, "float32", None).verdict == Verdict.CANNOT
+    assert judge_losses(LOSSES, [], "float32", None).verdict == Verdict.CANNOT_TELL
+    assert judge_losses(LOSSES, LOSSES[:10], "float32", None).verdict == Verdict.NOT_REPRODUCED
+    assert judge_losses([0.0], [0.0], "float32", None).verdict == Verdict.REPRODUCED
+
+
+def test_equal_seeds_with_equal_epochs_are_reproduced_whatever_the_reference() -> None:
+    found = judge_epochs({1: 9.0, 2: None}, {1: 9.0}, (4.0, 4.0, 4.0), 1.0, "epochs", CAUSE)
+    assert (found.verdict, found.cause) == (Verdict.REPRODUCED, None)
+    both = judge_epochs({2: None}, {2: None}, (4.0, 4.0), 1.0, "epochs", CAUSE)
+    assert both.verdict == Verdict.REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("now", "reference", "verdict"),
+    [
+        ({8: 5.0}, (4.0, 4.0, 4.0, 4.0, 4.0), Verdict.REPRODUCED),  # an evaluation later
+        ({8: 9.0}, (4.0, 4.0, 4.0, 4.0, 4.0), Verdict.NOT_REPRODUCED),
+        ({8: 1.0}, (4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0), Verdict.NOT_REPRODUCED),
+        ({8: 6.0, 9: 7.0}, (4.0, 8.0, 6.0, 7.0, 5.0), Verdict.REPRODUCED),
+        ({1: None}, (4.0, 4.0), Verdict.NOT_REPRODUCED),
+        ({8: 5.0}, (), Verdict.CANNOT_TELL),  # one run of the package is no basis
+    ],
+)
+def test_other_epochs_are_held_against_the_reference_points(
+    now: dict[int, float | None], reference: tuple[float, ...], verdict: Verdict
+) -> None:
+    found = judge_epochs({1: 4.0}, now, reference, 1.0, "epochs", CAUSE)
+    assert found.verdict == verdict
+    assert (found.cause == CAUSE) is True
+
+
+def test_the_interval_of_epochs_holds_its_error_rate() -> None:
+    """One in a hundred sound means may lie outside; of 4,000 drawn 40, and 3 standard deviations more are 59."""
+    draw = random.Random(3)
+    outside = 0
+    for _ in range(4000):
+        low, high = expected_mean([draw.gauss(20, 3) for _ in range(8)], 2, 0.0)
+        outside += not low <= (draw.gauss(20, 3) + draw.gauss(20, 3)) / 2 <= high
+    assert 21 <= outside <= 59
+
+
+@pytest.mark.parametrize(
+    ("ratio", "spread", "verdict"),
+    [
+        (1.0, 0.01, Verdict.REPRODUCED),
+        (1.3, 0.01, Verdict.NOT_REPRODUCED),
+        (0.7, 0.01, Verdict.NOT_REPRODUCED),
+        (1.0, 0.3, Verdict.CANNOT_TELL),
+        (1.05, 0.02, Verdict.CANNOT_TELL),
+    ],
+)
+def test_times_are_equivalent_apart_or_undecided(ratio: float, spread: float, verdict: Verdict) -> None:
+    draw = random.Random(1)
+    a = [10 * math.exp(draw.gauss(0, 0.5)) for _ in range(6)]
+    b = [time * ratio * math.exp(draw.gauss(0, spread)) for time in a]
+    found = judge_times(a, b, 0.05, CAUSE)
+    assert found.verdict == verdict, found.reason
+    assert "n=6 pairs" in found.reason
+    assert (found.cause is None) == (verdict == Verdict.REPRODUCED)
+
+
+def test_times_as_far_apart_as_the_margin_are_called_equivalent_one_time_in_twenty() -> None:
+    """At the edge of the margin the test's error is alpha: 100 of 2,000, and 3 standard deviations more are 130."""
+    draw = random.Random(5)
+    wrong = sum(
+        compute_equivalence([1.0] * 5, [1.05 * math.exp(draw.gauss(0, 0.01)) for _ in range(5)], 0.05).equivalent
+        for _ in range(2000)
+    )
+    assert 60 <= wrong <= 130
+
+
+def test_one_pair_decides_nothing() -> None:
+    assert judge_times([1.0], [2.0], 0.05, CAUSE).verdict == Verdict.CANNOT_TELL
+    assert compute_equivalence([1.0, 1.0], [1.0, 1.0], 0.05).equivalent
