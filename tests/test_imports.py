@@ -31,9 +31,13 @@ LAYERS: dict[str, set[str]] = {
     "suite.compliance.rules": {"suite", "suite.log", "suite.compliance"},
     "suite.compliance.exchange": {"suite", "suite.log", "suite.compliance", "suite.compliance.rules"},
     "suite.package": {"suite", "suite.log", "suite.machine", "suite.compliance", "suite.compliance.rules"},
-    "suite.training": {"suite", "suite.log", "suite.machine", "suite.machine.probes", "suite.data"},
+    "suite.training": {"suite", "suite.log", "suite.machine", "suite.machine.probes", "suite.data", "suite.training.parallel"},
+    "suite.training.parallel": {"suite"},
     "suite.training.own": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
-    "suite.performance": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
+    "suite.performance": {
+        *("suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.parallel"),
+    },
+    "suite.performance.plans": {"suite", "suite.performance", "suite.training.parallel"},
     "suite.performance.ceilings": {"suite", "suite.machine.probes", "suite.performance"},
     "suite.performance.preflight": {"suite", "suite.machine", "suite.machine.probes", "suite.performance.ceilings"},
 }
@@ -60,7 +64,9 @@ ANALYSIS_MAY_USE = {
     "suite.compliance.rules",
     "suite.performance",
 }
-WORKLOADS_MAY_USE = {"suite", "suite.cli", "suite.data", "suite.launch", "suite.training", "suite.performance"}
+WORKLOADS_MAY_USE = {
+    *("suite", "suite.cli", "suite.data", "suite.launch", "suite.training", "suite.training.parallel", "suite.performance"),
+}
 
 
 def modules(top: str) -> list[Path]:
