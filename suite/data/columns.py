@@ -41,6 +41,7 @@ class Column:
     sample: Callable[[int], NDArray[Any]]
     prefetch: Callable[[int], None] | None
     ragged: bool = False
+    is_mapped: bool = True  # a part of a sample can be read and the rest left in storage
 
 
 def map_columns(path: Path) -> dict[str, Column]:
@@ -141,7 +142,7 @@ def _map_chunked(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
             number = index % samples
             raise InputError(f"{path}: sample {number} of {name!r} is damaged: it does not decompress") from None
 
-    return Column(samples, shape, dtype, inflate, _prefetch(mapped, extents))
+    return Column(samples, shape, dtype, inflate, _prefetch(mapped, extents), is_mapped=False)
 
 
 def _map_array(path: Path, mapped: mmap.mmap, dataset: Any) -> tuple[int, NDArray[Any]]:

@@ -29,9 +29,9 @@ from suite.log.mllog import EventLog
 from suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, Agreed, StopWatch
 from suite.training.checkpoint import Checkpoint
 from suite.training.instrument import Ledger, exchange_marks
-from suite.training.parallel.apply import Parallel
 from suite.training.parallel.data import clip_gradients, wrap
 from suite.training.parallel.mesh import Mesh
+from suite.training.parallel.sharing import Parallel
 from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
 from suite.training.records import Records

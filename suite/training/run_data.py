@@ -14,7 +14,7 @@ from suite.data.staging import StagingReport, own_world, stage
 from suite.data.verification import Verification, verify_shards
 from suite.log import mllog
 from suite.log.mllog import EventLog
-from suite.training.parallel.apply import Parallel
+from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.slabs import cut
 from suite.training.plan import TrialPlan
 from suite.workload import Dataset, Workload

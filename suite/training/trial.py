@@ -24,7 +24,8 @@ from suite.machine.page_cache import drop_page_caches
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank
 from suite.training.loop import Outcome, Trainer
-from suite.training.parallel.apply import Parallel, apply, build_on_meta
+from suite.training.parallel.apply import apply, build_on_meta
+from suite.training.parallel.sharing import Parallel
 from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
 from suite.training.records import OtherWork
@@ -228,6 +229,8 @@ class _Trial:
             baselines=read_baselines(self.source, self.manifest.sha256),
         )
         log_statement(self.log, self.plan, self.world, said)
+        if self.parallel.plan is not None:
+            self.log.event(mllog.PARALLEL_PLAN, self.parallel.logged())
 
     def _run_stop(self, outcome: Outcome, position: Position) -> None:
         log_run_stop(

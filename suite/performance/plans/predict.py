@@ -1,6 +1,6 @@
 """Predicts what a rank holds, sends and reads in one training step under a plan, from a step on tensors without memory.
 
-The step runs the workload's own loss on the model with the plan applied, on fake tensors and axes that send nothing, so it allocates
+The step runs the workload's own loss on the model with the plan applied, on fake tensors and axes that send nothing. It allocates
 nothing and needs no ranks: what is counted is what the run will do. Gradients' all-reduce is a closed form: their size.
 """
 
@@ -20,7 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.performance.flops import count
-from suite.training.parallel.apply import Parallel, apply, build_on_meta
+from suite.training.parallel.apply import apply, build_on_meta
+from suite.training.parallel.sharing import Parallel
 from suite.transport import Alone
 from suite.workload import Workload, load_workload
 from suite.world import World
@@ -41,7 +42,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Cost:
-    """One rank's bytes and FLOPs in one step. ``reads``: of its samples, as tensors; ``activations``: kept for the backward pass."""
+    """One rank's bytes and FLOPs in one step. ``reads``: of its samples; ``activations``: kept for the backward pass."""
 
     mesh: str
     ranks: int
@@ -90,7 +91,7 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Co
         model = workload.build_model(alone)
         apply(parallel, model, workload, lambda: _unsplit(descriptor, config), note=note)
         batch = {
-            name: torch.empty(shape, dtype=default if dtype.is_floating_point else dtype)
+            name: torch.empty(shape, dtype=default if dtype == "float32" else getattr(torch, dtype))
             for name, (shape, dtype) in parallel.shapes(samples, split=True).items()
         }
         activations, flops = _step(model, workload, batch, config)
@@ -156,9 +157,9 @@ def _step(model: nn.Module, workload: Workload, batch: Mapping[str, Tensor], con
 
     def passes() -> None:
         bfloat16 = config.precision == "bfloat16"
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-                loss = workload.loss(model, batch)
+        kept_for_backward = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with kept_for_backward, torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            loss = workload.loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
 
     model.train()

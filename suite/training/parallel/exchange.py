@@ -32,7 +32,6 @@ class Axis:
 
     def all_to_all(self, given: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         """Give each rank a tensor and get one of each, of the shapes that are known."""
-        like = given[0]
         flat = torch.cat([each.reshape(-1) for each in given])
         sizes = [torch.Size(shape).numel() for shape in shapes]
         got = flat.new_empty(sum(sizes))

@@ -96,10 +96,10 @@ def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mes
     return Mesh(rank, ranks, spatial)
 
 
-def ranks_of(text: str) -> int | None:
-    """The ranks that a mesh names; None if its data axis has the rest."""
-    sizes = _sizes(text)
-    return math.prod(math.prod(each) for each in sizes.values()) if DATA in sizes else None
+def ranks_of(text: str, *, rest: int) -> int:
+    """The ranks that a mesh names, with a data axis of ``rest`` if it names none."""
+    sizes = {DATA: (rest,)} | _sizes(text)
+    return math.prod(math.prod(each) for each in sizes.values())
 
 
 def _sizes(text: str) -> dict[str, tuple[int, ...]]:
