@@ -31,7 +31,14 @@ LAYERS: dict[str, set[str]] = {
     "suite.compliance.rules": {"suite", "suite.log", "suite.compliance"},
     "suite.compliance.exchange": {"suite", "suite.log", "suite.compliance", "suite.compliance.rules"},
     "suite.package": {"suite", "suite.log", "suite.machine", "suite.compliance", "suite.compliance.rules"},
-    "suite.training": {"suite", "suite.log", "suite.machine", "suite.machine.probes", "suite.data", "suite.training.parallel"},
+    "suite.training": {
+        "suite",
+        "suite.log",
+        "suite.machine",
+        "suite.machine.probes",
+        "suite.data",
+        "suite.training.parallel",
+    },
     "suite.training.parallel": {"suite"},
     "suite.training.own": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
     "suite.performance": {
@@ -65,7 +72,15 @@ ANALYSIS_MAY_USE = {
     "suite.performance",
 }
 WORKLOADS_MAY_USE = {
-    *("suite", "suite.cli", "suite.data", "suite.launch", "suite.training", "suite.training.parallel", "suite.performance"),
+    *(
+        "suite",
+        "suite.cli",
+        "suite.data",
+        "suite.launch",
+        "suite.training",
+        "suite.training.parallel",
+        "suite.performance",
+    ),
 }
 
 

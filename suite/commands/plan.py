@@ -161,9 +161,11 @@ def _meshes(ranks: int, dimensions: int, most: int = 64) -> Iterator[str]:
         for first in (n for n in range(1, parts + 1) if parts % n == 0):
             yield from ((first, *rest) for rest in shapes(parts // first, left - 1))
 
-    for parts in (n for n in range(1, min(ranks, most) + 1) if ranks % n == 0):
+    yield f"data={ranks}"
+    for parts in (n for n in range(2, min(ranks, most) + 1) if ranks % n == 0):
         for shape in shapes(parts, dimensions):
-            yield f"data={ranks // parts}" + (f",spatial={'x'.join(map(str, shape))}" if shape else "")
+            if shape:
+                yield f"data={ranks // parts},spatial={'x'.join(map(str, shape))}"
 
 
 def _lines(cost: Cost, time: StepTime | None) -> Iterator[str]:

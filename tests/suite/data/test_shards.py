@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from suite.data.manifest import Manifest, read_manifest, verify, write_manifest
-from suite.data.shards import Compression, ShardReader, shard_entry, shard_path, write_shard
+from suite.data.shards import Compression, ShardReader, bytes_read, shard_entry, shard_path, write_shard
 from suite.errors import InputError
 
 SAMPLES = (5, 5, 3)
@@ -54,6 +54,20 @@ def test_any_indices_in_any_order_give_the_samples_that_were_written(root: Path,
     for name, whole in everything(root).items():
         assert batch[name].dtype == whole.dtype
         np.testing.assert_array_equal(batch[name], whole[indices])
+
+
+def test_parts_of_samples_are_those_of_the_whole_and_count_what_is_touched(root: Path) -> None:
+    """A compressed sample is read whole, whatever part of it is wanted."""
+    reader, chosen = ShardReader(root, "train"), [12, 0, 7]
+    whole = reader.read(chosen)["x"]
+    wanted = [np.array([1]), np.array([7, 0, 3]), np.arange(2, 4)]
+    before = bytes_read()
+    parts = reader.read_parts("x", chosen, [wanted] * 3)
+    for part, sample in zip(parts, whole, strict=True):
+        np.testing.assert_array_equal(part, sample[1:2][:, [7, 0, 3]][:, :, 2:4])
+    assert bytes_read() - before == (sum(part.nbytes for part in parts) if "none" in root.name else whole.nbytes)
+    with pytest.raises(IndexError, match="expected one or more of"):
+        reader.read_parts("x", [99], [wanted])
 
 
 def test_what_was_read_belongs_to_the_reader(root: Path) -> None:
