@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from suite.data.columns import OFFSETS, Column, check_offsets, map_columns, offsets_name
+from suite.data.columns import OFFSETS, Column, Part, check_offsets, map_columns, offsets_name
 from suite.data.manifest import MANIFEST_NAME, ShardEntry, check_shard, compute_checksums, read_manifest
 from suite.errors import InputError
 from suite.files import brief, written_whole
@@ -25,7 +25,6 @@ CHUNKED_FROM_BYTES = 1024  # smaller samples stay uncompressed: a chunk of their
 GZIP_LEVEL = 4
 
 Compression = Literal["none", "gzip"]
-Part = Sequence[NDArray[np.int64]]  # positions along the leading dimensions of a sample
 
 
 def shard_path(root: Path, split: str, index: int) -> Path:
@@ -113,11 +112,14 @@ class ShardReader:
 
         Only these are touched in storage, unless the dataset is compressed; then whole samples count as read. Errors as `read`.
         """
-        found = []
-        for column, index, part in zip(*self._columns(name, indices), parts, strict=True):
+        found, wanted = [], list(zip(*self._columns(name, indices), parts, strict=True))
+        for column, index, part in wanted:
+            if column.prefetch_part is not None:
+                column.prefetch_part(index, part)
+        for column, index, part in wanted:
             sample = column.sample(index)
             found.append(sample[np.ix_(*part)])
-            _READ.add(found[-1].nbytes if column.is_mapped else sample.nbytes)
+            _READ.add(found[-1].nbytes if column.prefetch_part is not None else sample.nbytes)
         return found
 
     def _columns(self, name: str, indices: ArrayLike) -> tuple[list[Column], list[int]]:
