@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.performance.flops import count
-from suite.training.parallel.apply import apply, build_on_meta
+from suite.training.parallel.apply import apply, build_on_meta, explained
 from suite.training.parallel.sharing import Parallel
 from suite.transport import Alone
 from suite.workload import Workload, load_workload
@@ -94,7 +94,8 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Co
             name: torch.empty(shape, dtype=default if dtype == "float32" else getattr(torch, dtype))
             for name, (shape, dtype) in parallel.shapes(samples, split=True).items()
         }
-        activations, flops = _step(model, workload, batch, config)
+        with explained():
+            activations, flops = _step(model, workload, batch, config)
         optimizer = _optimizer_bytes(workload, model)
     parameters = list(model.parameters())
     inputs = sum(tensor.nbytes for tensor in batch.values())

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
+from suite.files import one_line
 from suite.training.parallel.exchange import Axis, Note
 from suite.training.parallel.mesh import SPATIAL, Mesh
 from suite.training.parallel.recompute import recompute_blocks
@@ -81,10 +83,36 @@ def apply(
         return
     check_model(parallel, model, workload)
     if parallel.is_split:
-        found = trace_unsplit(parallel, unsplit())
+        with explained():
+            found = trace_unsplit(parallel, unsplit())
         check_extents(found, parallel.mesh.spatial, plan.split)
+        if note is None:
+            _check_forward(parallel, unsplit(), found)
         split_model(model, found, _split(parallel, note), plan.boundaries)
     recompute_blocks(model, plan.recompute)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn an error of the model on tensors that a plan describes into InputError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise InputError(
+            f"plan: the model cannot take what extents, dims and boundaries describe: {one_line(error)}"
+        ) from None
+
+
+def _check_forward(parallel: Parallel, model: nn.Module, found: Trace) -> None:
+    """Run a split model on meta tensors, before anything is sent. InputError if its parts do not fit together."""
+    plan = parallel.plan
+    assert plan is not None
+    split_model(model, found, _split(parallel, lambda *_: None), plan.boundaries)
+    batch = batch_on_meta(parallel, 1, split=True)
+    with explained():
+        model.eval()(batch[next(iter(plan.inputs))])
 
 
 def trace_unsplit(parallel: Parallel, model: nn.Module) -> Trace:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from suite.config import load_config
 from suite.descriptor import descriptor
+from suite.training.parallel.plan import find_plan
 from tests.fixtures.cli import mlhpc
 from workloads.cosmoflow.model import work
 
@@ -92,3 +94,36 @@ def test_what_is_not_legal_is_refused_in_one_line(options: list[str], reason: st
 
     assert re.search(reason, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
+
+
+WRONG = {
+    "another number of channels": (
+        "channel: 4",
+        "channel: 5",
+        "the model cannot take what extents, dims and boundaries",
+    ),
+    "no boundary": (
+        "  hidden.0: {at: input",
+        "  output: {at: output",
+        "the model cannot take what|does not name dimension",
+    ),
+    "a boundary too late": ("at: input", "at: output", "the model cannot take what"),
+    "an unknown boundary": ("hidden.0", "hidden.7", "boundary 'hidden.7' is no module"),
+    "a boundary that lacks a dimension": ("d, h, w, channel]}  #", "d, h, channel]}  #", "does not name dimension 'w'"),
+    "a parameter without pattern": ("convolutions.*", "convs.*", "add 'convolutions.0.*: replicate'"),
+    "a parameter with two patterns": ("  hidden.*", "  h*", "narrow|matched"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_plan_that_does_not_fit_the_model_is_refused_before_anything_runs(mistake: str, tmp_path: Path) -> None:
+    before, after, reason = WRONG[mistake]
+    text = find_plan(descriptor("cosmoflow"), "spatial").read_text()
+    assert before in text
+    if mistake == "a parameter with two patterns":
+        after = before + ": replicate\n" + after
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(before, after, 1))
+    done = mlhpc("plan", "cosmoflow", "--size", "smoke", "--plan", path, "--mesh", "spatial=2x1x1")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(reason, done.stderr), done.stderr
