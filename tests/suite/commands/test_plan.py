@@ -127,3 +127,9 @@ def test_a_plan_that_does_not_fit_the_model_is_refused_before_anything_runs(mist
     done = mlhpc("plan", "cosmoflow", "--size", "smoke", "--plan", path, "--mesh", "spatial=2x1x1")
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.search(reason, done.stderr), done.stderr
+
+
+def test_a_profile_does_not_leave_a_plan_out_silently() -> None:
+    done = mlhpc("profile", "cosmoflow", "--size", "smoke", "--set", "plan=spatial")
+    assert done.returncode == 2
+    assert "mlhpc plan tells what a plan costs" in done.stderr
