@@ -74,6 +74,10 @@ class RunConfig(_Section):
     )
     staging: Staging = Staging()
     watchdog: Watching = Watching()
+    plan: Path | None = Field(
+        None, description="parallel plan: a name of the workload's, or a YAML file (docs/plans.md)"
+    )
+    mesh: str | None = Field(None, description="ranks by axis, for example data=2,spatial=2x1x1; [the plan's]")
     submission: Submission = Submission()
     hyperparameters: Hyperparameters
 

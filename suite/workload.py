@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from suite.descriptor import Descriptor, resolve
 from suite.errors import InputError
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from suite.world import World
 
     Batch = Mapping[str, Tensor]
+
+
+Slab = tuple[tuple[int, int], ...]  # of each dimension after the sample's: first position, one past the last
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,17 @@ class Dataset(Protocol):
         Random choices (augmentation) depend only on seed, epoch and sample index, so that a sample is the same on any rank
         and in any batch. ``epoch`` is 0 for evaluation, where nothing is random.
         """
+        ...
+
+
+@runtime_checkable
+class SlabDataset(Dataset, Protocol):
+    """A data set that can read a part of each sample and leave the rest in storage (docs/plans.md)."""
+
+    def load_slab(
+        self, indices: Sequence[int] | NDArray[np.int64], slabs: Mapping[str, Slab], *, seed: int, epoch: int
+    ) -> Batch:
+        """Load what `load` does, of the tensors in ``slabs`` only these positions: the same values as cut out of the whole."""
         ...
 
 

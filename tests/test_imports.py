@@ -45,9 +45,14 @@ LAYERS: dict[str, set[str]] = {
         "suite.machine.power",
         "suite.machine.probes",
         "suite.data",
+        "suite.training.parallel",
     },
+    "suite.training.parallel": {"suite"},
     "suite.training.own": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
-    "suite.performance": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
+    "suite.performance": {
+        *("suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.parallel"),
+    },
+    "suite.performance.plans": {"suite", "suite.performance", "suite.training.parallel"},
     "suite.performance.ceilings": {"suite", "suite.machine.probes", "suite.performance"},
     "suite.performance.preflight": {"suite", "suite.machine", "suite.machine.probes", "suite.performance.ceilings"},
 }
@@ -80,7 +85,17 @@ ANALYSIS_MAY_USE = {
     "suite.performance",
 }
 ANALYSIS_MORE = {"analysis.tournament": {"suite.data", "suite.launch"}}  # it starts runs, one process at a time
-WORKLOADS_MAY_USE = {"suite", "suite.cli", "suite.data", "suite.launch", "suite.training", "suite.performance"}
+WORKLOADS_MAY_USE = {
+    *(
+        "suite",
+        "suite.cli",
+        "suite.data",
+        "suite.launch",
+        "suite.training",
+        "suite.training.parallel",
+        "suite.performance",
+    ),
+}
 
 
 def modules(top: str) -> list[Path]:

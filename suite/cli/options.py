@@ -40,6 +40,25 @@ def settings_options(function: Function) -> Function:
     return function
 
 
+def plan_options(function: Function) -> Function:
+    """``--plan`` and ``--mesh``: how samples and parameters lie on ranks. `plan_settings` makes settings of them."""
+    for option in (
+        click.option("--mesh", metavar="AXES", help="Ranks by axis, such as data=2,spatial=2x1x1. [the plan's]"),
+        click.option(
+            "--plan", "plan_name", metavar="NAME", help="Parallel plan: a name or a YAML file (docs/plans.md)."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def plan_settings(plan: str | None, mesh: str | None) -> tuple[str, ...]:
+    """The settings that ``--plan`` and ``--mesh`` stand for, as ``--set`` takes them. A file is named by its whole path."""
+    named = None if plan is None else str(Path(plan).absolute()) if is_file(plan) else plan
+    given = (("plan", named), ("mesh", mesh))
+    return tuple(f"{key}={value}" for key, value in given if value is not None)
+
+
 def settings(size: str | None, config: str | None) -> str | None:
     """The name of a shipped config or the path of a YAML file for `suite.config.load_config`; None if neither is given.
 

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING  # noqa: E402
 
 import click  # noqa: E402
 
-from suite.cli.options import DEFAULT_SIZE, output_option, ranks_option, settings, settings_options  # noqa: E402
+from suite.cli.options import (  # noqa: E402
+    DEFAULT_SIZE,
+    output_option,
+    plan_options,
+    plan_settings,
+    ranks_option,
+    settings,
+    settings_options,
+)
 from suite.config import default_data_root, load_config  # noqa: E402
 from suite.descriptor import descriptor  # noqa: E402
 from suite.files import print_line  # noqa: E402
@@ -37,12 +45,14 @@ Examples:
   mlhpc run cosmoflow --size smoke --ranks 2 --runs 2
   mlhpc run cosmoflow --size mini --ranks 2 --runs 5 --seed 1 -o runs/mine
   mlhpc run cosmoflow --size mini --set hyperparameters.dropout=0.1 --set submission.org=ACME
+  mlhpc run cosmoflow --size mini --ranks 4 --plan spatial --mesh data=2,spatial=2x1x1
   mlhpc run cosmoflow --output runs/mine --resume               what is unfinished; --trial 3: of one run
   srun python -P -m suite run cosmoflow --size mini --output runs/mine --trial 0
 """
 )
 @click.argument("workload")
 @settings_options
+@plan_options
 @ranks_option(None, "MPI ranks to start on this machine. [1; with --resume the run's own]")
 @click.option("--runs", type=click.IntRange(1), default=1, show_default=True, help="Scored runs.")
 @output_option("New run folder.", "runs/<workload>-<size>-<time>")
@@ -66,6 +76,8 @@ def run(
     size: str | None,
     config: str | None,
     overrides: tuple[str, ...],
+    plan_name: str | None,
+    mesh: str | None,
     ranks: int | None,
     runs: int,
     output: Path | None,
@@ -81,6 +93,7 @@ def run(
     """
     chosen = descriptor(workload)
     chosen.code()
+    overrides += plan_settings(plan_name, mesh)
     if resume and output is None:
         raise click.UsageError("--resume needs --output RUN: the run folder to continue")
     if replace_failed and not resume:
@@ -111,9 +124,11 @@ def _check_before_launch(plan: TrialPlan, ranks: int) -> None:
     """ValueError for what every trial would fail at: the batch, the data."""
     from suite.data.build import find_data
     from suite.data.sampling import check_batch
+    from suite.training.parallel.sharing import Parallel
 
     config = plan.config
-    check_batch(config.global_batch_size, ranks, config.gradient_accumulation_steps)
+    groups = Parallel.of(config, plan.descriptor, 0, ranks).mesh.data_size
+    check_batch(config.global_batch_size, groups, config.gradient_accumulation_steps)
     find_data(config.data or default_data_root(config.workload, config.size), config.workload, config.size)
 
 

@@ -13,7 +13,15 @@ from pathlib import Path
 import click
 
 from suite.card import SizeCard, read_reference_points
-from suite.cli.options import DEFAULT_SIZE, is_file, output_option, settings, settings_options
+from suite.cli.options import (
+    DEFAULT_SIZE,
+    is_file,
+    output_option,
+    plan_options,
+    plan_settings,
+    settings,
+    settings_options,
+)
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
@@ -48,6 +56,7 @@ Examples:
     "--system", "system_name", required=True, help="A name under submissions/systems, or a path to a .yaml file."
 )
 @settings_options
+@plan_options
 @click.option(
     "--nodes", "node_counts", required=True, metavar="N[,N...]", help="Nodes of a run; several: a scaling sweep."
 )
@@ -80,6 +89,8 @@ def submit(
     system_name: str,
     size: str | None,
     config: str | None,
+    plan_name: str | None,
+    mesh: str | None,
     node_counts: str,
     ranks_per_node: int | None,
     runs: int,
@@ -97,6 +108,7 @@ def submit(
     """Submit scored runs of a workload to Slurm: one job and one run folder per node count."""
     chosen = descriptor(workload)
     chosen.code()
+    overrides += plan_settings(plan_name, mesh)
     resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, overrides)
     system = read_system(find_system(system_name))
     template = _template(chosen, resolved, system, ranks_per_node, time_limit)
@@ -177,11 +189,16 @@ def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
     output = folder / "output" / ("job_%A_%a.log" if template.array else "job_%j.log")
     job = replace(template, nodes=nodes, run=str(folder), config=str(RunFolder(folder).config_path), output=str(output))
     accumulation = config.gradient_accumulation_steps
-    if config.global_batch_size % (job.ranks * accumulation):
+    groups = job.ranks
+    if config.plan is not None or config.mesh is not None:
+        from suite.training.parallel.sharing import Parallel
+
+        groups = Parallel.of(config, descriptor(config.workload), 0, job.ranks).mesh.data_size
+    if config.global_batch_size % (groups * accumulation):
         from suite.data.sampling import check_batch  # its message; numpy is loaded only here
 
         try:
-            check_batch(config.global_batch_size, job.ranks, accumulation)
+            check_batch(config.global_batch_size, groups, accumulation)
         except ValueError as error:
             raise InputError(f"--nodes {nodes} x {job.ranks_per_node} ranks per node: {error}") from None
     if folder.exists():

@@ -24,6 +24,7 @@ from suite.errors import InputError
 from suite.files import brief
 
 OFFSETS = ".offsets"  # ends the name of the dataset that makes the others of its axis ragged
+Part = Sequence[NDArray[np.int64]]  # positions along the leading dimensions of a sample
 PREFETCH_FROM_BYTES = 128 * 1024  # a sample larger than the kernel's usual read-ahead is requested before it is touched
 
 
@@ -41,6 +42,7 @@ class Column:
     sample: Callable[[int], NDArray[Any]]
     prefetch: Callable[[int], None] | None
     ragged: bool = False
+    prefetch_part: Callable[[int, Part], None] | None = None  # None: a part is not cheaper to read than the whole
 
 
 def map_columns(path: Path) -> dict[str, Column]:
@@ -122,7 +124,10 @@ def _map_contiguous(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
     begin, array = _map_array(path, mapped, dataset)
     sample_bytes = dataset.nbytes // samples
     extents = [(begin + i * sample_bytes, sample_bytes) for i in range(samples)]
-    return Column(samples, tuple(shape), dataset.dtype, array.__getitem__, _prefetch(mapped, extents))
+    prefetch_part = _prefetch_part(mapped, extents, (*shape, dataset.dtype.itemsize))
+    return Column(
+        samples, tuple(shape), dataset.dtype, array.__getitem__, _prefetch(mapped, extents), prefetch_part=prefetch_part
+    )
 
 
 def _map_chunked(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
@@ -168,3 +173,43 @@ def _prefetch(mapped: mmap.mmap, extents: Sequence[tuple[int, int]]) -> Callable
         mapped.madvise(mmap.MADV_WILLNEED, begin - skew, size + skew)
 
     return prefetch
+
+
+def _prefetch_part(
+    mapped: mmap.mmap, extents: Sequence[tuple[int, int]], shape: tuple[int, ...]
+) -> Callable[[int, Part], None]:
+    """A function that requests the pages of a part of a sample and no others: the kernel would read on into the rest.
+
+    ``shape`` is that of a sample, and last the bytes of a value. Samples smaller than the kernel's read-ahead are left to it.
+    """
+
+    def prefetch(index: int, part: Part) -> None:
+        begin, size = extents[index]
+        if size < PREFETCH_FROM_BYTES or not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        mapped.madvise(mmap.MADV_RANDOM, *_whole_pages(begin, size))
+        for first, length in page_runs(begin, part, shape):
+            mapped.madvise(mmap.MADV_WILLNEED, first, min(length, len(mapped) - first))
+
+    return prefetch
+
+
+def _whole_pages(begin: int, size: int) -> tuple[int, int]:
+    skew = begin % mmap.PAGESIZE  # madvise takes whole pages
+    return begin - skew, size + skew
+
+
+def page_runs(begin: int, part: Part, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(Position, bytes) of the runs of whole pages that a part of a sample at ``begin`` lies on, in order."""
+    steps = [math.prod(shape[d + 1 :]) for d in range(len(part))]
+    rows = np.array([begin])
+    for step, positions in zip(steps[:-1], part[:-1], strict=True):
+        rows = (rows[:, None] + step * positions).reshape(-1)
+    first = (rows + steps[-1] * int(part[-1].min())) // mmap.PAGESIZE
+    last = (rows + steps[-1] * (int(part[-1].max()) + 1) - 1) // mmap.PAGESIZE
+    order = np.argsort(first)
+    first, reach = first[order], np.maximum.accumulate(last[order])
+    starts = np.concatenate([[True], first[1:] > reach[:-1] + 1])
+    ends = np.concatenate([starts[1:], [True]])
+    pairs = zip(first[starts].tolist(), reach[ends].tolist(), strict=True)
+    return [(low * mmap.PAGESIZE, (high + 1 - low) * mmap.PAGESIZE) for low, high in pairs]

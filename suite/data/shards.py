@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from suite.data.columns import OFFSETS, Column, check_offsets, map_columns, offsets_name
+from suite.data.columns import OFFSETS, Column, Part, check_offsets, map_columns, offsets_name
 from suite.data.manifest import MANIFEST_NAME, ShardEntry, check_shard, compute_checksums, read_manifest
 from suite.errors import InputError
 from suite.files import brief, written_whole
@@ -106,6 +106,30 @@ class ShardReader:
         }
         _READ.add(sum(array.nbytes for array in batch.values()))
         return batch
+
+    def read_parts(self, name: str, indices: ArrayLike, parts: Sequence[Part]) -> list[NDArray[Any]]:
+        """Copies of a part of each sample of one dataset: per leading dimension the positions wanted, in that order.
+
+        Only these are touched in storage, unless the dataset is compressed; then whole samples count as read. Errors as `read`.
+        """
+        found, wanted = [], list(zip(*self._columns(name, indices), parts, strict=True))
+        for column, index, part in wanted:
+            if column.prefetch_part is not None:
+                column.prefetch_part(index, part)
+        for column, index, part in wanted:
+            sample = column.sample(index)
+            found.append(sample[np.ix_(*part)])
+            _READ.add(found[-1].nbytes if column.prefetch_part is not None else sample.nbytes)
+        return found
+
+    def _columns(self, name: str, indices: ArrayLike) -> tuple[list[Column], list[int]]:
+        """The column of each sample, and the sample's index in it."""
+        samples = np.asarray(indices, dtype=np.int64)
+        if len(samples) == 0 or samples.min() < 0 or samples.max() >= len(self):
+            raise IndexError(f"samples {brief(samples.tolist())}: expected one or more of 0..{len(self) - 1}")
+        numbers = np.searchsorted(self._ends, samples, side="right")
+        from_end = (samples - self._ends[numbers]).tolist()  # negative, as Python indexes from the end
+        return [(self._shards[number] or self._open(number))[name] for number in numbers.tolist()], from_end
 
     def _open(self, number: int) -> dict[str, Column]:
         with self._lock:

@@ -24,7 +24,7 @@ from suite.performance.flops import Count, count
 from suite.performance.stragglers import Straggling, straggling
 from suite.training.instrument import Ledger, exchange_marks
 from suite.training.loop import autocast, prefetch
-from suite.training.parallel import clip_gradients, wrap
+from suite.training.parallel.data import clip_gradients, wrap
 from suite.training.timing import DATA_WAIT, EXPOSED_COMMUNICATION, OPTIMIZER, PhaseTimer, device_clock
 from suite.workload import Dataset, Optimization, Workload
 from suite.world import World

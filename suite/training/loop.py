@@ -29,7 +29,9 @@ from suite.log.mllog import EventLog
 from suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, Agreed, StopWatch
 from suite.training.checkpoint import Checkpoint
 from suite.training.instrument import Ledger, exchange_marks
-from suite.training.parallel import clip_gradients, wrap
+from suite.training.parallel.data import clip_gradients, wrap
+from suite.training.parallel.mesh import Mesh
+from suite.training.parallel.sharing import Parallel
 from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
 from suite.training.records import FIRST_LOSSES, Records
@@ -104,9 +106,11 @@ class Trainer:
     stop_signal: Callable[[], str | None]
     say: Callable[[str], None]
     progress: Progress = field(default_factory=Progress)
+    parallel: Parallel | None = None  # None: every rank trains on samples of its own
 
     def __post_init__(self) -> None:
         self.config, self.size_card, self.target = self.plan.config, self.plan.size_card, self.plan.target
+        self.shared = self.parallel or Parallel(Mesh(self.world.rank, self.world.size))
         self._throughput = 0.0
         self._steps_per_block = 0
         self._first_losses: list[Tensor] | None = []  # of steps; None: not those of the run's beginning, or logged
@@ -204,8 +208,8 @@ class Trainer:
                 self.config.global_batch_size,
                 seed=self.state.seed,
                 epoch=epoch + 1,
-                rank=self.world.rank,
-                size=self.world.size,
+                rank=self.shared.mesh.data_rank,
+                size=self.shared.mesh.data_size,
                 first_step=within,
             )
             for chosen in islice(indices, end - step):
@@ -224,6 +228,7 @@ class Trainer:
         with self.wrapped.no_sync() if parallel and not item.ends else nullcontext():  # type: ignore[operator]
             with autocast(self.config, self.device):
                 loss = self.workload.loss(self.wrapped, batch) / self.config.gradient_accumulation_steps
+                loss = loss if self.shared.loss_factor == 1.0 else loss * self.shared.loss_factor
             self.progress.enter(f"backward pass of step {item.step}")
             loss.backward()  # type: ignore[no-untyped-call]
         if item.ends:
@@ -291,6 +296,7 @@ class Trainer:
             self.device,
             self._to_device,
             self.progress.tick,
+            self.shared,
         )
         seconds = time.perf_counter() - begin
         value = metrics[self.target.metric]
@@ -333,11 +339,13 @@ def evaluate(
     device: torch.device,
     to_device: Callable[[Batch], Batch] = lambda batch: batch,
     tick: Callable[[], None] = lambda: None,
+    shared: Parallel | None = None,
 ) -> dict[str, float]:
     """Compute the metrics of a whole split. Every sample counts once, whatever the number of ranks and the batch size."""
     model.eval()
     totals: dict[str, Tensor] = {}
-    indices = eval_batches(len(data), config.eval_batch_size, rank=world.rank, size=world.size)
+    mesh = Mesh(world.rank, world.size) if shared is None else shared.mesh
+    indices = eval_batches(len(data), config.eval_batch_size, rank=mesh.data_rank, size=mesh.data_size)
     with torch.no_grad(), autocast(config, device):
         for batch in prefetch(
             lambda chosen: data.load(chosen, seed=0, epoch=0), indices, threads=config.loader_threads
@@ -346,7 +354,8 @@ def evaluate(
                 totals[name] = totals[name] + value.double() if name in totals else value.double()
             tick()
     names: Sequence[str] = world.broadcast(list(totals))  # a rank without a sample does not know them
-    return workload.metrics(world.sum({name: float(totals.get(name, 0.0)) for name in names}))
+    mine = totals if shared is None or shared.counts else {}  # the ranks of a sample have computed the same
+    return workload.metrics(world.sum({name: float(mine.get(name, 0.0)) for name in names}))
 
 
 def prefetch(load: Callable[[Item], Loaded], items: Iterable[Item], *, threads: int) -> Iterator[Loaded]:

@@ -14,6 +14,8 @@ from suite.data.staging import StagingReport, own_world, stage
 from suite.data.verification import Verification, verify_shards
 from suite.log import mllog
 from suite.log.mllog import EventLog
+from suite.training.parallel.sharing import Parallel
+from suite.training.parallel.slabs import cut
 from suite.training.plan import TrialPlan
 from suite.workload import Dataset, Workload
 from suite.world import World
@@ -46,10 +48,12 @@ def verify_source(
 class RunData:
     """The splits of a data set, read from the data root or from node-local storage once it is staged there."""
 
-    def __init__(self, plan: TrialPlan, workload: Workload, source: Path, world: World, log: EventLog) -> None:
+    def __init__(
+        self, plan: TrialPlan, workload: Workload, source: Path, world: World, log: EventLog, parallel: Parallel
+    ) -> None:
         self._workload, self._source, self._trial = workload, source, plan.trial
         self._config, self._world, self._log = plan.config, world, log
-        self._root = source
+        self._root, self._parallel = source, parallel
         self._open: dict[str, tuple[Path, Dataset]] = {}
         self._thread: threading.Thread | None = None
         self._report: StagingReport | None = None
@@ -114,7 +118,8 @@ class RunData:
         if opened is None or opened[0] != self._root:
             error, dataset = None, None
             try:
-                dataset = self._workload.dataset(split, self._root)
+                slabs = self._parallel.slabs(evaluation=split != "train")
+                dataset = cut(self._workload.dataset(split, self._root), slabs)
             except (ValueError, OSError) as caught:
                 error = caught
             self._world.check_together(error)

@@ -25,6 +25,8 @@ from suite.machine.power.beside import sampled_power
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank
 from suite.training.loop import Outcome, Trainer
+from suite.training.parallel.apply import apply, build_on_meta
+from suite.training.parallel.sharing import Parallel
 from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
 from suite.training.records import OtherWork
@@ -63,7 +65,8 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
     torch.set_num_threads(threads_per_rank(world))
     device = pick_device(config.device, world)
     keeps_freed_memory = device.type == "cpu" and keep_freed_memory()
-    check_batch(config.global_batch_size, world.size, config.gradient_accumulation_steps)
+    parallel = Parallel.of(config, plan.descriptor, world.rank, world.size)
+    check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
     source, manifest = open_data(config, world)
     path = folder.next_resumed(plan.trial) if plan.resume else folder.result(plan.trial)
     progress.enter("collecting facts")
@@ -81,7 +84,7 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
         log.start(mllog.INIT)
         log.event(mllog.CACHE_CLEAR, cache_state.state == "dropped")
         known = (plan, world, device, source, manifest, verified, log, signals, startup, keeps_freed_memory)
-        trial = _Trial(*known, progress)
+        trial = _Trial(*known, progress, parallel)
         if dog is not None:
             dog.before_end = trial.hung
         gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
@@ -104,6 +107,7 @@ class _Trial:
     startup: Startup
     keeps_freed_memory: bool
     progress: Progress
+    parallel: Parallel
 
     def __post_init__(self) -> None:
         self.config, self.in_run = self.plan.config, False
@@ -127,7 +131,7 @@ class _Trial:
 
     def _initialise_and_train(self) -> Outcome:
         workload, state, parameters = self._build()
-        data = RunData(self.plan, workload, self.source, self.world, self.log)
+        data = RunData(self.plan, workload, self.source, self.world, self.log, self.parallel)
         trainer = Trainer(
             plan=self.plan,
             workload=workload,
@@ -140,6 +144,7 @@ class _Trial:
             stop_signal=lambda: self.signals.name,
             say=self._say,
             progress=self.progress,
+            parallel=self.parallel,
         )
         restored = self.checkpoint.load(self.world, state) if self.plan.resume else None
         open_log(self.log, self.world)
@@ -169,9 +174,12 @@ class _Trial:
         self.progress.enter("building the model")
         workload: Workload = load_workload(self.plan.descriptor)(config)
         model = workload.build_model(world).to(self.device)
-        torch.manual_seed(seed + (world.rank << SEED_BITS))  # dropout differs between ranks, initial weights do not
+        torch.manual_seed(
+            seed + (self.parallel.mesh.data_rank << SEED_BITS)
+        )  # dropout differs between samples, weights do not
         parameters = count_parameters(model, workload, world)
         check_parameters(self.plan, parameters)
+        apply(self.parallel, model, workload, lambda: build_on_meta(self.plan.descriptor, config)[1])
         self.progress.enter("building the optimizer")
         steps = steps_per_epoch(self.manifest.samples("train"), config.global_batch_size)
         state = TrainingState.create(workload, model, steps, seed)
@@ -228,6 +236,8 @@ class _Trial:
             attainable=attainable,
         )
         log_statement(self.log, self.plan, self.world, said)
+        if self.parallel.plan is not None:
+            self.log.event(mllog.PARALLEL_PLAN, self.parallel.logged())
 
     def _run_stop(self, outcome: Outcome, position: Position) -> None:
         log_run_stop(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from suite.errors import InputError
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from suite.workload import Batch, Slab
 
 INPUT_TOLERANCE = (
     0.05  # largest difference of the configured input means from those of the data, in standard deviations
@@ -33,6 +34,7 @@ class CosmoFlowData:
     def __init__(self, root: Path, split: str, config: CosmoFlowConfig) -> None:
         self._reader = ShardReader(root, split)
         self._augment = config.augmentation and split == "train"
+        self._size = config.input_size
         check_data(self._reader, root, config)
 
     def __len__(self) -> int:
@@ -45,6 +47,24 @@ class CosmoFlowData:
         if self._augment:
             x = augment(x, draws(seed, epoch, np.asarray(indices)))
         return {"x": torch.from_numpy(x), "y": torch.from_numpy(arrays["y"])}
+
+    def load_slab(
+        self, indices: Sequence[int] | NDArray[np.integer], slabs: Mapping[str, Slab], *, seed: int, epoch: int
+    ) -> Batch:
+        """Load what `load` does, of ``x`` only the slab: an augmented one comes from other places of the stored sample."""
+        chosen, slab = np.asarray(indices), slabs["x"][:3]
+        size = self._size
+        moves = moved_axes(draws(seed, epoch, chosen), size) if self._augment else None
+        parts, turns = [], []
+        for sample in range(len(chosen)):
+            order, walks = ((0, 1, 2), [np.arange(size)] * 3) if moves is None else moves.of(sample)
+            wanted = [walk[low:high] for walk, (low, high) in zip(walks, slab, strict=True)]
+            parts.append([wanted[order.index(axis)] for axis in range(3)])
+            turns.append(order)
+        read = self._reader.read_parts("x", chosen, parts)
+        x = np.stack([box.transpose(*order, 3) for box, order in zip(read, turns, strict=True)])
+        y = self._reader.read(chosen, ["y"])["y"]
+        return {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
 
 
 def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None:
@@ -83,18 +103,37 @@ def augment(x_NDHWC: NDArray[np.int16], draws_N: NDArray[np.uint64]) -> NDArray[
     """
     n_samples, n = x_NDHWC.shape[:2]
     assert x_NDHWC.shape[1:] == (n, n, n, 4)
-    rest, symmetry = np.divmod(draws_N, np.uint64(48))
-    order = _PERMUTATIONS[(symmetry // np.uint64(8)).astype(np.intp)]  # output axis a walks along source axis order[a]
-    flip = _FLIPS[(symmetry % np.uint64(8)).astype(np.intp)]
+    moves = moved_axes(draws_N, n)
     strides = np.array([n * n, n, 1])
-    walk = np.arange(n)
-    offsets = []
-    for axis in range(3):
-        rest, shift = np.divmod(rest, np.uint64(n))
-        along = np.where(flip[:, axis, None], n - 1 - walk, walk) + shift[:, None].astype(np.int64)
-        offsets.append(along % n * strides[order[:, axis], None])
-    a, b, c = offsets
+    a, b, c = (along * strides[moves.order[:, axis], None] for axis, along in enumerate(moves.walks))
     source = (a[:, :, None, None] + b[:, None, :, None]) + c[:, None, None, :]
     words = np.ascontiguousarray(x_NDHWC).reshape(n_samples, -1).view(np.uint64)
     moved = np.take_along_axis(words, source.reshape(n_samples, -1), axis=1)
     return moved.view(np.int16).reshape(x_NDHWC.shape)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Where augmented samples come from: along output axis a, position i is position ``walks[a][sample, i]`` of source axis
+    ``order[sample, a]``."""
+
+    order: NDArray[np.int64]
+    walks: list[NDArray[np.int64]]
+
+    def of(self, sample: int) -> tuple[tuple[int, ...], list[NDArray[np.int64]]]:
+        """Source axis and positions per output axis of one sample."""
+        return tuple(self.order[sample].tolist()), [walk[sample] for walk in self.walks]
+
+
+def moved_axes(draws_N: NDArray[np.uint64], n: int) -> Moves:
+    """The symmetry and the periodic shift that each random number chooses, for cubes of n^3 voxels."""
+    rest, symmetry = np.divmod(draws_N, np.uint64(48))
+    order = _PERMUTATIONS[(symmetry // np.uint64(8)).astype(np.intp)]  # output axis a walks along source axis order[a]
+    flip = _FLIPS[(symmetry % np.uint64(8)).astype(np.intp)]
+    walk = np.arange(n)
+    walks = []
+    for axis in range(3):
+        rest, shift = np.divmod(rest, np.uint64(n))
+        along = np.where(flip[:, axis, None], n - 1 - walk, walk) + shift[:, None].astype(np.int64)
+        walks.append(along % n)
+    return Moves(order, walks)

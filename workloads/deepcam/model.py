@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from workloads.deepcam.batch_norm import GroupBatchNorm2d
+from suite.training.parallel.batch_norm import GroupBatchNorm2d
 from workloads.deepcam.config import CHANNELS, CLASSES, DeepCamConfig
 
 

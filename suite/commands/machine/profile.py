@@ -67,6 +67,10 @@ def profile(
     chosen = descriptor(workload)
     name = settings(size, config) or DEFAULT_SIZE
     resolved = load_config(chosen, name, overrides)
+    if resolved.plan is not None:
+        raise InputError(
+            "--set plan: a profile is of ranks with samples of their own; mlhpc plan tells what a plan costs"
+        )
     root = resolved.data or default_data_root(resolved.workload, resolved.size)
     folder = output or default_folder(resolved.workload, resolved.size, datetime.now(UTC), under="profiles")
 

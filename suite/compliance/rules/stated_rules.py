@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from suite.compliance.rules.table import OURS, LogBreach, LogContext, log_rule
 from suite.files import brief
@@ -52,3 +53,37 @@ def trial_stated(context: LogContext) -> Iterator[LogBreach]:
     event = context.first(mllog.RUN_MODE)
     if event is not None and context.record.trial is None:
         yield event.line, f"run_mode has trial = {brief(event.metadata.get('trial'))}: expected a number"
+
+
+@log_rule(
+    "plan-stated",
+    "a plan by which ranks share samples is that of the ranks, and leaves the mathematics as they are",
+    OURS,
+)
+def plan_stated(context: LogContext) -> Iterator[LogBreach]:
+    config, event = context.first(mllog.RUN_CONFIG), context.first(mllog.PARALLEL_PLAN)
+    named = config.value.get("plan") if config is not None and isinstance(config.value, dict) else None
+    if event is None:
+        if config is not None and named is not None:
+            yield config.line, f"run_config names the plan {brief(named)}, and there is no parallel_plan"
+        return
+    if named is None:
+        yield event.line, "parallel_plan without a plan in run_config"
+    plan = event.value if isinstance(event.value, dict) else {}
+    stated = plan.get("mesh")
+    mesh = stated if isinstance(stated, dict) else {}
+    parts = mesh.get("spatial")
+    numbers = [mesh.get("data"), *(parts if isinstance(parts, list) else [None])]
+    if not all(type(number) is int and number > 0 for number in numbers):
+        yield (
+            event.line,
+            f"parallel_plan has mesh = {brief(stated)}: expected data and spatial, positive numbers",
+        )
+    elif context.record.ranks is not None and prod(numbers) != context.record.ranks:
+        yield (
+            event.line,
+            f"the mesh of parallel_plan has {prod(numbers)} ranks, number_of_ranks is {context.record.ranks}",
+        )
+    placements = plan.get("parameters")
+    if not isinstance(placements, dict) or not placements or set(map(str, placements.values())) != {"replicate"}:
+        yield event.line, f"parallel_plan has parameters = {brief(placements)}: expected replicate for every pattern"

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from suite.data.columns import page_runs
 from suite.data.manifest import Manifest, read_manifest, verify, write_manifest
-from suite.data.shards import Compression, ShardReader, shard_entry, shard_path, write_shard
+from suite.data.shards import Compression, ShardReader, bytes_read, shard_entry, shard_path, write_shard
 from suite.errors import InputError
 
 SAMPLES = (5, 5, 3)
@@ -54,6 +56,20 @@ def test_any_indices_in_any_order_give_the_samples_that_were_written(root: Path,
     for name, whole in everything(root).items():
         assert batch[name].dtype == whole.dtype
         np.testing.assert_array_equal(batch[name], whole[indices])
+
+
+def test_parts_of_samples_are_those_of_the_whole_and_count_what_is_touched(root: Path) -> None:
+    """A compressed sample is read whole, whatever part of it is wanted."""
+    reader, chosen = ShardReader(root, "train"), [12, 0, 7]
+    whole = reader.read(chosen)["x"]
+    wanted = [np.array([1]), np.array([7, 0, 3]), np.arange(2, 4)]
+    before = bytes_read()
+    parts = reader.read_parts("x", chosen, [wanted] * 3)
+    for part, sample in zip(parts, whole, strict=True):
+        np.testing.assert_array_equal(part, sample[1:2][:, [7, 0, 3]][:, :, 2:4])
+    assert bytes_read() - before == (sum(part.nbytes for part in parts) if "none" in root.name else whole.nbytes)
+    with pytest.raises(IndexError, match="expected one or more of"):
+        reader.read_parts("x", [99], [wanted])
 
 
 def test_what_was_read_belongs_to_the_reader(root: Path) -> None:
@@ -337,3 +353,20 @@ def test_offsets_damaged_in_the_file_end_in_one_line(tmp_path: Path) -> None:
     path.write_bytes(whole.replace(offsets, b"\xff" * len(offsets)))
     with pytest.raises(InputError, match=f"^{path}: dataset '/atom.offsets' is int64 "):
         ShardReader(tmp_path, "train").read([0])
+
+
+@given(
+    begin=st.integers(0, 9000),
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 60)),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_pages_of_a_part_are_those_that_its_bytes_lie_on(begin: int, shape: tuple[int, ...], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    part = [rng.permutation(n)[: rng.integers(1, n + 1)] for n in shape[:2]]
+    part.append(np.arange(*sorted(rng.choice(shape[2] + 1, 2, replace=False))))
+    runs = page_runs(begin, part, (*shape, 8))
+    rows = [begin + 8 * ((a * shape[1] + b) * shape[2] + part[2][0]) for a in part[0] for b in part[1]]
+    pages = {page for row in rows for page in range(row // 4096, (row + 8 * len(part[2]) - 1) // 4096 + 1)}
+    assert [page for low, length in runs for page in range(low // 4096, (low + length) // 4096)] == sorted(pages)
+    assert all(a + b < c for (a, b), (c, _) in pairwise(runs))  # runs that touch are one

@@ -12,7 +12,7 @@ import torch
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest, write_manifest
 from suite.data.sampling import draws
-from suite.data.shards import ShardReader
+from suite.data.shards import ShardReader, bytes_read
 from suite.errors import InputError
 from suite.world import World
 from tests.workloads.tiny import TINY
@@ -73,6 +73,20 @@ def test_augmentation_is_keyed_by_seed_epoch_and_sample(tiny_data: Path) -> None
     assert torch.equal(one, data.load([7, 3, 0], seed=1, epoch=2)["x"][1])
     others = [data.load([3], seed=s, epoch=e)["x"][0] for s, e in ((1, 3), (2, 2), (2, 1))]
     assert not any(torch.equal(one, other) for other in others)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])  # augmented, and not
+def test_a_slab_is_cut_out_of_the_whole_sample_and_nothing_else_is_read(tiny_data: Path, split: str) -> None:
+    data = CosmoFlow(config(tiny_data)).dataset(split, tiny_data)
+    chosen, size = [3, 0, 4], data.load([0], seed=1, epoch=2)["x"].shape[1]
+    whole = data.load(chosen, seed=1, epoch=2)
+    for slab in (((0, 1), (0, size), (0, size)), ((2, 5), (1, size), (0, 3)), ((0, size),) * 3):
+        before = bytes_read()
+        part = data.load_slab(chosen, {"x": (*slab, (0, 4))}, seed=1, epoch=2)
+        (a, b), (c, d), (e, f) = slab
+        assert torch.equal(part["x"], whole["x"][:, a:b, c:d, e:f])
+        assert torch.equal(part["y"], whole["y"])
+        assert bytes_read() - before == part["x"].nbytes + part["y"].nbytes
 
 
 def test_validation_is_never_augmented(tiny_data: Path) -> None:

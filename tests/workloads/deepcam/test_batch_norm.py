@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from suite.errors import InputError
+from suite.training.parallel.batch_norm import GroupBatchNorm2d
 from suite.world import World
-from workloads.deepcam.batch_norm import GroupBatchNorm2d, join_groups, rank_groups
+from workloads.deepcam.batch_norm import join_groups, rank_groups
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 TESTS = Path(__file__).parent
@@ -37,7 +38,8 @@ def on_ranks(ranks: int, program: str) -> None:
 
 
 LAYER = """
-from workloads.deepcam.batch_norm import GroupBatchNorm2d, join_groups
+from suite.training.parallel.batch_norm import GroupBatchNorm2d
+from workloads.deepcam.batch_norm import join_groups
 generator = torch.Generator().manual_seed(0)
 x = (100 + torch.randn(5, 4, 6, 7, generator=generator)).double()   # a mean far above the spread: no cancellation
 target = torch.randn(5, 4, 6, 7, generator=generator).double()
@@ -78,7 +80,7 @@ sys.path.insert(0, {str(TESTS)!r})
 from conftest import make_tiny_config as tiny_config
 from suite.transport import Alone
 from suite.training.timing import PhaseTimer
-from suite.training.parallel import wrap
+from suite.training.parallel.data import wrap
 from suite.training.timing import device_clock
 from workloads.deepcam.workload import DeepCam
 generator = torch.Generator().manual_seed(0)

@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from suite.config import RunConfig, load_config
 from suite.errors import InputError
+from suite.training.parallel.batch_norm import GroupBatchNorm2d
 from suite.world import World
 from workloads.deepcam import DESCRIPTOR
-from workloads.deepcam.batch_norm import GroupBatchNorm2d
 from workloads.deepcam.config import LOSS_WEIGHTS, DeepCamConfig
 from workloads.deepcam.model import Block, DeepLabV3Plus
 from workloads.deepcam.work import forward_flops, layers, parameter_count

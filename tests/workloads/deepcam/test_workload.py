@@ -11,7 +11,7 @@ import torch
 
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest, write_manifest
-from suite.data.shards import ShardReader
+from suite.data.shards import ShardReader, bytes_read
 from suite.errors import InputError
 from suite.world import World
 from workloads.deepcam import DESCRIPTOR
@@ -35,6 +35,19 @@ def test_fields_arrive_scaled_to_the_unit_interval(tiny_data: Path, tiny_config:
 def test_a_sample_is_the_same_in_any_batch_and_epoch(tiny_data: Path, tiny_config: Callable[..., RunConfig]) -> None:
     data = DeepCam(tiny_config()).dataset("train", tiny_data)
     assert torch.equal(data.load([3], seed=1, epoch=2)["x"][0], data.load([7, 3, 0], seed=5, epoch=9)["x"][1])
+
+
+def test_a_slab_is_cut_out_of_the_whole_sample(tiny_data: Path, tiny_config: Callable[..., RunConfig]) -> None:
+    data = DeepCam(tiny_config()).dataset("train", tiny_data)
+    whole, slab = data.load([3, 0], seed=1, epoch=2), ((4, 16), (0, 9))
+    before = bytes_read()
+    part = data.load_slab([3, 0], {"x": (*slab, (0, 16)), "y": slab}, seed=1, epoch=2)
+    assert bytes_read() - before == part["x"].nbytes + part["y"].nbytes
+    for name in ("x", "y"):
+        assert torch.equal(part[name], whole[name][:, 4:16, 0:9])
+    labels_whole = data.load_slab([3, 0], {"x": (*slab, (0, 16))}, seed=1, epoch=2)
+    assert torch.equal(labels_whole["x"], part["x"])
+    assert torch.equal(labels_whole["y"], whole["y"])
 
 
 def test_validation_is_scaled_by_the_training_split(tiny_data: Path, tiny_config: Callable[..., RunConfig]) -> None:

@@ -1,0 +1,187 @@
+"""Losses, gradients and metrics of training under a plan against the unsplit run, in float64, and what each rank communicated.
+
+    python benchmarks/plans.py WORKLOAD --plan NAME --ranks N --mesh MESH [--mesh MESH ...] [--size smoke] [--set KEY=VALUE]
+
+For each mesh: the largest relative difference of the loss over the steps, of any gradient of the first step (over the largest value
+of that gradient), of any weight at the end, and of the metric after them. The data are random; both runs see the same. Exit code 1
+if loss or metric are above --limit, or if what was communicated is not what the plan says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suite.config import RunConfig, load_config
+from suite.descriptor import Descriptor, descriptor
+from suite.training.instrument import Ledger, counted_collectives
+from suite.training.loop import evaluate
+from suite.training.parallel.apply import apply, build_on_meta
+from suite.training.parallel.data import clip_gradients, wrap
+from suite.training.parallel.mesh import Mesh
+from suite.training.parallel.sharing import Parallel
+from suite.training.parallel.slabs import cut
+from suite.transport import Alone
+from suite.workload import Workload, load_workload
+from suite.world import World
+
+LIMIT = 1e-12
+EXCHANGES = ("all_to_all", "all_gather", "all_reduce")
+
+
+class RandomData:
+    """Samples of the shapes that a plan states: the same on every rank."""
+
+    def __init__(self, parallel: Parallel, samples: int) -> None:
+        self.batch: dict[str, Tensor] = {}
+        generator = torch.Generator().manual_seed(5)
+        for name, (shape, dtype) in parallel.shapes(samples, split=False).items():
+            if dtype == "float32":
+                self.batch[name] = torch.rand(shape, generator=generator, dtype=torch.float64) - 0.3
+            else:
+                self.batch[name] = torch.randint(0, 3 if dtype == "uint8" else 9, shape, generator=generator).to(
+                    getattr(torch, dtype)
+                )
+
+    def __len__(self) -> int:
+        return len(next(iter(self.batch.values())))
+
+    def load(self, indices: Any, *, seed: int, epoch: int) -> Any:
+        """Samples as they are."""
+        return {name: values[torch.as_tensor(indices)] for name, values in self.batch.items()}
+
+
+def train(
+    chosen: Descriptor, config: RunConfig, parallel: Parallel, world: World, steps: int
+) -> tuple[list[float], list[Tensor], list[Tensor], dict[str, float], dict[str, float]]:
+    """Losses of the steps, gradients of the first, weights and metrics at the end, and a step's collectives."""
+    workload: Workload = load_workload(chosen)(config)
+    torch.manual_seed(1)
+    model = workload.build_model(world).to(torch.float64)
+    torch.manual_seed(7 + parallel.mesh.data_rank)
+    apply(parallel, model, workload, lambda: build_on_meta(chosen, config)[1])
+    optimization = workload.build_optimizer(model, steps)
+    wrapped = wrap(model, (), world, torch.device("cpu"))
+    batch_size = config.global_batch_size
+    whole = RandomData(parallel, batch_size * 2)
+    data = cut(whole, parallel.slabs(evaluation=False))
+    mesh, losses, first = parallel.mesh, [], []
+    ledger = Ledger()
+    for step in range(steps):
+        mine = list(range(step % 2 * batch_size, (step % 2 + 1) * batch_size))[mesh.data_rank :: mesh.data_size]
+        wrapped.train()
+        optimization.optimizer.zero_grad()
+        ledger.take()
+        with counted_collectives(ledger):
+            loss = workload.loss(wrapped, data.load(mine, seed=0, epoch=0)) * parallel.loss_factor
+            loss.backward()  # type: ignore[no-untyped-call]
+        counted = ledger.take()
+        losses.append(world.sum({"loss": float(loss.detach())})["loss"] / world.size)
+        if step == 0:
+            first = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        for group in optimization.optimizer.param_groups:
+            group["lr"] = optimization.learning_rate(step, 1)
+        if optimization.clip_norm is not None:
+            clip_gradients(model, (), optimization.clip_norm)
+        optimization.optimizer.step()
+    workload.before_evaluation(model, world)
+    held_out = cut(whole, parallel.slabs(evaluation=True))
+    metrics = evaluate(workload, model, held_out, config, world, torch.device("cpu"), shared=parallel)
+    return losses, first, [each.detach().clone() for each in model.parameters()], metrics, counted
+
+
+def apart(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest difference of two lists of tensors, each over the largest value of the expected one."""
+    assert len(found) == len(expected)
+    return max(
+        float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in zip(found, expected, strict=True)
+    )
+
+
+def relative(found: Sequence[float], expected: Sequence[float]) -> float:
+    """The largest relative difference of numbers."""
+    return max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(found, expected, strict=True))
+
+
+def compare(args: argparse.Namespace, world: World) -> Iterator[Mapping[str, Any]]:
+    """One row per mesh, on rank 0; the others help."""
+    from suite.performance.plans.predict import predict
+
+    chosen = descriptor(args.workload)
+    expected = None
+    for mesh in args.mesh:
+        given = load_config(chosen, args.size, [*args.overrides, f"plan={args.plan}", f"mesh={mesh}"])
+        parallel = Parallel.of(given, chosen, world.rank, world.size)
+        if world.is_first and expected is None:
+            alone = World("none", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
+            unsplit = Parallel(Mesh(0, 1), parallel.plan, extents=parallel.extents)
+            expected = train(chosen, given, unsplit, alone, args.steps)
+        world.barrier()
+        losses, gradients, weights, metrics, counted = train(chosen, given, parallel, world, args.steps)
+        planned = predict(chosen, given, parallel).exchanged()
+        known = {name: value for name, value in counted.items() if name.rpartition("_")[0] in EXCHANGES}
+        agrees = world.allgather(known == planned)
+        if world.is_first:
+            assert expected is not None
+            yield {
+                "mesh": parallel.mesh.text(),
+                "loss": relative(losses, expected[0]),
+                "gradient": apart(gradients, expected[1]),
+                "weight": apart(weights, expected[2]),
+                "metric": relative(list(metrics.values()), list(expected[3].values())),
+                "planned_is_counted": all(agrees),
+                "counted": known,
+                "planned": planned,
+            }
+
+
+def worker(args: argparse.Namespace) -> int:
+    """Compare on one rank. Exit code 1 if a difference is too large."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]  # the models' own casts
+    world = World.create()
+    world.init_torch(torch.device("cpu"))
+    good = True
+    for row in compare(args, world):
+        good = good and row["planned_is_counted"] and max(row["loss"], row["metric"]) <= args.limit
+        print(json.dumps(row), flush=True)
+    return 0 if world.broadcast(good) else 1
+
+
+def main() -> int:
+    """Start the ranks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload")
+    parser.add_argument("--size", default="smoke")
+    parser.add_argument("--plan", default="spatial")
+    parser.add_argument("--mesh", action="append", required=True)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--limit", type=float, default=LIMIT)
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        try:
+            return worker(args)
+        except Exception:  # the other ranks wait for this one
+            traceback.print_exc()
+            os._exit(1)
+    mpiexec = str(Path(sys.executable).with_name("mpiexec"))
+    command = [mpiexec, "-n", str(args.ranks), sys.executable, __file__, *sys.argv[1:], "--worker"]
+    return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""`mlhpc plan`: what a parallel plan costs each rank, before anything is allocated or run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from suite.cli.options import (
+    DEFAULT_SIZE,
+    JSON,
+    format_option,
+    plan_options,
+    plan_settings,
+    settings,
+    settings_options,
+)
+from suite.config import RunConfig, load_config
+from suite.descriptor import Descriptor, descriptor
+from suite.errors import InputError
+from suite.files import byte_text, print_line
+
+if TYPE_CHECKING:
+    from suite.performance.plans.predict import Cost
+    from suite.performance.plans.step_time import StepTime
+
+HELP_GROUP = "Run"
+HELP_ORDER = 7
+DEFAULT_PLAN = "spatial"
+FINDINGS = 1  # exit code: no plan of a sweep is legal
+VERSION = 1
+SHOWN = 12  # plans of a sweep that are printed
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mlhpc plan cosmoflow --size full --mesh data=512,spatial=2x2x1
+  mlhpc plan cosmoflow --size full --nodes 512 --ranks-per-node 4 --sweep --format json
+  mlhpc plan deepcam --size mini --mesh data=2,spatial=2x1 --tflops 20 --gigabytes-per-s 10 --latency-us 5
+  mlhpc plan cosmoflow --plan ./mine.yaml --size small --mesh spatial=2x2x2 --memory 16
+"""
+)
+@click.argument("workload")
+@settings_options
+@plan_options
+@click.option("--nodes", type=click.IntRange(1, 100_000), help="Nodes; with --ranks-per-node the number of ranks.")
+@click.option("--ranks-per-node", type=click.IntRange(1, 1024), default=1, show_default=True, help="Ranks on a node.")
+@click.option("--sweep", is_flag=True, help="Try every mesh of these ranks; least predicted time, else memory, first.")
+@click.option(
+    "--memory", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Refuse what needs more per rank."
+)
+@click.option("--tflops", type=click.FloatRange(0, min_open=True), help="10^12 FLOP/s that a rank reaches.")
+@click.option(
+    "--gigabytes-per-s", type=click.FloatRange(0, min_open=True), help="Bandwidth of a rank's link, 10^9 B/s."
+)
+@click.option("--latency-us", type=click.FloatRange(0), help="Latency of a message between ranks, microseconds.")
+@format_option()
+def plan(
+    workload: str,
+    size: str | None,
+    config: str | None,
+    overrides: tuple[str, ...],
+    plan_name: str | None,
+    mesh: str | None,
+    nodes: int | None,
+    ranks_per_node: int,
+    sweep: bool,
+    memory: float | None,
+    tflops: float | None,
+    gigabytes_per_s: float | None,
+    latency_us: float | None,
+    style: str,
+) -> None:
+    """Show what each rank holds, sends and reads in a step under a plan; check that the plan is legal.
+
+    Nothing is allocated and no rank is started. Exit codes: 0 legal, 1 no mesh of a sweep is, 2 the plan is refused.
+    """
+    from suite.performance.plans.step_time import Machine
+
+    chosen = descriptor(workload)
+    chosen.code()
+    given = (*overrides, *plan_settings(plan_name or DEFAULT_PLAN, mesh))
+    resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, given)
+    ranks = None if nodes is None else nodes * ranks_per_node
+    speeds = (tflops, gigabytes_per_s, latency_us)
+    if any(each is not None for each in speeds) and None in speeds:
+        raise click.UsageError("--tflops, --gigabytes-per-s and --latency-us belong together: give all or none")
+    machine = None
+    if tflops is not None and gigabytes_per_s is not None and latency_us is not None:
+        machine = Machine(tflops * 1e12, gigabytes_per_s * 1e9, latency_us * 1e-6)
+    if sweep:
+        if ranks is None or mesh is not None:
+            raise click.UsageError("--sweep needs --nodes and chooses the mesh itself: leave --mesh out")
+        costs, refused = _sweep(chosen, resolved, ranks, memory)
+    else:
+        costs, refused = [_cost(chosen, resolved, ranks, memory)], []
+    rows = [(cost, None if machine is None else machine.predict(cost)) for cost in costs]
+    rows.sort(key=lambda row: (row[1].total_s if row[1] else 0.0, row[0].memory))
+    if style == JSON:
+        plans = [asdict(cost) | {"memory": cost.memory, "time": time and time.row()} for cost, time in rows]
+        print_line(json.dumps({"version": VERSION, "plans": plans, "refused": refused}, indent=1))
+    else:
+        for line in _sweep_lines(rows, refused) if sweep else _lines(*rows[0]):
+            print_line(line)
+    if not rows:
+        sys.exit(FINDINGS)
+
+
+def _cost(chosen: Descriptor, config: RunConfig, ranks: int | None, memory: float | None) -> Cost:
+    """The cost of one mesh. InputError if it is not legal, has too few samples, or needs too much memory."""
+    from suite.data.sampling import check_batch
+    from suite.performance.plans.predict import largest
+    from suite.training.parallel.mesh import ranks_of
+    from suite.training.parallel.plan import find_plan, read_plan
+    from suite.training.parallel.sharing import Parallel
+
+    assert config.plan is not None
+    text = config.mesh or read_plan(find_plan(chosen, config.plan))[0].mesh
+    count = ranks or ranks_of(text, rest=1)
+    parallel = Parallel.of(config, chosen, 0, count)
+    check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
+    cost = largest(chosen, config, parallel)
+    if memory is not None and cost.memory > memory * 2**30:
+        raise InputError(
+            f"plan {parallel.name} with {cost.mesh}: a rank needs {byte_text(cost.memory)}, --memory is {memory:g} GiB: "
+            "split samples over more ranks, or set gradient_accumulation_steps"
+        )
+    return cost
+
+
+def _sweep(
+    chosen: Descriptor, config: RunConfig, ranks: int, memory: float | None
+) -> tuple[list[Cost], list[dict[str, Any]]]:
+    """The legal meshes of so many ranks, and why others are not."""
+    from suite.training.parallel.plan import find_plan, read_plan
+
+    assert config.plan is not None
+    found, _ = read_plan(find_plan(chosen, config.plan))
+    costs, refused = [], []
+    for text in _meshes(ranks, len(found.split)):
+        try:
+            costs.append(_cost(chosen, config.model_copy(update={"mesh": text}), ranks, memory))
+        except InputError as error:
+            refused.append({"mesh": text, "reason": str(error)})
+    return costs, refused
+
+
+def _meshes(ranks: int, dimensions: int, most: int = 64) -> Iterator[str]:
+    """Every mesh with at most ``most`` ranks per sample; splits of one number differ in shape, so the order counts."""
+
+    def shapes(parts: int, left: int) -> Iterator[tuple[int, ...]]:
+        if left == 0:
+            if parts == 1:
+                yield ()
+            return
+        for first in (n for n in range(1, parts + 1) if parts % n == 0):
+            yield from ((first, *rest) for rest in shapes(parts // first, left - 1))
+
+    yield f"data={ranks}"
+    for parts in (n for n in range(2, min(ranks, most) + 1) if ranks % n == 0):
+        for shape in shapes(parts, dimensions):
+            if shape:
+                yield f"data={ranks // parts},spatial={'x'.join(map(str, shape))}"
+
+
+def _lines(cost: Cost, time: StepTime | None) -> Iterator[str]:
+    yield f"mesh {cost.mesh}: {cost.ranks} ranks, {cost.samples} samples per group and part of a step; bytes of the fullest rank"
+    optimizer = "not known" if cost.optimizer is None else byte_text(cost.optimizer)
+    for name, text in (
+        ("parameters, buffers", byte_text(cost.parameters)),
+        ("gradients", byte_text(cost.gradients)),
+        ("optimizer state", optimizer),
+        ("activations", byte_text(cost.activations)),
+        ("inputs", byte_text(cost.inputs)),
+        ("all of these", byte_text(cost.memory)),
+        ("read per step", byte_text(cost.reads)),
+        ("FLOPs per step", f"{cost.flops:.4g}"),
+    ):
+        yield f"  {name:<20} {text:>12}"
+    yield f"  {'collective':<20} {'axis':<12} {'ranks':>6} {'calls':>6} {'bytes given per step':>22}"
+    for each in cost.exchanges:
+        yield f"  {each.kind:<20} {each.axis:<12} {each.ranks:>6} {each.calls:>6} {each.bytes:>22,}"
+    if not cost.exchanges:
+        yield "  none"
+    if time is not None:
+        yield f"  predicted step: {time.text()}"
+
+
+def _sweep_lines(rows: list[tuple[Cost, StepTime | None]], refused: list[dict[str, Any]]) -> Iterator[str]:
+    yield f"{'mesh':<34} {'memory':>10} {'read':>10} {'exchanged':>12} {'gradients':>11}  predicted step"
+    for cost, time in rows[:SHOWN]:
+        split = sum(each.bytes for each in cost.exchanges if each.axis != "gradients")
+        yield (
+            f"{cost.mesh:<34} {byte_text(cost.memory):>10} {byte_text(cost.reads):>10} {byte_text(split):>12} "
+            f"{byte_text(cost.gradients):>11}  {time.text() if time else 'give --tflops, --gigabytes-per-s, --latency-us'}"
+        )
+    if len(rows) > SHOWN:
+        yield f"{len(rows) - SHOWN} more (--format json has all)"
+    if refused:
+        yield f"{len(refused)} meshes are not legal; the first: {refused[0]['mesh']}: {refused[0]['reason']}"

@@ -1,0 +1,1 @@
+"""What a parallel plan costs, before anything runs."""

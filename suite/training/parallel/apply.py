@@ -1,0 +1,145 @@
+"""Applies a plan to a model, in this order: check, split samples, recompute. Data parallelism comes last (`data.wrap`).
+
+`suite.training.parallel.sharing` has the plan of a configuration before anything is built; `apply` changes the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from suite.config import RunConfig
+from suite.descriptor import Descriptor
+from suite.errors import InputError
+from suite.files import one_line
+from suite.training.parallel.exchange import Axis, Note
+from suite.training.parallel.mesh import SPATIAL, Mesh
+from suite.training.parallel.recompute import recompute_blocks
+from suite.training.parallel.sharing import Parallel, check_parameters_placed
+from suite.training.parallel.spatial import Split, Trace, check_extents, split_model, trace
+from suite.workload import Workload, load_workload
+from suite.world import World
+
+
+def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> None:
+    """InputError if a plan does not fit a model: parameters, boundaries, blocks, shares that the workload makes itself."""
+    plan = parallel.plan
+    assert plan is not None
+    check_parameters_placed(plan, [name for name, _ in model.named_parameters()])
+    modules = [path for path, _ in model.named_modules()]
+    for path, boundary in plan.boundaries.items():
+        if path not in modules:
+            raise InputError(f"plan: boundary {path!r} is no module of the model: correct its path")
+        lacking = [name for name in plan.split if name not in boundary.dims]
+        if lacking:
+            raise InputError(f"plan: boundary {path!r} does not name dimension {lacking[0]!r}: add it to its dims")
+    for pattern in plan.recompute:
+        if not any(path and fnmatchcase(path, pattern) for path in modules):
+            raise InputError(f"plan: pattern {pattern!r} of recompute matches no module: remove it, or correct it")
+    if parallel.is_split and workload.sharded_parameters(model):
+        raise InputError(
+            "plan: a workload that spreads experts over ranks cannot split samples: leave spatial out of --mesh"
+        )
+
+
+def build_on_meta(descriptor: Descriptor, config: RunConfig) -> tuple[Workload, nn.Module]:
+    """The workload and its unsplit model on meta tensors. Draws no random number and allocates nothing."""
+    from suite.transport import Alone
+
+    workload: Workload = load_workload(descriptor)(config)
+    alone = World("plan", 0, 1, 0, 1, 0, 1, ("plan",), Alone(), Alone())
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return workload, workload.build_model(alone)
+
+
+def batch_on_meta(parallel: Parallel, samples: int, *, split: bool) -> dict[str, Tensor]:
+    """A batch of meta tensors."""
+    shapes = parallel.shapes(samples, split=split)
+    return {
+        name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, (shape, dtype) in shapes.items()
+    }
+
+
+def apply(
+    parallel: Parallel,
+    model: nn.Module,
+    workload: Workload,
+    unsplit: Callable[[], nn.Module],
+    *,
+    note: Note | None = None,
+) -> None:
+    """Apply a plan to a model that is not wrapped yet. All ranks call it; torch.distributed must be set up, unless on meta.
+
+    ``unsplit`` builds the same model on meta tensors; ``note`` gets what would be sent on meta.
+    """
+    plan = parallel.plan
+    if plan is None:
+        return
+    check_model(parallel, model, workload)
+    if parallel.is_split:
+        with explained():
+            found = trace_unsplit(parallel, unsplit())
+        check_extents(found, parallel.mesh.spatial, plan.split)
+        if note is None:
+            _check_forward(parallel, unsplit(), found)
+        split_model(model, found, _split(parallel, note), plan.boundaries)
+    recompute_blocks(model, plan.recompute)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn an error of the model on tensors that a plan describes into InputError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise InputError(
+            f"plan: the model cannot take what extents, dims and boundaries describe: {one_line(error)}"
+        ) from None
+
+
+def _check_forward(parallel: Parallel, model: nn.Module, found: Trace) -> None:
+    """Run a split model on meta tensors, before anything is sent. InputError if its parts do not fit together."""
+    plan = parallel.plan
+    assert plan is not None
+    split_model(model, found, _split(parallel, lambda *_: None), plan.boundaries)
+    batch = batch_on_meta(parallel, 1, split=True)
+    with explained():
+        model.eval()(batch[next(iter(plan.inputs))])
+
+
+def trace_unsplit(parallel: Parallel, model: nn.Module) -> Trace:
+    """The extents at the layers of a model on meta tensors."""
+    plan = parallel.plan
+    assert plan is not None
+    first = next(iter(plan.inputs))
+    batch = batch_on_meta(parallel, 1, split=False)
+    return trace(model.eval(), lambda whole: whole(batch[first]), plan.boundaries, plan.split)
+
+
+def _split(parallel: Parallel, note: Note | None) -> Split:
+    """Make the axes of this rank. With ``note`` no process groups: for meta tensors."""
+    mesh, plan = parallel.mesh, parallel.plan
+    assert plan is not None
+    lines: list[Axis | None] = []
+    for d, (name, parts) in enumerate(zip(plan.split, mesh.spatial, strict=True)):
+        lines.append(None if parts == 1 else _axis(mesh, name, partial(Mesh.line, dimension=d), note))
+    group = _axis(mesh, SPATIAL, lambda each: each.group, note)
+    return Split(mesh.spatial, mesh.place, tuple(lines), group, plan.split)
+
+
+def _axis(mesh: Mesh, name: str, members: Callable[[Mesh], Iterable[int]], note: Note | None) -> Axis:
+    """One axis of this rank. Every rank makes every group, as torch.distributed wants it."""
+    mine = tuple(members(mesh))
+    if note is not None:
+        return Axis(name, mine.index(mesh.rank), len(mine), None, note)
+    every = sorted({tuple(members(Mesh(rank, mesh.size, mesh.spatial))) for rank in range(mesh.size)})
+    groups = {ranks: dist.new_group(list(ranks)) for ranks in every}
+    return Axis(name, mine.index(mesh.rank), len(mine), groups[mine])

@@ -1,0 +1,146 @@
+"""The mesh of ranks and who holds which part of a dimension: integers only, no torch and no communication.
+
+Ranks are numbered with the data axis outermost and the last spatial dimension innermost, so the ranks that share a sample are
+consecutive. Part i of n positions over p ranks is [i n / p, (i + 1) n / p), rounded down: parts differ by at most one position.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from suite.errors import InputError, unknown
+
+Interval = tuple[int, int]  # first position, one past the last
+DATA, SPATIAL = "data", "spatial"
+AXES = (DATA, SPATIAL)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The place of one rank of ``size``. ``spatial``: parts of each split dimension; empty if samples are not split."""
+
+    rank: int
+    size: int
+    spatial: tuple[int, ...] = ()
+
+    @property
+    def parts(self) -> int:
+        """Ranks that share one sample."""
+        return math.prod(self.spatial)
+
+    @property
+    def data_size(self) -> int:
+        """Groups of ranks that train on different samples."""
+        return self.size // self.parts
+
+    @property
+    def data_rank(self) -> int:
+        """The number of this rank's group."""
+        return self.rank // self.parts
+
+    @property
+    def part(self) -> int:
+        """This rank's number among those that share its samples."""
+        return self.rank % self.parts
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """This rank's part of each split dimension."""
+        return list(product(*map(range, self.spatial)))[self.part]
+
+    @property
+    def group(self) -> range:
+        """The ranks that share this rank's samples."""
+        return range(self.data_rank * self.parts, (self.data_rank + 1) * self.parts)
+
+    def line(self, dimension: int) -> list[int]:
+        """The ranks that differ from this one in their part of one split dimension only, by part."""
+        stride = math.prod(self.spatial[dimension + 1 :])
+        first = self.rank - self.place[dimension] * stride
+        return [first + part * stride for part in range(self.spatial[dimension])]
+
+    def text(self) -> str:
+        """The mesh as `parse_mesh` reads it."""
+        spatial = f",{SPATIAL}={'x'.join(map(str, self.spatial))}" if self.spatial else ""
+        return f"{DATA}={self.data_size}{spatial}"
+
+
+def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mesh:
+    """Parse ``data=2,spatial=2x2x1`` for ``ranks`` ranks whose plan splits these dimensions. An axis that is left out has the rest.
+
+    InputError says what does not fit.
+    """
+    sizes = _sizes(text)
+    spatial: tuple[int, ...] = ()
+    if SPATIAL in sizes:
+        if len(sizes[SPATIAL]) != len(split):
+            names = "x".join(name.upper() for name in split) or "none"
+            raise InputError(
+                f"--mesh {text}: spatial has {len(sizes[SPATIAL])} numbers, the plan splits {len(split)} dimensions: "
+                f"expected {names}"
+                if split
+                else f"--mesh {text}: the plan splits no dimension: leave spatial out"
+            )
+        spatial = sizes[SPATIAL]
+    parts = math.prod(spatial)
+    if len(sizes.get(DATA, (1,))) != 1:
+        raise InputError(f"--mesh {text}: data is one number, for example data=2")
+    data = sizes[DATA][0] if DATA in sizes else ranks // parts
+    if data * parts != ranks:
+        fitting = f"data={ranks // parts}" if ranks % parts == 0 else f"a multiple of {parts} ranks"
+        raise InputError(f"--mesh {text}: {max(data, 1) * parts} ranks, the run has {ranks}; expected {fitting}")
+    return Mesh(rank, ranks, spatial)
+
+
+def ranks_of(text: str, *, rest: int) -> int:
+    """The ranks that a mesh names, with a data axis of ``rest`` if it names none."""
+    sizes = {DATA: (rest,)} | _sizes(text)
+    return math.prod(math.prod(each) for each in sizes.values())
+
+
+def _sizes(text: str) -> dict[str, tuple[int, ...]]:
+    sizes: dict[str, tuple[int, ...]] = {}
+    for item in filter(None, text.split(",")):
+        name, _, value = item.strip().partition("=")
+        if name not in AXES:
+            raise InputError(f"--mesh {text}: {unknown('axis', name, AXES)}")
+        if name in sizes:
+            raise InputError(f"--mesh {text}: axis {name!r} is given twice")
+        if not re.fullmatch(r"[1-9][0-9]{0,6}(x[1-9][0-9]{0,6})*", value):
+            raise InputError(
+                f"--mesh {text}: {name}={value}: expected positive numbers, for example data=2,spatial=2x2x1"
+            )
+        sizes[name] = tuple(map(int, value.split("x")))
+    return sizes
+
+
+def part_of(n: int, parts: int, index: int) -> Interval:
+    """The positions of part ``index`` of ``n`` positions."""
+    return index * n // parts, (index + 1) * n // parts
+
+
+def common(a: Interval, b: Interval) -> Interval:
+    """The positions in both; of equal ends if there is none."""
+    low = max(a[0], b[0])
+    return low, max(low, min(a[1], b[1]))
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """What each rank of a line holds of a dimension of ``n`` positions, and what it needs for its next operator."""
+
+    held: tuple[Interval, ...]
+    needed: tuple[Interval, ...]
+
+    def sent(self, sender: int, receiver: int) -> Interval:
+        """The positions that one rank gives to another."""
+        return common(self.held[sender], self.needed[receiver])
+
+    @property
+    def is_local(self) -> bool:
+        """True if every rank holds what it needs. Equal on all ranks, so none of them communicates then."""
+        return all(h[0] <= n[0] and n[1] <= h[1] for h, n in zip(self.held, self.needed, strict=True))

@@ -1,0 +1,109 @@
+"""The plan file: how tensors lie on a mesh of ranks. Reads and checks the file alone; loads no torch.
+
+A plan says which dimensions of the inputs the spatial axis splits, where each parameter lies, at which boundaries of the model
+parts are gathered, and what the loss of a rank is. The model knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from suite.config import RunConfig
+from suite.descriptor import Descriptor
+from suite.errors import InputError, unknown
+from suite.files import YamlSource, first_error
+
+VERSION = 1
+SAMPLE = "sample"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Input(_Part):
+    """One tensor of a batch: its dimensions by name, and its type."""
+
+    dims: tuple[str, ...] = Field(min_length=1)
+    dtype: Literal["int16", "uint8", "int64", "float32"]
+    evaluation: Literal["split", "whole"] = Field("split", description="whole: every rank has all of it in evaluations")
+
+
+class Boundary(_Part):
+    """Where a module's input or output becomes whole again: all ranks of a group go on alike from there."""
+
+    at: Literal["input", "output"] = "input"
+    dims: tuple[str, ...] = Field(min_length=1, description="dimensions by name; flattened ones one by one")
+    when: Literal["always", "evaluation"] = "always"
+
+
+class ParallelPlan(_Part):
+    """A plan file. ``mesh`` is the default of ``--mesh``; ``split`` names the dimensions of ``spatial=AxBxC``, in order."""
+
+    version: Literal[1]
+    description: str = Field(min_length=1)
+    mesh: str = ""
+    split: tuple[str, ...] = ()
+    extents: dict[str, int | str] = Field(
+        {}, description="positions of each dimension, or the hyperparameter that says"
+    )
+    inputs: dict[str, Input] = Field({}, description="tensors of a batch; the model's first")
+    parameters: dict[str, Literal["replicate"]] = Field(min_length=1, description="path pattern to placement")
+    boundaries: dict[str, Boundary] = {}
+    loss: Literal["whole", "part"] = Field("whole", description="part: a rank's loss is the mean over its positions")
+    recompute: dict[str, Literal["full"]] = Field({}, description="path pattern of blocks to policy")
+
+
+def find_plan(descriptor: Descriptor, name: str | Path) -> Path:
+    """The path of a shipped plan of a workload, or of a YAML file. InputError names the shipped ones."""
+    path = Path(name)
+    if path.suffix in {".yaml", ".yml"}:
+        return path
+    shipped = sorted((descriptor.folder / "plans").glob("*.yaml"))
+    for candidate in shipped:
+        if candidate.stem == str(name):
+            return candidate
+    names = [candidate.stem for candidate in shipped]
+    raise InputError(f"{descriptor.name}: {unknown('plan', str(name), names, 'or the path of a .yaml file')}")
+
+
+def read_plan(path: Path) -> tuple[ParallelPlan, str]:
+    """Read a plan file and its SHA-256. InputError is one line with file and line."""
+    source = YamlSource.read(path)
+    try:
+        plan = ParallelPlan.model_validate(source.data)
+    except ValidationError as error:
+        raise InputError(first_error(error, source)) from None
+    for name, given in plan.inputs.items():
+        lacking = [each for each in given.dims if each != SAMPLE and each not in plan.extents]
+        if lacking:
+            raise InputError(f"{source.where('inputs', name)}: dimension {lacking[0]!r} has no entry under extents")
+        if given.dims[0] != SAMPLE:
+            raise InputError(
+                f"{source.where('inputs', name)}: the first dimension is {given.dims[0]!r}: expected sample"
+            )
+    for name in plan.split:
+        if name not in plan.extents:
+            raise InputError(f"{source.where('split')}: dimension {name!r} has no entry under extents")
+    if len(set(plan.split)) != len(plan.split):
+        raise InputError(f"{source.where('split')}: a dimension is named twice")
+    if plan.split and not plan.inputs:
+        raise InputError(f"{source.where('split')}: dimensions are split, and no input is described")
+    return plan, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def extents_of(plan: ParallelPlan, config: RunConfig) -> dict[str, int]:
+    """The positions of each dimension at the config's size. InputError for a hyperparameter that does not exist."""
+    known = config.hyperparameters.model_dump()
+    found: dict[str, int] = {}
+    for name, value in plan.extents.items():
+        number = known.get(value) if isinstance(value, str) else value
+        if not isinstance(number, int) or number < 1:
+            counts = [key for key, each in known.items() if isinstance(each, int) and not isinstance(each, bool)]
+            raise InputError(f"plan: extents.{name}: {unknown('hyperparameter', str(value), counts)}")
+        found[name] = number
+    return found

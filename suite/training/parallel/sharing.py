@@ -1,0 +1,114 @@
+"""How the ranks of a run share its work under a plan: integers and names, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from suite.config import RunConfig
+from suite.descriptor import Descriptor
+from suite.errors import InputError
+from suite.training.parallel.mesh import SPATIAL, Interval, Mesh, parse_mesh, part_of
+from suite.training.parallel.plan import SAMPLE, ParallelPlan, extents_of, find_plan, read_plan
+
+Slabs = Mapping[str, tuple[Interval, ...]]
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """How a run's ranks share its work. ``plan`` None: every rank trains on samples of its own."""
+
+    mesh: Mesh
+    plan: ParallelPlan | None = None
+    name: str = ""
+    sha256: str = ""
+    extents: Mapping[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(config: RunConfig, descriptor: Descriptor, rank: int, ranks: int) -> Parallel:
+        """Read the plan of a configuration. InputError if it is damaged, or does not fit the configuration or the ranks."""
+        if config.plan is None:
+            if config.mesh is not None:
+                raise InputError(f"--mesh {config.mesh}: a mesh needs a plan: expected --plan NAME")
+            return Parallel(Mesh(rank, ranks))
+        path = find_plan(descriptor, config.plan)
+        plan, sha256 = read_plan(path)
+        mesh = parse_mesh(config.mesh or plan.mesh, plan.split, rank=rank, ranks=ranks)
+        if mesh.parts > 1 and config.compile:
+            raise InputError("plan: a split sample cannot be compiled: expected compile=false")
+        return Parallel(mesh, plan, path.stem, sha256, extents_of(plan, config))
+
+    @property
+    def is_split(self) -> bool:
+        """True if several ranks share a sample."""
+        return self.mesh.parts > 1
+
+    @property
+    def counts(self) -> bool:
+        """True on the one rank of a group whose evaluation counts."""
+        return self.mesh.part == 0
+
+    @property
+    def loss_factor(self) -> float:
+        """The factor of this rank's loss, so that the mean over all ranks is the loss of the whole batch."""
+        if self.plan is None or self.plan.loss == "whole" or not self.is_split:
+            return 1.0
+        held = whole = 1
+        for (low, high), name in zip(self._parts(), self.plan.split, strict=True):
+            held, whole = held * (high - low), whole * self.extents[name]
+        return held * self.mesh.parts / whole
+
+    def slabs(self, *, evaluation: bool) -> Slabs:
+        """Of each input that is split, the positions of this rank in every dimension but the sample's."""
+        if self.plan is None or not self.is_split:
+            return {}
+        parts = dict(zip(self.plan.split, self._parts(), strict=True))
+        return {
+            name: tuple(parts.get(each, (0, self.extents[each])) for each in given.dims[1:])
+            for name, given in self.plan.inputs.items()
+            if parts.keys() & set(given.dims) and not (evaluation and given.evaluation == "whole")
+        }
+
+    def shapes(self, samples: int, *, split: bool) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and type, by its name in torch, of each input of a batch: of this rank, or of the whole sample."""
+        assert self.plan is not None
+        slabs = self.slabs(evaluation=False) if split else {}
+        found: dict[str, tuple[tuple[int, ...], str]] = {}
+        for name, given in self.plan.inputs.items():
+            whole = tuple(samples if each == SAMPLE else self.extents[each] for each in given.dims)
+            shape = (samples, *(high - low for low, high in slabs[name])) if name in slabs else whole
+            found[name] = (shape, given.dtype)
+        return found
+
+    def logged(self) -> dict[str, Any]:
+        """The plan as the log has it."""
+        assert self.plan is not None
+        content = self.plan.model_dump(mode="json", exclude={"description", "version", "mesh"})
+        sizes = {"data": self.mesh.data_size, SPATIAL: list(self.mesh.spatial)}
+        return {"name": self.name, "sha256": self.sha256, "mesh": sizes, **content}
+
+    def _parts(self) -> list[Interval]:
+        assert self.plan is not None
+        shares = zip(self.plan.split, self.mesh.spatial, self.mesh.place, strict=True)
+        return [part_of(self.extents[name], parts, place) for name, parts, place in shares]
+
+
+def check_parameters_placed(plan: ParallelPlan, names: list[str]) -> None:
+    """InputError unless each parameter is matched by exactly one pattern, and each pattern matches one. It says what to write."""
+    patterns = plan.parameters
+    for name in names:
+        matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+        if not matching:
+            head = name.rpartition(".")[0]
+            raise InputError(
+                f"plan: parameter {name!r} is matched by no pattern: add '{head}.*: replicate' to parameters"
+            )
+        if len(matching) > 1:
+            raise InputError(
+                f"plan: parameter {name!r} is matched by {' and '.join(map(repr, matching))}: narrow one of the patterns"
+            )
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise InputError(f"plan: pattern {pattern!r} of parameters matches no parameter: remove it, or correct it")

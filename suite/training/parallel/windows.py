@@ -1,0 +1,50 @@
+"""Which input positions an operator needs for a range of its output, per dimension: integers only, no torch.
+
+A window of k values with dilation d and stride s, padded by p on the left, computes output o from inputs o s - p + i d for
+i = 0..k-1. A transposed one adds input i into outputs i s - p + j d for j = 0..k-1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from suite.training.parallel.mesh import Interval
+
+
+@dataclass(frozen=True)
+class Window:
+    """Convolution or pooling along one dimension."""
+
+    kernel: int
+    stride: int
+    dilation: int
+    left: int
+
+    def needs(self, out: Interval) -> Interval:
+        """The inputs of a range of outputs; positions outside of the input are padding."""
+        first = out[0] * self.stride - self.left
+        return first, (out[1] - 1) * self.stride - self.left + self.dilation * (self.kernel - 1) + 1
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """Transposed convolution along one dimension."""
+
+    kernel: int
+    stride: int
+    dilation: int
+    left: int
+
+    def needs(self, out: Interval) -> Interval:
+        """The inputs of a range of outputs; positions outside of the input are zeros. What comes of them covers the range."""
+        reach = self.dilation * (self.kernel - 1)
+        first = -((reach - out[0] - self.left) // self.stride)  # least i with i s - p + reach >= the first output
+        last = (out[1] - 1 + self.left) // self.stride
+        first = min(first, (out[0] + self.left) // self.stride)  # a kernel shorter than the stride leaves gaps
+        if last * self.stride - self.left + reach < out[1] - 1:
+            last += 1
+        return first, last + 1
+
+    def begins(self, first: int) -> int:
+        """The output position of the first value that comes of inputs from ``first`` on, without cropping."""
+        return first * self.stride - self.left

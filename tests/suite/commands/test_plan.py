@@ -1,0 +1,135 @@
+"""`mlhpc plan`: what it prints is what closed forms say; what is not legal is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from suite.config import load_config
+from suite.descriptor import descriptor
+from suite.training.parallel.plan import find_plan
+from tests.fixtures.cli import mlhpc
+from workloads.cosmoflow.model import work
+
+
+def cosmoflow(*options: str) -> dict[str, object]:
+    done = mlhpc("plan", "cosmoflow", "--size", "smoke", *options, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    (plan,) = json.loads(done.stdout)["plans"]
+    return plan  # type: ignore[no-any-return]
+
+
+def test_bytes_and_collectives_of_a_split_sample_are_the_closed_forms() -> None:
+    """16^3 voxels, 3 convolutions from 8 channels, one dimension in two halves: every rank has one neighbour."""
+    plan = cosmoflow("--mesh", "data=2,spatial=2x1x1")
+    n, channels, sides = 16 // 2, (4, 8, 16), (16, 8, 4)
+    planes = [
+        4 * n * c * side * side for c, side in zip(channels, sides, strict=True)
+    ]  # float32, one plane of one layer
+    found = {each["axis"]: each for each in plan["exchanges"]}  # type: ignore[index]
+    assert found["d"]["bytes"] == sum(planes) + sum(planes[1:])  # forward; backward, but not to the input
+    assert found["d"]["calls"] == 5
+    assert found["spatial"] == {
+        "axis": "spatial",
+        "kind": "all_gather",
+        "ranks": 2,
+        "calls": 1,
+        "bytes": 4 * n * 32 * 2 * 2,
+    }
+    assert found["gradients"]["bytes"] == plan["parameters"] - 4 * 2 * 4 == 4 * 59612  # buffers: mean and factor
+    assert plan["optimizer"] == plan["gradients"]
+    assert plan["inputs"] == n * (8 * 16 * 16 * 4 * 2 + 4 * 4)
+
+
+def test_without_a_split_the_flops_are_the_workloads_own() -> None:
+    config = load_config(descriptor("cosmoflow"), "smoke")
+    stated = work(config.hyperparameters, global_batch_size=16, element_bytes=4)  # type: ignore[arg-type]
+    plan = cosmoflow("--mesh", "data=2")
+    assert plan["flops"] == 8 * stated.executed_flops
+    assert [each["axis"] for each in plan["exchanges"]] == ["gradients"]  # type: ignore[attr-defined]
+
+
+def test_splitting_halves_activations_and_what_is_read() -> None:
+    whole, split = cosmoflow("--mesh", "data=2"), cosmoflow("--mesh", "data=1,spatial=2x1x1")
+    assert split["samples"] == 2 * whole["samples"]  # type: ignore[operator]
+    assert split["activations"] == pytest.approx(
+        whole["activations"], rel=0.15
+    )  # twice the samples, half of each, halos
+    assert split["reads"] == pytest.approx(whole["reads"], rel=0.01)
+
+
+def test_a_sweep_lists_every_legal_mesh_and_says_why_others_are_not() -> None:
+    done = mlhpc(
+        *("plan", "cosmoflow", "--size", "smoke", "--nodes", "4", "--sweep", "--format", "json"),
+        *("--tflops", "1", "--gigabytes-per-s", "1", "--latency-us", "10"),
+    )
+    found = json.loads(done.stdout)
+    meshes = {plan["mesh"] for plan in found["plans"]}
+    assert {"data=4", "data=2,spatial=1x2x1", "data=1,spatial=2x1x2"} <= meshes
+    refused = {each["mesh"]: each["reason"] for each in found["refused"]}
+    assert "d has 2 positions" in refused["data=1,spatial=4x1x1"]
+    assert len(meshes) + len(refused) == 1 + 3 + 6  # data alone, two parts, four parts
+    times = [plan["time"]["total_s"] for plan in found["plans"]]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--mesh", "data=3,spatial=2x1x1"], "global_batch_size 16 cannot be split evenly over 3 ranks"),
+        (["--mesh", "spatial=4x1x1"], "d has 2 positions at layer .*: expected at most d in 2 parts"),
+        (["--mesh", "spatial=2x1x1", "--memory", "0.0001"], "--memory is 0.0001 GiB: split samples"),
+        (["--nodes", "3", "--mesh", "spatial=2x1x1"], "expected a multiple of 2 ranks"),
+        (["--plan", "none"], "unknown plan 'none'"),
+        (["--sweep"], "--sweep needs --nodes"),
+        (["--tflops", "1"], "belong together"),
+    ],
+)
+def test_what_is_not_legal_is_refused_in_one_line(options: list[str], reason: str) -> None:
+    done = mlhpc("plan", "cosmoflow", "--size", "smoke", *options)
+    assert done.returncode == 2
+
+    assert re.search(reason, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+WRONG = {
+    "another number of channels": (
+        "channel: 4",
+        "channel: 5",
+        "the model cannot take what extents, dims and boundaries",
+    ),
+    "no boundary": (
+        "  hidden.0: {at: input",
+        "  output: {at: output",
+        "the model cannot take what|does not name dimension",
+    ),
+    "a boundary too late": ("at: input", "at: output", "the model cannot take what"),
+    "an unknown boundary": ("hidden.0", "hidden.7", "boundary 'hidden.7' is no module"),
+    "a boundary that lacks a dimension": ("d, h, w, channel]}  #", "d, h, channel]}  #", "does not name dimension 'w'"),
+    "a parameter without pattern": ("convolutions.*", "convs.*", "add 'convolutions.0.*: replicate'"),
+    "a parameter with two patterns": ("  hidden.*", "  h*", "narrow|matched"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_plan_that_does_not_fit_the_model_is_refused_before_anything_runs(mistake: str, tmp_path: Path) -> None:
+    before, after, reason = WRONG[mistake]
+    text = find_plan(descriptor("cosmoflow"), "spatial").read_text()
+    assert before in text
+    if mistake == "a parameter with two patterns":
+        after = before + ": replicate\n" + after
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(before, after, 1))
+    done = mlhpc("plan", "cosmoflow", "--size", "smoke", "--plan", path, "--mesh", "spatial=2x1x1")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(reason, done.stderr), done.stderr
+
+
+def test_a_profile_does_not_leave_a_plan_out_silently() -> None:
+    done = mlhpc("profile", "cosmoflow", "--size", "smoke", "--set", "plan=spatial")
+    assert done.returncode == 2
+    assert "mlhpc plan tells what a plan costs" in done.stderr
