@@ -1,7 +1,7 @@
 """Decodes lines that are one event in the form this suite and mlcommons/logging write. Imported once there is enough to decode.
 
-msgspec decodes such lines about four times as fast as json and makes the same of them; all that it refuses (NaN, surrogates, numbers
-too large, other names) is left to `suite.log.decoding`.
+msgspec decodes such lines about four times as fast as json and makes the same of them; all that it refuses (NaN, surrogates,
+numbers too large, other names) is left to `suite.log.decoding`.
 """
 
 from __future__ import annotations
