@@ -10,8 +10,6 @@ import click
 from suite.cli.options import JSON, TEXT, card_option, format_option
 from suite.compliance.check import check as check_paths
 from suite.compliance.exchange.formats import FORMATS
-from suite.compliance.exchange.given_points import read_given_points
-from suite.compliance.exchange.waivers import read_waivers, waive
 from suite.compliance.explanations import explanation, rule_list
 from suite.compliance.output import print_table
 from suite.compliance.ruleset import ruleset
@@ -98,9 +96,18 @@ def check(
         raise click.UsageError("Missing argument 'PATH...'")
     if ruleset_name is not None:
         ruleset(ruleset_name)
-    given = read_given_points(rcp) if rcp is not None else None
-    waivers = read_waivers(waive_file, paths) if waive_file is not None else ()
-    verdict = waive(check_paths(list(paths), ruleset_name, given), waivers)
+    given, waivers = None, None
+    if rcp is not None:
+        from suite.compliance.exchange.given_points import read_given_points
+
+        given = read_given_points(rcp)
+    if waive_file is not None:
+        from suite.compliance.exchange.waivers import read_waivers, waive
+
+        waivers = read_waivers(waive_file, paths)
+    verdict = check_paths(list(paths), ruleset_name, given)
+    if waivers is not None:
+        verdict = waive(verdict, waivers)
     if style == TEXT and sys.stdout.isatty():
         print_table(verdict)
     else:

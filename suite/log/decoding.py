@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -60,7 +60,7 @@ _HEAD = b":::MLLOG "
 _JSON = len(_HEAD)
 _PLAIN_HEAD = _HEAD + b'{"'
 _NEXT_HEAD = b"\n" + _HEAD
-_BOUNDARY = secrets.token_hex(16)  # what stands between two lines that are decoded together; no log can know it
+_BOUNDARY = os.urandom(16).hex()  # what stands between two lines that are decoded together; no log can know it
 _BETWEEN = f',"{_BOUNDARY}",'.encode()
 
 
