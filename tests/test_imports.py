@@ -237,8 +237,8 @@ def test_login_node_commands_load_nothing_heavy(arguments: list[str]) -> None:
     ("arguments", "without"),
     [
         (["--help"], "pydantic yaml jinja2 msgspec rich email csv tempfile difflib importlib.metadata"),
-        (["help", "check"], "jinja2 msgspec rich tempfile difflib mlperf_logging"),
-        (["check", "--explain", "last-eval"], "jinja2 msgspec rich tempfile difflib"),
+        (["help", "check"], "jinja2 msgspec rich difflib mlperf_logging"),
+        (["check", "--explain", "last-eval"], "jinja2 msgspec rich difflib"),
         (["help", "status"], "msgspec rich difflib"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
