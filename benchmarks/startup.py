@@ -1,19 +1,23 @@
-"""CPU seconds from start to end of the commands a person types on a login node; median and range of several runs.
+"""CPU of the commands that a person types on a login node, as whole processes, interleaved with MLCommons' own checker.
 
-python benchmarks/startup.py [--runs 7]
+    python benchmarks/startup.py [--rounds 9] [--log result_1.txt] [--instructions]
+
+Median CPU seconds, and the median and quartiles of the ratio to the official checker in the same round. With ``--instructions``
+valgrind counts those of one start each, which are the same on a noisy machine. The log is one of MLPerf HPC 3.0, which both check.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT_S = 0.3
 DRY_RUN = [
     "submit",
     "cosmoflow",
@@ -27,26 +31,58 @@ DRY_RUN = [
     "2",
     "--dry-run",
 ]
-COMMANDS = (["--help"], ["list"], ["check", "--help"], ["score", "--help"], ["status", "--help"], DRY_RUN)
-
-
-def cpu_s(arguments: list[str]) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "suite", *arguments], cwd=ROOT, check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+HELP = ("check", "score", "status", "package", "report")
+OFFICIAL = "mlperf_logging.compliance_checker"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=7)
-    runs = parser.parse_args().runs
-    print(f"CPU seconds of {runs} starts each; limit {LIMIT_S}")
-    for arguments in COMMANDS:
-        cpu_s(arguments)  # the files are cached now
-        found = [cpu_s(arguments) for _ in range(runs)]
-        name = "mlhpc " + " ".join(arguments[:1] if len(arguments) > 2 else arguments)
-        print(f"  {name:22s} {statistics.median(found):.3f}  [{min(found):.3f}, {max(found):.3f}]")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--log", type=Path, help="a result of MLPerf HPC 3.0; without it nothing is checked")
+    parser.add_argument("--instructions", action="store_true")
+    given = parser.parse_args()
+    ours = [["--help"], ["list"], DRY_RUN, *([name, "--help"] for name in HELP)]
+    commands = {f"mlhpc {' '.join(words if len(words) < 3 else words[:1])}": ["-m", "suite", *words] for words in ours}
+    first = next(iter(commands))
+    if given.log is not None:
+        log = str(given.log.resolve())
+        first = "official checker LOG"
+        official = ["-m", OFFICIAL, "--usage", "hpc", "--ruleset", "3.0.0", log]
+        commands = {first: official, "mlhpc check LOG": ["-m", "suite", "check", log], **commands}
+    commands["python -c pass"] = ["-c", "pass"]
+    with tempfile.TemporaryDirectory() as folder:  # the official checker writes into the working directory
+        times: dict[str, list[float]] = {name: [] for name in commands}
+        for number in range(given.rounds + 1):
+            for name, words in commands.items():
+                seconds = cpu_s(words, folder)
+                if number:  # the files are cached then
+                    times[name].append(seconds)
+        print(f"CPU seconds of {given.rounds} rounds; ratio to {first!r} in the same round, quartiles")
+        for name, found in times.items():
+            ratios = [mine / base for mine, base in zip(found, times[first], strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            count = f"{instructions(commands[name], folder) / 1e6:8.0f} M instructions" if given.instructions else ""
+            print(f"  {name:24s} {statistics.median(found):.3f}  {middle:5.2f} [{low:.2f}, {high:.2f}] {count}")
+
+
+def cpu_s(words: list[str], folder: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *words], cwd=folder, check=True, capture_output=True, env=environment())
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def instructions(words: list[str], folder: str) -> float:
+    """Instructions of one start, by valgrind's callgrind."""
+    tool = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", sys.executable, *words]
+    done = subprocess.run(tool, cwd=folder, check=True, capture_output=True, text=True, env=environment())
+    found = re.search(r"Collected : (\d+)", done.stderr)
+    assert found is not None, done.stderr
+    return float(found[1])
+
+
+def environment() -> dict[str, str]:
+    return {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0", "HOME": "/nonexistent"}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ rules from the card and never from the log: a run must not state its own rules.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +71,7 @@ def _side(value: float, threshold: float) -> int:
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Constraint(_Frozen):
@@ -192,11 +191,15 @@ class ReferencePoint(_Frozen):
     @property
     def mean(self) -> float:
         """Arithmetic mean of epochs to target."""
+        import statistics
+
         return statistics.fmean(self.epochs)
 
     @property
     def std(self) -> float:
         """Sample standard deviation (n - 1) of epochs to target; 0.0 for one seed."""
+        import statistics
+
         return statistics.stdev(self.epochs) if len(self.epochs) > 1 else 0.0
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from pydantic import BaseModel, ConfigDict
 
 from suite.card import Card, read_card
 from suite.errors import InputError, unknown
-from suite.plugins import WORKLOADS, find_plugins, leave_out, package_of, reason
+from suite.plugins import CARDS, WORKLOADS, Plugin, find_plugins, leave_out, package_of, reason
 
-CARDS = "MLHPC_CARDS"  # environment variable: card files of card-only benchmarks, separated as in PATH
 CARD_NAME = "card.yaml"
 
 
@@ -185,7 +183,7 @@ def installed_cards() -> dict[str, Card]:
     return {card.mlperf_name: card for card in cards}
 
 
-def _load(point: EntryPoint) -> Descriptor:
+def _load(point: Plugin) -> Descriptor:
     loaded = point.load()
     if not isinstance(loaded, Descriptor):
         raise InputError(f"{point.value} is no suite.descriptor.Descriptor but {type(loaded).__name__}")

@@ -13,14 +13,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypeVar
-
-import yaml
-from pydantic import BaseModel, ValidationError
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from suite.errors import InputError, did_you_mean
 
-Model = TypeVar("Model", bound=BaseModel)
+if TYPE_CHECKING:  # most commands read no document
+    import yaml
+    from pydantic import BaseModel, ValidationError
+
+Model = TypeVar("Model", bound="BaseModel")
 PART_SUFFIX = ".part"
 QUIET = "MLHPC_QUIET"  # environment variable: print results and errors, no progress (--quiet)
 
@@ -189,6 +190,8 @@ _LARGEST_DOCUMENT = 256 * 2**20  # bytes: facts of a machine, a manifest of a da
 
 def read_json_document(path: Path, model: type[Model], kind: str, version: int) -> Model:
     """Read a JSON document. InputError names the file, what was expected (``kind``, for example "facts") and what it holds."""
+    from pydantic import ValidationError
+
     try:
         data = read_json(path, _LARGEST_DOCUMENT)
     except OSError as error:
@@ -218,14 +221,15 @@ class YamlSource:
     @staticmethod
     def read(path: Path) -> YamlSource:
         """Read a file with a mapping. InputError if it is missing, not YAML or not a mapping, or repeats a key."""
+        import yaml
+
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
             raise InputError(f"{path}: cannot be read: {reason}") from None
         try:
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
-            data = yaml.safe_load(text)
+            node, data = _yaml(text)
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}:{mark.line + 1}" if mark else str(path)
@@ -244,8 +248,26 @@ class YamlSource:
         return str(self.path)
 
 
+def _yaml(text: str) -> tuple[Any, Any]:
+    """The node and the data of a YAML text. yaml.YAMLError of the slow loader, which says more, if it is none."""
+    import yaml
+
+    fast = getattr(yaml, "CSafeLoader", None)
+    if fast is not None and len(text) <= _SHORT:
+        with suppress(yaml.YAMLError):
+            return yaml.compose(text, Loader=fast), yaml.load(text, Loader=fast)  # noqa: S506  it is safe
+    return yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
+
+
+_SHORT = (
+    2**13
+)  # characters: the fast loader calls itself for each level, unchecked, and ends the process where 2**15 are nested
+
+
 def _collect(node: yaml.Node, prefix: tuple[str, ...], lines: dict[tuple[str, ...], int], path: Path) -> None:
     """Add the line of each key below ``prefix``. InputError for a repeated key, of which PyYAML silently keeps the last."""
+    import yaml
+
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             here = (*prefix, str(key.value))
@@ -285,6 +307,8 @@ def unknown_key(model: type[BaseModel], key: str) -> str:
 
 def _key_paths(model: type[BaseModel]) -> Iterator[str]:
     """The dotted names of the keys in the sections of a model."""
+    from pydantic import BaseModel
+
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from (f"{name}.{key}" for key in field.annotation.model_fields)

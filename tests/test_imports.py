@@ -268,6 +268,30 @@ def test_login_node_commands_load_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.rstrip().endswith("LOADED []"), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "without"),
+    [
+        (["--help"], "pydantic yaml jinja2 msgspec rich email csv tempfile difflib importlib.metadata"),
+        (["help", "check"], "jinja2 msgspec rich difflib mlperf_logging"),
+        (["check", "--explain", "last-eval"], "jinja2 msgspec rich difflib"),
+        (["help", "status"], "msgspec rich difflib"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_small_commands_load_no_module_that_they_do_not_need(arguments: list[str], without: str) -> None:
+    """The import budget: by names, which are the same on every machine, and not by seconds."""
+    probe = (
+        "import sys; before = set(sys.modules); sys.argv = ['mlhpc', *sys.argv[1:]]\n"
+        "from suite.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        f"print('LOADED', sorted((set(sys.modules) - before) & set({without.split()!r})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert done.stdout.rstrip().endswith("LOADED []"), done.stdout + done.stderr
+
+
 def test_an_installed_package_has_every_kind_of_file_that_the_source_has() -> None:
     """A report of an installed mlhpc once lacked its script."""
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]

@@ -13,7 +13,6 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -21,7 +20,7 @@ import pandas as pd
 
 from analysis.study import Study
 from suite.errors import InputError
-from suite.plugins import FIGURES, OURS, find_plugins, leave_out, package_of, reason
+from suite.plugins import FIGURES, OURS, Plugin, find_plugins, leave_out, package_of, reason
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,7 +80,7 @@ def is_ours(figure: str) -> bool:
     return figures()[figure].__name__.startswith(f"{__name__}.")
 
 
-def _modules(point: EntryPoint, package: ModuleType) -> Iterator[tuple[str, FigureModule]]:
+def _modules(point: Plugin, package: ModuleType) -> Iterator[tuple[str, FigureModule]]:
     for info in pkgutil.iter_modules(package.__path__):
         try:
             module = importlib.import_module(f"{package.__name__}.{info.name}")
@@ -94,7 +93,7 @@ def _modules(point: EntryPoint, package: ModuleType) -> Iterator[tuple[str, Figu
             yield info.name, cast(FigureModule, module)
 
 
-def _leave_out(point: EntryPoint, name: str, error: Exception) -> None:
+def _leave_out(point: Plugin, name: str, error: Exception) -> None:
     if package_of(point) == OURS:
         raise error
     leave_out("figure", name, package_of(point), reason(error))

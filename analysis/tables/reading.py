@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from analysis.tables.epochs import LARGEST_PLAUSIBLE, EpochCount
@@ -67,7 +67,6 @@ def read(file: LogFile, cards: Mapping[str, Card], rules: str | None = None) -> 
         line = timeline(log, metric)  # also of what came after run_stop
     content = LogContent(file, log, record, line, benchmark, target, EpochCount.of(record, line))
     experts = _expert_rows(file.label, log)
-    plain, same = _picklable(record), checked is not None and checked.record is record  # one object is pickled once
     row = encodable(run_row(content, digest.hexdigest()) | _expert_load(experts))
     return Reading(
         run=row,
@@ -76,22 +75,9 @@ def read(file: LogFile, cards: Mapping[str, Card], rules: str | None = None) -> 
         phases=_phase_rows(row["run"], log),
         ranks=_rank_rows(row["run"], log),
         experts=experts,
-        record=plain,
+        record=record,
         target=target,
-        checked=checked and replace(checked, record=plain if same else _picklable(checked.record)),
-    )
-
-
-def _picklable(record: RunRecord) -> RunRecord:
-    """The record with plain dicts in place of read-only mappings, which cannot be pickled."""
-    return replace(
-        record,
-        hyperparameters=dict(record.hyperparameters),
-        startup=None if record.startup is None else dict(record.startup),
-        staging_stats=None if record.staging_stats is None else dict(record.staging_stats),
-        work_per_sample=dict(record.work_per_sample),
-        baselines=dict(record.baselines),
-        config=None if record.config is None else dict(record.config),
+        checked=checked,
     )
 
 

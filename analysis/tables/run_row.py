@@ -218,7 +218,7 @@ def _drop_implausible(row: dict[str, Any]) -> str | None:
         name
         for name, value in row.items()
         if isinstance(value, int | float)
-        if (_never_negative(name) and not 0 <= value <= LARGEST_PLAUSIBLE)
+        if (not 0 <= value <= LARGEST_PLAUSIBLE and _never_negative(name))
         or (name in TIMES and abs(value) > LARGEST_PLAUSIBLE)
     ]
     row.update(dict.fromkeys(names))

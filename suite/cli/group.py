@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import click
@@ -15,7 +14,7 @@ import click
 from suite.cli.former import FORMER_COMMANDS
 from suite.cli.options import add_shared
 from suite.errors import unknown
-from suite.plugins import COMMANDS, OURS, find_plugins, package_of, reason
+from suite.plugins import COMMANDS, OURS, Plugin, find_plugins, package_of, reason
 
 GROUPS = ("Run", "Judge", "Compare", "Machine", "Extend")  # headings of `mlhpc --help`, in order
 OTHER = "Other commands"  # of packages that state no heading
@@ -32,31 +31,55 @@ class CommandInfo:
     summary: str
 
     @staticmethod
-    def read(point: EntryPoint) -> CommandInfo:
+    def read(point: Plugin) -> CommandInfo:
         """Read ``HELP_GROUP``, ``HELP_ORDER`` and the docstring from the source, without importing the module."""
         try:
             spec = importlib.util.find_spec(point.module)
             assert spec is not None
             assert spec.origin is not None
-            body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+            text = Path(spec.origin).read_text(encoding="utf-8")
+            group, order, docstring = _stated(text, point.attr) or _parsed(text, point.attr)
         except Exception as error:  # a stranger's package: its parents are imported to find it
             return CommandInfo(point.name, OTHER, 0, f"(cannot be loaded: {reason(error)})")
-        constants = {
-            node.targets[0].id: node.value.value
-            for node in body
-            if isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and isinstance(node.value, ast.Constant)
-        }
-        functions = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == point.attr]
-        paragraph = " ".join(((functions and ast.get_docstring(functions[0])) or "").partition("\n\n")[0].split())
-        group, order = constants.get("HELP_GROUP"), constants.get("HELP_ORDER")
+        paragraph = " ".join(docstring.partition("\n\n")[0].split())
         return CommandInfo(
             point.name,
             group if group in GROUPS else OTHER,
             order if isinstance(order, int) else 0,
             paragraph.partition(". ")[0].rstrip("."),
         )
+
+
+def _stated(text: str, name: str) -> tuple[str, int, str] | None:
+    """``HELP_GROUP``, ``HELP_ORDER`` and the docstring in the form in which our modules have them; None for another one.
+
+    To parse the sources of all commands takes as long as everything else that ``mlhpc --help`` does.
+    """
+    group = re.search(r'^HELP_GROUP = "([^"\\\n]*)"$', text, re.MULTILINE)
+    order = re.search(r"^HELP_ORDER = (\d{1,9})$", text, re.MULTILINE)
+    function = text.find(f"\ndef {name}(")
+    begin = text.find(':\n    """', function)
+    if group is None or order is None or min(function, begin) < 0 or "\n\n" in text[function:begin]:
+        return None
+    docstring = text[begin:].split('"""', 2)[1]
+    return None if "\\" in docstring.partition("\n\n")[0] else (group[1], int(order[1]), docstring)
+
+
+def _parsed(text: str, name: str) -> tuple[object, object, str]:
+    """The same of any source."""
+    import ast
+
+    body = ast.parse(text).body
+    constants = {
+        node.targets[0].id: node.value.value
+        for node in body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
+    }
+    functions = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
+    docstring = (ast.get_docstring(functions[0]) if functions else None) or ""
+    return constants.get("HELP_GROUP"), constants.get("HELP_ORDER"), docstring
 
 
 class Subcommands(click.Group):
@@ -70,18 +93,18 @@ class Subcommands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of the first word."""
-        if args and not args[0].startswith("-") and args[0] not in (names := self.list_commands(ctx)):
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             path = " ".join([*ctx.command_path.split()[1:], args[0]])
             if path in FORMER_COMMANDS:
                 ctx.fail(f"{path!r} is now {FORMER_COMMANDS[path]!r}")
-            ctx.fail(unknown("command", args[0], names))
+            ctx.fail(unknown("command", args[0], self.list_commands(ctx)))
         return super().resolve_command(ctx, args)
 
 
 class LazyGroup(Subcommands):
     """The group whose commands are the entry points of ``mlhpc.commands``."""
 
-    def _points(self) -> dict[str, EntryPoint]:
+    def _points(self) -> dict[str, Plugin]:
         return find_plugins(COMMANDS)
 
     def infos(self) -> list[CommandInfo]:

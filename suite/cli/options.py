@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from suite.descriptor import CARDS, with_cards
 from suite.files import QUIET
+from suite.plugins import CARDS
 
 Function = Callable[..., Any]  # of a command
 Decorator = Callable[[Function], Function]
@@ -113,7 +113,10 @@ def format_option(*more: str) -> Decorator:
 
 
 def _give_cards(context: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> None:
-    context.with_resource(with_cards(paths))
+    if paths:
+        from suite.descriptor import with_cards
+
+        context.with_resource(with_cards(paths))
 
 
 card_option = click.option(  # of every command that judges: what cards say is read while the command runs

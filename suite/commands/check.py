@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 
 from suite.cli.options import JSON, TEXT, card_option, format_option
+from suite.compliance.check import Verdict
 from suite.compliance.check import check as check_paths
 from suite.compliance.exchange.formats import FORMATS
-from suite.compliance.exchange.given_points import read_given_points
-from suite.compliance.exchange.waivers import read_waivers, waive
 from suite.compliance.explanations import explanation, rule_list
 from suite.compliance.output import print_table
 from suite.compliance.ruleset import ruleset
@@ -98,9 +97,7 @@ def check(
         raise click.UsageError("Missing argument 'PATH...'")
     if ruleset_name is not None:
         ruleset(ruleset_name)
-    given = read_given_points(rcp) if rcp is not None else None
-    waivers = read_waivers(waive_file, paths) if waive_file is not None else ()
-    verdict = waive(check_paths(list(paths), ruleset_name, given), waivers)
+    verdict = _judge(list(paths), ruleset_name, waive_file, rcp)
     if style == TEXT and sys.stdout.isatty():
         print_table(verdict)
     else:
@@ -114,3 +111,18 @@ def check(
         accepted = official_verdict.accepted
     if not verdict.compliant or not accepted or (fail_on == "warning" and verdict.count("warning")):
         raise click.exceptions.Exit(1)
+
+
+def _judge(paths: list[Path], ruleset_name: str | None, waive_file: Path | None, rcp: Path | None) -> Verdict:
+    """Judge with what two further files say, which few checks have: what reads them is imported for them."""
+    given, waivers = None, None
+    if rcp is not None:
+        from suite.compliance.exchange.given_points import read_given_points
+
+        given = read_given_points(rcp)
+    if waive_file is not None:
+        from suite.compliance.exchange.waivers import read_waivers, waive
+
+        waivers = read_waivers(waive_file, paths)
+    verdict = check_paths(paths, ruleset_name, given)
+    return verdict if waivers is None else waive(verdict, waivers)

@@ -336,39 +336,47 @@ def _natural(path: Path) -> tuple[int, str]:
 
 def _log_files(group: Group) -> Iterator[LogFile]:
     """The logs of a group with what the folders above them say."""
-    place, pruned = _placement(group.folder), set(group.pruned)
-    for path in (*group.logs, *group.resumed, *group.pruned):
-        match = _TRIAL.match(path.name)
-        log = LogFile(
-            path=path,
-            label=f"{group.folder.name}/{path.name}",
-            kind="loose",
-            round=None,
-            submitter=None,
-            system=group.folder.name,
-            mode=None,
-            benchmark=None,
-            pruned=path in pruned,
-            resumed=RESUMED.fullmatch(path.name) is not None,
-            trial=int(match.group(1)) if match else None,
-            package=group.folder,
-        )
-        if (group.folder / "run.json").is_file():
-            yield replace(log, kind="run")
-        elif place is None:
-            yield log
-        else:
-            yield _placed(log, place)
+    place, run = _placement(group.folder), (group.folder / "run.json").is_file()
+    first = LogFile(
+        path=group.folder,
+        label=f"{group.folder.name}/",
+        kind="run" if run else "loose",
+        round=None,
+        submitter=None,
+        system=group.folder.name,
+        mode=None,
+        benchmark=None,
+        pruned=False,
+        resumed=False,
+        trial=None,
+        package=group.folder,
+    )
+    if place is not None and not run:
+        first = _placed(first, place)
+    for paths, above in (
+        ((*group.logs, *group.resumed), ""),
+        (group.pruned, f"{PRUNED}/" if first.kind == "package" else ""),
+    ):
+        for path in paths:
+            match = _TRIAL.match(path.name)
+            yield replace(
+                first,
+                path=path,
+                label=f"{first.label}{above}{path.name}",
+                pruned=paths is group.pruned,
+                resumed=RESUMED.fullmatch(path.name) is not None,
+                trial=int(match.group(1)) if match else None,
+            )
 
 
-def _placed(log: LogFile, place: Placement) -> LogFile:
-    """A log in a package's results."""
+def _placed(folder: LogFile, place: Placement) -> LogFile:
+    """A folder of logs in a package's results."""
     round_ = round_of(place.package.absolute().parent)
-    below = log.path.relative_to(place.package / "results").parts
+    below = folder.path.relative_to(place.package / "results").parts
     described = place.package / "systems" / f"{place.system}.json"
     return replace(
-        log,
-        label="/".join([*([round_] if round_ else []), place.package.name, *below]),
+        folder,
+        label="/".join([*([round_] if round_ else []), place.package.name, *below, ""]),
         kind="package",
         round=round_,
         submitter=place.package.name,

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import itemgetter
+from operator import itemgetter, le
 from typing import NamedTuple
 
 from suite.log import mllog
@@ -43,8 +43,7 @@ class Epoch(NamedTuple):
     complete: bool
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """One evaluation. Times that were not logged are None. ``overlaps_training``: a later epoch trained at the same time."""
 
     number: float | None
@@ -223,13 +222,19 @@ class _Covered:
             low -= 1
         if stop_s <= start_s:
             return 0.0
-        if high - low <= 2:  # as nearly always: exact
+        if high == low:
+            return stop_s - start_s
+        if high - low == 1:  # as nearly always
+            begin, end = self._stretches[low]
+            return (begin - start_s if begin > start_s else 0.0) + (stop_s - end if stop_s > end else 0.0)
+        if high - low == 2:  # exact
             return _length(_minus([(start_s, stop_s)], self._stretches[low:high]))
         ends = _minus([(start_s, stop_s)], [self._stretches[low], self._stretches[high - 1]])
         return _length(ends) - (self._before[high - 1] - self._before[low + 1])
 
 
 _EXACT = 2**53  # integers below are floats exactly
+_ABSENT = object()
 
 
 def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
@@ -244,7 +249,9 @@ def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
     )  # of a dict, taking the oldest again and again takes ever longer
     begins = {f"{stem}_start" for stem in stems}
     for key, _, time_ms, _, metadata, _ in log.every(*begins, *(f"{stem}_stop" for stem in stems)):
-        number = metadata.get("epoch_num", metadata.get("first_epoch_num", metadata.get("samples_count")))
+        number = metadata.get("epoch_num", _ABSENT)
+        if number is _ABSENT:
+            number = metadata.get("first_epoch_num", metadata.get("samples_count"))
         number = float(number) if type(number) is int and -_EXACT < number < _EXACT else finite(number)
         at_s = (time_ms - zero_ms) / 1e3
         if key in begins:
@@ -253,8 +260,8 @@ def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
                 found.append(Interval(number, at_s, None))
         elif opened:
             place = opened.pop(number if number in opened else next(iter(opened)))
-            span = found[place]
-            found[place] = Interval(span.number, span.start_s, max(span.start_s, at_s))
+            label, start_s, _ = found[place]
+            found[place] = Interval(label, start_s, at_s if at_s > start_s else start_s)
     return found
 
 
@@ -274,23 +281,29 @@ def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: flo
     found: list[_Draft] = []
     open_at: dict[float | None, _Draft] = {}
     unreported: dict[float | None, deque[_Draft]] = {}
-    for event in log.every(mllog.EVAL_START, mllog.EVAL_STOP, metric):
-        at_s = (event.time_ms - zero_ms) / 1e3
-        label = number(event.metadata.get("epoch_num"))
-        if event.key == mllog.EVAL_STOP:
+    for key, value, time_ms, _, metadata, _ in log.every(mllog.EVAL_START, mllog.EVAL_STOP, metric):
+        at_s = (time_ms - zero_ms) / 1e3
+        label = metadata.get("epoch_num")
+        label = float(label) if type(label) is int and -_EXACT < label < _EXACT else number(label)
+        if key == mllog.EVAL_STOP:
             opened = open_at.pop(label, None)
             if opened is not None:
-                opened.stop_s = max(opened.start_s or 0.0, at_s)
+                begin_s = opened.start_s or 0.0
+                opened.stop_s = at_s if at_s > begin_s else begin_s
             continue
-        step = number(event.metadata.get("step_num", event.metadata.get("step")))
-        if event.key == mllog.EVAL_START:
+        step = metadata["step_num"] if "step_num" in metadata else metadata.get("step")
+        step = None if step is None else number(step)
+        if key == mllog.EVAL_START:
             if label not in open_at:
                 open_at[label] = draft = _Draft(label, step, at_s)
-                unreported.setdefault(label, deque()).append(draft)
+                if label in unreported:
+                    unreported[label].append(draft)
+                else:
+                    unreported[label] = deque((draft,))
                 found.append(draft)
             continue
         waiting = unreported.get(label) or unreported.get(None)
-        value = finite(event.value)
+        value = finite(value)
         if waiting:
             draft = waiting.popleft()
             draft.number, draft.value, draft.reported_s = label, value, at_s
@@ -310,14 +323,18 @@ def _overlap_later_epochs(evaluations: Sequence[_Draft], epochs: Sequence[Interv
     Evaluations are taken from the highest number down, and the epochs above each are entered by their starts into a tree
     that knows the latest end of all that start before a time: n log n steps, however many overlap.
     """
-    numbered = sorted(((e.number, e.start_s, e.stop_s) for e in epochs if e.number is not None), key=itemgetter(0))
-    starts = sorted(start_s for _, start_s, _ in numbered)
+    numbered = sorted((e for e in epochs if e.number is not None), key=itemgetter(0))
+    starts = [start_s for _, start_s, _ in numbered]
+    ends = [math.inf if stop_s is None else stop_s for _, _, stop_s in numbered]
+    if all(map(le, starts, starts[1:])) and all(map(le, ends, ends[1:])):
+        return _overlap_the_next(evaluations, numbered, starts)
+    starts.sort()
     latest_end = [-math.inf] * (len(starts) + 1)  # a Fenwick tree of maxima
     places = [place for place, e in enumerate(evaluations) if e.number is not None and e.start_s is not None]
     found = set()
     for place in sorted(places, key=lambda place: evaluations[place].number or 0.0, reverse=True):
         number, start_s, stop_s = evaluations[place].number, evaluations[place].start_s, evaluations[place].stop_s
-        while numbered and number is not None and numbered[-1][0] > number:
+        while numbered and number is not None and (numbered[-1].number or 0.0) > number:
             _, begin_s, end_s = numbered.pop()
             node = bisect_left(starts, begin_s) + 1
             while node < len(latest_end):
@@ -332,9 +349,27 @@ def _overlap_later_epochs(evaluations: Sequence[_Draft], epochs: Sequence[Interv
     return found
 
 
+def _overlap_the_next(evaluations: Sequence[_Draft], epochs: Sequence[Interval], starts: Sequence[float]) -> set[int]:
+    """Find what `_overlap_later_epochs` finds where epochs begin and end in the order of their numbers.
+
+    Of the epochs that begin before an evaluation ends, the last one has the highest number and the latest end.
+    """
+    found = set()
+    for place, e in enumerate(evaluations):
+        if e.number is None or e.start_s is None:
+            continue
+        last = bisect_left(starts, math.inf if e.stop_s is None else e.stop_s) - 1
+        if last >= 0:
+            stop_s = epochs[last].stop_s
+            if (epochs[last].number or 0.0) > e.number and (stop_s is None or stop_s > e.start_s):
+                found.add(place)
+    return found
+
+
 def _clip(spans: Iterable[Stretch], window: Stretch) -> list[Stretch]:
     low, high = window
-    return _merge([(max(a, low), min(b, high)) for a, b in spans if min(b, high) > max(a, low)])
+    clipped = [(a if a > low else low, b if b < high else high) for a, b in spans]
+    return _merge([span for span in clipped if span[1] > span[0]])
 
 
 def _merge(spans: Iterable[Stretch]) -> list[Stretch]:

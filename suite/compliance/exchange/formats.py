@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from suite.compliance.check import Verdict
-from suite.compliance.exchange.document import as_json
 from suite.compliance.exchange.sarif import as_sarif
 from suite.compliance.output import as_github, as_junit, as_table
+
+
+def as_json(verdict: Verdict) -> str:
+    """The verdict as `suite.compliance.exchange.document` has it, whose models are built when they are asked for."""
+    from suite.compliance.exchange import document
+
+    return document.as_json(verdict)
+
 
 FORMATS: dict[str, Callable[[Verdict], str]] = {
     "text": as_table,
