@@ -22,7 +22,8 @@ HEAVY = {"torch", "mpi4py", "h5py", "numpy", "scipy", "pandas", "matplotlib"}
 LAYERS: dict[str, set[str]] = {
     "suite": set(),
     "suite.cli": {"suite"},
-    "suite.log": {"suite"},
+    "suite.log": {"suite", "suite.log.origin"},
+    "suite.log.origin": {"suite"},
     "suite.log.export": {"suite", "suite.log"},
     "suite.log.energy": {"suite", "suite.log"},
     "suite.machine": {"suite"},
@@ -33,10 +34,17 @@ LAYERS: dict[str, set[str]] = {
     "suite.compliance": {"suite", "suite.log", "suite.log.energy", "suite.compliance.rules"},
     "suite.compliance.rules": {"suite", "suite.log", "suite.log.energy", "suite.compliance"},
     "suite.compliance.exchange": {"suite", "suite.log", "suite.compliance", "suite.compliance.rules"},
-    "suite.package": {"suite", "suite.log", "suite.machine", "suite.compliance", "suite.compliance.rules"},
+    "suite.package": {
+        "suite",
+        "suite.log",
+        "suite.log.origin",
+        "suite.machine",
+        "suite.compliance",
+        "suite.compliance.rules",
+    },
     "suite.package.reproduction": {
         *("suite", "suite.log", "suite.machine", "suite.machine.probes", "suite.compliance", "suite.compliance.rules"),
-        *("suite.package", "suite.data", "suite.launch"),
+        *("suite.log.origin", "suite.package", "suite.data", "suite.launch"),
     },
     "suite.training": {
         "suite",
@@ -61,6 +69,7 @@ LIGHT = {
     "suite",
     "suite.cli",
     "suite.log",
+    "suite.log.origin",
     "suite.log.export",
     "suite.log.energy",
     "suite.machine",

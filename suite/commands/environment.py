@@ -14,7 +14,7 @@ from suite.cli.group import Subcommands
 from suite.cli.options import JSON, format_option, output_option
 from suite.errors import InputError
 from suite.files import print_line, print_progress, write_whole
-from suite.log.installed import Environment, normal, read_environment
+from suite.log.origin.installed import Environment, normal, read_environment
 from suite.package.environment import (
     SUITE,
     Wheel,

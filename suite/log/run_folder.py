@@ -16,9 +16,9 @@ from suite import VERSION
 from suite.config import RunConfig
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, read_json, write_whole
-from suite.log.installed import read_environment
 from suite.log.limits import limits
-from suite.log.sources import digest_suite, read_git_state
+from suite.log.origin.installed import read_environment
+from suite.log.origin.sources import digest_suite, read_git_state
 
 RUN_VERSION = 1
 
@@ -74,7 +74,7 @@ class RunFolder:
 
     @property
     def environment_path(self) -> Path:
-        """The installed distributions (suite.log.installed)."""
+        """The installed distributions (suite.log.origin.installed)."""
         return self.root / "environment.json"
 
     @property

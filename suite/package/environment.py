@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from suite.errors import InputError
 from suite.files import read_bytes
-from suite.log.installed import Environment, Installed, digest_record, normal, read_environment
 from suite.log.limits import limits
+from suite.log.origin.installed import Environment, Installed, digest_record, normal, read_environment
 from suite.log.run_folder import RunFolder
 
 SUITE = "mlhpc"

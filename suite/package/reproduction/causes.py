@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from suite.files import brief
-from suite.log.installed import normal
+from suite.log.origin.installed import normal
 from suite.machine.facts import UNKNOWN, Facts
 from suite.machine.secrets import REDACTED
 from suite.package.reproduction.document import Difference

@@ -16,12 +16,12 @@ from pydantic import BaseModel, ValidationError
 
 from suite.files import read_bytes, read_json
 from suite.log import mllog
-from suite.log.installed import Environment, read_environment
 from suite.log.limits import limits
+from suite.log.origin.installed import Environment, read_environment
+from suite.log.origin.sources import digest_suite, read_git_state
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
-from suite.log.sources import digest_suite, read_git_state
 from suite.log.values import finite, whole
 from suite.machine.facts import Facts
 

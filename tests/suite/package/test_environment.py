@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.installed import Environment, Installed, digest_record, read_environment
+from suite.log.origin.installed import Environment, Installed, digest_record, read_environment
 from tests.fixtures.cli import mlhpc
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from suite.log import sources
-from suite.log.installed import digest_record, read_environment
-from suite.log.sources import digest_suite, read_git_state
+from suite.log.origin import sources
+from suite.log.origin.installed import digest_record, read_environment
+from suite.log.origin.sources import digest_suite, read_git_state
 
 
 def git(folder: Path, *words: str) -> None:
@@ -77,7 +77,7 @@ def test_the_digest_of_the_suite_changes_with_any_of_its_files(tmp_path: Path) -
     assert list(first["files"]) == ["suite/a.py", "suite/inner/b.yaml"]
     (tmp_path / "inner" / "b.yaml").write_text("4")
     assert digest_suite({"suite": tmp_path})["sha256"] != first["sha256"]
-    assert "suite/log/sources.py" in digest_suite()["files"]
+    assert "suite/log/origin/sources.py" in digest_suite()["files"]
 
 
 WHEEL = (

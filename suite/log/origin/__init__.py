@@ -1,0 +1,1 @@
+"""What a run is made of: the code and the installed distributions."""
