@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from suite import plugins
 from suite.commands.demo import ORG, demo
 from tests.fixtures.readme import COMMANDS, MLHPC_COMMANDS, ROOT
 
@@ -106,7 +106,7 @@ def test_the_demos_commands_are_understood_and_make_a_package_and_a_report_of_a_
     def execute(command: list[str], limit_s: float | None) -> tuple[int, str]:
         name, *words = command[command.index("suite") + 1 :]
         if name in {"data", "run", "ceilings"}:
-            parse(getattr(importlib.import_module(f"suite.commands.{name}"), name), words)
+            parse(plugins.find_plugins(plugins.COMMANDS)[name].load(), words)
             if name == "run":
                 folder = Path(words[words.index("-o") + 1])
                 shutil.copytree(followed[0] / "runs" / "first", folder)

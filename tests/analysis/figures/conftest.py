@@ -13,6 +13,7 @@ from analysis.network.sweep import read_sweep
 from analysis.roofline.inputs import read_inputs
 from analysis.study import Study, study
 from suite.card import Card
+from tests.analysis.figures.test_energy_front import counted
 from tests.analysis.network.test_network import sweep, written
 
 Build = Callable[..., Any]
@@ -53,7 +54,8 @@ def crowded(tmp_path_factory: pytest.TempPathFactory, package: Build, cards: dic
             "nodes": 2 ** (place // 2),
             "train_s": 8.0 + place / 10,
         }
-        package(root / "hpc_results_v1.0", **make, benchmark=("cosmoflow", "deepcam")[place % 5 == 1])
+        built = package(root / "hpc_results_v1.0", **make, benchmark=("cosmoflow", "deepcam")[place % 5 == 1])
+        counted(built, ("pm_counters/node", "nvml/gpu")[place % 3 == 0], 1000.0 + 10.0 * place)
     package(root / "hpc_results_v1.0", system=LONG, submitter="$x^$<b>", runs=3, errors=(0.5, 0.4))
     package(root / "hpc_results_v1.0", system="daint", submitter="S1", nodes=500, train_s=0.05, eval_s=0.01, gap_s=0.01)
     shutil.copytree(root / "hpc_results_v1.0", root / "hpc_results_v2.0")

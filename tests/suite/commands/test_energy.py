@@ -128,8 +128,9 @@ def test_the_package_carries_readings_and_one_without_is_the_same(run: Path, smo
     changed = {name for name in plain if plain[name] != measured[name]}
     assert {Path(name).name for name in changed} <= {
         "manifest.sha256",
+        "ro-crate-metadata.json",
         "origin.json",
-    }  # origin.json names the run folder
+    }  # the crate lists all files, origin.json names the run folder
 
 
 def test_carbon_is_only_what_is_given(tmp_path: Path) -> None:
