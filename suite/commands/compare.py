@@ -28,11 +28,25 @@ URGENT = (SLOWER, NO_SCORE, CANNOT_TELL)  # which decides the exit code if there
 
 
 @dataclass(frozen=True)
+class EnergyRatio:
+    """Energy to solution of B over that of A, joules; ``of`` is scope, AC or DC, equal for both.
+
+    ``interval`` goes from the least of B over the most of A to the reverse, by their 95 % intervals; None if one has none.
+    """
+
+    ratio: float
+    interval: tuple[float, float] | None
+    of: str
+    a_j: float
+    b_j: float
+
+
+@dataclass(frozen=True)
 class Comparison:
     """One result B beside its baseline A. ``ratio`` is time of B over time of A, None if there is none.
 
     ``verdict`` is faster, as fast, slower, not a score or cannot tell; ``reasons`` say why it is one of the last two, or
-    what else is to be known.
+    what else is to be known. The verdict is on time alone; ``energy`` stands beside it where both results have one.
     """
 
     what: str
@@ -45,6 +59,7 @@ class Comparison:
     runs_b: int = 0
     score_a: str | None = None
     score_b: str | None = None
+    energy: EnergyRatio | None = None
 
 
 @click.command()
@@ -71,7 +86,8 @@ def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tole
 
     The ratio is that of the geometric means of time to train of all converged runs, with its interval (Welch's t on log time).
     Of throughput results it is that of the instances; models/min stand beside it. All intervals of one command together
-    hold the truth with 95 %, so that many results make no more false alarms than two.
+    hold the truth with 95 %, so that many results make no more false alarms than two. Energies to solution stand beside
+    where both have one of the same kind; the verdict is on time.
 
     Exit code 0: none is slower (each is faster, or within the tolerance); 1: one is slower; 2: usage; 3: one is not a score of a
     compliant result (--any compares all the same); 4: these runs cannot tell.
@@ -145,8 +161,17 @@ def render(item: Comparison, tolerance: float, confidence: float, *, named: bool
     a, b = (f"{item.a} (A)", f"{item.b} (B)") if reasons else (item.a, item.b)  # reasons speak of A and B
     return (
         f"{item.what}: {b} takes {item.ratio.ratio:.4f} times as long as {a}, {level}, n={item.runs_b} and "
-        f"{item.runs_a}, {item.score_b} and {item.score_a}: {item.verdict}{more}{within}{reasons}"
+        f"{item.runs_a}, {item.score_b} and {item.score_a}: {item.verdict}{more}{within}{reasons}{_energy_text(item.energy)}"
     )
+
+
+def _energy_text(energy: EnergyRatio | None) -> str:
+    if energy is None:
+        return ""
+    ends = (
+        f"[{energy.interval[0]:.4g}, {energy.interval[1]:.4g}] by both intervals" if energy.interval else "no interval"
+    )
+    return f"; energy {energy.ratio:.4g} times, {ends} ({energy.b_j:.4g} and {energy.a_j:.4g} J, {energy.of})"
 
 
 _Kind = tuple[str | None, str | None, str]  # benchmark, size, scenario
@@ -199,7 +224,31 @@ def _compare(a: ScoredGroup, b: ScoredGroup, tolerance: float, confidence: float
         found = NO_SCORE
     elif apart or few:
         found = CANNOT_TELL
-    return Comparison(*names, found, (*apart, *few, *bad), ratio, len(times[0]), len(times[1]), _score(a), _score(b))
+    energy, unknown = _compare_energy(a, b)
+    counts = len(times[0]), len(times[1])
+    return Comparison(*names, found, (*apart, *few, *bad, *unknown), ratio, *counts, _score(a), _score(b), energy)
+
+
+def _compare_energy(a: ScoredGroup, b: ScoredGroup) -> tuple[EnergyRatio | None, list[str]]:
+    """The ratio of two results' energies, or why there is none. Without any energy neither."""
+    found = {"A": a.energy, "B": b.energy}
+    if not any(found.values()):
+        return None, []
+    for name, energy in found.items():
+        if energy is None:
+            return None, [f"energy is not compared: {name} has none"]
+        if energy.mean_j is None or energy.reason is not None:
+            return None, [f"energy is not compared: {name}: {energy.reason}"]
+    one, other = found["A"], found["B"]
+    assert one is not None
+    assert other is not None
+    assert one.mean_j is not None
+    assert other.mean_j is not None
+    if one.what != other.what:
+        return None, [f"energy is not compared: A is of {one.what}, B of {other.what}"]
+    ends_a, ends_b = one.interval_j, other.interval_j
+    interval = (ends_b[0] / ends_a[1], ends_b[1] / ends_a[0]) if ends_a and ends_b and ends_a[0] > 0 else None
+    return EnergyRatio(other.mean_j / one.mean_j, interval, one.what, one.mean_j, other.mean_j), []
 
 
 def _without_spread(a: Sequence[float], b: Sequence[float]) -> TimeRatio:

@@ -105,8 +105,9 @@ def lines(
         return [*text, f"  no energy: {result.reason}", *_run_lines(result.runs, result)]
     low_high = result.interval_j
     between = f", 95 % [{low_high[0]:.6g}, {low_high[1]:.6g}]" if low_high else ", no interval: too few readings"
-    what = " ".join(filter(None, [result.scope, result.current or "(AC or DC not stated)"]))
-    text.append(f"  {result.mean_j:.6g} J ({result.mean_j / _KWH:.4g} kWh), {what}, n={len(result.kept)}{between}")
+    text.append(
+        f"  {result.mean_j:.6g} J ({result.mean_j / _KWH:.4g} kWh), {result.what}, n={len(result.kept)}{between}"
+    )
     if result.reason:
         text.append(f"  {result.reason}")
     if result.estimated:

@@ -11,17 +11,19 @@ from typing import Any
 
 from suite.compliance.manifest import digest
 from suite.compliance.ruleset import Benchmark
+from suite.log.energy.score import find_energy
 from suite.log.record import RunRecord, first_reaching
 from suite.log.score import Throughput, TimeToTrain
 
 STATED = "result.json"
 STATED_VERSION = 1
+ENERGY = ("energy_j", "energy_of")  # only in a result whose energy was measured
 
 
 def state_result(
     result: TimeToTrain | Throughput, benchmark: Benchmark, names: Mapping[Path, str] | None = None
 ) -> dict[str, Any]:
-    """The content of result.json. Seconds and epochs; null for what does not exist. ``names``: of the logs in the package."""
+    """The content of result.json: seconds, joules, epochs; null for what does not exist. ``names``: of the logs in the package."""
     rate = result if isinstance(result, Throughput) else None
     time = result if isinstance(result, TimeToTrain) else None
     return {
@@ -36,12 +38,14 @@ def state_result(
             _state_run(run.record, benchmark, names)
             for run in sorted(result.runs, key=lambda run: str(run.record.path))
         ],
+        **_state_energy(time),
     }
 
 
 def list_differences(stated: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """List what differs between two such documents: name, stated and found value. Runs are matched by their file."""
-    names = ("benchmark", "size", "score_s", "score_with_staging_s", "models_per_min")
+    names: tuple[str, ...] = ("benchmark", "size", "score_s", "score_with_staging_s", "models_per_min")
+    names += tuple(name for name in ENERGY if name in stated)
     different = [(name, stated.get(name), found.get(name)) for name in names if stated.get(name) != found.get(name)]
     one, other = (_by_file(document.get("runs")) for document in (stated, found))
     for file in sorted({*one, *other}):
@@ -49,6 +53,11 @@ def list_differences(stated: Mapping[str, Any], found: Mapping[str, Any]) -> lis
         keys = [key for key in ("sha256", "seed", "time_s", "epochs", "converged") if a.get(key) != b.get(key)]
         different += [(f"{file}: {key}", a.get(key), b.get(key)) for key in keys]
     return [(name, str(was)[:80], str(now)[:80]) for name, was, now in different]
+
+
+def _state_energy(result: TimeToTrain | None) -> dict[str, Any]:
+    found = find_energy(result) if result is not None else None
+    return {} if found is None or found.mean_j is None else dict(zip(ENERGY, (found.mean_j, found.what), strict=True))
 
 
 def epochs_to_target(record: RunRecord, benchmark: Benchmark) -> float | None:

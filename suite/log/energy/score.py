@@ -92,6 +92,11 @@ class EnergyToSolution:
         return self.reason is None and self.mean_j is not None
 
     @property
+    def what(self) -> str:
+        """What was measured: scope, and AC or DC. Only what is equal in this may be compared."""
+        return " ".join(filter(None, [self.scope, self.current or "(AC or DC not stated)"]))
+
+    @property
     def delay_product_js(self) -> float | None:
         """Energy times delay, joule seconds."""
         return self.mean_j * self.mean_s if self.mean_j is not None and self.mean_s is not None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from suite.log.energy.carbon import read_carbon
 from suite.log.energy.power_log import read_power_log
 from suite.log.reader import read_events
 from suite.log.record import summarise
-from suite.package.build import build_package
+from suite.package.build import build_package, write_package_manifest
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.power import noisy, power_log
 from tests.fixtures.runs import run_folder
@@ -49,11 +50,11 @@ def meter(path: Path, start: float, stop: float, watts: float = 250.0) -> Path:
     return path
 
 
-def bring(run: Path, tmp_path: Path, *more: object) -> list[str]:
+def bring(run: Path, tmp_path: Path, *more: object, watts: float = 250.0, current: str = "AC") -> list[str]:
     said = []
     for trial, log in enumerate(sorted(run.glob("result_*.txt"))):
-        file = meter(tmp_path / f"pdu_{trial}.csv", *ends(log), watts=250.0 + trial)
-        done = mlhpc("energy", "import", file, "--run", run, "--trial", trial, "--current", "AC", *more)
+        file = meter(tmp_path / f"pdu_{trial}.csv", *ends(log), watts=watts + trial)
+        done = mlhpc("energy", "import", file, "--run", run, "--trial", trial, "--current", current, *more)
         assert done.returncode == 0, done.stderr
         said.append(done.stdout + done.stderr)
     return said
@@ -131,6 +132,59 @@ def test_the_package_carries_readings_and_one_without_is_the_same(run: Path, smo
         "ro-crate-metadata.json",
         "origin.json",
     }  # the crate lists all files, origin.json names the run folder
+
+
+def test_energies_are_compared_where_they_are_of_one_kind(run: Path, smoke_run: Path, tmp_path: Path) -> None:
+    def compared(*paths: Path) -> tuple[str, dict[str, Any]]:
+        text = mlhpc("compare", *paths).stdout
+        return text, json.loads(mlhpc("compare", *paths, "--format", "json").stdout)["comparisons"][0]
+
+    other, third = (Path(shutil.copytree(run, tmp_path / name)) for name in ("other", "third"))
+    text, data = compared(run, other)
+    assert "energy" not in text
+    assert data["energy"] is None
+    bring(run, tmp_path, *CLOCK)
+    text, data = compared(run, other)
+    assert "energy is not compared: B has none" in text
+    assert data["energy"] is None
+    bring(other, tmp_path, *CLOCK, watts=500.0)
+    text, data = compared(run, other)
+    energy = data["energy"]
+    assert energy["ratio"] == pytest.approx(2.0, rel=0.05)
+    assert energy["interval"][0] < energy["ratio"] < energy["interval"][1]
+    assert energy["b_j"] == pytest.approx(energy["ratio"] * energy["a_j"])
+    assert f"energy {energy['ratio']:.4g} times" in text
+    assert "node AC" in text
+    assert compared(other, run)[1]["energy"]["ratio"] == pytest.approx(1 / energy["ratio"])
+    bring(third, tmp_path, *CLOCK, current="DC")
+    text, data = compared(run, third)
+    assert "energy is not compared: A is of node AC, B of node DC" in text
+    assert data["energy"] is None
+
+
+def test_a_package_states_its_energy_and_its_reproduction_computes_it_anew(
+    run: Path, smoke_run: Path, tmp_path: Path
+) -> None:
+    def level_0(package: Path) -> tuple[int, str]:
+        write_package_manifest(package)
+        done = mlhpc("reproduce", package, "--level", 0, "-o", tmp_path / f"out_{next(numbers)}")
+        return done.returncode, done.stdout
+
+    numbers = iter(range(9))
+    bring(run, tmp_path, *CLOCK)
+    plain = build_package([smoke_run], system="box", out=tmp_path / "plain" / "ACME").folder
+    assert "energy" not in next(plain.rglob("result.json")).read_text()
+    measured = build_package([run], system="box", out=tmp_path / "measured" / "ACME").folder
+    stated = next(measured.rglob("result.json"))
+    document = json.loads(stated.read_text())
+    shown = json.loads(mlhpc("energy", "show", run, "--format", "json").stdout)["groups"][0]
+    assert document["energy_j"] == shown["joules"]
+    assert document["energy_of"] == "node AC"
+    assert level_0(measured)[0] == 0
+    stated.write_text(json.dumps(document | {"energy_j": document["energy_j"] * 0.9}))
+    code, text = level_0(measured)
+    assert code == 1
+    assert "result.json: energy_j" in text
 
 
 def test_carbon_is_only_what_is_given(tmp_path: Path) -> None:
