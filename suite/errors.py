@@ -48,7 +48,8 @@ def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> str:
     """The message about a name that does not exist: the nearest one and all that do. ``more``: what else would do."""
     names = list(known)
     near = did_you_mean(name, names)
-    return f"unknown {kind} {name!r}{near or ';'} {kind}s: {', '.join(names) or 'none'}" + (f"; {more}" if more else "")
+    kinds = f"{kind.removesuffix('is')}es" if kind.endswith("is") else f"{kind}s"
+    return f"unknown {kind} {name!r}{near or ';'} {kinds}: {', '.join(names) or 'none'}" + (f"; {more}" if more else "")
 
 
 def keep_traceback(to: str = "") -> str:

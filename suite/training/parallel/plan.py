@@ -68,6 +68,10 @@ def find_plan(descriptor: Descriptor, name: str | Path) -> Path:
         if candidate.stem == str(name):
             return candidate
     names = [candidate.stem for candidate in shipped]
+    if not names:
+        raise InputError(
+            f"{descriptor.name} has no plan; expected --plan FILE.yaml with one of your own (docs/plans.md)"
+        )
     raise InputError(f"{descriptor.name}: {unknown('plan', str(name), names, 'or the path of a .yaml file')}")
 
 

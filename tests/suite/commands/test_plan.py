@@ -96,6 +96,11 @@ def test_what_is_not_legal_is_refused_in_one_line(options: list[str], reason: st
     assert "Traceback" not in done.stderr
 
 
+def test_a_workload_without_plans_and_an_unknown_axis_are_told() -> None:
+    assert "moe_lm has no plan; expected --plan FILE.yaml" in mlhpc("plan", "moe_lm", "--mesh", "data=2").stderr
+    assert "unknown axis 'foo'; axes: data, spatial" in mlhpc("plan", "cosmoflow", "--mesh", "foo=2").stderr
+
+
 WRONG = {
     "another number of channels": (
         "channel: 4",
