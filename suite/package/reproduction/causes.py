@@ -69,13 +69,17 @@ def compare_told(was: Told, now: Told, *, workload: str | None) -> tuple[Differe
 
 
 def compare_facts(was: Facts, now: Facts, *, running: bool = True) -> list[Difference]:
-    """List what two nodes tell differently. Not ``running``: ``now`` is a machine before a launcher has set its variables."""
-    found = [difference for kind, what, get in _FACTS for difference in _pair(kind, what, get(was), get(now))]
+    """List what two nodes tell differently, variables first: OMP_PROC_BIND changes the CPUs that a run may use.
+
+    Not ``running``: ``now`` is a machine before a launcher has set its variables.
+    """
+    found = []
     names = {*was.tuning, *now.tuning} if running else {*now.tuning}
     for name in sorted(names):
         one, other = was.tuning.get(name), now.tuning.get(name)
         if one != other and REDACTED not in f"{one}{other}":
             found.append(Difference(kind=_kind(name), what=name, was=_shown(one), now=_shown(other)))
+    found += [difference for kind, what, get in _FACTS for difference in _pair(kind, what, get(was), get(now))]
     return found
 
 

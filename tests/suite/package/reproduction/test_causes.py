@@ -115,6 +115,9 @@ DRIFTS: dict[str, tuple[Told, tuple[str, str]]] = {
     "threads": (facts(tuning={"OMP_NUM_THREADS": "2"}), ("threads", "OMP_NUM_THREADS")),
     "a variable": (facts(tuning={"NCCL_ALGO": "Ring"}), ("environment variable", "NCCL_ALGO")),
     "a path": (facts(tuning={"LD_LIBRARY_PATH": "/x"}), ("library", "LD_LIBRARY_PATH")),
+    "a variable that binds": (
+        facts(tuning={"OMP_PROC_BIND": "true"}, limits={"cpus_allowed": 1}), ("threads", "OMP_PROC_BIND"),
+    ),
     "CPUs": (facts(limits={"cpus_allowed": 1}), ("threads", "CPUs that the run may use")),
     "the device": (replace(WAS, about={"device": "cuda", "threads_per_rank": 1}), ("device", "device")),
     "a GPU": (facts(accelerators=(Accelerator(vendor="NVIDIA", model="H100").model_dump(),)), ("device", "accelerators")),
