@@ -37,6 +37,7 @@ LAYERS: dict[str, set[str]] = {
     "suite.package": {
         "suite",
         "suite.log",
+        "suite.log.energy",
         "suite.log.origin",
         "suite.machine",
         "suite.compliance",
