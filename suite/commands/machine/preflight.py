@@ -96,18 +96,18 @@ def node(
     words = ["preflight", "node", "--ranks", str(ranks), "--device", device, "--budget", str(budget), "-o", str(folder)]
     words += ["--rounds", str(rounds)] if rounds else []
     words += ["--directory", str(storage), *(word for name in names for word in ("--workload", name))]
-    where = "its start"
+    where, at = "its start", begin
 
     def hear(line: str) -> None:
-        nonlocal where
+        nonlocal where, at
         if line.startswith(AT):
-            where = line.removeprefix(AT)
+            where, at = line.removeprefix(AT), time.time()
         else:
             print_line(line)
 
     code = start_ranks([*words, "--started-at", repr(begin)], ranks, limit_s=budget - (time.time() - begin), echo=hear)
-    took = time.time() - begin
     code = 0 if where == DONE else code  # all is measured and written: only the end of the processes was late
+    took = (at if where == DONE else time.time()) - begin
     why = "" if code == 0 else f"ended after {took:.0f} s of {budget} s, at {where}"
     _note_end(path, node_name(), took, budget, why)
     print_line(f"{path}: {'measured' if code == 0 else why} ({took:.1f} s)", error=code != 0)
