@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from analysis.page.drawing import INK, clip, legend_of, listed, loglog, looks, panels
 from analysis.page.labels import name_panels
 from analysis.page.scatter import label_axes, plot_sign, result_table
+from analysis.results.front import mark_front
 from analysis.results.names import tasks
 from analysis.study import NotAnswerableError, Study
 
@@ -111,13 +112,5 @@ def _shown(study: Study) -> pd.DataFrame:
         frame = frame[frame["energy_j"].notna() & (frame["run_s.mean"] > 0)]
     if "energy_j" not in frame or frame.empty:
         raise NotAnswerableError("a time-to-train result with power readings or energy counters (docs/energy.md)")
-    frame = frame.assign(energy_j=frame["energy_j"].astype(float), front=False)
-    for _, rows in _panels(frame):
-        for *_, alike in tasks(rows):
-            unbeaten = [
-                place
-                for place, row in alike.iterrows()
-                if not ((alike["run_s.mean"] < row["run_s.mean"]) & (alike["energy_j"] < row["energy_j"])).any()
-            ]
-            frame.loc[unbeaten, "front"] = True
-    return frame
+    frame = frame.assign(energy_j=frame["energy_j"].astype(float))
+    return pd.concat([mark_front(rows, "energy_j") for _, rows in _panels(frame)]).loc[frame.index]

@@ -9,6 +9,7 @@ from analysis.page.drawing import INK, clip, legend_of, listed, loglog, looks, p
 from analysis.page.labels import name_panels
 from analysis.page.scatter import PROBLEM, label_axes, plot_sign, problems, result_table, several_per_problem
 from analysis.results.extent import with_extent
+from analysis.results.front import mark_front
 from analysis.results.names import tasks
 from analysis.study import NotAnswerableError, Study
 
@@ -89,8 +90,7 @@ def _shown(study: Study) -> pd.DataFrame:
         raise NotAnswerableError(
             f"two time-to-train results of one benchmark and size on machines of known size{priced}"
         )
-    parts = [part.assign(front=[_unbeaten(row, part) for _, row in part.iterrows()]) for *_, part in tasks(frame)]
-    return pd.concat(parts).loc[frame.index]
+    return mark_front(frame, "paid")
 
 
 def _unpriced(study: Study) -> str:
@@ -100,9 +100,3 @@ def _unpriced(study: Study) -> str:
     strong = study.distinct[(study.distinct["mode"] == "strong") & study.distinct["unit_hours"].notna()]
     devices = sorted(set(strong.loc[strong["cost"].isna(), "device"]))
     return f". No price for {', '.join(devices)}" if devices else ""
-
-
-def _unbeaten(row: pd.Series, others: pd.DataFrame) -> bool:
-    """True if none of the results that may be ranked beside it is both faster and costs less."""
-    faster, fewer = others["run_s.mean"] < row["run_s.mean"], others["paid"] < row["paid"]
-    return not bool((faster & fewer).any())
