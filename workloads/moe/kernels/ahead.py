@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from workloads.moe.kernels import gradients, products
+from workloads.moe.kernels import fused, gradients, products
 from workloads.moe.kernels.blocks import Blocks, candidates
 
 TARGETS = {
@@ -30,6 +30,7 @@ TARGETS = {
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 INTEGERS = {"tokens_N": "*i64", "choices_N": "*i64", "places_R": "*i64", "rows_E": "*i64", "ends_E": "*i32", "tiles_P3": "*i32"}
 FLOATS = {"weights_R": "*fp32", "parts_RC": "*fp32"}
+WARPS, STAGES = 4, 3  # Triton's own, of kernels without a choice
 PRODUCT = re.compile(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma")
 
 
@@ -67,15 +68,18 @@ def list_forms() -> Iterator[Form]:
         yield Form("wide_rows", products.wide_rows, {"TWO": two_sums, "BIAS": not two_sums})
         sums = {"TWO": two_sums, "GATHER": True}
         yield Form("weight_gradient" + "_two" * two_sums, gradients.weight_gradient, sums)
+    yield Form("locate_tiles", products.locate_tiles, {"M": 128, "E2": 128, "P2": fused.TILES_AT_ONCE})
+    added = {"K": 8, "WEIGHTED": True, "BLOCK_T": fused.ADD_TOKENS, "BLOCK_D": fused.ADD_COLUMNS}
+    yield Form("add_rows", products.add_rows, added)
+    summed = {"GATHER": True, "BLOCK_N": fused.BIAS_ROWS, "BLOCK_X": fused.BIAS_COLUMNS}
+    yield Form("bias_gradient", gradients.bias_gradient, summed)
 
 
 def compile_form(form: Form, blocks: Blocks, dtype: torch.dtype, target: str) -> Compiled:
     """Compile for widths that are multiples of 16."""
-    constants = {**form.constants, "PRECISION": "ieee", "EVEN_K": True}
-    sizes = blocks.arguments()
-    options = {"num_warps": sizes.pop("num_warps"), "num_stages": sizes.pop("num_stages")}
-    names = form.kernel.arg_names
-    constants = {name: value for name, value in {**constants, **sizes}.items() if name in names}
+    names, given = form.kernel.arg_names, {**blocks.arguments(), "PRECISION": "ieee", "EVEN_K": True, **form.constants}
+    constants = {name: value for name, value in given.items() if name in names}
+    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
     signature, aligned = {}, {}
     for at, name in enumerate(names):
         if name in constants:
@@ -102,7 +106,7 @@ def list_programs(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[Form, Block
     """Every form with every block size that may be chosen for it."""
     for form in list_forms():
         for dtype in dtypes:
-            for blocks in candidates(form.name, dtype):
+            for blocks in candidates(form.name, dtype) or (Blocks(0, 0, 0, WARPS, STAGES),):
                 yield form, blocks, dtype
 
 

@@ -51,15 +51,15 @@ FLOAT = {  # float32 without tf32: no tensor cores, sums in registers of all thr
 
 
 def candidates(kernel: str, dtype: torch.dtype) -> tuple[Blocks, ...]:
-    """List the blocks of a kernel; ``_two`` names the forms that keep two sums."""
-    return (FLOAT if dtype == torch.float32 else HALF)[kernel]
+    """List the blocks of a kernel; ``_two`` names the forms that keep two sums. None for a kernel that leaves no choice."""
+    return (FLOAT if dtype == torch.float32 else HALF).get(kernel, ())
 
 
 class Chosen:
-    """Blocks that were measured in this process, by kernel and class of shapes."""
+    """Seconds that were measured in this process, by kernel and class of shapes, and of each the fastest blocks."""
 
     def __init__(self) -> None:
-        self.by_case: dict[tuple[Any, ...], Blocks] = {}
+        self.seconds: dict[tuple[Any, ...], dict[Blocks, float]] = {}
 
     def run(self, kernel: str, case: tuple[Any, ...], x: torch.Tensor, call: Callable[[Blocks], None]) -> None:
         """Run ``call`` with the blocks of this case. The first time on a GPU, with all of them, to take the fastest.
@@ -71,10 +71,10 @@ class Chosen:
             call(listed[0])
             return
         key = (kernel, x.dtype, torch.cuda.get_device_name(x.device), *case)
-        if key not in self.by_case:
-            seconds = {blocks: measure(call, blocks) for blocks in listed}
-            self.by_case[key] = min(listed, key=lambda blocks: seconds[blocks])
-        call(self.by_case[key])
+        if key not in self.seconds:
+            self.seconds[key] = {blocks: measure(call, blocks) for blocks in listed}
+        seconds = self.seconds[key]
+        call(min(listed, key=lambda blocks: seconds[blocks]))
 
 
 def measure(call: Callable[[Blocks], None], blocks: Blocks) -> float:

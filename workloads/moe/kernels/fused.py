@@ -11,14 +11,16 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from workloads.moe.config import Activation
 from workloads.moe.kernels.blocks import Blocks, Chosen
+
+if TYPE_CHECKING:  # the kernels need torch and Triton only
+    from workloads.moe.config import Activation
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)

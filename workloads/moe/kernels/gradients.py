@@ -60,7 +60,7 @@ def finish(
     return part
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["P"])
 def hidden_gradient(
     d_out_TD: tl.tensor, tokens_N: tl.tensor, choices_N: tl.tensor, weights_R: tl.tensor, down_EHD: tl.tensor, bias_ED: tl.tensor, up_NH: tl.tensor, gate_NH: tl.tensor,
     hidden_NH: tl.tensor, d_up_NH: tl.tensor, d_gate_NH: tl.tensor, parts_RC: tl.tensor, tiles_P3: tl.tensor, P: tl.tensor, D: tl.tensor, H: tl.tensor,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["E", "P"])
 def locate_tiles(
     rows_E: tl.tensor, tiles_P3: tl.tensor, E: tl.tensor, P: tl.tensor,
     M: tl.constexpr, E2: tl.constexpr, P2: tl.constexpr,
@@ -86,7 +86,7 @@ def activate(
     tl.store(hidden_MH + out, activated(up, gate, ACTIVATION).to(kind), mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["P"])
 def hidden_rows(
     x_TD: tl.tensor, tokens_N: tl.tensor, up_EHD: tl.tensor, gate_EHD: tl.tensor, bias_EH: tl.tensor, up_NH: tl.tensor, gate_NH: tl.tensor, hidden_NH: tl.tensor,
     tiles_P3: tl.tensor, P: tl.tensor, D: tl.tensor, H: tl.tensor,
@@ -166,7 +166,7 @@ def times_weight(
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["P"])
 def wide_rows(
     one_NH: tl.tensor, two_NH: tl.tensor, one_EHD: tl.tensor, two_EHD: tl.tensor, bias_ED: tl.tensor, out_ND: tl.tensor,
     tiles_P3: tl.tensor, P: tl.tensor, D: tl.tensor, H: tl.tensor,
@@ -192,7 +192,7 @@ def wide_rows(
     tl.store(out, sums.to(out_ND.dtype.element_ty), mask=(first + m < end)[:, None] & (d < D)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def add_rows(
     rows_ND: tl.tensor, places_R: tl.tensor, weights_R: tl.tensor, out_TD: tl.tensor, T: tl.tensor, D: tl.tensor,
     K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
