@@ -214,7 +214,7 @@ def print_blocks() -> None:
 def compile_blocks(index: int) -> None:
     """Run all kernels on few tokens with the blocks of this index."""
 
-    def run(kernel: str, case: object, x: Tensor, call: Callable[..., None]) -> None:
+    def run(kernel: str, case: object, x: Tensor, call: Callable[..., None], *, describable: bool) -> None:
         listed = candidates(kernel, x.dtype)
         try:
             call(listed[index % len(listed)])

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Form:
     name: str
     kernel: Any
     constants: dict[str, Any]
+    described: dict[str, Callable[[Blocks], tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,31 @@ class Compiled:
     product: str
 
 
+def _across(blocks: Blocks) -> tuple[int, ...]:
+    return 1, blocks.n, blocks.k
+
+
+def _along(blocks: Blocks) -> tuple[int, ...]:
+    return 1, blocks.k, blocks.n
+
+
+def _rows(blocks: Blocks) -> tuple[int, ...]:
+    return blocks.m, blocks.k
+
+
+HIDDEN = {"up_EHD": _across, "gate_EHD": _across, "down_EHD": _across}
+WIDE = {"one_NH": _rows, "two_NH": _rows, "one_EHD": _along, "two_EHD": _along}
+
+
 def list_forms() -> Iterator[Form]:
     """All kernels with the settings that differ most: gathered with a bias and swiglu, and without all of these."""
     for activation, bias in (("swiglu", False), ("gelu", True), ("relu", False)):
         two = "_two" * (activation == "swiglu")
         common = {"GATHER": True, "BIAS": bias, "ACTIVATION": activation}
-        yield Form("hidden_rows" + two, products.hidden_rows, {**common, "KEEP": True})
-        yield Form("hidden_gradient", gradients.hidden_gradient, common)
+        yield Form("hidden_rows" + two, products.hidden_rows, {**common, "KEEP": True}, HIDDEN)
+        yield Form("hidden_gradient", gradients.hidden_gradient, common, HIDDEN)
     for two_sums in (False, True):
-        yield Form("wide_rows", products.wide_rows, {"TWO": two_sums, "BIAS": not two_sums})
+        yield Form("wide_rows", products.wide_rows, {"TWO": two_sums, "BIAS": not two_sums}, WIDE)
         sums = {"TWO": two_sums, "GATHER": True}
         yield Form("weight_gradient" + "_two" * two_sums, gradients.weight_gradient, sums)
     yield Form("locate_tiles", products.locate_tiles, {"M": 128, "E2": 128, "P2": fused.TILES_AT_ONCE})
@@ -77,7 +94,8 @@ def list_forms() -> Iterator[Form]:
 
 def compile_form(form: Form, blocks: Blocks, dtype: torch.dtype, target: str) -> Compiled:
     """Compile for widths that are multiples of 16."""
-    names, given = form.kernel.arg_names, {**blocks.arguments(), "PRECISION": "ieee", "EVEN_K": True, **form.constants}
+    names, given = form.kernel.arg_names, {**blocks.arguments(), "PRECISION": "ieee", "EVEN": True, "DESCRIBED": blocks.described}
+    given |= form.constants
     constants = {name: value for name, value in given.items() if name in names}
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
     signature, aligned = {}, {}
@@ -87,7 +105,10 @@ def compile_form(form: Form, blocks: Blocks, dtype: torch.dtype, target: str) ->
             continue
         integer = "_" not in name
         signature[name] = "i32" if integer else {**INTEGERS, **FLOATS}.get(name, f"*{TYPES[dtype]}")
-        if not integer or name in ("D", "H"):
+        if blocks.described and name in form.described:
+            shape = ", ".join(str(size) for size in form.described[name](blocks))
+            signature[name] = f"tensordesc<{TYPES[dtype]}[{shape}]>"
+        elif not integer or name in ("D", "H"):
             aligned[(at,)] = [["tt.divisibility", 16]]
     indexed = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=form.kernel, signature=signature, constexprs=indexed, attrs=aligned)

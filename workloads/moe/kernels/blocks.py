@@ -17,7 +17,10 @@ WARM_UPS, REPEATS = 2, 5
 
 @dataclass(frozen=True)
 class Blocks:
-    """``m`` rows (of H in `weight_gradient`) by ``n`` columns, ``k`` of the summed dimension at a time, ``group`` tiles together."""
+    """``m`` rows (of H in `weight_gradient`) by ``n`` columns, ``k`` of the summed dimension at a time, ``group`` tiles together.
+
+    ``described``: what lies in whole blocks is loaded by the GPU's copy engine, from descriptors.
+    """
 
     m: int
     n: int
@@ -25,6 +28,7 @@ class Blocks:
     warps: int
     stages: int
     group: int = 8
+    described: bool = False
 
     def arguments(self) -> dict[str, int]:
         """Name them as the kernels do."""
@@ -33,12 +37,29 @@ class Blocks:
 
 
 HALF = {  # bfloat16 and float16: tensor cores
-    "hidden_rows": (Blocks(128, 256, 64, 8, 3), Blocks(128, 128, 64, 8, 4), Blocks(128, 128, 64, 4, 3), Blocks(64, 128, 64, 4, 4)),
-    "hidden_rows_two": (Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 32, 8, 4), Blocks(128, 64, 64, 4, 4), Blocks(64, 128, 64, 4, 3)),
-    "wide_rows": (Blocks(128, 256, 64, 8, 3), Blocks(128, 128, 64, 8, 4), Blocks(128, 128, 64, 4, 3), Blocks(64, 128, 64, 4, 4)),
-    "hidden_gradient": (Blocks(128, 128, 64, 8, 4), Blocks(128, 128, 64, 8, 3), Blocks(64, 128, 64, 4, 4), Blocks(64, 256, 64, 8, 3)),
-    "weight_gradient": (Blocks(128, 256, 64, 8, 3), Blocks(128, 128, 64, 8, 4), Blocks(128, 128, 64, 4, 3), Blocks(64, 128, 64, 4, 4)),
-    "weight_gradient_two": (Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 32, 8, 4), Blocks(128, 64, 64, 4, 4), Blocks(64, 128, 64, 4, 3)),
+    "hidden_rows": (
+        Blocks(128, 128, 64, 8, 3), Blocks(128, 256, 64, 8, 3), Blocks(128, 256, 64, 8, 4), Blocks(64, 128, 64, 4, 4),
+        Blocks(128, 256, 64, 8, 4, described=True), Blocks(128, 128, 64, 4, 3, described=True),
+    ),
+    "hidden_rows_two": (
+        Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 64, 8, 4), Blocks(128, 64, 64, 4, 3), Blocks(64, 128, 64, 4, 3),
+        Blocks(128, 128, 64, 8, 4, described=True), Blocks(128, 64, 64, 4, 3, described=True),
+    ),
+    "wide_rows": (
+        Blocks(128, 128, 64, 8, 3), Blocks(128, 256, 64, 8, 3), Blocks(128, 256, 64, 8, 4), Blocks(64, 128, 64, 4, 4),
+        Blocks(128, 256, 64, 8, 4, described=True), Blocks(128, 128, 64, 4, 3, described=True),
+    ),
+    "hidden_gradient": (
+        Blocks(128, 128, 64, 8, 4), Blocks(128, 128, 64, 8, 3), Blocks(64, 256, 64, 8, 3), Blocks(64, 128, 64, 4, 4),
+        Blocks(128, 128, 64, 8, 4, described=True), Blocks(128, 128, 64, 8, 3, described=True),
+    ),
+    "weight_gradient": (
+        Blocks(128, 128, 64, 8, 4), Blocks(128, 256, 64, 8, 3), Blocks(128, 256, 64, 8, 4), Blocks(64, 128, 64, 4, 4),
+        Blocks(128, 128, 64, 4, 4),
+    ),
+    "weight_gradient_two": (
+        Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 64, 8, 4), Blocks(128, 64, 64, 4, 4), Blocks(64, 128, 64, 4, 3),
+    ),
 }  # fmt: skip
 FLOAT = {  # float32 without tf32: no tensor cores, sums in registers of all threads
     "hidden_rows": (Blocks(64, 128, 16, 8, 3), Blocks(64, 64, 32, 4, 3), Blocks(128, 128, 16, 8, 2)),
@@ -61,16 +82,18 @@ class Chosen:
     def __init__(self) -> None:
         self.seconds: dict[tuple[Any, ...], dict[Blocks, float]] = {}
 
-    def run(self, kernel: str, case: tuple[Any, ...], x: torch.Tensor, call: Callable[[Blocks], None]) -> None:
+    def run(
+        self, kernel: str, case: tuple[Any, ...], x: torch.Tensor, call: Callable[[Blocks], None], *, describable: bool
+    ) -> None:
         """Run ``call`` with the blocks of this case. The first time on a GPU, with all of them, to take the fastest.
 
-        ``call`` must give the same however often it runs.
+        ``call`` must give the same however often it runs. ``describable``: there can be descriptors of its arguments.
         """
-        listed = candidates(kernel, x.dtype)
+        listed = [blocks for blocks in candidates(kernel, x.dtype) if describable or not blocks.described]
         if not x.is_cuda:
             call(listed[0])
             return
-        key = (kernel, x.dtype, torch.cuda.get_device_name(x.device), *case)
+        key = (kernel, x.dtype, torch.cuda.get_device_name(x.device), describable, *case)
         if key not in self.seconds:
             self.seconds[key] = {blocks: measure(call, blocks) for blocks in listed}
         seconds = self.seconds[key]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the kernels need torch and Triton only
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)
+DESCRIBED_BYTES = 16
 EXPERTS_AT_ONCE = 1024  # a tile finds its expert by looking at the counts of all
 TILES_AT_ONCE = 32
 ADD_TOKENS, ADD_COLUMNS = 4, 512
@@ -179,9 +180,14 @@ class _Launches:
         from workloads.moe.kernels.products import hidden_rows
 
         constants = {"ACTIVATION": self.activation, "GATHER": self.gather, "BIAS": up_b is not None, "KEEP": keep}
-        pointers = (x, self._tokens(x), up_w, _or(gate_w, up_w), _or(up_b, up_w), up, gate, hidden)
+
+        def pointers(blocks: Blocks) -> tuple[Any, ...]:
+            block = 1, blocks.n, blocks.k
+            weights = _describe(up_w, blocks, block), _describe(_or(gate_w, up_w), blocks, block)
+            return x, self._tokens(x), *weights, _or(up_b, up_w), up, gate, hidden
+
         name = "hidden_rows" if gate_w is None else "hidden_rows_two"
-        self._tiled(name, hidden_rows, self.H, self.D, lambda _: pointers, constants)
+        self._tiled(name, hidden_rows, self.H, self.D, pointers, constants, (up_w, _or(gate_w, up_w)))
 
     def wide_rows(
         self, one: Tensor, two: Tensor | None, one_w: Tensor, two_w: Tensor | None, bias: Tensor | None, out: Tensor
@@ -190,8 +196,14 @@ class _Launches:
         from workloads.moe.kernels.products import wide_rows
 
         constants = {"TWO": two is not None, "BIAS": bias is not None}
-        pointers = (one, _or(two, one), one_w, _or(two_w, one_w), _or(bias, one_w), out)
-        self._tiled("wide_rows", wide_rows, self.D, self.H, lambda _: pointers, constants)
+        rows, weights = (one, _or(two, one)), (one_w, _or(two_w, one_w))
+
+        def pointers(blocks: Blocks) -> tuple[Any, ...]:
+            described_rows = (_describe(each, blocks, (blocks.m, blocks.k)) for each in rows)
+            described = (_describe(each, blocks, (1, blocks.k, blocks.n)) for each in weights)
+            return *described_rows, *described, _or(bias, one_w), out
+
+        self._tiled("wide_rows", wide_rows, self.D, self.H, pointers, constants, (*rows, *weights))
 
     def hidden_gradient(
         self, d_out: Tensor, weights_R: Tensor | None, down_w: Tensor, down_b: Tensor | None, up: Tensor, gate: Tensor,
@@ -202,15 +214,16 @@ class _Launches:
 
         parts = allocate(d_out, 0, 1, dtype=torch.float32)
 
-        def pointers(blocks: Blocks) -> tuple[Tensor, ...]:
+        def pointers(blocks: Blocks) -> tuple[Any, ...]:
             nonlocal parts
             if self.gather:
                 parts = allocate(d_out, self.N, -(-self.H // blocks.n), dtype=torch.float32)
             rows = self._tokens(d_out), self._choices(d_out), _or(weights_R, d_out)
-            return d_out, *rows, down_w, _or(down_b, down_w), up, gate, hidden, d_up, _or(d_gate, d_up), parts
+            weight = _describe(down_w, blocks, (1, blocks.n, blocks.k))
+            return d_out, *rows, weight, _or(down_b, down_w), up, gate, hidden, d_up, _or(d_gate, d_up), parts
 
         constants = {"ACTIVATION": self.activation, "GATHER": self.gather, "BIAS": down_b is not None}
-        self._tiled("hidden_gradient", hidden_gradient, self.H, self.D, pointers, constants)
+        self._tiled("hidden_gradient", hidden_gradient, self.H, self.D, pointers, constants, (down_w,))
         return parts
 
     def weight_gradient(
@@ -228,7 +241,8 @@ class _Launches:
             grid = (self.E * -(-self.H // blocks.m) * -(-self.D // blocks.n),)
             weight_gradient[grid](*pointers, self.D, self.H, **constants, **blocks.arguments())
 
-        CHOSEN.run("weight_gradient" if two is None else "weight_gradient_two", self.case, self.like, call)
+        name = "weight_gradient" if two is None else "weight_gradient_two"
+        CHOSEN.run(name, self.case, self.like, call, describable=False)
         return d_one, d_two
 
     def bias_gradient(self, rows: Tensor, weights_R: Tensor | None, bias: Tensor) -> Tensor:
@@ -257,26 +271,48 @@ class _Launches:
         return out
 
     def _tiled(
-        self, name: str, kernel: Any, columns: int, summed: int, pointers: Callable[[Blocks], tuple[Tensor, ...]],
-        constants: dict[str, Any],
+        self, name: str, kernel: Any, columns: int, summed: int, pointers: Callable[[Blocks], tuple[Any, ...]],
+        constants: dict[str, Any], in_blocks: tuple[Tensor, ...],
     ) -> None:  # fmt: skip
-        """Run a kernel whose programs are tiles of rows by blocks of columns. ``summed``: length of the dimension summed."""
+        """Run a kernel whose programs are tiles of rows by blocks of columns.
+
+        ``summed`` is the length of the dimension summed; ``in_blocks`` are the tensors of which there may be descriptors.
+        """
         if not self.N:
             return
 
         def call(blocks: Blocks) -> None:
             tiles_P3, most = self.source.tiles_of(self.N, blocks.m)
             grid = (most * -(-columns // blocks.n),)
-            settings = {**constants, "PRECISION": self.precision, "EVEN_K": summed % blocks.k == 0, **blocks.arguments()}
-            kernel[grid](*pointers(blocks), tiles_P3, most, self.D, self.H, **settings)
+            even = columns % blocks.n == 0 and summed % blocks.k == 0
+            settings = {"PRECISION": self.precision, "EVEN": even, "DESCRIBED": blocks.described, **blocks.arguments()}
+            kernel[grid](*pointers(blocks), tiles_P3, most, self.D, self.H, **constants, **settings)
 
-        CHOSEN.run(name, (*self.case, *constants.values()), self.like, call)
+        describable = all(_can_describe(tensor) for tensor in in_blocks)
+        CHOSEN.run(name, (*self.case, *constants.values()), self.like, call, describable=describable)
 
     def _tokens(self, instead: Tensor) -> Tensor:
         return _or(self.source.tokens_N, instead)
 
     def _choices(self, instead: Tensor) -> Tensor:
         return _or(self.source.choices_N, instead)
+
+
+def _can_describe(tensor: Tensor) -> bool:
+    """Whether a GPU of compute capability 9.0 or later can load blocks of this tensor from a descriptor."""
+    if not tensor.is_cuda or torch.version.hip is not None or torch.cuda.get_device_capability(tensor.device) < (9, 0):
+        return False
+    row_bytes = tensor.shape[-1] * tensor.element_size()
+    return row_bytes % DESCRIBED_BYTES == 0 and tensor.data_ptr() % DESCRIBED_BYTES == 0
+
+
+def _describe(tensor: Tensor, blocks: Blocks, block: tuple[int, ...]) -> Any:
+    """Return a descriptor of the tensor if these blocks want it, else the tensor."""
+    if not blocks.described:
+        return tensor
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
 
 
 def power_of_two(number: int) -> int:

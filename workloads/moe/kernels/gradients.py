@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from workloads.moe.kernels.products import activated, halves, place_of
+from workloads.moe.kernels.products import activated, halves, place_of, weight_block
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def hidden_gradient(
     d_out_TD: tl.tensor, tokens_N: tl.tensor, choices_N: tl.tensor, weights_R: tl.tensor, down_EHD: tl.tensor, bias_ED: tl.tensor, up_NH: tl.tensor, gate_NH: tl.tensor,
     hidden_NH: tl.tensor, d_up_NH: tl.tensor, d_gate_NH: tl.tensor, parts_RC: tl.tensor, tiles_P3: tl.tensor, P: tl.tensor, D: tl.tensor, H: tl.tensor,
     ACTIVATION: tl.constexpr, GATHER: tl.constexpr, BIAS: tl.constexpr,
-    PRECISION: tl.constexpr, EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Gather the gradients of the rows' tokens, multiply by down transposed, and go back through the activation.
@@ -83,26 +83,21 @@ def hidden_gradient(
     source = row
     if GATHER:
         source = tl.load(tokens_N + row)
-    h = column * BLOCK_N + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_K)
-    here = h < H
     d_out = d_out_TD + source[:, None] * D + d[None, :]
-    down = down_EHD + expert.to(tl.int64) * H * D + (h[None, :] * D + d[:, None])
     d_hidden = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     from_bias = tl.zeros((BLOCK_M,), tl.float32)
     for at in range(0, D, BLOCK_K):
-        if EVEN_K:
+        if EVEN:
             a = tl.load(d_out)
-            b = tl.load(down, mask=here[None, :], other=0.0)
         else:
             a = tl.load(d_out, mask=d[None, :] < D - at, other=0.0)
-            b = tl.load(down, mask=here[None, :] & (d[:, None] < D - at), other=0.0)
-        d_hidden = tl.dot(a, b, d_hidden, input_precision=PRECISION)
+        b = weight_block(down_EHD, expert, column * BLOCK_N, at, H, D, DESCRIBED, EVEN, BLOCK_N, BLOCK_K)
+        d_hidden = tl.dot(a, b.T, d_hidden, input_precision=PRECISION)
         if BIAS and GATHER:
             bias = tl.load(bias_ED + expert * D + at + d, mask=d < D - at, other=0.0).to(tl.float32)
             from_bias += tl.sum(a.to(tl.float32) * bias[None, :], 1)
         d_out += BLOCK_K
-        down += BLOCK_K
     part = from_bias * tl.where(column == 0, 1.0, 0.0)
     choice, weight = row, from_bias
     if GATHER:

@@ -86,12 +86,34 @@ def activate(
     tl.store(hidden_MH + out, activated(up, gate, ACTIVATION).to(kind), mask=live)
 
 
+@triton.jit
+def weight_block(
+    weight_EHD: tl.tensor, expert: tl.tensor, h: tl.tensor, d: tl.tensor, H: tl.tensor, D: tl.tensor,
+    DESCRIBED: tl.constexpr, EVEN: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Load the block of an expert's (H, D) that begins at (h, d), with zeros beyond its ends.
+
+    DESCRIBED: the weight is a descriptor of (1, BLOCK_H, BLOCK_D) blocks, which a GPU's copy engine loads (Hopper and later).
+    EVEN: blocks end where the weight ends.
+    """
+    if DESCRIBED:
+        block = tl.reshape(weight_EHD.load([expert, h, d]), (BLOCK_H, BLOCK_D))
+    else:
+        hs, ds = h + tl.arange(0, BLOCK_H), d + tl.arange(0, BLOCK_D)
+        at = weight_EHD + expert.to(tl.int64) * H * D + (hs[:, None] * D + ds[None, :])
+        if EVEN:
+            block = tl.load(at)
+        else:
+            block = tl.load(at, mask=(hs < H)[:, None] & (ds < D)[None, :], other=0.0)
+    return block
+
+
 @triton.jit(do_not_specialize=["P"])
 def hidden_rows(
-    x_TD: tl.tensor, tokens_N: tl.tensor, up_EHD: tl.tensor, gate_EHD: tl.tensor, bias_EH: tl.tensor, up_NH: tl.tensor, gate_NH: tl.tensor, hidden_NH: tl.tensor,
-    tiles_P3: tl.tensor, P: tl.tensor, D: tl.tensor, H: tl.tensor,
+    x_TD: tl.tensor, tokens_N: tl.tensor, up_EHD: tl.tensor, gate_EHD: tl.tensor, bias_EH: tl.tensor,
+    up_NH: tl.tensor, gate_NH: tl.tensor, hidden_NH: tl.tensor, tiles_P3: tl.tensor, P: tl.tensor, D: tl.tensor, H: tl.tensor,
     ACTIVATION: tl.constexpr, GATHER: tl.constexpr, BIAS: tl.constexpr, KEEP: tl.constexpr,
-    PRECISION: tl.constexpr, EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Gather the rows' tokens, multiply by up (and gate), add the bias, activate. KEEP writes the activation's inputs."""
@@ -104,31 +126,21 @@ def hidden_rows(
     source = tl.minimum(first + m, end - 1).to(tl.int64)  # beyond the tile its last row is read, and nothing written
     if GATHER:
         source = tl.load(tokens_N + source)
-    h = column * BLOCK_N + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_K)
-    here = h < H
     x = x_TD + source[:, None] * D + d[None, :]
-    base, weight = expert.to(tl.int64) * H * D, h[None, :] * D + d[:, None]
-    up_w, gate_w = up_EHD + base + weight, gate_EHD + base + weight
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for at in range(0, D, BLOCK_K):
-        if EVEN_K:
+        if EVEN:
             a = tl.load(x)
-            b = tl.load(up_w, mask=here[None, :], other=0.0)
         else:
             a = tl.load(x, mask=d[None, :] < D - at, other=0.0)
-            b = tl.load(up_w, mask=here[None, :] & (d[:, None] < D - at), other=0.0)
-        up = tl.dot(a, b, up, input_precision=PRECISION)
+        b = weight_block(up_EHD, expert, column * BLOCK_N, at, H, D, DESCRIBED, EVEN, BLOCK_N, BLOCK_K)
+        up = tl.dot(a, b.T, up, input_precision=PRECISION)
         if ACTIVATION == "swiglu":
-            if EVEN_K:
-                c = tl.load(gate_w, mask=here[None, :], other=0.0)
-            else:
-                c = tl.load(gate_w, mask=here[None, :] & (d[:, None] < D - at), other=0.0)
-            gate = tl.dot(a, c, gate, input_precision=PRECISION)
+            c = weight_block(gate_EHD, expert, column * BLOCK_N, at, H, D, DESCRIBED, EVEN, BLOCK_N, BLOCK_K)
+            gate = tl.dot(a, c.T, gate, input_precision=PRECISION)
         x += BLOCK_K
-        up_w += BLOCK_K
-        gate_w += BLOCK_K
     begin, base, inside = column * BLOCK_N, first.to(tl.int64) * H, first + m < end
     up_at, gate_at, hidden_at, bias_at = up_NH + base, gate_NH + base, hidden_NH + base, bias_EH + expert * H
     up_left, up_right = halves(up, BLOCK_M, BLOCK_N)
@@ -145,24 +157,23 @@ def hidden_rows(
 
 @triton.jit
 def times_weight(
-    rows_NH: tl.tensor, weight_EHD: tl.tensor, sums: tl.tensor, row: tl.tensor, d: tl.tensor, first: tl.tensor,
-    expert: tl.tensor, D: tl.tensor, H: tl.tensor, PRECISION: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_K: tl.constexpr,
+    rows_NH: tl.tensor, weight_EHD: tl.tensor, sums: tl.tensor, row: tl.tensor, column: tl.tensor, first: tl.tensor,
+    expert: tl.tensor, D: tl.tensor, H: tl.tensor, PRECISION: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Add rows ``first + row`` of (N, H) times the columns ``d`` of one expert's (H, D) to ``sums``."""
+    """Add rows ``first + row`` of (N, H) times a column of blocks of one expert's (H, D) to ``sums``."""
     h = tl.arange(0, BLOCK_K)
-    here = d < D
-    a_at = rows_NH + first.to(tl.int64) * H + (row[:, None] * H + h[None, :])
-    b_at = weight_EHD + expert.to(tl.int64) * H * D + (h[:, None] * D + d[None, :])
     for at in range(0, H, BLOCK_K):
-        if EVEN_K:
-            a = tl.load(a_at)
-            b = tl.load(b_at, mask=here[None, :], other=0.0)
+        if DESCRIBED:  # rows beyond the tile are those of the next, and nothing is written of them
+            a = rows_NH.load([first, at])
         else:
-            a = tl.load(a_at, mask=h[None, :] < H - at, other=0.0)
-            b = tl.load(b_at, mask=here[None, :] & (h[:, None] < H - at), other=0.0)
+            rows = rows_NH + first.to(tl.int64) * H + (row[:, None] * H + (at + h)[None, :])
+            if EVEN:
+                a = tl.load(rows)
+            else:
+                a = tl.load(rows, mask=h[None, :] < H - at, other=0.0)
+        b = weight_block(weight_EHD, expert, at, column * BLOCK_N, H, D, DESCRIBED, EVEN, BLOCK_K, BLOCK_N)
         sums = tl.dot(a, b, sums, input_precision=PRECISION)
-        a_at += BLOCK_K
-        b_at += BLOCK_K * D
     return sums
 
 
@@ -170,7 +181,7 @@ def times_weight(
 def wide_rows(
     one_NH: tl.tensor, two_NH: tl.tensor, one_EHD: tl.tensor, two_EHD: tl.tensor, bias_ED: tl.tensor, out_ND: tl.tensor,
     tiles_P3: tl.tensor, P: tl.tensor, D: tl.tensor, H: tl.tensor,
-    TWO: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, EVEN_K: tl.constexpr,
+    TWO: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Multiply hidden rows by (E, H, D) weights; TWO adds the product of a second pair. Down forward, up and gate backward."""
@@ -183,9 +194,13 @@ def wide_rows(
     row = tl.minimum(m, end - 1 - first)
     d = column * BLOCK_N + tl.arange(0, BLOCK_N)
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    sums = times_weight(one_NH, one_EHD, sums, row, d, first, expert, D, H, PRECISION, EVEN_K, BLOCK_K)
+    sums = times_weight(
+        one_NH, one_EHD, sums, row, column, first, expert, D, H, PRECISION, EVEN, DESCRIBED, BLOCK_N, BLOCK_K
+    )
     if TWO:
-        sums = times_weight(two_NH, two_EHD, sums, row, d, first, expert, D, H, PRECISION, EVEN_K, BLOCK_K)
+        sums = times_weight(
+            two_NH, two_EHD, sums, row, column, first, expert, D, H, PRECISION, EVEN, DESCRIBED, BLOCK_N, BLOCK_K
+        )
     if BIAS:
         sums += tl.load(bias_ED + expert * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
     out = out_ND + first.to(tl.int64) * D + (m[:, None] * D + d[None, :])

@@ -204,11 +204,20 @@ def multiply_halves_as_floats() -> None:
     interpreter.InterpreterBuilder.create_dot = create_dot
 
 
+def aligned(case: Case) -> bool:
+    """Descriptors want rows of whole 16 bytes."""
+    return case.width % 8 == case.hidden % 8 == 0
+
+
 def vary_blocks(case: Case) -> None:
     """On a GPU one of the blocks that may be chosen, another in each case; in the interpreter blocks that make many tiles."""
 
-    def run(kernel, key, x, call):
+    def run(kernel, key, x, call, *, describable):
         listed = blocks.candidates(kernel, x.dtype) if GPU else (SMALL, WIDER)
+        if not GPU and aligned(case) and not kernel.startswith("weight_gradient"):
+            listed = (*listed, replace(SMALL, described=True))
+            describable = True
+        listed = [each for each in listed if describable or not each.described]
         call(listed[case.seed % len(listed)])
 
     fused.CHOSEN.run = run
