@@ -50,7 +50,7 @@ HALF = {  # bfloat16 and float16: tensor cores
         Blocks(128, 256, 64, 8, 4, described=True), Blocks(128, 128, 64, 4, 3, described=True),
     ),
     "hidden_gradient": (
-        Blocks(128, 128, 64, 8, 4), Blocks(128, 128, 64, 8, 3), Blocks(64, 256, 64, 8, 3), Blocks(64, 128, 64, 4, 4),
+        Blocks(128, 128, 64, 8, 4), Blocks(128, 128, 64, 8, 3), Blocks(64, 256, 64, 8, 3), Blocks(64, 128, 64, 4, 3),
         Blocks(128, 128, 64, 8, 4, described=True), Blocks(128, 128, 64, 8, 3, described=True),
     ),
     "weight_gradient": (
@@ -64,8 +64,8 @@ HALF = {  # bfloat16 and float16: tensor cores
 FLOAT = {  # float32 without tf32: no tensor cores, sums in registers of all threads
     "hidden_rows": (Blocks(64, 128, 16, 8, 3), Blocks(64, 64, 32, 4, 3), Blocks(128, 128, 16, 8, 2)),
     "hidden_rows_two": (Blocks(64, 64, 16, 8, 3), Blocks(64, 64, 32, 8, 2), Blocks(64, 32, 32, 4, 3)),
-    "wide_rows": (Blocks(64, 128, 16, 8, 3), Blocks(64, 64, 32, 4, 3), Blocks(128, 128, 16, 8, 2)),
-    "hidden_gradient": (Blocks(64, 64, 32, 4, 3), Blocks(64, 128, 16, 8, 3), Blocks(64, 64, 16, 8, 3)),
+    "wide_rows": (Blocks(64, 128, 16, 8, 3), Blocks(64, 64, 32, 8, 2), Blocks(128, 128, 16, 8, 2)),
+    "hidden_gradient": (Blocks(64, 64, 32, 4, 3), Blocks(64, 128, 16, 8, 3), Blocks(64, 64, 32, 8, 2)),
     "weight_gradient": (Blocks(64, 128, 16, 8, 3), Blocks(64, 64, 32, 4, 3), Blocks(128, 128, 16, 8, 2)),
     "weight_gradient_two": (Blocks(64, 64, 16, 8, 3), Blocks(64, 64, 32, 8, 2), Blocks(64, 32, 32, 4, 3)),
 }
