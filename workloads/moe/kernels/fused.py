@@ -108,7 +108,7 @@ class _Fused(torch.autograd.Function):
         keep = any(ctx.needs_input_grad)
         hidden = allocate(x, run.N, run.H)
         up = allocate(x, run.N, run.H) if keep and activation != "relu" else hidden
-        gate = allocate(x, run.N, run.H) if keep and gate_w is not None else hidden
+        gate = allocate(x, run.N, run.H) if keep and gate_w is not None else up
         run.hidden_rows(x, up_w, gate_w, up_b, up, gate, hidden, keep=keep)
         out = allocate(x, run.N, run.D)
         run.wide_rows(hidden, None, down_w, None, down_b, out)
