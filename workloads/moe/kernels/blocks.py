@@ -51,7 +51,7 @@ HALF = {  # bfloat16 and float16: tensor cores
     ),
     "hidden_gradient": (
         Blocks(128, 128, 64, 8, 4), Blocks(128, 128, 64, 8, 3), Blocks(64, 256, 64, 8, 3), Blocks(64, 128, 64, 4, 3),
-        Blocks(128, 128, 64, 8, 4, described=True), Blocks(128, 128, 64, 8, 3, described=True),
+        Blocks(128, 128, 64, 8, 4, described=True), Blocks(128, 256, 64, 8, 3, described=True),
     ),
     "weight_gradient": (
         Blocks(128, 128, 64, 8, 4), Blocks(128, 256, 64, 8, 3), Blocks(128, 256, 64, 8, 4), Blocks(64, 128, 64, 4, 4),

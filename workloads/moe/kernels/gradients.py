@@ -35,28 +35,42 @@ def activation_gradients(d_hidden: tl.tensor, up: tl.tensor, gate: tl.tensor, AC
 def finish(
     d_hidden: tl.tensor, part: tl.tensor, weight: tl.tensor, m: tl.tensor, at: tl.tensor, inside: tl.tensor, H: tl.tensor,
     up_MH: tl.tensor, gate_MH: tl.tensor, hidden_MH: tl.tensor, d_up_MH: tl.tensor, d_gate_MH: tl.tensor,
-    ACTIVATION: tl.constexpr, GATHER: tl.constexpr, COLUMNS: tl.constexpr,
+    ACTIVATION: tl.constexpr, GATHER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Go back through the activation in some columns (all at once do not fit in the registers); return ``part`` with their part of the routing weight's gradient."""
-    h = at + tl.arange(0, COLUMNS)
-    out = m[:, None] * H + h[None, :]
-    live = inside[:, None] & (h < H)[None, :]
-    kind = d_up_MH.dtype.element_ty
-    up = tl.load(up_MH + out, mask=live, other=0.0).to(tl.float32)
-    gate = up
-    if ACTIVATION == "swiglu":
-        gate = tl.load(gate_MH + out, mask=live, other=0.0).to(tl.float32)
-    hidden = activated(up, gate, ACTIVATION)
-    if GATHER:
-        part += tl.sum(hidden * d_hidden, 1)
-        d_hidden *= weight[:, None]
-        hidden *= weight[:, None]
-    if GATHER or ACTIVATION != "relu":
-        tl.store(hidden_MH + out, hidden.to(kind), mask=live)
-    d_up, d_gate = activation_gradients(d_hidden, up, gate, ACTIVATION)
-    tl.store(d_up_MH + out, d_up.to(kind), mask=live)
-    if ACTIVATION == "swiglu":
-        tl.store(d_gate_MH + out, d_gate.to(kind), mask=live)
+    """Go back through the activation; return ``part`` with these columns' part of the routing weight's gradient.
+
+    A few columns after the other: all at once do not fit in the registers.
+    """
+    if COLUMNS > 32:
+        left, right = halves(d_hidden, ROWS, COLUMNS)
+        part = finish(
+            left, part, weight, m, at, inside, H, up_MH, gate_MH, hidden_MH, d_up_MH, d_gate_MH,
+            ACTIVATION, GATHER, ROWS, COLUMNS // 2,
+        )  # fmt: skip
+        part = finish(
+            right, part, weight, m, at + COLUMNS // 2, inside, H, up_MH, gate_MH, hidden_MH, d_up_MH, d_gate_MH,
+            ACTIVATION, GATHER, ROWS, COLUMNS // 2,
+        )  # fmt: skip
+    else:
+        h = at + tl.arange(0, COLUMNS)
+        out = m[:, None] * H + h[None, :]
+        live = inside[:, None] & (h < H)[None, :]
+        kind = d_up_MH.dtype.element_ty
+        up = tl.load(up_MH + out, mask=live, other=0.0).to(tl.float32)
+        gate = up
+        if ACTIVATION == "swiglu":
+            gate = tl.load(gate_MH + out, mask=live, other=0.0).to(tl.float32)
+        hidden = activated(up, gate, ACTIVATION)
+        if GATHER:
+            part += tl.sum(hidden * d_hidden, 1)
+            d_hidden *= weight[:, None]
+            hidden *= weight[:, None]
+        if GATHER or ACTIVATION != "relu":
+            tl.store(hidden_MH + out, hidden.to(kind), mask=live)
+        d_up, d_gate = activation_gradients(d_hidden, up, gate, ACTIVATION)
+        tl.store(d_up_MH + out, d_up.to(kind), mask=live)
+        if ACTIVATION == "swiglu":
+            tl.store(d_gate_MH + out, d_gate.to(kind), mask=live)
     return part
 
 
@@ -106,25 +120,10 @@ def hidden_gradient(
     begin, base, inside = column * BLOCK_N, first.to(tl.int64) * H, first + m < end
     up_at, gate_at, hidden_at = up_NH + base, gate_NH + base, hidden_NH + base
     d_up_at, d_gate_at = d_up_NH + base, d_gate_NH + base
-    left, right = halves(d_hidden, BLOCK_M, BLOCK_N)
-    one, two = halves(left, BLOCK_M, BLOCK_N // 2)
-    three, four = halves(right, BLOCK_M, BLOCK_N // 2)
-    WIDTH: tl.constexpr = BLOCK_N // 4
     part = finish(
-        one, part, weight, m, begin, inside, H, up_at, gate_at, hidden_at, d_up_at, d_gate_at, ACTIVATION, GATHER, WIDTH
-    )
-    begin += WIDTH
-    part = finish(
-        two, part, weight, m, begin, inside, H, up_at, gate_at, hidden_at, d_up_at, d_gate_at, ACTIVATION, GATHER, WIDTH
-    )
-    begin += WIDTH
-    part = finish(
-        three, part, weight, m, begin, inside, H, up_at, gate_at, hidden_at, d_up_at, d_gate_at, ACTIVATION, GATHER, WIDTH
-    )
-    begin += WIDTH
-    part = finish(
-        four, part, weight, m, begin, inside, H, up_at, gate_at, hidden_at, d_up_at, d_gate_at, ACTIVATION, GATHER, WIDTH
-    )
+        d_hidden, part, weight, m, begin, inside, H, up_at, gate_at, hidden_at, d_up_at, d_gate_at,
+        ACTIVATION, GATHER, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
     if GATHER:
         tl.store(parts_RC + choice * tl.cdiv(H, BLOCK_N) + column, part, mask=inside)
 

@@ -70,20 +70,32 @@ def halves(block: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr) -> tl.te
 def activate(
     up: tl.tensor, gate: tl.tensor, m: tl.tensor, at: tl.tensor, inside: tl.tensor, H: tl.tensor,
     bias_H: tl.tensor, up_MH: tl.tensor, gate_MH: tl.tensor, hidden_MH: tl.tensor,
-    ACTIVATION: tl.constexpr, BIAS: tl.constexpr, KEEP: tl.constexpr, COLUMNS: tl.constexpr,
+    ACTIVATION: tl.constexpr, BIAS: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add the bias, activate and write some columns; all at once do not fit in the registers."""
-    h = at + tl.arange(0, COLUMNS)
-    if BIAS:
-        up += tl.load(bias_H + h, mask=h < H, other=0.0).to(tl.float32)[None, :]
-    out = m[:, None] * H + h[None, :]  # 64 bits only where they are needed: fewer registers
-    live = inside[:, None] & (h < H)[None, :]
-    kind = hidden_MH.dtype.element_ty
-    if KEEP and ACTIVATION != "relu":  # the gradient of relu needs only what it returned
-        tl.store(up_MH + out, up.to(kind), mask=live)
-        if ACTIVATION == "swiglu":
-            tl.store(gate_MH + out, gate.to(kind), mask=live)
-    tl.store(hidden_MH + out, activated(up, gate, ACTIVATION).to(kind), mask=live)
+    """Add the bias, activate and write, some columns after the others: all at once do not fit in the registers."""
+    if COLUMNS > 64:
+        up_left, up_right = halves(up, ROWS, COLUMNS)
+        gate_left, gate_right = halves(gate, ROWS, COLUMNS)
+        activate(
+            up_left, gate_left, m, at, inside, H, bias_H, up_MH, gate_MH, hidden_MH,
+            ACTIVATION, BIAS, KEEP, ROWS, COLUMNS // 2,
+        )  # fmt: skip
+        activate(
+            up_right, gate_right, m, at + COLUMNS // 2, inside, H, bias_H, up_MH, gate_MH, hidden_MH,
+            ACTIVATION, BIAS, KEEP, ROWS, COLUMNS // 2,
+        )  # fmt: skip
+    else:
+        h = at + tl.arange(0, COLUMNS)
+        if BIAS:
+            up += tl.load(bias_H + h, mask=h < H, other=0.0).to(tl.float32)[None, :]
+        out = m[:, None] * H + h[None, :]  # 64 bits only where they are needed: fewer registers
+        live = inside[:, None] & (h < H)[None, :]
+        kind = hidden_MH.dtype.element_ty
+        if KEEP and ACTIVATION != "relu":  # the gradient of relu needs only what it returned
+            tl.store(up_MH + out, up.to(kind), mask=live)
+            if ACTIVATION == "swiglu":
+                tl.store(gate_MH + out, gate.to(kind), mask=live)
+        tl.store(hidden_MH + out, activated(up, gate, ACTIVATION).to(kind), mask=live)
 
 
 @triton.jit
@@ -143,15 +155,8 @@ def hidden_rows(
         x += BLOCK_K
     begin, base, inside = column * BLOCK_N, first.to(tl.int64) * H, first + m < end
     up_at, gate_at, hidden_at, bias_at = up_NH + base, gate_NH + base, hidden_NH + base, bias_EH + expert * H
-    up_left, up_right = halves(up, BLOCK_M, BLOCK_N)
-    gate_left, gate_right = halves(gate, BLOCK_M, BLOCK_N)
-    WIDTH: tl.constexpr = BLOCK_N // 2
     activate(
-        up_left, gate_left, m, begin, inside, H, bias_at, up_at, gate_at, hidden_at, ACTIVATION, BIAS, KEEP, WIDTH
-    )
-    begin += WIDTH
-    activate(
-        up_right, gate_right, m, begin, inside, H, bias_at, up_at, gate_at, hidden_at, ACTIVATION, BIAS, KEEP, WIDTH
+        up, gate, m, begin, inside, H, bias_at, up_at, gate_at, hidden_at, ACTIVATION, BIAS, KEEP, BLOCK_M, BLOCK_N
     )
 
 
