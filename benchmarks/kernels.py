@@ -23,7 +23,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-if importlib.util.find_spec("pydantic") is None:  # a machine that has only torch and Triton: names that are only annotations
+if (
+    importlib.util.find_spec("pydantic") is None
+):  # a machine that has only torch and Triton: names that are only annotations
 
     class Names(types.ModuleType):
         def __getattr__(self, name: str) -> object:

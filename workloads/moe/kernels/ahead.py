@@ -28,7 +28,14 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-INTEGERS = {"tokens_N": "*i64", "choices_N": "*i64", "places_R": "*i64", "rows_E": "*i64", "ends_E": "*i32", "tiles_P3": "*i32"}
+INTEGERS = {
+    "tokens_N": "*i64",
+    "choices_N": "*i64",
+    "places_R": "*i64",
+    "rows_E": "*i64",
+    "ends_E": "*i32",
+    "tiles_P3": "*i32",
+}
 FLOATS = {"weights_R": "*fp32", "parts_RC": "*fp32"}
 WARPS, STAGES = 4, 3  # Triton's own, of kernels without a choice
 PRODUCT = re.compile(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma")
@@ -94,7 +101,10 @@ def list_forms() -> Iterator[Form]:
 
 def compile_form(form: Form, blocks: Blocks, dtype: torch.dtype, target: str) -> Compiled:
     """Compile for widths that are multiples of 16."""
-    names, given = form.kernel.arg_names, {**blocks.arguments(), "PRECISION": "ieee", "EVEN": True, "DESCRIBED": blocks.described}
+    names, given = (
+        form.kernel.arg_names,
+        {**blocks.arguments(), "PRECISION": "ieee", "EVEN": True, "DESCRIBED": blocks.described},
+    )
     given |= form.constants
     constants = {name: value for name, value in given.items() if name in names}
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
@@ -137,7 +147,9 @@ def _read_cuda(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        said = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
     (registers, stack), *_ = re.findall(r"REG:(\d+) STACK:(\d+)", said)
     return int(registers), int(stack)
 

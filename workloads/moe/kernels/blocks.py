@@ -42,7 +42,7 @@ HALF = {  # bfloat16 and float16: tensor cores
         Blocks(128, 256, 64, 8, 4, described=True), Blocks(128, 128, 64, 4, 3, described=True),
     ),
     "hidden_rows_two": (
-        Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 64, 8, 4), Blocks(128, 64, 64, 4, 3), Blocks(64, 128, 64, 4, 3),
+        Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 64, 8, 4), Blocks(64, 128, 64, 4, 3),
         Blocks(128, 128, 64, 8, 4, described=True), Blocks(128, 64, 64, 4, 3, described=True),
     ),
     "wide_rows": (

@@ -192,7 +192,9 @@ def bias_gradient(
         source, weight = row, tl.where(live, 1.0, 0.0)
         if GATHER:
             source = tl.load(tokens_N + row, mask=live, other=0)
-            weight = tl.load(weights_R + tl.load(choices_N + row, mask=live, other=0), mask=live, other=0.0).to(tl.float32)
+            weight = tl.load(weights_R + tl.load(choices_N + row, mask=live, other=0), mask=live, other=0.0).to(
+                tl.float32
+            )
         part = tl.load(rows_TX + source[:, None] * X + x[None, :], mask=live[:, None] & (x < X)[None, :], other=0.0)
         sums += tl.sum(part.to(tl.float32) * weight[:, None], 0)
     tl.store(d_bias_EX + expert * X + x, sums.to(d_bias_EX.dtype.element_ty), mask=x < X)

@@ -44,7 +44,9 @@ def everything() -> list[Compiled]:
 def main() -> None:
     made = quick() if sys.argv[1] == "quick" else everything()
     print(f"Triton {triton.__version__}")
-    print(f"{'target':6}  {'kernel and its settings':50}  {'type':4}  {'blocks':26}  registers   shared  spilled  product")
+    print(
+        f"{'target':6}  {'kernel and its settings':50}  {'type':4}  {'blocks':26}  registers   shared  spilled  product"
+    )
     fits, wrong = defaultdict(list), []
     for one in made:
         b = one.blocks

@@ -77,7 +77,9 @@ def draw(seed: int) -> Case:
         seed=seed,
     )
     if not GPU:
-        case = replace(case, dtype=rng.choice((torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float16)))
+        case = replace(
+            case, dtype=rng.choice((torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float16))
+        )
     corner = ({"tokens": 0}, {"experts": 1, "top_k": 1}, {"load": "one", "top_k": 1}, {"rows": True, "tokens": 0})
     return replace(case, **corner[seed]) if seed < len(corner) else case
 
@@ -162,7 +164,9 @@ def run_case(case: Case) -> dict[str, float]:
             y = run_fused(mine, None if case.rows else mine_TK, source, case.activation, tuple(own))
             y.backward(there)
         runs.append([y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
-    assert all(a.equal(b) for a, b in zip(runs[0], runs[min(1, len(runs) - 1)], strict=True)), "a second run gave other bits"
+    assert all(a.equal(b) for a, b in zip(runs[0], runs[min(1, len(runs) - 1)], strict=True)), (
+        "a second run gave other bits"
+    )
     if len(runs) > 2:
         OTHER_BLOCKS[all(a.equal(b) for a, b in zip(runs[0], runs[2], strict=True))] += 1
     wide = [t.detach().to(DEVICE).double().requires_grad_() for t in (x, weights_TK, *tensors) if t is not None]
@@ -269,7 +273,9 @@ def main() -> None:
     parser.add_argument("--begin", type=int, default=0)
     parser.add_argument("--step", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--layers", type=int, default=0, help="then as many layers of each kind against the back end loop")
+    parser.add_argument(
+        "--layers", type=int, default=0, help="then as many layers of each kind against the back end loop"
+    )
     options = parser.parse_args()
     fused.allocate = poisoned
     if not GPU:

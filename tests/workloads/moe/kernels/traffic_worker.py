@@ -59,7 +59,9 @@ def main() -> None:
         up, down, gate = (torch.randn(E, H, D, requires_grad=True) for _ in range(3))
         wanted = Sizes(T, T * K, E, D, H, activation, 4)
         Counter.seen = 0
-        y = run_fused(x, weights_TK, source, activation, (up, down, gate if activation == "swiglu" else None, None, None))
+        y = run_fused(
+            x, weights_TK, source, activation, (up, down, gate if activation == "swiglu" else None, None, None)
+        )
         forward, Counter.seen = Counter.seen, 0
         y.backward(torch.ones_like(y))
         assert (forward, Counter.seen) == (wanted.fused().forward, wanted.fused().backward), (
