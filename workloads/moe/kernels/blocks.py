@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -115,4 +116,4 @@ def measure(call: Callable[[Blocks], None], blocks: Blocks) -> float:
         call(blocks)
         event.record()
     torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)) / 1e3
+    return statistics.median(a.elapsed_time(b) for a, b in pairwise(events)) / 1e3

@@ -1,4 +1,4 @@
-"""The experts of a layer without drops, by the kernels of `products` and `gradients`: tokens in, weighted sums of their experts out.
+"""The experts of a layer without drops, by the kernels of `products` and `gradients`: tokens in, weighted sums of experts out.
 
 No row is copied on the way: products gather what they multiply. The host reads nothing back from the device.
 N rows sorted by expert, T tokens, K choices, R = T * K assignments, E experts, D model width, H hidden width.

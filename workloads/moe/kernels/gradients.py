@@ -76,8 +76,9 @@ def finish(
 
 @triton.jit(do_not_specialize=["P"])
 def hidden_gradient(
-    d_out_TD: tl.tensor, tokens_N: tl.tensor, choices_N: tl.tensor, weights_R: tl.tensor, down_EHD: tl.tensor, bias_ED: tl.tensor, up_NH: tl.tensor, gate_NH: tl.tensor,
-    hidden_NH: tl.tensor, d_up_NH: tl.tensor, d_gate_NH: tl.tensor, parts_RC: tl.tensor, tiles_P3: tl.tensor, P: tl.tensor, D: tl.tensor, H: tl.tensor,
+    d_out_TD: tl.tensor, tokens_N: tl.tensor, choices_N: tl.tensor, weights_R: tl.tensor, down_EHD: tl.tensor,
+    bias_ED: tl.tensor, up_NH: tl.tensor, gate_NH: tl.tensor, hidden_NH: tl.tensor, d_up_NH: tl.tensor,
+    d_gate_NH: tl.tensor, parts_RC: tl.tensor, tiles_P3: tl.tensor, P: tl.tensor, D: tl.tensor, H: tl.tensor,
     ACTIVATION: tl.constexpr, GATHER: tl.constexpr, BIAS: tl.constexpr,
     PRECISION: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,

@@ -36,6 +36,7 @@ from workloads.moe.kernels.blocks import Blocks  # noqa: E402
 from workloads.moe.kernels.fused import Source, run_fused  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
+NAMES = ("x", "weights", "up", "down", "gate", "up_b", "down_b")
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 OTHER_BLOCKS: Counter[bool] = Counter()  # whether other blocks gave the same bits
 SMALL = Blocks(16, 16, 16, 4, 2, 2)
@@ -180,7 +181,7 @@ def run_case(case: Case) -> dict[str, float]:
     want = reference(case, x64, share_XE, own64)
     want.backward(d_out.to(DEVICE).double())
     wanted = [want.detach(), *(leaf.grad for leaf in wide if leaf.grad is not None)]
-    names = [name for name, t in zip(("x", "weights", "up", "down", "gate", "up_b", "down_b"), (x, weights_TK, *tensors), strict=True)
+    names = [name for name, t in zip(NAMES, (x, weights_TK, *tensors), strict=True)
              if t is not None and not (case.rows and name == "weights")]  # fmt: skip
     return {name: error(a, b) for name, a, b in zip(("y", *names), runs[0], wanted, strict=True)}
 

@@ -1,4 +1,4 @@
-"""The kernels compute what dense experts do, in Triton's interpreter; compiled for GPUs that are not here they fit and spill nothing.
+"""The kernels compute what dense experts do, in Triton's interpreter; compiled for GPUs that are elsewhere they fit without spills.
 
 Triton is no part of the test environment (190 MB, 1 GB unpacked): `pip install 'mlhpc[kernels]'`. On a machine with a GPU the same
 worker runs there.
