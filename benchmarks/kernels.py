@@ -1,10 +1,10 @@
 """The fused kernels beside what a layer would do without them: times and fractions of the measured roof on a GPU.
 
-    python benchmarks/kernels.py                    a GPU: times; else exactness in the interpreter; bytes moved in both
-    python benchmarks/kernels.py --compile I        compile the I-th blocks of every kernel and run them once, to fill Triton's cache
+    python benchmarks/kernels.py                    a GPU: times; else exactness in the interpreter
+    python benchmarks/kernels.py --compile I        run the I-th blocks of every kernel once, to fill Triton's cache
 
-Contestants get the same tokens, routing (planned beforehand), weights and gradient: the fused kernels; permute, products of one
-back end, unpermute; and a dense FFN on as many rows, which has equal FLOPs. Rounds are interleaved, times are medians of CUDA events.
+Contestants get the same tokens, routing (planned beforehand), weights and gradient: the fused kernels; permute, products of
+one back end, unpermute; and a dense FFN on as many rows, which has equal FLOPs. Rounds are interleaved, times are medians of CUDA events.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Form:
     name: str
     kernel: Any
     constants: dict[str, Any]
-    described: dict[str, Callable[[Blocks], tuple[int, ...]]] = field(default_factory=dict)
+    described: Mapping[str, Callable[[Blocks], tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -116,4 +116,5 @@ def measure(call: Callable[[Blocks], None], blocks: Blocks) -> float:
         call(blocks)
         event.record()
     torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in pairwise(events)) / 1e3
+    milliseconds: list[float] = [a.elapsed_time(b) for a, b in pairwise(events)]
+    return statistics.median(milliseconds) / 1e3
