@@ -3,8 +3,8 @@
     python benchmarks/kernels.py                    a GPU: times; else exactness in the interpreter
     python benchmarks/kernels.py --compile I        run the I-th blocks of every kernel once, to fill Triton's cache
 
-Contestants get the same tokens, routing (planned beforehand), weights and gradient: the fused kernels; permute, products of one back
-end, unpermute; and a dense FFN on as many rows, which has equal FLOPs. Rounds are interleaved, times are medians of events.
+Contestants get the same tokens, routing (planned beforehand), weights and gradient: the fused kernels; permute, products of one
+back end, unpermute; and a dense FFN on as many rows, which has equal FLOPs. Rounds are interleaved, times are medians of events.
 """
 
 from __future__ import annotations
