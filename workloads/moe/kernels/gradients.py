@@ -234,7 +234,9 @@ def bias_share(
     for at in range(0, D, BLOCK_D):
         live = (row < end)[:, None] & (at + d < D)[None, :]
         d_out = tl.load(d_out_TD + source[:, None] * D + (at + d)[None, :], mask=live, other=0.0).to(tl.float32)
-        share += tl.sum(d_out * tl.load(bias_ED + expert * D + at + d, mask=at + d < D, other=0.0).to(tl.float32)[None, :], 1)
+        share += tl.sum(
+            d_out * tl.load(bias_ED + expert * D + at + d, mask=at + d < D, other=0.0).to(tl.float32)[None, :], 1
+        )
     choice = tl.load(choices_N + row, mask=row < end, other=0)
     tl.store(parts_RC + choice * C + C - 1, share, mask=row < end)
 
