@@ -86,7 +86,8 @@ def hidden_gradient(
     """Gather the gradients of the rows' tokens, multiply by down transposed, and go back through the activation.
 
     Writes the gradients of up and gate; the hidden rows times their routing weight, which the gradient of down needs; and for
-    each column of tiles its part of the gradient of the routing weight (C parts; `bias_share` may write the last). GATHER False: rows of their own, without weights.
+    each column of tiles its part of the gradient of the routing weight (C parts; `bias_share` may write the last). GATHER False:
+    rows of their own, without weights.
     """
     tile, column = place_of(tl.program_id(0), P, tl.cdiv(H, BLOCK_N), GROUP)
     expert = tl.load(tiles_P3 + tile * 3)
