@@ -108,10 +108,8 @@ def list_forms() -> Iterator[Form]:
 
 def compile_form(form: Form, blocks: Blocks, dtype: torch.dtype, target: str) -> Compiled:
     """Compile for widths that are multiples of 16."""
-    names, given = (
-        form.kernel.arg_names,
-        {**blocks.arguments(), "PRECISION": "ieee", "EVEN": True, "DESCRIBED": blocks.described},
-    )
+    names, given = form.kernel.arg_names, {**blocks.arguments(), "PRECISION": "ieee", "EVEN": True}
+    given |= {"DESCRIBED": blocks.described, "TURNED": dtype == torch.float32}
     given |= form.constants
     constants = {name: value for name, value in given.items() if name in names}
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}

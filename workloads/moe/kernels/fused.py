@@ -169,6 +169,7 @@ class _Launches:
         self.N = len(x) if source.tokens_N is None else len(source.tokens_N)
         precise = x.dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
         self.precision = "ieee" if precise else "tf32"
+        self.turned = x.dtype == torch.float32 and precise
         self.gather = source.tokens_N is not None
         self.case = (self.E, self.D, self.H, self.N.bit_length(), activation, self.gather, precise)
 
@@ -180,9 +181,11 @@ class _Launches:
         from workloads.moe.kernels.products import hidden_rows
 
         constants = {"ACTIVATION": self.activation, "GATHER": self.gather, "BIAS": up_b is not None, "KEEP": keep}
+        constants["TURNED"] = self.turned
+        up_w, gate_w = self._turn(up_w), None if gate_w is None else self._turn(gate_w)
 
         def pointers(blocks: Blocks) -> tuple[Any, ...]:
-            block = 1, blocks.n, blocks.k
+            block = self._across(blocks)
             weights = _describe(up_w, blocks, block), _describe(_or(gate_w, up_w), blocks, block)
             return x, self._tokens(x), *weights, _or(up_b, up_w), up, gate, hidden
 
@@ -212,7 +215,7 @@ class _Launches:
         """Write the gradients of up and gate and the weighted hidden rows; return the routing weights' gradient (R, parts)."""
         from workloads.moe.kernels.gradients import bias_share, hidden_gradient
 
-        parts = allocate(d_out, 0, 1, dtype=torch.float32)
+        down_w, parts = self._turn(down_w), allocate(d_out, 0, 1, dtype=torch.float32)
         shared = self.gather and down_b is not None
 
         def pointers(blocks: Blocks) -> tuple[Any, ...]:
@@ -220,10 +223,10 @@ class _Launches:
             if self.gather:
                 parts = allocate(d_out, self.N, -(-self.H // blocks.n) + shared, dtype=torch.float32)
             rows = self._tokens(d_out), self._choices(d_out), _or(weights_R, d_out)
-            weight = _describe(down_w, blocks, (1, blocks.n, blocks.k))
+            weight = _describe(down_w, blocks, self._across(blocks))
             return d_out, *rows, weight, up, gate, hidden, d_up, _or(d_gate, d_up), parts, parts.shape[1]
 
-        constants = {"ACTIVATION": self.activation, "GATHER": self.gather}
+        constants = {"ACTIVATION": self.activation, "GATHER": self.gather, "TURNED": self.turned}
         self._tiled("hidden_gradient", hidden_gradient, self.H, self.D, pointers, constants, (down_w,))
         if shared and self.N:
             assert down_b is not None
@@ -302,6 +305,14 @@ class _Launches:
 
         describable = all(_can_describe(tensor) for tensor in in_blocks)
         CHOSEN.run(name, (*self.case, *constants.values()), self.like, call, describable=describable)
+
+    def _turn(self, weight: Tensor) -> Tensor:
+        """Copy a weight as (E, D, H) where that pays: without tensor cores a product with a turned block is slow."""
+        return weight.transpose(1, 2).contiguous() if self.turned else weight
+
+    def _across(self, blocks: Blocks) -> tuple[int, ...]:
+        """The blocks of a weight whose width D is summed."""
+        return (1, blocks.k, blocks.n) if self.turned else (1, blocks.n, blocks.k)
 
     def _tokens(self, instead: Tensor) -> Tensor:
         return _or(self.source.tokens_N, instead)

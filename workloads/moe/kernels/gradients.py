@@ -80,7 +80,7 @@ def hidden_gradient(
     up_NH: tl.tensor, gate_NH: tl.tensor, hidden_NH: tl.tensor, d_up_NH: tl.tensor, d_gate_NH: tl.tensor,
     parts_RC: tl.tensor, C: tl.tensor, tiles_P3: tl.tensor, P: tl.tensor, D: tl.tensor, H: tl.tensor,
     ACTIVATION: tl.constexpr, GATHER: tl.constexpr,
-    PRECISION: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr,
+    PRECISION: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr, TURNED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Gather the gradients of the rows' tokens, multiply by down transposed, and go back through the activation.
@@ -107,7 +107,7 @@ def hidden_gradient(
             a = tl.load(d_out)
         else:
             a = tl.load(d_out, mask=d[None, :] < D - at, other=0.0)
-        b = weight_block(down_EHD, expert, column * BLOCK_N, at, H, D, DESCRIBED, EVEN, BLOCK_N, BLOCK_K)
+        b = weight_block(down_EHD, expert, column * BLOCK_N, at, H, D, DESCRIBED, TURNED, EVEN, BLOCK_N, BLOCK_K)
         d_hidden = tl.dot(a, b.T, d_hidden, input_precision=PRECISION)
         d_out += BLOCK_K
     part = tl.zeros((BLOCK_M,), tl.float32)

@@ -101,15 +101,24 @@ def activate(
 @triton.jit
 def weight_block(
     weight_EHD: tl.tensor, expert: tl.tensor, h: tl.tensor, d: tl.tensor, H: tl.tensor, D: tl.tensor,
-    DESCRIBED: tl.constexpr, EVEN: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    DESCRIBED: tl.constexpr, TURNED: tl.constexpr, EVEN: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Load the block of an expert's (H, D) that begins at (h, d), with zeros beyond its ends.
+    """Load the block of an expert's (H, D) that begins at (h, d), with zeros beyond its ends. TURNED: it lies as (D, H).
 
     DESCRIBED: the weight is a descriptor of (1, BLOCK_H, BLOCK_D) blocks, which a GPU's copy engine loads (Hopper and later).
     EVEN: blocks end where the weight ends.
     """
-    if DESCRIBED:
+    if DESCRIBED and TURNED:
+        block = tl.reshape(weight_EHD.load([expert, d, h]), (BLOCK_D, BLOCK_H)).T
+    elif DESCRIBED:
         block = tl.reshape(weight_EHD.load([expert, h, d]), (BLOCK_H, BLOCK_D))
+    elif TURNED:
+        hs, ds = h + tl.arange(0, BLOCK_H), d + tl.arange(0, BLOCK_D)
+        at = weight_EHD + expert.to(tl.int64) * H * D + (ds[:, None] * H + hs[None, :])
+        if EVEN:
+            block = tl.load(at).T
+        else:
+            block = tl.load(at, mask=(ds < D)[:, None] & (hs < H)[None, :], other=0.0).T
     else:
         hs, ds = h + tl.arange(0, BLOCK_H), d + tl.arange(0, BLOCK_D)
         at = weight_EHD + expert.to(tl.int64) * H * D + (hs[:, None] * D + ds[None, :])
@@ -125,7 +134,7 @@ def hidden_rows(
     x_TD: tl.tensor, tokens_N: tl.tensor, up_EHD: tl.tensor, gate_EHD: tl.tensor, bias_EH: tl.tensor,
     up_NH: tl.tensor, gate_NH: tl.tensor, hidden_NH: tl.tensor, tiles_P3: tl.tensor, P: tl.tensor, D: tl.tensor, H: tl.tensor,
     ACTIVATION: tl.constexpr, GATHER: tl.constexpr, BIAS: tl.constexpr, KEEP: tl.constexpr,
-    PRECISION: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr,
+    PRECISION: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr, TURNED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Gather the rows' tokens, multiply by up (and gate), add the bias, activate. KEEP writes the activation's inputs."""
@@ -147,10 +156,10 @@ def hidden_rows(
             a = tl.load(x)
         else:
             a = tl.load(x, mask=d[None, :] < D - at, other=0.0)
-        b = weight_block(up_EHD, expert, column * BLOCK_N, at, H, D, DESCRIBED, EVEN, BLOCK_N, BLOCK_K)
+        b = weight_block(up_EHD, expert, column * BLOCK_N, at, H, D, DESCRIBED, TURNED, EVEN, BLOCK_N, BLOCK_K)
         up = tl.dot(a, b.T, up, input_precision=PRECISION)
         if ACTIVATION == "swiglu":
-            c = weight_block(gate_EHD, expert, column * BLOCK_N, at, H, D, DESCRIBED, EVEN, BLOCK_N, BLOCK_K)
+            c = weight_block(gate_EHD, expert, column * BLOCK_N, at, H, D, DESCRIBED, TURNED, EVEN, BLOCK_N, BLOCK_K)
             gate = tl.dot(a, c.T, gate, input_precision=PRECISION)
         x += BLOCK_K
     begin, base, inside = column * BLOCK_N, first.to(tl.int64) * H, first + m < end
@@ -177,7 +186,7 @@ def times_weight(
                 a = tl.load(rows)
             else:
                 a = tl.load(rows, mask=h[None, :] < H - at, other=0.0)
-        b = weight_block(weight_EHD, expert, at, column * BLOCK_N, H, D, DESCRIBED, EVEN, BLOCK_K, BLOCK_N)
+        b = weight_block(weight_EHD, expert, at, column * BLOCK_N, H, D, DESCRIBED, False, EVEN, BLOCK_K, BLOCK_N)
         sums = tl.dot(a, b, sums, input_precision=PRECISION)
     return sums
 
