@@ -23,7 +23,7 @@ from suite.performance.cost_model import ALGORITHMS
 from suite.training.timing import CudaClock, HostClock
 from suite.world import World
 from workloads.moe import phases
-from workloads.moe.all_to_all import ExpertMesh, Journey, plan_routes
+from workloads.moe.all_to_all import ExpertMesh, Journey, exchange_counts, plan_routes
 from workloads.moe.autotune import measure_flops, measure_memory
 from workloads.moe.config import MoEConfig, valid_r
 from workloads.moe.experts import activate
@@ -128,11 +128,11 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
     call, dense_call = training_pass(layer, x_TD), training_pass(dense, x_ND)
     pairs = timed_pairs(call, dense_call, world, device, repeats)
     layer.marker = timer = LayerTimer(CudaClock() if device.type == "cuda" else HostClock())
-    layer.load = type(layer.load).empty(shape.moe.experts, device)
+    layer.load = type(layer.load)(shape.moe.experts)
     call()
     seconds = world.sum(timer.flush())
     layer.marker = NoMarker()
-    load = layer.load
+    load = layer.load.read()
     matrices = 3 if shape.moe.activation == "swiglu" else 2
     flops_per_row = 6.0 * matrices * shape.width * shape.moe.hidden
     layer_s = statistics.median(pair[0] for pair in pairs)
@@ -149,8 +149,8 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
         min(ratios),
         max(ratios),
         pairs,
-        flops_per_row * float(load.kept) / layer_s / 1e12,
-        flops_per_row * float(load.rows) / layer_s / 1e12,
+        flops_per_row * load.kept / layer_s / 1e12,
+        flops_per_row * load.rows / layer_s / 1e12,
         {name: value / world.size for name, value in seconds.items()},
         load.report(),
     )
@@ -284,7 +284,9 @@ def _sweep_grid(
 ) -> dict[str, Any]:
     """Measure one grid; ranks outside it wait."""
     sharers = {size for size in range(1, ranks + 1) if ranks % size == 0}
-    mesh = ExpertMesh.create(device.type, ranks=ranks, ranks_per_node=ranks_per_node, block_sizes=sorted(sharers))
+    mesh = ExpertMesh.create(
+        device.type, ranks=ranks, ranks_per_node=ranks_per_node, block_sizes=sorted(sharers), even=True
+    )
     grid: dict[str, Any] = {"ranks": ranks, "ranks_per_node": ranks_per_node}
     if mesh.has_me:
         grid["all_to_all"] = list(_sweep_sizes(mesh, device, up_to_bytes, repeats))
@@ -302,7 +304,7 @@ def _sweep_sizes(mesh: ExpertMesh, device: torch.device, up_to_bytes: int, repea
         counts_JWL = torch.full((1, mesh.size, 1), each, device=device)
         payload = torch.zeros(each * mesh.size, 1, device=device)
         for algorithm in ALGORITHMS if mesh.nodes > 1 else ALGORITHMS[:1]:
-            (route,) = plan_routes(mesh, counts_JWL, algorithm, device)
+            (route,) = plan_routes(mesh, exchange_counts(mesh, counts_JWL, algorithm), algorithm)
 
             def call(hops: Any = route.hops, payload: Tensor = payload) -> None:
                 Journey(payload, hops).end()

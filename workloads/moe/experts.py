@@ -21,6 +21,7 @@ from workloads.moe.config import Activation, Backend
 GROUPED_ALIGNMENT_BYTES = 16  # F.grouped_mm refuses other strides
 ONEDNN_ROWS = 8  # oneDNN compiles a kernel per shape, 0.4 ms each, so the number of rows is a multiple of this
 GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+READ_ON_HOST = ("loop", "onednn", "bmm")
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -73,12 +74,24 @@ class Experts(nn.Module):
         return Weights(self.up_EHD, self.down_EHD, self.gate_EHD, self.up_bias_EH, self.down_bias_ED)
 
 
-def run_experts(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation, backend: Backend) -> Tensor:
-    """Compute each expert's FFN on its rows. Back end ``auto``: grouped_mm on a GPU, onednn on a CPU, else the loop."""
+def run_experts(
+    rows_ND: Tensor,
+    rows_E: Tensor,
+    weights: Weights,
+    activation: Activation,
+    backend: Backend,
+    host_E: Tensor | None = None,
+) -> Tensor:
+    """Compute each expert's FFN on its rows. Back end ``auto``: grouped_mm on a GPU, onednn on a CPU, else the loop.
+
+    ``rows_E`` lies with the rows; ``host_E`` is the same on the host, for back ends that read it there (`READ_ON_HOST`).
+    """
     if backend == "auto" and rows_ND.is_cuda:
         backend = "grouped_mm" if grouped_problem(rows_ND, weights) is None else "loop"
     elif backend == "auto":
         backend = "onednn" if onednn_problem(rows_ND) is None else "loop"
+    if backend in READ_ON_HOST and host_E is not None:
+        rows_E = host_E
     return _BACKENDS[backend](rows_ND, rows_E, weights, activation)
 
 

@@ -73,7 +73,7 @@ def phases_cover_the_layer(mesh: ExpertMesh) -> None:
 def load_is_counted(mesh: ExpertMesh) -> None:
     layer = make(mesh, dispatch="capacity", capacity_factor=1.0)
     layer(torch.randn(32, WIDTH))
-    report = layer.load.report()
+    report = layer.load.read().report()
     assert sum(report["tokens_per_expert"]) == 64
     assert report["needed_capacity"] == report["imbalance"] >= 1.0
     assert 0.0 <= report["drop_rate"] < 1.0
@@ -102,7 +102,7 @@ def the_autotuner_agrees_and_remembers(mesh: ExpertMesh) -> None:
     measure = trial_timer(layer, x, repeats=1)
     decision = tuner.decide(layer, 64, 64, measure)
     assert layer.execution == before
-    assert float(layer.load.rows) == 0.0
+    assert layer.load.read().rows == 0.0
     assert {trial.execution.r for trial in decision.trials} == set(valid_r(EXPERTS, mesh.size))
     everywhere = [None] * mesh.size
     dist.all_gather_object(everywhere, decision.event())
