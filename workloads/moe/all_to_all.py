@@ -279,10 +279,10 @@ def ranges(begins_B: Tensor, lengths_B: Tensor, total: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Copies:
-    """Rows of a buffer that are sent: row i of M is buffer row ``source_M[i]``; buffer row n is sent as rows ``place_RN[:, n]``."""
+    """Rows of a buffer that are sent: row i of M is buffer row ``source_M[i]``; buffer row n is sent as rows ``place_NR[n]``."""
 
     source_M: Tensor
-    place_RN: Tensor
+    place_NR: Tensor
 
     def spread(self, rows_ND: Tensor) -> Tensor:
         """Copy the rows that are sent. The gradient of a row is the sum of those of its copies, in the order of R."""
@@ -454,9 +454,9 @@ class _Join(torch.autograd.Function):
 
 
 def _added(rows_MD: Tensor, copies: Copies) -> Tensor:
-    if len(copies.place_RN) == 1:
-        return rows_MD.index_select(0, copies.place_RN[0])
-    return add_choices(rows_MD, copies.place_RN, None).to(rows_MD.dtype)
+    if copies.place_NR.shape[1] == 1:
+        return rows_MD.index_select(0, copies.place_NR[:, 0])
+    return add_choices(rows_MD, copies.place_NR, None)
 
 
 class _Gather(torch.autograd.Function):

@@ -4,7 +4,7 @@ Queues are Tutel's: all first choices in token order (or by score), then all sec
 token to an expert, or empty. Rows are sorted by expert, then by position in its queue. Shapes depend on the number of tokens
 only, so the host does not wait for the device, except for a capacity factor of zero or below (`Capacity`).
 Neither direction adds into a place that another row adds into too: each token gathers its rows, and they are added in the
-order of choice in float32 at least. So results do not depend on the order in which a GPU's threads end.
+order of choice, in float32 at least. So results do not depend on the order in which a GPU's threads end.
 
 T tokens, K choices, E experts, C capacity, D width, R = T * K assignments, N rows of the buffer.
 """
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from workloads.moe.config import DispatchMode, capacity_of
@@ -26,7 +27,7 @@ from workloads.moe.router import Routing, tally
 class Plan:
     """The source of every row: its token, and its index in the flat (T, K) weights; T and T * K for an empty row.
 
-    ``place_KT`` is the row of every choice, 0 where it was dropped; ``kept_KT`` is false there (None: nothing was dropped).
+    ``place_TK`` is the row of every choice, 0 where it was dropped; ``kept_TK`` is false there (None: nothing was dropped).
     ``rows_E`` counts buffer rows per expert, empty ones included; ``host_E`` is the same on the host, if it is known there
     without waiting. ``assigned_E`` counts the router's choices, dropped ones included; ``kept`` (no dimensions) counts rows
     that hold a token.
@@ -35,8 +36,8 @@ class Plan:
     tokens: int
     tokens_N: Tensor
     choices_N: Tensor
-    place_KT: Tensor
-    kept_KT: Tensor | None
+    place_TK: Tensor
+    kept_TK: Tensor | None
     rows_E: Tensor
     host_E: Tensor | None
     assigned_E: Tensor
@@ -78,8 +79,8 @@ class Dropless:
             tokens=tokens,
             tokens_N=queue.tokens_R,
             choices_N=queue.choices_R,
-            place_KT=_placed(rows_R, queue, top_k),
-            kept_KT=None,
+            place_TK=_placed(rows_R, queue, top_k),
+            kept_TK=None,
             rows_E=assigned_E,
             host_E=None,
             assigned_E=assigned_E,
@@ -92,7 +93,7 @@ class Dropless:
         return _Encode.apply(x_TD, plan)  # type: ignore[no-any-return, no-untyped-call]
 
     def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
-        """Gather, scale and add, in float32 at least."""
+        """Gather, scale and add."""
         return _Decode.apply(rows_ND, weights_TK, plan)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -123,13 +124,13 @@ class Capacity(Dropless):
         source_N = torch.where(place_C < assigned_E[:, None], source_EC, tokens * top_k).reshape(-1)
         turn_R = torch.arange(tokens * top_k, device=device) - begin_E.index_select(0, queue.experts_R)
         row_R = torch.where(turn_R < capacity, queue.experts_R * capacity + turn_R, -1)
-        place_KT = _placed(row_R, queue, top_k)
+        place_TK = _placed(row_R, queue, top_k)
         return Plan(
             tokens=tokens,
             tokens_N=_with_last(queue.tokens_R, tokens).index_select(0, source_N),
             choices_N=_with_last(queue.choices_R, tokens * top_k).index_select(0, source_N),
-            place_KT=place_KT.clamp(min=0),
-            kept_KT=place_KT >= 0,
+            place_TK=place_TK.clamp(min=0),
+            kept_TK=place_TK >= 0,
             rows_E=torch.full((experts,), capacity, device=device),
             host_E=torch.full((experts,), capacity),
             assigned_E=assigned_E,
@@ -164,19 +165,17 @@ def permutation(
     return {"capacity": Capacity, "einsum": Einsum}[mode](factor, alignment, over_ranks)
 
 
-def add_choices(rows_ND: Tensor, place_KT: Tensor, scale_KT: Tensor | None) -> Tensor:
-    """Add the rows that each token has at K places, times ``scale_KT``, in this order and in float32 at least: (T, D)."""
-    wide = torch.promote_types(rows_ND.dtype, torch.float32)
-    if not len(rows_ND):  # then all is dropped, and there is no row 0 to point to
-        return rows_ND.new_zeros(place_KT.shape[1], rows_ND.shape[1], dtype=wide)
-    total_TD: Tensor | None = None
-    for k, place_T in enumerate(place_KT.unbind()):
-        row_TD = rows_ND.index_select(0, place_T)
-        if scale_KT is not None:
-            row_TD = row_TD.to(wide).mul_(scale_KT[k][:, None])
-        total_TD = row_TD.to(wide) if total_TD is None else total_TD.add_(row_TD)
-    assert total_TD is not None
-    return total_TD
+def add_choices(rows_ND: Tensor, place_TK: Tensor, scale_TK: Tensor | None) -> Tensor:
+    """Add the rows that each token has at K places, times ``scale_TK``, in this order: (T, D).
+
+    A bag of embeddings is this in one kernel, which adds bfloat16 in float32.
+    """
+    tokens, top_k = place_TK.shape
+    if not tokens or not len(rows_ND):  # without rows all is dropped, and there is no row 0 to point to
+        return rows_ND.new_zeros(tokens, rows_ND.shape[1])
+    begins_T = torch.arange(0, tokens * top_k, top_k, device=place_TK.device)
+    scale = None if scale_TK is None else scale_TK.detach().to(rows_ND.dtype).reshape(-1)
+    return F.embedding_bag(place_TK.reshape(-1), rows_ND.detach(), begins_T, mode="sum", per_sample_weights=scale)
 
 
 @dataclass(frozen=True)
@@ -203,9 +202,8 @@ def _queue(routing: Routing, experts: int) -> _Queue:
 
 
 def _placed(row_R: Tensor, queue: _Queue, top_k: int) -> Tensor:
-    """Return the row of each choice, (K, T), from that of each assignment in the order of the queues."""
-    place_TK = torch.empty_like(row_R).scatter_(0, queue.choices_R, row_R).view(-1, top_k)
-    return place_TK.t().contiguous()
+    """Return the row of each choice, (T, K), from that of each assignment in the order of the queues."""
+    return torch.empty_like(row_R).scatter_(0, queue.choices_R, row_R).view(-1, top_k)
 
 
 class _Encode(torch.autograd.Function):
@@ -218,9 +216,8 @@ class _Encode(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_rows_ND: Tensor) -> tuple[Tensor, None]:
-        plan = ctx.plan
-        kept_KT = None if plan.kept_KT is None else plan.kept_KT.to(d_rows_ND.dtype)
-        return add_choices(d_rows_ND, plan.place_KT, kept_KT).to(d_rows_ND.dtype), None
+        plan: Plan = ctx.plan
+        return add_choices(d_rows_ND, plan.place_TK, plan.kept_TK), None
 
 
 class _Decode(torch.autograd.Function):
@@ -230,8 +227,8 @@ class _Decode(torch.autograd.Function):
     def forward(ctx: Any, rows_ND: Tensor, weights_TK: Tensor, plan: Plan) -> Tensor:
         ctx.save_for_backward(rows_ND, weights_TK)
         ctx.plan = plan
-        scale_KT = weights_TK.t() if plan.kept_KT is None else weights_TK.t() * plan.kept_KT
-        return add_choices(rows_ND, plan.place_KT, scale_KT)
+        scale_TK = weights_TK if plan.kept_TK is None else weights_TK * plan.kept_TK
+        return add_choices(rows_ND, plan.place_TK, scale_TK)
 
     @staticmethod
     def backward(ctx: Any, d_out_TD: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -242,23 +239,23 @@ class _Decode(torch.autograd.Function):
         wide = torch.promote_types(rows_ND.dtype, torch.float32)
         same = rows_ND.dtype == wide
         d_weights_N = torch.linalg.vecdot(d_rows_ND, rows_ND) if same else (d_rows_ND * rows_ND).sum(1, dtype=wide)
-        d_weights_KT = d_weights_N.index_select(0, plan.place_KT.view(-1)).view_as(plan.place_KT)
-        if plan.kept_KT is not None:
-            d_weights_KT = d_weights_KT * plan.kept_KT
+        d_weights_TK = d_weights_N.index_select(0, plan.place_TK.view(-1)).view_as(plan.place_TK)
+        if plan.kept_TK is not None:
+            d_weights_TK = d_weights_TK * plan.kept_TK
         d_rows_ND.mul_(_weights(plan, weights_TK)[:, None])
-        return d_rows_ND, d_weights_KT.t().to(weights_TK.dtype), None
+        return d_rows_ND, d_weights_TK.to(weights_TK.dtype), None
 
 
 def _of_tokens(x_TD: Tensor, plan: Plan) -> Tensor:
     """Gather the token of each row; an empty row reads a row of zeros appended to the tokens."""
-    x_TD = x_TD if plan.kept_KT is None else _with_last(x_TD, 0)
+    x_TD = x_TD if plan.kept_TK is None else _with_last(x_TD, 0)
     return x_TD.index_select(0, plan.tokens_N)
 
 
 def _weights(plan: Plan, weights_TK: Tensor) -> Tensor:
     """Look up the weight of each row; zero for empty rows."""
     weights_R = weights_TK.reshape(-1)
-    return (weights_R if plan.kept_KT is None else _with_last(weights_R, 0)).index_select(0, plan.choices_N)
+    return (weights_R if plan.kept_TK is None else _with_last(weights_R, 0)).index_select(0, plan.choices_N)
 
 
 def _with_last(values: Tensor, last: int) -> Tensor:

@@ -367,4 +367,4 @@ def _copies(begins_JWL: Tensor, counts_JWL: Tensor, rows: int, sharers: int, r: 
     grid = (chunks, ranks // sharers, r, sharers // r, each)
     begins = (counts.cumsum(0) - counts).view(grid).permute(2, 1, 4, 3, 0).reshape(-1)
     sizes = counts_JWL.reshape(grid).permute(2, 1, 4, 3, 0).reshape(-1)
-    return Copies(source_M, ranges(begins, sizes, r * rows).view(r, rows))
+    return Copies(source_M, ranges(begins, sizes, r * rows).view(r, rows).t().contiguous())
