@@ -353,7 +353,7 @@ def known_traffic(
     node, here = divmod(mesh.rank, mesh.devices)
     of_node_D1 = node * mesh.devices + torch.arange(mesh.devices)[:, None]
     to_N = torch.arange(mesh.nodes) * mesh.devices + here
-    return Traffic(sent, received, between(*torch.broadcast_tensors(of_node_D1, to_N)))
+    return Traffic(sent, received, between(of_node_D1.expand(-1, mesh.nodes), to_N.expand(mesh.devices, -1)))
 
 
 def _copies(begins_JWL: Tensor, counts_JWL: Tensor, rows: int, sharers: int, r: int) -> Copies:
