@@ -45,7 +45,9 @@ class CosmoFlow(Workload):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the mean squared error plus l2 * sum(w^2) of the two hidden dense kernels, as Keras defines L2."""
-        loss = F.mse_loss(model(batch["x"]), batch["y"])
+        found, right = model(batch["x"]), batch["y"]
+        dtype = torch.promote_types(found.dtype, right.dtype)
+        loss = F.mse_loss(found.to(dtype), right.to(dtype))  # torch before 2.13 has no gradient of two types
         if self._settings.l2:
             loss = loss + self._settings.l2 * sum(weight.square().sum() for weight in regularised(model))
         return loss
@@ -54,7 +56,7 @@ class CosmoFlow(Workload):
         """Sum absolute and squared errors per target, and the squares of each sample's mean absolute error; count samples."""
         error_NT = model(batch["x"]).double() - batch["y"].double()
         absolute_NT = error_NT.abs()
-        count = torch.tensor(float(len(error_NT)), dtype=torch.float64, device=error_NT.device)
+        count = error_NT.new_full((), len(error_NT))
         stats = {"samples": count, "of_samples_squared": absolute_NT.mean(dim=1).square().sum()}
         for name, absolute_N in zip(self._settings.targets, absolute_NT.unbind(dim=1), strict=True):
             stats |= {f"absolute_{name}": absolute_N.sum(), f"squared_{name}": absolute_N.square().sum()}

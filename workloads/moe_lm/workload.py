@@ -60,7 +60,7 @@ class MoELM(MoEWorkload):
         logits_NSV, _ = model(text_NS[:, :-1])
         target_T = text_NS[:, 1:].long().flatten()
         nats = F.cross_entropy(logits_NSV.flatten(0, 1).float(), target_T, reduction="none").double().sum()
-        return {"nats": nats, "bytes": nats.new_tensor(float(target_T.numel()))}
+        return {"nats": nats, "bytes": nats.new_full((), target_T.numel())}
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Compute ``eval_error``, bits per byte."""

@@ -149,7 +149,7 @@ class OpenCatalyst(Workload):
         counts_R3 = own_3.new_zeros(dist.get_world_size(), 3)
         counts_R3[dist.get_rank()] = own_3
         dist.all_reduce(counts_R3)
-        share_R = counts_R3[:, 1]
+        share_R = counts_R3[:, 1].float()
         imbalance = share_R.max() / share_R.mean()
         self._imbalance = imbalance if self._imbalance is None else self._imbalance + imbalance
         self._steps += 1
