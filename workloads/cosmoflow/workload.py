@@ -45,7 +45,8 @@ class CosmoFlow(Workload):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the mean squared error plus l2 * sum(w^2) of the two hidden dense kernels, as Keras defines L2."""
-        loss = F.mse_loss(model(batch["x"]), batch["y"])
+        predicted_NT = model(batch["x"])
+        loss = F.mse_loss(predicted_NT, batch["y"].to(predicted_NT.dtype))
         if self._settings.l2:
             loss = loss + self._settings.l2 * sum(weight.square().sum() for weight in regularised(model))
         return loss
