@@ -14,7 +14,7 @@ from suite.descriptor import descriptor
 from suite.log.mllog import EventLog
 from suite.log.run_folder import RunFolder
 from suite.training.checkpoint import Checkpoint
-from suite.training.devices import pick_device, threads_per_rank
+from suite.training.devices import pick_device, threads_per_rank, use_precision
 from suite.training.loop import Trainer
 from suite.training.plan import TrialPlan
 from suite.training.state import TrainingState
@@ -60,7 +60,9 @@ def open_workload(name: str, size: str, overrides: Sequence[str], world: World) 
     torch.set_num_threads(threads_per_rank(world))
     chosen = descriptor(name)
     config = load_config(chosen, size, [*overrides, "checkpoint.interval_s=null"])
-    world.init_torch(pick_device(config.device, world))
+    device = pick_device(config.device, world)
+    use_precision(config.precision, device)
+    world.init_torch(device)
     return load_workload(chosen)(config), config
 
 

@@ -59,7 +59,9 @@ class RunConfig(_Section):
     data: Path | None = Field(None, description="data root; default: data/<workload>-<size>")
     verify_data: bool = Field(True, description="compare every shard with its checksum before the run")
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: autocast of the model")
+    precision: Literal["float32", "tf32", "bfloat16"] = Field(
+        "float32", description="tf32: products and convolutions of a GPU in TF32; bfloat16: autocast of the model"
+    )
     channels_last: bool = False
     compile: bool = False
     loader_threads: int = Field(1, ge=1)

@@ -23,7 +23,7 @@ from suite.log.mllog import EventLog
 from suite.machine.page_cache import drop_page_caches
 from suite.machine.power.beside import sampled_power
 from suite.training.checkpoint import Checkpoint
-from suite.training.devices import pick_device, threads_per_rank
+from suite.training.devices import pick_device, threads_per_rank, use_precision
 from suite.training.loop import Outcome, Trainer
 from suite.training.parallel.apply import apply, build_on_meta
 from suite.training.parallel.sharing import Parallel
@@ -64,6 +64,7 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
     config, folder = plan.config, plan.folder
     torch.set_num_threads(threads_per_rank(world))
     device = pick_device(config.device, world)
+    use_precision(config.precision, device)
     keeps_freed_memory = device.type == "cpu" and keep_freed_memory()
     parallel = Parallel.of(config, plan.descriptor, world.rank, world.size)
     check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
