@@ -98,7 +98,8 @@ class MovingAverage(AveragedModel):
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
         """Take in the present weights; the first ones as they are."""
-        mine, theirs = list(self.module.parameters()), list(model.parameters())
+        mine: list[torch.Tensor] = [*self.module.parameters()]
+        theirs: list[torch.Tensor] = [*model.parameters()]
         if int(self.n_averaged) == 0:  # on the host
             torch._foreach_copy_(mine, theirs)
         else:

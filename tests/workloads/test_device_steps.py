@@ -16,7 +16,17 @@ from suite.descriptor import descriptor
 from suite.training.devices import Parcel
 from suite.workload import Workload, load_workload
 from suite.world import World
-from tests.fixtures.device_steps import COPIES, LONG, META, ON_HOST, WAITS, pretend_meta_computes, step_of, watching
+from tests.fixtures.device_steps import (
+    COPIES,
+    LONG,
+    META,
+    ON_HOST,
+    WAITS,
+    counted_reads,
+    pretend_meta_computes,
+    step_of,
+    watching,
+)
 from tests.workloads.tiny import TINY
 
 CUDA = torch.device("cuda")
@@ -49,6 +59,18 @@ def batch_of(workload: Workload, root: Path | None, split: str, device: torch.de
         epoch = int(split == "train")
         batch = dict(workload.dataset(split, root).load(range(4), seed=1, epoch=epoch))
     return Parcel.pack(batch, pinned=device == CUDA).to(device).unpack()
+
+
+@pytest.mark.parametrize("name", [*TINY, "moe_lm"])
+def test_tf32_has_the_bytes_of_float32(name: str) -> None:
+    """A GPU rounds the factors of its products; what is stored and sent is as long as before."""
+    stated = []
+    for precision in ("float32", "tf32"):
+        config = load_config(descriptor(name), "smoke", [f"precision={precision}"])
+        workload: Workload = load_workload(descriptor(name))(config)
+        hyperparameters = {key: value for key, value in workload.hyperparameters().items() if "precision" not in key}
+        stated.append((workload.work(), hyperparameters))
+    assert stated[0] == stated[1]
 
 
 @pytest.fixture(params=list(FORMS))
@@ -145,6 +167,42 @@ def test_what_a_gpu_does_well_is_let_pass(name: str) -> None:
     with watching() as watched:
         FINE[name](x)
     assert watched.found == {}
+
+
+READS: dict[str, tuple[int, Callable[[Tensor], Any]]] = {
+    "a value": (1, lambda x: x.sum().item()),
+    "a number": (1, lambda x: float(x[0, 0])),
+    "a branch": (1, lambda x: 1 if x.sum() > 0 else 0),
+    "a list": (1, lambda x: (x @ x).tolist()),
+    "an array": (1, lambda x: x.exp().numpy()),
+    "a copy, read twice": (1, lambda x: [(host := x.cpu()).tolist(), float(host.sum())]),
+    "two of its values": (2, lambda x: [x[0].tolist(), x[1].tolist()]),
+    "a mask": (1, lambda x: x[x > 0]),
+    "what was written from it": (1, lambda x: torch.empty(4, 4).copy_(x).tolist()),
+    "in the backward pass": (1, lambda x: _ReadsBackward.apply(x.requires_grad_()).sum().backward()),
+    "nothing": (0, lambda x: (x @ x).softmax(0)),
+    "the host's own": (0, lambda x: [*torch.full((4,), 3).tolist(), int(torch.arange(4).sum())]),
+    "shapes": (0, lambda x: [len(x), x.shape, x.numel()]),
+}
+
+
+class _ReadsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * float(gradient.sum())
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads_are_counted(name: str) -> None:
+    wanted, action = READS[name]
+    x = torch.randn(4, 4)
+    with counted_reads(x) as reads:
+        action(x)
+    assert reads.count == wanted
 
 
 @pytest.fixture

@@ -82,12 +82,15 @@ def run_experts(
     backend: Backend,
     host_E: Tensor | None = None,
 ) -> Tensor:
-    """Compute each expert's FFN on its rows. Back end ``auto``: grouped_mm on a GPU, onednn on a CPU, else the loop.
+    """Compute each expert's FFN on its rows. Back end ``auto``: grouped_mm in bfloat16 on a GPU, onednn on a CPU, else the loop.
 
     ``rows_E`` lies with the rows; ``host_E`` is the same on the host, for back ends that read it there (`READ_ON_HOST`).
     """
-    if backend == "auto" and rows_ND.is_cuda:
-        backend = "grouped_mm" if grouped_problem(rows_ND, weights) is None else "loop"
+    if (
+        backend == "auto" and rows_ND.is_cuda
+    ):  # F.grouped_mm has kernels of its own for bfloat16 only, else it reads the counts
+        fits = rows_ND.dtype == torch.bfloat16 and grouped_problem(rows_ND, weights) is None
+        backend = "grouped_mm" if fits else "loop"
     elif backend == "auto":
         backend = "onednn" if onednn_problem(rows_ND) is None else "loop"
     if backend in READ_ON_HOST and host_E is not None:

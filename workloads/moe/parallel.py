@@ -42,11 +42,12 @@ def logged(moe: MoEConfig, *, dense: bool, precision: str, ranks: int) -> dict[s
     computed in, gradients in float32.
     """
     auxiliary = moe.balance in ("gshard", "importance_load") and not dense
-    computed = {"float32": "fp32", "bfloat16": "bfloat16"}[precision]
+    computed = {"float32": "fp32", "tf32": "tf32", "bfloat16": "bfloat16"}[precision]
+    sent = "bfloat16" if precision == "bfloat16" else "fp32"
     return {
         "lowest_numerical_precision_in_linear": computed,
         "lowest_numerical_precision_in_attn": computed,
-        "lowest_numerical_precision_in_comm": computed if ranks > 1 else "fp32",
+        "lowest_numerical_precision_in_comm": sent if ranks > 1 else "fp32",
         "expert_parallelism": ranks,
         "moe_aux_loss_coeff": moe.balance_coefficient if auxiliary else 0.0,
         "moe_balance": "none" if dense else moe.balance,

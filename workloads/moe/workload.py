@@ -109,7 +109,7 @@ class MoEWorkload(Workload):
     @property
     def element_bytes(self) -> int:
         """Bytes of one activation value."""
-        return {"float32": 4, "bfloat16": 2}[self.config.precision]
+        return 2 if self.config.precision == "bfloat16" else 4
 
     @property
     def _cuda(self) -> bool:

@@ -127,7 +127,7 @@ class OpenCatalyst(Workload):
         return self._work(self._settings.model_copy(update=sizes))
 
     def _work(self, settings: OpenCatalystConfig) -> Work:
-        element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
+        element_bytes = 2 if self.config.precision == "bfloat16" else 4
         return work(settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> Mapping[str, float]:
