@@ -4,8 +4,7 @@ A `Route` says which rows of one chunk go where and in what order they arrive; a
 Beginning and ending a transfer are two autograd nodes. The backward pass walks the graph in reverse, so transfers that
 overlap in the forward pass also overlap in the backward pass.
 
-Row indices are computed on the rows' device. The host needs the sizes of messages: where they follow from the capacities
-of the ranks it computes them, otherwise one read of the exchanged counts is the only place where it waits for the device.
+Row indices are computed on the rows' device. `workloads.moe.routes` plans what goes where.
 
 W ranks = nodes x devices (node-major), N nodes, D devices of a node, L experts per rank, J chunks.
 """
@@ -23,7 +22,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from suite.errors import InputError
-from workloads.moe.config import Algorithm
 from workloads.moe.dispatch import add_choices
 
 # torch 2.13 renamed these functions and warns about the old names; torch 2.11 has only the old ones. Looked up by name at
@@ -173,60 +171,6 @@ class Route:
         return tuple(hop.reversed() for hop in reversed(self.hops))
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Numbers of rows on the host, and on the device of the rows."""
-
-    host: Tensor
-    here: Tensor
-
-    @staticmethod
-    def known(host: Tensor, device: torch.device) -> Counts:
-        """From the host, which does not wait."""
-        return Counts(host, host.to(device, non_blocking=True))
-
-    def chunk(self, j: int) -> Counts:
-        """The counts of one chunk, dimension -2."""
-        return Counts(self.host[..., j, :], self.here[..., j, :])
-
-    @property
-    def total(self) -> int:
-        """All rows."""
-        return int(self.host.sum())
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Rows in all messages of a layer: ``sent`` (W, J, L) by receiver, ``received`` (W, J, L) by sender; for 2dh also ``passed``
-    (D, N, J, L), what each device of this node gives to this rank in the first hop, by destination node."""
-
-    sent: Counts
-    received: Counts
-    passed: Counts | None = None
-
-
-def exchange_counts(mesh: ExpertMesh, counts_JWL: Tensor, algorithm: Algorithm) -> Traffic:
-    """Exchange the counts of rows that each rank sends. Every rank calls; the only place where the host waits for the device."""
-    sent_WJL = counts_JWL.transpose(0, 1).contiguous()
-    tables = [sent_WJL]
-    if algorithm == "linear":
-        tables.append(_exchange(sent_WJL, mesh.world))
-    else:
-        sent_NDJL = sent_WJL.view(mesh.nodes, mesh.devices, *sent_WJL.shape[1:])
-        passed_DNJL = _exchange(sent_NDJL.transpose(0, 1), mesh.within_node)  # [source device, destination node]
-        received_NDJL = _exchange(passed_DNJL.transpose(0, 1), mesh.across_nodes)  # [source node, source device]
-        tables += [received_NDJL.view_as(sent_WJL), passed_DNJL]
-    host = torch.cat([table.view(-1) for table in tables]).cpu()
-    parts = torch.split(host, [table.numel() for table in tables])
-    return Traffic(*(Counts(part.view_as(table), table) for part, table in zip(parts, tables, strict=True)))
-
-
-def plan_routes(mesh: ExpertMesh, traffic: Traffic, algorithm: Algorithm) -> list[Route]:
-    """Plan one route per chunk. The host waits for nothing."""
-    plan = {"linear": _linear, "2dh": _two_level}[algorithm]
-    return [plan(mesh, traffic, j) for j in range(traffic.sent.host.shape[1])]
-
-
 class Journey:
     """Rows in transfer along hops. Every rank must begin, advance and end its journeys in the same order."""
 
@@ -310,59 +254,10 @@ def gather_slices(
     return result
 
 
-def _linear(mesh: ExpertMesh, traffic: Traffic, j: int) -> Route:
-    sent, received = traffic.sent.chunk(j), traffic.received.chunk(j)
-    hop = Hop(mesh.world, None, _splits(sent.host), _splits(received.host), _reorder(received, (1, 0)))
-    return Route((hop,), received.here.sum(0), received.host.sum(0))
-
-
-def _two_level(mesh: ExpertMesh, traffic: Traffic, j: int) -> Route:
-    """Send first to the device of this node that has the destination's local rank, then across nodes.
-
-    With m devices per node, every message across nodes is m times larger than in the linear form, and there are m times
-    fewer.
-    """
-    assert traffic.passed is not None
-    sent_WL, passed_DNL, received_WL = traffic.sent.chunk(j), traffic.passed.chunk(j), traffic.received.chunk(j)
-    grid = (mesh.nodes, mesh.devices, -1)
-    sent_NDL = Counts(sent_WL.host.reshape(grid), sent_WL.here.reshape(grid))
-    first = Hop(
-        mesh.within_node,
-        _reorder(sent_NDL, (1, 0, 2)),
-        _splits(sent_NDL.host.transpose(0, 1)),
-        _splits(passed_DNL.host),
-    )
-    second = Hop(
-        mesh.across_nodes,
-        _reorder(passed_DNL, (1, 0, 2)),
-        _splits(passed_DNL.host.transpose(0, 1)),
-        _splits(received_WL.host.reshape(grid)),
-        _reorder(received_WL, (1, 0)),
-    )
-    return Route((first, second), received_WL.here.sum(0), received_WL.host.sum(0))
-
-
-def _reorder(counts: Counts, order: Sequence[int]) -> Reorder | None:
-    return Reorder.of_blocks(counts.here, order, counts.total)
-
-
 def _begins(counts: Tensor) -> Tensor:
     """The number of rows before each block."""
     flat = counts.reshape(-1)
     return (flat.cumsum(0) - flat).view(counts.shape)
-
-
-def _splits(counts: Tensor) -> tuple[int, ...]:
-    """Sum the counts per first index."""
-    return tuple(counts.reshape(len(counts), -1).sum(1).tolist())
-
-
-def _exchange(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Exchange counts. The first index is the rank of the group: the receiver on entry, the sender on return."""
-    counts = counts.contiguous()
-    received = torch.empty_like(counts)
-    dist.all_to_all_single(received, counts, group=group)
-    return received
 
 
 def _same_order(shape: Sequence[int], order: Sequence[int]) -> bool:

@@ -23,7 +23,7 @@ from suite.performance.cost_model import ALGORITHMS
 from suite.training.timing import CudaClock, HostClock
 from suite.world import World
 from workloads.moe import phases
-from workloads.moe.all_to_all import ExpertMesh, Journey, exchange_counts, plan_routes
+from workloads.moe.all_to_all import ExpertMesh, Journey
 from workloads.moe.autotune import measure_flops, measure_memory
 from workloads.moe.config import MoEConfig, valid_r
 from workloads.moe.experts import activate
@@ -31,6 +31,7 @@ from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.parallel import expert_mesh
 from workloads.moe.phases import LayerTimer, NoMarker
 from workloads.moe.router import Router
+from workloads.moe.routes import exchange_counts, plan_routes
 
 BENCH_VERSION = 2
 SWEEP_VERSION = 2  # read by analysis/network/sweep.py

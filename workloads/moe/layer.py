@@ -18,23 +18,13 @@ from torch import Tensor, nn
 
 from suite.errors import InputError
 from workloads.moe import phases
-from workloads.moe.all_to_all import (
-    Copies,
-    Counts,
-    ExpertMesh,
-    Journey,
-    Route,
-    Traffic,
-    exchange_counts,
-    gather_slices,
-    plan_routes,
-    ranges,
-)
+from workloads.moe.all_to_all import Copies, ExpertMesh, Journey, Route, gather_slices, ranges
 from workloads.moe.config import Algorithm, MoEConfig, ranks_per_expert, valid_r
 from workloads.moe.dispatch import Permutation, Plan, permutation
 from workloads.moe.experts import Experts, Weights, run_experts
 from workloads.moe.phases import Load, Marker, NoMarker
 from workloads.moe.router import Router, Routing
+from workloads.moe.routes import Traffic, exchange_counts, known_traffic, plan_routes, shares
 
 
 @dataclass(frozen=True)
@@ -211,7 +201,8 @@ class MoELayer(nn.Module):
         if self._last_schedule is None or self._last_schedule[0] != key:
             assert plan.host_E is not None
             begins_JWL, _ = shares(plan.host_E, mesh.size, self.sharers, execution.r, execution.degree)
-            traffic = known_traffic(mesh, capacity_W, self.config.experts, self.sharers, execution, device)
+            form = execution.r, execution.degree, execution.algorithm
+            traffic = known_traffic(mesh, capacity_W, self.config.experts, self.sharers, *form, device)
             begins_JWL = begins_JWL.to(device, non_blocking=True)
             schedule = Schedule.create(mesh, traffic, begins_JWL, plan.rows, self.sharers, execution)
             self._last_schedule = key, schedule
@@ -306,54 +297,6 @@ def _send_and_compute(layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, plan: 
     coming[-1].advance()
     returned_MD = torch.cat([journey.end() for journey in coming])
     return returned_MD if schedule.copies is None else schedule.copies.join(returned_MD)
-
-
-def shares(rows_E: Tensor, ranks: int, sharers: int, r: int, degree: int) -> tuple[Tensor, Tensor]:
-    """Cut the buffer into ranges of rows: one per chunk, receiving rank and local expert. Returns begins and counts (J, W, L).
-
-    The s ranks of an expert form r classes of s / r ranks. A class holds 1 / r of the hidden width and receives every row
-    once; its ranks receive equal parts of the rows, and each part is cut into ``degree`` chunks.
-    """
-    device, parts = rows_E.device, sharers // r
-    ends_E = rows_E.cumsum(0)
-    rank_W = torch.arange(ranks, device=device)
-    each = max(1, len(rows_E) // ranks)
-    expert_WL = (rank_W // sharers * each)[:, None] + torch.arange(each, device=device)
-    part_W1 = (rank_W % sharers % parts)[:, None]
-    rows_WL, first_WL = rows_E[expert_WL], (ends_E - rows_E)[expert_WL]
-    cut_J11 = torch.arange(degree + 1, device=device)[:, None, None]
-    pieces = parts * degree
-    cuts_JWL = (part_W1 * degree + cut_J11) * rows_WL // pieces
-    return first_WL + cuts_JWL[:-1], cuts_JWL[1:] - cuts_JWL[:-1]
-
-
-def known_traffic(
-    mesh: ExpertMesh, capacity_W: Tensor, experts: int, sharers: int, execution: Execution, device: torch.device
-) -> Traffic:
-    """Compute the rows of all messages where every rank has ``capacity_W`` rows (on the host) for each expert.
-
-    What ranks send is what `shares` gives them, without any exchange.
-    """
-    each, parts = max(1, experts // mesh.size), sharers // execution.r
-    pieces = parts * execution.degree
-
-    def between(sources: Tensor, destinations: Tensor) -> Counts:
-        """The rows from each source to each destination, (..., J, L)."""
-        part = destinations % sharers % parts
-        cut_J = torch.arange(execution.degree + 1)
-        cuts = (part[..., None] * execution.degree + cut_J) * capacity_W[sources][..., None] // pieces
-        counts = (cuts[..., 1:] - cuts[..., :-1])[..., None].expand(*cuts.shape[:-1], execution.degree, each)
-        return Counts.known(counts.contiguous(), device)
-
-    rank_W = torch.arange(mesh.size)
-    me = torch.full_like(rank_W, mesh.rank)
-    sent, received = between(me, rank_W), between(rank_W, me)
-    if execution.algorithm == "linear":
-        return Traffic(sent, received)
-    node, here = divmod(mesh.rank, mesh.devices)
-    of_node_D1 = node * mesh.devices + torch.arange(mesh.devices)[:, None]
-    to_N = torch.arange(mesh.nodes) * mesh.devices + here
-    return Traffic(sent, received, between(of_node_D1.expand(-1, mesh.nodes), to_N.expand(mesh.devices, -1)))
 
 
 def _copies(begins_JWL: Tensor, counts_JWL: Tensor, rows: int, sharers: int, r: int) -> Copies:

@@ -22,11 +22,12 @@ from suite.performance.cost_model import Network
 from suite.training.timing import HostClock
 from tests.fixtures.device_steps import counted_reads
 from workloads.moe import phases
-from workloads.moe.all_to_all import ExpertMesh, exchange_counts, gather_slices
+from workloads.moe.all_to_all import ExpertMesh, gather_slices
 from workloads.moe.autotune import Autotuner, measure_flops, measure_network, trial_timer
 from workloads.moe.config import MoEConfig, ranks_per_expert, valid_r
-from workloads.moe.layer import Execution, MoELayer, known_traffic, shares
+from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.phases import LayerTimer
+from workloads.moe.routes import exchange_counts, known_traffic, shares
 
 EXPERTS, WIDTH = 2, 8
 
@@ -187,8 +188,8 @@ def a_known_traffic_is_the_exchanged_one(mesh: ExpertMesh) -> None:
             mine_E = torch.full((experts,), int(capacity_W[mesh.rank]))
             _, counts_JWL = shares(mine_E, mesh.size, sharers, r, degree)
             told = exchange_counts(mesh, counts_JWL, algorithm)
-            execution = Execution(r, degree, algorithm)
-            known = known_traffic(mesh, capacity_W, experts, sharers, execution, torch.device("cpu"))
+            form = (experts, sharers, r, degree, algorithm, torch.device("cpu"))
+            known = known_traffic(mesh, capacity_W, *form)
             for one, other in ((told.sent, known.sent), (told.received, known.received), (told.passed, known.passed)):
                 assert (one is None) == (other is None)
                 assert one is None or torch.equal(one.host, other.host)
