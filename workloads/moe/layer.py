@@ -104,6 +104,7 @@ class MoELayer(nn.Module):
             None  # assignments of the last training step; they move the aux-loss-free bias
         )
         self._all_weights: Weights | None = None
+        self._computed: torch.dtype | None = None  # the type of the last pass: an evaluation gathers the weights in it
         self._last_schedule: tuple[object, Schedule] | None = None  # of a capacity layer: the same until a size changes
 
     def use(self, execution: Execution) -> None:
@@ -121,7 +122,8 @@ class MoELayer(nn.Module):
         marker = self.marker
         x_TD = marker.boundary(x_TD, None, phases.GATE)
         routing = self.router(x_TD)
-        rows_TD = marker.boundary(x_TD.to(self.compute_dtype(x_TD)), phases.GATE, phases.PERMUTE)
+        self._computed = self.compute_dtype(x_TD)
+        rows_TD = marker.boundary(x_TD.to(self._computed), phases.GATE, phases.PERMUTE)
         dispatched = self.dispatcher(self, rows_TD, routing)
         y_TD = marker.boundary(dispatched.y_TD, phases.UNPERMUTE, None)
         if self.training:
@@ -134,7 +136,7 @@ class MoELayer(nn.Module):
         self._all_weights = None
         if not mode and self.mesh is not None:
             with torch.no_grad():
-                self._all_weights = self.experts.weights().map(lambda weight: self._gather_all(weight, None))
+                self._all_weights = self.experts.weights().map(lambda weight: self._gather_all(weight, self._computed))
         return self
 
     def update_bias(self) -> None:

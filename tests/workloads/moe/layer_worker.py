@@ -95,6 +95,10 @@ def evaluation_needs_no_other_rank(mesh: ExpertMesh) -> None:
         torch.testing.assert_close(layer(x).y_TD, alone(x).y_TD)
     layer.train()
     assert layer._all_weights is None
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(torch.randn(4, WIDTH))
+    layer.eval()
+    assert layer.weights().up_EHD.dtype == torch.bfloat16  # half the memory, and not cast for every batch
 
 
 def the_autotuner_agrees_and_remembers(mesh: ExpertMesh) -> None:
