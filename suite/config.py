@@ -39,6 +39,13 @@ class Watching(_Section):
     action: Literal["end", "report"] = Field("end", description="end the run with exit code 1, or only say it")
 
 
+class Choosing(_Section):
+    """What is measured for a moment before a run, to compute as this machine does it fastest. Precision is never chosen."""
+
+    measure: bool = Field(True, description="false: fixed rules, the same on every machine of a kind")
+    pinned: dict[str, str] = Field({}, description="choices by name, as a log has them (measured_choice): not measured")
+
+
 class Submission(_Section):
     """What MLPerf requires a submitter to state."""
 
@@ -74,6 +81,7 @@ class RunConfig(_Section):
     )
     staging: Staging = Staging()
     watchdog: Watching = Watching()
+    choices: Choosing = Choosing()
     plan: Path | None = Field(
         None, description="parallel plan: a name of the workload's, or a YAML file (docs/plans.md)"
     )

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from suite.errors import InputError
 from workloads.moe import phases
 from workloads.moe.all_to_all import ExpertMesh, Journey, Reorder, gather_slices, plan_routes, ranges, reorder
-from workloads.moe.config import Algorithm, MoEConfig, ranks_per_expert, valid_r
+from workloads.moe.config import Algorithm, Backend, MoEConfig, ranks_per_expert, valid_r
 from workloads.moe.dispatch import Permutation, Plan, permutation
-from workloads.moe.experts import Experts, Weights, run_experts
+from workloads.moe.experts import Chosen, Experts, Weights, run_experts
 from workloads.moe.phases import Load, Marker, NoMarker
 from workloads.moe.router import Router, Routing
 
@@ -90,6 +90,7 @@ class MoELayer(nn.Module):
         self.mesh = mesh if mesh is not None and mesh.size > 1 else None
         self.marker: Marker = NoMarker()
         self.execution = Execution(config.parallel_r, config.overlap_degree, config.all_to_all)
+        self.backend: Backend | Chosen = config.backend
         self.router = Router(width, config)
         self.experts = Experts(config.experts, width, config.hidden, config.activation, bias=config.bias)
         self.sharers = 1
@@ -157,7 +158,7 @@ class MoELayer(nn.Module):
     def run_experts(self, rows_ND: Tensor, rows_E: Tensor, weights: Weights) -> Tensor:
         """Compute the experts on rows sorted by expert, in the rows' data type. ``rows_E`` counts the rows of each expert."""
         weights = weights.map(lambda weight: weight.to(rows_ND.dtype))
-        return run_experts(rows_ND, rows_E, weights, self.config.activation, self.config.backend)
+        return run_experts(rows_ND, rows_E, weights, self.config.activation, self.backend)
 
     def weights(self) -> Weights:
         """The weights on this rank: its share in training, all weights in evaluation."""
