@@ -1,8 +1,7 @@
 """Chooses the back end of the experts by a short measurement before a run, where the configuration says ``auto``.
 
 Back ends are those of `workloads.moe.experts.BACKENDS`; one that is registered there takes part. Rows are measured with a load
-that is uneven, as a router's is; a back end that pads is measured with an even load, its best case, and chosen for loads of
-which the measured seconds say that it still wins.
+that is uneven, as a router's is; a back end that pads is chosen only for loads of which the measured seconds say that it wins.
 
 N rows on this rank, E experts and H hidden width that it computes with, D model width.
 """
@@ -30,6 +29,7 @@ FEWEST_EXPERTS, FEWEST_ROWS = (
     256,
 )  # to which it is cut; measured, the order of the back ends is then that of the whole
 MARGIN = 1.03  # a back end that pads must win by this, since loads differ from step to step
+EVEN = ", even"  # after the name of a back end that pads: measured with an even load
 SHORT = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
 
 
@@ -92,39 +92,51 @@ def choose_backend(chooser: Chooses, shape: ExpertShape) -> Chosen:
     """Choose the back end for a shape. Every rank calls, with equal shapes."""
     device = chooser.device
     rows_ND, weights = _inputs(ExpertShape(**{**vars(shape), "rows": 1, "experts": 1}), device)
-    able = {name: why for name, backend in BACKENDS.items() if (why := backend.problem(rows_ND, weights)) is None}
+    reads = device.type == "cpu"
+    able = [name for name, backend in BACKENDS.items() if backend.problem(rows_ND, weights) is None]
+    able = [name for name in able if shape.even or reads or not BACKENDS[name].pads]
+    measured = shape.measured(device)
     question = Question(
         name=shape.name(),
         shape=shape.logged(),
         rule=rule(rows_ND, weights),
-        ways=lambda: _ways(shape.measured(device), device, list(able)),
+        ways=lambda: _ways(measured, device, able),
         possible=lambda text: (
-            (found := Chosen.parse(text)) is not None and {found.name, found.padded or found.name} <= able.keys()
+            (found := Chosen.parse(text)) is not None and {found.name, found.padded or found.name} <= {*able}
         ),
-        decide=partial(decide, even=shape.even, reads=device.type == "cpu"),
-        beside=lambda: _beside(shape.measured(device), device),
+        decide=partial(decide, even=shape.even, padding=padding_of(uneven_rows(measured.rows, measured.experts))),
+        beside=lambda: _beside(measured, device),
     )
     chosen = Chosen.parse(chooser.choose(question))
     assert chosen is not None
     return chosen
 
 
-def decide(seconds: Mapping[str, float], *, even: bool, reads: bool) -> str:
-    """Choose from seconds of a pass. ``even``: any back end; else one that does not pad, and, if the host ``reads`` loads, up to
-    which load one that pads is faster: its seconds are of an even load and grow with the longest queue.
+def decide(seconds: Mapping[str, float], *, even: bool, padding: float) -> str:
+    """Choose from seconds of a pass. ``even``: any back end, because all experts have equally many rows.
+
+    Else the fastest that does not pad, and up to which load one that pads is faster. Its seconds are of a load with ``padding``
+    times the rows, and grow with them; ``NAME, even`` are those of an even load, which it need not pad.
     """
     if even:
         return fastest(seconds)
-    plain = {name: each for name, each in seconds.items() if not BACKENDS[name].pads}
-    padded = {name: each for name, each in seconds.items() if BACKENDS[name].pads}
+    plain = {name: each for name, each in seconds.items() if name in BACKENDS and not BACKENDS[name].pads}
+    padded = {name: each for name, each in seconds.items() if name in BACKENDS and BACKENDS[name].pads}
     if not plain:
-        return fastest(seconds)
+        return fastest(padded)
     best = fastest(plain)
-    if not padded or not reads:
+    if not padded:
         return best
     other = fastest(padded)
-    up_to = math.floor(100 * plain[best] / (MARGIN * padded[other])) / 100
-    return str(Chosen(best, other, up_to)) if up_to >= 1 else best
+    won = plain[best] / MARGIN
+    if padded[other] <= won:
+        return str(Chosen(best, other, math.floor(100 * padding * won / padded[other]) / 100))
+    return str(Chosen(best, other, 1.0)) if seconds.get(f"{other}{EVEN}", math.inf) <= won else best
+
+
+def padding_of(rows_E: Tensor) -> float:
+    """The rows of experts that all have as many as the longest, over the rows."""
+    return int(rows_E.max()) * len(rows_E) / int(rows_E.sum())
 
 
 def uneven_rows(rows: int, experts: int) -> Tensor:
@@ -165,20 +177,19 @@ def _ways(shape: ExpertShape, device: torch.device, names: list[str]) -> dict[st
     rows_ND, weights = _inputs(shape, device)
     d_out_ND = torch.ones_like(rows_ND)
     wanted = [weight for weight in vars(weights).values() if weight is not None]
-    loads = {pads: _load(shape, even=pads or shape.even).to(device) for pads in (False, True)}
+    loads = {even: (even_rows if even else uneven_rows)(shape.rows, shape.experts).to(device) for even in (True, False)}
 
-    def run(name: str) -> object:
-        leaf, rows_E = rows_ND.detach().requires_grad_(), loads[BACKENDS[name].pads]
+    def run(name: str, even: bool) -> object:
+        leaf, rows_E = rows_ND.detach().requires_grad_(), loads[even]
         cast = weights.map(lambda weight: weight.to(leaf.dtype))
         with torch.enable_grad():
             out = run_experts(leaf, rows_E, cast, shape.activation, name)  # type: ignore[arg-type]
             return torch.autograd.grad(out, [leaf, *wanted], d_out_ND)
 
-    return {name: partial(run, name) for name in names}
-
-
-def _load(shape: ExpertShape, *, even: bool) -> Tensor:
-    return (even_rows if even else uneven_rows)(shape.rows, shape.experts)
+    ways: dict[str, Callable[[], object]] = {name: partial(run, name, shape.even) for name in names}
+    if not shape.even:
+        ways |= {f"{name}{EVEN}": partial(run, name, True) for name in names if BACKENDS[name].pads}
+    return ways
 
 
 def _beside(shape: ExpertShape, device: torch.device) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Chooser:
         if rows is not None:
             problems = {name: why for row in rows for name, (_, why) in row.items() if why is not None}
             names = [name for name in rows[0] if name not in problems]
-            seconds = {name: max(row.get(name, (math.inf, None))[0] for row in rows) for name in names}
+            seconds = {name: _four_digits(max(row.get(name, (math.inf, None))[0] for row in rows)) for name in names}
             value = question.decide(seconds) if seconds else question.rule
             note = note if seconds else "nothing could be measured"
             source: Source = "measured" if seconds else "rule"
@@ -155,6 +155,10 @@ class Chooser:
             **question.shape,
         }
         return json.dumps(about, sort_keys=True, default=str)
+
+
+def _four_digits(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
 
 
 def _from_cache(question: Question, entry: Mapping[str, Any]) -> Choice | None:

@@ -36,7 +36,7 @@ def race(ways: Mapping[str, Way], device: torch.device, *, budget_s: float = BUD
     Each is called once or twice before it counts. Ways that are far behind leave after a few rounds, so their seconds are of
     fewer passes. The race ends when the two best are apart, at the latest after some rounds.
     """
-    seconds_of = _device_seconds if device.type == "cuda" else _processor_seconds
+    seconds_of = clock_of(device)
     least: dict[str, float] = {}
     problems: dict[str, str] = {}
     repeats: dict[str, int] = {}
@@ -59,6 +59,11 @@ def race(ways: Mapping[str, Way], device: torch.device, *, budget_s: float = BUD
         if number + 1 >= FAIR_ROUNDS and (spent > budget_s or len(_still_racing(racing, least, NEAR)) == 1):
             break
     return {name: Timing(problem=problems[name]) if name in problems else Timing(least[name]) for name in ways}
+
+
+def clock_of(device: torch.device) -> Callable[[Way, int], float]:
+    """The clock that counts on a device: a function of a way and how often it is called in a row, to seconds of one call."""
+    return _device_seconds if device.type == "cuda" else _processor_seconds
 
 
 def _still_racing(names: list[str], least: Mapping[str, float], factor: float) -> list[str]:
