@@ -67,7 +67,7 @@ class RunConfig(_Section):
     verify_data: bool = Field(True, description="compare every shard with its checksum before the run")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: autocast of the model")
-    channels_last: bool = False
+    channels_last: bool | Literal["auto"] = Field(False, description="auto: what is measured to be fastest")
     compile: bool = False
     loader_threads: int = Field(1, ge=1)
     eval_batch_size: int = Field(
@@ -88,6 +88,10 @@ class RunConfig(_Section):
     mesh: str | None = Field(None, description="ranks by axis, for example data=2,spatial=2x1x1; [the plan's]")
     submission: Submission = Submission()
     hyperparameters: Hyperparameters
+
+    def samples_per_pass(self, ranks: int) -> int:
+        """Samples of one forward pass of a rank, at least one, where ``ranks`` share the batches."""
+        return max(1, self.global_batch_size // self.gradient_accumulation_steps // ranks)
 
     def logged(self) -> dict[str, Any]:
         """The configuration as a log has it: of paths only the last component, for logs are published and never edited.

@@ -144,6 +144,11 @@ class Chooses(Protocol):
 
     device: torch.device
 
+    @property
+    def ranks(self) -> int:
+        """Ranks of the run."""
+        ...
+
     def choose(self, question: Any) -> str:
         """Answer a `suite.machine.choice.chooser.Question`. Every rank asks the same ones in the same order."""
         ...

@@ -40,7 +40,7 @@ class Question:
 
     ``ways`` each compute a training pass, without communication and without effect on the model or random states. ``decide``
     makes the answer of their seconds, ``possible`` says whether an answer from elsewhere can be followed here, ``rule`` is
-    the answer without measuring. ``beside`` measures what is told but not chosen.
+    the answer without measuring. ``beside`` measures what is told but not chosen. ``wall``: see `race`.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Question:
     possible: Callable[[str], bool]
     decide: Callable[[Mapping[str, float]], str] = fastest
     beside: Callable[[], Mapping[str, Any]] = dict
+    wall: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,11 @@ class Chooser:
         self.pinned, self.earlier = pinned or {}, earlier or {}
         self.choices: dict[str, Choice] = {}
 
+    @property
+    def ranks(self) -> int:
+        """Ranks of the run."""
+        return self.world.size
+
     def choose(self, question: Question) -> str:
         """Answer a question; a second one of the same name gets the same answer."""
         if question.name not in self.choices:
@@ -123,7 +129,7 @@ class Chooser:
     def _measured(self, question: Question, note: str) -> Choice:
         """Measure on all ranks at once, as they will compute. Of each way the slowest rank's seconds count."""
         self.world.barrier()
-        timings = race(question.ways(), self.device)
+        timings = race(question.ways(), self.device, wall=question.wall)
         rows = self.world.gather({name: (timing.seconds, timing.problem) for name, timing in timings.items()})
         beside = dict(question.beside())
         choice = None

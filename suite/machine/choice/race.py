@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -30,13 +31,17 @@ class Timing:
     problem: str | None = None
 
 
-def race(ways: Mapping[str, Way], device: torch.device, *, budget_s: float = BUDGET_S) -> dict[str, Timing]:
+def race(
+    ways: Mapping[str, Way], device: torch.device, *, budget_s: float = BUDGET_S, wall: bool = False
+) -> dict[str, Timing]:
     """Measure the least seconds of each way, in rounds whose order alternates. A way that raises is out, with its reason.
 
     Each is called once or twice before it counts. Ways that are far behind leave after a few rounds, so their seconds are of
-    fewer passes. The race ends when the two best are apart, at the latest after some rounds.
+    fewer passes. ``wall``: by the wall clock on a processor.
+
+    The race ends when the two best are apart, at the latest after some rounds.
     """
-    seconds_of = clock_of(device)
+    seconds_of = clock_of(device, wall=wall)
     least: dict[str, float] = {}
     problems: dict[str, str] = {}
     repeats: dict[str, int] = {}
@@ -61,9 +66,12 @@ def race(ways: Mapping[str, Way], device: torch.device, *, budget_s: float = BUD
     return {name: Timing(problem=problems[name]) if name in problems else Timing(least[name]) for name in ways}
 
 
-def clock_of(device: torch.device) -> Callable[[Way, int], float]:
+def clock_of(device: torch.device, *, wall: bool = False) -> Callable[[Way, int], float]:
     """The clock that counts on a device: a function of a way and how often it is called in a row, to seconds of one call."""
-    return _device_seconds if device.type == "cuda" else _processor_seconds
+    if device.type == "cuda":
+        return _device_seconds
+    wall = wall or torch.get_num_threads() > 1
+    return partial(_processor_seconds, time.perf_counter if wall else time.process_time)
 
 
 def _still_racing(names: list[str], least: Mapping[str, float], factor: float) -> list[str]:
@@ -71,8 +79,7 @@ def _still_racing(names: list[str], least: Mapping[str, float], factor: float) -
     return [name for name in names if least[name] <= factor * best]
 
 
-def _processor_seconds(way: Way, repeats: int) -> float:
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+def _processor_seconds(clock: Callable[[], float], way: Way, repeats: int) -> float:
     begin = clock()
     for _ in range(repeats):
         way()

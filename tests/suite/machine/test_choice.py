@@ -229,7 +229,7 @@ def test_ranks_that_measure_otherwise_choose_the_same(tmp_path: Path, monkeypatc
         {"a": racing.Timing(1.0), "b": racing.Timing(2.0), "c": racing.Timing(0.1)},
         {"a": racing.Timing(9.0), "b": racing.Timing(3.0), "c": racing.Timing(problem="not here")},
     )
-    monkeypatch.setattr("suite.machine.choice.chooser.race", lambda ways, device: ways)
+    monkeypatch.setattr("suite.machine.choice.chooser.race", lambda ways, device, wall: ways)
     meeting = Meeting(2)
 
     def rank(number: int) -> tuple[str, str, Mapping[str, str]]:
