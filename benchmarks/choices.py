@@ -25,11 +25,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor, nn
 
-from suite.machine.choice.chooser import Chooser
+from suite.config import load_config
+from suite.descriptor import descriptor
+from suite.machine.choice.chooser import Chooser, Question
+from suite.machine.choice.layout import use_onednn
 from suite.machine.choice.race import clock_of
 from suite.machine.choice.store import Store
 from suite.machine.probes.processor import read_cpu
 from suite.training.startup import keep_freed_memory
+from suite.workload import load_workload
 from suite.world import World
 from workloads.moe.bench import DTYPES, DenseFFN, Shape, make_layer, training_pass
 from workloads.moe.choice import ExpertShape, choose_backend
@@ -158,12 +162,56 @@ def skewed(chosen_for: tuple, device: torch.device, rounds: int) -> None:
         )
 
 
+def layouts(device: torch.device, rounds: int) -> None:
+    """Memory format, convolutions and threads of the networks with convolutions, chosen and measured at length."""
+    sizes = ["mini"] if device.type == "cpu" else ["mini", "small"]
+    for name, size in ((name, size) for name in ("cosmoflow", "deepcam") for size in sizes):
+        precisions = ("float32",) if device.type == "cpu" else ("float32", "bfloat16")
+        for precision in precisions:
+            chosen, threads = descriptor(name), torch.get_num_threads()
+            sets = [f"precision={precision}", *(["global_batch_size=4"] if size == "small" else [])]
+            config = load_config(chosen, size, sets)
+            workload = load_workload(chosen)(config)
+            world = World.create(None)
+            model = workload.build_model(world).to(device)
+            asked = Recording(world, device, measure=True, store=Store(None))
+            begin = time.process_time()
+            workload.choose(model, asked)
+            spent = time.process_time() - begin
+            for question in asked.asked:
+                torch.set_num_threads(threads)
+                found = least(dict(question.ways()), device, rounds)
+                answer = asked.choices[question.name].value
+                print(
+                    f"{name} {size}, {precision}, {question.name}: chosen {answer}; "
+                    + ", ".join(f"{way} {1e3 * each:.3f} ms" for way, each in found.items())
+                    + f" | chosen / best {found[answer] / min(found.values()):.3f}; {spent:.1f} CPU-s to choose",
+                    flush=True,
+                )  # fmt: skip
+            torch.set_num_threads(threads)
+            use_onednn(True)
+
+
+class Recording(Chooser):
+    """Keeps the questions, so that what was not chosen can be measured too."""
+
+    def __init__(self, *arguments: object, **names: object) -> None:
+        super().__init__(*arguments, **names)  # type: ignore[arg-type]
+        self.asked: list[Question] = []
+
+    def choose(self, question: Question) -> str:
+        """Answer, and keep the question."""
+        self.asked.append(question)
+        return super().choose(question)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--small", action="store_true", help="only the shapes of the workloads, and no skewed load")
+    parser.add_argument("--layouts", action="store_true", help="only memory format, convolutions, threads of networks")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     keep_freed_memory()
@@ -175,6 +223,9 @@ def main() -> None:
         f"torch {torch.__version__}; load average {os.getloadavg()[0]:.1f}; back ends {', '.join(BACKENDS)}",
         flush=True,
     )
+    if args.layouts:
+        layouts(device, args.rounds)
+        return
     rows = ON_GPU if args.device == "cuda" else ON_CPU
     for row in rows[3:] if args.small else rows:
         try:

@@ -62,6 +62,7 @@ LAYERS: dict[str, set[str]] = {
     "suite.training.own": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
     "suite.performance": {
         *("suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.parallel"),
+        "suite.machine.choice",
     },
     "suite.performance.plans": {"suite", "suite.performance", "suite.training.parallel"},
     "suite.performance.ceilings": {"suite", "suite.machine.probes", "suite.performance"},

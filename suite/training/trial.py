@@ -23,8 +23,7 @@ from suite.log.attempts import newest_log
 from suite.log.mllog import EventLog
 from suite.log.reader import read_events
 from suite.log.record import read_choices
-from suite.machine.choice.chooser import Chooser
-from suite.machine.choice.store import Store, cache_folder
+from suite.machine.choice.chooser import Chooser, make_chooser
 from suite.machine.page_cache import drop_page_caches
 from suite.machine.power.beside import sampled_power
 from suite.training.checkpoint import Checkpoint
@@ -230,19 +229,10 @@ class _Trial:
         return {"config": shaping, "data_manifest": self.manifest.sha256, "suite_version": VERSION}
 
     def _chooser(self) -> Chooser:
-        """Makes the choices of this trial. One that is resumed keeps those of its earlier part, and measures nothing."""
-        resumed, choices = self.plan.resume, self.config.choices
-        log = newest_log(self.plan.folder, self.plan.trial) if resumed and self.world.is_first else None
+        """What makes the choices of this trial. One that is resumed keeps those of its earlier part."""
+        log = newest_log(self.plan.folder, self.plan.trial) if self.plan.resume and self.world.is_first else None
         earlier = self.world.broadcast({} if log is None else read_choices(read_events(log, steps=False)))
-        store = Store(cache_folder() if self.world.is_first else None)
-        return Chooser(
-            self.world,
-            self.device,
-            measure=choices.measure and not resumed,
-            store=store,
-            pinned=choices.pinned,
-            earlier=earlier,
-        )
+        return make_chooser(self.config, self.world, self.device, earlier if self.plan.resume else None)
 
     def _log_statement(self, workload: Workload, seed: int, parameters: int) -> None:
         threads = torch.get_num_threads()

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -19,10 +19,13 @@ from suite import VERSION
 from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.machine.choice.race import Way, race
-from suite.machine.choice.store import Store
+from suite.machine.choice.store import Store, cache_folder
 from suite.machine.probes.processor import read_cpu
 from suite.machine.probes.root import machine_root
 from suite.world import World, node_name
+
+if TYPE_CHECKING:
+    from suite.config import RunConfig
 
 Source = Literal["kept", "pinned", "cache", "measured", "rule"]
 EVEN = 1.01  # within this, the first way of a question stays the choice: a choice should not change with the noise
@@ -161,6 +164,18 @@ class Chooser:
             **question.shape,
         }
         return json.dumps(about, sort_keys=True, default=str)
+
+
+def make_chooser(
+    config: RunConfig, world: World, device: torch.device, earlier: Mapping[str, str] | None = None
+) -> Chooser:
+    """Make what makes the choices of a run. ``earlier``: those of the part of the run that is continued; None: it is new.
+
+    A run that is continued and made no choices followed the rules, and goes on with them.
+    """
+    measure = config.choices.measure and earlier != {}
+    store = Store(cache_folder() if world.is_first else None)
+    return Chooser(world, device, measure=measure, store=store, pinned=config.choices.pinned, earlier=earlier)
 
 
 def _four_digits(seconds: float) -> float:

@@ -53,7 +53,9 @@ def choose_layout(
     device, cpu = chooser.device, chooser.device.type == "cpu"
     choices = {text: how for text, how in LAYOUTS.items() if cpu or how[1]}
     here = {name: each.to(device) for name, each in batch.items()}
-    shape = {"precision": config.precision} | {name: list(each.shape) for name, each in batch.items()}
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    sizes = {name: list(each.shape) for name, each in batch.items()}
+    shape = {"workload": config.workload, "parameters": numbers, "precision": config.precision, **sizes}
     with torch.random.fork_rng(devices=[] if cpu else [device]):
         trials = _Trials(model, lambda copied: loss(copied, here), device, config.precision == "bfloat16")
         answer = chooser.choose(
