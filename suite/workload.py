@@ -143,6 +143,7 @@ class Chooses(Protocol):
     """Answers what is fastest on this machine, the same on all ranks: `suite.machine.choice.chooser.Chooser`."""
 
     device: torch.device
+    threads: int  # of the rank that has fewest
 
     @property
     def ranks(self) -> int:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from suite.config import RunConfig
 
 Source = Literal["kept", "pinned", "cache", "measured", "rule"]
+BUSY = 1.25  # load over CPUs from which on a choice by the wall clock is not kept
 EVEN = 1.01  # within this, the first way of a question stays the choice: a choice should not change with the noise
 
 
@@ -95,6 +96,7 @@ class Chooser:
         self.world, self.device, self.measure, self.store = world, device, measure, store
         self.pinned, self.earlier = pinned or {}, earlier or {}
         self.choices: dict[str, Choice] = {}
+        self.threads: int = min(world.allgather(torch.get_num_threads()))
 
     @property
     def ranks(self) -> int:
@@ -114,7 +116,10 @@ class Chooser:
         note = "" if found is None or found.source == "cache" else f"{found.source} {found.value} is not possible here"
         if not self.measure:
             return Choice(question.name, question.rule, "rule", question.shape, note=note)
-        return self._measured(question, note)
+        busy = self._busy()
+        if busy and question.wall:
+            return Choice(question.name, question.rule, "rule", question.shape, note=f"not measured: {busy}")
+        return self._measured(question, note or busy)
 
     def _given(self, question: Question) -> Choice | None:
         """What is known before measuring, the same on all ranks."""
@@ -126,11 +131,22 @@ class Chooser:
         entry = self.store.find(self._key(question)) if self.world.is_first else None
         return self.world.broadcast(None if entry is None else _from_cache(question, entry))  # type: ignore[no-any-return]
 
+    def _busy(self) -> str:
+        """Why the wall clock would tell of other work, which is no property of the machine; empty if CPU time or a GPU's counts."""
+        if self.device.type == "cuda" or self.threads == 1:
+            return ""
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        busy = f"the machine is busy (load {load:.1f} on {cores} CPUs)" if load > BUSY * cores else ""
+        return self.world.broadcast(busy)  # type: ignore[no-any-return]
+
     def _everywhere(self, question: Question, value: str) -> bool:
         return all(self.world.allgather(question.possible(value)))
 
     def _measured(self, question: Question, note: str) -> Choice:
-        """Measure on all ranks at once, as they will compute. Of each way the slowest rank's seconds count."""
+        """Measure on all ranks at once, as they will compute. Of each way the slowest rank's seconds count.
+
+        What was measured beside other work, or in place of a pin, is not kept for later runs.
+        """
         self.world.barrier()
         timings = race(question.ways(), self.device, wall=question.wall)
         rows = self.world.gather({name: (timing.seconds, timing.problem) for name, timing in timings.items()})
@@ -144,7 +160,7 @@ class Chooser:
             note = note if seconds else "nothing could be measured"
             source: Source = "measured" if seconds else "rule"
             choice = Choice(question.name, value, source, question.shape, seconds, problems, beside, note)
-            if seconds:
+            if seconds and not note:
                 kept = {"chosen": value, "seconds": seconds, "problems": problems, "beside": beside}
                 self.store.keep(self._key(question), kept)
         return self.world.broadcast(choice)  # type: ignore[no-any-return]

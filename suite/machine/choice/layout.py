@@ -70,10 +70,11 @@ def choose_layout(
         channels_last, onednn = choices[answer]
         lay_out(model, channels_last)
         use_onednn(onednn)
-        most = torch.get_num_threads()
+        most = chooser.threads
         if cpu and most > 1:
-            asked = _of_threads(most, partial(trials.run, channels_last, onednn), shape)
-            torch.set_num_threads(int(chooser.choose(asked)))
+            answer = chooser.choose(_of_threads(most, partial(trials.run, channels_last, onednn), shape))
+            if answer != str(most):
+                torch.set_num_threads(int(answer))
 
 
 @dataclass
@@ -119,11 +120,12 @@ def _of_threads(most: int, way: Way, shape: Mapping[str, Any]) -> Question:
     counts = list(dict.fromkeys((most, -(-most // 2), 1)))
 
     def run(count: int) -> object:
+        before = torch.get_num_threads()
         torch.set_num_threads(count)
         try:
             return way()
         finally:
-            torch.set_num_threads(most)
+            torch.set_num_threads(before)
 
     def decide(seconds: Mapping[str, float]) -> str:
         best = min(seconds, key=seconds.__getitem__)

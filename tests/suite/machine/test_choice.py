@@ -249,3 +249,24 @@ def test_ranks_that_measure_otherwise_choose_the_same(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(("count", "wanted"), [(0, 1), (1, 1), (3, 4), (90, 64), (91, 128), (1024, 1024)])
 def test_classes_are_powers_of_two(count: float, wanted: int) -> None:
     assert class_of(count) == wanted
+
+
+def test_a_busy_machine_leaves_no_choice_by_the_wall_clock_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = {"slow": busy(2), "fast": busy(1)}
+    torch.set_num_threads(2)
+    for load, cached in ((99.0 * (os.cpu_count() or 1), False), (0.0, True)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, load, load))
+        found = chooser(tmp_path)
+        assert found.choose(question(ways)) == "fast"
+        assert (tmp_path / NAME).exists() is cached
+        assert bool(found.choices["toy"].note) is not cached
+    monkeypatch.setattr("os.getloadavg", lambda: (1e6, 1e6, 1e6))
+    by_wall = chooser(None)
+    assert by_wall.choose(question(ways, wall=True)) == "slow"
+    assert by_wall.choices["toy"].source == "rule"
+    torch.set_num_threads(1)  # CPU time is not that of others
+    alone = chooser(tmp_path / "alone")
+    alone.choose(question(ways))
+    assert (tmp_path / "alone" / NAME).exists()
