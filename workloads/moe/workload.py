@@ -84,7 +84,7 @@ class MoEWorkload(Workload):
         """Build AdamW with the config's schedule. With balance ``bias`` each step also moves the selection bias."""
         training = self._training
         groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.adam_betas)
+        optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.adam_betas, fused=True)
         layers = list(model.moe_layers().values())
         if layers and training.moe.balance == "bias":
             optimizer.register_step_post_hook(lambda *_: _update_biases(layers))
