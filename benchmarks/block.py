@@ -13,6 +13,7 @@ from suite.config import RunConfig, load_config
 from suite.descriptor import descriptor
 from suite.log.mllog import EventLog
 from suite.log.run_folder import RunFolder
+from suite.machine.choice.chooser import make_chooser
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank, use_precision
 from suite.training.loop import Trainer
@@ -74,6 +75,8 @@ def trainer(
     device = pick_device(config.device, world)
     torch.manual_seed(seed)
     model = workload.build_model(world).to(device, torch.get_default_dtype())
+    if torch.get_default_dtype() == torch.float32:
+        workload.choose(model, make_chooser(config, world, device))
     prepared = Trainer(
         plan=plan,
         workload=workload,

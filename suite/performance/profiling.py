@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from suite.config import RunConfig
 from suite.data.sampling import train_batches
+from suite.machine.choice.chooser import make_chooser
 from suite.performance.flops import Count, count
 from suite.performance.stragglers import Straggling, straggling
 from suite.training.devices import Feed, prefetch
@@ -117,6 +118,7 @@ def run(
     world.init_torch(device)
     torch.manual_seed(SEED)
     model = workload.build_model(world).to(device)
+    workload.choose(model, make_chooser(config, world, device))
     torch.manual_seed(SEED + world.rank)
     optimization = workload.build_optimizer(model, max(1, len(data) // config.global_batch_size))
     timer = PhaseTimer(device_clock(device))

@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.config import RunConfig
-from suite.workload import Optimization, Work, Workload
+from suite.machine.choice.layout import choose_layout
+from suite.workload import Chooses, Optimization, Work, Workload
 from suite.world import World
 from workloads.cosmoflow.baselines import baselines
 from workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
 from workloads.cosmoflow.data import CosmoFlowData
-from workloads.cosmoflow.model import CosmoFlowNet, KerasSGD, regularised, work
+from workloads.cosmoflow.model import CHANNELS, CosmoFlowNet, KerasSGD, regularised, work
 
 if TYPE_CHECKING:
     from suite.workload import Batch
@@ -36,7 +37,15 @@ class CosmoFlow(Workload):
 
     def build_model(self, world: World) -> nn.Module:
         """Build the network, initialised from torch's current seed."""
-        return CosmoFlowNet(self._settings, channels_last=self.config.channels_last)
+        return CosmoFlowNet(self._settings, channels_last=bool(self.config.channels_last))
+
+    def choose(self, model: nn.Module, chooser: Chooses) -> None:
+        """Choose memory format, convolutions and threads on counts like those of a training pass."""
+        side, samples = self._settings.input_size, self.config.samples_per_pass(chooser.ranks)
+        generator = torch.Generator().manual_seed(0)
+        counts = torch.randint(0, 16, (samples, side, side, side, CHANNELS), generator=generator, dtype=torch.int16)
+        batch = {"x": counts, "y": torch.zeros(samples, len(self._settings.targets))}
+        choose_layout(chooser, model, self.loss, batch, self.config)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Build SGD as in Keras. The rate is constant within an epoch, so it does not depend on the step."""

@@ -19,13 +19,16 @@ from torch import Tensor, nn
 
 from suite import VERSION
 from suite.errors import InputError
+from suite.machine.choice.chooser import Chooser
+from suite.machine.choice.store import Store, cache_folder
 from suite.performance.cost_model import ALGORITHMS
 from suite.training.timing import CudaClock, HostClock
 from suite.world import World
 from workloads.moe import phases
 from workloads.moe.all_to_all import ExpertMesh, Journey
 from workloads.moe.autotune import measure_flops, measure_memory
-from workloads.moe.config import MoEConfig, valid_r
+from workloads.moe.choice import ExpertShape, choose_backend
+from workloads.moe.config import Layout, MoEConfig, valid_r
 from workloads.moe.experts import activate
 from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.parallel import expert_mesh
@@ -124,6 +127,11 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
     torch.manual_seed(0)
     mesh = expert_mesh(shape.moe, world, cuda=device.type == "cuda") if world.size > 1 else None
     layer, x_TD = make_layer(shape, mesh, world.rank, device)
+    if shape.moe.backend == "auto":
+        store = Store(cache_folder() if world.is_first else None)
+        rows = Layout(1.0, world.size).computed_rows(shape.moe, shape.tokens)
+        asked = ExpertShape.of(shape.moe, shape.width, rows, DTYPES[shape.dtype], world.size)
+        layer.backend = choose_backend(Chooser(world, device, measure=True, store=store), asked)
     dense = DenseFFN(shape).to(device, DTYPES[shape.dtype])
     x_ND = torch.randn(shape.tokens * shape.moe.top_k, shape.width, device=device, dtype=x_TD.dtype)
     call, dense_call = training_pass(layer, x_TD), training_pass(dense, x_ND)
@@ -140,7 +148,7 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
     ratios = [dense_s / own_s for own_s, dense_s in pairs]
     return Result(
         BENCH_VERSION,
-        {**vars(shape), "moe": shape.moe.model_dump()},
+        {**vars(shape), "moe": shape.moe.model_dump() | {"backend": str(layer.backend)}},
         world.size,
         torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch.get_num_threads(),

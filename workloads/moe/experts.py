@@ -7,6 +7,7 @@ that a slice of the hidden width is a slice of dimension 1 of each of them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,6 +41,48 @@ class Weights:
         """Apply a function to each weight that exists."""
         present = {name: function(value) for name, value in vars(self).items() if value is not None}
         return replace(self, **present)
+
+
+@dataclass(frozen=True)
+class ExpertBackend:
+    """One way to multiply. ``problem`` explains why it cannot multiply such rows; None if it can.
+
+    ``pads``: every expert costs as much as that with the most rows.
+    """
+
+    run: Callable[[Tensor, Tensor, Weights, Activation], Tensor]
+    problem: Callable[[Tensor, Weights], str | None]
+    pads: bool = False
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was measured to be fastest: a back end, and one that pads, to be taken while its rows are at most so many times N.
+
+    As text, which logs have: ``loop``, or ``loop, bmm to 1.5``.
+    """
+
+    name: str
+    padded: str | None = None
+    up_to: float = 0.0
+
+    def for_load(self, rows_E: Tensor, rows: int) -> str:
+        """Name the back end for these rows of each expert. With a padded one the host reads the longest queue."""
+        if self.padded is not None and int(rows_E.max()) * len(rows_E) <= self.up_to * rows:
+            return self.padded
+        return self.name
+
+    def __str__(self) -> str:
+        """As text."""
+        return self.name if self.padded is None else f"{self.name}, {self.padded} to {self.up_to:g}"
+
+    @staticmethod
+    def parse(text: str) -> Chosen | None:
+        """Read the text. None if it is another, or names a back end that is not there."""
+        found = re.fullmatch(r"(\w+)(?:, (\w+) to (\d{1,6}(?:\.\d{1,6})?))?", text)
+        if found is None or not {found[1], found[2] or found[1]} <= BACKENDS.keys():
+            return None
+        return Chosen(found[1], found[2], float(found[3] or 0))
 
 
 class Experts(nn.Module):
@@ -79,23 +122,38 @@ def run_experts(
     rows_E: Tensor,
     weights: Weights,
     activation: Activation,
-    backend: Backend,
+    backend: Backend | Chosen,
     host_E: Tensor | None = None,
 ) -> Tensor:
-    """Compute each expert's FFN on its rows. Back end ``auto``: grouped_mm in bfloat16 on a GPU, onednn on a CPU, else the loop.
+    """Compute each expert's FFN on its rows with a back end, or with that which was measured for such rows.
 
     ``rows_E`` lies with the rows; ``host_E`` is the same on the host, for back ends that read it there (`READ_ON_HOST`).
+    ``auto`` follows a rule and measures nothing, as does a choice that cannot multiply these rows. InputError if a back end
+    that was named cannot.
     """
-    if (
-        backend == "auto" and rows_ND.is_cuda
-    ):  # F.grouped_mm has kernels of its own for bfloat16 only, else it reads the counts
-        fits = rows_ND.dtype == torch.bfloat16 and grouped_problem(rows_ND, weights) is None
-        backend = "grouped_mm" if fits else "loop"
-    elif backend == "auto":
-        backend = "onednn" if onednn_problem(rows_ND) is None else "loop"
-    if backend in READ_ON_HOST and host_E is not None:
+    if isinstance(backend, Chosen):
+        name = backend.for_load(rows_E if host_E is None else host_E, len(rows_ND))
+        if BACKENDS[name].problem(rows_ND, weights) is not None:
+            name = rule(rows_ND, weights)
+    else:
+        name = rule(rows_ND, weights) if backend == "auto" else backend
+    if name in READ_ON_HOST and host_E is not None:
         rows_E = host_E
-    return _BACKENDS[backend](rows_ND, rows_E, weights, activation)
+    return BACKENDS[name].run(rows_ND, rows_E, weights, activation)
+
+
+def rule(rows_ND: Tensor, weights: Weights) -> str:
+    """Name the back end that is taken without measuring: grouped_mm in bfloat16 on a GPU, onednn on a CPU, else the loop."""
+    if rows_ND.is_cuda and rows_ND.dtype != torch.bfloat16:
+        return "loop"  # F.grouped_mm has kernels of its own for bfloat16 only, else it reads the counts
+    name = "grouped_mm" if rows_ND.is_cuda else "onednn"
+    return name if BACKENDS[name].problem(rows_ND, weights) is None else "loop"
+
+
+def register(name: str, backend: ExpertBackend) -> None:
+    """Add a back end, for example of fused kernels: it is measured beside the others wherever it can multiply the rows."""
+    assert re.fullmatch(r"\w+", name)
+    BACKENDS[name] = backend
 
 
 def activate(up: Tensor, gate: Tensor | None, activation: Activation) -> Tensor:
@@ -358,9 +416,9 @@ _ACTIVATION_GRADIENTS: dict[str, Callable[..., Tensor]] = {
     "gelu": torch.ops.aten.gelu_backward,
     "silu": torch.ops.aten.silu_backward,
 }
-_BACKENDS: dict[str, Callable[[Tensor, Tensor, Weights, Activation], Tensor]] = {
-    "loop": _loop,
-    "onednn": _onednn,
-    "bmm": _bmm,
-    "grouped_mm": _grouped_mm,
+BACKENDS: dict[str, ExpertBackend] = {
+    "onednn": ExpertBackend(_onednn, lambda rows_ND, weights: onednn_problem(rows_ND)),
+    "grouped_mm": ExpertBackend(_grouped_mm, grouped_problem),
+    "loop": ExpertBackend(_loop, lambda rows_ND, weights: None),
+    "bmm": ExpertBackend(_bmm, lambda rows_ND, weights: None, pads=True),
 }

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from suite.errors import InputError
 from workloads.moe import phases
 from workloads.moe.all_to_all import Copies, ExpertMesh, Journey, Route, gather_slices, ranges
-from workloads.moe.config import Algorithm, MoEConfig, ranks_per_expert, valid_r
+from workloads.moe.config import Algorithm, Backend, MoEConfig, ranks_per_expert, valid_r
 from workloads.moe.dispatch import Permutation, Plan, permutation
-from workloads.moe.experts import Experts, Weights, run_experts
+from workloads.moe.experts import Chosen, Experts, Weights, run_experts
 from workloads.moe.phases import Load, Marker, NoMarker
 from workloads.moe.router import Router, Routing
 from workloads.moe.routes import Traffic, exchange_counts, known_traffic, plan_routes, shares
@@ -90,6 +90,7 @@ class MoELayer(nn.Module):
         self.mesh = mesh if mesh is not None and mesh.size > 1 else None
         self.marker: Marker = NoMarker()
         self.execution = Execution(config.parallel_r, config.overlap_degree, config.all_to_all)
+        self.backend: Backend | Chosen = config.backend
         self.router = Router(width, config)
         self.experts = Experts(config.experts, width, config.hidden, config.activation, bias=config.bias)
         self.sharers = 1
@@ -163,7 +164,7 @@ class MoELayer(nn.Module):
         ``host_E`` is the same on the host, if it is known there: back ends that multiply expert by expert read it.
         """
         weights = weights.map(lambda weight: weight.to(rows_ND.dtype))
-        return run_experts(rows_ND, rows_E, weights, self.config.activation, self.config.backend, host_E)
+        return run_experts(rows_ND, rows_E, weights, self.config.activation, self.backend, host_E)
 
     def weights(self) -> Weights:
         """The weights on this rank: its share in training, all weights in evaluation."""

@@ -45,7 +45,9 @@ class OpenCatalyst(Workload):
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Build AdamW with torch's defaults. The schedule counts steps of the global batch, as the benchmark's rules do."""
         settings = self._settings
-        optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+        )
         return Optimization(optimizer, lambda step, epoch: learning_rate(settings, step))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
