@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from suite.errors import InputError
 from workloads.moe.config import Activation, Backend
+from workloads.moe.kernels.fused import Source, find_problem, run_fused
 
 GROUPED_ALIGNMENT_BYTES = 16  # F.grouped_mm refuses other strides
 ONEDNN_ROWS = 8  # oneDNN compiles a kernel per shape, 0.4 ms each, so the number of rows is a multiple of this
@@ -183,6 +184,24 @@ def onednn_problem(rows_ND: Tensor) -> str | None:
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # type: ignore[no-untyped-call]
         return "this torch has no oneDNN product"
     return None
+
+
+def triton_problem(rows_ND: Tensor, weights: Weights) -> str | None:
+    """Explain why the kernels in Triton cannot multiply these. None if they can."""
+    return find_problem(rows_ND, len(weights.up_EHD))
+
+
+def run_fused_experts(
+    x: Tensor, weights_TK: Tensor | None, source: Source, weights: Weights, activation: Activation
+) -> Tensor:
+    """Compute the experts with kernels in Triton, which gather tokens and weigh and add rows: (T, D) to (T, D).
+
+    Without tokens in ``source`` rows (N, D) become rows. InputError if the kernels cannot.
+    """
+    problem = triton_problem(x, weights)
+    if problem is not None:
+        raise InputError(f"backend triton: {problem}; choose auto, grouped_mm or loop")
+    return run_fused(x, weights_TK, source, activation, tuple(vars(weights).values()))
 
 
 def _uniform(shape: tuple[int, ...], bound: float) -> nn.Parameter:
@@ -388,6 +407,11 @@ def _grouped_mm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: A
     return out_ND
 
 
+def _triton(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
+    """The kernels on rows that lie sorted already: nothing is gathered or added up."""
+    return run_fused_experts(rows_ND, None, Source(rows_E.to(rows_ND.device)), weights, activation)
+
+
 def _grouped(rows: Tensor, weight: Tensor, ends_E: Tensor) -> Tensor:
     return _ContiguousGradient.apply(F.grouped_mm(rows, weight, offs=ends_E))  # type: ignore[no-any-return, no-untyped-call]
 
@@ -421,4 +445,5 @@ BACKENDS: dict[str, ExpertBackend] = {
     "grouped_mm": ExpertBackend(_grouped_mm, grouped_problem),
     "loop": ExpertBackend(_loop, lambda rows_ND, weights: None),
     "bmm": ExpertBackend(_bmm, lambda rows_ND, weights: None, pads=True),
+    "triton": ExpertBackend(_triton, triton_problem),
 }

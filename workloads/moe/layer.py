@@ -21,7 +21,8 @@ from workloads.moe import phases
 from workloads.moe.all_to_all import Copies, ExpertMesh, Journey, Route, gather_slices, ranges
 from workloads.moe.config import Algorithm, Backend, MoEConfig, ranks_per_expert, valid_r
 from workloads.moe.dispatch import Permutation, Plan, permutation
-from workloads.moe.experts import Chosen, Experts, Weights, run_experts
+from workloads.moe.experts import Chosen, Experts, Weights, run_experts, run_fused_experts
+from workloads.moe.kernels.fused import Source
 from workloads.moe.phases import Load, Marker, NoMarker
 from workloads.moe.router import Router, Routing
 from workloads.moe.routes import Traffic, exchange_counts, known_traffic, plan_routes, shares
@@ -166,6 +167,11 @@ class MoELayer(nn.Module):
         weights = weights.map(lambda weight: weight.to(rows_ND.dtype))
         return run_experts(rows_ND, rows_E, weights, self.config.activation, self.backend, host_E)
 
+    def fuses(self, plan: Plan) -> bool:
+        """Whether kernels gather the tokens and add up the rows too: no row is empty, and all experts are here."""
+        backend = self.backend.name if isinstance(self.backend, Chosen) else self.backend
+        return backend == "triton" and plan.capacity is None
+
     def weights(self) -> Weights:
         """The weights on this rank: its share in training, all weights in evaluation."""
         return self.experts.weights() if self._all_weights is None else self._all_weights
@@ -247,6 +253,9 @@ def dispatch_locally(layer: MoELayer, x_TD: Tensor, routing: Routing) -> Dispatc
     """Compute all experts on this rank, which has all weights: without a mesh, or in evaluation."""
     marker, permute = layer.marker, layer.permutation()
     plan = permute.plan(routing, layer.config.experts)
+    if layer.fuses(plan):
+        x_TD = marker.boundary(x_TD, phases.PERMUTE, phases.EXPERTS)
+        return _dispatch_fused(layer, x_TD, plan, routing, layer.weights())
     rows_ND = marker.boundary(permute.encode(x_TD, plan), phases.PERMUTE, phases.EXPERTS)
     rows_ND = layer.run_experts(rows_ND, plan.rows_E, layer.weights(), plan.host_E)
     rows_ND = marker.boundary(rows_ND, phases.EXPERTS, phases.UNPERMUTE)
@@ -257,6 +266,12 @@ def _dispatch_over_mesh(layer: MoELayer, mesh: ExpertMesh, x_TD: Tensor, routing
     """Send rows to the ranks of their experts and back (r >= 1), or gather all weights here (r = 0)."""
     marker, permute = layer.marker, layer.permutation()
     plan = permute.plan(routing, layer.config.experts)
+    if layer.execution.r == 0 and layer.fuses(plan):
+        x_TD = marker.boundary(x_TD, phases.PERMUTE, phases.GATHER)
+        weights = layer.gathered_weights(mesh, x_TD.dtype)
+        marker.mark(phases.GATHER)
+        x_TD = marker.boundary(x_TD, None, phases.EXPERTS)
+        return _dispatch_fused(layer, x_TD, plan, routing, weights)
     rows_ND = marker.boundary(permute.encode(x_TD, plan), phases.PERMUTE, phases.GATHER)
     weights = layer.gathered_weights(mesh, rows_ND.dtype)
     marker.mark(phases.GATHER)
@@ -269,6 +284,15 @@ def _dispatch_over_mesh(layer: MoELayer, mesh: ExpertMesh, x_TD: Tensor, routing
         rows_ND = _send_and_compute(layer, mesh, rows_ND, plan, weights)
         rows_ND = marker.boundary(rows_ND, phases.COMBINE, phases.UNPERMUTE)
     return _combined(permute, rows_ND, plan, routing)
+
+
+def _dispatch_fused(layer: MoELayer, x_TD: Tensor, plan: Plan, routing: Routing, weights: Weights) -> Dispatched:
+    """Gather, compute, weigh and add in kernels; all of it counts as the experts' time."""
+    weights = weights.map(lambda weight: weight.to(x_TD.dtype))
+    source = Source(plan.rows_E, plan.tokens_N, plan.choices_N)
+    y_TD = run_fused_experts(x_TD, routing.weights_TK, source, weights, layer.config.activation)
+    y_TD = layer.marker.boundary(y_TD, phases.EXPERTS, phases.UNPERMUTE)
+    return Dispatched(y_TD, plan.assigned_E, plan.kept, plan.rows)
 
 
 def _combined(permute: Permutation, rows_ND: Tensor, plan: Plan, routing: Routing) -> Dispatched:

@@ -45,6 +45,8 @@ FORMS = (  # back end, type, one of how many cases of the matrix, about how many
     ("bmm", torch.float32, 5, 8),
     ("grouped_mm", torch.float32, 5, 8),
 )
+if os.environ.get("TRITON_INTERPRET") == "1":
+    FORMS = (*FORMS, ("triton", torch.float32, 5, 8))
 
 
 @dataclass(frozen=True)
