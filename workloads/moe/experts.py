@@ -296,10 +296,10 @@ def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activati
     if min(counts) == longest:
         places_N, padded_ND = None, rows_ND
     else:
-        begins_E = rows_E.cumsum(0) - rows_E
-        shift_E = torch.arange(len(counts), device=rows_E.device) * longest - begins_E
-        places_N = torch.arange(len(rows_ND), device=rows_E.device) + shift_E.repeat_interleave(rows_E)
-        places_N = places_N.to(rows_ND.device)
+        here_E = rows_E.to(rows_ND.device, non_blocking=True)
+        shift_E = torch.arange(len(counts), device=here_E.device) * longest - (here_E.cumsum(0) - here_E)
+        shift_N = shift_E.repeat_interleave(here_E, output_size=len(rows_ND))
+        places_N = torch.arange(len(rows_ND), device=here_E.device) + shift_N
         padded_ND = rows_ND.new_zeros(len(counts) * longest, width).index_copy(0, places_N, rows_ND)
     rows_ECD = padded_ND.view(len(counts), longest, width)
     up = _batched(rows_ECD, weights.up_EHD.transpose(1, 2), weights.up_bias_EH)
