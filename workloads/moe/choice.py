@@ -99,7 +99,7 @@ def choose_backend(chooser: Chooses, shape: ExpertShape) -> Chosen:
     question = Question(
         name=shape.name(),
         shape=shape.logged(),
-        rule=rule(rows_ND, weights),
+        rule=str(rule(rows_ND, weights)),
         ways=lambda: _ways(measured, device, able),
         possible=lambda text: (
             (found := Chosen.parse(text)) is not None and {found.name, found.padded or found.name} <= {*able}

@@ -27,7 +27,7 @@ from workloads.moe.router import Routing, tally
 class Plan:
     """The source of every row: its token, and its index in the flat (T, K) weights; T and T * K for an empty row.
 
-    ``place_TK`` is the row of every choice, 0 where it was dropped; ``kept_TK`` is false there (None: nothing was dropped).
+    ``place_TK`` is the row of every choice, any row where it was dropped; ``kept_TK`` is false there (None: nothing was dropped).
     ``rows_E`` counts buffer rows per expert, empty ones included; ``host_E`` is the same on the host, if it is known there
     without waiting. ``assigned_E`` counts the router's choices, dropped ones included; ``kept`` (no dimensions) counts rows
     that hold a token.
@@ -118,19 +118,19 @@ class Capacity(Dropless):
         if self.factor is not None and self.factor <= 0:
             needed = int(self.over_ranks(assigned_E.max()))
         capacity = capacity_of(self.factor, tokens, experts, top_k, needed, self.alignment)
+        rows, choices = experts * capacity, tokens * top_k
         begin_E = assigned_E.cumsum(0) - assigned_E
-        place_C = torch.arange(capacity, device=device)
-        source_EC = begin_E[:, None] + place_C
-        source_N = torch.where(place_C < assigned_E[:, None], source_EC, tokens * top_k).reshape(-1)
-        turn_R = torch.arange(tokens * top_k, device=device) - begin_E.index_select(0, queue.experts_R)
-        row_R = torch.where(turn_R < capacity, queue.experts_R * capacity + turn_R, -1)
+        turn_R = torch.arange(choices, device=device) - begin_E.index_select(0, queue.experts_R)
+        row_R = torch.where(turn_R < capacity, torch.add(turn_R, queue.experts_R, alpha=capacity), rows)
+        # all that drop write to one entry behind the last row, in any order; it is cut off
+        choices_N = torch.full((rows + 1,), choices, device=device).scatter_(0, row_R, queue.choices_R)[:rows]
         place_TK = _placed(row_R, queue, top_k)
         return Plan(
             tokens=tokens,
-            tokens_N=_with_last(queue.tokens_R, tokens).index_select(0, source_N),
-            choices_N=_with_last(queue.choices_R, tokens * top_k).index_select(0, source_N),
-            place_TK=place_TK.clamp(min=0),
-            kept_TK=place_TK >= 0,
+            tokens_N=choices_N.div(top_k, rounding_mode="floor"),
+            choices_N=choices_N,
+            place_TK=place_TK.clamp(max=max(rows - 1, 0)),
+            kept_TK=place_TK < rows,
             rows_E=torch.full((experts,), capacity, device=device),
             host_E=torch.full((experts,), capacity),
             assigned_E=assigned_E,
@@ -171,7 +171,7 @@ def add_choices(rows_ND: Tensor, place_TK: Tensor, scale_TK: Tensor | None) -> T
     A bag of embeddings is this in one kernel, which adds bfloat16 in float32.
     """
     tokens, top_k = place_TK.shape
-    if not tokens or not len(rows_ND):  # without rows all is dropped, and there is no row 0 to point to
+    if not tokens or not len(rows_ND):  # without rows all is dropped, and there is no row to point to
         return rows_ND.new_zeros(tokens, rows_ND.shape[1])
     begins_T = torch.arange(0, tokens * top_k, top_k, device=place_TK.device)
     scale = None if scale_TK is None else scale_TK.detach().to(rows_ND.dtype).reshape(-1)
@@ -242,7 +242,9 @@ class _Decode(torch.autograd.Function):
         d_weights_TK = d_weights_N.index_select(0, plan.place_TK.view(-1)).view_as(plan.place_TK)
         if plan.kept_TK is not None:
             d_weights_TK = d_weights_TK * plan.kept_TK
-        d_rows_ND.mul_(_weights(plan, weights_TK)[:, None])
+        d_rows_ND.mul_(
+            _weights(plan, weights_TK).to(rows_ND.dtype)[:, None]
+        )  # of two types it takes a GPU three times as long
         return d_rows_ND, d_weights_TK.to(weights_TK.dtype), None
 
 

@@ -122,6 +122,13 @@ def the_autotuner_agrees_and_remembers(mesh: ExpertMesh) -> None:
 
     assert tuner.decide(layer, 100, 64, never) is decision
     layer.use(decision.chosen)
+    priced = []
+    with patch("workloads.moe.autotune.ranked", lambda shape, *_: priced.append(shape.element_bytes) or []):
+        tuner.candidates(layer, 64, 64)
+        with torch.autocast("cpu", torch.bfloat16):  # then rows and weights are sent in bfloat16
+            tuner.candidates(layer, 64, 64)
+            assert measure_flops(layer, 8) > 0
+    assert priced == [4, 2]
 
 
 def shards_join_to_the_whole(mesh: ExpertMesh) -> None:
