@@ -25,11 +25,11 @@ from suite.performance.cost_model import ALGORITHMS
 from suite.training.timing import CudaClock, HostClock
 from suite.world import World
 from workloads.moe import phases
+from workloads.moe.activations import activate
 from workloads.moe.all_to_all import ExpertMesh, Journey
 from workloads.moe.autotune import measure_flops, measure_memory
 from workloads.moe.choice import ExpertShape, choose_backend
 from workloads.moe.config import Layout, MoEConfig, valid_r
-from workloads.moe.experts import activate
 from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.parallel import expert_mesh
 from workloads.moe.phases import LayerTimer, NoMarker

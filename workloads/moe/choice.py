@@ -29,6 +29,7 @@ FEWEST_EXPERTS, FEWEST_ROWS = (
     256,
 )  # to which it is cut; measured, the order of the back ends is then that of the whole
 MARGIN = 1.03  # a back end that pads must win by this, since loads differ from step to step
+MOST_PADDING = 2.0  # times the rows; memory grows as they do, and no run should end for a choice
 EVEN = ", even"  # after the name of a back end that pads: measured with an even load
 SHORT = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
 
@@ -94,7 +95,6 @@ def choose_backend(chooser: Chooses, shape: ExpertShape) -> Chosen:
     rows_ND, weights = _inputs(ExpertShape(**{**vars(shape), "rows": 1, "experts": 1}), device)
     reads = device.type == "cpu"
     able = [name for name, backend in BACKENDS.items() if backend.problem(rows_ND, weights) is None]
-    able = [name for name in able if shape.even or reads or not BACKENDS[name].pads]
     measured = shape.measured(device)
     question = Question(
         name=shape.name(),
@@ -104,7 +104,9 @@ def choose_backend(chooser: Chooses, shape: ExpertShape) -> Chosen:
         possible=lambda text: (
             (found := Chosen.parse(text)) is not None and {found.name, found.padded or found.name} <= {*able}
         ),
-        decide=partial(decide, even=shape.even, padding=padding_of(uneven_rows(measured.rows, measured.experts))),
+        decide=partial(
+            decide, even=shape.even, reads=reads, padding=padding_of(uneven_rows(measured.rows, measured.experts))
+        ),
         beside=lambda: _beside(measured, device),
     )
     chosen = Chosen.parse(chooser.choose(question))
@@ -112,11 +114,12 @@ def choose_backend(chooser: Chooses, shape: ExpertShape) -> Chosen:
     return chosen
 
 
-def decide(seconds: Mapping[str, float], *, even: bool, padding: float) -> str:
+def decide(seconds: Mapping[str, float], *, even: bool, padding: float, reads: bool = True) -> str:
     """Choose from seconds of a pass. ``even``: any back end, because all experts have equally many rows.
 
     Else the fastest that does not pad, and up to which load one that pads is faster. Its seconds are of a load with ``padding``
-    times the rows, and grow with them; ``NAME, even`` are those of an even load, which it need not pad.
+    times the rows, and grow with them; ``NAME, even`` are those of an even load, which it need not pad. Without ``reads`` the
+    host has to wait for the device to read a load, which is not done for exactly even ones alone.
     """
     if even:
         return fastest(seconds)
@@ -130,7 +133,10 @@ def decide(seconds: Mapping[str, float], *, even: bool, padding: float) -> str:
     other = fastest(padded)
     won = plain[best] / MARGIN
     if padded[other] <= won:
-        return str(Chosen(best, other, math.floor(100 * padding * won / padded[other]) / 100))
+        up_to = math.floor(100 * padding * won / padded[other]) / 100
+        return str(Chosen(best, other, min(MOST_PADDING, up_to)))
+    if not reads:
+        return best
     return str(Chosen(best, other, 1.0)) if seconds.get(f"{other}{EVEN}", math.inf) <= won else best
 
 
@@ -187,7 +193,7 @@ def _ways(shape: ExpertShape, device: torch.device, names: list[str]) -> dict[st
             return torch.autograd.grad(out, [leaf, *wanted], d_out_ND)
 
     ways: dict[str, Callable[[], object]] = {name: partial(run, name, shape.even) for name in names}
-    if not shape.even:
+    if not shape.even and device.type == "cpu":
         ways |= {f"{name}{EVEN}": partial(run, name, True) for name in names if BACKENDS[name].pads}
     return ways
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.errors import InputError
+from workloads.moe.activations import ACTIVATION_GRADIENTS, activate
 from workloads.moe.config import Activation, Backend
 from workloads.moe.kernels.fused import Source, find_problem, run_fused
 
@@ -167,14 +168,6 @@ def register(name: str, backend: ExpertBackend) -> None:
     BACKENDS[name] = backend
 
 
-def activate(up: Tensor, gate: Tensor | None, activation: Activation) -> Tensor:
-    """Apply the activation of the hidden layer; swiglu is silu(gate) * up."""
-    if activation == "swiglu":
-        assert gate is not None
-        return F.silu(gate) * up
-    return _ACTIVATIONS[activation](up)
-
-
 def grouped_problem(rows_ND: Tensor, weights: Weights) -> str | None:
     """Explain why F.grouped_mm cannot multiply these. None if it can."""
     if not hasattr(F, "grouped_mm"):
@@ -309,7 +302,7 @@ class _Loop(torch.autograd.Function):
             )  # holds d_hidden until the activation's gradient is applied below
             d_gate = None
             if gate is None:
-                _ACTIVATION_GRADIENTS[activation](d_up, up, grad_input=d_up)
+                ACTIVATION_GRADIENTS[activation](d_up, up, grad_input=d_up)
             else:
                 assert d_weights.gate_EHD is not None
                 d_gate = torch.mul(d_up, up, out=d_gate_NH[: len(x)])
@@ -442,14 +435,6 @@ class _ContiguousGradient(torch.autograd.Function):
         return gradient.contiguous()
 
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
-_ACTIVATION_GRADIENTS: dict[str, Callable[..., Tensor]] = {
-    "relu": lambda gradient, value, grad_input: torch.ops.aten.threshold_backward(
-        gradient, value, 0, grad_input=grad_input
-    ),
-    "gelu": torch.ops.aten.gelu_backward,
-    "silu": torch.ops.aten.silu_backward,
-}
 BACKENDS: dict[str, ExpertBackend] = {
     "onednn": ExpertBackend(_onednn, lambda rows_ND, weights: onednn_problem(rows_ND)),
     "grouped_mm": ExpertBackend(_grouped_mm, grouped_problem),

@@ -62,6 +62,8 @@ def test_float64_is_measured_with_what_can() -> None:
     ("seconds", "even", "wanted"),
     [
         ({"onednn": 2.0, "loop": 1.03, "bmm": 0.75, "bmm, even": 0.5}, False, "loop, bmm to 2"),
+        ({"onednn": 2.0, "loop": 1.03, "bmm": 0.8, "bmm, even": 0.5}, False, "loop, bmm to 1.87"),
+        ({"onednn": 2.0, "loop": 1.03, "bmm": 0.01, "bmm, even": 0.01}, False, "loop, bmm to 2"),
         ({"onednn": 2.0, "loop": 1.03, "bmm": 1.01, "bmm, even": 0.5}, False, "loop, bmm to 1"),
         ({"onednn": 2.0, "loop": 1.03, "bmm": 1.01, "bmm, even": 1.01}, False, "loop"),
         ({"onednn": 2.0, "loop": 1.0}, False, "loop"),
@@ -72,6 +74,12 @@ def test_float64_is_measured_with_what_can() -> None:
 )
 def test_the_choice_follows_from_the_seconds(seconds: dict[str, float], even: bool, wanted: str) -> None:
     assert decide(seconds, even=even, padding=1.5) == wanted
+
+
+def test_a_load_is_not_read_from_a_device_for_even_ones_alone() -> None:
+    seconds = {"loop": 1.03, "bmm": 1.01, "bmm, even": 0.5}
+    assert decide(seconds, even=False, padding=1.5, reads=False) == "loop"
+    assert decide(seconds | {"bmm": 0.5}, even=False, padding=1.5, reads=False) == "loop, bmm to 2"
 
 
 def test_a_back_end_that_pads_is_taken_only_for_loads_where_it_wins() -> None:
