@@ -43,6 +43,7 @@ from workloads.moe.experts import Weights, run_experts  # noqa: E402
 from workloads.moe.kernels import fused  # noqa: E402
 from workloads.moe.kernels.blocks import candidates  # noqa: E402
 from workloads.moe.kernels.fused import Source, run_fused  # noqa: E402
+from workloads.moe.kernels.traffic import Sizes  # noqa: E402
 from workloads.moe.router import Routing  # noqa: E402
 
 ROUNDS, WARM_UPS = 7, 2
@@ -191,6 +192,18 @@ def time_shape(shape: Shape, roof: float) -> None:
         )
 
 
+def print_bytes() -> None:
+    """GiB that a training pass moves, by the closed forms (a test counts those of the kernels)."""
+    print("GiB moved, forward and backward: fused, separate kernels, ratio")
+    for shape in SHAPES:
+        element_bytes = torch.empty(0, dtype=shape.dtype).element_size()
+        sizes = Sizes(
+            shape.tokens, shape.rows, shape.experts, shape.width, shape.hidden, shape.activation, element_bytes
+        )
+        fused_gib, separate_gib = sizes.fused().both / 2**30, sizes.separate().both / 2**30
+        print(f"  {fused_gib:6.2f} {separate_gib:6.2f} {separate_gib / fused_gib:5.2f}  {shape}")
+
+
 def measure_roof(dtype: torch.dtype) -> float:
     """TFLOP/s of a large product by torch, median of ten."""
     size = 8192 if dtype == BF16 else 4096
@@ -263,13 +276,15 @@ def main() -> None:
     parser.add_argument("--profile", type=int, help="print the kernels of one pass of this shape")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        worker = ROOT / "tests/workloads/moe/kernels/exact_worker.py"
-        subprocess.run([sys.executable, worker, str(EXACT_CASES)], check=True)
+        print_bytes()
+        for worker, *arguments in (("traffic_worker.py",), ("exact_worker.py", str(EXACT_CASES))):
+            subprocess.run([sys.executable, ROOT / "tests/workloads/moe/kernels" / worker, *arguments], check=True)
     elif options.compile is not None:
         compile_blocks(options.compile)
     elif options.profile is not None:
         profile(SHAPES[options.profile])
     else:
+        print_bytes()
         time_all(options.shapes)
 
 

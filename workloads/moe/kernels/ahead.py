@@ -77,7 +77,12 @@ def _rows(blocks: Blocks) -> tuple[int, ...]:
     return blocks.m, blocks.k
 
 
+def _turned(blocks: Blocks) -> tuple[int, ...]:
+    return blocks.k, blocks.m
+
+
 HIDDEN = {"up_EHD": _across, "gate_EHD": _across, "down_EHD": _across}
+TURNED = {"one_NH": _turned, "two_NH": _turned}
 WIDE = {"one_NH": _rows, "two_NH": _rows, "one_EHD": _along, "two_EHD": _along}
 
 
@@ -85,18 +90,20 @@ def list_forms() -> Iterator[Form]:
     """All kernels with the settings that differ most: gathered with a bias and swiglu, and without all of these."""
     for activation, bias in (("swiglu", False), ("gelu", True), ("relu", False)):
         two = "_two" * (activation == "swiglu")
-        common = {"GATHER": True, "BIAS": bias, "ACTIVATION": activation}
-        yield Form("hidden_rows" + two, products.hidden_rows, {**common, "KEEP": True}, HIDDEN)
+        common = {"GATHER": True, "ACTIVATION": activation}
+        yield Form("hidden_rows" + two, products.hidden_rows, {**common, "BIAS": bias, "KEEP": True}, HIDDEN)
         yield Form("hidden_gradient", gradients.hidden_gradient, common, HIDDEN)
     for two_sums in (False, True):
         yield Form("wide_rows", products.wide_rows, {"TWO": two_sums, "BIAS": not two_sums}, WIDE)
         sums = {"TWO": two_sums, "GATHER": True}
-        yield Form("weight_gradient" + "_two" * two_sums, gradients.weight_gradient, sums)
+        yield Form("weight_gradient" + "_two" * two_sums, gradients.weight_gradient, sums, TURNED)
     yield Form("locate_tiles", products.locate_tiles, {"M": 128, "E2": 128, "P2": fused.TILES_AT_ONCE})
     added = {"K": 8, "WEIGHTED": True, "BLOCK_T": fused.ADD_TOKENS, "BLOCK_D": fused.ADD_COLUMNS}
     yield Form("add_rows", products.add_rows, added)
     summed = {"GATHER": True, "BLOCK_N": fused.BIAS_ROWS, "BLOCK_X": fused.BIAS_COLUMNS}
     yield Form("bias_gradient", gradients.bias_gradient, summed)
+    shared = {"BLOCK_M": fused.BIAS_ROWS, "BLOCK_D": fused.BIAS_COLUMNS}
+    yield Form("bias_share", gradients.bias_share, shared)
 
 
 def compile_form(form: Form, blocks: Blocks, dtype: torch.dtype, target: str) -> Compiled:

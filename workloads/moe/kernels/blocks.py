@@ -39,27 +39,29 @@ class Blocks:
 
 HALF = {  # bfloat16 and float16: tensor cores
     "hidden_rows": (
-        Blocks(128, 128, 64, 8, 3), Blocks(128, 256, 64, 8, 3), Blocks(128, 256, 64, 8, 4), Blocks(64, 128, 64, 4, 4),
+        Blocks(128, 128, 64, 8, 3), Blocks(128, 256, 64, 8, 3), Blocks(128, 256, 64, 8, 4), Blocks(64, 128, 64, 4, 3),
         Blocks(128, 256, 64, 8, 4, described=True), Blocks(128, 128, 64, 4, 3, described=True),
     ),
     "hidden_rows_two": (
-        Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 64, 8, 4), Blocks(64, 128, 64, 4, 3),
+        Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 64, 8, 4), Blocks(64, 128, 32, 4, 3),
         Blocks(128, 128, 64, 8, 4, described=True), Blocks(128, 64, 64, 4, 3, described=True),
     ),
     "wide_rows": (
-        Blocks(128, 128, 64, 8, 3), Blocks(128, 256, 64, 8, 3), Blocks(128, 256, 64, 8, 4), Blocks(64, 128, 64, 4, 4),
+        Blocks(128, 128, 64, 8, 3), Blocks(128, 256, 64, 8, 3), Blocks(128, 256, 64, 8, 4), Blocks(64, 128, 64, 4, 3),
         Blocks(128, 256, 64, 8, 4, described=True), Blocks(128, 128, 64, 4, 3, described=True),
     ),
     "hidden_gradient": (
-        Blocks(128, 128, 64, 8, 4), Blocks(128, 128, 64, 8, 3), Blocks(64, 256, 64, 8, 3), Blocks(64, 128, 64, 4, 3),
-        Blocks(128, 128, 64, 8, 4, described=True), Blocks(128, 256, 64, 8, 3, described=True),
+        Blocks(128, 128, 64, 8, 4), Blocks(128, 128, 64, 8, 3), Blocks(64, 128, 64, 4, 3),
+        Blocks(128, 128, 64, 8, 3, described=True), Blocks(128, 256, 64, 8, 3, described=True),
     ),
     "weight_gradient": (
-        Blocks(128, 128, 64, 8, 4), Blocks(128, 256, 64, 8, 3), Blocks(128, 256, 64, 8, 4), Blocks(64, 128, 64, 4, 4),
-        Blocks(128, 128, 64, 4, 4),
+        Blocks(128, 128, 64, 8, 4), Blocks(128, 128, 64, 4, 4), Blocks(128, 256, 64, 8, 5), Blocks(64, 128, 64, 4, 3),
+        Blocks(128, 128, 64, 8, 5, described=True), Blocks(128, 256, 64, 8, 5, described=True),
     ),
     "weight_gradient_two": (
-        Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 64, 8, 4), Blocks(128, 64, 64, 4, 4), Blocks(64, 128, 64, 4, 3),
+        Blocks(128, 128, 64, 8, 4), Blocks(128, 64, 64, 4, 4), Blocks(64, 128, 32, 4, 3),
+        Blocks(128, 128, 64, 8, 4, described=True), Blocks(128, 128, 64, 8, 5, described=True),
+        Blocks(64, 128, 64, 4, 3, described=True),
     ),
 }  # fmt: skip
 FLOAT = {  # float32 without tf32: no tensor cores, sums in registers of all threads

@@ -210,20 +210,27 @@ class _Launches:
         hidden: Tensor, d_up: Tensor, d_gate: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """Write the gradients of up and gate and the weighted hidden rows; return the routing weights' gradient (R, parts)."""
-        from workloads.moe.kernels.gradients import hidden_gradient
+        from workloads.moe.kernels.gradients import bias_share, hidden_gradient
 
         parts = allocate(d_out, 0, 1, dtype=torch.float32)
+        shared = self.gather and down_b is not None
 
         def pointers(blocks: Blocks) -> tuple[Any, ...]:
             nonlocal parts
             if self.gather:
-                parts = allocate(d_out, self.N, -(-self.H // blocks.n), dtype=torch.float32)
+                parts = allocate(d_out, self.N, -(-self.H // blocks.n) + shared, dtype=torch.float32)
             rows = self._tokens(d_out), self._choices(d_out), _or(weights_R, d_out)
             weight = _describe(down_w, blocks, (1, blocks.n, blocks.k))
-            return d_out, *rows, weight, _or(down_b, down_w), up, gate, hidden, d_up, _or(d_gate, d_up), parts
+            return d_out, *rows, weight, up, gate, hidden, d_up, _or(d_gate, d_up), parts, parts.shape[1]
 
-        constants = {"ACTIVATION": self.activation, "GATHER": self.gather, "BIAS": down_b is not None}
+        constants = {"ACTIVATION": self.activation, "GATHER": self.gather}
         self._tiled("hidden_gradient", hidden_gradient, self.H, self.D, pointers, constants, (down_w,))
+        if shared and self.N:
+            assert down_b is not None
+            tiles_P3, most = self.source.tiles_of(self.N, BIAS_ROWS)
+            rows = self._tokens(d_out), self._choices(d_out)
+            sizes = {"BLOCK_M": BIAS_ROWS, "BLOCK_D": BIAS_COLUMNS}
+            bias_share[(most,)](d_out, *rows, down_b, parts, tiles_P3, self.D, parts.shape[1], **sizes)
         return parts
 
     def weight_gradient(
@@ -234,15 +241,20 @@ class _Launches:
 
         d_one = allocate(weight, *weight.shape)
         d_two = None if two is None else allocate(weight, *weight.shape)
-        pointers = one, _or(two, one), wide, self._tokens(wide), self.source.ends_E, d_one, _or(d_two, d_one)
+        hidden = one, _or(two, one)
         constants = {"TWO": two is not None, "GATHER": self.gather, "PRECISION": self.precision}
 
         def call(blocks: Blocks) -> None:
             grid = (self.E * -(-self.H // blocks.m) * -(-self.D // blocks.n),)
-            weight_gradient[grid](*pointers, self.D, self.H, **constants, **blocks.arguments())
+            even = self.H % blocks.m == 0 and self.D % blocks.n == 0
+            rows = (_describe(each, blocks, (blocks.k, blocks.m)) for each in hidden)
+            others = wide, self._tokens(wide), self.source.ends_E, d_one, _or(d_two, d_one), self.D, self.H
+            settings = {**constants, "EVEN": even, "DESCRIBED": blocks.described, **blocks.arguments()}
+            weight_gradient[grid](*rows, *others, **settings)
 
         name = "weight_gradient" if two is None else "weight_gradient_two"
-        CHOSEN.run(name, self.case, self.like, call, describable=False)
+        describable = self.N > 0 and all(_can_describe(each) for each in hidden)
+        CHOSEN.run(name, self.case, self.like, call, describable=describable)
         return d_one, d_two
 
     def bias_gradient(self, rows: Tensor, weights_R: Tensor | None, bias: Tensor) -> Tensor:

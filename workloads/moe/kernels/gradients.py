@@ -41,7 +41,7 @@ def finish(
 
     A few columns after the other: all at once do not fit in the registers.
     """
-    if COLUMNS > 32:
+    if COLUMNS > 16:
         left, right = halves(d_hidden, ROWS, COLUMNS)
         part = finish(
             left, part, weight, m, at, inside, H, up_MH, gate_MH, hidden_MH, d_up_MH, d_gate_MH,
@@ -74,19 +74,19 @@ def finish(
     return part
 
 
-@triton.jit(do_not_specialize=["P"])
+@triton.jit(do_not_specialize=["P", "C"])
 def hidden_gradient(
     d_out_TD: tl.tensor, tokens_N: tl.tensor, choices_N: tl.tensor, weights_R: tl.tensor, down_EHD: tl.tensor,
-    bias_ED: tl.tensor, up_NH: tl.tensor, gate_NH: tl.tensor, hidden_NH: tl.tensor, d_up_NH: tl.tensor,
-    d_gate_NH: tl.tensor, parts_RC: tl.tensor, tiles_P3: tl.tensor, P: tl.tensor, D: tl.tensor, H: tl.tensor,
-    ACTIVATION: tl.constexpr, GATHER: tl.constexpr, BIAS: tl.constexpr,
+    up_NH: tl.tensor, gate_NH: tl.tensor, hidden_NH: tl.tensor, d_up_NH: tl.tensor, d_gate_NH: tl.tensor,
+    parts_RC: tl.tensor, C: tl.tensor, tiles_P3: tl.tensor, P: tl.tensor, D: tl.tensor, H: tl.tensor,
+    ACTIVATION: tl.constexpr, GATHER: tl.constexpr,
     PRECISION: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Gather the gradients of the rows' tokens, multiply by down transposed, and go back through the activation.
 
     Writes the gradients of up and gate; the hidden rows times their routing weight, which the gradient of down needs; and for
-    each column of tiles its part of the gradient of the routing weight. GATHER False: rows of their own, without weights.
+    each column of tiles its part of the gradient of the routing weight (C parts; `bias_share` may write the last). GATHER False: rows of their own, without weights.
     """
     tile, column = place_of(tl.program_id(0), P, tl.cdiv(H, BLOCK_N), GROUP)
     expert = tl.load(tiles_P3 + tile * 3)
@@ -101,7 +101,6 @@ def hidden_gradient(
     d = tl.arange(0, BLOCK_K)
     d_out = d_out_TD + source[:, None] * D + d[None, :]
     d_hidden = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    from_bias = tl.zeros((BLOCK_M,), tl.float32)
     for at in range(0, D, BLOCK_K):
         if EVEN:
             a = tl.load(d_out)
@@ -109,12 +108,9 @@ def hidden_gradient(
             a = tl.load(d_out, mask=d[None, :] < D - at, other=0.0)
         b = weight_block(down_EHD, expert, column * BLOCK_N, at, H, D, DESCRIBED, EVEN, BLOCK_N, BLOCK_K)
         d_hidden = tl.dot(a, b.T, d_hidden, input_precision=PRECISION)
-        if BIAS and GATHER:
-            bias = tl.load(bias_ED + expert * D + at + d, mask=d < D - at, other=0.0).to(tl.float32)
-            from_bias += tl.sum(a.to(tl.float32) * bias[None, :], 1)
         d_out += BLOCK_K
-    part = from_bias * tl.where(column == 0, 1.0, 0.0)
-    choice, weight = row, from_bias
+    part = tl.zeros((BLOCK_M,), tl.float32)
+    choice, weight = row, part
     if GATHER:
         choice = tl.load(choices_N + row)
         weight = tl.load(weights_R + choice).to(tl.float32)
@@ -126,14 +122,60 @@ def hidden_gradient(
         ACTIVATION, GATHER, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     if GATHER:
-        tl.store(parts_RC + choice * tl.cdiv(H, BLOCK_N) + column, part, mask=inside)
+        tl.store(parts_RC + choice * C + column, part, mask=inside)
+
+
+@triton.jit
+def hidden_block(
+    rows_NH: tl.tensor, first: tl.tensor, h: tl.tensor, live: tl.tensor, H: tl.tensor,
+    EVEN: tl.constexpr, DESCRIBED: tl.constexpr, WHOLE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Load BLOCK_K rows of (N, H) from ``first`` on, BLOCK_M columns from ``h`` on, turned: zeros beyond H and, unless WHOLE,
+    in rows that are not ``live``. DESCRIBED as in `weight_block`.
+    """
+    if DESCRIBED:
+        block = rows_NH.load([first, h])
+        if not WHOLE:
+            block = tl.where(live[:, None], block, 0.0)
+    else:
+        n, hs = tl.arange(0, BLOCK_K), h + tl.arange(0, BLOCK_M)
+        at = rows_NH + (first + n).to(tl.int64)[:, None] * H + hs[None, :]
+        if not WHOLE:
+            block = tl.load(at, mask=live[:, None] & (hs < H)[None, :], other=0.0)
+        elif EVEN:
+            block = tl.load(at)
+        else:
+            block = tl.load(at, mask=(hs < H)[None, :], other=0.0)
+    return block.T
+
+
+@triton.jit
+def wide_block(
+    wide_TD: tl.tensor, tokens_N: tl.tensor, first: tl.tensor, d: tl.tensor, live: tl.tensor, D: tl.tensor,
+    GATHER: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Load the tokens of BLOCK_K rows from ``first`` on, BLOCK_N columns from ``d`` on, with zeros as in `hidden_block`."""
+    n, ds = first + tl.arange(0, BLOCK_K), d + tl.arange(0, BLOCK_N)
+    source = n.to(tl.int64)
+    if GATHER and WHOLE:
+        source = tl.load(tokens_N + n)
+    elif GATHER:
+        source = tl.load(tokens_N + n, mask=live, other=0)
+    at = wide_TD + source[:, None] * D + ds[None, :]
+    if not WHOLE:
+        block = tl.load(at, mask=live[:, None] & (ds < D)[None, :], other=0.0)
+    elif EVEN:
+        block = tl.load(at)
+    else:
+        block = tl.load(at, mask=(ds < D)[None, :], other=0.0)
+    return block
 
 
 @triton.jit
 def weight_gradient(
     one_NH: tl.tensor, two_NH: tl.tensor, wide_TD: tl.tensor, tokens_N: tl.tensor, ends_E: tl.tensor,
     d_one_EHD: tl.tensor, d_two_EHD: tl.tensor, D: tl.tensor, H: tl.tensor,
-    TWO: tl.constexpr, GATHER: tl.constexpr, PRECISION: tl.constexpr,
+    TWO: tl.constexpr, GATHER: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sum over each expert's rows: (hidden row) x (its token's wide row), BLOCK_M of H by BLOCK_N of D; zeros without rows.
@@ -145,35 +187,58 @@ def weight_gradient(
     expert = program // (columns * bands)
     band, column = place_of(program % (columns * bands), bands, columns, GROUP)
     first = tl.load(ends_E + expert - 1, mask=expert > 0, other=0)
-    rows = tl.load(ends_E + expert) - first
-    h = band * BLOCK_M + tl.arange(0, BLOCK_M)
-    d = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    here_h, here_d = h < H, d < D
-    n = tl.arange(0, BLOCK_K)
-    hidden = first.to(tl.int64) * H + (n[None, :] * H + h[:, None])
-    one_at, two_at, source_at = one_NH + hidden, two_NH + hidden, tokens_N + first + n
+    end = tl.load(ends_E + expert)
+    last = first + (end - first) // BLOCK_K * BLOCK_K
+    h, d = band * BLOCK_M, column * BLOCK_N
+    live = last + tl.arange(0, BLOCK_K) < end
     one = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     two = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for at in range(0, rows, BLOCK_K):
-        live = n < rows - at
-        if GATHER:
-            source = tl.load(source_at, mask=live, other=0)
-        else:
-            source = (first + at + n).to(tl.int64)
-        wide = tl.load(wide_TD + source[:, None] * D + d[None, :], mask=live[:, None] & here_d[None, :], other=0.0)
-        a = tl.load(one_at, mask=live[None, :] & here_h[:, None], other=0.0)
+    for at in range(first, last, BLOCK_K):
+        wide = wide_block(wide_TD, tokens_N, at, d, live, D, GATHER, EVEN, True, BLOCK_N, BLOCK_K)
+        a = hidden_block(one_NH, at, h, live, H, EVEN, DESCRIBED, True, BLOCK_M, BLOCK_K)
         one = tl.dot(a, wide, one, input_precision=PRECISION)
         if TWO:
-            b = tl.load(two_at, mask=live[None, :] & here_h[:, None], other=0.0)
+            b = hidden_block(two_NH, at, h, live, H, EVEN, DESCRIBED, True, BLOCK_M, BLOCK_K)
             two = tl.dot(b, wide, two, input_precision=PRECISION)
-        one_at += BLOCK_K * H
-        two_at += BLOCK_K * H
-        source_at += BLOCK_K
+    if last < end:
+        wide = wide_block(wide_TD, tokens_N, last, d, live, D, GATHER, EVEN, False, BLOCK_N, BLOCK_K)
+        a = hidden_block(one_NH, last, h, live, H, EVEN, DESCRIBED, False, BLOCK_M, BLOCK_K)
+        one = tl.dot(a, wide, one, input_precision=PRECISION)
+        if TWO:
+            b = hidden_block(two_NH, last, h, live, H, EVEN, DESCRIBED, False, BLOCK_M, BLOCK_K)
+            two = tl.dot(b, wide, two, input_precision=PRECISION)
     kind = d_one_EHD.dtype.element_ty
-    base, out = expert.to(tl.int64) * H * D, h[:, None] * D + d[None, :]
-    tl.store(d_one_EHD + base + out, one.to(kind), mask=here_h[:, None] & here_d[None, :])
+    hs, ds = h + tl.arange(0, BLOCK_M), d + tl.arange(0, BLOCK_N)
+    base, out = expert.to(tl.int64) * H * D, hs[:, None] * D + ds[None, :]
+    inside = (hs < H)[:, None] & (ds < D)[None, :]
+    tl.store(d_one_EHD + base + out, one.to(kind), mask=inside)
     if TWO:
-        tl.store(d_two_EHD + base + out, two.to(kind), mask=here_h[:, None] & here_d[None, :])
+        tl.store(d_two_EHD + base + out, two.to(kind), mask=inside)
+
+
+@triton.jit(do_not_specialize=["C"])
+def bias_share(
+    d_out_TD: tl.tensor, tokens_N: tl.tensor, choices_N: tl.tensor, bias_ED: tl.tensor, parts_RC: tl.tensor,
+    tiles_P3: tl.tensor, D: tl.tensor, C: tl.tensor, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+) -> None:  # fmt: skip
+    """Write the last part of the gradient of each routing weight: the token's gradient times the bias of its expert."""
+    tile = tl.program_id(0)
+    expert = tl.load(tiles_P3 + tile * 3)
+    if expert < 0:
+        return
+    first, end = tl.load(tiles_P3 + tile * 3 + 1), tl.load(tiles_P3 + tile * 3 + 2)
+    row = first + tl.arange(0, BLOCK_M)
+    source = tl.load(tokens_N + row, mask=row < end, other=0)
+    d = tl.arange(0, BLOCK_D)
+    share = tl.zeros((BLOCK_M,), tl.float32)
+    for at in range(0, D, BLOCK_D):
+        live = (row < end)[:, None] & (at + d < D)[None, :]
+        d_out = tl.load(d_out_TD + source[:, None] * D + (at + d)[None, :], mask=live, other=0.0).to(tl.float32)
+        share += tl.sum(
+            d_out * tl.load(bias_ED + expert * D + at + d, mask=at + d < D, other=0.0).to(tl.float32)[None, :], 1
+        )
+    choice = tl.load(choices_N + row, mask=row < end, other=0)
+    tl.store(parts_RC + choice * C + C - 1, share, mask=row < end)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """`ahead_worker.py quick|long`: compiles the kernels for GPUs that need not be here, prints a table, fails on what must not be.
 
-A program may ask for more shared memory than a target has (it is not chosen there); every kernel must have one that fits, and a
-program that fits may spill nothing, but for those of `SPILLS`.
+A program may ask for more shared memory than a target has, and is not chosen there; every kernel must have one that fits and spills
+nothing. On Hopper and later, for which the sizes of blocks were chosen, none that fits may spill.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from workloads.moe.kernels.ahead import TARGETS, Compiled, compile_form, list_fo
 
 SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
 BF16, F32 = torch.bfloat16, torch.float32
-SPILLS: frozenset[tuple[str, str]] = frozenset()  # (target, form) of programs whose spills were not avoided
 
 
 def quick() -> Iterator[Compiled]:
-    """The first blocks of the kernel that is compiled fastest, and the epilogue that holds most, on every target."""
-    programs = {form.name: (form, blocks) for form, blocks, _ in reversed(list(list_programs((BF16,))))}
+    """The smallest blocks of the kernel that is compiled fastest, and of the one that holds most, on every target."""
+    plain = [(form, blocks) for form, blocks, _ in list_programs((BF16,)) if not blocks.described]
+    programs = {form.name: (form, blocks) for form, blocks in plain if form.constants.get("ACTIVATION") != "gelu"}
     for target in TARGETS:
         for name in ("wide_rows", "hidden_gradient"):
             yield compile_form(*programs[name], BF16, target)
@@ -57,7 +57,7 @@ def main() -> None:
             flush=True,
         )
         fits[one.target, one.form, one.dtype].append(not large and not one.spilled)
-        if one.spilled and not large and (one.target, one.form) not in SPILLS:
+        if one.spilled and not large and one.target in ("sm_90", "sm_100"):
             wrong.append(one)
     assert all(any(each) for each in fits.values()), [key for key, each in fits.items() if not any(each)]
     assert not wrong, wrong

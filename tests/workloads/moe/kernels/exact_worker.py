@@ -206,6 +206,12 @@ def error(found: Tensor, wanted: Tensor) -> float:
     return float((found.double() - wanted).abs().max() / max(1.0, float(wanted.abs().max())))
 
 
+def limit(case: Case, name: str) -> float:
+    """Rounding decides the slope of relu where it bends: one of a million hidden values may have the other one there."""
+    bent = GPU and case.activation == "relu" and name in ("x", "up", "up_b")
+    return LIMITS[case.dtype] if not bent else max(LIMITS[case.dtype], 3e-2)
+
+
 def poisoned(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     tensor = torch.empty(shape, dtype=like.dtype if dtype is None else dtype, device=like.device)
     return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor.fill_(-(1 << 30))
@@ -239,7 +245,7 @@ def vary_blocks(case: Case, shift: int = 0) -> None:
 
     def run(kernel, key, x, call, *, describable):
         listed = blocks.candidates(kernel, x.dtype) if GPU else (SMALL, WIDER)
-        if not GPU and aligned(case) and not kernel.startswith("weight_gradient"):
+        if not GPU and aligned(case) and case.tokens:
             listed = (*listed, replace(SMALL, described=True))
             describable = True
         listed = [each for each in listed if describable or not each.described]
@@ -253,6 +259,7 @@ def compare_layers(seed: int) -> None:
     from workloads.moe.config import MoEConfig
     from workloads.moe.layer import MoELayer
 
+    vary_blocks(draw(seed))
     for mode, training in (("dropless", True), ("dropless", False), ("capacity", True)):
         found = []
         for backend in ("loop", "triton"):
@@ -289,7 +296,8 @@ def main() -> None:
         case = draw(seed)
         try:
             errors = run_case(case)
-            assert max(errors.values()) < LIMITS[case.dtype], {name: f"{value:.1e}" for name, value in errors.items()}
+            wrong = {name: f"{value:.1e}" for name, value in errors.items() if not value < limit(case, name)}
+            assert not wrong, wrong
         except Exception:
             failed += 1
             print(f"FAILED {case}\n{traceback.format_exc(limit=-8)[-3000:]}", flush=True)

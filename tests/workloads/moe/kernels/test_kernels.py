@@ -20,6 +20,7 @@ from suite.errors import InputError
 from tests.test_imports import imports
 from workloads.moe.config import MoEConfig
 from workloads.moe.kernels.blocks import FLOAT, HALF
+from workloads.moe.kernels.traffic import Sizes
 from workloads.moe.layer import MoELayer
 
 HERE = Path(__file__).parent
@@ -50,7 +51,7 @@ def exact_cases(amount: int, layers: int, timeout_s: int) -> int:
 
 @with_triton
 def test_drawn_cases_equal_dense_experts() -> None:
-    assert exact_cases(14, layers=1, timeout_s=200) == 14
+    assert exact_cases(14, layers=1, timeout_s=290) == 14
 
 
 @with_triton
@@ -72,8 +73,26 @@ def test_layers_on_one_and_more_ranks_equal_the_dense_reference() -> None:
 
 
 @with_triton
+@pytest.mark.long
+def test_the_kernels_move_the_bytes_of_the_closed_form() -> None:
+    assert run(HERE / "traffic_worker.py", timeout_s=290).count("as the closed form") == 3
+
+
+def test_fusing_moves_fewer_bytes_the_more_the_narrower_the_experts() -> None:
+    """What SonicMoE is about: the share of what fusing saves grows as experts become narrow."""
+    ratios = []
+    for hidden in (14336, 4096, 1024, 256):
+        sizes = Sizes(32768, 8 * 32768, 64, 2048, hidden, "swiglu")
+        assert sizes.fused().forward < sizes.separate().forward
+        ratios.append(sizes.separate().both / sizes.fused().both)
+    assert ratios == sorted(ratios)
+    assert ratios[0] > 1.1
+    assert ratios[-1] > 1.8
+
+
+@with_triton
 def test_programs_for_other_machines_fit_and_spill_nothing() -> None:
-    printed = run(HERE / "ahead_worker.py", "quick", timeout_s=250)
+    printed = run(HERE / "ahead_worker.py", "quick", timeout_s=290)
     print(printed)
     assert {"sm_80", "sm_90", "sm_100", "gfx942"} <= set(printed.split())
 
