@@ -152,7 +152,7 @@ def run_experts(
 
 
 def rule(rows_ND: Tensor, weights: Weights) -> Chosen:
-    """What is taken without measuring: grouped_mm in bfloat16 on a GPU, else bmm there if it pads little; onednn on a CPU; the loop.
+    """What is taken without measuring: on a GPU grouped_mm in bfloat16, else bmm if it pads little; onednn on a CPU; the loop.
 
     On a GPU torch has kernels of its own for bfloat16 only; for other types grouped_mm reads the counts in every call.
     """
