@@ -66,9 +66,15 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 [ "$device" = cpu ] || step nvidia-smi nvidia-smi
 step doctor "$python" -m suite doctor
-MLHPC_TEST_DEVICE=$device step tests "$python" -m pytest -q -p no:cacheprovider -m "not long" tests/workloads/test_device.py tests/workloads/test_steps.py
+MLHPC_TEST_DEVICE=$device step tests "$python" -m pytest -q -p no:cacheprovider -n 4 -m "not long" tests/workloads/test_device.py \
+  tests/workloads/test_steps.py tests/workloads/test_device_steps.py tests/workloads/moe/test_gpu.py tests/workloads/moe/kernels
 step ceilings "$python" -m suite ceilings --quick --device "$device" --directory "$folder" -o "$folder/ceilings.json"
 step moe "$python" benchmarks/moe.py --tables "$device" -o "$folder/moe.json"
+small=()
+[ "$device" = cuda ] || small=(--small)
+[ "$device" = cpu ] || step kernels "$python" benchmarks/kernels.py
+step choices "$python" benchmarks/choices.py --device "$device" --rounds 5 "${small[@]}"
+step layouts "$python" benchmarks/choices.py --device "$device" --rounds 5 --layouts "${small[@]}"
 for name in "${names[@]}"; do step "data-$name" "$python" -m suite data generate "$name" --size "$size" --ranks "$ranks"; done
 step steps "$python" benchmarks/workload_steps.py "${subjects[@]}" --set "device=$device"
 for name in "${names[@]}"; do
