@@ -37,8 +37,9 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from workloads.moe.activations import activate  # noqa: E402
 from workloads.moe.dispatch import Dropless  # noqa: E402
-from workloads.moe.experts import Weights, activate, run_experts  # noqa: E402
+from workloads.moe.experts import Weights, run_experts  # noqa: E402
 from workloads.moe.kernels import fused  # noqa: E402
 from workloads.moe.kernels.blocks import candidates  # noqa: E402
 from workloads.moe.kernels.fused import Source, run_fused  # noqa: E402

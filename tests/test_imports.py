@@ -29,6 +29,7 @@ LAYERS: dict[str, set[str]] = {
     "suite.machine": {"suite"},
     "suite.machine.probes": {"suite", "suite.machine"},
     "suite.machine.power": {"suite", "suite.log", "suite.log.energy", "suite.machine.probes"},
+    "suite.machine.choice": {"suite", "suite.log", "suite.machine.probes"},
     "suite.data": {"suite"},
     "suite.launch": {"suite", "suite.log", "suite.machine.probes"},
     "suite.compliance": {"suite", "suite.log", "suite.log.energy", "suite.compliance.rules"},
@@ -54,12 +55,14 @@ LAYERS: dict[str, set[str]] = {
         "suite.machine.power",
         "suite.machine.probes",
         "suite.data",
+        "suite.machine.choice",
         "suite.training.parallel",
     },
     "suite.training.parallel": {"suite"},
     "suite.training.own": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
     "suite.performance": {
         *("suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.parallel"),
+        "suite.machine.choice",
     },
     "suite.performance.plans": {"suite", "suite.performance", "suite.training.parallel"},
     "suite.performance.ceilings": {"suite", "suite.machine.probes", "suite.performance"},
@@ -104,6 +107,7 @@ WORKLOADS_MAY_USE = {
         "suite.training",
         "suite.training.parallel",
         "suite.performance",
+        "suite.machine.choice",
     ),
 }
 
