@@ -112,7 +112,7 @@ def test_the_same_seed_is_the_same_data_and_another_another(smoke: Path, tmp_pat
 
 def test_the_card_counts_the_samples(smoke: Path) -> None:
     manifest = read_manifest(smoke)
-    for size in ("smoke", "mini", "mini_dense"):
+    for size in ("smoke", "mini", "mini_dense", "mini_facts", "mini_facts_dense"):
         card, settings = DESCRIPTOR.card().size(size), SIZES[size]
         assert (settings.train_rows, settings.validation_rows) == (card.train_samples, card.eval_samples)
     card = DESCRIPTOR.card().size("smoke")
