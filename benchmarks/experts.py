@@ -1,6 +1,7 @@
 """Do experts help: a model with experts against its dense twin, which has the active parameters and FLOPs, in paired runs.
 
     python benchmarks/experts.py WORKLOAD [--size smoke] [--pairs 5] [--first-seed 200] [--epochs N] [--data DIR] [--set KEY=VALUE]
+    python benchmarks/experts.py moe_lm --size mini_facts --epochs 4 --data A --next-data B     pairs on A and B in turn
 
 Both runs of a pair have the same data, order of samples, schedule and seed; no target ends them. Prints the metric after each
 epoch, then the mean difference with its 95 % interval (Student) and whether these pairs can tell. CPU time includes evaluation.
@@ -30,11 +31,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=200)
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--next-data", type=Path, action="append", default=[], help="of the next pair; repeatable")
     args = parser.parse_args()
-    root = data_root(args)
+    roots = [data_root(args), *args.next_data]
     curves: dict[str, list[list[float]]] = {twin: [] for twin in TWINS}
     world = World.create()
-    for seed in range(args.first_seed, args.first_seed + args.pairs):
+    for pair in range(args.pairs):
+        seed, root = args.first_seed + pair, roots[pair % len(roots)]
         for twin, override in TWINS.items():
             begin = time.process_time()
             overrides = [*args.overrides, f"max_epochs={args.epochs}", "instrumentation=false", override]

@@ -157,6 +157,7 @@ def _scores(group: pd.DataFrame, counted: pd.DataFrame, chosen: Selection) -> di
         "async_eval": bool(group["async_eval"].any()),
         "carried_over_from": _agreed(group["carried_over_from"]),
         "baselines": _agreed(group["baselines"]),
+        "attainable": _agreed(group["attainable"]),
     }
 
 

@@ -197,7 +197,10 @@ def _logged_by_us(record: RunRecord) -> dict[str, Any]:
             "other_work_share": record.other_work.share if record.other_work else None,
             "had_company": record.company is not None,
         }
-        | {"baselines": json.dumps(dict(record.baselines)) if record.baselines else None}
+        | {
+            name: json.dumps(dict(values)) if values else None
+            for name, values in (("baselines", record.baselines), ("attainable", record.attainable))
+        }
     )
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from suite.data.shards import ShardReader
 from suite.workload import Baseline
+from workloads.moe_lm.language import Language, Lexicon
 from workloads.moe_lm.ppm import Bytes, ppm_bits
 
 ORDERS = (0, 1, 2, 3, 4, 5, 6, 8, 12)  # bytes of context
@@ -22,7 +24,8 @@ GZIP_REACH, BZIP2_REACH, XZ_REACH = 2**15, 900_000, 2**26  # bytes that gzip -9,
 def baselines(root: Path) -> dict[str, float]:
     """Measure ``gzip``, ``bzip2``, ``xz``, ``ppm_<bytes of context>`` and ``ppm_mixed`` on a data set's validation rows.
 
-    Byte models have standard errors over the rows; what a compressor adds is one number for all rows.
+    Byte models have standard errors over the rows; what a compressor adds is one number for all rows. Of a generated language
+    ``known_language`` is what is attainable.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     rows: Bytes = validation.read(np.arange(len(validation)))["text"]
@@ -33,7 +36,17 @@ def baselines(root: Path) -> dict[str, float]:
             yield train.read(np.arange(begin, min(begin + step, len(train))))["text"]
 
     found = compressed(_last(train, XZ_REACH), rows.tobytes())
-    return found | {name: Baseline.mean(bits.mean(axis=1)) for name, bits in ppm_bits(blocks, rows, ORDERS).items()}
+    found |= {name: Baseline.mean(bits.mean(axis=1)) for name, bits in ppm_bits(blocks, rows, ORDERS).items()}
+    return found | _attainable(validation.manifest.generator, rows)
+
+
+def _attainable(recipe: Mapping[str, Any], rows: Bytes) -> dict[str, float]:
+    """``known_language``: what a predictor reaches that is told the tables of a generated language. None of real text."""
+    if not recipe.get("language"):
+        return {}
+    bits = Language(recipe["seed"], Lexicon(**recipe["language"])).bits(rows)
+    known = Baseline.mean(bits / (rows.shape[1] - 1))
+    return {"known_language": Baseline(known, known.standard_error, told=True)}
 
 
 def compressed(training: bytes, text: bytes) -> dict[str, float]:

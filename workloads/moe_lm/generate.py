@@ -49,6 +49,8 @@ SIZES: dict[str, DataSize] = {
     "smoke": DataSize(64, 65, 1600, 256, Lexicon(topics=8, words=32)),
     "mini": DataSize(128, 129, 3200, 512, Lexicon(topics=16, words=64)),
     "mini_dense": DataSize(128, 129, 3200, 512, Lexicon(topics=16, words=64)),
+    "mini_facts": DataSize(64, 65, 25_600, 1024, Lexicon(topics=32, words=128)),
+    "mini_facts_dense": DataSize(64, 65, 25_600, 1024, Lexicon(topics=32, words=128)),
     "middle": DataSize(1024, 8192, None, 256),
     "full": DataSize(4096, 8192, None, 64),
 }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from suite.config import load_config
-from suite.data.baselines import standard_error
+from suite.data.baselines import standard_error, told
 from suite.data.manifest import read_manifest
 from suite.errors import InputError
 from suite.world import World
@@ -38,7 +38,7 @@ def found(smoke: Path) -> dict[str, float]:
 
 def test_no_baseline_reaches_the_target(found: dict[str, float]) -> None:
     """Counts after three bytes alone met the target of the language that was before: 0.65 bits for 1.00."""
-    best = min(found.values())
+    best = min(value for value in found.values() if not told(value))
     error = max(filter(None, map(standard_error, found.values())))
     threshold = DESCRIPTOR.card().size("smoke").threshold
     assert threshold <= best - MARGIN * error
@@ -63,6 +63,24 @@ def test_the_odds_and_the_entropy_rate_are_those_of_the_text() -> None:
     assert min(endings.values()) > 0.9 * words.shape[0] * 10
     bits = (-np.log2(shares) @ shares + 3) / 3
     assert bits == pytest.approx(language.entropy_rate(), rel=0.02)
+
+
+def test_what_is_attainable_is_what_passages_have_been_drawn_with(found: dict[str, float]) -> None:
+    """The chances of all passages of one and of two words sum to one, and long passages have the entropy rate."""
+    language = Language(3, Lexicon(2, 9, 2))
+    texts = [word + ending for word in language.words for ending in (b"q", b"r")]
+    for length in (2, 3, 4, 5, 7):
+        ends = {(a + b)[: length - 1] for a in texts for b in texts}
+        rows = np.frombuffer(b"".join(language.names[1] + end for end in sorted(ends)), np.uint8).reshape(-1, length)
+        bits = language.bits(rows)
+        assert (2 ** -bits[np.isfinite(bits)]).sum() == pytest.approx(1)
+    large = Language(3, Lexicon(4, 24))
+    rows = large.passages(300, 1 + 3 * 80, 0)
+    assert large.bits(rows).mean() / 240 == pytest.approx(large.entropy_rate(), rel=0.01)
+    known = found["known_language"]
+    assert told(known)
+    assert 0 < known - Language(1, Lexicon(8, 32)).entropy_rate() < 0.1  # the first word is any
+    assert known < DESCRIPTOR.card().size("smoke").threshold
 
 
 def test_topics_are_named_at_the_beginning_only() -> None:
@@ -94,7 +112,7 @@ def test_the_same_seed_is_the_same_data_and_another_another(smoke: Path, tmp_pat
 
 def test_the_card_counts_the_samples(smoke: Path) -> None:
     manifest = read_manifest(smoke)
-    for size in ("smoke", "mini", "mini_dense"):
+    for size in ("smoke", "mini", "mini_dense", "mini_facts", "mini_facts_dense"):
         card, settings = DESCRIPTOR.card().size(size), SIZES[size]
         assert (settings.train_rows, settings.validation_rows) == (card.train_samples, card.eval_samples)
     card = DESCRIPTOR.card().size("smoke")

@@ -18,7 +18,7 @@ from workloads.moe_lm.model import MoELanguageModel, rotate
 from workloads.moe_lm.workload import MoELM
 
 ROOT = Path(__file__).resolve().parents[3]
-SIZES = ("smoke", "mini", "mini_dense", "middle", "full")
+SIZES = ("smoke", "mini", "mini_dense", "mini_facts", "mini_facts_dense", "middle", "full")
 
 
 def own(name: str, *overrides: str) -> MoELMConfig:

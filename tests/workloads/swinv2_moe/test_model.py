@@ -85,12 +85,12 @@ def test_the_closed_form_counts_the_parameters(size: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_experts_sit_in_every_second_block_of_the_last_stages(size: str) -> None:
+def test_experts_sit_in_every_second_block_of_their_stages(size: str) -> None:
     with torch.device("meta"):
         layers = SwinV2MoE(own(size)).moe_layers()
     expected = {
         "smoke": ["stages.1.1.ffn"],
-        "mini": ["stages.1.1.ffn", "stages.1.3.ffn"],
+        "mini": ["stages.0.1.ffn", "stages.1.1.ffn", "stages.1.3.ffn"],
         "small": [*(f"stages.2.{block}.ffn" for block in (1, 3, 5)), "stages.3.1.ffn"],
         "full": [*(f"stages.2.{block}.ffn" for block in range(1, 18, 2)), "stages.3.1.ffn"],
     }
@@ -276,3 +276,27 @@ def test_stochastic_depth_leaves_out_whole_samples_and_keeps_the_mean() -> None:
 def test_a_shape_that_cannot_be_is_refused(change: str, message: str) -> None:
     with pytest.raises(InputError, match=message.replace("[", r"\[")):
         own("smoke", f"hyperparameters.{change}")
+
+
+def test_one_choice_behind_a_norm_teaches_the_router_nothing_and_two_choices_do() -> None:
+    """The FFN's output is normalised before it is added: the weight of a single expert is divided out again."""
+    gradients = {}
+    for top_k in (1, 2):
+        settings = own(
+            "smoke",
+            *(f"hyperparameters.moe.{each}" for each in ("dispatch=dropless", "capacity_factor=null", "gate_noise=0")),
+            *(f"hyperparameters.moe.{each}" for each in ("balance=none", f"top_k={top_k}", f"hidden={64 // top_k}")),
+        )
+        torch.manual_seed(0)
+        model = SwinV2MoE(settings)
+        for block in model.modules():
+            if isinstance(block, SwinBlock):
+                torch.nn.init.ones_(block.attention_norm.weight)
+                torch.nn.init.ones_(block.ffn_norm.weight)
+        images = torch.randint(0, 256, (20, 32, 32), generator=torch.Generator().manual_seed(0))
+        logits, _ = model(images.byte())
+        torch.nn.functional.cross_entropy(logits, torch.arange(20).remainder(2)).backward()
+        (router,) = (p for name, p in model.named_parameters() if "router" in name)
+        assert router.grad is not None
+        gradients[top_k] = float(router.grad.norm())
+    assert gradients[1] < 0.02 * gradients[2]
