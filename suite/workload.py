@@ -64,7 +64,8 @@ class Optimization:
     """An optimizer and its schedule. ``learning_rate(step, epoch)`` is pure; steps are global from 0, epochs from 1.
 
     With ``clip_norm`` gradients are scaled down to this L2 norm over all parameters. With ``ema_decay`` evaluation uses the
-    exponential moving average of the weights.
+    exponential moving average of the weights. An optimizer that needs norms of whole tensors has an attribute ``norms`` that
+    computes them from tensors and the parameter that each belongs to; the harness replaces it where ranks hold pieces.
     """
 
     optimizer: optim.Optimizer

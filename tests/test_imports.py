@@ -56,7 +56,7 @@ LAYERS: dict[str, set[str]] = {
         "suite.data",
         "suite.training.parallel",
     },
-    "suite.training.parallel": {"suite"},
+    "suite.training.parallel": {"suite", "suite.data"},
     "suite.training.own": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
     "suite.performance": {
         *("suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.parallel"),

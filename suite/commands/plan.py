@@ -170,12 +170,16 @@ def _meshes(ranks: int, dimensions: int, most: int = 64) -> Iterator[str]:
 
 def _lines(cost: Cost, time: StepTime | None) -> Iterator[str]:
     yield f"mesh {cost.mesh}: {cost.ranks} ranks, {cost.samples} samples per group and part of a step; bytes of the fullest rank"
-    optimizer = "not known" if cost.optimizer is None else byte_text(cost.optimizer)
+
+    def known(size: int | None) -> str:
+        return "not known" if size is None else byte_text(size)
+
     for name, text in (
         ("parameters, buffers", byte_text(cost.parameters)),
         ("gradients", byte_text(cost.gradients)),
-        ("optimizer state", optimizer),
-        ("activations", byte_text(cost.activations)),
+        ("optimizer state", known(cost.optimizer)),
+        ("activations", known(cost.activations)),
+        ("at most in a step", known(cost.peak)),
         ("inputs", byte_text(cost.inputs)),
         ("all of these", byte_text(cost.memory)),
         ("read per step", byte_text(cost.reads)),

@@ -25,8 +25,9 @@ from suite.machine.power.beside import sampled_power
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank
 from suite.training.loop import Outcome, Trainer
-from suite.training.parallel.apply import apply, build_on_meta
+from suite.training.parallel.apply import apply
 from suite.training.parallel.sharing import Parallel
+from suite.training.parallel.skeleton import build_on_meta
 from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
 from suite.training.records import OtherWork
@@ -111,7 +112,7 @@ class _Trial:
 
     def __post_init__(self) -> None:
         self.config, self.in_run = self.plan.config, False
-        self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity())
+        self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity(), self.parallel.mesh)
 
     def run(self) -> int:
         """Run from init_start to run_stop. An error after run_start is logged as an aborted run, then raised again."""
