@@ -26,6 +26,7 @@ from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank
 from suite.training.loop import Outcome, Trainer
 from suite.training.parallel.apply import apply
+from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta
 from suite.training.plan import TrialPlan
@@ -174,13 +175,20 @@ class _Trial:
         torch.manual_seed(seed)
         self.progress.enter("building the model")
         workload: Workload = load_workload(self.plan.descriptor)(config)
-        model = workload.build_model(world).to(self.device)
-        torch.manual_seed(
-            seed + (self.parallel.mesh.data_rank << SEED_BITS)
-        )  # dropout differs between samples, weights do not
+        if self.parallel.is_sharded:
+            model, recipe = build_deferred(lambda: workload.build_model(world))
+        else:
+            model, recipe = workload.build_model(world), None
+        model = model if recipe else model.to(self.device)
         parameters = count_parameters(model, workload, world)
         check_parameters(self.plan, parameters)
         apply(self.parallel, model, workload, lambda: build_on_meta(self.plan.descriptor, config)[1])
+        if recipe is not None:
+            torch.manual_seed(seed)
+            recipe.fill(model, self.device)
+        torch.manual_seed(
+            seed + (self.parallel.mesh.data_rank << SEED_BITS)
+        )  # dropout differs between samples, weights do not
         self.progress.enter("building the optimizer")
         steps = steps_per_epoch(self.manifest.samples("train"), config.global_batch_size)
         state = TrainingState.create(workload, model, steps, seed)
