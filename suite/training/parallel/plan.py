@@ -64,7 +64,7 @@ class ParallelPlan(_Part):
     boundaries: dict[str, Boundary] = {}
     loss: Literal["whole", "part"] = Field("whole", description="part: a rank's loss is the mean over its positions")
     exchanges: dict[Literal["all_reduce"], Own] = Field({}, description="what the loss itself exchanges, by kind")
-    recompute: dict[str, Literal["full"]] = Field({}, description="path pattern of blocks to policy")
+    recompute: dict[str, Literal["full", "selective"]] = Field({}, description="path pattern of blocks to policy")
 
 
 def find_plan(descriptor: Descriptor, name: str | Path) -> Path:
