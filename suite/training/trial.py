@@ -175,7 +175,7 @@ class _Trial:
         torch.manual_seed(seed)
         self.progress.enter("building the model")
         workload: Workload = load_workload(self.plan.descriptor)(config)
-        if self.parallel.is_sharded:
+        if self.parallel.is_sharded and workload.initialises_by_operators:
             model, recipe = build_deferred(lambda: workload.build_model(world))
         else:
             model, recipe = workload.build_model(world), None

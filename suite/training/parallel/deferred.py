@@ -26,6 +26,26 @@ class _NeedsValuesError(Exception):
     """The initialisation looks at values, or draws random numbers in a way that cannot be repeated in order."""
 
 
+@dataclass(frozen=True, eq=False)
+class _StandIn:
+    """A tensor without memory as it was when an operator took it: later its storage may be another."""
+
+    storage: Any
+    shape: Any
+    stride: Any
+    offset: int
+
+    def of(self, base: Tensor) -> Tensor:
+        """The same view of the storage's values."""
+        return base.as_strided(self.shape, self.stride, self.offset)
+
+
+def _stand_in(value: Any) -> Any:
+    if not isinstance(value, Tensor) or not value.is_meta:
+        return value
+    return _StandIn(value.untyped_storage(), value.shape, value.stride(), int(value.storage_offset()))
+
+
 @dataclass(frozen=True)
 class _Note:
     run: Any
@@ -54,7 +74,9 @@ class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in {"_local_scalar_dense", "equal", "is_nonzero"}:
             raise _NeedsValuesError
         found = func(*args, **keywords)
-        self.notes.append(_Note(func, args, dict(kwargs or {}), found))
+        self.notes.append(
+            _Note(func, tree_map(_stand_in, args), tree_map(_stand_in, dict(kwargs or {})), tree_map(_stand_in, found))
+        )
         return found
 
 
@@ -65,10 +87,10 @@ class Recipe:
         self._notes = notes
         self._last: Any = WeakIdKeyDictionary()
         for number, note in enumerate(notes):
-            for tensor in tree_iter((note.arguments, note.keywords, note.found)):
-                if isinstance(tensor, Tensor) and tensor.is_meta:
-                    self._last[tensor.untyped_storage()] = number
-        self._whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
+            for each in tree_iter((note.arguments, note.keywords, note.found)):
+                if isinstance(each, _StandIn):
+                    self._last[each.storage] = number
+        self._whole: dict[str, _StandIn] = {name: _stand_in(each) for name, each in model.named_parameters()}
 
     def fill(self, model: nn.Module, device: torch.device) -> None:
         """Repeat the notes and leave values in the model's parameters, of which it may have pieces by now, and buffers."""
@@ -78,7 +100,7 @@ class Recipe:
             assert holders.shard is not None
             ranges[name] = piece_of(shape.numel(), holders.pieces, holders.shard.rank)
         for name, parameter in model.named_parameters():
-            wanted.setdefault(self._whole[name].untyped_storage(), []).append(
+            wanted.setdefault(self._whole[name].storage, []).append(
                 self._setter(model, name, parameter, ranges.get(name), device)
             )
         for name, buffer in model.named_buffers():
@@ -93,7 +115,7 @@ class Recipe:
         view = self._whole[name]
 
         def put(base: Tensor) -> None:
-            whole = base.as_strided(view.shape, view.stride(), view.storage_offset())
+            whole = view.of(base)
             if part is not None:
                 whole = whole.reshape(-1)[slice(*part)].view(parameter.shape)
             path, _, last = name.rpartition(".")
@@ -106,10 +128,7 @@ class Recipe:
         real: Any = WeakIdKeyDictionary()
 
         def of(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.is_meta:
-                return value
-            base = real[value.untyped_storage()]
-            return base.as_strided(value.shape, value.stride(), value.storage_offset())
+            return value.of(real[value.storage]) if isinstance(value, _StandIn) else value
 
         with torch.no_grad():
             for number, note in enumerate(self._notes):
@@ -117,12 +136,12 @@ class Recipe:
                 both = zip(tree_iter(note.found), tree_iter(found), strict=True)
                 touched = list(tree_iter((note.arguments, note.keywords, note.found)))
                 for stand_in, tensor in both:
-                    if isinstance(stand_in, Tensor) and stand_in.is_meta:
-                        real.setdefault(stand_in.untyped_storage(), tensor)
+                    if isinstance(stand_in, _StandIn):
+                        real.setdefault(stand_in.storage, tensor)
                 for each in touched:
-                    if isinstance(each, Tensor) and each.is_meta and self._last[each.untyped_storage()] == number:
-                        base = real.pop(each.untyped_storage(), None)
-                        for put in wanted.get(each.untyped_storage(), ()) if base is not None else ():
+                    if isinstance(each, _StandIn) and self._last[each.storage] == number:
+                        base = real.pop(each.storage, None)
+                        for put in wanted.get(each.storage, ()) if base is not None else ():
                             put(base)
 
 

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from suite.config import load_config
+from suite.descriptor import descriptor
 from suite.performance.plans.memory import LiveBytes
 from suite.training.checkpoint import Checkpoint
 from suite.training.parallel.data import clip_gradients, eval_turns, give_norms, norms_of_whole
@@ -18,9 +20,10 @@ from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.mesh import Mesh, parse_mesh
 from suite.training.parallel.plan import ParallelPlan
 from suite.training.parallel.sharing import Parallel
+from suite.training.parallel.skeleton import ALONE
 from suite.training.parallel.states import Gather, ShardedStates, opened, piece_of, pieces, shard_states
 from suite.training.state import Position, TrainingState, _moving_average
-from suite.workload import Optimization
+from suite.workload import Optimization, Workload, load_workload
 from tests.fixtures.thread_ranks import Holding, on_holders
 from workloads.deepcam.optimizer import Lamb
 
@@ -280,3 +283,17 @@ def test_an_initialisation_that_looks_at_values_builds_the_whole_model() -> None
     model, recipe = build_deferred(build)
     assert recipe is None
     assert torch.equal(model.weight, expected.weight)  # type: ignore[arg-type]
+
+
+def test_the_language_model_is_the_same_when_its_initialisation_is_repeated() -> None:
+    chosen = descriptor("moe_lm")
+    workload: Workload = load_workload(chosen)(load_config(chosen, "smoke"))
+    assert workload.initialises_by_operators
+    torch.manual_seed(1)
+    expected, after = workload.build_model(ALONE).state_dict(), torch.rand(1)
+    model, recipe = build_deferred(lambda: workload.build_model(ALONE))
+    assert recipe is not None
+    torch.manual_seed(1)
+    recipe.fill(model, torch.device("cpu"))
+    assert torch.equal(torch.rand(1), after)
+    assert all(torch.equal(found, expected[name]) for name, found in model.state_dict().items())
