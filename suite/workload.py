@@ -147,8 +147,8 @@ class Workload(Protocol):
     """
 
     config: RunConfig
-    # True: `build_model` looks at no values and uses torch's operators alone, so that under a plan that shards states the harness can
-    # note it and repeat it tensor by tensor; a test must show that the values are the same (docs/plans.md)
+    # True: `build_model` looks at no values and uses torch's operators alone, so that under a plan that shards states the harness
+    # can note it and repeat it tensor by tensor; a test must show that the values are the same (docs/plans.md)
     initialises_by_operators: bool = False
 
     @abstractmethod
