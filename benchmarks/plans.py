@@ -1,9 +1,13 @@
 """Losses, gradients and metrics of training under a plan against the unsplit run, in float64, and what each rank communicated.
 
     python benchmarks/plans.py WORKLOAD --plan NAME --ranks N --mesh MESH [--mesh MESH ...] [--size smoke] [--set KEY=VALUE]
+        [--data ROOT] [--reference one|same]
+
+The unsplit run is one rank's, or with --reference same a data-parallel one of as many ranks (batch statistics, random numbers and
+experts' capacities are each rank's own). The data are those under --data, or random ones of the shapes that the plan states.
 
 For each mesh: the largest relative difference of the loss over the steps, of any gradient of the first step (over the largest value
-of that gradient), of any weight at the end, and of the metric after them. The data are random; both runs see the same. Exit code 1
+of that gradient), of any weight at the end, and of the metric after them. Both runs see the same data. Exit code 1
 if loss or metric are above --limit, or if what was communicated is not what the plan says.
 """
 
@@ -20,23 +24,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from suite.config import RunConfig, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.training.instrument import Ledger, counted_collectives
 from suite.training.loop import evaluate
-from suite.training.parallel.apply import apply, build_on_meta
-from suite.training.parallel.data import clip_gradients, wrap
+from suite.training.parallel.apply import apply
+from suite.training.parallel.data import clip_gradients, give_norms, wrap
 from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.sharing import Parallel
+from suite.training.parallel.skeleton import build_on_meta
 from suite.training.parallel.slabs import cut
+from suite.training.parallel.states import pieces
 from suite.transport import Alone
-from suite.workload import Workload, load_workload
+from suite.workload import Dataset, Workload, load_workload
 from suite.world import World
 
 LIMIT = 1e-12
-EXCHANGES = ("all_to_all", "all_gather", "all_reduce")
+EXCHANGES = ("all_to_all", "all_gather", "all_reduce", "reduce_scatter")
 
 
 class RandomData:
@@ -61,8 +67,38 @@ class RandomData:
         return {name: values[torch.as_tensor(indices)] for name, values in self.batch.items()}
 
 
+class WideData:
+    """Samples of a data set with floating-point values in float64."""
+
+    def __init__(self, data: Dataset) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def load(self, indices: Any, *, seed: int, epoch: int) -> Any:
+        """Samples in float64."""
+        batch = self._data.load(indices, seed=seed, epoch=epoch)
+        return {name: value.double() if value.is_floating_point() else value for name, value in batch.items()}
+
+
+@torch.no_grad()
+def whole(model: nn.Module, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of parameters as a whole, in the model's order. Every rank calls."""
+    known = {id(piece): (shape, where.shard) for _, piece, shape, where in pieces(model)}
+    found = []
+    for parameter, tensor in zip(model.parameters(), tensors, strict=True):
+        shape, axis = known.get(id(parameter), (tensor.shape, None))
+        if axis is not None:
+            each = -(-shape.numel() // axis.size)
+            flat = axis.gather_flat(nn.functional.pad(tensor.reshape(-1), (0, each - tensor.numel())))
+            tensor = flat[: shape.numel()].view(shape)
+        found.append(tensor.detach().clone())
+    return found
+
+
 def train(
-    chosen: Descriptor, config: RunConfig, parallel: Parallel, world: World, steps: int
+    chosen: Descriptor, config: RunConfig, parallel: Parallel, world: World, steps: int, root: Path | None
 ) -> tuple[list[float], list[Tensor], list[Tensor], dict[str, float], dict[str, float]]:
     """Losses of the steps, gradients of the first, weights and metrics at the end, and a step's collectives."""
     workload: Workload = load_workload(chosen)(config)
@@ -71,10 +107,12 @@ def train(
     torch.manual_seed(7 + parallel.mesh.data_rank)
     apply(parallel, model, workload, lambda: build_on_meta(chosen, config)[1])
     optimization = workload.build_optimizer(model, steps)
-    wrapped = wrap(model, (), world, torch.device("cpu"))
+    give_norms(optimization.optimizer, model)
+    experts = workload.sharded_parameters(model)
+    wrapped = wrap(model, experts, world, torch.device("cpu"))
     batch_size = config.global_batch_size
-    whole = RandomData(parallel, batch_size * 2)
-    data = cut(whole, parallel.slabs(evaluation=False))
+    samples = {name: _samples(workload, parallel, name, root, batch_size) for name in ("train", "validation")}
+    data = cut(samples["train"], parallel.slabs(evaluation=False))
     mesh, losses, first = parallel.mesh, [], []
     ledger = Ledger()
     for step in range(steps):
@@ -83,21 +121,26 @@ def train(
         optimization.optimizer.zero_grad()
         ledger.take()
         with counted_collectives(ledger):
-            loss = workload.loss(wrapped, data.load(mine, seed=0, epoch=0)) * parallel.loss_factor
+            loss = workload.loss(wrapped, data.load(mine, seed=0, epoch=1)) * parallel.loss_factor
             loss.backward()  # type: ignore[no-untyped-call]
-        counted = ledger.take()
         losses.append(world.sum({"loss": float(loss.detach())})["loss"] / world.size)
         if step == 0:
-            first = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+            first = whole(model, [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()])
         for group in optimization.optimizer.param_groups:
             group["lr"] = optimization.learning_rate(step, 1)
-        if optimization.clip_norm is not None:
-            clip_gradients(model, (), optimization.clip_norm)
-        optimization.optimizer.step()
+        with counted_collectives(ledger):
+            if optimization.clip_norm is not None:
+                clip_gradients(model, experts, optimization.clip_norm)
+            optimization.optimizer.step()
+        counted = ledger.take()
     workload.before_evaluation(model, world)
-    held_out = cut(whole, parallel.slabs(evaluation=True))
+    held_out = cut(samples["validation"], parallel.slabs(evaluation=True))
     metrics = evaluate(workload, model, held_out, config, world, torch.device("cpu"), shared=parallel)
-    return losses, first, [each.detach().clone() for each in model.parameters()], metrics, counted
+    return losses, first, whole(model, list(model.parameters())), metrics, counted
+
+
+def _samples(workload: Workload, parallel: Parallel, split: str, root: Path | None, batch_size: int) -> Dataset:
+    return RandomData(parallel, batch_size * 2) if root is None else WideData(workload.dataset(split, root))
 
 
 def apart(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -122,12 +165,16 @@ def compare(args: argparse.Namespace, world: World) -> Iterator[Mapping[str, Any
     for mesh in args.mesh:
         given = load_config(chosen, args.size, [*args.overrides, f"plan={args.plan}", f"mesh={mesh}"])
         parallel = Parallel.of(given, chosen, world.rank, world.size)
-        if world.is_first and expected is None:
+        if args.reference == "same":
+            if expected is None:
+                unsplit = Parallel(Mesh(world.rank, world.size), parallel.plan, extents=parallel.extents)
+                expected = train(chosen, given, unsplit, world, args.steps, args.data)
+        elif world.is_first and expected is None:
             alone = World("none", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
             unsplit = Parallel(Mesh(0, 1), parallel.plan, extents=parallel.extents)
-            expected = train(chosen, given, unsplit, alone, args.steps)
+            expected = train(chosen, given, unsplit, alone, args.steps, args.data)
         world.barrier()
-        losses, gradients, weights, metrics, counted = train(chosen, given, parallel, world, args.steps)
+        losses, gradients, weights, metrics, counted = train(chosen, given, parallel, world, args.steps, args.data)
         planned = predict(chosen, given, parallel).exchanged()
         known = {name: value for name, value in counted.items() if name.rpartition("_")[0] in EXCHANGES}
         agrees = world.allgather(known == planned)
@@ -170,6 +217,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--limit", type=float, default=LIMIT)
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--data", type=Path, help="a data set; default: random samples")
+    parser.add_argument("--reference", choices=("one", "same"), default="one", help="ranks of the unsplit run")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

@@ -65,7 +65,8 @@ class Optimization:
     """An optimizer and its schedule. ``learning_rate(step, epoch)`` is pure; steps are global from 0, epochs from 1.
 
     With ``clip_norm`` gradients are scaled down to this L2 norm over all parameters. With ``ema_decay`` evaluation uses the
-    exponential moving average of the weights.
+    exponential moving average of the weights. An optimizer that needs norms of whole tensors has an attribute ``norms`` that
+    computes them from tensors and the parameter that each belongs to; the harness replaces it where ranks hold pieces.
     """
 
     optimizer: optim.Optimizer
@@ -163,6 +164,9 @@ class Workload(Protocol):
     """
 
     config: RunConfig
+    # True: `build_model` looks at no values and uses torch's operators alone, so that under a plan that shards states the harness
+    # can note it and repeat it tensor by tensor; a test must show that the values are the same (docs/plans.md)
+    initialises_by_operators: bool = False
 
     @abstractmethod
     def dataset(self, split: str, root: Path) -> Dataset:

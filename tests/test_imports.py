@@ -58,7 +58,7 @@ LAYERS: dict[str, set[str]] = {
         "suite.machine.choice",
         "suite.training.parallel",
     },
-    "suite.training.parallel": {"suite"},
+    "suite.training.parallel": {"suite", "suite.data"},
     "suite.training.own": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
     "suite.performance": {
         *("suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.parallel"),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 HELP_GROUP = "Run"
 HELP_ORDER = 7
-DEFAULT_PLAN = "spatial"
+DEFAULT_PLANS = ("spatial", "sharded")  # the first that a workload ships
 FINDINGS = 1  # exit code: no plan of a sweep is legal
 VERSION = 1
 SHOWN = 12  # plans of a sweep that are printed
@@ -84,7 +84,7 @@ def plan(
 
     chosen = descriptor(workload)
     chosen.code()
-    given = (*overrides, *plan_settings(plan_name or DEFAULT_PLAN, mesh))
+    given = (*overrides, *plan_settings(plan_name or _default_plan(chosen), mesh))
     resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, given)
     ranks = None if nodes is None else nodes * ranks_per_node
     speeds = (tflops, gigabytes_per_s, latency_us)
@@ -109,6 +109,11 @@ def plan(
             print_line(line)
     if not rows:
         sys.exit(FINDINGS)
+
+
+def _default_plan(chosen: Descriptor) -> str:
+    shipped = {path.stem for path in (chosen.folder / "plans").glob("*.yaml")}
+    return next((name for name in DEFAULT_PLANS if name in shipped), DEFAULT_PLANS[0])
 
 
 def _cost(chosen: Descriptor, config: RunConfig, ranks: int | None, memory: float | None) -> Cost:
@@ -142,7 +147,7 @@ def _sweep(
     assert config.plan is not None
     found, _ = read_plan(find_plan(chosen, config.plan))
     costs, refused = [], []
-    for text in _meshes(ranks, len(found.split)):
+    for text in _meshes(ranks, len(found.split), shards="shard" in found.parameters.values()):
         try:
             costs.append(_cost(chosen, config.model_copy(update={"mesh": text}), ranks, memory))
         except InputError as error:
@@ -150,8 +155,11 @@ def _sweep(
     return costs, refused
 
 
-def _meshes(ranks: int, dimensions: int, most: int = 64) -> Iterator[str]:
-    """Every mesh with at most ``most`` ranks per sample; splits of one number differ in shape, so the order counts."""
+def _meshes(ranks: int, dimensions: int, most: int = 64, *, shards: bool = False) -> Iterator[str]:
+    """Every mesh with at most ``most`` ranks per sample, and those that split only the states, if the plan does.
+
+    Splits of one number differ in shape, so the order counts.
+    """
 
     def shapes(parts: int, left: int) -> Iterator[tuple[int, ...]]:
         if left == 0:
@@ -162,6 +170,8 @@ def _meshes(ranks: int, dimensions: int, most: int = 64) -> Iterator[str]:
             yield from ((first, *rest) for rest in shapes(parts // first, left - 1))
 
     yield f"data={ranks}"
+    for holders in (n for n in range(2, ranks + 1) if shards and ranks % n == 0):
+        yield f"data={ranks // holders},shard={holders}"
     for parts in (n for n in range(2, min(ranks, most) + 1) if ranks % n == 0):
         for shape in shapes(parts, dimensions):
             if shape:
@@ -170,12 +180,16 @@ def _meshes(ranks: int, dimensions: int, most: int = 64) -> Iterator[str]:
 
 def _lines(cost: Cost, time: StepTime | None) -> Iterator[str]:
     yield f"mesh {cost.mesh}: {cost.ranks} ranks, {cost.samples} samples per group and part of a step; bytes of the fullest rank"
-    optimizer = "not known" if cost.optimizer is None else byte_text(cost.optimizer)
+
+    def known(size: int | None) -> str:
+        return "not known" if size is None else byte_text(size)
+
     for name, text in (
         ("parameters, buffers", byte_text(cost.parameters)),
         ("gradients", byte_text(cost.gradients)),
-        ("optimizer state", optimizer),
-        ("activations", byte_text(cost.activations)),
+        ("optimizer state", known(cost.optimizer)),
+        ("activations", known(cost.activations)),
+        ("at most in a step", known(cost.peak)),
         ("inputs", byte_text(cost.inputs)),
         ("all of these", byte_text(cost.memory)),
         ("read per step", byte_text(cost.reads)),

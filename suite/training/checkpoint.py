@@ -25,10 +25,11 @@ import torch
 
 from suite.errors import InputError
 from suite.files import force_to_disk
+from suite.training.parallel.mesh import Mesh
 from suite.training.state import Position, TrainingState
 from suite.world import World
 
-CHECKPOINT_VERSION = 4
+CHECKPOINT_VERSION = 5
 TOKEN_BYTES = 4
 Ranges = list[dict[str, int]]  # per rank: node, offset, bytes and crc32c of its own state
 
@@ -102,12 +103,13 @@ class Checkpoint:
 
     path: Path
     identity: Mapping[str, Any]
+    mesh: Mesh | None = None  # None: every rank trains on samples of its own
 
     def snapshot(self, world: World, state: TrainingState, position: Position) -> Snapshot:
         """Copy the training to host memory; every rank calls. One collective: the sizes of what ranks have of their own."""
-        shared, own = state.split()
+        shared, own, pieces = state.split()
         buffer = io.BytesIO()
-        torch.save(own | {"random": _random_state()}, buffer)
+        torch.save(own | {"random": _random_state(), "pieces": pieces}, buffer)
         mine = buffer.getvalue()
         table = np.zeros((4, world.size))
         table[:, world.rank] = (world.node, len(mine), google_crc32c.value(mine), 0)
@@ -126,7 +128,9 @@ class Checkpoint:
             "step": position.step,
             "seed": state.seed,
             "ranks": world.size,
+            "groups": self._groups(world),
             "sharded": bool(state.sharded),
+            "pieces": state.has_pieces,
             "token": token,
             "own": ranges,
         }
@@ -136,34 +140,38 @@ class Checkpoint:
     def load(self, world: World, state: TrainingState) -> Restored:
         """Restore the training and this rank's random state; every rank calls.
 
-        On another number of ranks than it was saved on, buffers are the means over the former ranks, as before an evaluation,
-        and random states follow from the seed and the position. InputError if a file is missing, damaged or of another run,
-        or if ranks have shares of parameters and are not as many; nothing is restored then.
+        It may have been saved under another plan. On another number of ranks, or of groups with different samples, buffers are
+        the means over the former ranks, as before an evaluation, and random states follow from the seed and the position.
+        InputError if a file is missing, damaged or of another run, or if ranks have experts of their own and are not as many;
+        nothing is restored then.
         """
         content, own, error = None, None, None
+        gathered: dict[str, torch.Tensor] = {}
         try:
             content = _read(self.path)
             _check(self.path, content, self.identity, world.size)
-            if content["ranks"] == world.size:
+            if self._is_alike(content, world):
                 own = self._read_own(content, world.rank)
             elif world.is_first:
                 own = _merge([self._read_own(content, rank) for rank in range(content["ranks"])])
+            gathered = self._gather(content, state.wanted())
         except ValueError as caught:
             error = caught
         world.check_together(error)
         assert content is not None
         position = Position(content["block"], content["step"])
         rederived: tuple[str, ...] = ()
-        if content["ranks"] != world.size:
+        if not self._is_alike(content, world):
             own = world.broadcast(own)
             rederived = ("random state", *(("buffers: mean over ranks",) if own["model"] else ()))
         assert own is not None
-        state.restore(content["shared"], own)
+        state.restore(content["shared"], own, gathered)
         state.seed = content["seed"]
         if "random" in own:
             _set_random_state(own["random"])
         else:
-            torch.manual_seed(_derived_seed(state.seed, world.rank, position))
+            group = world.rank if self.mesh is None else self.mesh.data_rank  # ranks of one sample draw the same
+            torch.manual_seed(_derived_seed(state.seed, group, position))
         return Restored(position, content["ranks"], rederived)
 
     def exists(self) -> bool:
@@ -186,8 +194,33 @@ class Checkpoint:
             self.path.unlink()
         self.remove_others(None)
 
-    def _read_own(self, content: dict[str, Any], rank: int) -> dict[str, Any]:
-        """Read what a rank had of its own. InputError if that is missing or damaged."""
+    def _groups(self, world: World) -> int:
+        return world.size if self.mesh is None else self.mesh.data_size
+
+    def _is_alike(self, content: dict[str, Any], world: World) -> bool:
+        """True if each rank trains on the samples that the rank of its number had."""
+        return bool(content["ranks"] == world.size and content["groups"] == self._groups(world))
+
+    def _gather(self, content: dict[str, Any], wanted: Mapping[str, tuple[int, int]]) -> dict[str, torch.Tensor]:
+        """Put together what this rank needs of tensors that were saved in pieces. One former rank's pieces are read at a time."""
+        found: dict[str, torch.Tensor] = {}
+        lacking: dict[str, int] = {}
+        for rank in range(content["ranks"]) if content["pieces"] else ():
+            for name, (first, values) in self._read_own(content, rank, pieces=True)["pieces"].items():
+                begin, end = wanted.get(name) or wanted.get(f"{name.rpartition(' ')[0]} ", (0, 0))
+                if name not in found:
+                    found[name], lacking[name] = values.new_empty(end - begin), end - begin
+                low, high = max(begin, first), min(end, first + len(values))
+                if low < high:
+                    found[name][low - begin : high - begin] = values[low - first : high - first]
+                    lacking[name] -= high - low
+        absent = next((name for name, count in lacking.items() if count), None)
+        if absent is not None:
+            raise InputError(f"{self.path}: {lacking[absent]} values of {absent!r} are in no rank's part")
+        return found
+
+    def _read_own(self, content: dict[str, Any], rank: int, *, pieces: bool = False) -> dict[str, Any]:
+        """Read what a rank had of its own, without its pieces unless they are asked for. InputError if missing or damaged."""
         where = content["own"][rank]
         path = _node_path(self.path, content["token"], where["node"])
         try:
@@ -198,7 +231,8 @@ class Checkpoint:
             raise InputError(f"{path}: the part of rank {rank} cannot be read: {error.strerror}") from None
         if google_crc32c.value(own) != where["crc32c"]:
             raise InputError(f"{path}: damaged: the part of rank {rank} has another checksum than it was written with")
-        return _load(path, io.BytesIO(own))
+        found = _load(path, io.BytesIO(own))
+        return found if pieces else {part: value for part, value in found.items() if part != "pieces"}
 
 
 class _Whole:

@@ -22,16 +22,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from suite.card import value_text
 from suite.config import RunConfig
-from suite.data.sampling import eval_batches, steps_per_epoch, train_batches
+from suite.data.sampling import steps_per_epoch, train_batches
 from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, Agreed, StopWatch
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import Feed, prefetch
 from suite.training.instrument import Ledger, exchange_marks
-from suite.training.parallel.data import clip_gradients, wrap
+from suite.training.parallel.data import clip_gradients, eval_turns, wrap
 from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.sharing import Parallel
+from suite.training.parallel.states import opened
 from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
 from suite.training.records import FIRST_LOSSES, Records
@@ -338,21 +339,22 @@ def evaluate(
     """Compute the metrics of a whole split. Every sample counts once, whatever the number of ranks and the batch size."""
     model.eval()
     totals: dict[str, Tensor] = {}
-    mesh = Mesh(world.rank, world.size) if shared is None else shared.mesh
-    indices = eval_batches(len(data), config.eval_batch_size, rank=mesh.data_rank, size=mesh.data_size)
-    with torch.no_grad(), autocast(config, device):
+    shared = shared or Parallel(Mesh(world.rank, world.size))
+    turns = eval_turns(len(data), config.eval_batch_size, shared)
+    with torch.no_grad(), autocast(config, device), nullcontext() if shared.in_step else opened(model):
         batches = prefetch(
-            lambda chosen: data.load(chosen, seed=0, epoch=0),
-            indices,
+            lambda turn: data.load(turn.indices, seed=0, epoch=0),
+            turns,
             threads=config.loader_threads,
             feed=feed or Feed(device),
         )
-        for _, batch in batches:
-            for name, value in workload.eval_stats(model, batch).items():
+        for turn, batch in batches:
+            stats = workload.eval_stats(model, batch)
+            for name, value in stats.items() if turn.counts else ():
                 totals[name] = totals[name] + value.double() if name in totals else value.double()
             tick()
     names: Sequence[str] = world.broadcast(list(totals))  # a rank without a sample does not know them
-    mine = totals if shared is None or shared.counts else {}  # the ranks of a sample have computed the same
+    mine = totals if shared.counts else {}  # the ranks of a sample have computed the same
     return workload.metrics(world.sum({name: float(mine.get(name, 0.0)) for name in names}))
 
 

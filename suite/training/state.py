@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from suite.training.parallel.data import give_norms
+from suite.training.parallel.states import piece_of
+from suite.training.parallel.states import pieces as pieces_of
 from suite.workload import Optimization, Workload
 
 
@@ -19,6 +22,22 @@ class Position:
 
     block: int
     step: int
+
+
+Pieces = dict[str, tuple[int, Tensor]]  # "<part> <name>", or "optimizer <position> <name>": first value, values
+
+
+@dataclass(frozen=True)
+class _Range:
+    """The values of a tensor that this rank holds; ``written``: it is the one that saves them."""
+
+    begin: int
+    end: int
+    written: bool
+
+    def of(self, whole: Tensor) -> Tensor:
+        """These values of a whole tensor."""
+        return whole.reshape(-1)[self.begin : self.end]
 
 
 @dataclass
@@ -39,6 +58,7 @@ class TrainingState:
     def create(workload: Workload, model: nn.Module, steps_per_epoch: int, seed: int) -> TrainingState:
         """The state before the first step: optimizer and schedule as the workload builds them for this model."""
         optimization = workload.build_optimizer(model, steps_per_epoch)
+        give_norms(optimization.optimizer, model)
         return TrainingState(
             model, optimization, workload.sharded_parameters(model), _moving_average(model, optimization), seed
         )
@@ -48,27 +68,103 @@ class TrainingState:
         """The model whose metric counts: the moving average of the weights if there is one."""
         return self.model if self.averaged is None else self.averaged.module
 
-    def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split the state into the part that is the same on every rank and the part of this rank."""
+    def split(self) -> tuple[dict[str, Any], dict[str, Any], Pieces]:
+        """Split the state into the part that is the same on every rank, the part of this rank, and its pieces of tensors.
+
+        Of ranks with the same pieces one has them here.
+        """
         shared: dict[str, Any] = {}
         own: dict[str, Any] = {}
+        pieces: Pieces = {}
+        ranges = self._ranges()
         for name, module in self._modules():
             names = self._own_names(name)
+            prefix = _prefix(name)
             state = module.state_dict()
-            shared[name] = {key: value for key, value in state.items() if key not in names}
             own[name] = {key: value for key, value in state.items() if key in names}
+            split = {key for key in state if key.removeprefix(prefix) in ranges and key not in names}
+            shared[name] = {key: value for key, value in state.items() if key not in names | split}
+            for key in sorted(split):
+                pieces[f"{name} {key}"] = (ranges[key.removeprefix(prefix)].begin, state[key].reshape(-1))
         state = self.optimization.optimizer.state_dict()
         mine = self._own_positions()
-        shared["optimizer"] = state | {"state": {i: value for i, value in state["state"].items() if i not in mine}}
         own["optimizer"] = {i: value for i, value in state["state"].items() if i in mine}
-        return shared, own
+        kept: dict[int, dict[str, Any]] = {}
+        for i, values in state["state"].items():
+            name = self._names[i]
+            kept[i] = {key: value for key, value in values.items() if not self._is_piece(i, value)}
+            pieces |= {
+                f"optimizer {i} {key}": (ranges[name].begin, value.reshape(-1))
+                for key, value in values.items()
+                if key not in kept[i]
+            }
+        shared["optimizer"] = state | {"state": {i: value for i, value in kept.items() if i not in mine}}
+        return shared, own, pieces if all(each.written for each in ranges.values()) else {}
 
-    def restore(self, shared: dict[str, Any], own: dict[str, Any]) -> None:
-        """Load a state that `split` returned."""
+    def restore(self, shared: dict[str, Any], own: dict[str, Any], gathered: Mapping[str, Tensor]) -> None:
+        """Load what `split` returned, perhaps under another plan. ``gathered``: what `wanted` asked for, of all ranks' pieces."""
         for name, module in self._modules():
-            module.load_state_dict(shared[name] | own[name])
+            prefix, found = _prefix(name), shared[name] | own[name]
+            for key, target in module.state_dict().items():
+                if f"{name} {key}" in gathered:
+                    found[key] = gathered[f"{name} {key}"].view(target.shape)
+                elif key in found and found[key].shape != target.shape:
+                    found[key] = self._ranges()[key.removeprefix(prefix)].of(found[key]).view(target.shape)
+            module.load_state_dict(found)
         state = shared["optimizer"]
-        self.optimization.optimizer.load_state_dict(state | {"state": state["state"] | own["optimizer"]})
+        values = {i: dict(each) for i, each in (state["state"] | own["optimizer"]).items()}
+        for label, tensor in gathered.items():
+            part, _, rest = label.partition(" ")
+            if part == "optimizer":
+                position, _, key = rest.partition(" ")
+                values.setdefault(int(position), {})[key] = tensor
+        weights = self._weights()
+        for i, each in values.items():
+            for key, value in each.items():
+                if isinstance(value, Tensor) and value.dim() and value.shape != weights[i].shape:
+                    piece = value if value.numel() == weights[i].numel() else self._ranges()[self._names[i]].of(value)
+                    each[key] = piece.view(weights[i].shape)
+        self.optimization.optimizer.load_state_dict(state | {"state": values})
+
+    def wanted(self) -> dict[str, tuple[int, int]]:
+        """The range of values that this rank needs of each tensor that another plan may have in pieces, by its name in `Pieces`."""
+        ranges = self._ranges()
+        found: dict[str, tuple[int, int]] = {}
+        every = {name: (0, parameter.numel()) for name, parameter in self.model.named_parameters()}
+        every |= {name: (each.begin, each.end) for name, each in ranges.items()}
+        for part, _ in self._modules():
+            found |= {f"{part} {_prefix(part)}{name}": interval for name, interval in every.items()}
+        for i, name in enumerate(self._names):
+            found[f"optimizer {i} "] = every[name]
+        return found
+
+    @property
+    def has_pieces(self) -> bool:
+        """True if ranks have pieces of parameters."""
+        return bool(self._ranges())
+
+    @property
+    def _names(self) -> list[str]:
+        """The names of the optimizer's parameters, by position."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return [names[id(weight)] for weight in self._weights()]
+
+    def _weights(self) -> list[nn.Parameter]:
+        return [parameter for group in self.optimization.optimizer.param_groups for parameter in group["params"]]
+
+    def _is_piece(self, position: int, value: object) -> bool:
+        weight = self._weights()[position]
+        split = self._names[position] in self._ranges()
+        return split and isinstance(value, Tensor) and value.dim() > 0 and value.shape == weight.shape
+
+    def _ranges(self) -> dict[str, _Range]:
+        """The pieces that this rank has of parameters."""
+        found = {}
+        for name, _, shape, holders in pieces_of(self.model):
+            assert holders.shard is not None
+            begin, end = piece_of(shape.numel(), holders.pieces, holders.shard.rank)
+            found[name] = _Range(begin, end, holders.replicas is None or holders.replicas.rank == 0)
+        return found
 
     def _modules(self) -> list[tuple[str, nn.Module]]:
         return [("model", self.model)] + ([("averaged", self.averaged)] if self.averaged is not None else [])
@@ -81,8 +177,12 @@ class TrainingState:
 
     def _own_positions(self) -> set[int]:
         sharded = {id(parameter) for parameter in self.sharded}
-        parameters = [parameter for group in self.optimization.optimizer.param_groups for parameter in group["params"]]
-        return {position for position, parameter in enumerate(parameters) if id(parameter) in sharded}
+        return {position for position, parameter in enumerate(self._weights()) if id(parameter) in sharded}
+
+
+def _prefix(part: str) -> str:
+    """What torch's AveragedModel puts before the names of a model's parameters."""
+    return "" if part == "model" else "module."
 
 
 class MovingAverage(AveragedModel):

@@ -29,8 +29,10 @@ from suite.machine.power.beside import sampled_power
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank, use_precision
 from suite.training.loop import Outcome, Trainer
-from suite.training.parallel.apply import apply, build_on_meta
+from suite.training.parallel.apply import apply
+from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.sharing import Parallel
+from suite.training.parallel.skeleton import build_on_meta
 from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
 from suite.training.records import OtherWork
@@ -117,7 +119,7 @@ class _Trial:
     def __post_init__(self) -> None:
         self.config, self.in_run = self.plan.config, False
         self.chooser = self._chooser()
-        self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity())
+        self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity(), self.parallel.mesh)
 
     def run(self) -> int:
         """Run from init_start to run_stop. An error after run_start is logged as an aborted run, then raised again."""
@@ -179,16 +181,23 @@ class _Trial:
         torch.manual_seed(seed)
         self.progress.enter("building the model")
         workload: Workload = load_workload(self.plan.descriptor)(config)
-        model = workload.build_model(world).to(self.device)
+        if self.parallel.is_sharded and workload.initialises_by_operators:
+            model, recipe = build_deferred(lambda: workload.build_model(world))
+        else:
+            model, recipe = workload.build_model(world), None
+        model = model if recipe else model.to(self.device)
         if self.parallel.plan is None:
             self.progress.enter("measuring what is fastest here")
             workload.choose(model, self.chooser)
-        torch.manual_seed(
-            seed + (self.parallel.mesh.data_rank << SEED_BITS)
-        )  # dropout differs between samples, weights do not
         parameters = count_parameters(model, workload, world)
         check_parameters(self.plan, parameters)
         apply(self.parallel, model, workload, lambda: build_on_meta(self.plan.descriptor, config)[1])
+        if recipe is not None:
+            torch.manual_seed(seed)
+            recipe.fill(model, self.device)
+        torch.manual_seed(
+            seed + (self.parallel.mesh.data_rank << SEED_BITS)
+        )  # dropout differs between samples, weights do not
         self.progress.enter("building the optimizer")
         steps = steps_per_epoch(self.manifest.samples("train"), config.global_batch_size)
         state = TrainingState.create(workload, model, steps, seed)

@@ -89,7 +89,7 @@ def flat_features(config: CosmoFlowConfig) -> int:
 
 def regularised(model: nn.Module) -> Iterator[Tensor]:
     """Yield the kernels with L2 regularisation, the two hidden dense ones; also if the model is wrapped (DDP, torch.compile)."""
-    return (weight for name, weight in model.named_parameters() if "hidden." in name and name.endswith(".weight"))
+    return (layer.weight for name, layer in model.named_modules() if "hidden." in name and isinstance(layer, nn.Linear))
 
 
 class KerasSGD(torch.optim.Optimizer):

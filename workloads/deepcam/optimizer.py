@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,13 @@ class Lamb(torch.optim.Optimizer):
     """Adam with decoupled weight decay and steps scaled per tensor by |w| / |step|. Gradients are clipped by their global norm.
 
     Bias correction and gradient averaging (1 - beta1 in the first moment) are on. As in FusedLAMB, the step is not scaled
-    for a tensor without weight decay, or if |w| or |step| is zero.
+    for a tensor without weight decay, or if |w| or |step| is zero. ``norms`` computes the norms of tensors that belong to
+    weights; the harness replaces it where ranks hold pieces of them.
     """
+
+    norms: Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]] = staticmethod(
+        lambda tensors, weights: list(torch._foreach_norm(list(tensors)))
+    )
 
     def __init__(
         self,
@@ -37,10 +42,10 @@ class Lamb(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         assert closure is None
-        every = [weight.grad for group in self.param_groups for weight in group["params"] if weight.grad is not None]
+        every = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
         if not every:
             return
-        norm = torch.stack(torch._foreach_norm(every)).norm()
+        norm = torch.stack(self.norms([weight.grad for weight in every], every)).norm()
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if weights:
@@ -62,8 +67,13 @@ class Lamb(torch.optim.Optimizer):
         torch._foreach_div_(updates, denominators)
         if group["weight_decay"]:
             torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
-            torch._foreach_mul_(updates, _trust_ratios(weights, updates))
+            torch._foreach_mul_(updates, self._trust_ratios(weights, updates))
         torch._foreach_add_(weights, updates, alpha=-group["lr"])
+
+    def _trust_ratios(self, weights: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
+        both = self.norms([*weights, *updates], [*weights, *weights])
+        norms = zip(both[: len(weights)], both[len(weights) :], strict=True)
+        return [torch.where((w > 0) & (u > 0), w / u, torch.ones_like(w)) for w, u in norms]
 
     def _state(self, weight: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[weight]
@@ -93,8 +103,3 @@ def _lay_out_state(optimizer: torch.optim.Optimizer) -> None:
             for name, value in optimizer.state[weight].items():
                 if torch.is_tensor(value) and value.shape == weight.shape and value.stride() != weight.stride():
                     optimizer.state[weight][name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
-
-
-def _trust_ratios(weights: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
-    norms = zip(torch._foreach_norm(weights), torch._foreach_norm(updates), strict=True)
-    return [torch.where((w > 0) & (u > 0), w / u, torch.ones_like(w)) for w, u in norms]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class MoELM(MoEWorkload):
     """Implements `suite.workload.Workload` for the language model."""
 
+    initialises_by_operators = True
+
     def __init__(self, config: RunConfig) -> None:
         self._settings = cast(MoELMConfig, config.hyperparameters)
         super().__init__(config, self._settings)

@@ -55,6 +55,9 @@ def trial_stated(context: LogContext) -> Iterator[LogBreach]:
         yield event.line, f"run_mode has trial = {brief(event.metadata.get('trial'))}: expected a number"
 
 
+PLACEMENTS = {"replicate", "shard"}  # those that leave the mathematics as they are
+
+
 @log_rule(
     "plan-stated",
     "a plan by which ranks share samples is that of the ranks, and leaves the mathematics as they are",
@@ -73,11 +76,11 @@ def plan_stated(context: LogContext) -> Iterator[LogBreach]:
     stated = plan.get("mesh")
     mesh = stated if isinstance(stated, dict) else {}
     parts = mesh.get("spatial")
-    numbers = [mesh.get("data"), *(parts if isinstance(parts, list) else [None])]
+    numbers = [mesh.get("data"), mesh.get("shard", 1), *(parts if isinstance(parts, list) else [None])]
     if not all(type(number) is int and number > 0 for number in numbers):
         yield (
             event.line,
-            f"parallel_plan has mesh = {brief(stated)}: expected data and spatial, positive numbers",
+            f"parallel_plan has mesh = {brief(stated)}: expected data, shard and spatial, positive numbers",
         )
     elif context.record.ranks is not None and prod(numbers) != context.record.ranks:
         yield (
@@ -85,5 +88,8 @@ def plan_stated(context: LogContext) -> Iterator[LogBreach]:
             f"the mesh of parallel_plan has {prod(numbers)} ranks, number_of_ranks is {context.record.ranks}",
         )
     placements = plan.get("parameters")
-    if not isinstance(placements, dict) or not placements or set(map(str, placements.values())) != {"replicate"}:
-        yield event.line, f"parallel_plan has parameters = {brief(placements)}: expected replicate for every pattern"
+    if not isinstance(placements, dict) or not placements or not PLACEMENTS.issuperset(map(str, placements.values())):
+        yield (
+            event.line,
+            f"parallel_plan has parameters = {brief(placements)}: expected replicate or shard for every pattern",
+        )

@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.performance.flops import count
-from suite.training.parallel.apply import apply, build_on_meta, explained
+from suite.performance.plans.memory import LiveBytes
+from suite.training.parallel.apply import apply, explained
+from suite.training.parallel.data import clip_gradients, give_norms
 from suite.training.parallel.sharing import Parallel
-from suite.transport import Alone
+from suite.training.parallel.skeleton import build_on_meta, build_without_memory
+from suite.training.parallel.states import ShardedStates, names_of, opened, sharded_modules
 from suite.workload import Workload, load_workload
-from suite.world import World
 
 GRADIENTS = "gradients"
 
@@ -42,7 +42,11 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Cost:
-    """One rank's bytes and FLOPs in one step. ``reads``: of its samples; ``activations``: kept for the backward pass."""
+    """One rank's bytes and FLOPs in one step. ``reads``: of its samples; ``activations``: kept for the backward pass.
+
+    ``peak``: the most of activations, gradients and temporary tensors at any moment of a step. Both are None if the loss cannot
+    run on tensors without memory; ``flops`` are those of the workload's closed form then.
+    """
 
     mesh: str
     ranks: int
@@ -50,7 +54,8 @@ class Cost:
     parameters: int
     gradients: int
     optimizer: int | None
-    activations: int
+    activations: int | None
+    peak: int | None
     inputs: int
     reads: int
     flops: float
@@ -58,8 +63,9 @@ class Cost:
 
     @property
     def memory(self) -> int:
-        """Bytes of everything that lives at the end of a forward pass."""
-        return self.parameters + self.gradients + (self.optimizer or 0) + self.activations + self.inputs
+        """Bytes of everything that lives when there is most of it."""
+        beside = self.gradients if self.peak is None else max(self.peak, self.gradients)
+        return self.parameters + (self.optimizer or 0) + self.inputs + beside
 
     def exchanged(self) -> dict[str, float]:
         """``<kind>_calls`` and ``<kind>_bytes`` of all exchanges but that of gradients, as a run counts them."""
@@ -71,55 +77,82 @@ class Cost:
         return {name: float(value) for name, value in found.items()}
 
 
+class _Notes:
+    """Collectives that would have been: calls and bytes by axis, kind and ranks."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str, int], list[int]] = {}
+
+    def __call__(self, axis: str, kind: str, given: int, ranks: int) -> None:
+        entry = self.found.setdefault((axis, kind, ranks), [0, 0])
+        entry[0] += 1
+        entry[1] += given
+
+    def take(self, times: int) -> Iterator[Exchange]:
+        """What was noted, so many times, and forget it."""
+        for (axis, kind, ranks), (calls, given) in self.found.items():
+            yield Exchange(axis, kind, ranks, calls * times, given * times)
+        self.found = {}
+
+
 def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Cost:
     """Predict one step of the rank that ``parallel`` is of, in torch's default precision. InputError if the plan does not fit."""
     config = config.model_copy(
         update={"channels_last": False}
     )  # the same bytes; fake parameters cannot change their layout
-    default = torch.get_default_dtype()
-    samples = config.global_batch_size // parallel.mesh.data_size // config.gradient_accumulation_steps
-    noted: Counter[tuple[str, str, int]] = Counter()
-    sizes: Counter[tuple[str, str, int]] = Counter()
-
-    def note(axis: str, kind: str, given: int, ranks: int) -> None:
-        noted[axis, kind, ranks] += 1
-        sizes[axis, kind, ranks] += given
-
+    plan = parallel.plan
+    assert plan is not None
+    parts, size = config.gradient_accumulation_steps, parallel.mesh.size
+    samples = config.global_batch_size // parallel.mesh.data_size // parts
+    note = _Notes()
     workload: Workload = load_workload(descriptor)(config)
-    alone = World("plan", 0, 1, 0, 1, 0, 1, ("plan",), Alone(), Alone())
-    with _fake(), torch.random.fork_rng(devices=[]):
-        model = workload.build_model(alone)
-        apply(parallel, model, workload, lambda: _unsplit(descriptor, config), note=note)
-        batch = {
-            name: torch.empty(shape, dtype=default if dtype == "float32" else getattr(torch, dtype))
-            for name, (shape, dtype) in parallel.shapes(samples, split=True).items()
-        }
-        with explained():
-            activations, flops = _step(model, workload, batch, config)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = build_without_memory(workload)
+        apply(parallel, model, workload, lambda: build_on_meta(descriptor, config)[1], note=note)
+        wrapped = ShardedStates(model) if parallel.is_sharded else model
+        batch = _batch(parallel, samples)
+        if batch:
+            with explained():
+                step = _step(wrapped, workload, batch, config)
+        else:
+            step = _Step(None, None, workload.work().executed_flops * samples)
+            _gather_and_scatter(model)
+        exchanges = list(note.take(parts))
+        exchanges += [
+            Exchange("loss", kind, size, own.calls * parts, own.bytes_per_rank * size * parts)
+            for kind, own in plan.exchanges.items()
+            if size > 1
+        ]
         optimizer = _optimizer_bytes(workload, model)
+        exchanges += note.take(1)
     parameters = list(model.parameters())
-    inputs = sum(tensor.nbytes for tensor in batch.values())
     gradients = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-    exchanges = [Exchange(*key[:2], key[2], calls, sizes[key]) for key, calls in noted.items()]
-    if parallel.mesh.size > 1:
-        exchanges.append(Exchange(GRADIENTS, "all_reduce", parallel.mesh.size, 1, gradients))
-    parts = config.gradient_accumulation_steps
+    if size > 1 and not parallel.is_sharded:
+        exchanges.append(Exchange(GRADIENTS, "all_reduce", size, 1, gradients))
+    inputs = sum(tensor.nbytes for tensor in batch.values())
     return Cost(
         mesh=parallel.mesh.text(),
-        ranks=parallel.mesh.size,
+        ranks=size,
         samples=samples,
         parameters=sum(parameter.nbytes for parameter in parameters) + sum(each.nbytes for each in model.buffers()),
         gradients=gradients,
         optimizer=optimizer,
-        activations=activations,
+        activations=step.activations,
+        peak=step.peak,
         inputs=inputs,
         reads=inputs * parts,
-        flops=flops * parts,
-        exchanges=tuple(
-            each if each.axis == GRADIENTS else replace(each, calls=each.calls * parts, bytes=each.bytes * parts)
-            for each in exchanges
-        ),
+        flops=step.flops * parts,
+        exchanges=tuple(exchanges),
     )
+
+
+def _batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
+    """A batch of this rank without memory; empty if the plan does not say what is in one."""
+    default = torch.get_default_dtype()
+    return {
+        name: torch.empty(shape, dtype=default if dtype == "float32" else getattr(torch, dtype))
+        for name, (shape, dtype) in parallel.shapes(samples, split=True).items()
+    }
 
 
 def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Cost:
@@ -135,45 +168,50 @@ def _rank(place: tuple[int, ...], parts: tuple[int, ...]) -> int:
     return sum(at * math.prod(parts[d + 1 :]) for d, at in enumerate(place))
 
 
-@contextmanager
-def _fake() -> Iterator[None]:
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        yield
+@dataclass(frozen=True)
+class _Step:
+    activations: int | None
+    peak: int | None
+    flops: float
 
 
-def _unsplit(descriptor: Descriptor, config: RunConfig) -> nn.Module:
-    return build_on_meta(descriptor, config)[1]
-
-
-def _step(model: nn.Module, workload: Workload, batch: Mapping[str, Tensor], config: RunConfig) -> tuple[int, float]:
-    """Bytes kept for the backward pass, each storage once, parameters and inputs left out; and FLOPs of both passes."""
-    known = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers(), *batch.values())}
-    kept: dict[int, Any] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in known:
-            kept[storage._cdata] = storage
-        return tensor
+def _step(model: nn.Module, workload: Workload, batch: Mapping[str, Tensor], config: RunConfig) -> _Step:
+    """Bytes that live after the forward pass and at most, parameters and inputs left out; and FLOPs of both passes."""
+    live = LiveBytes((*model.parameters(), *model.buffers(), *batch.values()))
+    kept = 0
 
     def passes() -> None:
-        bfloat16 = config.precision == "bfloat16"
-        kept_for_backward = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-        with kept_for_backward, torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+        nonlocal kept
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
             loss = workload.loss(model, batch)
+        kept = live.now
         loss.backward()  # type: ignore[no-untyped-call]
 
     model.train()
-    found = count(passes, model)
-    return sum(storage.nbytes() for storage in kept.values()), found.flops
+    with live:
+        found = count(passes)
+    return _Step(kept, live.peak, found.flops)
+
+
+def _gather_and_scatter(model: nn.Module) -> None:
+    """Gather all parameters and scatter their gradients, as a step does whose layers gather nothing themselves."""
+    with opened(model):
+        whole = [getattr(module, name) for module in sharded_modules(model) for name in names_of(module)]
+        total = torch.stack([tensor.sum() for tensor in whole if tensor.requires_grad]).sum() if whole else None
+    if total is not None:
+        total.backward()  # type: ignore[no-untyped-call]
 
 
 def _optimizer_bytes(workload: Workload, model: nn.Module) -> int | None:
     """Bytes of the optimizer's state after a step. None if the optimizer cannot take one on tensors without memory."""
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)
-    optimizer = workload.build_optimizer(model, 1).optimizer
+    optimization = workload.build_optimizer(model, 1)
+    optimizer = optimization.optimizer
+    give_norms(optimizer, model)
     try:
+        if optimization.clip_norm is not None:
+            clip_gradients(model, (), optimization.clip_norm)
         optimizer.step()
     except (RuntimeError, TypeError, ValueError):  # an optimizer that looks at values
         return None

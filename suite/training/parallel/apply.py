@@ -1,4 +1,4 @@
-"""Applies a plan to a model, in this order: check, split samples, recompute. Data parallelism comes last (`data.wrap`).
+"""Applies a plan to a model, in this order: check, split samples, recompute, split states. Data parallelism comes last (`wrap`).
 
 `suite.training.parallel.sharing` has the plan of a configuration before anything is built; `apply` changes the model.
 """
@@ -7,31 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from suite.config import RunConfig
-from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.files import one_line
 from suite.training.parallel.exchange import Axis, Note
-from suite.training.parallel.mesh import SPATIAL, Mesh
+from suite.training.parallel.mesh import SHARD, SPATIAL, Mesh
 from suite.training.parallel.recompute import recompute_blocks
-from suite.training.parallel.sharing import Parallel, check_parameters_placed
+from suite.training.parallel.sharing import Parallel, placements
+from suite.training.parallel.skeleton import batch_on_meta
 from suite.training.parallel.spatial import Split, Trace, check_extents, split_model, trace
-from suite.workload import Workload, load_workload
-from suite.world import World
+from suite.training.parallel.states import Holders, shard_states
+from suite.workload import Workload
 
 
 def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> None:
     """InputError if a plan does not fit a model: parameters, boundaries, blocks, shares that the workload makes itself."""
     plan = parallel.plan
     assert plan is not None
-    check_parameters_placed(plan, [name for name, _ in model.named_parameters()])
+    placements(plan, [name for name, _ in model.named_parameters()])
     modules = [path for path, _ in model.named_modules()]
     for path, boundary in plan.boundaries.items():
         if path not in modules:
@@ -46,24 +45,6 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
         raise InputError(
             "plan: a workload that spreads experts over ranks cannot split samples: leave spatial out of --mesh"
         )
-
-
-def build_on_meta(descriptor: Descriptor, config: RunConfig) -> tuple[Workload, nn.Module]:
-    """The workload and its unsplit model on meta tensors. Draws no random number and allocates nothing."""
-    from suite.transport import Alone
-
-    workload: Workload = load_workload(descriptor)(config)
-    alone = World("plan", 0, 1, 0, 1, 0, 1, ("plan",), Alone(), Alone())
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return workload, workload.build_model(alone)
-
-
-def batch_on_meta(parallel: Parallel, samples: int, *, split: bool) -> dict[str, Tensor]:
-    """A batch of meta tensors."""
-    shapes = parallel.shapes(samples, split=split)
-    return {
-        name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, (shape, dtype) in shapes.items()
-    }
 
 
 def apply(
@@ -90,6 +71,20 @@ def apply(
             _check_forward(parallel, unsplit(), found)
         split_model(model, found, _split(parallel, note), plan.boundaries)
     recompute_blocks(model, plan.recompute)
+    if parallel.is_sharded:
+        _shard(parallel, model, workload, note)
+
+
+def _shard(parallel: Parallel, model: nn.Module, workload: Workload, note: Note | None) -> None:
+    """Put this rank's pieces of the states in the place of the parameters, but of experts that the workload spreads itself."""
+    mesh, plan = parallel.mesh, parallel.plan
+    assert plan is not None
+    where = placements(plan, [name for name, _ in model.named_parameters()])
+    shard = _axis(mesh, SHARD, lambda each: each.holders, note)
+    replicas = _axis(mesh, "replicas", lambda each: each.replicas, note)
+    everyone = _axis(mesh, "all", lambda each: range(each.size), note)
+    holders = Holders(shard, replicas if replicas.size > 1 else None, mesh.size)
+    shard_states(model, where, holders, everyone, gather=plan.gather, but=workload.sharded_parameters(model))
 
 
 @contextmanager
@@ -140,6 +135,6 @@ def _axis(mesh: Mesh, name: str, members: Callable[[Mesh], Iterable[int]], note:
     mine = tuple(members(mesh))
     if note is not None:
         return Axis(name, mine.index(mesh.rank), len(mine), None, note)
-    every = sorted({tuple(members(Mesh(rank, mesh.size, mesh.spatial))) for rank in range(mesh.size)})
+    every = sorted({tuple(members(replace(mesh, rank=rank))) for rank in range(mesh.size)})
     groups = {ranks: dist.new_group(list(ranks)) for ranks in every}
     return Axis(name, mine.index(mesh.rank), len(mine), groups[mine])

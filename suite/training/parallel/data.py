@@ -1,17 +1,35 @@
-"""Data parallelism applied to a model from outside: wrapping, and clipping over sharded parameters."""
+"""Data parallelism applied to a model from outside: wrapping, clipping and norms over parameters of which ranks have parts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from suite.data.sampling import eval_batches
+from suite.training.parallel.sharing import Parallel
+from suite.training.parallel.states import ShardedStates, pieces, sharded_modules
 from suite.world import World
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A batch of an evaluation: this rank's samples, and whether they count."""
+
+    indices: NDArray[np.int64]
+    counts: bool
+
+
+Norms = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
 
 # Buffers are each rank's own while training and averaged before an evaluation; torch renamed the switch in 2.13
 _NO_BUFFER_BROADCAST: dict[str, Any] = {
@@ -28,12 +46,14 @@ def wrap(model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device
     """
     if world.size == 1:
         return model
+    for parameter in sharded:
+        parameter.register_hook(lambda gradient: gradient / world.size)  # type: ignore[no-untyped-call]
+    if sharded_modules(model):
+        return ShardedStates(model)
     shares = {id(parameter) for parameter in sharded}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in shares]
     # torch has no public way to say so (pytorch#43690)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
-    for parameter in sharded:
-        parameter.register_hook(lambda gradient: gradient / world.size)  # type: ignore[no-untyped-call]
     return DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
@@ -43,13 +63,55 @@ def wrap(model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device
 
 
 def clip_gradients(model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm: float) -> None:
-    """Scale the gradients down to this L2 norm over the whole model. A collective if there are sharded parameters."""
+    """Scale the gradients down to this L2 norm over the whole model. A collective if ranks have parts of it."""
     shares = {id(parameter) for parameter in sharded}
-    gradients = [parameter.grad for parameter in model.parameters() if id(parameter) not in shares]
-    norm = nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None], foreach=True)
+    weights = [each for each in model.parameters() if id(each) not in shares and each.grad is not None]
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    if sharded_modules(model):
+        norm = nn.utils.get_total_norm(norms_of_whole(model)(gradients, weights), foreach=True)
+    else:
+        norm = nn.utils.get_total_norm(gradients, foreach=True)
     if sharded:
         square = nn.utils.get_total_norm([share.grad for share in sharded if share.grad is not None]).square()
         if dist.is_initialized():
             dist.all_reduce(square)
         norm = (norm.square() + square).sqrt()
     nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm, foreach=True)
+
+
+def norms_of_whole(model: nn.Module) -> Norms:
+    """The function that computes L2 norms of whole tensors from pieces. It takes tensors and the parameter that each belongs to.
+
+    One collective per call. Every rank calls it with the tensors of the same parameters.
+    """
+    holders = {id(piece): where for _, piece, _, where in pieces(model)}
+
+    def norms(tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+        found = list(torch._foreach_norm(list(tensors)))
+        parts = [position for position, weight in enumerate(weights) if id(weight) in holders]
+        if parts:
+            axis = holders[id(weights[parts[0]])].shard
+            assert axis is not None
+            squares = axis.sum(torch.stack([found[position].square() for position in parts]))
+            for position, whole in zip(parts, squares.sqrt().unbind(), strict=True):
+                found[position] = whole
+        return found
+
+    return norms
+
+
+def give_norms(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Let an optimizer that scales by norms of whole tensors (its attribute ``norms``) have those, if ranks have pieces."""
+    if sharded_modules(model) and hasattr(optimizer, "norms"):
+        optimizer.norms = norms_of_whole(model)
+
+
+def eval_turns(samples: int, batch_size: int, shared: Parallel) -> Iterator[Turn]:
+    """This rank's batches of an evaluation. Where ranks take every forward pass together, all have as many: some do not count."""
+    mesh, taken = shared.mesh, 0
+    for indices in eval_batches(samples, batch_size, rank=mesh.data_rank, size=mesh.data_size):
+        taken += 1
+        yield Turn(indices, counts=True)
+    most = math.ceil(math.ceil(samples / mesh.data_size) / batch_size)
+    for _ in range(most - taken if shared.in_step else 0):
+        yield Turn(np.zeros(1, dtype=np.int64), counts=False)

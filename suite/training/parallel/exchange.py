@@ -19,6 +19,11 @@ from suite.training.parallel.mesh import Fetch, Interval, part_of
 
 Note = Callable[[str, str, int, int], None]  # axis, kind of collective, bytes that this rank gives, ranks
 
+# torch 2.13 renamed these functions and warns about the old names; torch 2.11 has only the old ones. Looked up by name at
+# each call, because the harness counts calls by replacing the functions of torch.distributed
+_ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+_REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+
 
 @dataclass
 class Axis:
@@ -49,6 +54,24 @@ class Axis:
         else:
             dist.all_gather(got, mine, group=self.group)
         return got
+
+    def gather_flat(self, mine: Tensor) -> Tensor:
+        """Every rank's vector, one after another; all have one length."""
+        every = mine.new_empty(self.size * len(mine))
+        if self.group is None:
+            self.note(self.name, "all_gather", mine.nbytes, self.size)
+        else:
+            getattr(dist, _ALL_GATHER)(every, mine, group=self.group)
+        return every
+
+    def scatter_sum(self, every: Tensor) -> Tensor:
+        """This rank's part of the sum over ranks of a vector, which has a part for each rank."""
+        mine = every.new_empty(len(every) // self.size)
+        if self.group is None:
+            self.note(self.name, "reduce_scatter", every.nbytes, self.size)
+        else:
+            getattr(dist, _REDUCE_SCATTER)(mine, every, group=self.group)
+        return mine
 
     def sum(self, mine: Tensor) -> Tensor:
         """The sum over ranks, in a new tensor."""

@@ -1,7 +1,8 @@
 """The mesh of ranks and who holds which part of a dimension: integers only, no torch and no communication.
 
-Ranks are numbered with the data axis outermost and the last spatial dimension innermost, so the ranks that share a sample are
-consecutive. Part i of n positions over p ranks is [i n / p, (i + 1) n / p), rounded down: parts differ by at most one position.
+Ranks are numbered with the data axis outermost, then the shard axis, and the last spatial dimension innermost, so the ranks that
+share a sample are consecutive.
+Part i of n positions over p ranks is [i n / p, (i + 1) n / p), rounded down: parts differ by at most one position.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ from itertools import product
 from suite.errors import InputError, unknown
 
 Interval = tuple[int, int]  # first position, one past the last
-DATA, SPATIAL = "data", "spatial"
-AXES = (DATA, SPATIAL)
+DATA, SHARD, SPATIAL = "data", "shard", "spatial"
+AXES = (DATA, SHARD, SPATIAL)
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The place of one rank of ``size``. ``spatial``: parts of each split dimension; empty if samples are not split."""
+    """The place of one rank of ``size``. ``spatial``: parts of each split dimension; empty if samples are not split.
+
+    ``shard``: ranks with different samples that hold the states of the model together; 1 if each has all.
+    """
 
     rank: int
     size: int
     spatial: tuple[int, ...] = ()
+    shard: int = 1
 
     @property
     def parts(self) -> int:
@@ -41,6 +46,22 @@ class Mesh:
     def data_rank(self) -> int:
         """The number of this rank's group."""
         return self.rank // self.parts
+
+    @property
+    def piece(self) -> int:
+        """This rank's number among those that hold the states together."""
+        return self.data_rank % self.shard
+
+    @property
+    def holders(self) -> list[int]:
+        """The ranks that hold the states together with this one, by piece."""
+        first = self.rank - self.piece * self.parts
+        return [first + piece * self.parts for piece in range(self.shard)]
+
+    @property
+    def replicas(self) -> list[int]:
+        """The ranks that hold the same piece of the states as this one."""
+        return [rank for rank in range(self.size) if rank // self.parts % self.shard == self.piece]
 
     @property
     def part(self) -> int:
@@ -65,8 +86,9 @@ class Mesh:
 
     def text(self) -> str:
         """The mesh as `parse_mesh` reads it."""
+        shard = f",{SHARD}={self.shard}" if self.shard > 1 else ""
         spatial = f",{SPATIAL}={'x'.join(map(str, self.spatial))}" if self.spatial else ""
-        return f"{DATA}={self.data_size}{spatial}"
+        return f"{DATA}={self.data_size // self.shard}{shard}{spatial}"
 
 
 def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mesh:
@@ -86,14 +108,16 @@ def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mes
                 else f"--mesh {text}: the plan splits no dimension: leave spatial out"
             )
         spatial = sizes[SPATIAL]
-    parts = math.prod(spatial)
-    if len(sizes.get(DATA, (1,))) != 1:
-        raise InputError(f"--mesh {text}: data is one number, for example data=2")
+    for name in (DATA, SHARD):
+        if len(sizes.get(name, (1,))) != 1:
+            raise InputError(f"--mesh {text}: {name} is one number, for example {name}=2")
+    shard = sizes.get(SHARD, (1,))[0]
+    parts = math.prod(spatial) * shard
     data = sizes[DATA][0] if DATA in sizes else ranks // parts
     if data * parts != ranks:
         fitting = f"data={ranks // parts}" if ranks % parts == 0 else f"a multiple of {parts} ranks"
         raise InputError(f"--mesh {text}: {max(data, 1) * parts} ranks, the run has {ranks}; expected {fitting}")
-    return Mesh(rank, ranks, spatial)
+    return Mesh(rank, ranks, spatial, shard)
 
 
 def ranks_of(text: str, *, rest: int) -> int:

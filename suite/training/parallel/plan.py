@@ -41,6 +41,13 @@ class Boundary(_Part):
     when: Literal["always", "evaluation"] = "always"
 
 
+class Own(_Part):
+    """Collectives of one kind that a workload's loss makes itself, per part of a step."""
+
+    calls: int = Field(gt=0)
+    bytes_per_rank: int = Field(gt=0, description="bytes that a rank gives in all of them, per rank of the run")
+
+
 class ParallelPlan(_Part):
     """A plan file. ``mesh`` is the default of ``--mesh``; ``split`` names the dimensions of ``spatial=AxBxC``, in order."""
 
@@ -52,10 +59,12 @@ class ParallelPlan(_Part):
         {}, description="positions of each dimension, or the hyperparameter that says"
     )
     inputs: dict[str, Input] = Field({}, description="tensors of a batch; the model's first")
-    parameters: dict[str, Literal["replicate"]] = Field(min_length=1, description="path pattern to placement")
+    parameters: dict[str, Literal["replicate", "shard"]] = Field(min_length=1, description="path pattern to placement")
+    gather: Literal["layer", "step"] = Field("layer", description="when the pieces of sharded parameters are gathered")
     boundaries: dict[str, Boundary] = {}
     loss: Literal["whole", "part"] = Field("whole", description="part: a rank's loss is the mean over its positions")
-    recompute: dict[str, Literal["full"]] = Field({}, description="path pattern of blocks to policy")
+    exchanges: dict[Literal["all_reduce"], Own] = Field({}, description="what the loss itself exchanges, by kind")
+    recompute: dict[str, Literal["full", "selective"]] = Field({}, description="path pattern of blocks to policy")
 
 
 def find_plan(descriptor: Descriptor, name: str | Path) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
-from suite.training.parallel.mesh import SPATIAL, Interval, Mesh, parse_mesh, part_of
+from suite.training.parallel.mesh import DATA, SHARD, SPATIAL, Interval, Mesh, parse_mesh, part_of
 from suite.training.parallel.plan import SAMPLE, ParallelPlan, extents_of, find_plan, read_plan
 
 Slabs = Mapping[str, tuple[Interval, ...]]
@@ -38,12 +38,26 @@ class Parallel:
         mesh = parse_mesh(config.mesh or plan.mesh, plan.split, rank=rank, ranks=ranks)
         if mesh.parts > 1 and config.compile:
             raise InputError("plan: a split sample cannot be compiled: expected compile=false")
+        if mesh.shard > 1 and config.compile:
+            raise InputError("plan: a model whose states are split cannot be compiled: expected compile=false")
+        if mesh.shard > 1 and "shard" not in plan.parameters.values():
+            raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} shards no parameter: leave shard out")
         return Parallel(mesh, plan, path.stem, sha256, extents_of(plan, config))
 
     @property
     def is_split(self) -> bool:
         """True if several ranks share a sample."""
         return self.mesh.parts > 1
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if ranks hold the states of the model together."""
+        return self.mesh.shard > 1
+
+    @property
+    def in_step(self) -> bool:
+        """True if these ranks must take every forward pass together, evaluations too: each of its layers gathers parameters."""
+        return self.is_sharded and self.plan is not None and self.plan.gather == "layer"
 
     @property
     def counts(self) -> bool:
@@ -86,7 +100,8 @@ class Parallel:
         """The plan as the log has it."""
         assert self.plan is not None
         content = self.plan.model_dump(mode="json", exclude={"description", "version", "mesh"})
-        sizes = {"data": self.mesh.data_size, SPATIAL: list(self.mesh.spatial)}
+        data = self.mesh.data_size // self.mesh.shard
+        sizes = {DATA: data, SHARD: self.mesh.shard, SPATIAL: list(self.mesh.spatial)}
         return {"name": self.name, "sha256": self.sha256, "mesh": sizes, **content}
 
     def _parts(self) -> list[Interval]:
@@ -95,9 +110,13 @@ class Parallel:
         return [part_of(self.extents[name], parts, place) for name, parts, place in shares]
 
 
-def check_parameters_placed(plan: ParallelPlan, names: list[str]) -> None:
-    """InputError unless each parameter is matched by exactly one pattern, and each pattern matches one. It says what to write."""
+def placements(plan: ParallelPlan, names: list[str]) -> dict[str, str]:
+    """The placement of each parameter.
+
+    InputError unless each is matched by exactly one pattern, and each pattern matches one. It says what to write.
+    """
     patterns = plan.parameters
+    found: dict[str, str] = {}
     for name in names:
         matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
         if not matching:
@@ -109,6 +128,8 @@ def check_parameters_placed(plan: ParallelPlan, names: list[str]) -> None:
             raise InputError(
                 f"plan: parameter {name!r} is matched by {' and '.join(map(repr, matching))}: narrow one of the patterns"
             )
+        found[name] = patterns[matching[0]]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(f"plan: pattern {pattern!r} of parameters matches no parameter: remove it, or correct it")
+    return found

@@ -96,9 +96,10 @@ def test_what_is_not_legal_is_refused_in_one_line(options: list[str], reason: st
     assert "Traceback" not in done.stderr
 
 
-def test_a_workload_without_plans_and_an_unknown_axis_are_told() -> None:
-    assert "moe_lm has no plan; expected --plan FILE.yaml" in mlhpc("plan", "moe_lm", "--mesh", "data=2").stderr
-    assert "unknown axis 'foo'; axes: data, spatial" in mlhpc("plan", "cosmoflow", "--mesh", "foo=2").stderr
+def test_a_plan_that_a_workload_does_not_ship_and_an_unknown_axis_are_told() -> None:
+    refused = mlhpc("plan", "moe_lm", "--plan", "spatial", "--mesh", "data=2").stderr
+    assert "moe_lm: unknown plan 'spatial'; plans: sharded" in refused
+    assert "unknown axis 'foo'; axes: data, shard, spatial" in mlhpc("plan", "cosmoflow", "--mesh", "foo=2").stderr
 
 
 WRONG = {
@@ -138,3 +139,26 @@ def test_a_profile_does_not_leave_a_plan_out_silently() -> None:
     done = mlhpc("profile", "cosmoflow", "--size", "smoke", "--set", "plan=spatial")
     assert done.returncode == 2
     assert "mlhpc plan tells what a plan costs" in done.stderr
+
+
+def test_pieces_of_states_are_the_closed_forms() -> None:
+    """Four ranks hold a piece of each tensor, gathered once per step and its gradient scattered."""
+    whole = json.loads(mlhpc("plan", "moe_lm", "--size", "smoke", "--mesh", "data=4", "--format", "json").stdout)[
+        "plans"
+    ][0]
+    split = json.loads(mlhpc("plan", "moe_lm", "--size", "smoke", "--mesh", "shard=4", "--format", "json").stdout)[
+        "plans"
+    ][0]
+    assert split["gradients"] == pytest.approx(whole["gradients"] / 4, rel=1e-3)
+    assert split["optimizer"] == pytest.approx(whole["optimizer"] / 4, rel=1e-2)
+    exchanges = {each["kind"]: each for each in split["exchanges"]}
+    assert exchanges["all_gather"]["bytes"] == split["gradients"]
+    assert exchanges["reduce_scatter"]["bytes"] == 4 * split["gradients"]
+    assert exchanges["all_gather"]["axis"] == exchanges["reduce_scatter"]["axis"] == "shard"
+    assert [each["axis"] for each in whole["exchanges"]] == ["gradients"]
+
+
+def test_a_sweep_of_a_plan_that_shards_tries_every_number_of_holders() -> None:
+    done = mlhpc("plan", "moe_lm", "--size", "smoke", "--nodes", "4", "--sweep", "--format", "json")
+    meshes = {plan["mesh"] for plan in json.loads(done.stdout)["plans"]}
+    assert meshes == {"data=4", "data=2,shard=2", "data=1,shard=4"}

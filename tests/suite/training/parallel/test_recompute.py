@@ -45,10 +45,14 @@ def test_gradients_are_the_same_bits_and_flops_those_of_the_closed_form() -> Non
     torch.manual_seed(1)
     plain = nn.Sequential(*(Block() for _ in range(4)))
     again = copy.deepcopy(plain)
+    selective = copy.deepcopy(plain)
     recompute_blocks(again, {"[0-3]": "full"})
+    recompute_blocks(selective, {"[0-3]": "selective"})
     assert [name for name, _ in again.named_parameters()] == [name for name, _ in plain.named_parameters()]
     x = torch.randn(BATCH, LENGTH, WIDTH)
     for mine, theirs in zip(passes(again, x), passes(plain, x), strict=True):
+        assert torch.equal(mine, theirs)
+    for mine, theirs in zip(passes(selective, x), passes(plain, x), strict=True):
         assert torch.equal(mine, theirs)
     with torch.no_grad():
         forward = count(lambda: plain(x)).flops
@@ -57,6 +61,9 @@ def test_gradients_are_the_same_bits_and_flops_those_of_the_closed_form() -> Non
     ratio = 4 - 8 / (24 + 4 * LENGTH / WIDTH)  # the last product of a block is not needed again
     assert count(lambda: passes(again, x)).flops / forward == pytest.approx(ratio, rel=1e-3)
     assert ratio == pytest.approx(3.692, abs=1e-3)
+    ratio = 3 + (4 * LENGTH / WIDTH) / (24 + 4 * LENGTH / WIDTH)  # attention's own products are computed again
+    assert count(lambda: passes(selective, x)).flops / forward == pytest.approx(ratio, rel=1e-3)
+    assert ratio == pytest.approx(3.077, abs=1e-3)
 
 
 def test_blocks_that_would_count_twice_are_refused() -> None:

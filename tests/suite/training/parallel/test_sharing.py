@@ -14,7 +14,7 @@ from suite.descriptor import descriptor
 from suite.errors import InputError
 from suite.training.parallel.mesh import Mesh, parse_mesh, part_of
 from suite.training.parallel.plan import find_plan, read_plan
-from suite.training.parallel.sharing import Parallel, check_parameters_placed
+from suite.training.parallel.sharing import Parallel, placements
 from suite.training.parallel.windows import Transposed, Window
 
 SHIPPED = [("cosmoflow", "spatial"), ("deepcam", "spatial")]
@@ -83,6 +83,9 @@ def test_a_mesh_is_read(text: str) -> None:
         ("spatial=2X1x1", "expected positive numbers"),
         ("spatial=-2x1x1", "expected positive numbers"),
         ("tensor=2", "unknown axis 'tensor'"),
+        ("shard=2x2", "shard is one number"),
+        ("shard=3", "3 ranks|6 ranks.*expected a multiple of 3 ranks"),
+        ("data=8,shard=2", "16 ranks, the run has 8; expected data=4"),
         ("data=2,data=4", "axis 'data' is given twice"),
         ("data=2x4", "data is one number"),
         ("data", "expected positive numbers"),
@@ -138,7 +141,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"inputs": {"x": {"dims": ["sample", "z"], "dtype": "int16"}}}, "dimension 'z' has no entry"),
     ({"inputs": {"x": {"dims": ["sample", "d"], "dtype": "complex64"}}}, "dtype"),
     ({"parameters": {}}, "parameters"),
-    ({"parameters": {"hidden.*": "shard"}}, "replicate"),
+    ({"parameters": {"hidden.*": "quantise"}}, "replicate"),
+    ({"gather": "never"}, "gather"),
+    ({"exchanges": {"all_reduce": {"calls": 0, "bytes_per_rank": 8}}}, "calls"),
     ({"loss": "mean"}, "loss"),
 ]
 
@@ -169,7 +174,7 @@ def test_every_parameter_is_matched_exactly_once(tmp_path: Path) -> None:
     ]:
         plan, _ = read_plan(edited(tmp_path, parameters=patterns))
         with pytest.raises(InputError, match=reason):
-            check_parameters_placed(plan, names)
+            placements(plan, names)
 
 
 def test_a_mesh_without_a_plan_and_an_unknown_plan_are_refused() -> None:
@@ -180,3 +185,11 @@ def test_a_mesh_without_a_plan_and_an_unknown_plan_are_refused() -> None:
         Parallel.of(load_config(chosen, "smoke", ["plan=spacial"]), chosen, 0, 2)
     with pytest.raises(InputError, match="cannot be compiled"):
         Parallel.of(load_config(chosen, "smoke", ["plan=spatial", "compile=true"]), chosen, 0, 2)
+
+
+def test_an_axis_of_holders_needs_a_plan_that_shards_and_no_compiler() -> None:
+    chosen = descriptor("cosmoflow")
+    with pytest.raises(InputError, match="shards no parameter"):
+        Parallel.of(load_config(chosen, "smoke", ["plan=spatial", "mesh=shard=2"]), chosen, 0, 2)
+    with pytest.raises(InputError, match="cannot be compiled"):
+        Parallel.of(load_config(chosen, "smoke", ["plan=sharded", "mesh=shard=2", "compile=true"]), chosen, 0, 2)

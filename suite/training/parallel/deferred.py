@@ -1,0 +1,170 @@
+"""Builds a model of which a rank keeps pieces only: its initialisation is noted, then repeated tensor by tensor.
+
+While the workload builds, new tensors have no memory and every operator on them is noted. `Recipe.fill` then repeats the
+operators in the same order, so random numbers are the same, and gives each parameter to its piece as soon as no later operator
+touches it. An initialisation that looks at values cannot be noted; such a model is built whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+from suite.training.parallel.states import piece_of, pieces
+
+_MAKES = {"empty", "rand", "randn", "zeros", "ones", "full", "empty_strided", "empty_like", "zeros_like", "ones_like"}
+
+
+class _NeedsValuesError(Exception):
+    """The initialisation looks at values, or draws random numbers in a way that cannot be repeated in order."""
+
+
+@dataclass(frozen=True, eq=False)
+class _StandIn:
+    """A tensor without memory as it was when an operator took it: later its storage may be another."""
+
+    storage: Any
+    shape: Any
+    stride: Any
+    offset: int
+
+    def of(self, base: Tensor) -> Tensor:
+        """The same view of the storage's values."""
+        return base.as_strided(self.shape, self.stride, self.offset)
+
+
+def _stand_in(value: Any) -> Any:
+    if not isinstance(value, Tensor) or not value.is_meta:
+        return value
+    return _StandIn(value.untyped_storage(), value.shape, value.stride(), int(value.storage_offset()))
+
+
+@dataclass(frozen=True)
+class _Note:
+    run: Any
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    found: Any
+
+
+class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.notes: list[_Note] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given, keywords = [each for each in tree_iter((args, kwargs)) if isinstance(each, Tensor)], dict(kwargs or {})
+        name = func.overloadpacket.__name__
+        makes = not given and name in _MAKES
+        if makes:
+            keywords["device"] = torch.device("meta")
+        elif not any(tensor.is_meta for tensor in given):
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                raise _NeedsValuesError
+            return func(*args, **keywords)
+        if name in {"_local_scalar_dense", "equal", "is_nonzero"}:
+            raise _NeedsValuesError
+        found = func(*args, **keywords)
+        self.notes.append(
+            _Note(func, tree_map(_stand_in, args), tree_map(_stand_in, dict(kwargs or {})), tree_map(_stand_in, found))
+        )
+        return found
+
+
+class Recipe:
+    """How a model without memory becomes one with memory."""
+
+    def __init__(self, model: nn.Module, notes: list[_Note]) -> None:
+        self._notes = notes
+        self._last: Any = WeakIdKeyDictionary()
+        for number, note in enumerate(notes):
+            for each in tree_iter((note.arguments, note.keywords, note.found)):
+                if isinstance(each, _StandIn):
+                    self._last[each.storage] = number
+        self._whole: dict[str, _StandIn] = {name: _stand_in(each) for name, each in model.named_parameters()}
+
+    def fill(self, model: nn.Module, device: torch.device) -> None:
+        """Repeat the notes and leave values in the model's parameters, of which it may have pieces by now, and buffers."""
+        wanted: Any = WeakIdKeyDictionary()
+        ranges = {}
+        for name, _, shape, holders in pieces(model):
+            assert holders.shard is not None
+            ranges[name] = piece_of(shape.numel(), holders.pieces, holders.shard.rank)
+        for name, parameter in model.named_parameters():
+            wanted.setdefault(self._whole[name].storage, []).append(
+                self._setter(model, name, parameter, ranges.get(name), device)
+            )
+        for name, buffer in model.named_buffers():
+            if buffer.is_meta:
+                put = _buffer_setter(model, name, buffer, device)
+                wanted.setdefault(buffer.untyped_storage(), []).append(put)
+        self._replay(wanted)
+
+    def _setter(
+        self, model: nn.Module, name: str, parameter: nn.Parameter, part: tuple[int, int] | None, device: torch.device
+    ) -> Callable[[Tensor], None]:
+        view = self._whole[name]
+
+        def put(base: Tensor) -> None:
+            whole = view.of(base)
+            if part is not None:
+                whole = whole.reshape(-1)[slice(*part)].view(parameter.shape)
+            path, _, last = name.rpartition(".")
+            values = nn.Parameter(whole.clone().to(device), requires_grad=parameter.requires_grad)
+            model.get_submodule(path)._parameters[last] = values
+
+        return put
+
+    def _replay(self, wanted: Any) -> None:
+        real: Any = WeakIdKeyDictionary()
+
+        def of(value: Any) -> Any:
+            return value.of(real[value.storage]) if isinstance(value, _StandIn) else value
+
+        with torch.no_grad():
+            for number, note in enumerate(self._notes):
+                found = note.run(*tree_map(of, note.arguments), **tree_map(of, note.keywords))
+                both = zip(tree_iter(note.found), tree_iter(found), strict=True)
+                touched = list(tree_iter((note.arguments, note.keywords, note.found)))
+                for stand_in, tensor in both:
+                    if isinstance(stand_in, _StandIn):
+                        real.setdefault(stand_in.storage, tensor)
+                for each in touched:
+                    if isinstance(each, _StandIn) and self._last[each.storage] == number:
+                        base = real.pop(each.storage, None)
+                        for put in wanted.get(each.storage, ()) if base is not None else ():
+                            put(base)
+
+
+def _buffer_setter(model: nn.Module, name: str, buffer: Tensor, device: torch.device) -> Callable[[Tensor], None]:
+    def put(base: Tensor) -> None:
+        path, _, last = name.rpartition(".")
+        values = base.as_strided(buffer.shape, buffer.stride(), buffer.storage_offset()).clone().to(device)
+        model.get_submodule(path)._buffers[last] = values
+
+    return put
+
+
+def build_deferred(build: Callable[[], nn.Module]) -> tuple[nn.Module, Recipe | None]:
+    """The model without memory and how to fill it; or the whole model and None if it cannot be noted."""
+    state, noting = torch.get_rng_state(), _Noting()
+    try:
+        with noting:
+            model = build()
+    except _NeedsValuesError:
+        model = None
+    if model is None or any(
+        isinstance(value, Tensor) and value.is_meta for module in model.modules() for value in vars(module).values()
+    ):
+        torch.set_rng_state(state)
+        return build(), None
+    return model, Recipe(model, noting.notes)

@@ -1,0 +1,50 @@
+"""Models without memory: what a workload builds, on meta or fake tensors, and batches for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from suite.config import RunConfig
+from suite.descriptor import Descriptor
+from suite.training.parallel.sharing import Parallel
+from suite.transport import Alone
+from suite.workload import Workload, load_workload
+from suite.world import World
+
+ALONE = World("plan", 0, 1, 0, 1, 0, 1, ("plan",), Alone(), Alone())
+
+
+class _MadeUp(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Reading a value out of a tensor gives 1, or False: initialisations look at values, and tensors without memory have none."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and (args[0].is_meta or "Fake" in type(args[0]).__name__):
+            return False if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
+        return func(*args, **kwargs or {})
+
+
+def build_without_memory(workload: Workload) -> nn.Module:
+    """The model of a workload, for use where new tensors have no memory. Draws no random number."""
+    with torch.random.fork_rng(devices=[]), _MadeUp():  # type: ignore[no-untyped-call]
+        return workload.build_model(ALONE)
+
+
+def build_on_meta(descriptor: Descriptor, config: RunConfig) -> tuple[Workload, nn.Module]:
+    """The workload and its unsplit model on meta tensors. Draws no random number and allocates nothing."""
+    workload: Workload = load_workload(descriptor)(config)
+    with torch.device("meta"):
+        return workload, build_without_memory(workload)
+
+
+def batch_on_meta(parallel: Parallel, samples: int, *, split: bool) -> dict[str, Tensor]:
+    """A batch of meta tensors."""
+    shapes = parallel.shapes(samples, split=split)
+    return {
+        name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, (shape, dtype) in shapes.items()
+    }
