@@ -24,9 +24,8 @@ from suite.log.timeline import (
     Timeline,
     TimeShares,
     closed_epochs,
-    shares,
+    shares_and_stretches,
     staging_seconds,
-    stretches,
     timeline,
 )
 from suite.log.values import exact, finite, whole
@@ -164,6 +163,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
     metric_key = metric if metric in metric_keys else next(iter(metric_keys), None)
     line = timeline(run, metric_key or mllog.EVAL_ERROR)
     staging_s, before_s = staging_seconds(line)
+    time_shares, when = shares_and_stretches(line)
     first = partial(_value, run)
     record = RunRecord(
         path=log.path,
@@ -199,7 +199,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         metric_key=metric_key,
         evals=_metric_values(run, metric_key, line.zero_ms),
         epochs=closed_epochs(line),
-        shares=shares(line),
+        shares=time_shares,
         phases=_phases(run, mllog.STEP_PHASES),
         rank_mean_phases=_phases(run, mllog.RANK_PHASES),
         cache_state=_text(first(mllog.CACHE_STATE)),
@@ -211,7 +211,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         data_manifest=_text(first(mllog.DATA_MANIFEST)),
         config=_mapping(first(mllog.RUN_CONFIG)),
         other_work=read_other_work(run.first(mllog.OTHER_WORK)),
-        stretches=stretches(line),
+        stretches=when,
         counted=_counted(run),
     )
     return record, line

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import itemgetter, le
+from operator import itemgetter, le, lt
 from typing import NamedTuple
 
 from suite.log import mllog
@@ -106,7 +106,7 @@ def timeline(log: Log, metric: str) -> Timeline:
         start_ms=start.time_ms if start else None,
         zero_ms=zero_ms,
         run_s=(stop.time_ms - zero_ms) / 1e3 if start and stop else None,
-        end_s=(max((event.time_ms for event in log.events), default=zero_ms) - zero_ms) / 1e3,
+        end_s=(max(map(_TIME_MS, log.events), default=zero_ms) - zero_ms) / 1e3,
         init_s=(init_stop.time_ms - init_start.time_ms) / 1e3 if init_start and init_stop else None,
         staging=tuple((span.start_s, span.stop_s) for span in staging if span.stop_s is not None),
         epochs=epochs,
@@ -115,33 +115,33 @@ def timeline(log: Log, metric: str) -> Timeline:
     )
 
 
-def shares(line: Timeline) -> TimeShares | None:
-    """Compute how the parts share the run's time, clipped at run_stop; None for a run without run_stop."""
+def shares_and_stretches(line: Timeline) -> tuple[TimeShares | None, dict[str, list[Stretch]]]:
+    """Compute how the parts share the run's time, clipped at run_stop, and list when each was, in seconds since run_start.
+
+    None and nothing for a run without run_stop. "staging before" is no part of the run; the others together are the run, once.
+    """
     if line.run_s is None:
-        return None
+        return None, {}
     parts = _parts(line, line.run_s)
+    return _shares(parts, line.run_s), _stretches(parts, line.run_s)
+
+
+def _shares(parts: _Parts, run_s: float) -> TimeShares:
     lengths = (_length(parts.staging), _length(parts.train), _length(parts.waited))
     return TimeShares(
-        run_s=line.run_s,
+        run_s=run_s,
         staging_before_s=_length(parts.before),
         staging_in_run_s=_length(parts.staging_all),
         staging_exposed_s=lengths[0],
         train_s=lengths[1],
         eval_s=lengths[2],
         eval_hidden_s=parts.hidden_s,
-        other_s=line.run_s - sum(lengths),
+        other_s=run_s - sum(lengths),
     )
 
 
-def stretches(line: Timeline) -> dict[str, list[Stretch]]:
-    """List when each phase of a run was, in seconds since run_start. Empty for a run without run_stop.
-
-    "staging before" is no part of the run; the others together are the run, once.
-    """
-    if line.run_s is None:
-        return {}
-    parts = _parts(line, line.run_s)
-    rest = _minus([(0.0, line.run_s)], _merge([*parts.staging, *parts.train, *parts.waited]))
+def _stretches(parts: _Parts, run_s: float) -> dict[str, list[Stretch]]:
+    rest = _minus([(0.0, run_s)], _merge([*parts.staging, *parts.train, *parts.waited]))
     named = {"staging": parts.staging, "training": parts.train, "evaluation": parts.waited, "other": rest}
     return {"staging before": parts.before} | named
 
@@ -373,8 +373,11 @@ def _clip(spans: Iterable[Stretch], window: Stretch) -> list[Stretch]:
 
 
 def _merge(spans: Iterable[Stretch]) -> list[Stretch]:
+    ordered = sorted(spans)
+    if all(map(lt, map(_END, ordered), map(_BEGIN, ordered[1:]))):  # as nearly always
+        return ordered
     merged: list[Stretch] = []
-    for begin, end in sorted(spans):
+    for begin, end in ordered:
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
@@ -384,6 +387,8 @@ def _merge(spans: Iterable[Stretch]) -> list[Stretch]:
 
 def _minus(spans: Sequence[Stretch], holes: Sequence[Stretch]) -> list[Stretch]:
     """Subtract the holes from the spans; both are merged, so that one pass over each is enough."""
+    if not holes:
+        return list(spans)
     left: list[Stretch] = []
     first = 0
     for begin, end in spans:
@@ -400,6 +405,10 @@ def _minus(spans: Sequence[Stretch], holes: Sequence[Stretch]) -> list[Stretch]:
         if at < end:
             left.append((at, end))
     return left
+
+
+_BEGIN, _END = itemgetter(0), itemgetter(1)
+_TIME_MS = itemgetter(2)  # of an event
 
 
 def _length(spans: Iterable[Stretch]) -> float:
