@@ -9,10 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
-
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Annotated, Any, Literal
 
 from suite import RULESET
 from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
@@ -21,6 +18,7 @@ from suite.descriptor import Descriptor, descriptors, given_cards
 from suite.errors import InputError, unknown
 from suite.log.record import RunRecord
 from suite.log.values import finite
+from suite.files import FORBID, Bound, compiled, fitted
 
 FOLDER = Path(__file__).parent / "rulesets"
 LAST_ROUND = "3.0.0"  # of MLPerf HPC
@@ -28,28 +26,27 @@ TRAINING = "training-"  # the names of MLPerf Training's rulesets begin so
 Severity = Literal["error", "warning", "info"]
 
 
+@dataclass(frozen=True)
 class KeyRule(Constraint):
     """A `Constraint` with the further conditions of the published rulesets."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     not_empty: bool = False
     integer: bool = False
-    text_integer: bool = Field(False, description="an integer, also as text, as OpenFold logs write seeds")
+    text_integer: bool = False  # an integer, also as text, as OpenFold logs write seeds
     truthy: bool = False
-    sha256: bool = Field(False, description="a sha256 in hexadecimal, not one digit 64 times")
-    release: str | None = Field(None, description="a version of this suite with this Major.Minor")
+    sha256: bool = False  # a sha256 in hexadecimal, not one digit 64 times
+    release: str | None = None  # a version of this suite with this Major.Minor
     close_to: float | None = None
-    about: float | None = Field(None, description="a number within 1 %; more is an error, any difference a warning")
+    about: float | None = None  # a number within 1 %; more is an error, any difference a warning
     length: int | None = None
     length_at_least: int | None = None
     scaled: Scaled | None = None
-    each: KeyRule | None = Field(None, description="the rule for a value that is no list, or for every item of a list")
+    each: KeyRule | None = None  # the rule for a value that is no list, or for every item of a list
 
     @cached_property
     def asks(self) -> bool:
         """True if the rule restricts the value at all."""
-        return self.model_dump(exclude={"count", "when"}) != KeyRule().model_dump(exclude={"count", "when"})
+        return replace(self, count=_NO_RULE.count, when=None) != _NO_RULE
 
     def applies(self, logged: Callable[[str], Any]) -> bool:
         """True if the log has the values that the rule depends on; ``logged`` maps a key to its value."""
@@ -106,62 +103,69 @@ class KeyRule(Constraint):
         return None
 
 
-class _BenchmarkData(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+_NO_RULE = KeyRule()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BenchmarkData:
+    __pydantic_config__ = FORBID
+
     metric: Literal["eval_error", "eval_accuracy"]
     metric_name: str
     threshold: float
     direction: Literal["min", "max"]
     required_runs: int
     epoch_counts_samples: bool = False
-    throughput_per_rank: int | None = Field(None, description="what codes log for the samples of an epoch, by rank")
-    closed: dict[str, KeyRule] = {}
-    reference_points: dict[int, tuple[float, ...]] = {}
-    reference_slack: float = Field(0.0, description="by so much a submission may converge faster than the test allows")
-    parts: dict[str, KeyRule] = Field({}, description="of a metric of several parts: what the value of each must be")
-    offline_evals: bool = Field(False, description="evaluations may be made after the run, by other processes")
-    numbered: dict[str, tuple[str, ...]] = {}
+    throughput_per_rank: int | None = None  # what codes log for the samples of an epoch, by rank
+    closed: dict[str, KeyRule] = field(default_factory=dict)
+    reference_points: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    reference_slack: float = 0.0  # by so much a submission may converge faster than the test allows
+    parts: dict[str, KeyRule] = field(default_factory=dict)  # of a metric of several: what the value of each must be
+    offline_evals: bool = False  # evaluations may be made after the run, by other processes
+    numbered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     schedule: Schedule | None = None
 
 
-class KnownResult(BaseModel):
+@dataclass(frozen=True)
+class KnownResult:
     """A published result that was accepted although it breaks rules: there the rule's errors are warnings, with the reason."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    __pydantic_config__ = FORBID
+
     result: str
-    rules: dict[str, str] = Field(description="the reason by the rule's name")
+    rules: dict[str, str]  # the reason by the rule's name
 
 
-class _RulesetData(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+@dataclass(frozen=True, kw_only=True)
+class RulesetData:
+    """What a ruleset's file says, with those that it extends. ``known`` is by the fingerprint of the result's runs."""
+
+    __pydantic_config__ = FORBID
+
     version: Literal[1]
     name: str
     title: str
     extends: str | None
     reference: str
     init_minutes: dict[Literal["closed", "open"], float]
-    init_ends: Literal["init_stop", "run_start"] = Field("run_start", description="up to which init_minutes count")
+    init_ends: Literal["init_stop", "run_start"] = "run_start"  # up to which init_minutes count
     staging_before_run: bool = False
-    scenario_folders: bool = Field(True, description="results lie in results/<system>/strong|weak/<benchmark>")
-    status_optional: bool = Field(False, description="run_stop may lack its status")
-    first_epochs: tuple[int, ...] = Field((1,), description="the numbers that the first epoch may have")
-    many_writers: bool = Field(False, description="several ranks may write into one log, each by its own clock")
-    rcp_confidence: float = Field(gt=0.5, lt=1.0, description="of the one-sided test against the reference points")
-    cards: bool = Field(False, description="benchmarks come from the workloads' cards")
-    suite: str = Field("MLPerf HPC", description="the benchmark suite whose rules these are")
-    elsewhere: dict[str, tuple[str, ...]] = Field({}, description="other suites' benchmarks that no ruleset has")
-    numbered: dict[str, tuple[str, ...]] = Field(
-        {}, description="of which names in its metadata an event must have one, with a number"
-    )
-    either: tuple[tuple[str, ...], ...] = Field(
-        (), description="of each of these sets of keys one is logged at least once"
-    )
+    scenario_folders: bool = True  # results lie in results/<system>/strong|weak/<benchmark>
+    status_optional: bool = False  # run_stop may lack its status
+    first_epochs: tuple[int, ...] = (1,)  # the numbers that the first epoch may have
+    many_writers: bool = False  # several ranks may write into one log, each by its own clock
+    rcp_confidence: Annotated[float, Bound(gt=0.5, lt=1.0)]  # of the one-sided test against the reference points
+    cards: bool = False  # benchmarks come from the workloads' cards
+    suite: str = "MLPerf HPC"  # the benchmark suite whose rules these are
+    elsewhere: dict[str, tuple[str, ...]] = field(default_factory=dict)  # others' benchmarks that no ruleset has
+    numbered: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names in metadata, of which one has a number
+    either: tuple[tuple[str, ...], ...] = ()  # of each of these sets of keys one is logged at least once
     common: dict[str, KeyRule]
     closed: dict[str, KeyRule]
     open: dict[str, KeyRule]
     benchmarks: dict[str, _BenchmarkData]
-    severity: dict[str, Severity | Literal["ignore"]]
-    known: dict[str, KnownResult] = Field({}, description="by the fingerprint of the result's runs")
+    severity: dict[str, Literal["error", "warning", "info", "ignore"]]
+    known: dict[str, KnownResult] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +210,7 @@ class GivenPoints:
 class Ruleset:
     """The rules of a round, with inheritance resolved; ``given``: reference points beside its own."""
 
-    data: _RulesetData
+    data: RulesetData
     given: GivenPoints | None = None
 
     @property
@@ -297,8 +301,8 @@ def ruleset(name: str) -> Ruleset:
     if name not in ruleset_names():
         raise InputError(unknown("ruleset", name, ruleset_names()))
     try:
-        return Ruleset(_RulesetData.model_validate(_merged(name)))
-    except ValidationError as error:
+        return Ruleset(fitted(RulesetData, _merged(name)))
+    except ValueError as error:
         raise AssertionError(f"{FOLDER / name}.yaml: {error}") from None
 
 
@@ -352,12 +356,9 @@ def same(value: Any, expected: Any) -> bool:
 
 
 def _merged(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = yaml.load((FOLDER / f"{name}.yaml").read_text(), Loader=_LOADER)  # noqa: S506  a safe loader
+    data: dict[str, Any] = compiled(FOLDER / f"{name}.yaml")
     parent = data["extends"]
     return _over(_merged(parent), data) if parent else data
-
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _over(base: Any, change: Any) -> Any:
@@ -394,9 +395,9 @@ def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
     card = descriptor.card()
     entry = card.size(size)
     points = read_reference_points(descriptor.folder, size)
-    keys = {key: KeyRule.model_validate(rule.model_dump()) for key, rule in entry.constraints.items()}
+    keys = {key: KeyRule(**vars(rule)) for key, rule in entry.constraints.items()}
     batch = keys.get("global_batch_size", KeyRule(at_least=1))
-    keys["global_batch_size"] = batch.model_copy(update={"integer": True})
+    keys["global_batch_size"] = replace(batch, integer=True)
     keys["train_samples"] = KeyRule(equals=entry.train_samples)
     keys["eval_samples"] = KeyRule(equals=entry.eval_samples)
     keys["model_parameters"] = KeyRule(equals=entry.model_parameters)

@@ -8,17 +8,16 @@ import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from suite import VERSION
-from suite.config import RunConfig
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, read_json, write_whole
 from suite.log.limits import limits
-from suite.log.origin.installed import read_environment
 from suite.log.origin.sources import digest_suite, read_git_state
+
+if TYPE_CHECKING:  # to read a folder takes neither pydantic nor YAML
+    from suite.config import RunConfig
 
 RUN_VERSION = 1
 
@@ -237,6 +236,10 @@ def write_run_info(
 
     ``loop`` is the program of a person's own loop.
     """
+    import yaml
+
+    from suite.log.origin.installed import read_environment
+
     folder = RunFolder(root)
     if folder.info_path.exists() and folder.config_path.exists():
         return folder

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from suite.card import Target
 from suite.log import student_t
@@ -230,6 +231,16 @@ def log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[floa
     half = student_t.quantile(0.5 + confidence / 2, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     middle = statistics.fmean(logs)
     return math.exp(middle - half), math.exp(min(middle + half, _LARGEST_LOG))
+
+
+def minutes(seconds: float | None) -> Any:
+    """Seconds in minutes; None of None."""
+    return None if seconds is None else seconds / MINUTE_S
+
+
+def run_name(run: JudgedRun) -> str:
+    """The name of a run's log."""
+    return run.record.path.name if run.record.path else "?"
 
 
 def _common_scale(records: Sequence[RunRecord]) -> int | None:
