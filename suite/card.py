@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from suite import frozen
 from suite.errors import InputError, unknown
 from suite.files import FORBID, Bound, compiled, fitted, read_typed
 
@@ -20,7 +21,7 @@ CARD_VERSION = 1
 RCP_VERSION = 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Target:
     """The value that a run must reach, and the runs that a time-to-train score needs.
 
@@ -68,7 +69,7 @@ def _side(value: float, threshold: float) -> int:
     return (value > threshold) - (value < threshold)
 
 
-@dataclass(frozen=True)
+@frozen
 class Constraint:
     """The constraint of the closed division on one MLLOG key. Bounds that are None do not apply; bounds are for numbers only.
 
@@ -87,7 +88,7 @@ class Constraint:
     one_of: tuple[Any, ...] | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class OfficialRules:
     """The constants of MLPerf HPC that MLCommons' own tools apply to a result of this size.
 
@@ -102,7 +103,7 @@ class OfficialRules:
     required_runs: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SizeCard:
     """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is the size of a stored sample without compression.
 
@@ -144,7 +145,7 @@ class SizeCard:
         return float(self.eval_every_steps * global_batch_size) if self.eval_every_steps else 1.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Card:
     """All sizes of one workload."""
 
@@ -177,7 +178,7 @@ class Card:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ReferencePoint:
     """Epochs to target at one batch size, over seeds and data sets.
 
@@ -212,7 +213,7 @@ class ReferencePoint:
         return statistics.stdev(self.epochs) if len(self.epochs) > 1 else 0.0
 
 
-@dataclass(frozen=True)
+@frozen
 class ReferencePoints:
     """The content of ``rcp/<size>.json``."""
 

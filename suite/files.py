@@ -11,14 +11,15 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache, partial
 from hashlib import sha256
 from io import BufferedReader
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from suite import frozen
 from suite.errors import InputError
 
 if TYPE_CHECKING:  # most commands read no document
@@ -215,7 +216,7 @@ def read_json_document(path: Path, model: type[Model], kind: str, version: int) 
         raise InputError(f"{path}: {where}{value}: {first['msg']}") from None
 
 
-@dataclass(frozen=True)
+@frozen
 class YamlSource:
     """The data of a YAML mapping, and the line of every key path in it."""
 
@@ -308,10 +309,7 @@ def read_typed(kind: type[Data], path: Path) -> Data:
     try:
         return fitted(kind, source.data)
     except ValueError as error:
-        from pydantic import ValidationError
-
-        assert isinstance(error, ValidationError)
-        raise InputError(first_error(error, source)) from None
+        raise InputError(first_error(cast("ValidationError", error), source)) from None
 
 
 def fitted(kind: type[Data], data: Any) -> Data:
@@ -321,8 +319,7 @@ def fitted(kind: type[Data], data: Any) -> Data:
     takes longer than most commands that read a card.
     """
     try:
-        made: Data = _maker(kind)(data)
-        return made
+        return cast("Data", _maker(kind)(data))
     except (TypeError, LookupError, OverflowError):
         from pydantic import TypeAdapter
 
@@ -351,7 +348,7 @@ FORBID = {"extra": "forbid"}  # the configuration of a dataclass, for pydantic
 
 
 class Bound:
-    """What a number or text in a dataclass must keep, beside its type: ``ge``, ``gt``, ``lt`` and ``pattern`` as pydantic has them."""
+    """What a number or text in a dataclass must keep beside its type: ``ge``, ``gt``, ``lt``, ``pattern``, as in pydantic."""
 
     def __init__(self, **limits: Any) -> None:
         self._limits = limits

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from suite.log.values import finite
+from suite import frozen
 from suite.files import FORBID, Bound
+from suite.log.values import finite
 
 _SMALLEST, _LARGEST = 1e-15, 1e15  # of a number that another follows from; what is outside is no batch size and no rate
 
 
-@dataclass(frozen=True)
+@frozen
 class Scaled:
     """A value that must be ``value`` * (``by`` / ``at``) ** ``power`` - ``minus``; ``by`` and ``minus`` are keys of the log.
 
@@ -60,7 +60,7 @@ class Scaled:
         return amount - (minus or 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Schedule:
     """When a run is evaluated, on a grid of samples that is a multiple of the batch size.
 

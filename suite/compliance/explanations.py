@@ -6,12 +6,12 @@ What a rule asks and its source stand at the rule, its severity and thresholds i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import suite.compliance.check  # noqa: F401  enters all rules into the tables
+from suite import frozen
 from suite.compliance.rules.group_rules import GROUP_RULES
 from suite.compliance.rules.table import EXPLANATIONS, LOG_RULES, OURS, RuleInfo
 from suite.compliance.ruleset import Ruleset, Severity, ruleset, ruleset_names
@@ -23,7 +23,7 @@ PAGE = "docs/rules.md"
 SCOPES = ("one log", "the runs of a result", "a package")
 
 
-@dataclass(frozen=True)
+@frozen
 class RuleText:
     """Why a rule is there, what to do about a finding, and the ruleset's fields that it compares with."""
 

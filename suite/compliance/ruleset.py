@@ -6,19 +6,19 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from suite import RULESET
+from suite import RULESET, frozen
 from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
 from suite.compliance.derived import Scaled, Schedule
 from suite.descriptor import Descriptor, descriptors, given_cards
 from suite.errors import InputError, unknown
+from suite.files import FORBID, Bound, compiled, fitted
 from suite.log.record import RunRecord
 from suite.log.values import finite
-from suite.files import FORBID, Bound, compiled, fitted
 
 FOLDER = Path(__file__).parent / "rulesets"
 LAST_ROUND = "3.0.0"  # of MLPerf HPC
@@ -26,7 +26,7 @@ TRAINING = "training-"  # the names of MLPerf Training's rulesets begin so
 Severity = Literal["error", "warning", "info"]
 
 
-@dataclass(frozen=True)
+@frozen
 class KeyRule(Constraint):
     """A `Constraint` with the further conditions of the published rulesets."""
 
@@ -68,7 +68,7 @@ class KeyRule(Constraint):
             return "expected a text that is not empty"
         if self.truthy and not value:
             return "expected true"
-        if self.sha256 and not (isinstance(value, str) and _SHA256.fullmatch(value) and len(set(value)) > 1):
+        if self.sha256 and not (isinstance(value, str) and re.fullmatch(_SHA256, value) and len(set(value)) > 1):
             return "expected a sha256: 64 hexadecimal digits"
         if self.release is not None and not (isinstance(value, str) and _release(value) == self.release):
             return f"expected a version {self.release}.x of mlhpc"
@@ -106,8 +106,10 @@ class KeyRule(Constraint):
 _NO_RULE = KeyRule()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _BenchmarkData:
+    """A benchmark as a ruleset's file has it."""
+
     __pydantic_config__ = FORBID
 
     metric: Literal["eval_error", "eval_accuracy"]
@@ -126,7 +128,7 @@ class _BenchmarkData:
     schedule: Schedule | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class KnownResult:
     """A published result that was accepted although it breaks rules: there the rule's errors are warnings, with the reason."""
 
@@ -136,7 +138,7 @@ class KnownResult:
     rules: dict[str, str]  # the reason by the rule's name
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class RulesetData:
     """What a ruleset's file says, with those that it extends. ``known`` is by the fingerprint of the result's runs."""
 
@@ -168,7 +170,7 @@ class RulesetData:
     known: dict[str, KnownResult] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Benchmark(Target):
     """One benchmark, at one size if it has sizes, as a ruleset judges it: its target and the rules of its keys."""
 
@@ -187,7 +189,7 @@ class Benchmark(Target):
     card: SizeCard | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class GivenPoints:
     """Reference points from a file: epochs by benchmark, size (None: any) and global batch size."""
 
@@ -206,7 +208,7 @@ class GivenPoints:
         }
 
 
-@dataclass(frozen=True)
+@frozen
 class Ruleset:
     """The rules of a round, with inheritance resolved; ``given``: reference points beside its own."""
 
@@ -309,16 +311,17 @@ def ruleset(name: str) -> Ruleset:
 @cache
 def ruleset_names() -> tuple[str, ...]:
     """The names of all rulesets, oldest first."""
-    return tuple(sorted((path.stem for path in FOLDER.glob("*.yaml")), key=lambda name: (name == RULESET, name)))
+    found = (path.stem for path in FOLDER.iterdir() if path.name.endswith(".yaml"))
+    return tuple(sorted(found, key=lambda name: (name == RULESET, name)))
 
 
 @cache
 def _benchmarks_of_suites() -> tuple[tuple[str, frozenset[str]], ...]:
     """(suite, names of its benchmarks) of every MLPerf suite that a ruleset is of or mentions."""
     names: dict[str, set[str]] = {}
-    for rules in (ruleset(name) for name in ruleset_names() if name != RULESET):
-        names.setdefault(rules.data.suite, set()).update(rules.data.benchmarks)
-        for suite, others in rules.data.elsewhere.items():
+    for data in (_merged(name) for name in ruleset_names() if name != RULESET):
+        names.setdefault(data.get("suite", RulesetData.suite), set()).update(data["benchmarks"])
+        for suite, others in data.get("elsewhere", {}).items():
             names.setdefault(suite, set()).update(others)
     return tuple((suite, frozenset(found)) for suite, found in names.items())
 
@@ -332,7 +335,7 @@ def ruleset_of_round(round_: str | None) -> str | None:
 def newest_training(benchmark: str | None) -> str | None:
     """The newest ruleset of MLPerf Training that has a benchmark. None if none has."""
     names = [name for name in ruleset_names() if name.startswith(TRAINING)]
-    return next((name for name in reversed(names) if benchmark in ruleset(name).data.benchmarks), None)
+    return next((name for name in reversed(names) if benchmark in _merged(name)["benchmarks"]), None)
 
 
 def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target | None:
@@ -355,7 +358,9 @@ def same(value: Any, expected: Any) -> bool:
     return type(value) is type(expected) and bool(value == expected)
 
 
+@cache
 def _merged(name: str) -> dict[str, Any]:
+    """The data of a ruleset with those that it extends; nobody changes them."""
     data: dict[str, Any] = compiled(FOLDER / f"{name}.yaml")
     parent = data["extends"]
     return _over(_merged(parent), data) if parent else data
@@ -413,13 +418,13 @@ def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
     )
 
 
-_SHA256 = re.compile("[0-9a-f]{64}")
-_VERSION = re.compile(r"(\d+\.\d+)\.\d+(?:\.dev\d+|rc\d+)?")
+_SHA256 = "[0-9a-f]{64}"
+_VERSION = r"(\d+\.\d+)\.\d+(?:\.dev\d+|rc\d+)?"
 
 
 def _release(version: str) -> str | None:
     """Major.Minor of a version of this suite, None for other text."""
-    match = _VERSION.fullmatch(version)
+    match = re.fullmatch(_VERSION, version)
     return match[1] if match else None
 
 

@@ -14,12 +14,12 @@ import codecs
 import errno
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
+from suite import frozen
 from suite.files import LIMITS, byte_text, opened
 from suite.log.decoding import LISTED_PROBLEMS, TOKEN_BYTES, Event, Found, Problem, decode
 from suite.log.limits import limits
@@ -29,7 +29,7 @@ __all__ = ["LISTED_PROBLEMS", "STEP_KEYS", "Event", "Log", "Problem", "read_even
 STEP_KEYS = ("learning_rate", "train_accuracy", "train_loss")
 
 
-@dataclass(frozen=True)
+@frozen
 class Log:
     """The events of a log in file order, the first lines that could not be read, and the number of step events not kept.
 

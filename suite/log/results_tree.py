@@ -13,10 +13,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from suite import frozen
 from suite.errors import InputError
 from suite.files import TwiceError, read_json
 from suite.log.limits import limits
@@ -27,7 +28,7 @@ POWER = "power"
 SCENARIOS = ("strong", "weak")
 
 
-@dataclass(frozen=True)
+@frozen
 class Skipped:
     """A path that the walker did not follow, and why."""
 
@@ -35,7 +36,7 @@ class Skipped:
     reason: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Placement:
     """What the names of the folders above a log say. ``scenario`` and ``benchmark`` are None if the layout has no such folder."""
 
@@ -45,7 +46,7 @@ class Placement:
     benchmark: str | None
 
 
-@dataclass(frozen=True)
+@frozen
 class Group:
     """One folder of logs: the runs of one benchmark. Fields that the folder names do not tell are None."""
 
@@ -78,7 +79,7 @@ class Group:
         return tuple(path for path in self.others if RESUMED.fullmatch(path.name))
 
 
-@dataclass(frozen=True)
+@frozen
 class Tree:
     """The groups and packages under a path, what could not be read, and what was not followed."""
 
@@ -89,7 +90,7 @@ class Tree:
     skipped: tuple[Skipped, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class SystemFile:
     """The fields of a systems/<name>.json, or the ``problem`` why there are none."""
 
@@ -109,7 +110,7 @@ class SystemFile:
         return nodes * max(accelerators or 0, 1) if nodes is not None else None
 
 
-@dataclass(frozen=True)
+@frozen
 class LogFile:
     """One log and what the folders above it say. ``label`` is a short path, the same wherever the tree lies.
 

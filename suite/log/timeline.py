@@ -15,6 +15,7 @@ from itertools import accumulate
 from operator import itemgetter, le, lt
 from typing import NamedTuple
 
+from suite import frozen
 from suite.log import mllog
 from suite.log.reader import Log
 from suite.log.values import finite, number
@@ -55,7 +56,7 @@ class Evaluation(NamedTuple):
     overlaps_training: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Timeline:
     """A run in seconds since the first run_start, or the first event where there is none (``zero_ms``, Unix milliseconds).
 
@@ -73,7 +74,7 @@ class Timeline:
     zero_based: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class TimeShares:
     """How a run spent its seconds: staging_exposed + train + eval + other = run.
 
