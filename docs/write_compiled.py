@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from itertools import chain
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from suite.files import compiled_path, write_whole
+from suite.files import compiled_path, source_digest, write_whole
 
 PATTERNS = ("suite/compliance/rulesets/*.yaml", "suite/compliance/rules.yaml", "workloads/*/card.yaml")
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +19,7 @@ def compiled_files() -> Iterator[tuple[Path, str]]:
     """Each compiled file, and what it should hold."""
     for path in sorted(chain(*map(ROOT.glob, PATTERNS))):
         text = path.read_bytes()
-        document = {"sha256": hashlib.sha256(text).hexdigest(), "data": yaml.safe_load(text)}
+        document = {"source": source_digest(text), "data": yaml.safe_load(text)}
         yield compiled_path(path), json.dumps(document, allow_nan=False, ensure_ascii=False) + "\n"
 
 

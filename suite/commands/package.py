@@ -9,7 +9,6 @@ import click
 from suite.cli.options import card_option, output_option
 from suite.compliance.manifest import changed_files
 from suite.files import print_line
-from suite.package.redaction import KINDS
 
 _SYSTEMS = Path("submissions") / "systems"
 
@@ -93,6 +92,8 @@ def package(
 
 
 def _kinds(text: str) -> list[str]:
+    from suite.package.redaction import KINDS
+
     kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:

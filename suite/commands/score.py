@@ -11,7 +11,6 @@ import click
 from suite.cli.options import JSON, card_option, format_option
 from suite.compliance.ruleset import ruleset
 from suite.compliance.scoring import ScoredGroup, first_named, score_results
-from suite.data.baselines import beside
 from suite.files import print_line, printable
 from suite.log.score import JudgedRun, Throughput, TimeToTrain, minutes, run_name
 
@@ -55,6 +54,8 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, ruleset_name: str 
 
 def lines(scored: ScoredGroup, *, explain: bool) -> list[str]:
     """One result for a terminal; with ``explain`` a line for each run."""
+    from suite.data.baselines import beside
+
     first, runs = first_named(scored.records), scored.result.runs
     benchmark = scored.group.benchmark or first.benchmark or "no benchmark"
     size = f" {first.size}" if first.size else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -293,6 +292,8 @@ class Ruleset:
 
 def fingerprint(runs: Sequence[RunRecord]) -> str:
     """A hash of the times at which runs began and ended, which tells a result from all others."""
+    import hashlib
+
     times = sorted(f"{run.run_start_s} {run.run_stop_s}" for run in runs)
     return hashlib.sha256("\n".join(times).encode()).hexdigest()
 

@@ -10,7 +10,6 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter, le, lt
 from typing import NamedTuple
@@ -266,16 +265,16 @@ def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
     return found
 
 
-@dataclass(slots=True)
 class _Draft:
     """An `Evaluation` whose events are still coming."""
 
-    number: float | None
-    step: float | None
-    start_s: float | None = None
-    stop_s: float | None = None
-    reported_s: float | None = None
-    value: float | None = None
+    __slots__ = ("number", "reported_s", "start_s", "step", "stop_s", "value")
+
+    def __init__(self, number: float | None, step: float | None, start_s: float | None = None) -> None:
+        self.number, self.step, self.start_s = number, step, start_s
+        self.stop_s: float | None = None
+        self.reported_s: float | None = None
+        self.value: float | None = None
 
 
 def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: float) -> tuple[Evaluation, ...]:
@@ -310,7 +309,8 @@ def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: flo
             draft.number, draft.value, draft.reported_s = label, value, at_s
             draft.step = draft.step or step
         elif not any(e.number == label and e.value == value and e.step in (None, step) for e in found[-3:]):
-            found.append(_Draft(label, step, reported_s=at_s, value=value))
+            found.append(draft := _Draft(label, step))
+            draft.reported_s, draft.value = at_s, value
     overlapping = _overlap_later_epochs(found, epochs)
     return tuple(
         Evaluation(e.number, e.step, e.start_s, e.stop_s, e.reported_s, e.value, index in overlapping)
