@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from suite import frozen
 from suite.errors import InputError, unknown
@@ -18,7 +18,7 @@ from suite.files import FORBID, Bound, compiled, fitted, read_typed
 
 FULL = "full"  # the size that MLPerf HPC names; published logs state none
 CARD_VERSION = 1
-RCP_VERSION = 1
+RCP_VERSION: Final = 1
 
 
 @frozen

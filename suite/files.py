@@ -315,11 +315,11 @@ def read_typed(kind: type[Data], path: Path) -> Data:
 def fitted(kind: type[Data], data: Any) -> Data:
     """Make a dataclass of plain data by its annotations. pydantic.ValidationError, a ValueError, if they do not fit.
 
-    What fits exactly is made here; anything else is left to pydantic, which converts more, says what is wrong, and is slow to import.
+    What fits exactly is made here; anything else is left to pydantic, which converts more and says what is wrong, slowly.
     """
     try:
-        return cast("Data", _maker(kind)(data))
-    except (TypeError, LookupError, OverflowError):
+        return cast("Data", _maker(cast("Any", kind))(data))
+    except (TypeError, ValueError, LookupError, OverflowError):
         from pydantic import TypeAdapter
 
         return TypeAdapter(kind).validate_python(data)
@@ -361,7 +361,7 @@ class Bound:
         """True if a value, which is None or of the right type, keeps it."""
         if value is None:
             return True
-        checks = {
+        checks: dict[str, Callable[[Any], bool]] = {
             "ge": lambda limit: value >= limit,
             "gt": lambda limit: value > limit,
             "lt": lambda limit: value < limit,
@@ -403,16 +403,16 @@ def _maker(hint: Any) -> Callable[[Any], Any]:
         if origin is tuple and type(value) in (list, tuple):
             return tuple(map(_maker(inner[0]), value))
         if origin is dict and type(value) is dict:
-            number = inner[0] is int  # JSON has no numbers as names
-            key = (lambda name: int(name) if isinstance(name, str) else name) if number else _maker(inner[0])
-            return dict(zip(map(key, value), map(_maker(inner[1]), value.values()), strict=True))
+            key, whole = _maker(inner[0]), inner[0] is int  # which in JSON is text
+            keys = [int(name) if whole and isinstance(name, str) and name.isdecimal() else key(name) for name in value]
+            return dict(zip(keys, map(_maker(inner[1]), value.values()), strict=True))
         if hint is float and type(value) is int:
             return float(value)
         if type(value) is hint:
             return value
         raise TypeError
 
-    return partial(_made, hint) if is_dataclass(hint) else make
+    return partial(_made, cast("Any", hint)) if is_dataclass(hint) else make
 
 
 def as_path(given: object) -> Path:

@@ -100,7 +100,7 @@ def _alike(file: LogFile, size: int, other: LogFile, other_size: int, _: Log, kn
     with opened(file.path, limits().file) as stream:
         while block := stream.read(_BLOCK_BYTES):
             digest.update(block)
-    return digest.hexdigest() == known.run["sha256"]
+    return bool(digest.hexdigest() == known.run["sha256"])
 
 
 _BLOCK_BYTES = 2**20
