@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -230,8 +231,10 @@ def read_card(path: Path, *, shipped: bool = False) -> Card:
 
     ``shipped``: the card is part of an installed package, and may lie compiled beside its file (`suite.typed.compiled`).
     """
-    data = compiled(path) if shipped else None
-    return fitted(Card, data) if data is not None else read_typed(Card, path)
+    if shipped and (data := compiled(path)) is not None:
+        with suppress(ValueError):  # what is wrong with it, the file itself tells
+            return fitted(Card, data)
+    return read_typed(Card, path)
 
 
 def read_reference_points(folder: Path, size: str) -> ReferencePoints | None:

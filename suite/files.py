@@ -325,17 +325,17 @@ def fitted(kind: type[Data], data: Any) -> Data:
         return TypeAdapter(kind).validate_python(data)
 
 
-def compiled(path: Path) -> Any:
-    """The content of a YAML file that is part of an installed package, from the JSON beside it if that was made from this file.
+def compiled(path: Path) -> Any | None:
+    """The content of a YAML file of an installed package by the JSON beside it; None if that was not made from this very file.
 
     ``docs/write_compiled.py`` makes it. The file's length and CRC-32 are in it: whoever edits the YAML file gets what it says.
     """
-    text = path.read_bytes()
     with suppress(OSError, ValueError, LookupError, TypeError):
+        text = path.read_bytes()
         known = json.loads(compiled_path(path).read_bytes())
         if known["source"] == source_digest(text):
             return known["data"]
-    return _yaml(text.decode("utf-8"))[1]
+    return None
 
 
 def source_digest(text: bytes) -> str:

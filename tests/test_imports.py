@@ -284,7 +284,10 @@ def test_login_node_commands_load_nothing_heavy(arguments: list[str]) -> None:
     ("arguments", "without"),
     [
         (["--help"], "pydantic yaml jinja2 msgspec rich email csv tempfile difflib importlib.metadata"),
-        (["help", "check"], "pydantic yaml jinja2 msgspec rich difflib mlperf_logging statistics hashlib csv subprocess"),
+        (
+            ["help", "check"],
+            "pydantic yaml jinja2 msgspec rich difflib mlperf_logging statistics hashlib csv subprocess",
+        ),
         (["check", "--explain", "last-eval"], "pydantic yaml jinja2 msgspec rich difflib statistics"),
         (["check", "--list-rules"], "pydantic yaml jinja2 msgspec rich difflib statistics"),
         (["help", "status"], "pydantic yaml msgspec rich difflib"),

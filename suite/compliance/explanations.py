@@ -16,7 +16,7 @@ from suite.compliance.rules.group_rules import GROUP_RULES
 from suite.compliance.rules.table import EXPLANATIONS, LOG_RULES, OURS, RuleInfo
 from suite.compliance.ruleset import Ruleset, Severity, ruleset, ruleset_names
 from suite.errors import InputError, did_you_mean
-from suite.files import compiled
+from suite.files import YamlSource, compiled
 
 TEXTS = Path(__file__).parent / "rules.yaml"
 PAGE = "docs/rules.md"
@@ -91,7 +91,7 @@ def link(rule: str) -> str:
 
 @cache
 def _data() -> dict[str, Any]:
-    data: dict[str, Any] = compiled(TEXTS)
+    data: dict[str, Any] = compiled(TEXTS) or YamlSource.read(TEXTS).data
     return data
 
 

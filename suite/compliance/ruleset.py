@@ -15,7 +15,7 @@ from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_
 from suite.compliance.derived import Scaled, Schedule
 from suite.descriptor import Descriptor, descriptors, given_cards
 from suite.errors import InputError, unknown
-from suite.files import FORBID, Bound, compiled, fitted
+from suite.files import FORBID, Bound, YamlSource, compiled, fitted
 from suite.log.record import RunRecord
 from suite.log.values import finite
 
@@ -362,7 +362,7 @@ def same(value: Any, expected: Any) -> bool:
 @cache
 def _merged(name: str) -> dict[str, Any]:
     """The data of a ruleset with those that it extends; nobody changes them."""
-    data: dict[str, Any] = compiled(FOLDER / f"{name}.yaml")
+    data: dict[str, Any] = compiled(path := FOLDER / f"{name}.yaml") or YamlSource.read(path).data
     parent = data["extends"]
     return _over(_merged(parent), data) if parent else data
 

@@ -132,7 +132,9 @@ def test_a_compiled_file_that_is_not_of_this_yaml_file_is_not_used(tmp_path: Pat
     (path := tmp_path / "card.yaml").write_text("threshold: 0.125\n")
     if content is not None:
         compiled_path(path).write_text(content)
-    assert compiled(path) == {"threshold": 0.125}
+    assert compiled(path) is None
+    compiled_path(path).write_text(json.dumps({"source": source_digest(path.read_bytes()), "data": [7]}))
+    assert compiled(path) == [7]
 
 
 def test_every_single_changed_byte_makes_a_compiled_file_stale() -> None:
