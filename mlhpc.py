@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from analysis.loaded import Results as Results
     from suite.compliance.check import Verdict as Verdict
+    from suite.config import Hyperparameters as Hyperparameters
     from suite.config import RunConfig as RunConfig
     from suite.data.build import SPLITS as SPLITS
     from suite.data.generate import Generator as Generator
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from suite.data.sampling import draws as draws
     from suite.data.shards import ShardReader as ShardReader
     from suite.descriptor import Descriptor as Descriptor
-    from suite.descriptor import Hyperparameters as Hyperparameters
     from suite.errors import InputError as InputError
     from suite.training.own.run import Run as Run
     from suite.workload import UPDATE_FLOPS as UPDATE_FLOPS
@@ -44,7 +44,7 @@ _ELSEWHERE = {  # name: the module that has it
     "Run": "suite.training.own.run",
     # a workload of one's own
     "Descriptor": "suite.descriptor",
-    "Hyperparameters": "suite.descriptor",
+    "Hyperparameters": "suite.config",
     "Workload": "suite.workload",
     "Dataset": "suite.workload",
     "Optimization": "suite.workload",

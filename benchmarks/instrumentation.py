@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -108,7 +109,7 @@ def build(args: argparse.Namespace, world: World, overrides: list[str]) -> Train
     data = workload.dataset("train", args.data or default_data_root(args.workload, args.size))
     log = EventLog(Path(tempfile.mkdtemp()) / "log.txt" if world.is_first else None)
     made = trainer(workload, config, world, log, Head(data, STEPS * config.global_batch_size), data, seed=1)
-    made.size_card = made.size_card.model_copy(update={"eval_every_steps": STEPS})
+    made.size_card = replace(made.size_card, eval_every_steps=STEPS)
     return made
 
 

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
+from suite import frozen
 from suite.errors import InputError, unknown
-from suite.files import YamlSource, first_error
+from suite.files import FORBID, Bound, compiled, fitted, read_typed
 
 FULL = "full"  # the size that MLPerf HPC names; published logs state none
 CARD_VERSION = 1
-RCP_VERSION = 1
+RCP_VERSION: Final = 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Target:
     """The value that a run must reach, and the runs that a time-to-train score needs.
 
@@ -70,15 +70,14 @@ def _side(value: float, threshold: float) -> int:
     return (value > threshold) - (value < threshold)
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Constraint(_Frozen):
+@frozen
+class Constraint:
     """The constraint of the closed division on one MLLOG key. Bounds that are None do not apply; bounds are for numbers only.
 
     ``when`` maps other keys to values: the constraint holds only in logs where all of those have these values.
     """
+
+    __pydantic_config__ = FORBID
 
     when: dict[str, Any] | None = None
     count: Literal["exactly_one", "at_least_one", "optional"] = "exactly_one"
@@ -90,46 +89,52 @@ class Constraint(_Frozen):
     one_of: tuple[Any, ...] | None = None
 
 
-class OfficialRules(_Frozen):
-    """The constants of MLPerf HPC that MLCommons' own tools apply to a result of this size."""
+@frozen
+class OfficialRules:
+    """The constants of MLPerf HPC that MLCommons' own tools apply to a result of this size.
+
+    ``identical``: this size is the MLPerf configuration itself.
+    """
+
+    __pydantic_config__ = FORBID
 
     benchmark: str
     threshold: float
-    identical: bool = Field(description="True if this size is the MLPerf configuration itself")
+    identical: bool
     required_runs: int
 
 
-class SizeCard(_Frozen):
+@frozen(kw_only=True)
+class SizeCard:
     """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is the size of a stored sample without compression.
 
     FLOPs are those of the model (`suite.workload.Work`): ``forward_flops_per_sample`` is the forward pass's part of those of
     training, with all that a prediction takes (OpenFold's recycles, OpenCatalyst's forces).
 
-    The four counts from ``model_parameters`` on are 0 until they are counted (`mlhpc card fill`).
+    The four counts from ``model_parameters`` on are 0 until they are counted (`mlhpc card fill`). ``required_runs`` are the scored
+    runs of a time-to-train result, of which the olympic mean drops two. ``eval_every_steps`` None: every epoch; else epoch_num
+    counts samples seen. ``data_sha256`` is that of the manifest of the generated data (seed 0), where they are the same on every
+    processor. ``official`` None: MLPerf HPC has no such benchmark.
     """
+
+    __pydantic_config__ = FORBID
 
     description: str
     metric: Literal["eval_error", "eval_accuracy"]
     metric_name: str
     threshold: float
     direction: Literal["min", "max"]
-    required_runs: int = Field(ge=3, description="scored runs of a time-to-train result; the olympic mean drops two")
-    eval_every_steps: int | None = Field(
-        None, ge=1, description="None: every epoch; else epoch_num counts samples seen"
-    )
+    required_runs: Annotated[int, Bound(ge=3)]
+    eval_every_steps: Annotated[int | None, Bound(ge=1)] = None
     train_samples: int
     eval_samples: int
     model_parameters: int
     forward_flops_per_sample: float
     training_flops_per_sample: float
     sample_bytes: int
-    data_sha256: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="sha256 of the manifest of the generated data (seed 0), where they are the same on every processor",
-    )
-    official: OfficialRules | None = Field(None, description="None: MLPerf HPC has no such benchmark")
-    constraints: dict[str, Constraint] = {}
+    data_sha256: Annotated[str | None, Bound(pattern="^[0-9a-f]{64}$")] = None
+    official: OfficialRules | None = None
+    constraints: dict[str, Constraint] = field(default_factory=dict)
 
     @property
     def data_bytes(self) -> int:
@@ -141,8 +146,11 @@ class SizeCard(_Frozen):
         return float(self.eval_every_steps * global_batch_size) if self.eval_every_steps else 1.0
 
 
-class Card(_Frozen):
+@frozen
+class Card:
     """All sizes of one workload."""
+
+    __pydantic_config__ = FORBID
 
     version: Literal[1]
     workload: str
@@ -171,12 +179,15 @@ class Card(_Frozen):
         )
 
 
-class ReferencePoint(_Frozen):
+@frozen(kw_only=True)
+class ReferencePoint:
     """Epochs to target at one batch size, over seeds and data sets.
 
     ``epochs``, ``seeds`` and ``data_manifests`` (the sha256 of its data set's manifest) have one entry per run that converged,
     ``not_converged`` has the seeds of the others. ``data_manifests`` is empty where that was not recorded.
     """
+
+    __pydantic_config__ = FORBID
 
     global_batch_size: int
     epochs: tuple[float, ...]
@@ -203,8 +214,11 @@ class ReferencePoint(_Frozen):
         return statistics.stdev(self.epochs) if len(self.epochs) > 1 else 0.0
 
 
-class ReferencePoints(_Frozen):
+@frozen
+class ReferencePoints:
     """The content of ``rcp/<size>.json``."""
+
+    __pydantic_config__ = FORBID
 
     version: Literal[1]
     workload: str
@@ -212,13 +226,15 @@ class ReferencePoints(_Frozen):
     points: tuple[ReferencePoint, ...]
 
 
-def read_card(path: Path) -> Card:
-    """Read the card in a YAML file. InputError names file, line and value and what was expected, or all missing keys."""
-    source = YamlSource.read(path)
-    try:
-        return Card.model_validate(source.data)
-    except ValidationError as error:
-        raise InputError(first_error(error, source)) from None
+def read_card(path: Path, *, shipped: bool = False) -> Card:
+    """Read the card in a YAML file. InputError names file, line and value and what was expected, or all missing keys.
+
+    ``shipped``: the card is part of an installed package, and may lie compiled beside its file (`suite.typed.compiled`).
+    """
+    if shipped and (data := compiled(path)) is not None:
+        with suppress(ValueError):  # what is wrong with it, the file itself tells
+            return fitted(Card, data)
+    return read_typed(Card, path)
 
 
 def read_reference_points(folder: Path, size: str) -> ReferencePoints | None:
@@ -227,6 +243,6 @@ def read_reference_points(folder: Path, size: str) -> ReferencePoints | None:
     if not path.exists():
         return None
     try:
-        return ReferencePoints.model_validate(json.loads(path.read_text()))
-    except (json.JSONDecodeError, ValidationError) as error:
+        return fitted(ReferencePoints, json.loads(path.read_text()))
+    except ValueError as error:
         raise InputError(f"{path}: not a reference point file of version {RCP_VERSION}: {error}") from None

@@ -10,9 +10,21 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from suite.descriptor import Descriptor, Hyperparameters
-from suite.errors import InputError, unknown
-from suite.files import YamlSource, first_error, unknown_key
+from suite.descriptor import Descriptor
+from suite.errors import InputError, unknown, unknown_key
+from suite.files import YamlSource, first_error
+
+
+class Hyperparameters(BaseModel):
+    """The base class of each workload's hyperparameters: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AnyHyperparameters(Hyperparameters):
+    """The hyperparameters of a person's own loop: keys and values are as they are logged, and the card constrains them."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class _Section(BaseModel):
@@ -145,8 +157,10 @@ def resolve_config(descriptor: Descriptor, source: YamlSource, overrides: Iterab
 def _model(descriptor: Descriptor) -> type[RunConfig]:
     """RunConfig with the hyperparameter class of the workload, so that pydantic checks its fields too."""
 
+    own = descriptor.load_hyperparameters()
+
     class WorkloadRunConfig(RunConfig):
-        hyperparameters: descriptor.hyperparameters  # type: ignore[name-defined]
+        hyperparameters: own  # type: ignore[valid-type]
 
     return WorkloadRunConfig
 

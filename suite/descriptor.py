@@ -10,35 +10,28 @@ import importlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
-
+from suite import frozen
 from suite.card import Card, read_card
 from suite.errors import InputError, unknown
 from suite.plugins import CARDS, WORKLOADS, Plugin, find_plugins, leave_out, package_of, reason
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
 CARD_NAME = "card.yaml"
+ANY_HYPERPARAMETERS = "suite.config:AnyHyperparameters"
 
 
-class Hyperparameters(BaseModel):
-    """The base class of each workload's hyperparameters: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class AnyHyperparameters(Hyperparameters):
-    """The hyperparameters of a person's own loop: keys and values are as they are logged, and the card constrains them."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-
-@dataclass(frozen=True)
+@frozen
 class Descriptor:
     """A workload without its code. ``implementation`` and ``generator`` name what to import, as ``module:name`` or ``module``.
+
+    ``hyperparameters`` is a class derived from `suite.config.Hyperparameters`, or its name as ``module:name``: what only reads the
+    card does not import it then.
 
     Without them it is a card-only benchmark: `mlhpc.Run` runs a person's own loop for it. ``folder`` holds the card, named
     ``card_name``, and beside it ``rcp/`` and ``config/``.
@@ -46,7 +39,7 @@ class Descriptor:
 
     name: str
     folder: Path
-    hyperparameters: type[Hyperparameters] = AnyHyperparameters
+    hyperparameters: type[BaseModel] | str = ANY_HYPERPARAMETERS
     implementation: str | None = None
     generator: str | None = None
     card_name: str = CARD_NAME
@@ -58,7 +51,11 @@ class Descriptor:
 
     def card(self) -> Card:
         """Read the workload's card, once for each state of its file."""
-        return _read_once(self.card_path, _stamp(self.card_path))
+        return _read_once(self.card_path, _stamp(self.card_path), shipped=self.implementation is not None)
+
+    def load_hyperparameters(self) -> Any:
+        """The class of the hyperparameters, imported if only its name is given."""
+        return resolve(self.hyperparameters) if isinstance(self.hyperparameters, str) else self.hyperparameters
 
     def code(self) -> str:
         """The implementation. InputError, which says how such a benchmark is run, if there is none."""
@@ -77,8 +74,8 @@ class Descriptor:
 
 
 @lru_cache(maxsize=64)
-def _read_once(path: Path, stamp: int) -> Card:
-    return read_card(path)
+def _read_once(path: Path, stamp: int, *, shipped: bool = False) -> Card:
+    return read_card(path, shipped=shipped)
 
 
 def _stamp(path: Path) -> int:

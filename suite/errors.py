@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 DEFECT = 70  # exit code, EX_SOFTWARE of sysexits.h: an error of mlhpc itself, never of its user
 DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of a defect instead of writing it to a file
@@ -50,6 +54,24 @@ def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> str:
     near = did_you_mean(name, names)
     kinds = f"{kind.removesuffix('is')}es" if kind.endswith("is") else f"{kind}s"
     return f"unknown {kind} {name!r}{near or ';'} {kinds}: {', '.join(names) or 'none'}" + (f"; {more}" if more else "")
+
+
+def unknown_key(model: type[BaseModel], key: str) -> str:
+    """The end of a message about an unknown key: the nearest one, in a section of the model too, and the keys it has."""
+    known = sorted(model.model_fields)
+    inside = [path for path in _key_paths(model) if path.rpartition(".")[2] == key]
+    near = f"; did you mean {inside[0]!r}?" if inside else did_you_mean(key, known)
+    return f"unknown key {key!r}{near or ';'} valid keys: {', '.join(known)}"
+
+
+def _key_paths(model: type[BaseModel]) -> Iterator[str]:
+    """The dotted names of the keys in the sections of a model."""
+    from pydantic import BaseModel
+
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from (f"{name}.{key}" for key in field.annotation.model_fields)
+            yield from (f"{name}.{path}" for path in _key_paths(field.annotation))
 
 
 def keep_traceback(to: str = "") -> str:

@@ -5,23 +5,29 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import is_dataclass
+from functools import cache, partial
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from zlib import crc32
 
-from suite.errors import InputError, did_you_mean
+from suite import frozen
+from suite.errors import InputError
 
 if TYPE_CHECKING:  # most commands read no document
     import yaml
     from pydantic import BaseModel, ValidationError
 
 Model = TypeVar("Model", bound="BaseModel")
+Data = TypeVar("Data")
 PART_SUFFIX = ".part"
 QUIET = "MLHPC_QUIET"  # environment variable: print results and errors, no progress (--quiet)
 
@@ -210,7 +216,7 @@ def read_json_document(path: Path, model: type[Model], kind: str, version: int) 
         raise InputError(f"{path}: {where}{value}: {first['msg']}") from None
 
 
-@dataclass(frozen=True)
+@frozen
 class YamlSource:
     """The data of a YAML mapping, and the line of every key path in it."""
 
@@ -288,7 +294,7 @@ def first_error(error: ValidationError, source: YamlSource) -> str:
     item = error.errors()[0]
     key = tuple(str(part) for part in item["loc"])
     name = ".".join(key)
-    if item["type"] == "extra_forbidden":
+    if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{source.where(*key)}: unknown key {name!r}"
     if item["type"] == "missing":
         names = [".".join(map(str, each["loc"])) for each in error.errors() if each["type"] == "missing"]
@@ -297,22 +303,116 @@ def first_error(error: ValidationError, source: YamlSource) -> str:
     return f"{source.where(*key)}: {name} = {brief(item.get('input'), longest=80)}: {wanted}"
 
 
-def unknown_key(model: type[BaseModel], key: str) -> str:
-    """The end of a message about an unknown key: the nearest one, in a section of the model too, and the keys it has."""
-    known = sorted(model.model_fields)
-    inside = [path for path in _key_paths(model) if path.rpartition(".")[2] == key]
-    near = f"; did you mean {inside[0]!r}?" if inside else did_you_mean(key, known)
-    return f"unknown key {key!r}{near or ';'} valid keys: {', '.join(known)}"
+def read_typed(kind: type[Data], path: Path) -> Data:
+    """Read a YAML file into a dataclass. InputError names file, line and value and what was expected, or all missing keys."""
+    source = YamlSource.read(path)
+    try:
+        return fitted(kind, source.data)
+    except ValueError as error:
+        raise InputError(first_error(cast("ValidationError", error), source)) from None
 
 
-def _key_paths(model: type[BaseModel]) -> Iterator[str]:
-    """The dotted names of the keys in the sections of a model."""
-    from pydantic import BaseModel
+def fitted(kind: type[Data], data: Any) -> Data:
+    """Make a dataclass of plain data by its annotations. pydantic.ValidationError, a ValueError, if they do not fit.
 
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from (f"{name}.{key}" for key in field.annotation.model_fields)
-            yield from (f"{name}.{path}" for path in _key_paths(field.annotation))
+    What fits exactly is made here; anything else is left to pydantic, which converts more and says what is wrong, slowly.
+    """
+    try:
+        return cast("Data", _maker(cast("Any", kind))(data))
+    except (TypeError, ValueError, LookupError, OverflowError):
+        from pydantic import TypeAdapter
+
+        return TypeAdapter(kind).validate_python(data)
+
+
+def compiled(path: Path) -> Any | None:
+    """The content of a YAML file of an installed package by the JSON beside it; None if that was not made from this very file.
+
+    ``docs/write_compiled.py`` makes it. The file's length and CRC-32 are in it: whoever edits the YAML file gets what it says.
+    """
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        text = path.read_bytes()
+        known = json.loads(compiled_path(path).read_bytes())
+        if known["source"] == source_digest(text):
+            return known["data"]
+    return None
+
+
+def source_digest(text: bytes) -> str:
+    """The length of a text and its CRC-32, which finds any change of one number. Importing hashlib, with OpenSSL, takes 11 ms."""
+    return f"{len(text)} {crc32(text):08x}"
+
+
+def compiled_path(path: Path) -> Path:
+    """Where the compiled form of a YAML file lies."""
+    return path.with_name(f"{path.name}.json")
+
+
+FORBID = {"extra": "forbid"}  # the configuration of a dataclass, for pydantic
+
+
+class Bound:
+    """What a number or text in a dataclass must keep beside its type: ``ge``, ``gt``, ``lt``, ``pattern``, as in pydantic."""
+
+    def __init__(self, **limits: Any) -> None:
+        self._limits = limits
+
+    def kept(self, value: Any) -> bool:
+        """True if a value, which is None or of the right type, keeps it."""
+        if value is None:
+            return True
+        checks: dict[str, Callable[[Any], bool]] = {
+            "ge": lambda limit: value >= limit,
+            "gt": lambda limit: value > limit,
+            "lt": lambda limit: value < limit,
+            "pattern": lambda limit: re.search(limit, value) is not None and not value.endswith("\n"),
+        }
+        return all(checks[name](limit) for name, limit in self._limits.items())
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        schema = handler(source)
+        (schema["schema"] if schema["type"] == "nullable" else schema).update(self._limits)
+        return schema
+
+
+def _made(kind: Callable[..., Any], data: Any) -> Any:
+    """Make a dataclass, or the dataclasses in it, of a mapping. TypeError or LookupError if it does not fit."""
+    if type(data) is not dict:
+        raise TypeError
+    hints = _hints(kind)
+    return kind(**{name: _maker(hints[name])(value) for name, value in data.items()})
+
+
+_hints = cache(partial(get_type_hints, include_extras=True))
+
+
+@cache
+def _maker(hint: Any) -> Callable[[Any], Any]:
+    """The function that makes what an annotation asks of plain data of JSON or YAML, or raises as `_made`."""
+    origin, inner = get_origin(hint), get_args(hint)
+
+    def make(value: Any) -> Any:
+        if hint is Any or (value is None and type(None) in inner):
+            return value
+        if origin in (Union, UnionType):
+            return _maker(inner[0])(value)
+        if origin is Annotated and inner[1].kept(made := _maker(inner[0])(value)):
+            return made
+        if origin is Literal and any(type(value) is type(choice) and value == choice for choice in inner):
+            return value
+        if origin is tuple and type(value) in (list, tuple):
+            return tuple(map(_maker(inner[0]), value))
+        if origin is dict and type(value) is dict:
+            key, whole = _maker(inner[0]), inner[0] is int  # which in JSON is text
+            keys = [int(name) if whole and isinstance(name, str) and name.isdecimal() else key(name) for name in value]
+            return dict(zip(keys, map(_maker(inner[1]), value.values()), strict=True))
+        if hint is float and type(value) is int:
+            return float(value)
+        if type(value) is hint:
+            return value
+        raise TypeError
+
+    return partial(_made, cast("Any", hint)) if is_dataclass(hint) else make
 
 
 def as_path(given: object) -> Path:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from suite import frozen
 from suite.files import one_line, print_line
 
 COMMANDS = "mlhpc.commands"
@@ -23,7 +23,7 @@ CARDS = "MLHPC_CARDS"  # environment variable: card files of card-only benchmark
 OURS = "mlhpc"  # the package whose entries win over others of the same name
 
 
-@dataclass(frozen=True)
+@frozen
 class Plugin:
     """An entry point ``name = module:attr``, and the installed package that it is of.
 
@@ -85,7 +85,7 @@ def _installed() -> tuple[tuple[str, Plugin], ...]:
 def _infos(folder: Path) -> list[Path]:
     """The folders in which pip, or a build, keeps what is known of a package."""
     try:
-        return sorted(path for path in folder.iterdir() if path.suffix in {".dist-info", ".egg-info"})
+        return sorted(path for path in folder.iterdir() if path.name.endswith((".dist-info", ".egg-info")))
     except OSError:  # no such folder, or an archive
         return []
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.logs import hpc_run, write
+
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "mpi4py", "h5py", "numpy", "scipy", "pandas", "matplotlib"}
 
@@ -286,9 +288,17 @@ def test_login_node_commands_load_nothing_heavy(arguments: list[str]) -> None:
     ("arguments", "without"),
     [
         (["--help"], "pydantic yaml jinja2 msgspec rich email csv tempfile difflib importlib.metadata"),
-        (["help", "check"], "jinja2 msgspec rich difflib mlperf_logging"),
-        (["check", "--explain", "last-eval"], "jinja2 msgspec rich difflib"),
-        (["help", "status"], "msgspec rich difflib"),
+        (
+            ["help", "check"],
+            "pydantic yaml jinja2 msgspec rich difflib mlperf_logging statistics hashlib csv subprocess",
+        ),
+        (["check", "--explain", "last-eval"], "pydantic yaml jinja2 msgspec rich difflib statistics"),
+        (["check", "--list-rules"], "pydantic yaml jinja2 msgspec rich difflib statistics"),
+        (["help", "status"], "pydantic yaml msgspec rich difflib"),
+        (["help", "score"], "pydantic yaml msgspec rich difflib statistics"),
+        (["help", "package"], "pydantic yaml msgspec rich difflib subprocess"),
+        (["help", "compare"], "pydantic yaml msgspec rich difflib"),
+        (["list"], "pydantic yaml msgspec rich difflib statistics hashlib subprocess workloads.cosmoflow.config"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -303,6 +313,22 @@ def test_small_commands_load_no_module_that_they_do_not_need(arguments: list[str
     done = subprocess.run(
         [sys.executable, "-c", probe, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=60
     )
+    assert done.stdout.rstrip().endswith("LOADED []"), done.stdout + done.stderr
+
+
+def test_a_log_of_a_round_is_checked_without_what_its_rules_do_not_need(tmp_path: Path) -> None:
+    write(tmp_path / "result_0.txt", hpc_run())
+    probe = (
+        "import sys; sys.argv = ['mlhpc', 'check', 'result_0.txt']\n"
+        "from suite.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code in (0, 1), end.code\n"
+        "names = 'pydantic yaml jinja2 msgspec rich difflib statistics hashlib csv tempfile logging subprocess html'\n"
+        "print('LOADED', sorted(set(sys.modules) & set(names.split())))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True
+    )
+    assert "1 log" in done.stdout
     assert done.stdout.rstrip().endswith("LOADED []"), done.stdout + done.stderr
 
 

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,7 @@ from analysis.tables.reading import (
     EXPERT_COLUMNS,
     PHASE_COLUMNS,
     RANK_COLUMNS,
-    Reading,
-    read,
+    Reader,
 )
 from analysis.tables.run_row import encodable, text
 from analysis.tables.workers import mapped
@@ -35,6 +35,7 @@ from suite.log.results_tree import LogFile, Skipped, find_logs
 from suite.log.values import number
 from suite.machine.system import describe_system, read_nodes, system_description
 
+CHUNK_LOGS = 12
 POOL_FROM_LOGS = 100  # fewer are read sooner by one process
 
 
@@ -77,7 +78,16 @@ def ingest(
     """
     logs, skipped = find_logs(paths)
     rules = {log: name for path in paths for log, name in rulesets_of_logs(path).items()} if judging else {}
-    readings = mapped(_read_one, (cards, rules), logs, chunk=8, tell=tell, alone=len(logs) < POOL_FROM_LOGS)
+    places = sorted(range(len(logs)), key=lambda place: _by_size(logs[place]))
+    found = mapped(
+        Reader.read,
+        Reader(cards, rules),
+        [logs[place] for place in places],
+        chunk=CHUNK_LOGS,
+        tell=tell,
+        alone=len(logs) < POOL_FROM_LOGS,
+    )
+    readings = [reading for _, reading in sorted(zip(places, found, strict=True), key=itemgetter(0))]
     runs = [reading.run for reading in readings]
     systems: dict[str, dict[str, Any]] = {}
     for log, row in zip(logs, runs, strict=True):
@@ -100,9 +110,9 @@ def ingest(
     )
 
 
-def _read_one(given: tuple[Mapping[str, Card], Mapping[Path, str]], log: LogFile) -> Reading:
-    cards, rules = given
-    return read(log, cards, rules.get(log.path))
+def _by_size(log: LogFile) -> tuple[int, str]:
+    """Long logs first, so that no process ends long after the others; equal ones, which have one name in all rounds, meet."""
+    return -log.path.stat().st_size, log.path.name
 
 
 def parsed(text: object) -> dict[str, Any]:

@@ -75,11 +75,13 @@ class LogContent:
     benchmark: str
     target: Target | None
     epochs: EpochCount
+    scaling: float | None = None
 
 
 def run_row(content: LogContent, sha256: str) -> dict[str, Any]:
     """The row of a log. Columns and units: docs/tables.md. Numbers that cannot be are left out and named."""
-    row = _identity(content, sha256) | _target(content.target) | _times(content) | _configuration(content)
+    row = identity(content.file, content.record, content.benchmark, sha256, content.scaling)
+    row |= _target(content.target) | _times(content) | _configuration(content)
     row |= _logged_by_us(content.record) | _goodput(content.log)
     row["implausible"] = _drop_implausible(row)
     row |= _outcome(content)
@@ -95,14 +97,13 @@ def text(value: Any) -> str | None:
 
 def encodable(row: dict[str, Any]) -> dict[str, Any]:
     """A row whose texts can be written: lone surrogates, which JSON and file names may hold, become question marks."""
-    return {
-        name: value.encode("utf-8", "replace").decode() if isinstance(value, str) and not value.isascii() else value
-        for name, value in row.items()
-    }
+    for name in [name for name, value in row.items() if type(value) is str and not value.isascii()]:
+        row[name] = row[name].encode("utf-8", "replace").decode()
+    return row
 
 
-def _identity(content: LogContent, sha256: str) -> dict[str, Any]:
-    file, record = content.file, content.record
+def identity(file: LogFile, record: RunRecord, benchmark: str, sha256: str, scaling: float | None) -> dict[str, Any]:
+    """The columns that tell a log from others: its place, its submitter and its system. ``scaling`` as `scaling_factor`."""
     submitter = file.submitter or record.org or UNKNOWN
     mode = file.mode or ("weak" if record.mode == "weak" else "strong")
     round_ = file.round or record.ruleset or UNKNOWN
@@ -110,18 +111,18 @@ def _identity(content: LogContent, sha256: str) -> dict[str, Any]:
     system_key = f"{round_}/{submitter}/{file.system}"
     return {
         "run": file.label,
-        "group": f"{system_key}/{mode}/{content.benchmark}/{size}",
+        "group": f"{system_key}/{mode}/{benchmark}/{size}",
         "system_key": system_key,
         "round": round_,
         "submitter": submitter,
         "system": file.system,
         "mode": mode,
-        "benchmark": content.benchmark,
+        "benchmark": benchmark,
         "size": size,
         "trial": file.trial,
         "file": str(file.path),
         "sha256": sha256,
-        "scaling_factor": _scaling_factor(file.path.parent),
+        "scaling_factor": scaling,
         "suite_version": record.suite_version,
         "published": record.suite_version is None and file.round is not None,
         "pruned": file.pruned,
@@ -220,12 +221,15 @@ def _drop_implausible(row: dict[str, Any]) -> str | None:
     names = [
         name
         for name, value in row.items()
-        if isinstance(value, int | float)
+        if isinstance(value, _NUMBERS)
         if (not 0 <= value <= LARGEST_PLAUSIBLE and _never_negative(name))
         or (name in TIMES and abs(value) > LARGEST_PLAUSIBLE)
     ]
     row.update(dict.fromkeys(names))
     return ", ".join(names) or None
+
+
+_NUMBERS = (int, float)  # made once: most columns are asked
 
 
 def _never_negative(column: str) -> bool:
@@ -300,7 +304,7 @@ def _fields(source: object, columns: Mapping[str, str]) -> dict[str, Any]:
     return {column: None if source is None else getattr(source, name) for column, name in columns.items()}
 
 
-def _scaling_factor(folder: Path) -> float | None:
+def scaling_factor(folder: Path) -> float | None:
     """The reference-convergence factor a package ships beside its logs (the official tool multiplies by it)."""
     try:
         return number(read_json(folder / "scaling.json", limits().json).get("scaling_factor"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -16,6 +17,7 @@ from suite.files import one_line, print_line
 
 FINDINGS = 1
 USAGE = 2
+YOUNG_OBJECTS = 20_000  # before garbage is looked for: of the modules that a command loads nothing is
 
 EPILOG = """\b
 Examples:
@@ -47,6 +49,7 @@ group.params += shared()
 
 def main() -> None:
     """Run the command line. An error is one line: the user's (InputError), the machine's (OSError) or a defect of ours."""
+    gc.set_threshold(YOUNG_OBJECTS)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # which it looks for in all installed packages
     try:
         sys.exit(group.main(asks_for_help(sys.argv[1:]), "mlhpc", standalone_mode=False) or 0)

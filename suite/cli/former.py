@@ -14,7 +14,7 @@ FORMER_OPTIONS: Mapping[tuple[str, str], str] = {  # command, option: what it is
     ("", "--json"): "--format json",
     ("moe", "--mode"): "--dispatch",
 }
-_EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
+_EXTRA = r"(?s)Got unexpected extra arguments? \((.*)\)"
 FORMER_VALUES: Mapping[tuple[str, str], str] = {("--format", "table"): "text"}
 
 

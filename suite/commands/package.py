@@ -9,10 +9,6 @@ import click
 from suite.cli.options import card_option, output_option
 from suite.compliance.manifest import changed_files
 from suite.files import print_line
-from suite.launch.slurm import read_system
-from suite.machine.system import read_description
-from suite.package.build import build_package
-from suite.package.redaction import KINDS
 
 _SYSTEMS = Path("submissions") / "systems"
 
@@ -65,6 +61,10 @@ def package(
         return
     if system is None:
         raise click.UsageError("Missing option '--system'")
+    from suite.launch.slurm import read_system
+    from suite.machine.system import read_description
+    from suite.package.build import build_package
+
     file = _system_file(system)
     if file is not None:
         read_system(file)  # the whole file: a misspelt key of its launcher block is told here too
@@ -92,6 +92,8 @@ def package(
 
 
 def _kinds(text: str) -> list[str]:
+    from suite.package.redaction import KINDS
+
     kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:

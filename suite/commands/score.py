@@ -9,12 +9,10 @@ from pathlib import Path
 import click
 
 from suite.cli.options import JSON, card_option, format_option
-from suite.compliance.exchange.result_document import minutes, result_documents, run_name
 from suite.compliance.ruleset import ruleset
 from suite.compliance.scoring import ScoredGroup, first_named, score_results
-from suite.data.baselines import beside
 from suite.files import print_line, printable
-from suite.log.score import JudgedRun, Throughput, TimeToTrain
+from suite.log.score import JudgedRun, Throughput, TimeToTrain, minutes, run_name
 
 HELP_GROUP = "Judge"
 HELP_ORDER = 3
@@ -41,6 +39,8 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, ruleset_name: str 
         ruleset(ruleset_name)
     scored = score_results(list(paths), ruleset_name)
     if style == JSON:
+        from suite.compliance.exchange.result_document import result_documents
+
         document = {"version": 1, "groups": result_documents(scored)}
         print_line(json.dumps(document, indent=1))
     else:
@@ -54,6 +54,8 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, ruleset_name: str 
 
 def lines(scored: ScoredGroup, *, explain: bool) -> list[str]:
     """One result for a terminal; with ``explain`` a line for each run."""
+    from suite.data.baselines import beside
+
     first, runs = first_named(scored.records), scored.result.runs
     benchmark = scored.group.benchmark or first.benchmark or "no benchmark"
     size = f" {first.size}" if first.size else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import suite.compliance.rules.provenance_rules  # isort: skip
 import suite.compliance.rules.stated_rules  # isort: skip
 import suite.compliance.rules.training_rules  # isort: skip
 import suite.compliance.rules.power_rules  # noqa: F401  # isort: skip
+from suite import frozen
 from suite.compliance.choice import Choice, choose
 from suite.compliance.failed_run import cut_line, follows_from_failure
 from suite.compliance.metric import record_of
@@ -43,7 +44,7 @@ from suite.log.results_tree import LINK, Group, SystemFile, Tree, find, list_fil
 from suite.log.score import failure
 
 
-@dataclass(frozen=True)
+@frozen
 class CheckedResult:
     """One result as it was judged. ``errors``: those of its own logs and runs, and of the package that it is of.
 
@@ -57,7 +58,7 @@ class CheckedResult:
     power: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Verdict:
     """What was checked, by which rulesets, and all findings in the order of the tree."""
 
@@ -80,7 +81,7 @@ class Verdict:
         return [finding for finding in self.findings if finding.severity == severity and finding.waiver is None]
 
 
-@dataclass(frozen=True)
+@frozen
 class CheckedLog:
     """What remains of a log after its check."""
 

@@ -10,14 +10,13 @@ judged by that pass, as they were, our own results by the hull.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from suite import frozen
 from suite.log import student_t
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limit:
     """What a submission is compared with. ``kind`` is exact, interpolated or smallest (its batch is below all points).
 
@@ -36,7 +35,7 @@ class Limit:
         return self.mean / self.minimum
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Point:
     batch: int
     mean: float
@@ -46,6 +45,8 @@ class _Point:
 
 def trimmed_mean(epochs: Sequence[float]) -> float:
     """The mean without the smallest and the largest value."""
+    import statistics
+
     return statistics.fmean(sorted(epochs)[1:-1])
 
 
@@ -121,6 +122,8 @@ def pruned_once(points: Mapping[int, Sequence[float]]) -> list[_Point]:
 
 
 def _means(points: Mapping[int, Sequence[float]]) -> list[_Point]:
+    import statistics
+
     return [
         _Point(batch, trimmed_mean(epochs), statistics.pstdev(epochs), len(epochs))
         for batch, epochs in sorted(points.items())

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from suite import frozen
+from suite.files import FORBID, Bound
 from suite.log.values import finite
 
 _SMALLEST, _LARGEST = 1e-15, 1e15  # of a number that another follows from; what is outside is no batch size and no rate
 
 
-class Scaled(BaseModel):
+@frozen
+class Scaled:
     """A value that must be ``value`` * (``by`` / ``at``) ** ``power`` - ``minus``; ``by`` and ``minus`` are keys of the log.
 
     With ``whole`` the product is rounded up, and ``less``, scaled and rounded alike, is subtracted. With ``multiple_of``, a key,
     it is rounded up to a multiple of that key's value. It may differ by the share ``within``.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    __pydantic_config__ = FORBID
 
     value: float
     by: str | None = None
@@ -59,23 +60,22 @@ class Scaled(BaseModel):
         return amount - (minus or 0.0)
 
 
-class Schedule(BaseModel):
+@frozen(kw_only=True)
+class Schedule:
     """When a run is evaluated, on a grid of samples that is a multiple of the batch size.
 
     The first evaluation is at (``per_batch`` * batch + ``plus``) / ``over`` samples, rounded to the grid: up or down. The grid is
     the batch, or the least multiple of it that is ``grid`` samples or more.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    __pydantic_config__ = FORBID
 
     per_batch: int
     plus: int
     over: int = 1
     up: bool
-    grid: float = Field(0.0, ge=0.0)
-    then: Literal["any", "next", "multiple"] = Field(
-        description="later evaluations: anywhere, at every, at any grid point"
-    )
+    grid: Annotated[float, Bound(ge=0.0)] = 0.0
+    then: Literal["any", "next", "multiple"]  # where later evaluations are: anywhere, at every, at any grid point
 
     def step(self, batch: int) -> int:
         """Samples from one point of the grid to the next."""

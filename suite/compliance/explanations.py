@@ -6,25 +6,24 @@ What a rule asks and its source stand at the rule, its severity and thresholds i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import suite.compliance.check  # noqa: F401  enters all rules into the tables
+from suite import frozen
 from suite.compliance.rules.group_rules import GROUP_RULES
 from suite.compliance.rules.table import EXPLANATIONS, LOG_RULES, OURS, RuleInfo
 from suite.compliance.ruleset import Ruleset, Severity, ruleset, ruleset_names
 from suite.errors import InputError, did_you_mean
+from suite.files import YamlSource, compiled
 
 TEXTS = Path(__file__).parent / "rules.yaml"
 PAGE = "docs/rules.md"
 SCOPES = ("one log", "the runs of a result", "a package")
 
 
-@dataclass(frozen=True)
+@frozen
 class RuleText:
     """Why a rule is there, what to do about a finding, and the ruleset's fields that it compares with."""
 
@@ -92,7 +91,7 @@ def link(rule: str) -> str:
 
 @cache
 def _data() -> dict[str, Any]:
-    data: dict[str, Any] = yaml.safe_load(TEXTS.read_text(encoding="utf-8"))
+    data: dict[str, Any] = compiled(TEXTS) or YamlSource.read(TEXTS).data
     return data
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from suite import RULESET
+from suite import RULESET, frozen
 from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
 from suite.compliance.derived import Scaled, Schedule
 from suite.descriptor import Descriptor, descriptors, given_cards
 from suite.errors import InputError, unknown
+from suite.files import FORBID, Bound, YamlSource, compiled, fitted
 from suite.log.record import RunRecord
 from suite.log.values import finite
 
@@ -28,28 +25,27 @@ TRAINING = "training-"  # the names of MLPerf Training's rulesets begin so
 Severity = Literal["error", "warning", "info"]
 
 
+@frozen
 class KeyRule(Constraint):
     """A `Constraint` with the further conditions of the published rulesets."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     not_empty: bool = False
     integer: bool = False
-    text_integer: bool = Field(False, description="an integer, also as text, as OpenFold logs write seeds")
+    text_integer: bool = False  # an integer, also as text, as OpenFold logs write seeds
     truthy: bool = False
-    sha256: bool = Field(False, description="a sha256 in hexadecimal, not one digit 64 times")
-    release: str | None = Field(None, description="a version of this suite with this Major.Minor")
+    sha256: bool = False  # a sha256 in hexadecimal, not one digit 64 times
+    release: str | None = None  # a version of this suite with this Major.Minor
     close_to: float | None = None
-    about: float | None = Field(None, description="a number within 1 %; more is an error, any difference a warning")
+    about: float | None = None  # a number within 1 %; more is an error, any difference a warning
     length: int | None = None
     length_at_least: int | None = None
     scaled: Scaled | None = None
-    each: KeyRule | None = Field(None, description="the rule for a value that is no list, or for every item of a list")
+    each: KeyRule | None = None  # the rule for a value that is no list, or for every item of a list
 
     @cached_property
     def asks(self) -> bool:
         """True if the rule restricts the value at all."""
-        return self.model_dump(exclude={"count", "when"}) != KeyRule().model_dump(exclude={"count", "when"})
+        return replace(self, count=_NO_RULE.count, when=None) != _NO_RULE
 
     def applies(self, logged: Callable[[str], Any]) -> bool:
         """True if the log has the values that the rule depends on; ``logged`` maps a key to its value."""
@@ -71,7 +67,7 @@ class KeyRule(Constraint):
             return "expected a text that is not empty"
         if self.truthy and not value:
             return "expected true"
-        if self.sha256 and not (isinstance(value, str) and _SHA256.fullmatch(value) and len(set(value)) > 1):
+        if self.sha256 and not (isinstance(value, str) and re.fullmatch(_SHA256, value) and len(set(value)) > 1):
             return "expected a sha256: 64 hexadecimal digits"
         if self.release is not None and not (isinstance(value, str) and _release(value) == self.release):
             return f"expected a version {self.release}.x of mlhpc"
@@ -106,65 +102,74 @@ class KeyRule(Constraint):
         return None
 
 
-class _BenchmarkData(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+_NO_RULE = KeyRule()
+
+
+@frozen(kw_only=True)
+class _BenchmarkData:
+    """A benchmark as a ruleset's file has it."""
+
+    __pydantic_config__ = FORBID
+
     metric: Literal["eval_error", "eval_accuracy"]
     metric_name: str
     threshold: float
     direction: Literal["min", "max"]
     required_runs: int
     epoch_counts_samples: bool = False
-    throughput_per_rank: int | None = Field(None, description="what codes log for the samples of an epoch, by rank")
-    closed: dict[str, KeyRule] = {}
-    reference_points: dict[int, tuple[float, ...]] = {}
-    reference_slack: float = Field(0.0, description="by so much a submission may converge faster than the test allows")
-    parts: dict[str, KeyRule] = Field({}, description="of a metric of several parts: what the value of each must be")
-    offline_evals: bool = Field(False, description="evaluations may be made after the run, by other processes")
-    numbered: dict[str, tuple[str, ...]] = {}
+    throughput_per_rank: int | None = None  # what codes log for the samples of an epoch, by rank
+    closed: dict[str, KeyRule] = field(default_factory=dict)
+    reference_points: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    reference_slack: float = 0.0  # by so much a submission may converge faster than the test allows
+    parts: dict[str, KeyRule] = field(default_factory=dict)  # of a metric of several: what the value of each must be
+    offline_evals: bool = False  # evaluations may be made after the run, by other processes
+    numbered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     schedule: Schedule | None = None
 
 
-class KnownResult(BaseModel):
+@frozen
+class KnownResult:
     """A published result that was accepted although it breaks rules: there the rule's errors are warnings, with the reason."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    __pydantic_config__ = FORBID
+
     result: str
-    rules: dict[str, str] = Field(description="the reason by the rule's name")
+    rules: dict[str, str]  # the reason by the rule's name
 
 
-class _RulesetData(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+@frozen(kw_only=True)
+class RulesetData:
+    """What a ruleset's file says, with those that it extends. ``known`` is by the fingerprint of the result's runs."""
+
+    __pydantic_config__ = FORBID
+
     version: Literal[1]
     name: str
     title: str
     extends: str | None
     reference: str
     init_minutes: dict[Literal["closed", "open"], float]
-    init_ends: Literal["init_stop", "run_start"] = Field("run_start", description="up to which init_minutes count")
+    init_ends: Literal["init_stop", "run_start"] = "run_start"  # up to which init_minutes count
     staging_before_run: bool = False
-    scenario_folders: bool = Field(True, description="results lie in results/<system>/strong|weak/<benchmark>")
-    status_optional: bool = Field(False, description="run_stop may lack its status")
-    first_epochs: tuple[int, ...] = Field((1,), description="the numbers that the first epoch may have")
-    many_writers: bool = Field(False, description="several ranks may write into one log, each by its own clock")
-    rcp_confidence: float = Field(gt=0.5, lt=1.0, description="of the one-sided test against the reference points")
-    cards: bool = Field(False, description="benchmarks come from the workloads' cards")
-    suite: str = Field("MLPerf HPC", description="the benchmark suite whose rules these are")
-    elsewhere: dict[str, tuple[str, ...]] = Field({}, description="other suites' benchmarks that no ruleset has")
-    numbered: dict[str, tuple[str, ...]] = Field(
-        {}, description="of which names in its metadata an event must have one, with a number"
-    )
-    either: tuple[tuple[str, ...], ...] = Field(
-        (), description="of each of these sets of keys one is logged at least once"
-    )
+    scenario_folders: bool = True  # results lie in results/<system>/strong|weak/<benchmark>
+    status_optional: bool = False  # run_stop may lack its status
+    first_epochs: tuple[int, ...] = (1,)  # the numbers that the first epoch may have
+    many_writers: bool = False  # several ranks may write into one log, each by its own clock
+    rcp_confidence: Annotated[float, Bound(gt=0.5, lt=1.0)]  # of the one-sided test against the reference points
+    cards: bool = False  # benchmarks come from the workloads' cards
+    suite: str = "MLPerf HPC"  # the benchmark suite whose rules these are
+    elsewhere: dict[str, tuple[str, ...]] = field(default_factory=dict)  # others' benchmarks that no ruleset has
+    numbered: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names in metadata, of which one has a number
+    either: tuple[tuple[str, ...], ...] = ()  # of each of these sets of keys one is logged at least once
     common: dict[str, KeyRule]
     closed: dict[str, KeyRule]
     open: dict[str, KeyRule]
     benchmarks: dict[str, _BenchmarkData]
-    severity: dict[str, Severity | Literal["ignore"]]
-    known: dict[str, KnownResult] = Field({}, description="by the fingerprint of the result's runs")
+    severity: dict[str, Literal["error", "warning", "info", "ignore"]]
+    known: dict[str, KnownResult] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Benchmark(Target):
     """One benchmark, at one size if it has sizes, as a ruleset judges it: its target and the rules of its keys."""
 
@@ -183,7 +188,7 @@ class Benchmark(Target):
     card: SizeCard | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class GivenPoints:
     """Reference points from a file: epochs by benchmark, size (None: any) and global batch size."""
 
@@ -202,11 +207,11 @@ class GivenPoints:
         }
 
 
-@dataclass(frozen=True)
+@frozen
 class Ruleset:
     """The rules of a round, with inheritance resolved; ``given``: reference points beside its own."""
 
-    data: _RulesetData
+    data: RulesetData
     given: GivenPoints | None = None
 
     @property
@@ -287,6 +292,8 @@ class Ruleset:
 
 def fingerprint(runs: Sequence[RunRecord]) -> str:
     """A hash of the times at which runs began and ended, which tells a result from all others."""
+    import hashlib
+
     times = sorted(f"{run.run_start_s} {run.run_stop_s}" for run in runs)
     return hashlib.sha256("\n".join(times).encode()).hexdigest()
 
@@ -297,24 +304,25 @@ def ruleset(name: str) -> Ruleset:
     if name not in ruleset_names():
         raise InputError(unknown("ruleset", name, ruleset_names()))
     try:
-        return Ruleset(_RulesetData.model_validate(_merged(name)))
-    except ValidationError as error:
+        return Ruleset(fitted(RulesetData, _merged(name)))
+    except ValueError as error:
         raise AssertionError(f"{FOLDER / name}.yaml: {error}") from None
 
 
 @cache
 def ruleset_names() -> tuple[str, ...]:
     """The names of all rulesets, oldest first."""
-    return tuple(sorted((path.stem for path in FOLDER.glob("*.yaml")), key=lambda name: (name == RULESET, name)))
+    found = (path.stem for path in FOLDER.iterdir() if path.name.endswith(".yaml"))
+    return tuple(sorted(found, key=lambda name: (name == RULESET, name)))
 
 
 @cache
 def _benchmarks_of_suites() -> tuple[tuple[str, frozenset[str]], ...]:
     """(suite, names of its benchmarks) of every MLPerf suite that a ruleset is of or mentions."""
     names: dict[str, set[str]] = {}
-    for rules in (ruleset(name) for name in ruleset_names() if name != RULESET):
-        names.setdefault(rules.data.suite, set()).update(rules.data.benchmarks)
-        for suite, others in rules.data.elsewhere.items():
+    for data in (_merged(name) for name in ruleset_names() if name != RULESET):
+        names.setdefault(data.get("suite", RulesetData.suite), set()).update(data["benchmarks"])
+        for suite, others in data.get("elsewhere", {}).items():
             names.setdefault(suite, set()).update(others)
     return tuple((suite, frozenset(found)) for suite, found in names.items())
 
@@ -328,7 +336,7 @@ def ruleset_of_round(round_: str | None) -> str | None:
 def newest_training(benchmark: str | None) -> str | None:
     """The newest ruleset of MLPerf Training that has a benchmark. None if none has."""
     names = [name for name in ruleset_names() if name.startswith(TRAINING)]
-    return next((name for name in reversed(names) if benchmark in ruleset(name).data.benchmarks), None)
+    return next((name for name in reversed(names) if benchmark in _merged(name)["benchmarks"]), None)
 
 
 def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target | None:
@@ -351,13 +359,12 @@ def same(value: Any, expected: Any) -> bool:
     return type(value) is type(expected) and bool(value == expected)
 
 
+@cache
 def _merged(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = yaml.load((FOLDER / f"{name}.yaml").read_text(), Loader=_LOADER)  # noqa: S506  a safe loader
+    """The data of a ruleset with those that it extends; nobody changes them."""
+    data: dict[str, Any] = compiled(path := FOLDER / f"{name}.yaml") or YamlSource.read(path).data
     parent = data["extends"]
     return _over(_merged(parent), data) if parent else data
-
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _over(base: Any, change: Any) -> Any:
@@ -394,9 +401,9 @@ def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
     card = descriptor.card()
     entry = card.size(size)
     points = read_reference_points(descriptor.folder, size)
-    keys = {key: KeyRule.model_validate(rule.model_dump()) for key, rule in entry.constraints.items()}
+    keys = {key: KeyRule(**vars(rule)) for key, rule in entry.constraints.items()}
     batch = keys.get("global_batch_size", KeyRule(at_least=1))
-    keys["global_batch_size"] = batch.model_copy(update={"integer": True})
+    keys["global_batch_size"] = replace(batch, integer=True)
     keys["train_samples"] = KeyRule(equals=entry.train_samples)
     keys["eval_samples"] = KeyRule(equals=entry.eval_samples)
     keys["model_parameters"] = KeyRule(equals=entry.model_parameters)
@@ -412,13 +419,13 @@ def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
     )
 
 
-_SHA256 = re.compile("[0-9a-f]{64}")
-_VERSION = re.compile(r"(\d+\.\d+)\.\d+(?:\.dev\d+|rc\d+)?")
+_SHA256 = "[0-9a-f]{64}"
+_VERSION = r"(\d+\.\d+)\.\d+(?:\.dev\d+|rc\d+)?"
 
 
 def _release(version: str) -> str | None:
     """Major.Minor of a version of this suite, None for other text."""
-    match = _VERSION.fullmatch(version)
+    match = re.fullmatch(_VERSION, version)
     return match[1] if match else None
 
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from suite import frozen
 from suite.compliance.check import CheckedResult, check_results
 from suite.compliance.rules.group_rules import is_weak
 from suite.compliance.rules.provenance_rules import trained_samples
 from suite.compliance.ruleset import Benchmark, ruleset
-from suite.log.energy.score import EnergyToSolution, find_energy
 from suite.log.record import RunRecord
 from suite.log.results_tree import Group, SystemFile, read_system
 from suite.log.score import JudgedRun, Throughput, TimeToTrain, throughput, time_to_train
 from suite.log.values import finite
 
+if TYPE_CHECKING:
+    from suite.log.energy.score import EnergyToSolution
 
-@dataclass(frozen=True)
+
+@frozen
 class ScoredGroup:
     """One result, its score, and the number of errors that the checker found in it and in its package."""
 
@@ -89,6 +93,8 @@ def _energy(scored: ScoredGroup) -> EnergyToSolution | None:
     kept = [run.record for run in scored.result.scored]
     every = card.eval_every_steps if card else None
     samples = sum(trained_samples(record, every) for record in kept) / len(kept) if kept else None
+    from suite.log.energy.score import find_energy
+
     found = find_energy(scored.result, samples or None)
     if found is None or not scored.power or found.reason is not None:
         return found

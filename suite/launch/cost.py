@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from suite import frozen
 from suite.card import ReferencePoints, SizeCard
 from suite.errors import InputError
 from suite.files import byte_text, duration_text
@@ -13,7 +12,7 @@ FILES_PER_TRIAL = 2  # log and output
 FILES_PER_RUN = 5  # run.json, config.yaml, job.sbatch, job.json, exit file
 
 
-@dataclass(frozen=True)
+@frozen
 class DataSize:
     """Bytes and files of the data set. ``source`` says whether they were counted or computed."""
 
@@ -22,7 +21,7 @@ class DataSize:
     source: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Pace:
     """How fast one trial trains: seconds per epoch including its evaluation, and the source of that number."""
 
@@ -30,7 +29,7 @@ class Pace:
     source: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Epochs:
     """How many epochs a trial is expected to take, and the source of that number."""
 
@@ -38,7 +37,7 @@ class Epochs:
     source: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Cost:
     """The modelled cost of one job. ``pace``, ``job_s`` and ``node_hours`` are None if the pace is unknown."""
 

@@ -17,8 +17,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import suite
-from suite.errors import InputError, unknown
-from suite.files import YamlSource, first_error, unknown_key
+from suite.errors import InputError, unknown, unknown_key
+from suite.files import YamlSource, first_error
 
 TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 

@@ -6,10 +6,11 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
+from itertools import repeat
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
+from suite import frozen
 from suite.files import TwiceError, brief, each_name_once
 
 
@@ -24,7 +25,7 @@ class Event(NamedTuple):
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Problem:
     """A line with the MLLOG token that is not a valid event."""
 
@@ -111,24 +112,27 @@ def _decode_typed(lines: Sequence[bytes], numbers: Sequence[int], text: bytes, f
     records = typed.decode(lines)
     if records is None:
         return False
-    names = typed.NAMES * len(records) + sum([len(record.metadata) for record in records])
+    metadata = list(map(_METADATA_OF, records))
+    names = typed.NAMES * len(records) + sum(map(len, metadata))
+    marks = text.translate(None, _NO_MARKS)
     if (
-        text.count(b"{") != 2 * len(records) or text.count(b"[") > _LISTS
+        marks.count(b"{") != 2 * len(records) or marks.count(b"[") > _LISTS
     ):  # there are other objects than events and metadata
         try:
             names += sum([_inner(record.value) + _names(record.metadata) - len(record.metadata) for record in records])
         except RecursionError:
             return False
-    colons = text.count(b":") - (_HEAD.count(b":") * len(records) if text.startswith(_HEAD) else 0)
+    colons = marks.count(b":") - (_HEAD.count(b":") * len(records) if text.startswith(_HEAD) else 0)
     if names != colons and (_loose(text) or names != text.count(b'":')):  # few texts have colons
         return False  # a name twice
-    found.events += [
-        _new(Event, (record.key, record.value, record.time_ms, record.event_type, record.metadata, number))
-        for record, number in zip(records, numbers, strict=True)
-    ]
+    columns = zip(*(map(of, records) for of in _COLUMNS), metadata, numbers, strict=True)
+    found.events += map(_new, repeat(Event), columns)
     return True
 
 
+_NO_MARKS = bytes(set(range(256)) - set(b"{[:"))
+_COLUMNS = tuple(map(attrgetter, ("key", "value", "time_ms", "event_type")))
+_METADATA_OF = attrgetter("metadata")
 _LISTS = 500  # nested more deeply they may be more than some decoder's stack holds
 _new = tuple.__new__  # half the time of Event(), of which there are hundreds of thousands
 

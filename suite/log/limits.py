@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 
+from suite import frozen
 from suite.errors import InputError
 from suite.files import LIMITS
 
@@ -16,7 +17,7 @@ _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 _FACTORS = {"": 1, "KiB": _KIB, "MiB": _MIB, "GiB": _GIB}
 
 
-@dataclass(frozen=True)
+@frozen
 class Limits:
     """Largest sizes in bytes. The largest published log has 20 MB, its longest line 2 kB, the largest manifest a line per file.
 

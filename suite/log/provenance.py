@@ -6,13 +6,13 @@ They are in benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<sce
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from suite import frozen
 from suite.log.results_tree import Group, SystemFile, read_system
 
 
-@dataclass(frozen=True)
+@frozen
 class Provenance:
     """What the run folders of one result left: each run.json, the facts of each node by its name, and the number of other logs."""
 

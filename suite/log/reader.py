@@ -14,12 +14,12 @@ import codecs
 import errno
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
+from suite import frozen
 from suite.files import LIMITS, byte_text, opened
 from suite.log.decoding import LISTED_PROBLEMS, TOKEN_BYTES, Event, Found, Problem, decode
 from suite.log.limits import limits
@@ -29,7 +29,7 @@ __all__ = ["LISTED_PROBLEMS", "STEP_KEYS", "Event", "Log", "Problem", "read_even
 STEP_KEYS = ("learning_rate", "train_accuracy", "train_loss")
 
 
-@dataclass(frozen=True)
+@frozen
 class Log:
     """The events of a log in file order, the first lines that could not be read, and the number of step events not kept.
 
@@ -165,7 +165,7 @@ class _Parser:
     def _parse(self, data: bytes) -> None:
         """Append the events and problems of whole lines."""
         at, number = 0, self._number
-        for block in () if self._steps else _step_blocks().finditer(data):
+        for block in () if self._steps or not any(key in data for key in _STEPS) else _step_blocks().finditer(data):
             begin, end = block.span()
             lines = data[begin : end - 1].split(b"\n")
             times = [line[_TIME] for line in lines]  # of one length, so that their order is that of the numbers
@@ -178,6 +178,7 @@ class _Parser:
 
 
 _NEWLINE = 10
+_STEPS = tuple(b'"key": "%b"' % key.encode() for key in STEP_KEYS)
 _HEAD = b':::MLLOG {"namespace": "", "time_ms": '
 _TIME = slice(len(_HEAD), len(_HEAD) + 13)
 

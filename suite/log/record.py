@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field, fields
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from suite import frozen
 from suite.card import Target
 from suite.log import mllog
 from suite.log.other_work import OtherWork, read_other_work
@@ -24,9 +25,8 @@ from suite.log.timeline import (
     Timeline,
     TimeShares,
     closed_epochs,
-    shares,
+    shares_and_stretches,
     staging_seconds,
-    stretches,
     timeline,
 )
 from suite.log.values import exact, finite, whole
@@ -41,7 +41,7 @@ class MetricValue(NamedTuple):
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Phases:
     """Seconds of all training steps of a run by phase. The first five sum to ``step_s``; overlapped communication is inside."""
 
@@ -61,7 +61,7 @@ class CountedEnergy(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunRecord:
     """One run. Times are in seconds; ``run_start_s`` and ``run_stop_s`` are Unix time. None: the log does not say."""
 
@@ -115,7 +115,7 @@ class RunRecord:
 
     def __reduce__(self) -> tuple[Callable[[list[Any]], RunRecord], tuple[list[Any]]]:
         """For pickle, which takes no read-only mappings, and a third of the time for columns in place of named tuples."""
-        values = ((name, getattr(self, name)) for name in self.__slots__)
+        values = ((name, getattr(self, name)) for name in _NAMES)
         return _of_columns, (
             [
                 dict(value)
@@ -145,8 +145,12 @@ class RunRecord:
 _COLUMNS: Mapping[str, Callable[[Iterable[Any]], Any]] = {"evals": MetricValue._make, "epochs": Epoch._make}
 
 
+_NAMES = tuple(item.name for item in fields(RunRecord))
+_PHASES = tuple(item.name for item in fields(Phases))
+
+
 def _of_columns(values: list[Any]) -> RunRecord:
-    named = dict(zip(RunRecord.__slots__, values, strict=True))
+    named = dict(zip(_NAMES, values, strict=True))
     rows = {name: tuple(map(make, zip(*named[name], strict=True))) for name, make in _COLUMNS.items()}
     return RunRecord(**(named | rows))
 
@@ -164,6 +168,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
     metric_key = metric if metric in metric_keys else next(iter(metric_keys), None)
     line = timeline(run, metric_key or mllog.EVAL_ERROR)
     staging_s, before_s = staging_seconds(line)
+    time_shares, when = shares_and_stretches(line)
     first = partial(_value, run)
     record = RunRecord(
         path=log.path,
@@ -199,7 +204,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         metric_key=metric_key,
         evals=_metric_values(run, metric_key, line.zero_ms),
         epochs=closed_epochs(line),
-        shares=shares(line),
+        shares=time_shares,
         phases=_phases(run, mllog.STEP_PHASES),
         rank_mean_phases=_phases(run, mllog.RANK_PHASES),
         cache_state=_text(first(mllog.CACHE_STATE)),
@@ -211,7 +216,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         data_manifest=_text(first(mllog.DATA_MANIFEST)),
         config=_mapping(first(mllog.RUN_CONFIG)),
         other_work=read_other_work(run.first(mllog.OTHER_WORK)),
-        stretches=stretches(line),
+        stretches=when,
         counted=_counted(run),
     )
     return record, line
@@ -255,7 +260,7 @@ def _counted(run: Log) -> CountedEnergy | None:
 
 
 def _phases(run: Log, key: str) -> Phases | None:
-    names = [name.removesuffix("_s") for name in Phases.__slots__]
+    names = [name.removesuffix("_s") for name in _PHASES]
     totals = dict.fromkeys(names, 0.0)
     found = False
     for event in run.every(key):

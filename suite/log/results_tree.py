@@ -13,10 +13,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from suite import frozen
 from suite.errors import InputError
 from suite.files import TwiceError, read_json
 from suite.log.limits import limits
@@ -27,7 +28,7 @@ POWER = "power"
 SCENARIOS = ("strong", "weak")
 
 
-@dataclass(frozen=True)
+@frozen
 class Skipped:
     """A path that the walker did not follow, and why."""
 
@@ -35,7 +36,7 @@ class Skipped:
     reason: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Placement:
     """What the names of the folders above a log say. ``scenario`` and ``benchmark`` are None if the layout has no such folder."""
 
@@ -45,7 +46,7 @@ class Placement:
     benchmark: str | None
 
 
-@dataclass(frozen=True)
+@frozen
 class Group:
     """One folder of logs: the runs of one benchmark. Fields that the folder names do not tell are None."""
 
@@ -75,10 +76,10 @@ class Group:
     @property
     def resumed(self) -> tuple[Path, ...]:
         """Logs of continued runs, which are never scored."""
-        return tuple(path for path in self.others if RESUMED.fullmatch(path.name))
+        return tuple(path for path in self.others if re.fullmatch(RESUMED, path.name))
 
 
-@dataclass(frozen=True)
+@frozen
 class Tree:
     """The groups and packages under a path, what could not be read, and what was not followed."""
 
@@ -89,7 +90,7 @@ class Tree:
     skipped: tuple[Skipped, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class SystemFile:
     """The fields of a systems/<name>.json, or the ``problem`` why there are none."""
 
@@ -109,7 +110,7 @@ class SystemFile:
         return nodes * max(accelerators or 0, 1) if nodes is not None else None
 
 
-@dataclass(frozen=True)
+@frozen
 class LogFile:
     """One log and what the folders above it say. ``label`` is a short path, the same wherever the tree lies.
 
@@ -132,10 +133,10 @@ class LogFile:
     description: Path | None = None
 
 
-RESULT = re.compile(r"result_.*\.txt")
-RESUMED = re.compile(r"resumed_.*\.txt")
-_TRIAL = re.compile(r"(?:result|resumed)_(\d+)")
-_ROUND = re.compile(r"(?:.*results[_\-])?v(\d+\.\d+)")
+RESULT = r"result_.*\.txt"
+RESUMED = r"resumed_.*\.txt"
+_TRIAL = r"(?:result|resumed)_(\d+)"
+_ROUND = r"(?:.*results[_\-])?v(\d+\.\d+)"
 
 
 def find(path: Path, *, partly: bool = False) -> Tree:
@@ -270,7 +271,7 @@ def read_system(path: Path) -> SystemFile:
 
 def round_of(folder: Path) -> str | None:
     """The round, as ``v3.0``, that a folder such as ``hpc_results_v3.0`` or ``v3.0`` is named after; None for other names."""
-    match = _ROUND.fullmatch(folder.name)
+    match = re.fullmatch(_ROUND, folder.name)
     return f"v{match[1]}" if match else None
 
 
@@ -283,7 +284,7 @@ def _group(folder: Path, root: Path) -> Group | None:
         listed if named is not None or any(path.name.startswith(("result_", "resumed_")) for path in listed) else []
     )
     logs = [item for item in entries if _is_log(item) and not item.is_symlink()]
-    resumed = any(RESUMED.fullmatch(item.name) for item in entries)
+    resumed = any(re.fullmatch(RESUMED, item.name) for item in entries)
     expected = named is not None and named.scenario is not None and folder != root
     if not logs and not resumed and not expected:
         return None
@@ -326,7 +327,7 @@ def _above(folder: Path, levels: int) -> Path:
 
 
 def _is_log(path: Path) -> bool:
-    return bool(RESULT.fullmatch(path.name)) and (path.is_symlink() or path.is_file())
+    return bool(re.fullmatch(RESULT, path.name)) and (path.is_symlink() or path.is_file())
 
 
 def _natural(path: Path) -> tuple[int, str]:
@@ -358,13 +359,13 @@ def _log_files(group: Group) -> Iterator[LogFile]:
         (group.pruned, f"{PRUNED}/" if first.kind == "package" else ""),
     ):
         for path in paths:
-            match = _TRIAL.match(path.name)
+            match = re.match(_TRIAL, path.name)
             yield replace(
                 first,
                 path=path,
                 label=f"{first.label}{above}{path.name}",
                 pruned=paths is group.pruned,
-                resumed=RESUMED.fullmatch(path.name) is not None,
+                resumed=re.fullmatch(RESUMED, path.name) is not None,
                 trial=int(match.group(1)) if match else None,
             )
 

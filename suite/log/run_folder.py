@@ -5,25 +5,24 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from suite import VERSION
-from suite.config import RunConfig
+from suite import VERSION, frozen
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, read_json, write_whole
 from suite.log.limits import limits
-from suite.log.origin.installed import read_environment
 from suite.log.origin.sources import digest_suite, read_git_state
+
+if TYPE_CHECKING:  # to read a folder takes neither pydantic nor YAML
+    from suite.config import RunConfig
 
 RUN_VERSION = 1
 
 
-@dataclass(frozen=True)
+@frozen
 class RunInfo:
     """The content of ``run.json``: what the user asked for. ``ranks`` is None if the launcher decides it per trial.
 
@@ -46,7 +45,7 @@ class RunInfo:
     version: int = RUN_VERSION
 
 
-@dataclass(frozen=True)
+@frozen
 class RunFolder:
     """Paths of one run folder."""
 
@@ -237,6 +236,10 @@ def write_run_info(
 
     ``loop`` is the program of a person's own loop.
     """
+    import yaml
+
+    from suite.log.origin.installed import read_environment
+
     folder = RunFolder(root)
     if folder.info_path.exists() and folder.config_path.exists():
         return folder

@@ -7,10 +7,10 @@ the slowest; throughput: models trained between the first run_start and the last
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
+from suite import frozen
 from suite.card import Target
 from suite.log import student_t
 from suite.log.record import RunRecord, first_reaching
@@ -19,7 +19,7 @@ MINUTE_S = 60.0
 _LARGEST_LOG = 700.0  # exp of more is no float; logs may claim any time
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JudgedRun:
     """One run. ``failure``: why it did not converge, or None. ``dropped``: why the score leaves it out, or None."""
 
@@ -33,7 +33,7 @@ class JudgedRun:
         return self.failure is None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TimeToTrain:
     """The score of repeated runs. Mean and spread are over the scored runs; None if there is no score.
 
@@ -67,7 +67,7 @@ class TimeToTrain:
         return sum(run.converged for run in self.runs)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Throughput:
     """The score of M concurrent runs: ``instances`` models of ``instance_scale`` units on ``total_scale`` units.
 
@@ -98,7 +98,7 @@ class Throughput:
         return sum(run.converged for run in self.runs)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TimeRatio:
     """Time of B divided by time of A, with its confidence interval."""
 
@@ -129,6 +129,8 @@ def time_to_train(records: Sequence[RunRecord], target: Target) -> TimeToTrain:
 
     With more runs than the N required, the rules choose the N consecutive runs, by start, whose score is the median.
     """
+    import statistics
+
     need = target.required_runs
     runs = [JudgedRun(record, failure(record, target)) for record in records]
     eligible = [run for run in runs if not run.record.resumed]
@@ -224,12 +226,24 @@ def claimed_at_once(records: Sequence[RunRecord]) -> tuple[int, int]:
 
 def log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
     """Compute the Student-t interval of the geometric mean (t on log time); None for fewer than two times."""
+    import statistics
+
     if len(times) < 2:
         return None
     logs = [math.log(time) for time in times]
     half = student_t.quantile(0.5 + confidence / 2, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     middle = statistics.fmean(logs)
     return math.exp(middle - half), math.exp(min(middle + half, _LARGEST_LOG))
+
+
+def minutes(seconds: float | None) -> Any:
+    """Seconds in minutes; None of None."""
+    return None if seconds is None else seconds / MINUTE_S
+
+
+def run_name(run: JudgedRun) -> str:
+    """The name of a run's log."""
+    return run.record.path.name if run.record.path else "?"
 
 
 def _common_scale(records: Sequence[RunRecord]) -> int | None:
@@ -239,6 +253,8 @@ def _common_scale(records: Sequence[RunRecord]) -> int | None:
 
 def time_ratio(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> TimeRatio:
     """Compute the ratio of geometric means, ``b`` over ``a``, with its interval: Welch's t on log time. Two or more times each."""
+    import statistics
+
     logs = [[math.log(time) for time in times] for times in (a, b)]
     difference = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
     parts = [statistics.variance(values) / len(values) for values in logs]
@@ -256,6 +272,8 @@ def _windows(runs: list[JudgedRun], need: int) -> list[list[JudgedRun]]:
 
 
 def _window_score(window: list[JudgedRun]) -> float:
+    import statistics
+
     times = sorted(_time(run.record) if run.converged else math.inf for run in window)
     return statistics.fmean(times[1:-1])
 

@@ -10,11 +10,11 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from operator import itemgetter, le
+from operator import itemgetter, le, lt
 from typing import NamedTuple
 
+from suite import frozen
 from suite.log import mllog
 from suite.log.reader import Log
 from suite.log.values import finite, number
@@ -55,7 +55,7 @@ class Evaluation(NamedTuple):
     overlaps_training: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Timeline:
     """A run in seconds since the first run_start, or the first event where there is none (``zero_ms``, Unix milliseconds).
 
@@ -73,7 +73,7 @@ class Timeline:
     zero_based: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class TimeShares:
     """How a run spent its seconds: staging_exposed + train + eval + other = run.
 
@@ -106,7 +106,7 @@ def timeline(log: Log, metric: str) -> Timeline:
         start_ms=start.time_ms if start else None,
         zero_ms=zero_ms,
         run_s=(stop.time_ms - zero_ms) / 1e3 if start and stop else None,
-        end_s=(max((event.time_ms for event in log.events), default=zero_ms) - zero_ms) / 1e3,
+        end_s=(max(map(_TIME_MS, log.events), default=zero_ms) - zero_ms) / 1e3,
         init_s=(init_stop.time_ms - init_start.time_ms) / 1e3 if init_start and init_stop else None,
         staging=tuple((span.start_s, span.stop_s) for span in staging if span.stop_s is not None),
         epochs=epochs,
@@ -115,33 +115,33 @@ def timeline(log: Log, metric: str) -> Timeline:
     )
 
 
-def shares(line: Timeline) -> TimeShares | None:
-    """Compute how the parts share the run's time, clipped at run_stop; None for a run without run_stop."""
+def shares_and_stretches(line: Timeline) -> tuple[TimeShares | None, dict[str, list[Stretch]]]:
+    """Compute how the parts share the run's time, clipped at run_stop, and list when each was, in seconds since run_start.
+
+    None and nothing for a run without run_stop. "staging before" is no part of the run; the others together are the run, once.
+    """
     if line.run_s is None:
-        return None
+        return None, {}
     parts = _parts(line, line.run_s)
+    return _shares(parts, line.run_s), _stretches(parts, line.run_s)
+
+
+def _shares(parts: _Parts, run_s: float) -> TimeShares:
     lengths = (_length(parts.staging), _length(parts.train), _length(parts.waited))
     return TimeShares(
-        run_s=line.run_s,
+        run_s=run_s,
         staging_before_s=_length(parts.before),
         staging_in_run_s=_length(parts.staging_all),
         staging_exposed_s=lengths[0],
         train_s=lengths[1],
         eval_s=lengths[2],
         eval_hidden_s=parts.hidden_s,
-        other_s=line.run_s - sum(lengths),
+        other_s=run_s - sum(lengths),
     )
 
 
-def stretches(line: Timeline) -> dict[str, list[Stretch]]:
-    """List when each phase of a run was, in seconds since run_start. Empty for a run without run_stop.
-
-    "staging before" is no part of the run; the others together are the run, once.
-    """
-    if line.run_s is None:
-        return {}
-    parts = _parts(line, line.run_s)
-    rest = _minus([(0.0, line.run_s)], _merge([*parts.staging, *parts.train, *parts.waited]))
+def _stretches(parts: _Parts, run_s: float) -> dict[str, list[Stretch]]:
+    rest = _minus([(0.0, run_s)], _merge([*parts.staging, *parts.train, *parts.waited]))
     named = {"staging": parts.staging, "training": parts.train, "evaluation": parts.waited, "other": rest}
     return {"staging before": parts.before} | named
 
@@ -265,16 +265,16 @@ def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
     return found
 
 
-@dataclass(slots=True)
 class _Draft:
     """An `Evaluation` whose events are still coming."""
 
-    number: float | None
-    step: float | None
-    start_s: float | None = None
-    stop_s: float | None = None
-    reported_s: float | None = None
-    value: float | None = None
+    __slots__ = ("number", "reported_s", "start_s", "step", "stop_s", "value")
+
+    def __init__(self, number: float | None, step: float | None, start_s: float | None = None) -> None:
+        self.number, self.step, self.start_s = number, step, start_s
+        self.stop_s: float | None = None
+        self.reported_s: float | None = None
+        self.value: float | None = None
 
 
 def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: float) -> tuple[Evaluation, ...]:
@@ -309,7 +309,8 @@ def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: flo
             draft.number, draft.value, draft.reported_s = label, value, at_s
             draft.step = draft.step or step
         elif not any(e.number == label and e.value == value and e.step in (None, step) for e in found[-3:]):
-            found.append(_Draft(label, step, reported_s=at_s, value=value))
+            found.append(draft := _Draft(label, step))
+            draft.reported_s, draft.value = at_s, value
     overlapping = _overlap_later_epochs(found, epochs)
     return tuple(
         Evaluation(e.number, e.step, e.start_s, e.stop_s, e.reported_s, e.value, index in overlapping)
@@ -373,8 +374,11 @@ def _clip(spans: Iterable[Stretch], window: Stretch) -> list[Stretch]:
 
 
 def _merge(spans: Iterable[Stretch]) -> list[Stretch]:
+    ordered = sorted(spans)
+    if all(map(lt, map(_END, ordered), map(_BEGIN, ordered[1:]))):  # as nearly always
+        return ordered
     merged: list[Stretch] = []
-    for begin, end in sorted(spans):
+    for begin, end in ordered:
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
@@ -384,6 +388,8 @@ def _merge(spans: Iterable[Stretch]) -> list[Stretch]:
 
 def _minus(spans: Sequence[Stretch], holes: Sequence[Stretch]) -> list[Stretch]:
     """Subtract the holes from the spans; both are merged, so that one pass over each is enough."""
+    if not holes:
+        return list(spans)
     left: list[Stretch] = []
     first = 0
     for begin, end in spans:
@@ -400,6 +406,10 @@ def _minus(spans: Sequence[Stretch], holes: Sequence[Stretch]) -> list[Stretch]:
         if at < end:
             left.append((at, end))
     return left
+
+
+_BEGIN, _END = itemgetter(0), itemgetter(1)
+_TIME_MS = itemgetter(2)  # of an event
 
 
 def _length(spans: Iterable[Stretch]) -> float:

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from suite.errors import InputError
-from suite.files import YamlSource, first_error, unknown_key
+from suite.errors import InputError, unknown_key
+from suite.files import YamlSource, first_error
 from suite.machine.facts import UNKNOWN, Accelerator, Cpu, Facts, FileSystem, NetworkInterface, read_facts
 
 LOCAL_FILE_SYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")

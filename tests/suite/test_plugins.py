@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CARD = (ROOT / "workloads" / "cosmoflow" / "card.yaml").read_text()
 DESCRIPTOR = """
     from pathlib import Path
-    from suite.descriptor import Descriptor, Hyperparameters
+    from suite.config import Hyperparameters
+    from suite.descriptor import Descriptor
     DESCRIPTOR = Descriptor("{name}", Path(__file__).parent, Hyperparameters, "stranger.work:Work", "stranger.generate")
 """
 FIGURE = """

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from suite.descriptor import Descriptor
-from workloads.cosmoflow.config import CosmoFlowConfig
 
 DESCRIPTOR = Descriptor(
     name="cosmoflow",
     folder=Path(__file__).parent,
-    hyperparameters=CosmoFlowConfig,
+    hyperparameters="workloads.cosmoflow.config:CosmoFlowConfig",
     implementation="workloads.cosmoflow.workload:CosmoFlow",
     generator="workloads.cosmoflow.generate",
 )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from suite.descriptor import Hyperparameters
+from suite.config import Hyperparameters
 from suite.errors import InputError
 
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)  # the four channels of a sample, in the order of the public data

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from suite.descriptor import Descriptor
-from workloads.deepcam.config import DeepCamConfig
 
 DESCRIPTOR = Descriptor(
     name="deepcam",
     folder=Path(__file__).parent,
-    hyperparameters=DeepCamConfig,
+    hyperparameters="workloads.deepcam.config:DeepCamConfig",
     implementation="workloads.deepcam.workload:DeepCam",
     generator="workloads.deepcam.generate",
 )

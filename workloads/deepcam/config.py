@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from suite.descriptor import Hyperparameters
+from suite.config import Hyperparameters
 from suite.errors import InputError
 
 CHANNELS = (  # of a sample, in the order of the public data (CAM5 names)

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from suite.descriptor import Hyperparameters
+from suite.config import Hyperparameters
 from suite.errors import InputError
 
 DEFAULT_CAPACITY_FACTOR = 1.0

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from suite.descriptor import Descriptor
-from workloads.moe_lm.config import MoELMConfig
 
 DESCRIPTOR = Descriptor(
     name="moe_lm",
     folder=Path(__file__).parent,
-    hyperparameters=MoELMConfig,
+    hyperparameters="workloads.moe_lm.config:MoELMConfig",
     implementation="workloads.moe_lm.workload:MoELM",
     generator="workloads.moe_lm.generate",
 )

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from suite.descriptor import Descriptor
-from workloads.open_catalyst.config import OpenCatalystConfig
 
 DESCRIPTOR = Descriptor(
     name="open_catalyst",
     folder=Path(__file__).parent,
-    hyperparameters=OpenCatalystConfig,
+    hyperparameters="workloads.open_catalyst.config:OpenCatalystConfig",
     implementation="workloads.open_catalyst.workload:OpenCatalyst",
     generator="workloads.open_catalyst.generate",
 )

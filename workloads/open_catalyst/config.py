@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from suite.descriptor import Hyperparameters
+from suite.config import Hyperparameters
 from suite.errors import InputError
 
 ELEMENTS = 95  # rows of the embedding; atomic numbers are 1..94

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from suite.descriptor import Descriptor
-from workloads.openfold.config import OpenFoldConfig
 
 DESCRIPTOR = Descriptor(
     name="openfold",
     folder=Path(__file__).parent,
-    hyperparameters=OpenFoldConfig,
+    hyperparameters="workloads.openfold.config:OpenFoldConfig",
     implementation="workloads.openfold.workload:OpenFold",
     generator="workloads.openfold.generate",
 )

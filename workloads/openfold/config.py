@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from suite.descriptor import Hyperparameters
+from suite.config import Hyperparameters
 from suite.errors import InputError
 
 

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from suite.descriptor import Descriptor
-from workloads.swinv2_moe.config import SwinV2MoEConfig
 
 DESCRIPTOR = Descriptor(
     name="swinv2_moe",
     folder=Path(__file__).parent,
-    hyperparameters=SwinV2MoEConfig,
+    hyperparameters="workloads.swinv2_moe.config:SwinV2MoEConfig",
     implementation="workloads.swinv2_moe.workload:SwinV2MoEWorkload",
     generator="workloads.swinv2_moe.generate",
 )

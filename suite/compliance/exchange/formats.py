@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from suite.compliance.check import Verdict
-from suite.compliance.exchange.sarif import as_sarif
 from suite.compliance.output import as_github, as_junit, as_table
 
 
@@ -14,6 +13,13 @@ def as_json(verdict: Verdict) -> str:
     from suite.compliance.exchange import document
 
     return document.as_json(verdict)
+
+
+def as_sarif(verdict: Verdict) -> str:
+    """The verdict as `suite.compliance.exchange.sarif` has it."""
+    from suite.compliance.exchange import sarif
+
+    return sarif.as_sarif(verdict)
 
 
 FORMATS: dict[str, Callable[[Verdict], str]] = {

@@ -15,7 +15,7 @@ from suite.card import RCP_VERSION, ReferencePoints
 from suite.compliance.ruleset import GivenPoints
 from suite.descriptor import descriptor
 from suite.errors import InputError
-from suite.files import brief, read_json
+from suite.files import brief, fitted, read_json
 from suite.log.limits import limits
 from suite.log.values import finite
 
@@ -36,7 +36,7 @@ def read_given_points(path: Path) -> GivenPoints:
 
 def _ours(path: Path, data: Mapping[str, Any]) -> dict[tuple[str, str | None, int], tuple[float, ...]]:
     try:
-        known = ReferencePoints.model_validate(data)
+        known = fitted(ReferencePoints, data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from suite.compliance.exchange.merit import Better, figures, result_names
 from suite.compliance.scoring import ScoredGroup, first_named
-from suite.log.score import MINUTE_S, JudgedRun, Throughput, TimeToTrain
+from suite.log.score import JudgedRun, Throughput, TimeToTrain, minutes, run_name
 
 RESULT_SCHEMA = Path(__file__).parent / "result.schema.json"
 SCHEMA_ID: Literal["mlhpc-result-1"] = "mlhpc-result-1"
@@ -98,16 +98,6 @@ def result_documents(scored: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
 def result_schema() -> str:
     """The content of result.schema.json."""
     return json.dumps(ResultDocument.model_json_schema(by_alias=True), indent=1) + "\n"
-
-
-def minutes(seconds: float | None) -> Any:
-    """Seconds in minutes; None of None."""
-    return None if seconds is None else seconds / MINUTE_S
-
-
-def run_name(run: JudgedRun) -> str:
-    """The name of a run's log."""
-    return run.record.path.name if run.record.path else "?"
 
 
 def _document(scored: ScoredGroup, name: str) -> dict[str, Any]:

@@ -4,22 +4,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from suite import frozen
 from suite.compliance import convergence
 from suite.compliance.rules.table import HPC, OURS, PACKAGE, Finding, explain
 from suite.compliance.ruleset import Benchmark, Ruleset
 from suite.files import brief
-from suite.log.energy.score import Meters, read_meters
 from suite.log.provenance import Provenance, read_provenance
 from suite.log.record import RunRecord, first_reaching
 from suite.log.results_tree import PRUNED, Group, SystemFile
 from suite.log.score import JudgedRun, failure
 
+if TYPE_CHECKING:  # few results have power readings
+    from suite.log.energy.score import Meters
 
-@dataclass(frozen=True)
+
+@frozen
 class GroupContext:
     """The runs of one result, kept and pruned. ``benchmark`` is that of the first log that names a known one."""
 
@@ -50,6 +54,8 @@ class GroupContext:
     @cached_property
     def meters(self) -> Mapping[Path | None, Meters | None]:
         """The power logs of each run, by the path of its log."""
+        from suite.log.energy.score import read_meters
+
         return {run.path: read_meters(run.path) for run in self.runs if run.path is not None}
 
     def judged(self) -> list[JudgedRun]:

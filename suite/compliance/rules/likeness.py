@@ -9,13 +9,12 @@ Two seeds give two curves. How close they come by chance was measured on all pub
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Generic, TypeVar
 
+from suite import frozen
 from suite.log.record import RunRecord
 
 FALSE_ALARMS = 1e-5
@@ -42,7 +41,7 @@ _CROWD = 32  # runs with one pair of values beyond which it finds no further can
 Class = tuple[str, int, int]
 
 
-@dataclass(frozen=True)
+@frozen
 class Likeness:
     """A stretch that two runs share: ``count`` evaluations, or durations, each within ``within`` (relative).
 
@@ -60,7 +59,7 @@ class Likeness:
         return f"{self.count} consecutive {self.what} {within} (p = {self.p:.0e})"
 
 
-@dataclass(frozen=True)
+@frozen
 class Series:
     """The evaluations of a run, or the seconds between them, as positive numbers."""
 
@@ -75,6 +74,8 @@ class Series:
     @cached_property
     def roughness(self) -> float:
         """The deviation of the values from a smooth curve: a curve that is a straight line has none and is no evidence."""
+        import statistics
+
         logs = self.logs
         bends = [abs(a - 2.0 * b + c) for a, b, c in zip(logs, logs[1:], logs[2:], strict=False)]
         return statistics.median(bends) / math.sqrt(6.0) if bends else 0.0

@@ -11,17 +11,19 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_rule
 from suite.compliance.rules.table import OURS
 from suite.files import brief
-from suite.log.energy.integrate import UNSTATED_ACCURACY
 from suite.log.energy.keys import EFFICIENCY, START, STOP
-from suite.log.energy.power_log import PowerLog
-from suite.log.energy.score import GAP_S, Meters, offset_curve
 from suite.log.record import RunRecord
 from suite.log.results_tree import POWER, list_files
 from suite.log.values import finite
+
+if TYPE_CHECKING:  # few results have power readings
+    from suite.log.energy.power_log import PowerLog
+    from suite.log.energy.score import Meters
 
 POWER_RULES = "mlperf_logging power_checker; training_policies power_measurement.adoc"
 _MOST_W = 1e5  # of a node that states no rating
@@ -106,6 +108,8 @@ def power_nodes(context: GroupContext) -> Iterator[GroupBreach]:
     "power-rate", "a meter is read once a second, at least 60 times, without a gap of more than 2 s", POWER_RULES
 )
 def power_rate(context: GroupContext) -> Iterator[GroupBreach]:
+    from suite.log.energy.score import GAP_S, offset_curve
+
     for _, meters, start, stop in _runs(context):
         for log in _read(meters):
             line = offset_curve(log)
@@ -129,6 +133,8 @@ def power_rate(context: GroupContext) -> Iterator[GroupBreach]:
     "power-window", "readings begin before run_start and end after run_stop: nothing is extrapolated", POWER_RULES
 )
 def power_window(context: GroupContext) -> Iterator[GroupBreach]:
+    from suite.log.energy.score import GAP_S, offset_curve
+
     for _, meters, start, stop in _runs(context):
         for log in _read(meters):
             line = offset_curve(log)
@@ -195,11 +201,15 @@ def power_parts(context: GroupContext) -> Iterator[GroupBreach]:
 
 
 def _joules(log: PowerLog, start: float, stop: float) -> float | None:
+    from suite.log.energy.score import offset_curve
+
     factor = log.efficiency
     return None if factor is None or not len(log.times_ms) else factor * offset_curve(log).between(start, stop)
 
 
 def _accuracy(log: PowerLog) -> float:
+    from suite.log.energy.integrate import UNSTATED_ACCURACY
+
     stated = log.number("accuracy")
     return UNSTATED_ACCURACY if stated is None else min(abs(stated), UNSTATED_ACCURACY)
 

@@ -7,9 +7,9 @@ ruleset (rulesets/*.yaml). The rules themselves are in log_rules, mlhpc_rules, g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
+from suite import frozen
 from suite.card import SizeCard
 from suite.compliance.ruleset import Benchmark, KeyRule, Ruleset, Severity
 from suite.files import brief
@@ -28,7 +28,7 @@ OURS = "docs/checker.md"
 NO_LOG = "log-empty"  # the rule that a file without events breaks; the checker stops there
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Waiver:
     """What reviewers decided: findings of a rule at a place count no longer. ``path``: last parts of a path, with * and ?."""
 
@@ -38,7 +38,7 @@ class Waiver:
     who: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finding:
     """One thing that is wrong, in one line. ``line`` is the line number in the file; None: the file or folder itself.
 
@@ -53,7 +53,7 @@ class Finding:
     waiver: Waiver | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class LogContext:
     """One log and what it is judged by. ``benchmark`` is None if the ruleset knows no benchmark of the log's name."""
 
@@ -122,7 +122,7 @@ LogBreach = tuple[int | None, str]  # line number in the log, message
 LogCheck = Callable[[LogContext], Iterable[LogBreach]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RuleInfo:
     """What `mlhpc check --explain` prints of a rule."""
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from suite import VERSION
+from suite import VERSION, frozen
 
 SOURCES_VERSION = 1
 DIFF_BYTES = 2**20  # of the uncommitted changes that are kept; their sha256 is that of all
@@ -20,7 +19,7 @@ KINDS = frozenset({".py", ".yaml", ".json", ".j2", ".sbatch", ".html", ".css", "
 _DIFF = ("-c", "core.fsmonitor=", "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD")
 
 
-@dataclass(frozen=True)
+@frozen
 class GitState:
     """The commit of a checkout, and what differs from it in tracked files: the first `DIFF_BYTES`, and the digest of all."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.config import RunConfig, load_config, resolve_config
-from suite.descriptor import AnyHyperparameters, Descriptor, describe_card, descriptor
+from suite.descriptor import ANY_HYPERPARAMETERS, Descriptor, describe_card, descriptor
 from suite.errors import InputError
 from suite.files import YamlSource, brief, write_whole
 from suite.log.limits import limits
@@ -46,7 +46,7 @@ def find_benchmark(benchmark: str | Path) -> Descriptor:
     """
     card = Path(benchmark)
     found = describe_card(card) if card.suffix in SUFFIXES else descriptor(str(benchmark))
-    return replace(found, hyperparameters=AnyHyperparameters)
+    return replace(found, hyperparameters=ANY_HYPERPARAMETERS)
 
 
 def read_config(benchmark: Descriptor, config: str | Path | Mapping[str, Any]) -> RunConfig:

@@ -242,3 +242,24 @@ def test_per_step_events_are_counted_and_not_kept(tmp_path: Path, log: Build, ca
     noisy = one(tmp_path / "noisy", text, cards)
     assert noisy["event_count"] == plain["event_count"] + len(steps)
     assert (noisy["train_s"], noisy["epochs_to_target"]) == (plain["train_s"], plain["epochs_to_target"])
+
+
+def test_equal_logs_are_read_once_and_have_the_rows_that_each_alone_has(
+    tmp_path: Path, log: Build, cards: Cards
+) -> None:
+    """Rounds carry logs over. A log of equal length that differs in one figure is no copy."""
+    texts = [log(), log(), log(errors=(0.3, 0.19, 0.1)), log(errors=(0.3, 0.18, 0.1)), log(size="mini"), log()]
+    paths = [text.write(tmp_path / f"round{number}" / f"result_{number % 2}.txt") for number, text in enumerate(texts)]
+    resumed = log().write(tmp_path / "round6" / "resumed_0_1.txt")
+    together = ingest([tmp_path], cards)
+    for path in [*paths, resumed]:
+        alone = ingest([path.parent], cards)
+        (row,) = (row for row in together.runs.to_dict("records") if row["file"] == str(path))
+        (own,) = alone.runs.to_dict("records")
+        differing = {name for name in own if repr(own[name]) != repr(row[name])}
+        assert not differing - {"repeats", "carried_over_from"}
+        for name in ("epochs", "evals"):
+            mine = together.named()[name]
+            pd.testing.assert_frame_equal(mine[mine.run == row["run"]].reset_index(drop=True), alone.named()[name])
+        assert together.records[row["run"]] == alone.records[own["run"]]
+        assert together.records[row["run"]].path == path

@@ -8,6 +8,7 @@ import os
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -351,7 +352,7 @@ def test_a_known_breach_is_known_by_its_runs_and_not_by_its_name(tmp_path: Path)
     assert "weak-scale" in errors(check([folder]))
     data = ruleset("3.0.0").data
     known = {fingerprint(runs): KnownResult(result="this one", rules={"weak-scale": "it was accepted"})}
-    rules = Ruleset(data.model_copy(update={"known": known}))
+    rules = Ruleset(replace(data, known=known))
     group = next(group for group in find(folder).groups if group.scenario == "weak")
     _, findings = _check_group(group, rules, SeenRuns(), {}, alone=False)
     (finding,) = (item for item in findings if item.rule == "weak-scale")

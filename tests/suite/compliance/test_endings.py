@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def toy_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     finally:
         sys.path.remove(str(TOY))
     card = toy.toy_card()
-    five = card.model_copy(update={"sizes": {"smoke": card.sizes["smoke"].model_copy(update={"required_runs": RUNS})}})
+    five = replace(card, sizes={"smoke": replace(card.sizes["smoke"], required_runs=RUNS)})
     monkeypatch.setattr(toy, "toy_card", lambda: five)
     monkeypatch.setattr(rulesets, "_descriptors", lambda cards: {"toy": toy.DESCRIPTOR})
     rulesets._card_benchmark.cache_clear()

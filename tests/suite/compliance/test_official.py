@@ -75,7 +75,7 @@ def toy() -> Benchmark:
         "shuffle": Constraint(equals=True),
         "opt_max_grad_norm": Constraint(when={"opt_name": "LAMB"}, equals=1.0),
     }
-    closed = {key: KeyRule.model_validate(rule.model_dump()) for key, rule in keys.items()}
+    closed = {key: KeyRule(**vars(rule)) for key, rule in keys.items()}
     return Benchmark(
         metric="eval_accuracy", threshold=0.8, direction="max", required_runs=5, metric_name="IoU", source="this test",
         name="deepcam", size="mini", workload="toy", closed=closed, card=card,

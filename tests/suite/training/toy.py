@@ -22,10 +22,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from suite.card import Card, OfficialRules, SizeCard
-from suite.config import RunConfig
+from suite.config import Hyperparameters, RunConfig
 from suite.data.manifest import Manifest, write_manifest
 from suite.data.shards import ShardReader, shard_path, write_shard
-from suite.descriptor import Descriptor, Hyperparameters
+from suite.descriptor import Descriptor
 from suite.workload import Optimization, Work, Workload
 from suite.world import World
 
