@@ -66,7 +66,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 [ "$device" = cpu ] || step nvidia-smi nvidia-smi
 step doctor "$python" -m suite doctor
-MLHPC_TEST_DEVICE=$device step tests "$python" -m pytest -q -p no:cacheprovider -n 4 -m "not long" tests/workloads/test_device.py \
+MLHPC_TEST_DEVICE=$device step tests "$python" -m pytest -q -p no:cacheprovider -p no:benchmark -n 4 -m "not long" tests/workloads/test_device.py \
   tests/workloads/test_steps.py tests/workloads/test_device_steps.py tests/workloads/moe/test_gpu.py tests/workloads/moe/kernels
 step ceilings "$python" -m suite ceilings --quick --device "$device" --directory "$folder" -o "$folder/ceilings.json"
 step moe "$python" benchmarks/moe.py --tables "$device" -o "$folder/moe.json"
