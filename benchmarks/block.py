@@ -13,8 +13,9 @@ from suite.config import RunConfig, load_config
 from suite.descriptor import descriptor
 from suite.log.mllog import EventLog
 from suite.log.run_folder import RunFolder
+from suite.machine.choice.chooser import make_chooser
 from suite.training.checkpoint import Checkpoint
-from suite.training.devices import pick_device, threads_per_rank
+from suite.training.devices import pick_device, threads_per_rank, use_precision
 from suite.training.loop import Trainer
 from suite.training.plan import TrialPlan
 from suite.training.state import TrainingState
@@ -60,7 +61,9 @@ def open_workload(name: str, size: str, overrides: Sequence[str], world: World) 
     torch.set_num_threads(threads_per_rank(world))
     chosen = descriptor(name)
     config = load_config(chosen, size, [*overrides, "checkpoint.interval_s=null"])
-    world.init_torch(pick_device(config.device, world))
+    device = pick_device(config.device, world)
+    use_precision(config.precision, device)
+    world.init_torch(device)
     return load_workload(chosen)(config), config
 
 
@@ -72,6 +75,8 @@ def trainer(
     device = pick_device(config.device, world)
     torch.manual_seed(seed)
     model = workload.build_model(world).to(device, torch.get_default_dtype())
+    if torch.get_default_dtype() == torch.float32:
+        workload.choose(model, make_chooser(config, world, device))
     prepared = Trainer(
         plan=plan,
         workload=workload,

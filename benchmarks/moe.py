@@ -210,7 +210,7 @@ def skewed(backend: str, mode: str, factor: float | None, repeats: int) -> dict:
         "wall_ms": 1e3 * min(wall for wall, _ in times),
         "cpu_ms": 1e3 * min(cpu for _, cpu in times),
         "memory_mib": (after - before) / 1024,
-        "imbalance": layer.load.report()["imbalance"],
+        "imbalance": layer.load.read().report()["imbalance"],
     }
 
 

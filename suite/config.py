@@ -39,6 +39,13 @@ class Watching(_Section):
     action: Literal["end", "report"] = Field("end", description="end the run with exit code 1, or only say it")
 
 
+class Choosing(_Section):
+    """What is measured for a moment before a run, to compute as this machine does it fastest. Precision is never chosen."""
+
+    measure: bool = Field(True, description="false: fixed rules, the same on every machine of a kind")
+    pinned: dict[str, str] = Field({}, description="choices by name, as a log has them (measured_choice): not measured")
+
+
 class Submission(_Section):
     """What MLPerf requires a submitter to state."""
 
@@ -59,8 +66,10 @@ class RunConfig(_Section):
     data: Path | None = Field(None, description="data root; default: data/<workload>-<size>")
     verify_data: bool = Field(True, description="compare every shard with its checksum before the run")
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: autocast of the model")
-    channels_last: bool = False
+    precision: Literal["float32", "tf32", "bfloat16"] = Field(
+        "float32", description="tf32: products and convolutions of a GPU in TF32; bfloat16: autocast of the model"
+    )
+    channels_last: bool | Literal["auto"] = Field(False, description="auto: what is measured to be fastest")
     compile: bool = False
     loader_threads: int = Field(1, ge=1)
     eval_batch_size: int = Field(
@@ -74,12 +83,17 @@ class RunConfig(_Section):
     )
     staging: Staging = Staging()
     watchdog: Watching = Watching()
+    choices: Choosing = Choosing()
     plan: Path | None = Field(
         None, description="parallel plan: a name of the workload's, or a YAML file (docs/plans.md)"
     )
     mesh: str | None = Field(None, description="ranks by axis, for example data=2,spatial=2x1x1; [the plan's]")
     submission: Submission = Submission()
     hyperparameters: Hyperparameters
+
+    def samples_per_pass(self, ranks: int) -> int:
+        """Samples of one forward pass of a rank, at least one, where ``ranks`` share the batches."""
+        return max(1, self.global_batch_size // self.gradient_accumulation_steps // ranks)
 
     def logged(self) -> dict[str, Any]:
         """The configuration as a log has it: of paths only the last component, for logs are published and never edited.

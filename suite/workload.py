@@ -17,6 +17,7 @@ from suite.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from numpy.typing import NDArray
     from torch import Tensor, nn, optim
 
@@ -138,6 +139,22 @@ class SlabDataset(Dataset, Protocol):
         ...
 
 
+class Chooses(Protocol):
+    """Answers what is fastest on this machine, the same on all ranks: `suite.machine.choice.chooser.Chooser`."""
+
+    device: torch.device
+    threads: int  # of the rank that has fewest
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the run."""
+        ...
+
+    def choose(self, question: Any) -> str:
+        """Answer a `suite.machine.choice.chooser.Question`. Every rank asks the same ones in the same order."""
+        ...
+
+
 class Workload(Protocol):
     """One benchmark at one size. The harness constructs it as ``cls(config)`` with the resolved RunConfig.
 
@@ -214,6 +231,9 @@ class Workload(Protocol):
     def before_evaluation(self, model: nn.Module, world: World) -> None:
         """Make equal on all ranks what training left different. All ranks call it. Default: average buffers over ranks."""
         average_buffers(model, world)
+
+    def choose(self, model: nn.Module, chooser: Chooses) -> None:
+        """Choose by short measurements how the model on its device is computed. All ranks call it. Default: none."""
 
     def window_stats(self, world: World) -> dict[str, Any]:
         """The ``window_stats`` to log for the steps since the last call. All ranks call it at each ``step_phases`` event.

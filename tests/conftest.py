@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,14 @@ LONGEST_FIRST = (  # files of more than ten seconds: begun last, one of them wou
     "tests/suite/training/test_own_run.py",
     "tests/test_doc_examples.py",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep what tests measure of this machine beside them, not for the user's runs; workers of xdist share it."""
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="mlhpc-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["XDG_CACHE_HOME"] = folder.name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -28,7 +28,6 @@ from analysis.roofline.whatif import UPDATE, seconds_at
 
 COLD, WARM = "read from the device, as the kernel counts", "samples read, from the page cache"
 LARGEST_SPREAD = 0.5  # limit of the spread that is taken from a noisy roof
-TF32 = ("tf32", "float32")  # torch computes float32 convolutions in TF32 on a GPU that has it
 COLLECTIVES: Mapping[Resource, int] = {"all_reduce": ALL_REDUCE, "all_to_all": ALL_TO_ALL}
 
 
@@ -114,9 +113,8 @@ def scaled(file: Ceilings, work: Work, roof: MeasuredRoof, name: str, *, shared:
 
 def compute_roofs(file: Ceilings, precision: str) -> list[MeasuredRoof]:
     """GEMM roofs of a number format, the highest first: usually the burst, then the sustained rate."""
-    wanted = TF32 if precision == "float32" and file.device.type == "cuda" else (precision,)
-    fitting = [roof for roof in file.of("compute") if roof.dtype in wanted and roof.unit == "FLOP/s"]
-    return sorted(fitting, key=lambda roof: (wanted.index(str(roof.dtype)), -roof.value))
+    fitting = [roof for roof in file.of("compute") if roof.dtype == precision and roof.unit == "FLOP/s"]
+    return sorted(fitting, key=lambda roof: -roof.value)
 
 
 def peaks_of(file: Ceilings, work: Work) -> list[Roof]:

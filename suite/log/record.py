@@ -307,3 +307,17 @@ def _numbers(value: object) -> Mapping[str, float]:
         return MappingProxyType({})
     pairs = ((key, finite(item)) for key, item in value.items())
     return MappingProxyType({key: number for key, number in pairs if number is not None})
+
+
+LONGEST_CHOICE, MOST_CHOICES = 200, 64  # characters of a name or an answer; choices of a run
+
+
+def read_choices(log: Log) -> dict[str, str]:
+    """Read what was chosen on the machine of the run, by the name of each question; of a stranger's log only short texts."""
+    found = {}
+    for event in log.events:
+        value = event.value if event.key == mllog.MEASURED_CHOICE else None
+        name, chosen = (value.get(part) for part in ("name", "chosen")) if isinstance(value, dict) else (None, None)
+        if isinstance(name, str) and isinstance(chosen, str) and max(len(name), len(chosen)) <= LONGEST_CHOICE:
+            found[name] = chosen
+    return dict(list(found.items())[:MOST_CHOICES])

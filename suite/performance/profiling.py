@@ -20,10 +20,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from suite.config import RunConfig
 from suite.data.sampling import train_batches
+from suite.machine.choice.chooser import make_chooser
 from suite.performance.flops import Count, count
 from suite.performance.stragglers import Straggling, straggling
+from suite.training.devices import Feed, prefetch
 from suite.training.instrument import Ledger, exchange_marks
-from suite.training.loop import autocast, prefetch
+from suite.training.loop import autocast
 from suite.training.parallel.data import clip_gradients, wrap
 from suite.training.timing import DATA_WAIT, EXPOSED_COMMUNICATION, OPTIMIZER, PhaseTimer, device_clock
 from suite.workload import Dataset, Optimization, Workload
@@ -116,6 +118,7 @@ def run(
     world.init_torch(device)
     torch.manual_seed(SEED)
     model = workload.build_model(world).to(device)
+    workload.choose(model, make_chooser(config, world, device))
     torch.manual_seed(SEED + world.rank)
     optimization = workload.build_optimizer(model, max(1, len(data) // config.global_batch_size))
     timer = PhaseTimer(device_clock(device))
@@ -242,8 +245,8 @@ def _batches(config: RunConfig, data: Dataset, world: World, device: torch.devic
     def load(item: tuple[int, Any]) -> Any:
         return data.load(item[1], seed=SEED, epoch=item[0])
 
-    for batch in prefetch(load, islice(indices(), steps), threads=config.loader_threads):
-        yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    batches = prefetch(load, islice(indices(), steps), threads=config.loader_threads, feed=Feed(device))
+    yield from (batch for _, batch in batches)
 
 
 def _epoch(config: RunConfig, data: Dataset, world: World, epoch: int) -> Iterator[Any]:

@@ -1,20 +1,51 @@
-"""What a rank computes on: its device and its number of threads."""
+"""What a rank computes on: its device, its number of threads, and how batches come to the device."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from suite.errors import InputError
 from suite.machine.probes.allowance import usable
 from suite.world import World
+
+if TYPE_CHECKING:
+    from suite.workload import Batch
+
+Item = TypeVar("Item")
+ALIGNMENT = 512  # bytes: where a tensor begins in a parcel, as torch's allocator aligns tensors of their own
 
 
 def threads_per_rank(world: World) -> int:
     """OMP_NUM_THREADS if the launcher set it, else the cores this process may use shared among the node's ranks; at least 1."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdigit() and int(given) > 0 else max(1, usable().cores // world.local_size)
+
+
+def use_precision(precision: str, device: torch.device) -> None:
+    """Let a GPU compute products and convolutions of float32 numbers in TF32 if the config says so, and only then.
+
+    torch's own default is TF32 for convolutions and float32 for products. InputError if the device has no TF32.
+    """
+    wanted = precision == "tf32"
+    if wanted and (
+        device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0)
+    ):
+        raise InputError(
+            f"precision tf32: {device.type} here has none; expected an NVIDIA GPU of compute capability 8.0 or more, "
+            "or precision=float32"
+        )
+    torch.backends.cuda.matmul.allow_tf32 = wanted
+    torch.backends.cudnn.allow_tf32 = wanted
 
 
 def pick_device(wanted: str, world: World) -> torch.device:
@@ -27,3 +58,110 @@ def pick_device(wanted: str, world: World) -> torch.device:
     device = torch.device("cuda", world.local_rank if available > 1 else 0)  # srun --gpus-per-task shows each rank one
     torch.cuda.set_device(device)
     return device
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """The tensors of a batch, one behind another in one buffer, so that one copy brings them all to a device."""
+
+    buffer: Tensor
+    contents: dict[str, tuple[int, torch.Size, torch.dtype]]
+
+    @staticmethod
+    def pack(batch: Batch, *, pinned: bool) -> Parcel:
+        """Copy a batch into one buffer, in memory that a GPU can read by itself if ``pinned``."""
+        contents, end = {}, 0
+        for name, tensor in batch.items():
+            begin = math.ceil(end / ALIGNMENT) * ALIGNMENT
+            contents[name] = (begin, tensor.shape, tensor.dtype)
+            end = begin + tensor.nbytes
+        parcel = Parcel(torch.empty(end, dtype=torch.uint8, pin_memory=pinned), contents)
+        for name, place in parcel.unpack().items():
+            place.copy_(batch[name])
+        return parcel
+
+    def to(self, device: torch.device) -> Parcel:
+        """Begin to copy; on a GPU in the current stream."""
+        return Parcel(self.buffer.to(device, non_blocking=True), self.contents)
+
+    def unpack(self) -> dict[str, Tensor]:
+        """The tensors, as views of the buffer."""
+        return {
+            name: self.buffer[begin : begin + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+            for name, (begin, shape, dtype) in self.contents.items()
+        }
+
+
+class Feed:
+    """Brings batches to a device while it computes: loader threads pack and pin, a stream of its own copies.
+
+    On a CPU batches stay where they are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = torch.Stream(device) if device.type == "cuda" else None
+
+    @property
+    def copies(self) -> bool:
+        """True if batches go to another memory."""
+        return self._stream is not None
+
+    def pack(self, batch: Batch) -> Batch | Parcel:
+        """Prepare a batch for its copy; called in a loader's thread."""
+        return batch if self._stream is None else Parcel.pack(batch, pinned=True)
+
+    def begin(self, packed: Batch | Parcel) -> Batch | Parcel:
+        """Begin to copy, beside what the device computes."""
+        if isinstance(packed, Parcel):
+            with self._stream:
+                return packed.to(self._device)
+        return packed
+
+    def end(self, packed: Batch | Parcel) -> Batch:
+        """Let the device wait for the copy before it computes further; the host does not wait."""
+        if not isinstance(packed, Parcel):
+            return packed
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        packed.buffer.record_stream(current)
+        return packed.unpack()
+
+
+def prefetch(
+    load: Callable[[Item], Batch], items: Iterable[Item], *, threads: int, feed: Feed
+) -> Iterator[tuple[Item, Batch]]:
+    """Load the batches of items in order with a pool of threads, ahead of their use, and bring them to the device.
+
+    Two per thread are being loaded or ready on the host. The copy of the next one begins before a batch is used, if it is loaded
+    by then: no batch waits for a later one.
+    """
+    left = iter(items)
+    waiting: deque[tuple[Item, Future[Batch | Parcel]]] = deque()
+    coming: tuple[Item, Batch | Parcel] | None = None
+
+    def take() -> tuple[Item, Batch | Parcel]:
+        item, future = waiting.popleft()
+        return item, feed.begin(future.result())
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="loader") as pool:
+
+        def submit(most: int) -> None:
+            for item in islice(left, most - len(waiting)):
+                waiting.append((item, pool.submit(lambda each: feed.pack(load(each)), item)))
+
+        try:
+            submit(2 * threads + 1)
+            while waiting or coming is not None:
+                item, packed = coming or take()
+                batch = feed.end(packed)
+                coming = take() if feed.copies and waiting and _is_loaded(waiting[0][1]) else None
+                yield item, batch
+                submit(2 * threads + 1)
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+def _is_loaded(future: Future[Any]) -> bool:
+    return future.done() and future.exception() is None

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +27,7 @@ from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, Agreed, StopWatch
 from suite.training.checkpoint import Checkpoint
+from suite.training.devices import Feed, prefetch
 from suite.training.instrument import Ledger, exchange_marks
 from suite.training.parallel.data import clip_gradients, wrap
 from suite.training.parallel.mesh import Mesh
@@ -48,9 +48,6 @@ from suite.world import World
 
 if TYPE_CHECKING:
     from suite.workload import Batch
-
-Item = TypeVar("Item")
-Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True)
@@ -113,6 +110,7 @@ class Trainer:
         self.shared = self.parallel or Parallel(Mesh(self.world.rank, self.world.size))
         self._throughput = 0.0
         self._steps_per_block = 0
+        self._feed = Feed(self.device)
         self._first_losses: list[Tensor] | None = []  # of steps; None: not those of the run's beginning, or logged
         measured = self.config.instrumentation
         self.records = Records(self.log, self.world, self.device, self.progress, measured=measured)
@@ -175,13 +173,14 @@ class Trainer:
         self.wrapped.train()
         self.records.begin_block()
         batches = prefetch(
-            lambda item: (item, data.load(item.indices, seed=self.state.seed, epoch=item.epoch)),
+            lambda item: data.load(item.indices, seed=self.state.seed, epoch=item.epoch),
             plan,
             threads=self.config.loader_threads,
+            feed=self._feed,
         )
         step = first_step - 1
         for item, batch in batches:
-            self._part(self._to_device(batch), item, window)
+            self._part(batch, item, window)
             if not item.ends:
                 continue
             step += 1
@@ -294,7 +293,7 @@ class Trainer:
             self.config,
             self.world,
             self.device,
-            self._to_device,
+            self._feed,
             self.progress.tick,
             self.shared,
         )
@@ -306,11 +305,6 @@ class Trainer:
         shown = f"{value_text(value, threshold)} (target {threshold:g}), {self._throughput:,.0f} samples/s"
         self.say(f"epoch {label}: {self.target.metric_name} {shown}")
         return value
-
-    def _to_device(self, batch: Batch) -> Batch:
-        if self.device.type == "cpu":
-            return batch
-        return {name: tensor.pin_memory().to(self.device, non_blocking=True) for name, tensor in batch.items()}
 
 
 class Window:
@@ -337,7 +331,7 @@ def evaluate(
     config: RunConfig,
     world: World,
     device: torch.device,
-    to_device: Callable[[Batch], Batch] = lambda batch: batch,
+    feed: Feed | None = None,
     tick: Callable[[], None] = lambda: None,
     shared: Parallel | None = None,
 ) -> dict[str, float]:
@@ -347,31 +341,19 @@ def evaluate(
     mesh = Mesh(world.rank, world.size) if shared is None else shared.mesh
     indices = eval_batches(len(data), config.eval_batch_size, rank=mesh.data_rank, size=mesh.data_size)
     with torch.no_grad(), autocast(config, device):
-        for batch in prefetch(
-            lambda chosen: data.load(chosen, seed=0, epoch=0), indices, threads=config.loader_threads
-        ):
-            for name, value in workload.eval_stats(model, to_device(batch)).items():
+        batches = prefetch(
+            lambda chosen: data.load(chosen, seed=0, epoch=0),
+            indices,
+            threads=config.loader_threads,
+            feed=feed or Feed(device),
+        )
+        for _, batch in batches:
+            for name, value in workload.eval_stats(model, batch).items():
                 totals[name] = totals[name] + value.double() if name in totals else value.double()
             tick()
     names: Sequence[str] = world.broadcast(list(totals))  # a rank without a sample does not know them
     mine = totals if shared is None or shared.counts else {}  # the ranks of a sample have computed the same
     return workload.metrics(world.sum({name: float(mine.get(name, 0.0)) for name in names}))
-
-
-def prefetch(load: Callable[[Item], Loaded], items: Iterable[Item], *, threads: int) -> Iterator[Loaded]:
-    """Load items in order with a pool of threads, ahead of their use: two per thread are being loaded or ready."""
-    with ThreadPoolExecutor(threads, thread_name_prefix="loader") as pool:
-        pending: list[Future[Loaded]] = []
-        try:
-            for item in items:
-                pending.append(pool.submit(load, item))
-                if len(pending) > 2 * threads:
-                    yield pending.pop(0).result()
-            while pending:
-                yield pending.pop(0).result()
-        finally:
-            for future in pending:
-                future.cancel()
 
 
 def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:

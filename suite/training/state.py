@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from suite.workload import Optimization, Workload
 
@@ -84,8 +85,29 @@ class TrainingState:
         return {position for position, parameter in enumerate(parameters) if id(parameter) in sharded}
 
 
+class MovingAverage(AveragedModel):
+    """The exponential moving average of the weights, with buffers as they are.
+
+    torch's own update sends the number of updates to the GPU, and waits, in every step.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        super().__init__(model)
+        self._decay = decay
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        """Take in the present weights; the first ones as they are."""
+        mine: list[torch.Tensor] = [*self.module.parameters()]
+        theirs: list[torch.Tensor] = [*model.parameters()]
+        if int(self.n_averaged) == 0:  # on the host
+            torch._foreach_copy_(mine, theirs)
+        else:
+            torch._foreach_lerp_(mine, theirs, 1 - self._decay)
+        for own, other in zip(self.module.buffers(), model.buffers(), strict=True):
+            own.copy_(other)
+        self.n_averaged += 1
+
+
 def _moving_average(model: nn.Module, optimization: Optimization) -> AveragedModel | None:
-    if optimization.ema_decay is None:
-        return None
-    update = get_ema_multi_avg_fn(optimization.ema_decay)  # type: ignore[no-untyped-call]
-    return AveragedModel(model, multi_avg_fn=update, use_buffers=False)
+    return None if optimization.ema_decay is None else MovingAverage(model, optimization.ema_decay)

@@ -19,11 +19,15 @@ from suite.data.sampling import check_batch, steps_per_epoch
 from suite.data.verification import Verification
 from suite.files import print_line
 from suite.log import mllog
+from suite.log.attempts import newest_log
 from suite.log.mllog import EventLog
+from suite.log.reader import read_events
+from suite.log.record import read_choices
+from suite.machine.choice.chooser import Chooser, make_chooser
 from suite.machine.page_cache import drop_page_caches
 from suite.machine.power.beside import sampled_power
 from suite.training.checkpoint import Checkpoint
-from suite.training.devices import pick_device, threads_per_rank
+from suite.training.devices import pick_device, threads_per_rank, use_precision
 from suite.training.loop import Outcome, Trainer
 from suite.training.parallel.apply import apply, build_on_meta
 from suite.training.parallel.sharing import Parallel
@@ -64,6 +68,7 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
     config, folder = plan.config, plan.folder
     torch.set_num_threads(threads_per_rank(world))
     device = pick_device(config.device, world)
+    use_precision(config.precision, device)
     keeps_freed_memory = device.type == "cpu" and keep_freed_memory()
     parallel = Parallel.of(config, plan.descriptor, world.rank, world.size)
     check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
@@ -111,6 +116,7 @@ class _Trial:
 
     def __post_init__(self) -> None:
         self.config, self.in_run = self.plan.config, False
+        self.chooser = self._chooser()
         self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity())
 
     def run(self) -> int:
@@ -174,6 +180,9 @@ class _Trial:
         self.progress.enter("building the model")
         workload: Workload = load_workload(self.plan.descriptor)(config)
         model = workload.build_model(world).to(self.device)
+        if self.parallel.plan is None:
+            self.progress.enter("measuring what is fastest here")
+            workload.choose(model, self.chooser)
         torch.manual_seed(
             seed + (self.parallel.mesh.data_rank << SEED_BITS)
         )  # dropout differs between samples, weights do not
@@ -220,6 +229,12 @@ class _Trial:
         shaping = self.config.model_dump(mode="json", include=SHAPING)
         return {"config": shaping, "data_manifest": self.manifest.sha256, "suite_version": VERSION}
 
+    def _chooser(self) -> Chooser:
+        """What makes the choices of this trial. One that is resumed keeps those of its earlier part."""
+        log = newest_log(self.plan.folder, self.plan.trial) if self.plan.resume and self.world.is_first else None
+        earlier = self.world.broadcast({} if log is None else read_choices(read_events(log, steps=False)))
+        return make_chooser(self.config, self.world, self.device, earlier if self.plan.resume else None)
+
     def _log_statement(self, workload: Workload, seed: int, parameters: int) -> None:
         threads = torch.get_num_threads()
         baselines, attainable = read_baselines(self.source, self.manifest.sha256)
@@ -236,6 +251,8 @@ class _Trial:
             attainable=attainable,
         )
         log_statement(self.log, self.plan, self.world, said)
+        for choice in self.chooser.choices.values():
+            choice.log(self.log)
         if self.parallel.plan is not None:
             self.log.event(mllog.PARALLEL_PLAN, self.parallel.logged())
 

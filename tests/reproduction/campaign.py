@@ -248,7 +248,7 @@ DRIFTS = (
     Drift("a default in the settings of the size", "changed default", "hyperparameters.learning_rate", changed_tree(SMOKE, ("0.004", "0.0041"))),
     Drift(
         "a new default of the suite", "changed default", "label_smoothing",
-        changed_tree("suite/config.py", ("    channels_last: bool = False\n", "    channels_last: bool = False\n    label_smoothing: float = 0.1\n")),
+        changed_tree("suite/config.py", ("    compile: bool = False\n", "    compile: bool = False\n    label_smoothing: float = 0.1\n")),
     ),
     Drift("another seed", "seed", "seed", lambda stage, _: run_with(stage, "--seed", "8")),
     Drift("two ranks", "ranks", "number of ranks", lambda stage, _: run_with(stage, "--ranks", "2")),

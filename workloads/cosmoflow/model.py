@@ -50,7 +50,13 @@ class CosmoFlowNet(nn.Module):
         self.register_buffer("input_factor_C", 1 / torch.tensor(std), persistent=False)
         self.reset_parameters()
         if channels_last:
-            self.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # a keyword torch does not type
+            self.lay_out(channels_last)
+
+    def lay_out(self, channels_last: bool) -> None:
+        """Convert the kernels, and from now on the input, to a memory format."""
+        self.channels_last = channels_last
+        wanted = torch.channels_last_3d if channels_last else torch.contiguous_format
+        self.to(memory_format=wanted)  # type: ignore[call-overload]  # a keyword torch does not type
 
     def reset_parameters(self) -> None:
         """Initialise kernels Glorot-uniform and biases to zero, the defaults of Keras."""

@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.config import RunConfig
-from suite.workload import Optimization, Work, Workload
+from suite.machine.choice.layout import choose_layout
+from suite.workload import Chooses, Optimization, Work, Workload
 from suite.world import World
 from workloads.cosmoflow.baselines import baselines
 from workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
 from workloads.cosmoflow.data import CosmoFlowData
-from workloads.cosmoflow.model import CosmoFlowNet, KerasSGD, regularised, work
+from workloads.cosmoflow.model import CHANNELS, CosmoFlowNet, KerasSGD, regularised, work
 
 if TYPE_CHECKING:
     from suite.workload import Batch
@@ -36,7 +37,15 @@ class CosmoFlow(Workload):
 
     def build_model(self, world: World) -> nn.Module:
         """Build the network, initialised from torch's current seed."""
-        return CosmoFlowNet(self._settings, channels_last=self.config.channels_last)
+        return CosmoFlowNet(self._settings, channels_last=bool(self.config.channels_last))
+
+    def choose(self, model: nn.Module, chooser: Chooses) -> None:
+        """Choose memory format, convolutions and threads on counts like those of a training pass."""
+        side, samples = self._settings.input_size, self.config.samples_per_pass(chooser.ranks)
+        generator = torch.Generator().manual_seed(0)
+        counts = torch.randint(0, 16, (samples, side, side, side, CHANNELS), generator=generator, dtype=torch.int16)
+        batch = {"x": counts, "y": torch.zeros(samples, len(self._settings.targets))}
+        choose_layout(chooser, model, self.loss, batch, self.config)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Build SGD as in Keras. The rate is constant within an epoch, so it does not depend on the step."""
@@ -45,7 +54,9 @@ class CosmoFlow(Workload):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the mean squared error plus l2 * sum(w^2) of the two hidden dense kernels, as Keras defines L2."""
-        loss = F.mse_loss(model(batch["x"]), batch["y"])
+        found, right = model(batch["x"]), batch["y"]
+        dtype = torch.promote_types(found.dtype, right.dtype)
+        loss = F.mse_loss(found.to(dtype), right.to(dtype))  # torch before 2.13 has no gradient of two types
         if self._settings.l2:
             loss = loss + self._settings.l2 * sum(weight.square().sum() for weight in regularised(model))
         return loss
@@ -54,7 +65,7 @@ class CosmoFlow(Workload):
         """Sum absolute and squared errors per target, and the squares of each sample's mean absolute error; count samples."""
         error_NT = model(batch["x"]).double() - batch["y"].double()
         absolute_NT = error_NT.abs()
-        count = torch.tensor(float(len(error_NT)), dtype=torch.float64, device=error_NT.device)
+        count = error_NT.new_full((), len(error_NT))
         stats = {"samples": count, "of_samples_squared": absolute_NT.mean(dim=1).square().sum()}
         for name, absolute_N in zip(self._settings.targets, absolute_NT.unbind(dim=1), strict=True):
             stats |= {f"absolute_{name}": absolute_N.sum(), f"squared_{name}": absolute_N.square().sum()}
@@ -102,7 +113,7 @@ class CosmoFlow(Workload):
 
     def work(self) -> Work:
         """Compute the closed forms, with activations stored at the run's precision."""
-        element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
+        element_bytes = 2 if self.config.precision == "bfloat16" else 4
         return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> Mapping[str, float]:

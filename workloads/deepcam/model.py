@@ -29,7 +29,13 @@ class DeepLabV3Plus(nn.Module):
         self.low_level = _normalised(nn.Conv2d(low_level, squeezed, 1, bias=False))
         self.decoder = Decoder(width, squeezed)
         if channels_last:
-            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a keyword torch does not type
+            self.lay_out(channels_last)
+
+    def lay_out(self, channels_last: bool) -> None:
+        """Convert the kernels, and from now on the input, to a memory format."""
+        self.channels_last = channels_last
+        wanted = torch.channels_last if channels_last else torch.contiguous_format
+        self.to(memory_format=wanted)  # type: ignore[call-overload]  # a keyword torch does not type
 
     def forward(self, x_NHWC: Tensor) -> Tensor:
         """Compute logits from normalised fields."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,13 +75,24 @@ class Lamb(torch.optim.Optimizer):
 def build_optimizer(parameters: Iterable[Tensor], config: DeepCamConfig) -> torch.optim.Optimizer:
     """Build the optimizer that the config names. The caller sets its rate before each step."""
     choices: dict[str, Callable[..., torch.optim.Optimizer]] = {
-        "Adam": torch.optim.Adam,
-        "AdamW": torch.optim.AdamW,
+        "Adam": partial(torch.optim.Adam, fused=True),
+        "AdamW": partial(torch.optim.AdamW, fused=True),
         "LAMB": Lamb,
     }
-    return choices[config.optimizer](
+    optimizer = choices[config.optimizer](
         parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
     )
+    optimizer.register_load_state_dict_post_hook(_lay_out_state)
+    return optimizer
+
+
+def _lay_out_state(optimizer: torch.optim.Optimizer) -> None:
+    """Lay out moments that were loaded as their weights are: torch's fused kernels walk the memory of all in one order."""
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            for name, value in optimizer.state[weight].items():
+                if torch.is_tensor(value) and value.shape == weight.shape and value.stride() != weight.stride():
+                    optimizer.state[weight][name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def _trust_ratios(weights: list[Tensor], updates: list[Tensor]) -> list[Tensor]:

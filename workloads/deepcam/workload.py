@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.config import RunConfig
-from suite.workload import Optimization, Work, Workload
+from suite.machine.choice.layout import choose_layout
+from suite.workload import Chooses, Optimization, Work, Workload
 from suite.world import World
 from workloads.deepcam import metric
 from workloads.deepcam.baselines import baselines
 from workloads.deepcam.batch_norm import join_groups
-from workloads.deepcam.config import LOSS_WEIGHTS, MAX_GRAD_NORM, DeepCamConfig, learning_rate
+from workloads.deepcam.config import CHANNELS, LOSS_WEIGHTS, MAX_GRAD_NORM, DeepCamConfig, learning_rate
 from workloads.deepcam.data import DeepCamData
 from workloads.deepcam.model import DeepLabV3Plus
 from workloads.deepcam.optimizer import BIAS_CORRECTION, GRAD_AVERAGING, build_optimizer
@@ -44,9 +45,22 @@ class DeepCam(Workload):
         Each group keeps its own running statistics in training. The harness averages them before an evaluation, as the
         reference does.
         """
-        model = DeepLabV3Plus(self._settings, channels_last=self.config.channels_last)
+        model = DeepLabV3Plus(self._settings, channels_last=bool(self.config.channels_last))
         join_groups(model, world, self._settings.batchnorm_group_size)
         return model
+
+    def choose(self, model: nn.Module, chooser: Chooses) -> None:
+        """Choose memory format, convolutions and threads on fields like those of a training pass.
+
+        Where ranks normalise together, which a rank alone cannot do, the rule is followed.
+        """
+        settings, samples = self._settings, self.config.samples_per_pass(chooser.ranks)
+        if settings.batchnorm_group_size > 1:
+            return
+        size, generator = (samples, settings.height, settings.width), torch.Generator().manual_seed(0)
+        fields = torch.rand(*size, len(CHANNELS), generator=generator)
+        batch = {"x": fields, "y": torch.zeros(size, dtype=torch.uint8)}
+        choose_layout(chooser, model, self.loss, batch, self.config)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Build Adam, AdamW or LAMB. The rate depends on the global step only."""
@@ -99,7 +113,7 @@ class DeepCam(Workload):
 
     def work(self) -> Work:
         """Compute the closed forms, with activations stored at the run's precision."""
-        element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
+        element_bytes = 2 if self.config.precision == "bfloat16" else 4
         return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> Mapping[str, float]:

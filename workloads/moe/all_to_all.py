@@ -4,11 +4,14 @@ A `Route` says which rows of one chunk go where and in what order they arrive; a
 Beginning and ending a transfer are two autograd nodes. The backward pass walks the graph in reverse, so transfers that
 overlap in the forward pass also overlap in the backward pass.
 
-W ranks = nodes x devices (node-major), L experts per rank, J chunks. Counts are on the host.
+Row indices are computed on the rows' device. `workloads.moe.routes` plans what goes where.
+
+W ranks = nodes x devices (node-major), N nodes, D devices of a node, L experts per rank, J chunks.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,19 +22,23 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from suite.errors import InputError
-from workloads.moe.config import Algorithm
+from workloads.moe.dispatch import add_choices
 
 # torch 2.13 renamed these functions and warns about the old names; torch 2.11 has only the old ones. Looked up by name at
 # each call, because the harness counts calls by replacing the functions of torch.distributed
 _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 _REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+# NCCL (2.26 and later) then runs the kernels of several communicators of a process in the order in which it launched them
+_LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
 
 
 @dataclass(frozen=True)
 class ExpertMesh:
     """The ranks that share the experts as a grid of nodes and devices, and the process groups of its parts.
 
-    ``blocks`` maps a size to this rank's group of that many consecutive ranks: those that gather slices of an expert.
+    The groups are the experts' own, so that their all-to-alls do not queue behind DDP's all-reduces. ``blocks`` maps a size to
+    this rank's group of that many consecutive ranks: those that gather slices of an expert. ``even``: all ranks have equally
+    many tokens in every training step, so that none asks the others for theirs.
     """
 
     rank: int
@@ -41,6 +48,7 @@ class ExpertMesh:
     within_node: dist.ProcessGroup
     across_nodes: dist.ProcessGroup
     blocks: dict[int, dist.ProcessGroup]
+    even: bool = False
 
     @property
     def size(self) -> int:
@@ -54,25 +62,48 @@ class ExpertMesh:
 
     @staticmethod
     def create(
-        device_type: str, *, ranks_per_node: int, block_sizes: Sequence[int] = (), ranks: int | None = None
+        device_type: str,
+        *,
+        ranks_per_node: int,
+        block_sizes: Sequence[int] = (),
+        ranks: int | None = None,
+        even: bool = False,
     ) -> ExpertMesh:
         """Create the mesh of the first ``ranks`` ranks of torch.distributed, by default all. Every rank of torch.distributed calls.
 
-        InputError if the nodes are not equally large.
+        The kernels of its communicators run in the order in which the program launches them, which is the same on all ranks;
+        without that order two of them could wait for each other on two GPUs. InputError if the nodes are not equally large.
         """
         size, rank = dist.get_world_size() if ranks is None else ranks, dist.get_rank()
         if size % ranks_per_node:
             raise InputError(f"{size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
+        if device_type == "cuda":
+            os.environ.setdefault(_LAUNCH_ORDER, "1")
         shape = (size // ranks_per_node, ranks_per_node)
         mesh = DeviceMesh(device_type, torch.arange(size).view(shape), mesh_dim_names=("node", "device"))
-        world: Any = dist.new_group(range(size)) if size < dist.get_world_size() else dist.group.WORLD
+        world: Any = dist.new_group(range(size))
         blocks = {1: world, size: world}  # a block of one rank never communicates
         for block_size in sorted(set(block_sizes) - {1, size}):
             groups = [dist.new_group(range(first, first + block_size)) for first in range(0, size, block_size)]
             blocks[block_size] = groups[rank // block_size % len(groups)]
         if rank >= size:
-            return ExpertMesh(rank, *shape, world, world, world, blocks)
-        return ExpertMesh(rank, *shape, world, mesh.get_group("device"), mesh.get_group("node"), blocks)
+            return ExpertMesh(rank, *shape, world, world, world, blocks, even)
+        return ExpertMesh(rank, *shape, world, mesh.get_group("device"), mesh.get_group("node"), blocks, even)
+
+    def every(self, value: int) -> Tensor:
+        """Return the ``value`` of every rank, on the host (W,). No device is waited for if the ranks are even, or have gloo."""
+        if self.even:
+            return torch.full((self.size,), value)
+        device = "cpu" if "cpu:" in dist.get_backend_config(self.world) else "cuda"
+        values_W = torch.empty(self.size, dtype=torch.int64, device=device)
+        getattr(dist, _ALL_GATHER)(values_W, torch.full((1,), value, device=device), group=self.world)
+        return values_W.cpu()
+
+    def maximum(self, value: Tensor) -> Tensor:
+        """Compute the largest ``value`` of all ranks, where it is."""
+        largest = value.clone()
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.world)
+        return largest
 
 
 @dataclass(frozen=True)
@@ -83,19 +114,19 @@ class Reorder:
     inverse: Tensor
 
     @staticmethod
-    def of_blocks(counts: Tensor, order: Sequence[int]) -> Reorder | None:
+    def of_blocks(counts: Tensor, order: Sequence[int], total: int) -> Reorder | None:
         """Compute the permutation of blocks of rows to the order in which the dimensions of ``counts`` are permuted.
 
-        ``counts`` (any dimensions) has the number of rows of each block. None if nothing moves.
+        ``counts`` (any dimensions) has the number of rows of each block, ``total`` in all. The indices lie where ``counts`` does.
+        None if nothing moves.
         """
-        moved = counts.permute(*order)
         if _same_order(counts.shape, order):
             return None
-        begins = (counts.reshape(-1).cumsum(0) - counts.reshape(-1)).view(counts.shape).permute(*order)
-        index = ranges(begins.reshape(-1), moved.reshape(-1))
-        inverse = torch.empty_like(index)
-        inverse[index] = torch.arange(len(index))
-        return Reorder(index, inverse)
+        moved = counts.permute(*order)
+        begins = _begins(counts)
+        ends = _begins(moved).permute(*(order.index(axis) for axis in range(len(order))))
+        index = ranges(begins.permute(*order).reshape(-1), moved.reshape(-1), total)
+        return Reorder(index, ranges(ends.reshape(-1), counts.reshape(-1), total))
 
     def reversed(self) -> Reorder:
         """The permutation that undoes this one."""
@@ -125,24 +156,19 @@ class Hop:
 
 @dataclass(frozen=True)
 class Route:
-    """The hops of one chunk to the experts. ``rows_L`` counts the rows that arrive per local expert; they are sorted by expert."""
+    """The hops of one chunk to the experts. ``rows_L`` counts the rows that arrive per local expert; they are sorted by expert.
+
+    ``host_L`` is the same on the host.
+    """
 
     hops: tuple[Hop, ...]
     rows_L: Tensor
+    host_L: Tensor
 
     @property
     def back(self) -> tuple[Hop, ...]:
         """The hops back from the experts."""
         return tuple(hop.reversed() for hop in reversed(self.hops))
-
-
-def plan_routes(mesh: ExpertMesh, counts_JWL: Tensor, algorithm: Algorithm, device: torch.device) -> list[Route]:
-    """Exchange the counts and plan one route per chunk. Every rank calls; it is the only place where the host waits for the device.
-
-    ``counts_JWL``: rows this rank sends, in that order, on any device; ``device`` is the device of the rows.
-    """
-    plan = {"linear": _linear, "2dh": _two_level}[algorithm]
-    return plan(mesh, counts_JWL.to(device), device)
 
 
 class Journey:
@@ -188,89 +214,50 @@ def reorder(rows: Tensor, order: Reorder | None) -> Tensor:
     return rows if order is None else _Reorder.apply(rows, order)  # type: ignore[no-untyped-call]
 
 
-def ranges(begins_B: Tensor, lengths_B: Tensor) -> Tensor:
-    """Concatenate the integers begin, begin + 1, … of each range."""
+def ranges(begins_B: Tensor, lengths_B: Tensor, total: int) -> Tensor:
+    """Concatenate the integers begin, begin + 1, … of each range; ``total`` is the sum of the lengths."""
     shifts_B = begins_B - (lengths_B.cumsum(0) - lengths_B)
-    shifts = shifts_B.repeat_interleave(lengths_B)
-    return shifts + torch.arange(len(shifts), device=shifts.device)
+    shifts = shifts_B.repeat_interleave(lengths_B, output_size=total)
+    return shifts + torch.arange(total, device=shifts.device)
 
 
-def gather_slices(local: Tensor, group: dist.ProcessGroup, experts: int, parts: int) -> Tensor:
-    """Gather weights (L, H, …) of a group's ranks to (experts * L, parts * H, …). The gradient is summed and scattered.
+@dataclass(frozen=True)
+class Copies:
+    """Rows of a buffer that are sent: row i of M is buffer row ``source_M[i]``; buffer row n is sent as rows ``place_NR[n]``."""
 
-    Ranks of the group are ordered by expert: ``parts`` consecutive ones hold the slices of the same expert.
+    source_M: Tensor
+    place_NR: Tensor
+
+    def spread(self, rows_ND: Tensor) -> Tensor:
+        """Copy the rows that are sent. The gradient of a row is the sum of those of its copies, in the order of R."""
+        return _Spread.apply(rows_ND, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def join(self, rows_MD: Tensor) -> Tensor:
+        """Add the R rows of each place of the buffer, in the order of R."""
+        return _Join.apply(rows_MD, self)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def gather_slices(
+    local: Tensor, group: dist.ProcessGroup, experts: int, parts: int, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Gather weights (L, H, …) of a group's ranks to (experts * L, parts * H, …), sent and returned as ``dtype``.
+
+    The gradient is summed over ranks and scattered, in the type of ``local``. Ranks of the group are ordered by expert:
+    ``parts`` consecutive ones hold the slices of the same expert.
     """
+    dtype = local.dtype if dtype is None else dtype
     if experts * parts == 1:
-        return local
-    gathered = _Gather.apply(local, group, experts * parts)  # type: ignore[no-untyped-call]
+        return local.to(dtype)
+    gathered = _Gather.apply(local, group, experts * parts, dtype)  # type: ignore[no-untyped-call]
     grid = gathered.view(experts, parts, *local.shape).transpose(1, 2)
     result: Tensor = grid.reshape(experts * local.shape[0], parts * local.shape[1], *local.shape[2:])
     return result
 
 
-def _linear(mesh: ExpertMesh, counts_JWL: Tensor, device: torch.device) -> list[Route]:
-    sent_WJL = counts_JWL.transpose(0, 1)
-    received_WJL = _exchange(sent_WJL, mesh.world)
-    sent, received = sent_WJL.cpu(), received_WJL.cpu()
-    routes = []
-    for j in range(len(counts_JWL)):
-        hop = Hop(mesh.world, None, _splits(sent[:, j]), _splits(received[:, j]), _by_expert(received[:, j], device))
-        routes.append(Route((hop,), received[:, j].sum(0)))
-    return routes
-
-
-def _two_level(mesh: ExpertMesh, counts_JWL: Tensor, device: torch.device) -> list[Route]:
-    """Send first to the device of this node that has the destination's local rank, then across nodes.
-
-    With m devices per node, every message across nodes is m times larger than in the linear form, and there are m times
-    fewer.
-    """
-    chunks, _, experts = counts_JWL.shape
-    nodes, devices = mesh.nodes, mesh.devices
-    sent_NDJL = counts_JWL.transpose(0, 1).reshape(nodes, devices, chunks, experts)
-    mine_DNJL = _exchange(sent_NDJL.transpose(0, 1), mesh.within_node)  # [source device, destination node]
-    across_NDJL = _exchange(mine_DNJL.transpose(0, 1), mesh.across_nodes)  # [source node, source device]
-    sent, mine, across = sent_NDJL.cpu(), mine_DNJL.cpu(), across_NDJL.cpu()
-    routes = []
-    for j in range(chunks):
-        sent_NDL, mine_DNL, across_NDL = sent[:, :, j], mine[:, :, j], across[:, :, j]
-        first = Hop(
-            mesh.within_node,
-            _to(Reorder.of_blocks(sent_NDL, (1, 0, 2)), device),
-            _splits(sent_NDL.transpose(0, 1)),
-            _splits(mine_DNL),
-        )
-        arrived_WL = across_NDL.reshape(mesh.size, experts)
-        second = Hop(
-            mesh.across_nodes,
-            _to(Reorder.of_blocks(mine_DNL, (1, 0, 2)), device),
-            _splits(mine_DNL.transpose(0, 1)),
-            _splits(across_NDL),
-            _by_expert(arrived_WL, device),
-        )
-        routes.append(Route((first, second), arrived_WL.sum(0)))
-    return routes
-
-
-def _by_expert(received_WL: Tensor, device: torch.device) -> Reorder | None:
-    return _to(Reorder.of_blocks(received_WL, (1, 0)), device)
-
-
-def _to(order: Reorder | None, device: torch.device) -> Reorder | None:
-    return None if order is None else Reorder(order.index.to(device), order.inverse.to(device))
-
-
-def _splits(counts: Tensor) -> tuple[int, ...]:
-    """Sum the counts per first index."""
-    return tuple(counts.reshape(len(counts), -1).sum(1).tolist())
-
-
-def _exchange(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Exchange counts. The first index is the rank of the group: the receiver on entry, the sender on return."""
-    counts = counts.contiguous()
-    received = torch.empty_like(counts)
-    dist.all_to_all_single(received, counts, group=group)
-    return received
+def _begins(counts: Tensor) -> Tensor:
+    """The number of rows before each block."""
+    flat = counts.reshape(-1)
+    return (flat.cumsum(0) - flat).view(counts.shape)
 
 
 def _same_order(shape: Sequence[int], order: Sequence[int]) -> bool:
@@ -339,16 +326,48 @@ class _Reorder(torch.autograd.Function):
         return gradient.index_select(0, ctx.order.inverse), None
 
 
-class _Gather(torch.autograd.Function):
+class _Spread(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, local: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
-        ctx.group, ctx.size = group, size
+    def forward(ctx: Any, rows: Tensor, copies: Copies) -> Tensor:
+        ctx.copies = copies
+        return rows.index_select(0, copies.source_M)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _added(gradient, ctx.copies), None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, copies: Copies) -> Tensor:
+        ctx.copies = copies
+        return _added(rows, copies)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.index_select(0, ctx.copies.source_M), None
+
+
+def _added(rows_MD: Tensor, copies: Copies) -> Tensor:
+    if copies.place_NR.shape[1] == 1:
+        return rows_MD.index_select(0, copies.place_NR[:, 0])
+    return add_choices(rows_MD, copies.place_NR, None)
+
+
+class _Gather(torch.autograd.Function):
+    """Weights are sent in the type they are computed in; their gradients are added up in the type of the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, group: dist.ProcessGroup, size: int, dtype: torch.dtype) -> Tensor:
+        ctx.group, ctx.size, ctx.dtype = group, size, local.dtype
+        local = local.to(dtype).contiguous()
         out = local.new_empty(size * local.shape[0], *local.shape[1:])
-        getattr(dist, _ALL_GATHER)(out, local.contiguous(), group=group)
+        getattr(dist, _ALL_GATHER)(out, local, group=group)
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        gradient = gradient.to(ctx.dtype).contiguous()
         out = gradient.new_empty(gradient.shape[0] // ctx.size, *gradient.shape[1:])
-        getattr(dist, _REDUCE_SCATTER)(out, gradient.contiguous(), group=ctx.group)
-        return out, None, None
+        getattr(dist, _REDUCE_SCATTER)(out, gradient, group=ctx.group)
+        return out, None, None, None

@@ -86,7 +86,7 @@ class Autotuner:
             top_k=config.top_k,
             matrices=3 if config.activation == "swiglu" else 2,
             capacity_factor=max(1.0, capacity * config.experts / (config.top_k * max(1, tokens))),
-            element_bytes=layer.experts.up_EHD.element_size(),
+            element_bytes=layer.compute_dtype(layer.experts.up_EHD).itemsize,
         )
         order = ranked(shape, self.network, layer.mesh.size, self.flops_per_s)
         first_of_r = {choice.r: choice for choice in reversed(order)}
@@ -105,7 +105,7 @@ def trial_timer(layer: MoELayer, x_TD: Tensor, repeats: int = REPEATS) -> Callab
 
     def measure(execution: Execution) -> float:
         before = layer.execution, layer.marker, layer.load, layer.step_load_E
-        layer.marker, layer.load = NoMarker(), type(layer.load).empty(layer.config.experts, x_TD.device)
+        layer.marker, layer.load = NoMarker(), type(layer.load)(layer.config.experts)
         layer.use(execution)
         seconds = []
         for _ in range(1 + repeats):
@@ -153,15 +153,19 @@ def measure_memory(mesh: ExpertMesh, device: torch.device, repeats: int = REPEAT
 
 
 def measure_flops(layer: MoELayer, rows: int, repeats: int = REPEATS) -> float:
-    """Measure FLOP/s of this rank's experts, forward, on ``rows`` rows each, with the layer's back end; the slowest rank's."""
+    """Measure FLOP/s of this rank's experts, forward, on ``rows`` rows each, with the layer's back end; the slowest rank's.
+
+    Rows and weights have the type that the layer computes in: autocast's where it is on.
+    """
     assert layer.mesh is not None
-    weights = layer.experts.weights().map(torch.Tensor.detach)
+    dtype = layer.compute_dtype(layer.experts.up_EHD)
+    weights = layer.experts.weights().map(lambda weight: weight.detach().to(dtype))
     experts, hidden, width = weights.up_EHD.shape
-    rows_E = torch.full((experts,), max(1, rows), device=weights.up_EHD.device)
-    x_ND = weights.up_EHD.new_ones(int(rows_E.sum()), width)
-    config = layer.config
+    host_E = torch.full((experts,), max(1, rows))
+    x_ND = weights.up_EHD.new_ones(int(host_E.sum()), width)
+    rows_E, config = host_E.to(x_ND.device), layer.config
     seconds = _slowest(
-        _median_s(lambda: run_experts(x_ND, rows_E, weights, config.activation, config.backend), x_ND, repeats),
+        _median_s(lambda: run_experts(x_ND, rows_E, weights, config.activation, config.backend, host_E), x_ND, repeats),
         layer.mesh,
         x_ND.device,
     )

@@ -19,18 +19,22 @@ from torch import Tensor, nn
 
 from suite import VERSION
 from suite.errors import InputError
+from suite.machine.choice.chooser import Chooser
+from suite.machine.choice.store import Store, cache_folder
 from suite.performance.cost_model import ALGORITHMS
 from suite.training.timing import CudaClock, HostClock
 from suite.world import World
 from workloads.moe import phases
-from workloads.moe.all_to_all import ExpertMesh, Journey, plan_routes
+from workloads.moe.activations import activate
+from workloads.moe.all_to_all import ExpertMesh, Journey
 from workloads.moe.autotune import measure_flops, measure_memory
-from workloads.moe.config import MoEConfig, valid_r
-from workloads.moe.experts import activate
+from workloads.moe.choice import ExpertShape, choose_backend
+from workloads.moe.config import Layout, MoEConfig, valid_r
 from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.parallel import expert_mesh
 from workloads.moe.phases import LayerTimer, NoMarker
 from workloads.moe.router import Router
+from workloads.moe.routes import exchange_counts, plan_routes
 
 BENCH_VERSION = 2
 SWEEP_VERSION = 2  # read by analysis/network/sweep.py
@@ -123,23 +127,28 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
     torch.manual_seed(0)
     mesh = expert_mesh(shape.moe, world, cuda=device.type == "cuda") if world.size > 1 else None
     layer, x_TD = make_layer(shape, mesh, world.rank, device)
+    if shape.moe.backend == "auto":
+        store = Store(cache_folder() if world.is_first else None)
+        rows = Layout(1.0, world.size).computed_rows(shape.moe, shape.tokens)
+        asked = ExpertShape.of(shape.moe, shape.width, rows, DTYPES[shape.dtype], world.size)
+        layer.backend = choose_backend(Chooser(world, device, measure=True, store=store), asked)
     dense = DenseFFN(shape).to(device, DTYPES[shape.dtype])
     x_ND = torch.randn(shape.tokens * shape.moe.top_k, shape.width, device=device, dtype=x_TD.dtype)
     call, dense_call = training_pass(layer, x_TD), training_pass(dense, x_ND)
     pairs = timed_pairs(call, dense_call, world, device, repeats)
     layer.marker = timer = LayerTimer(CudaClock() if device.type == "cuda" else HostClock())
-    layer.load = type(layer.load).empty(shape.moe.experts, device)
+    layer.load = type(layer.load)(shape.moe.experts)
     call()
     seconds = world.sum(timer.flush())
     layer.marker = NoMarker()
-    load = layer.load
+    load = layer.load.read()
     matrices = 3 if shape.moe.activation == "swiglu" else 2
     flops_per_row = 6.0 * matrices * shape.width * shape.moe.hidden
     layer_s = statistics.median(pair[0] for pair in pairs)
     ratios = [dense_s / own_s for own_s, dense_s in pairs]
     return Result(
         BENCH_VERSION,
-        {**vars(shape), "moe": shape.moe.model_dump()},
+        {**vars(shape), "moe": shape.moe.model_dump() | {"backend": str(layer.backend)}},
         world.size,
         torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch.get_num_threads(),
@@ -149,8 +158,8 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
         min(ratios),
         max(ratios),
         pairs,
-        flops_per_row * float(load.kept) / layer_s / 1e12,
-        flops_per_row * float(load.rows) / layer_s / 1e12,
+        flops_per_row * load.kept / layer_s / 1e12,
+        flops_per_row * load.rows / layer_s / 1e12,
         {name: value / world.size for name, value in seconds.items()},
         load.report(),
     )
@@ -284,7 +293,9 @@ def _sweep_grid(
 ) -> dict[str, Any]:
     """Measure one grid; ranks outside it wait."""
     sharers = {size for size in range(1, ranks + 1) if ranks % size == 0}
-    mesh = ExpertMesh.create(device.type, ranks=ranks, ranks_per_node=ranks_per_node, block_sizes=sorted(sharers))
+    mesh = ExpertMesh.create(
+        device.type, ranks=ranks, ranks_per_node=ranks_per_node, block_sizes=sorted(sharers), even=True
+    )
     grid: dict[str, Any] = {"ranks": ranks, "ranks_per_node": ranks_per_node}
     if mesh.has_me:
         grid["all_to_all"] = list(_sweep_sizes(mesh, device, up_to_bytes, repeats))
@@ -302,7 +313,7 @@ def _sweep_sizes(mesh: ExpertMesh, device: torch.device, up_to_bytes: int, repea
         counts_JWL = torch.full((1, mesh.size, 1), each, device=device)
         payload = torch.zeros(each * mesh.size, 1, device=device)
         for algorithm in ALGORITHMS if mesh.nodes > 1 else ALGORITHMS[:1]:
-            (route,) = plan_routes(mesh, counts_JWL, algorithm, device)
+            (route,) = plan_routes(mesh, exchange_counts(mesh, counts_JWL, algorithm), algorithm)
 
             def call(hops: Any = route.hops, payload: Tensor = payload) -> None:
                 Journey(payload, hops).end()

@@ -16,7 +16,7 @@ LARGE_ALIGNMENT, LARGE_STEP = 256, 128  # Tutel: an alignment above 256 becomes 
 
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
 Algorithm = Literal["linear", "2dh"]
-Backend = Literal["auto", "loop", "onednn", "bmm", "grouped_mm"]
+Backend = Literal["auto", "loop", "onednn", "bmm", "grouped_mm", "triton"]
 DispatchMode = Literal["dropless", "capacity", "einsum"]
 
 

@@ -3,6 +3,9 @@
 Queues are Tutel's: all first choices in token order (or by score), then all second choices. A row is one assignment of a
 token to an expert, or empty. Rows are sorted by expert, then by position in its queue. Shapes depend on the number of tokens
 only, so the host does not wait for the device, except for a capacity factor of zero or below (`Capacity`).
+Neither direction adds into a place that another row adds into too: each token gathers its rows, and they are added in the
+order of choice, in float32 at least. So results do not depend on the order in which a GPU's threads end.
+
 T tokens, K choices, E experts, C capacity, D width, R = T * K assignments, N rows of the buffer.
 """
 
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from workloads.moe.config import DispatchMode, capacity_of
@@ -23,14 +27,19 @@ from workloads.moe.router import Routing, tally
 class Plan:
     """The source of every row: its token, and its index in the flat (T, K) weights; T and T * K for an empty row.
 
-    ``rows_E`` counts buffer rows per expert, empty ones included; it is on the host if there is a capacity. ``assigned_E``
-    counts the router's choices, dropped ones included; ``kept`` (no dimensions) counts rows that hold a token.
+    ``place_TK`` is the row of every choice, any row where it was dropped; ``kept_TK`` is false there (None: nothing was dropped).
+    ``rows_E`` counts buffer rows per expert, empty ones included; ``host_E`` is the same on the host, if it is known there
+    without waiting. ``assigned_E`` counts the router's choices, dropped ones included; ``kept`` (no dimensions) counts rows
+    that hold a token.
     """
 
     tokens: int
     tokens_N: Tensor
     choices_N: Tensor
+    place_TK: Tensor
+    kept_TK: Tensor | None
     rows_E: Tensor
+    host_E: Tensor | None
     assigned_E: Tensor
     kept: Tensor
     capacity: int | None
@@ -64,23 +73,32 @@ class Dropless:
     def plan(self, routing: Routing, experts: int) -> Plan:
         """Sort by expert."""
         queue = _queue(routing, experts)
-        tokens, assigned_E = len(routing.experts_TK), queue.assigned_E
-        return Plan(tokens, queue.tokens_R, queue.choices_R, assigned_E, assigned_E, assigned_E.sum(), None)
+        (tokens, top_k), assigned_E = routing.experts_TK.shape, queue.assigned_E
+        rows_R = torch.arange(tokens * top_k, device=assigned_E.device)
+        return Plan(
+            tokens=tokens,
+            tokens_N=queue.tokens_R,
+            choices_N=queue.choices_R,
+            place_TK=_placed(rows_R, queue, top_k),
+            kept_TK=None,
+            rows_E=assigned_E,
+            host_E=None,
+            assigned_E=assigned_E,
+            kept=torch.full((), tokens * top_k, device=assigned_E.device),
+            capacity=None,
+        )
 
     def encode(self, x_TD: Tensor, plan: Plan) -> Tensor:
         """Gather."""
-        return x_TD.index_select(
-            0, plan.tokens_N
-        )  # not x[...]: the backward of index_select is index_add, that of indexing the slower index_put
+        return _Encode.apply(x_TD, plan)  # type: ignore[no-any-return, no-untyped-call]
 
     def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
-        """Scale and add."""
-        weights_N = weights_TK.reshape(-1).index_select(0, plan.choices_N).to(rows_ND.dtype)
-        return _ScaleAndAdd.apply(rows_ND, weights_N, plan.tokens_N, plan.tokens)  # type: ignore[no-any-return, no-untyped-call]
+        """Gather, scale and add."""
+        return _Decode.apply(rows_ND, weights_TK, plan)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @dataclass(frozen=True)
-class Capacity:
+class Capacity(Dropless):
     """C rows for each expert; later assignments drop, missing ones are padded with empty rows.
 
     ``over_ranks`` computes the maximum of a number over ranks. Factors <= 0 need it and the longest queue on the host,
@@ -89,40 +107,36 @@ class Capacity:
 
     factor: float | None = None
     alignment: int = 1
-    over_ranks: Callable[[int], int] = int
+    over_ranks: Callable[[Tensor], Tensor] = torch.clone
 
     def plan(self, routing: Routing, experts: int) -> Plan:
         """Cut the queues at the capacity."""
         tokens, top_k = routing.experts_TK.shape
         queue = _queue(routing, experts)
-        assigned_E = queue.assigned_E
+        assigned_E, device = queue.assigned_E, queue.assigned_E.device
         needed = 0
         if self.factor is not None and self.factor <= 0:
-            needed = self.over_ranks(int(assigned_E.max()))
+            needed = int(self.over_ranks(assigned_E.max()))
         capacity = capacity_of(self.factor, tokens, experts, top_k, needed, self.alignment)
-        place_C = torch.arange(capacity, device=assigned_E.device)
-        source_EC = (assigned_E.cumsum(0) - assigned_E)[:, None] + place_C
-        source_N = torch.where(place_C < assigned_E[:, None], source_EC, tokens * top_k).reshape(-1)
+        rows, choices = experts * capacity, tokens * top_k
+        begin_E = assigned_E.cumsum(0) - assigned_E
+        turn_R = torch.arange(choices, device=device) - begin_E.index_select(0, queue.experts_R)
+        row_R = torch.where(turn_R < capacity, torch.add(turn_R, queue.experts_R, alpha=capacity), rows)
+        # all that drop write to one entry behind the last row, in any order; it is cut off
+        choices_N = torch.full((rows + 1,), choices, device=device).scatter_(0, row_R, queue.choices_R)[:rows]
+        place_TK = _placed(row_R, queue, top_k)
         return Plan(
-            tokens,
-            _with_last(queue.tokens_R, tokens).index_select(0, source_N),
-            _with_last(queue.choices_R, tokens * top_k).index_select(0, source_N),
-            torch.full((experts,), capacity),
-            assigned_E,
-            assigned_E.clamp(max=capacity).sum(),
-            capacity,
+            tokens=tokens,
+            tokens_N=choices_N.div(top_k, rounding_mode="floor"),
+            choices_N=choices_N,
+            place_TK=place_TK.clamp(max=max(rows - 1, 0)),
+            kept_TK=place_TK < rows,
+            rows_E=torch.full((experts,), capacity, device=device),
+            host_E=torch.full((experts,), capacity),
+            assigned_E=assigned_E,
+            kept=assigned_E.clamp(max=capacity).sum(),
+            capacity=capacity,
         )
-
-    def encode(self, x_TD: Tensor, plan: Plan) -> Tensor:
-        """Gather; an empty row reads a row of zeros appended to the tokens."""
-        return _with_last(x_TD, 0).index_select(0, plan.tokens_N)
-
-    def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
-        """Scale and add; empty rows are added to an extra token that is cut off."""
-        added_TD: Tensor = _ScaleAndAdd.apply(  # type: ignore[no-untyped-call]
-            rows_ND, _weights(plan, weights_TK, rows_ND), plan.tokens_N, plan.tokens + 1
-        )
-        return added_TD[: plan.tokens]
 
 
 @dataclass(frozen=True)
@@ -135,11 +149,15 @@ class Einsum(Capacity):
 
     def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
         """Multiply by the weighted mask."""
-        return _mask(plan, _weights(plan, weights_TK, rows_ND)) @ rows_ND
+        return _mask(plan, _weights(plan, weights_TK).to(rows_ND.dtype)) @ rows_ND
 
 
 def permutation(
-    mode: DispatchMode, factor: float | None, *, alignment: int = 1, over_ranks: Callable[[int], int] = int
+    mode: DispatchMode,
+    factor: float | None,
+    *,
+    alignment: int = 1,
+    over_ranks: Callable[[Tensor], Tensor] = torch.clone,
 ) -> Permutation:
     """Create the permutation of a dispatch mode."""
     if mode == "dropless":
@@ -147,8 +165,22 @@ def permutation(
     return {"capacity": Capacity, "einsum": Einsum}[mode](factor, alignment, over_ranks)
 
 
+def add_choices(rows_ND: Tensor, place_TK: Tensor, scale_TK: Tensor | None) -> Tensor:
+    """Add the rows that each token has at K places, times ``scale_TK``, in this order: (T, D).
+
+    A bag of embeddings is this in one kernel, which adds bfloat16 in float32.
+    """
+    tokens, top_k = place_TK.shape
+    if not tokens or not len(rows_ND):  # without rows all is dropped, and there is no row to point to
+        return rows_ND.new_zeros(tokens, rows_ND.shape[1])
+    begins_T = torch.arange(0, tokens * top_k, top_k, device=place_TK.device)
+    scale = None if scale_TK is None else scale_TK.detach().to(rows_ND.dtype).reshape(-1)
+    return F.embedding_bag(place_TK.reshape(-1), rows_ND.detach(), begins_T, mode="sum", per_sample_weights=scale)
+
+
 @dataclass(frozen=True)
 class _Queue:
+    experts_R: Tensor
     tokens_R: Tensor
     choices_R: Tensor
     assigned_E: Tensor
@@ -162,32 +194,70 @@ def _queue(routing: Routing, experts: int) -> _Queue:
         order_T = routing.priority_T.argsort(descending=True, stable=True)
         experts_TK = experts_TK.index_select(0, order_T)
     flat_R = experts_TK.t().reshape(-1)  # choice-major: all first choices, then all second ones
-    order_R = flat_R.argsort(stable=True)
+    experts_R, order_R = flat_R.sort(stable=True)
     tokens_R, slot_R = order_R.remainder(max(tokens, 1)), order_R.div(max(tokens, 1), rounding_mode="floor")
     if order_T is not None:
         tokens_R = order_T.index_select(0, tokens_R)
-    return _Queue(tokens_R, tokens_R * top_k + slot_R, tally(flat_R, experts))
+    return _Queue(experts_R, tokens_R, tokens_R * top_k + slot_R, tally(flat_R, experts))
 
 
-class _ScaleAndAdd(torch.autograd.Function):
-    """Computes tokens from their weighted rows. The same in autograd operations keeps two more buffers of all rows."""
+def _placed(row_R: Tensor, queue: _Queue, top_k: int) -> Tensor:
+    """Return the row of each choice, (T, K), from that of each assignment in the order of the queues."""
+    return torch.empty_like(row_R).scatter_(0, queue.choices_R, row_R).view(-1, top_k)
+
+
+class _Encode(torch.autograd.Function):
+    """Tokens to rows. The gradient of a token is the sum of those of its rows; index_select would add them in any order."""
 
     @staticmethod
-    def forward(ctx: Any, rows_ND: Tensor, weights_N: Tensor, tokens_N: Tensor, tokens: int) -> Tensor:
-        ctx.save_for_backward(rows_ND, weights_N, tokens_N)
-        return rows_ND.new_zeros(tokens, rows_ND.shape[1]).index_add_(0, tokens_N, rows_ND * weights_N[:, None])
+    def forward(ctx: Any, x_TD: Tensor, plan: Plan) -> Tensor:
+        ctx.plan = plan
+        return _of_tokens(x_TD, plan)
 
     @staticmethod
-    def backward(ctx: Any, d_out_TD: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        rows_ND, weights_N, tokens_N = ctx.saved_tensors
-        d_rows_ND = d_out_TD.index_select(0, tokens_N)
-        d_weights_N = torch.linalg.vecdot(d_rows_ND, rows_ND)
-        return d_rows_ND.mul_(weights_N[:, None]), d_weights_N, None, None
+    def backward(ctx: Any, d_rows_ND: Tensor) -> tuple[Tensor, None]:
+        plan: Plan = ctx.plan
+        return add_choices(d_rows_ND, plan.place_TK, plan.kept_TK), None
 
 
-def _weights(plan: Plan, weights_TK: Tensor, rows_ND: Tensor) -> Tensor:
+class _Decode(torch.autograd.Function):
+    """Weighted rows to tokens. The same in autograd operations keeps two more buffers of all rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_ND: Tensor, weights_TK: Tensor, plan: Plan) -> Tensor:
+        ctx.save_for_backward(rows_ND, weights_TK)
+        ctx.plan = plan
+        scale_TK = weights_TK if plan.kept_TK is None else weights_TK * plan.kept_TK
+        return add_choices(rows_ND, plan.place_TK, scale_TK)
+
+    @staticmethod
+    def backward(ctx: Any, d_out_TD: Tensor) -> tuple[Tensor, Tensor, None]:
+        (rows_ND, weights_TK), plan = ctx.saved_tensors, ctx.plan
+        d_rows_ND = _of_tokens(d_out_TD.to(rows_ND.dtype), plan)
+        if not len(rows_ND):
+            return d_rows_ND, torch.zeros_like(weights_TK), None
+        wide = torch.promote_types(rows_ND.dtype, torch.float32)
+        same = rows_ND.dtype == wide
+        d_weights_N = torch.linalg.vecdot(d_rows_ND, rows_ND) if same else (d_rows_ND * rows_ND).sum(1, dtype=wide)
+        d_weights_TK = d_weights_N.index_select(0, plan.place_TK.view(-1)).view_as(plan.place_TK)
+        if plan.kept_TK is not None:
+            d_weights_TK = d_weights_TK * plan.kept_TK
+        d_rows_ND.mul_(
+            _weights(plan, weights_TK).to(rows_ND.dtype)[:, None]
+        )  # of two types it takes a GPU three times as long
+        return d_rows_ND, d_weights_TK.to(weights_TK.dtype), None
+
+
+def _of_tokens(x_TD: Tensor, plan: Plan) -> Tensor:
+    """Gather the token of each row; an empty row reads a row of zeros appended to the tokens."""
+    x_TD = x_TD if plan.kept_TK is None else _with_last(x_TD, 0)
+    return x_TD.index_select(0, plan.tokens_N)
+
+
+def _weights(plan: Plan, weights_TK: Tensor) -> Tensor:
     """Look up the weight of each row; zero for empty rows."""
-    return _with_last(weights_TK.reshape(-1), 0).index_select(0, plan.choices_N).to(rows_ND.dtype)
+    weights_R = weights_TK.reshape(-1)
+    return (weights_R if plan.kept_TK is None else _with_last(weights_R, 0)).index_select(0, plan.choices_N)
 
 
 def _with_last(values: Tensor, last: int) -> Tensor:

@@ -7,6 +7,7 @@ that a slice of the hidden width is a slice of dimension 1 of each of them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.errors import InputError
+from workloads.moe.activations import ACTIVATION_GRADIENTS, activate
 from workloads.moe.config import Activation, Backend
+from workloads.moe.kernels.fused import Source, find_problem, run_fused
 
 GROUPED_ALIGNMENT_BYTES = 16  # F.grouped_mm refuses other strides
 ONEDNN_ROWS = 8  # oneDNN compiles a kernel per shape, 0.4 ms each, so the number of rows is a multiple of this
 GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PADDED_UP_TO = (
+    1.5  # padded rows over rows up to which a GPU multiplies all at once: 2.2 times as fast as 16 experts in turn
+)
+READ_ON_HOST = ("loop", "onednn", "bmm")
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -39,6 +46,48 @@ class Weights:
         """Apply a function to each weight that exists."""
         present = {name: function(value) for name, value in vars(self).items() if value is not None}
         return replace(self, **present)
+
+
+@dataclass(frozen=True)
+class ExpertBackend:
+    """One way to multiply. ``problem`` explains why it cannot multiply such rows; None if it can.
+
+    ``pads``: every expert costs as much as that with the most rows.
+    """
+
+    run: Callable[[Tensor, Tensor, Weights, Activation], Tensor]
+    problem: Callable[[Tensor, Weights], str | None]
+    pads: bool = False
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was measured to be fastest: a back end, and one that pads, to be taken while its rows are at most so many times N.
+
+    As text, which logs have: ``loop``, or ``loop, bmm to 1.5``.
+    """
+
+    name: str
+    padded: str | None = None
+    up_to: float = 0.0
+
+    def for_load(self, rows_E: Tensor, rows: int) -> str:
+        """Name the back end for these rows of each expert. With a padded one the host reads the longest queue."""
+        if self.padded is not None and int(rows_E.max()) * len(rows_E) <= self.up_to * rows:
+            return self.padded
+        return self.name
+
+    def __str__(self) -> str:
+        """As text."""
+        return self.name if self.padded is None else f"{self.name}, {self.padded} to {self.up_to:g}"
+
+    @staticmethod
+    def parse(text: str) -> Chosen | None:
+        """Read the text. None if it is another, or names a back end that is not there."""
+        found = re.fullmatch(r"(\w+)(?:, (\w+) to (\d{1,6}(?:\.\d{1,6})?))?", text)
+        if found is None or not {found[1], found[2] or found[1]} <= BACKENDS.keys():
+            return None
+        return Chosen(found[1], found[2], float(found[3] or 0))
 
 
 class Experts(nn.Module):
@@ -73,21 +122,50 @@ class Experts(nn.Module):
         return Weights(self.up_EHD, self.down_EHD, self.gate_EHD, self.up_bias_EH, self.down_bias_ED)
 
 
-def run_experts(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation, backend: Backend) -> Tensor:
-    """Compute each expert's FFN on its rows. Back end ``auto``: grouped_mm on a GPU, onednn on a CPU, else the loop."""
-    if backend == "auto" and rows_ND.is_cuda:
-        backend = "grouped_mm" if grouped_problem(rows_ND, weights) is None else "loop"
-    elif backend == "auto":
-        backend = "onednn" if onednn_problem(rows_ND) is None else "loop"
-    return _BACKENDS[backend](rows_ND, rows_E, weights, activation)
+def run_experts(
+    rows_ND: Tensor,
+    rows_E: Tensor,
+    weights: Weights,
+    activation: Activation,
+    backend: Backend | Chosen,
+    host_E: Tensor | None = None,
+) -> Tensor:
+    """Compute each expert's FFN on its rows with a back end, or with that which was measured for such rows.
+
+    ``rows_E`` lies with the rows; ``host_E`` is the same on the host, for back ends that read it there (`READ_ON_HOST`).
+    ``auto`` follows a rule and measures nothing, as does a choice that cannot multiply these rows. InputError if a back end
+    that was named cannot.
+    """
+    if backend == "auto":
+        backend = rule(rows_ND, weights)
+    if isinstance(backend, Chosen):
+        if backend.padded is not None and host_E is None and rows_E.is_cuda:
+            host_E = rows_E.cpu()  # once, for the choice and for what is chosen
+        name = backend.for_load(rows_E if host_E is None else host_E, len(rows_ND))
+        if BACKENDS[name].problem(rows_ND, weights) is not None:
+            return run_experts(rows_ND, rows_E, weights, activation, rule(rows_ND, weights), host_E)
+    else:
+        name = backend
+    if name in READ_ON_HOST and host_E is not None:
+        rows_E = host_E
+    return BACKENDS[name].run(rows_ND, rows_E, weights, activation)
 
 
-def activate(up: Tensor, gate: Tensor | None, activation: Activation) -> Tensor:
-    """Apply the activation of the hidden layer; swiglu is silu(gate) * up."""
-    if activation == "swiglu":
-        assert gate is not None
-        return F.silu(gate) * up
-    return _ACTIVATIONS[activation](up)
+def rule(rows_ND: Tensor, weights: Weights) -> Chosen:
+    """What is taken without measuring: on a GPU grouped_mm in bfloat16, else bmm if it pads little; onednn on a CPU; the loop.
+
+    On a GPU torch has kernels of its own for bfloat16 only; for other types grouped_mm reads the counts in every call.
+    """
+    if rows_ND.is_cuda and (rows_ND.dtype != torch.bfloat16 or grouped_problem(rows_ND, weights) is not None):
+        return Chosen("loop", "bmm", PADDED_UP_TO)
+    name = "grouped_mm" if rows_ND.is_cuda else "onednn"
+    return Chosen(name if BACKENDS[name].problem(rows_ND, weights) is None else "loop")
+
+
+def register(name: str, backend: ExpertBackend) -> None:
+    """Add a back end, for example of fused kernels: it is measured beside the others wherever it can multiply the rows."""
+    assert re.fullmatch(r"\w+", name)
+    BACKENDS[name] = backend
 
 
 def grouped_problem(rows_ND: Tensor, weights: Weights) -> str | None:
@@ -109,6 +187,24 @@ def onednn_problem(rows_ND: Tensor) -> str | None:
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # type: ignore[no-untyped-call]
         return "this torch has no oneDNN product"
     return None
+
+
+def triton_problem(rows_ND: Tensor, weights: Weights) -> str | None:
+    """Explain why the kernels in Triton cannot multiply these. None if they can."""
+    return find_problem(rows_ND, len(weights.up_EHD))
+
+
+def run_fused_experts(
+    x: Tensor, weights_TK: Tensor | None, source: Source, weights: Weights, activation: Activation
+) -> Tensor:
+    """Compute the experts with kernels in Triton, which gather tokens and weigh and add rows: (T, D) to (T, D).
+
+    Without tokens in ``source`` rows (N, D) become rows. InputError if the kernels cannot.
+    """
+    problem = triton_problem(x, weights)
+    if problem is not None:
+        raise InputError(f"backend triton: {problem}; choose auto, grouped_mm or loop")
+    return run_fused(x, weights_TK, source, activation, tuple(vars(weights).values()))
 
 
 def _uniform(shape: tuple[int, ...], bound: float) -> nn.Parameter:
@@ -206,7 +302,7 @@ class _Loop(torch.autograd.Function):
             )  # holds d_hidden until the activation's gradient is applied below
             d_gate = None
             if gate is None:
-                _ACTIVATION_GRADIENTS[activation](d_up, up, grad_input=d_up)
+                ACTIVATION_GRADIENTS[activation](d_up, up, grad_input=d_up)
             else:
                 assert d_weights.gate_EHD is not None
                 d_gate = torch.mul(d_up, up, out=d_gate_NH[: len(x)])
@@ -275,10 +371,10 @@ def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activati
     if min(counts) == longest:
         places_N, padded_ND = None, rows_ND
     else:
-        begins_E = rows_E.cumsum(0) - rows_E
-        shift_E = torch.arange(len(counts), device=rows_E.device) * longest - begins_E
-        places_N = torch.arange(len(rows_ND), device=rows_E.device) + shift_E.repeat_interleave(rows_E)
-        places_N = places_N.to(rows_ND.device)
+        here_E = rows_E.to(rows_ND.device, non_blocking=True)
+        shift_E = torch.arange(len(counts), device=here_E.device) * longest - (here_E.cumsum(0) - here_E)
+        shift_N = shift_E.repeat_interleave(here_E, output_size=len(rows_ND))
+        places_N = torch.arange(len(rows_ND), device=here_E.device) + shift_N
         padded_ND = rows_ND.new_zeros(len(counts) * longest, width).index_copy(0, places_N, rows_ND)
     rows_ECD = padded_ND.view(len(counts), longest, width)
     up = _batched(rows_ECD, weights.up_EHD.transpose(1, 2), weights.up_bias_EH)
@@ -314,6 +410,11 @@ def _grouped_mm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: A
     return out_ND
 
 
+def _triton(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
+    """The kernels on rows that lie sorted already: nothing is gathered or added up."""
+    return run_fused_experts(rows_ND, None, Source(rows_E.to(rows_ND.device)), weights, activation)
+
+
 def _grouped(rows: Tensor, weight: Tensor, ends_E: Tensor) -> Tensor:
     return _ContiguousGradient.apply(F.grouped_mm(rows, weight, offs=ends_E))  # type: ignore[no-any-return, no-untyped-call]
 
@@ -334,17 +435,10 @@ class _ContiguousGradient(torch.autograd.Function):
         return gradient.contiguous()
 
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
-_ACTIVATION_GRADIENTS: dict[str, Callable[..., Tensor]] = {
-    "relu": lambda gradient, value, grad_input: torch.ops.aten.threshold_backward(
-        gradient, value, 0, grad_input=grad_input
-    ),
-    "gelu": torch.ops.aten.gelu_backward,
-    "silu": torch.ops.aten.silu_backward,
-}
-_BACKENDS: dict[str, Callable[[Tensor, Tensor, Weights, Activation], Tensor]] = {
-    "loop": _loop,
-    "onednn": _onednn,
-    "bmm": _bmm,
-    "grouped_mm": _grouped_mm,
+BACKENDS: dict[str, ExpertBackend] = {
+    "onednn": ExpertBackend(_onednn, lambda rows_ND, weights: onednn_problem(rows_ND)),
+    "grouped_mm": ExpertBackend(_grouped_mm, grouped_problem),
+    "loop": ExpertBackend(_loop, lambda rows_ND, weights: None),
+    "bmm": ExpertBackend(_bmm, lambda rows_ND, weights: None, pads=True),
+    "triton": ExpertBackend(_triton, triton_problem),
 }

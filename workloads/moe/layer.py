@@ -10,7 +10,6 @@ T tokens, D width, E experts, W ranks, L experts per rank, s ranks per expert, J
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,12 +18,14 @@ from torch import Tensor, nn
 
 from suite.errors import InputError
 from workloads.moe import phases
-from workloads.moe.all_to_all import ExpertMesh, Journey, Reorder, gather_slices, plan_routes, ranges, reorder
-from workloads.moe.config import Algorithm, MoEConfig, ranks_per_expert, valid_r
+from workloads.moe.all_to_all import Copies, ExpertMesh, Journey, Route, gather_slices, ranges
+from workloads.moe.config import Algorithm, Backend, MoEConfig, ranks_per_expert, valid_r
 from workloads.moe.dispatch import Permutation, Plan, permutation
-from workloads.moe.experts import Experts, Weights, run_experts
+from workloads.moe.experts import Chosen, Experts, Weights, run_experts, run_fused_experts
+from workloads.moe.kernels.fused import Source
 from workloads.moe.phases import Load, Marker, NoMarker
 from workloads.moe.router import Router, Routing
+from workloads.moe.routes import Traffic, exchange_counts, known_traffic, plan_routes, shares
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class MoELayer(nn.Module):
         self.mesh = mesh if mesh is not None and mesh.size > 1 else None
         self.marker: Marker = NoMarker()
         self.execution = Execution(config.parallel_r, config.overlap_degree, config.all_to_all)
+        self.backend: Backend | Chosen = config.backend
         self.router = Router(width, config)
         self.experts = Experts(config.experts, width, config.hidden, config.activation, bias=config.bias)
         self.sharers = 1
@@ -99,11 +101,13 @@ class MoELayer(nn.Module):
             first = self.mesh.rank // self.sharers * each
             self.experts.keep(slice(first, first + each), self.mesh.rank % self.sharers, self.sharers)
             self.use(self.execution)
-        self.load = Load.empty(config.experts, torch.device("cpu"))
+        self.load = Load(config.experts)
         self.step_load_E: Tensor | None = (
             None  # assignments of the last training step; they move the aux-loss-free bias
         )
         self._all_weights: Weights | None = None
+        self._computed: torch.dtype | None = None  # the type of the last pass: an evaluation gathers the weights in it
+        self._last_schedule: tuple[object, Schedule] | None = None  # of a capacity layer: the same until a size changes
 
     def use(self, execution: Execution) -> None:
         """Set how the layer is executed from now on; every rank calls. InputError if this r does not exist."""
@@ -120,7 +124,8 @@ class MoELayer(nn.Module):
         marker = self.marker
         x_TD = marker.boundary(x_TD, None, phases.GATE)
         routing = self.router(x_TD)
-        rows_TD = marker.boundary(self._compute_dtype(x_TD), phases.GATE, phases.PERMUTE)
+        self._computed = self.compute_dtype(x_TD)
+        rows_TD = marker.boundary(x_TD.to(self._computed), phases.GATE, phases.PERMUTE)
         dispatched = self.dispatcher(self, rows_TD, routing)
         y_TD = marker.boundary(dispatched.y_TD, phases.UNPERMUTE, None)
         if self.training:
@@ -133,7 +138,7 @@ class MoELayer(nn.Module):
         self._all_weights = None
         if not mode and self.mesh is not None:
             with torch.no_grad():
-                self._all_weights = self.experts.weights().map(self._gather_all)
+                self._all_weights = self.experts.weights().map(lambda weight: self._gather_all(weight, self._computed))
         return self
 
     def update_bias(self) -> None:
@@ -150,47 +155,91 @@ class MoELayer(nn.Module):
         config = self.config
         if not self.training:
             return permutation("dropless", None)  # else a sample's result would depend on the others in its batch
-        reduce = _no_reduction if self.mesh is None else partial(_maximum, self.mesh)
+        reduce = torch.clone if self.mesh is None else self.mesh.maximum
         alignment = self.sharers * self.execution.degree
         return permutation(config.dispatch, config.capacity_factor, alignment=alignment, over_ranks=reduce)
 
-    def run_experts(self, rows_ND: Tensor, rows_E: Tensor, weights: Weights) -> Tensor:
-        """Compute the experts on rows sorted by expert, in the rows' data type. ``rows_E`` counts the rows of each expert."""
+    def run_experts(self, rows_ND: Tensor, rows_E: Tensor, weights: Weights, host_E: Tensor | None = None) -> Tensor:
+        """Compute the experts on rows sorted by expert, in the rows' data type. ``rows_E`` counts the rows of each expert.
+
+        ``host_E`` is the same on the host, if it is known there: back ends that multiply expert by expert read it.
+        """
         weights = weights.map(lambda weight: weight.to(rows_ND.dtype))
-        return run_experts(rows_ND, rows_E, weights, self.config.activation, self.config.backend)
+        return run_experts(rows_ND, rows_E, weights, self.config.activation, self.backend, host_E)
+
+    def fuses(self, plan: Plan) -> bool:
+        """Whether kernels gather the tokens and add up the rows too: no row is empty, and all experts are here."""
+        backend = self.backend.name if isinstance(self.backend, Chosen) else self.backend
+        return backend == "triton" and plan.capacity is None
 
     def weights(self) -> Weights:
         """The weights on this rank: its share in training, all weights in evaluation."""
         return self.experts.weights() if self._all_weights is None else self._all_weights
 
-    def gathered_weights(self, mesh: ExpertMesh) -> Weights:
-        """Gather the weights this rank computes with under the current r; every rank calls."""
+    def gathered_weights(self, mesh: ExpertMesh, dtype: torch.dtype | None = None) -> Weights:
+        """Gather the weights this rank computes with under the current r, sent and returned as ``dtype``; every rank calls."""
         local, r = self.experts.weights(), self.execution.r
         if r == 0:
-            return local.map(self._gather_all)
+            return local.map(lambda weight: self._gather_all(weight, dtype))
         parts = self.sharers // r
-        weights = local.map(lambda weight: gather_slices(weight, mesh.blocks[parts], 1, parts))
+        weights = local.map(lambda weight: gather_slices(weight, mesh.blocks[parts], 1, parts, dtype))
         if local.down_bias_ED is None:
             return weights
-        whole = gather_slices(local.down_bias_ED, mesh.blocks[self.sharers], 1, self.sharers)
+        whole = gather_slices(local.down_bias_ED, mesh.blocks[self.sharers], 1, self.sharers, dtype)
         # each of the r classes adds the output bias to its partial sum
         return Weights(weights.up_EHD, weights.down_EHD, weights.gate_EHD, weights.up_bias_EH, whole / r)
 
-    def _gather_all(self, weight: Tensor) -> Tensor:
+    def _gather_all(self, weight: Tensor, dtype: torch.dtype | None) -> Tensor:
         assert self.mesh is not None
-        return gather_slices(weight, self.mesh.world, self.mesh.size // self.sharers, self.sharers)
+        return gather_slices(weight, self.mesh.world, self.mesh.size // self.sharers, self.sharers, dtype)
 
-    def _compute_dtype(self, x_TD: Tensor) -> Tensor:
-        device = x_TD.device.type
-        if torch.is_autocast_enabled(device):
-            return x_TD.to(torch.get_autocast_dtype(device))
-        return x_TD
+    def compute_dtype(self, x: Tensor) -> torch.dtype:
+        """The type in which the experts compute tokens ``x``: autocast's where it is on, else that of ``x``."""
+        device = x.device.type
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+    def schedule(self, mesh: ExpertMesh, plan: Plan) -> Schedule:
+        """Plan what is sent where. With a capacity the host knows it all, and the schedule of the step before is used again."""
+        execution, device = self.execution, plan.rows_E.device
+        if plan.capacity is None:
+            begins_JWL, counts_JWL = shares(plan.rows_E, mesh.size, self.sharers, execution.r, execution.degree)
+            traffic = exchange_counts(mesh, counts_JWL, execution.algorithm)
+            return Schedule.create(mesh, traffic, begins_JWL, plan.rows, self.sharers, execution)
+        capacity_W = mesh.every(plan.capacity)
+        key = (capacity_W.tolist(), execution, device)
+        if self._last_schedule is None or self._last_schedule[0] != key:
+            assert plan.host_E is not None
+            begins_JWL, _ = shares(plan.host_E, mesh.size, self.sharers, execution.r, execution.degree)
+            form = execution.r, execution.degree, execution.algorithm
+            traffic = known_traffic(mesh, capacity_W, self.config.experts, self.sharers, *form, device)
+            begins_JWL = begins_JWL.to(device, non_blocking=True)
+            schedule = Schedule.create(mesh, traffic, begins_JWL, plan.rows, self.sharers, execution)
+            self._last_schedule = key, schedule
+        return self._last_schedule[1]
 
     def _count(self, dispatched: Dispatched) -> None:
-        if self.load.assigned_E.device != dispatched.assigned_E.device:
-            self.load = Load.empty(self.config.experts, dispatched.assigned_E.device)
         self.load.add(dispatched.assigned_E, dispatched.kept, dispatched.rows)
         self.step_load_E = dispatched.assigned_E
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a rank sends in one pass of a layer: one route per chunk. ``copies``: the rows sent; None if these are the buffer."""
+
+    routes: list[Route]
+    sizes: list[int]
+    copies: Copies | None
+
+    @staticmethod
+    def create(
+        mesh: ExpertMesh, traffic: Traffic, begins_JWL: Tensor, rows: int, sharers: int, execution: Execution
+    ) -> Schedule:
+        """Plan the routes, and which of the buffer's ``rows`` are sent, from where each block of rows begins in the buffer."""
+        sizes = traffic.sent.host.sum((0, 2)).tolist()
+        copies = None
+        if (execution.r, execution.degree) != (1, 1):
+            copies = _copies(begins_JWL, traffic.sent.here.transpose(0, 1), rows, sharers, execution.r)
+        return Schedule(plan_routes(mesh, traffic, execution.algorithm), sizes, copies)
 
 
 def dispatch(layer: MoELayer, x_TD: Tensor, routing: Routing) -> Dispatched:
@@ -204,8 +253,11 @@ def dispatch_locally(layer: MoELayer, x_TD: Tensor, routing: Routing) -> Dispatc
     """Compute all experts on this rank, which has all weights: without a mesh, or in evaluation."""
     marker, permute = layer.marker, layer.permutation()
     plan = permute.plan(routing, layer.config.experts)
+    if layer.fuses(plan):
+        x_TD = marker.boundary(x_TD, phases.PERMUTE, phases.EXPERTS)
+        return _dispatch_fused(layer, x_TD, plan, routing, layer.weights())
     rows_ND = marker.boundary(permute.encode(x_TD, plan), phases.PERMUTE, phases.EXPERTS)
-    rows_ND = layer.run_experts(rows_ND, plan.rows_E, layer.weights())
+    rows_ND = layer.run_experts(rows_ND, plan.rows_E, layer.weights(), plan.host_E)
     rows_ND = marker.boundary(rows_ND, phases.EXPERTS, phases.UNPERMUTE)
     return _combined(permute, rows_ND, plan, routing)
 
@@ -214,17 +266,33 @@ def _dispatch_over_mesh(layer: MoELayer, mesh: ExpertMesh, x_TD: Tensor, routing
     """Send rows to the ranks of their experts and back (r >= 1), or gather all weights here (r = 0)."""
     marker, permute = layer.marker, layer.permutation()
     plan = permute.plan(routing, layer.config.experts)
+    if layer.execution.r == 0 and layer.fuses(plan):
+        x_TD = marker.boundary(x_TD, phases.PERMUTE, phases.GATHER)
+        weights = layer.gathered_weights(mesh, x_TD.dtype)
+        marker.mark(phases.GATHER)
+        x_TD = marker.boundary(x_TD, None, phases.EXPERTS)
+        return _dispatch_fused(layer, x_TD, plan, routing, weights)
     rows_ND = marker.boundary(permute.encode(x_TD, plan), phases.PERMUTE, phases.GATHER)
-    weights = layer.gathered_weights(mesh)
+    weights = layer.gathered_weights(mesh, rows_ND.dtype)
     marker.mark(phases.GATHER)
     if layer.execution.r == 0:
         rows_ND = marker.boundary(rows_ND, None, phases.EXPERTS)
-        rows_ND = marker.boundary(layer.run_experts(rows_ND, plan.rows_E, weights), phases.EXPERTS, phases.UNPERMUTE)
+        rows_ND = layer.run_experts(rows_ND, plan.rows_E, weights, plan.host_E)
+        rows_ND = marker.boundary(rows_ND, phases.EXPERTS, phases.UNPERMUTE)
     else:
         rows_ND = marker.boundary(rows_ND, None, phases.DISPATCH)
-        rows_ND = _send_and_compute(layer, mesh, rows_ND, plan.rows_E, weights)
+        rows_ND = _send_and_compute(layer, mesh, rows_ND, plan, weights)
         rows_ND = marker.boundary(rows_ND, phases.COMBINE, phases.UNPERMUTE)
     return _combined(permute, rows_ND, plan, routing)
+
+
+def _dispatch_fused(layer: MoELayer, x_TD: Tensor, plan: Plan, routing: Routing, weights: Weights) -> Dispatched:
+    """Gather, compute, weigh and add in kernels; all of it counts as the experts' time."""
+    weights = weights.map(lambda weight: weight.to(x_TD.dtype))
+    source = Source(plan.rows_E, plan.tokens_N, plan.choices_N)
+    y_TD = run_fused_experts(x_TD, routing.weights_TK, source, weights, layer.config.activation)
+    y_TD = layer.marker.boundary(y_TD, phases.EXPERTS, phases.UNPERMUTE)
+    return Dispatched(y_TD, plan.assigned_E, plan.kept, plan.rows)
 
 
 def _combined(permute: Permutation, rows_ND: Tensor, plan: Plan, routing: Routing) -> Dispatched:
@@ -232,24 +300,22 @@ def _combined(permute: Permutation, rows_ND: Tensor, plan: Plan, routing: Routin
     return Dispatched(y_TD, plan.assigned_E, plan.kept, plan.rows)
 
 
-def _send_and_compute(layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, rows_E: Tensor, weights: Weights) -> Tensor:
+def _send_and_compute(layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, plan: Plan, weights: Weights) -> Tensor:
     """Send rows to their experts in chunks and return the results in the order of ``rows_ND``.
 
     While one chunk is computed, the transfers of others are under way.
     """
-    marker, execution = layer.marker, layer.execution
-    begins_JWL, counts_JWL = shares(rows_E, mesh.size, layer.sharers, execution.r, execution.degree)
-    routes = plan_routes(mesh, counts_JWL, execution.algorithm, rows_ND.device)
+    marker, schedule = layer.marker, layer.schedule(mesh, plan)
     marker.mark(phases.COUNTS)
-    source_M = ranges(begins_JWL.reshape(-1), counts_JWL.reshape(-1)).to(rows_ND.device)
-    chunks = torch.split(_take(rows_ND, source_M, execution), counts_JWL.sum((1, 2)).tolist())
-    going = [Journey(rows, route.hops) for rows, route in zip(chunks, routes, strict=True)]
+    rows_MD = rows_ND if schedule.copies is None else schedule.copies.spread(rows_ND)
+    chunks = torch.split(rows_MD, schedule.sizes)
+    going = [Journey(rows, route.hops) for rows, route in zip(chunks, schedule.routes, strict=True)]
     for journey in going:
         journey.advance()
     coming: list[Journey] = []
-    for journey, route in zip(going, routes, strict=True):
+    for journey, route in zip(going, schedule.routes, strict=True):
         rows = marker.boundary(journey.end(), phases.DISPATCH, phases.EXPERTS)
-        rows = layer.run_experts(rows, route.rows_L, weights)
+        rows = layer.run_experts(rows, route.rows_L, weights, route.host_L)
         coming.append(Journey(marker.boundary(rows, phases.EXPERTS, phases.COMBINE), route.back))
         if (
             len(coming) > 1
@@ -257,54 +323,18 @@ def _send_and_compute(layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, rows_E
             coming[-2].advance()
     coming[-1].advance()
     returned_MD = torch.cat([journey.end() for journey in coming])
-    return _put(returned_MD, source_M, len(rows_ND), execution)
+    return returned_MD if schedule.copies is None else schedule.copies.join(returned_MD)
 
 
-def shares(rows_E: Tensor, ranks: int, sharers: int, r: int, degree: int) -> tuple[Tensor, Tensor]:
-    """Cut the buffer into ranges of rows: one per chunk, receiving rank and local expert. Returns begins and counts (J, W, L).
+def _copies(begins_JWL: Tensor, counts_JWL: Tensor, rows: int, sharers: int, r: int) -> Copies:
+    """Find which buffer rows are sent, in the order of sending, and where the r copies of each buffer row are in that order.
 
-    The s ranks of an expert form r classes of s / r ranks. A class holds 1 / r of the hidden width and receives every row
-    once; its ranks receive equal parts of the rows, and each part is cut into ``degree`` chunks.
+    The blocks of a class of ranks are the whole buffer, in the order of expert, part of the class and chunk.
     """
-    device, parts = rows_E.device, sharers // r
-    ends_E = rows_E.cumsum(0)
-    rank_W = torch.arange(ranks, device=device)
-    each = max(1, len(rows_E) // ranks)
-    expert_WL = (rank_W // sharers * each)[:, None] + torch.arange(each, device=device)
-    part_W1 = (rank_W % sharers % parts)[:, None]
-    rows_WL, first_WL = rows_E[expert_WL], (ends_E - rows_E)[expert_WL]
-    cut_J11 = torch.arange(degree + 1, device=device)[:, None, None]
-    pieces = parts * degree
-    cuts_JWL = (part_W1 * degree + cut_J11) * rows_WL // pieces
-    return first_WL + cuts_JWL[:-1], cuts_JWL[1:] - cuts_JWL[:-1]
-
-
-def _take(rows_ND: Tensor, source_M: Tensor, execution: Execution) -> Tensor:
-    """Copy the rows that are sent. For r = 1 that is a permutation, whose gradient is a gather instead of an index_add."""
-    if execution.r == 1:
-        return rows_ND if execution.degree == 1 else reorder(rows_ND, _permuted(source_M))
-    return rows_ND.index_select(0, source_M)
-
-
-def _put(rows_MD: Tensor, source_M: Tensor, rows: int, execution: Execution) -> Tensor:
-    """Return results to the places of their rows; the r partial sums of a row are added."""
-    if execution.r == 1:
-        return rows_MD if execution.degree == 1 else reorder(rows_MD, _permuted(source_M).reversed())
-    return rows_MD.new_zeros(rows, rows_MD.shape[1]).index_add(0, source_M, rows_MD)
-
-
-def _permuted(source_M: Tensor) -> Reorder:
-    inverse = torch.empty_like(source_M)
-    inverse[source_M] = torch.arange(len(source_M), device=source_M.device)
-    return Reorder(source_M, inverse)
-
-
-def _no_reduction(value: int) -> int:
-    return value
-
-
-def _maximum(mesh: ExpertMesh, value: int) -> int:
-    device = "cuda" if dist.get_backend(mesh.world) == "nccl" else "cpu"
-    box = torch.tensor(value, device=device)
-    dist.all_reduce(box, dist.ReduceOp.MAX, group=mesh.world)
-    return int(box)
+    chunks, ranks, each = counts_JWL.shape
+    counts = counts_JWL.reshape(-1)
+    source_M = ranges(begins_JWL.reshape(-1), counts, r * rows)
+    grid = (chunks, ranks // sharers, r, sharers // r, each)
+    begins = (counts.cumsum(0) - counts).view(grid).permute(2, 1, 4, 3, 0).reshape(-1)
+    sizes = counts_JWL.reshape(grid).permute(2, 1, 4, 3, 0).reshape(-1)
+    return Copies(source_M, ranges(begins, sizes, r * rows).view(r, rows).t().contiguous())

@@ -14,15 +14,19 @@ from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.autotune import Autotuner, measure_flops, measure_network, trial_timer
 from workloads.moe.config import MoEConfig, ranks_per_expert, valid_r
 from workloads.moe.layer import MoELayer
-from workloads.moe.phases import COMMUNICATION, EXPERTS, LayerTimer, Load
+from workloads.moe.phases import COMMUNICATION, EXPERTS, LayerTimer, Load, LoadTotals
 
 
 def expert_mesh(config: MoEConfig, world: World, *, cuda: bool) -> ExpertMesh:
-    """Create the mesh of all ranks with the groups that every r needs. ValueError if nodes are not equally large."""
+    """Create the mesh of all ranks with the groups that every r needs. ValueError if nodes are not equally large.
+
+    The harness gives every rank equally many samples in a training step, and samples have equally many tokens.
+    """
     sharers = ranks_per_expert(config.experts, world.size)
     sizes = {sharers // r for r in valid_r(config.experts, world.size) if r}
     per_node = config.ranks_per_node or world.local_size
-    return ExpertMesh.create("cuda" if cuda else "cpu", ranks_per_node=per_node, block_sizes=sorted(sizes))
+    device_type = "cuda" if cuda else "cpu"
+    return ExpertMesh.create(device_type, ranks_per_node=per_node, block_sizes=sorted(sizes), even=True)
 
 
 def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -38,11 +42,12 @@ def logged(moe: MoEConfig, *, dense: bool, precision: str, ranks: int) -> dict[s
     computed in, gradients in float32.
     """
     auxiliary = moe.balance in ("gshard", "importance_load") and not dense
-    computed = {"float32": "fp32", "bfloat16": "bfloat16"}[precision]
+    computed = {"float32": "fp32", "tf32": "tf32", "bfloat16": "bfloat16"}[precision]
+    sent = "bfloat16" if precision == "bfloat16" else "fp32"
     return {
         "lowest_numerical_precision_in_linear": computed,
         "lowest_numerical_precision_in_attn": computed,
-        "lowest_numerical_precision_in_comm": computed if ranks > 1 else "fp32",
+        "lowest_numerical_precision_in_comm": sent if ranks > 1 else "fp32",
         "expert_parallelism": ranks,
         "moe_aux_loss_coeff": moe.balance_coefficient if auxiliary else 0.0,
         "moe_balance": "none" if dense else moe.balance,
@@ -64,7 +69,7 @@ def tune(model: nn.Module, *, tokens: int) -> Autotuner:
     device = first.experts.up_EHD.device
     rows = -(-tokens * first.config.top_k // first.config.experts)
     tuner = Autotuner(measure_network(first.mesh, device), measure_flops(first, rows * first.mesh.size))
-    x_TD = torch.randn(tokens, first.width, device=device)
+    x_TD = torch.randn(tokens, first.width, device=device, dtype=first.experts.up_EHD.dtype)
     decision = tuner.decide(first, rows, tokens, trial_timer(first, x_TD))
     for layer in layers:
         layer.use(decision.chosen)
@@ -92,13 +97,11 @@ class MoEMonitor:
         phases = {name: value / world.size for name, value in total.items()}
         loads, useful, executed = {}, 0.0, 0.0
         for name, layer in self._layers.items():
-            load, config = layer.load, layer.config
-            sums = list(world.sum({str(i): value for i, value in enumerate(_vector(load))}).values())
-            needed = world.summary(float(load.needed_factor))["max"]
-            loads[name] = _report(sums, needed)
+            load, config = _over_ranks(layer.load.read(), world), layer.config
+            loads[name] = load.report()
             flops = 6e-12 * (3 if config.activation == "swiglu" else 2) * layer.width * config.hidden / world.size
-            useful, executed = useful + flops * sums[-2], executed + flops * sums[-1]
-            layer.load = Load.empty(config.experts, load.assigned_E.device)
+            useful, executed = useful + flops * load.kept, executed + flops * load.rows
+            layer.load = Load(config.experts)
         seconds = phases[EXPERTS] + phases[f"{EXPERTS}_backward"]
         efficiency = {
             "exposed_communication_s": sum(phases[name] for name in COMMUNICATION),
@@ -108,12 +111,7 @@ class MoEMonitor:
         return {"phases": phases, "load": loads, "efficiency": efficiency}
 
 
-def _vector(load: Load) -> list[float]:
-    return [*load.assigned_E.tolist(), float(load.kept), float(load.rows)]
-
-
-def _report(values: list[float], needed: float) -> dict[str, Any]:
-    assigned_E, kept, rows = (
-        torch.tensor(part, dtype=torch.float64) for part in (values[:-2], values[-2:-1], values[-1:])
-    )
-    return Load(assigned_E, kept, rows, torch.tensor(needed)).report()
+def _over_ranks(mine: LoadTotals, world: World) -> LoadTotals:
+    values = (*mine.assigned_E, mine.kept, mine.rows)
+    *assigned, kept, rows = world.sum({str(i): value for i, value in enumerate(values)}).values()
+    return LoadTotals(assigned, kept, rows, world.summary(mine.needed_factor)["max"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ BACKWARD = tuple(f"{name}_backward" for name in (UNPERMUTE, COMBINE, EXPERTS, DI
 PHASES = FORWARD + BACKWARD
 COMMUNICATION = (COUNTS, *(name + way for name in (GATHER, DISPATCH, COMBINE) for way in ("", "_backward")))
 MAX_MARKS = 200_000  # a timer that nobody reads drops its oldest marks
+KEPT_STEPS = 512  # a load that nobody reads adds up its steps
 
 
 class Marker(Protocol):
@@ -93,42 +95,63 @@ class LayerTimer:
         return lambda gradient: self._marks.append((phase, self._stamp()))
 
 
-@dataclass
 class Load:
-    """Sums over the steps of a window, on the device until `report`. ``assigned_E`` counts the router's choices."""
+    """What the steps of a window routed: ``assigned_E`` counts the router's choices.
 
-    assigned_E: Tensor
-    kept: Tensor
-    rows: Tensor
-    needed_factor: Tensor
-    steps: int = 0
+    A step keeps its counts as they are and launches no kernel. They are added up when somebody reads, or when there are many;
+    only reading waits for the device.
+    """
 
-    @staticmethod
-    def empty(experts: int, device: torch.device) -> Load:
-        """Nothing yet."""
-        assigned_E, kept, rows, needed = (
-            torch.zeros(n, dtype=torch.float64, device=device) for n in (experts, 1, 1, 1)
-        )
-        return Load(assigned_E, kept, rows, needed)
+    def __init__(self, experts: int) -> None:
+        self._experts = experts
+        self._steps: list[tuple[Tensor, Tensor]] = []
+        self._sums: Tensor | None = None  # of each expert, and of the rows that were kept
+        self._needed: Tensor | None = None
+        self.rows = 0
 
     def add(self, assigned_E: Tensor, kept: Tensor, rows: int) -> None:
         """One step of one layer: ``kept`` rows hold a token, ``rows`` were computed."""
-        assigned_E = assigned_E.double()
-        self.assigned_E += assigned_E
-        self.kept += kept
+        self._steps.append((assigned_E, kept))
         self.rows += rows
-        total = assigned_E.sum().clamp(min=1)
-        self.needed_factor = torch.maximum(self.needed_factor, assigned_E.max() * len(assigned_E) / total)
-        self.steps += 1
+        if len(self._steps) >= KEPT_STEPS:
+            self._fold()
+
+    def read(self) -> LoadTotals:
+        """The totals; waits for the device."""
+        self._fold()
+        if self._sums is None or self._needed is None:
+            return LoadTotals([0.0] * self._experts, 0.0, 0.0, 0.0)
+        *assigned, kept = map(float, self._sums.tolist())
+        return LoadTotals(assigned, kept, float(self.rows), float(self._needed))
+
+    def _fold(self) -> None:
+        if not self._steps:
+            return
+        counts_SE, kept_S = (torch.stack(list(each)) for each in zip(*self._steps, strict=True))
+        needed = (counts_SE.amax(1).double() * self._experts / counts_SE.sum(1).clamp(min=1)).amax()
+        sums = torch.cat((counts_SE.sum(0), kept_S.sum()[None]))
+        self._sums = sums if self._sums is None else self._sums + sums
+        self._needed = needed if self._needed is None else torch.maximum(self._needed, needed)
+        self._steps.clear()
+
+
+@dataclass(frozen=True)
+class LoadTotals:
+    """Sums over the steps of a window, of one rank or of all; ``needed_factor`` is the largest of a step."""
+
+    assigned_E: list[float]
+    kept: float
+    rows: float
+    needed_factor: float
 
     def report(self) -> dict[str, Any]:
         """Compute tokens_per_expert; imbalance (max / mean); drop_rate; needed_capacity (the largest of a step); padding_waste."""
-        assigned, kept, rows = float(self.assigned_E.sum()), float(self.kept), float(self.rows)
+        assigned = math.fsum(self.assigned_E)
         mean = assigned / len(self.assigned_E)
         return {
-            "tokens_per_expert": [round(value) for value in self.assigned_E.tolist()],
-            "imbalance": float(self.assigned_E.max()) / mean if assigned else 1.0,
-            "drop_rate": 1 - kept / assigned if assigned else 0.0,
-            "needed_capacity": float(self.needed_factor),
-            "padding_waste": 1 - kept / rows if rows else 0.0,
+            "tokens_per_expert": [round(value) for value in self.assigned_E],
+            "imbalance": max(self.assigned_E) / mean if assigned else 1.0,
+            "drop_rate": 1 - self.kept / assigned if assigned else 0.0,
+            "needed_capacity": self.needed_factor,
+            "padding_waste": 1 - self.kept / self.rows if self.rows else 0.0,
         }

@@ -6,6 +6,7 @@ T tokens of this rank, D model width, E experts, K choices per token, P width of
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +32,10 @@ class Routing:
 
 
 class Router(nn.Module):
-    """Scores, selection and auxiliary loss, in float32 at least (a bfloat16 softmax cannot rank 64 experts)."""
+    """Scores, selection and auxiliary loss, in float32 at least: bfloat16 gives one token in 35 other experts.
+
+    Its parameters stay in float32 when the module is converted to a shorter type.
+    """
 
     bias_E: Tensor
 
@@ -45,6 +49,14 @@ class Router(nn.Module):
         else:
             self.gate = nn.Linear(width, config.experts, bias=False)
         self.register_buffer("bias_E", torch.zeros(config.experts))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
+        def keep_long(tensor: Tensor) -> Tensor:
+            found = fn(tensor)
+            shortened = tensor.dtype.is_floating_point and found.dtype.itemsize < min(tensor.dtype.itemsize, 4)
+            return tensor.to(found.device) if shortened else found
+
+        return super()._apply(keep_long, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def forward(self, x_TD: Tensor) -> Routing:
         """Route tokens."""

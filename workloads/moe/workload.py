@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 
 from suite.config import RunConfig
 from suite.training.timing import CudaClock, HostClock
-from suite.workload import Optimization, Workload
+from suite.workload import Chooses, Optimization, Workload
 from suite.world import World
 from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.autotune import Autotuner
+from workloads.moe.choice import ExpertShape, choose_backend
 from workloads.moe.config import Layout, Training, learning_rate
 from workloads.moe.layer import MoELayer
 from workloads.moe.parallel import MoEMonitor, expert_mesh, expert_parameters, logged, tune
@@ -49,6 +50,20 @@ class MoEWorkload(Workload):
         self.layout = replace(self.layout, spread=world.size, hops=2 if two_levels else 1)
         return mesh
 
+    def tokens_of_layers(self, model: WithExperts) -> Sequence[int]:
+        """Return the tokens of one sample in each MoE layer, in the order of `moe_layers`."""
+        raise NotImplementedError
+
+    def choose(self, model: nn.Module, chooser: Chooses) -> None:
+        """Choose the back end of every MoE layer whose configuration says ``auto``."""
+        dtype = torch.bfloat16 if self.config.precision == "bfloat16" else torch.float32
+        experts = cast(WithExperts, model)
+        for layer, tokens in zip(experts.moe_layers().values(), self.tokens_of_layers(experts), strict=True):
+            if layer.config.backend == "auto":
+                rows = self.layout.samples * self.layout.computed_rows(layer.config, tokens)
+                shape = ExpertShape.of(layer.config, layer.width, rows, dtype, self.layout.spread)
+                layer.backend = choose_backend(chooser, shape)
+
     def watch(self, model: WithExperts) -> None:
         """Measure the MoE layers of a model, if instrumentation is on."""
         if self.config.instrumentation:
@@ -69,7 +84,7 @@ class MoEWorkload(Workload):
         """Build AdamW with the config's schedule. With balance ``bias`` each step also moves the selection bias."""
         training = self._training
         groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.adam_betas)
+        optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.adam_betas, fused=True)
         layers = list(model.moe_layers().values())
         if layers and training.moe.balance == "bias":
             optimizer.register_step_post_hook(lambda *_: _update_biases(layers))
@@ -109,7 +124,7 @@ class MoEWorkload(Workload):
     @property
     def element_bytes(self) -> int:
         """Bytes of one activation value."""
-        return {"float32": 4, "bfloat16": 2}[self.config.precision]
+        return 2 if self.config.precision == "bfloat16" else 4
 
     @property
     def _cuda(self) -> bool:

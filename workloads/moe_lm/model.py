@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workloads.moe.activations import activate
 from workloads.moe.all_to_all import ExpertMesh
-from workloads.moe.experts import activate
 from workloads.moe.layer import MoELayer
 from workloads.moe_lm.config import VOCABULARY, MoELMConfig
 

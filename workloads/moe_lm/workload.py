@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from suite.config import RunConfig
 from suite.workload import Optimization, Work
 from suite.world import World
-from workloads.moe.workload import MoEWorkload
+from workloads.moe.workload import MoEWorkload, WithExperts
 from workloads.moe_lm.baselines import baselines
 from workloads.moe_lm.config import MoELMConfig, work
 from workloads.moe_lm.data import TextData
@@ -46,6 +46,10 @@ class MoELM(MoEWorkload):
         vectors = [p for p in model.parameters() if p.ndim <= 1]
         return self.adamw(cast(MoELanguageModel, model), matrices, vectors, clip_norm=None)
 
+    def tokens_of_layers(self, model: WithExperts) -> Sequence[int]:
+        """Every layer sees each byte of the context."""
+        return [self._settings.context] * len(model.moe_layers())
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the mean cross entropy in nats, in training plus the routers' auxiliary losses."""
         text_NS = batch["bytes"]
@@ -60,7 +64,7 @@ class MoELM(MoEWorkload):
         logits_NSV, _ = model(text_NS[:, :-1])
         target_T = text_NS[:, 1:].long().flatten()
         nats = F.cross_entropy(logits_NSV.flatten(0, 1).float(), target_T, reduction="none").double().sum()
-        return {"nats": nats, "bytes": nats.new_tensor(float(target_T.numel()))}
+        return {"nats": nats, "bytes": nats.new_full((), target_T.numel())}
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Compute ``eval_error``, bits per byte."""

@@ -131,7 +131,7 @@ def batch_of(
         "by_into": by_into,
         "into_begin": into_begin,
         "out_begin": out_begin,
-        "counts": np.array([free.sum(), len(into), free.sum() if all_parts is None else all_parts], dtype=np.float64),
+        "counts": np.array([free.sum(), len(into), free.sum() if all_parts is None else all_parts], dtype=np.int64),
     }
     return {name: torch.from_numpy(values) for name, values in batch.items()}
 

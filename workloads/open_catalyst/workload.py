@@ -45,7 +45,9 @@ class OpenCatalyst(Workload):
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Build AdamW with torch's defaults. The schedule counts steps of the global batch, as the benchmark's rules do."""
         settings = self._settings
-        optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+        )
         return Optimization(optimizer, lambda step, epoch: learning_rate(settings, step))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -127,7 +129,7 @@ class OpenCatalyst(Workload):
         return self._work(self._settings.model_copy(update=sizes))
 
     def _work(self, settings: OpenCatalystConfig) -> Work:
-        element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
+        element_bytes = 2 if self.config.precision == "bfloat16" else 4
         return work(settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> Mapping[str, float]:
@@ -149,7 +151,7 @@ class OpenCatalyst(Workload):
         counts_R3 = own_3.new_zeros(dist.get_world_size(), 3)
         counts_R3[dist.get_rank()] = own_3
         dist.all_reduce(counts_R3)
-        share_R = counts_R3[:, 1]
+        share_R = counts_R3[:, 1].float()
         imbalance = share_R.max() / share_R.mean()
         self._imbalance = imbalance if self._imbalance is None else self._imbalance + imbalance
         self._steps += 1

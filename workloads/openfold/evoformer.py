@@ -266,5 +266,5 @@ def binned_distance(position_NL3: Tensor, low: float, high: float, bins: int, en
     """
     edges = torch.linspace(low, high, bins, device=position_NL3.device).square()
     squared = (position_NL3[:, :, None] - position_NL3[:, None]).square().sum(-1, keepdim=True)
-    upper = torch.cat([edges[1:], edges.new_tensor([end * end])])
+    upper = torch.cat([edges[1:], edges.new_full((1,), end * end)])
     return ((squared > edges) & (squared < upper)).to(position_NL3.dtype)

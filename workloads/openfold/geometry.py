@@ -135,7 +135,8 @@ def renamed_torsions(aatype: Tensor, angle: Tensor) -> Tensor:
 def group_frames(aatype: Tensor, backbone: Frame, angle: Tensor) -> Frame:
     """Compute frames (..., L, 8) of the rigid groups from backbone frames (..., L) and torsions (..., L, 7, 2)."""
     default = table("GROUP_FRAME", angle.device)[aatype].to(angle.dtype)  # (..., L, 8, 4, 4)
-    no_turn = torch.tensor([0.0, 1.0], dtype=angle.dtype, device=angle.device).expand(*angle.shape[:-2], 1, 2)
+    one_of_each = angle[..., :1, :1]
+    no_turn = torch.cat([torch.zeros_like(one_of_each), torch.ones_like(one_of_each)], -1)
     sine, cosine = torch.cat([no_turn, angle], -2).unbind(-1)
     zero, one = torch.zeros_like(sine), torch.ones_like(sine)
     turn = torch.unflatten(torch.stack([one, zero, zero, zero, cosine, -sine, zero, sine, cosine], -1), -1, (3, 3))

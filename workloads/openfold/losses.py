@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 FAPE_CLAMP = 10.0  # angstrom
 FAPE_UNIT = 10.0
-GROUPS_WITH_ATOMS = (0, 3, 4, 5, 6, 7)  # those of omega and phi hold none
 EPS = 1e-4
 LDDT_CUTOFF = 15.0
 LDDT_THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
@@ -87,13 +86,15 @@ def sidechain_fape(
 ) -> Tensor:
     """Compute FAPE of all atoms (N, L, 14, 3) in the rigid groups (N, L, 8) that can have atoms, clamped."""
     true, group_mask = known_groups(aatype, atoms, mask14, naming.swapped)
-    held = torch.tensor(GROUPS_WITH_ATOMS, device=aatype.device)
-    flat = Frame(
-        groups.rotation.index_select(2, held).flatten(1, 2), groups.translation.index_select(2, held).flatten(1, 2)
-    )
+    flat = Frame(_with_atoms(groups.rotation).flatten(1, 2), _with_atoms(groups.translation).flatten(1, 2))
     true_flat = Frame(true.rotation.flatten(1, 2), true.translation.flatten(1, 2))
     distance = fape(flat, points.flatten(1, 2), true_flat, naming.atoms.flatten(1, 2))
     return _mean_over(distance.clamp(max=FAPE_CLAMP), group_mask.flatten(1), naming.mask.flatten(1)) / FAPE_UNIT
+
+
+def _with_atoms(groups: Tensor) -> Tensor:
+    """Select the groups (..., 8 in dimension 2, ...) that can hold atoms: all but those of omega and phi."""
+    return torch.cat([groups[:, :, :1], groups[:, :, 3:]], 2)
 
 
 def _mean_over(value: Tensor, row_mask: Tensor, column_mask: Tensor) -> Tensor:

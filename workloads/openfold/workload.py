@@ -155,7 +155,7 @@ class OpenFold(Workload):
 
     def work(self) -> Work:
         """Compute the closed forms for a training sample, with activations stored at the run's precision."""
-        element_bytes = {"float32": 4, "bfloat16": 2}[self.config.precision]
+        element_bytes = 2 if self.config.precision == "bfloat16" else 4
         return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> Mapping[str, float]:

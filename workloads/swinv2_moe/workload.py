@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +14,7 @@ from suite.config import RunConfig
 from suite.errors import InputError
 from suite.workload import Optimization, Work
 from suite.world import World
-from workloads.moe.workload import MoEWorkload
+from workloads.moe.workload import MoEWorkload, WithExperts
 from workloads.swinv2_moe.baselines import baselines
 from workloads.swinv2_moe.config import SwinV2MoEConfig, work
 from workloads.swinv2_moe.data import ImageData
@@ -57,6 +57,10 @@ class SwinV2MoEWorkload(MoEWorkload):
             matrix = parameter.ndim > 1 and not any(part in name for part in NOT_DECAYED)
             (decayed if matrix else others).append(parameter)
         return self.adamw(cast(SwinV2MoE, model), decayed, others, clip_norm=self._settings.clip_norm)
+
+    def tokens_of_layers(self, model: WithExperts) -> Sequence[int]:
+        """The tokens of the blocks with experts."""
+        return [block.tokens for block in self._settings.blocks() if block.experts is not None]
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the mean cross entropy plus the routers' auxiliary losses."""

@@ -114,17 +114,19 @@ def _profile(
 
     from suite.data.sampling import check_batch
     from suite.performance import profiling
-    from suite.training.devices import pick_device, threads_per_rank
+    from suite.training.devices import pick_device, threads_per_rank, use_precision
 
     check_batch(config.global_batch_size, world.size)
     torch.set_num_threads(threads_per_rank(world))
+    device = pick_device(config.device, world)
+    use_precision(config.precision, device)
     workload = load_workload(chosen)(config)
     result = profiling.run(
         workload,
         config,
         workload.dataset("train", root),
         world,
-        pick_device(config.device, world),
+        device,
         steps=steps,
         profiled_steps=profiled_steps,
         say=lambda text: print_progress(text, error=True) if world.is_first else None,

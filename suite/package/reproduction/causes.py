@@ -22,15 +22,32 @@ LOST, ALTERED, DATA = "lost file", "altered file", "data"
 CONFIGURATION, DEFAULT, SEED, RANKS = "configuration", "changed default", "seed", "ranks"
 CHANGES, COMMIT, VERSION, FILES = "uncommitted changes", "commit", "suite version", "suite files"
 TORCH, PACKAGE, PYTHON, THREADS = "torch", "package", "python", "threads"
+CHOICE = "measured choice"
 DEVICE, PROCESSOR, LIBRARY, VARIABLE = "device", "processor", "library", "environment variable"
 KERNEL, CLOCK, LOCALE, TIME_ZONE, OTHER = "kernel", "firmware and clock", "locale", "time zone", "other package"
 ORDER = (
     *(LOST, ALTERED, DATA, CONFIGURATION, DEFAULT, SEED, RANKS, CHANGES, COMMIT, VERSION, FILES),
-    *(TORCH, PACKAGE, PYTHON, THREADS, DEVICE, PROCESSOR, LIBRARY, VARIABLE, KERNEL, CLOCK, OTHER, LOCALE, TIME_ZONE),
+    *(
+        TORCH,
+        PACKAGE,
+        PYTHON,
+        CHOICE,
+        THREADS,
+        DEVICE,
+        PROCESSOR,
+        LIBRARY,
+        VARIABLE,
+        KERNEL,
+        CLOCK,
+        OTHER,
+        LOCALE,
+        TIME_ZONE,
+    ),
 )
-# Of the configuration: where things are and how a run is looked after. None changes a loss.
+# Of the configuration: where things are and how a run is looked after. None changes a loss: of the choices that a machine makes,
+# those that were made are compared.
 OPERATIONAL = frozenset(
-    {"data", "staging", "checkpoint", "watchdog", "cache_drop_command", "submission", "verify_data"}
+    {"data", "staging", "checkpoint", "watchdog", "cache_drop_command", "submission", "verify_data", "choices"}
 )
 # Distributions that take part in the arithmetic or the data, and those that come with them
 _COMPUTES = re.compile(
@@ -60,6 +77,7 @@ def compare_told(was: Told, now: Told, *, workload: str | None) -> tuple[Differe
         *_pair(DATA, "data manifest", was.data_manifest, now.data_manifest),
         *_compare_code(was, now, workload),
         *_compare_environment(was, now),
+        *_compare_choices(was.choices, now.choices),
     ]
     if was.facts is not None and now.facts is not None:
         found += compare_facts(was.facts, now.facts, running=now.config is not None)
@@ -134,6 +152,12 @@ def compare_configs(was: Mapping[str, Any], now: Mapping[str, Any], kind: str) -
     for name in sorted({*one, *other}):
         if one.get(name) != other.get(name):
             yield Difference(kind=kind, what=name, was=_shown(one.get(name)), now=_shown(other.get(name)))
+
+
+def _compare_choices(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:
+    """The choices that two runs made otherwise; one that only one of them made follows from its configuration or machine."""
+    for name in sorted({*was} & {*now}):
+        yield from _pair(CHOICE, name, was[name], now[name])
 
 
 def _flat(values: Mapping[str, Any], above: str = "", depth: int = 0) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from suite.package.reproduction.document import Difference, LevelVerdict, Verdic
 NUMERICS, CONVERGENCE, TIME = 2, 3, 4
 BOUNDS = {
     "float32": 1e-3,
+    "tf32": 5e-3,
     "bfloat16": 5e-2,
 }  # largest relative difference of the first losses, by precision (docs/reproduce.md)
 CONFIDENCE = 0.99  # of the interval of epochs: one in a hundred sound reproductions with other seeds lies outside

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from suite.compliance.metric import record_of
 from suite.compliance.ruleset import Benchmark, ruleset
-from suite.config import RunConfig, load_config
+from suite.config import Choosing, RunConfig, load_config
 from suite.data.fingerprint import fingerprint
 from suite.descriptor import Descriptor
 from suite.errors import InputError
@@ -71,9 +71,12 @@ class Rerun:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The package's configuration as it is run here. InputError if the installed suite cannot run it."""
+        """The package's configuration as it is run here. InputError if the installed suite cannot run it.
+
+        What its first run measured to be fastest on its machine is kept, not measured again: it is part of what is repeated.
+        """
         config, self.left_out = read_package_config(self._descriptor, self.original.folders[0] / "config.yaml")
-        return config
+        return _pinned(config, self.was)
 
     def judge_data(self) -> LevelVerdict:
         """Level 1: compare the given data, or those made anew, with the manifest that the logs name."""
@@ -118,9 +121,7 @@ class Rerun:
         if isinstance(now, str):
             return verdict_of(2, Verdict.NOT_REPRODUCED, now, self._cause())
         told = now[1]
-        was = next(
-            (each for each in map(self.original.tell, self.original.records) if each.seed == told.seed), self.was
-        )
+        was = self._was_with(told.seed)
         return levels.judge_losses(was.losses, told.losses, str((was.config or {}).get("precision")), self._cause())
 
     def judge_convergence(self, runs: int) -> LevelVerdict:
@@ -175,6 +176,10 @@ class Rerun:
         found += self._changed_defaults({each.what for each in found})
         return rank(([self.data_cause] if self.data_cause else []) + found)
 
+    def _was_with(self, seed: int | None) -> Told:
+        """What the package's run with a seed tells; without one, its first run."""
+        return next((each for each in map(self.original.tell, self.original.records) if each.seed == seed), self.was)
+
     def _cause(self) -> Difference | None:
         return next(iter(self.differences()), None)
 
@@ -214,7 +219,8 @@ class Rerun:
                 self.made.append(self._beside_records[len(self.made)])
                 continue
             count = len(self.made)
-            made = self._start(self.config, self.folder / f"run_{count}", self._seed(count))
+            seed = self._seed(count)
+            made = self._start(_pinned(self.config, self._was_with(seed)), self.folder / f"run_{count}", seed)
             if isinstance(made, str):
                 self.failed = made
                 return made
@@ -301,6 +307,11 @@ class Rerun:
         except (InputError, AssertionError):
             return []
         return [each for each in compare_configs(theirs, ours, DEFAULT) if each.what not in known]
+
+
+def _pinned(config: RunConfig, was: Told) -> RunConfig:
+    """The configuration with the choices of a run; where it logged none, those of the fixed rules."""
+    return config.model_copy(update={"choices": Choosing(measure=False, pinned=dict(was.choices))})
 
 
 def _execute(words: Sequence[str], log: Path) -> tuple[int, str]:

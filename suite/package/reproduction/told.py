@@ -20,7 +20,7 @@ from suite.log.limits import limits
 from suite.log.origin.installed import Environment, read_environment
 from suite.log.origin.sources import digest_suite, read_git_state
 from suite.log.reader import Log, read_events
-from suite.log.record import RunRecord
+from suite.log.record import RunRecord, read_choices
 from suite.log.run_folder import RunFolder
 from suite.log.values import finite, whole
 from suite.machine.facts import Facts
@@ -33,7 +33,7 @@ class Told:
     """What is known of one run. None, or empty: it does not say.
 
     ``about`` is the metadata of run_config, ``sources`` the digests of the suite's files by path, ``changes`` the uncommitted
-    changes. ``losses`` are those of the first steps.
+    changes. ``losses`` are those of the first steps, ``choices`` what was measured to be fastest on its machine.
     """
 
     config: Mapping[str, Any] | None = None
@@ -49,6 +49,7 @@ class Told:
     sources: Mapping[str, str] = field(default_factory=dict)
     environment: Environment | None = None
     facts: Facts | None = None
+    choices: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_told(record: RunRecord, log: Log, folder: Path | None) -> Told:
@@ -65,6 +66,7 @@ def read_told(record: RunRecord, log: Log, folder: Path | None) -> Told:
         data_manifest=record.data_manifest,
         losses=tuple(loss for loss in losses if loss is not None) if None not in losses else (),
         suite_version=record.suite_version,
+        choices=read_choices(log),
     )
     return told if folder is None else _beside(told, RunFolder(folder))
 

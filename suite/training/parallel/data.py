@@ -46,10 +46,10 @@ def clip_gradients(model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm:
     """Scale the gradients down to this L2 norm over the whole model. A collective if there are sharded parameters."""
     shares = {id(parameter) for parameter in sharded}
     gradients = [parameter.grad for parameter in model.parameters() if id(parameter) not in shares]
-    norm = nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
+    norm = nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None], foreach=True)
     if sharded:
         square = nn.utils.get_total_norm([share.grad for share in sharded if share.grad is not None]).square()
         if dist.is_initialized():
             dist.all_reduce(square)
         norm = (norm.square() + square).sqrt()
-    nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm)
+    nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm, foreach=True)

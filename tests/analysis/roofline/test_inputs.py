@@ -155,7 +155,7 @@ def test_a_host_is_shared_by_threads_and_cores(tmp_path: Path, ceilings: Build) 
     assert got(dram, 4, 2, shared=True) == pytest.approx(1)  # more cores than were measured
 
 
-def test_a_gpu_is_not_shared_and_float32_convolves_in_tf32(tmp_path: Path, ceilings: Build) -> None:
+def test_a_gpu_is_not_shared_and_its_formats_have_their_own_roofs(tmp_path: Path, ceilings: Build) -> None:
     rate = {"n": 5, "unit": "FLOP/s", "resource": "compute", "name": "gemm", "mode": "burst"}
     roofs = [
         rate | {"dtype": "float32", "value": 50e12},
@@ -173,7 +173,8 @@ def test_a_gpu_is_not_shared_and_float32_convolves_in_tf32(tmp_path: Path, ceili
         found = roofs_of(file, Work(ranks, 1.0, 2.0, None, 1.0, precision, demands, {}, 0.0, {}, 0.0, 0.0))
         return {name: roof.per_s for name, roof in found.items() if not isinstance(roof, str)}
 
-    assert got("float32", 8) == {"compute": 380e12, "host_link": 55e9}
+    assert got("float32", 8) == {"compute": 50e12, "host_link": 55e9}
+    assert got("tf32", 1)["compute"] == 380e12
     assert got("bfloat16", 1)["compute"] == 700e12
 
 

@@ -9,9 +9,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from suite.log.limits import limits
 from suite.package.build import write_package_manifest
@@ -338,8 +340,6 @@ def test_times_are_compared_in_pairs_whose_order_changes(
     factor: float,
     verdict: str,
 ) -> None:
-    from dataclasses import replace
-
     from suite.config import RunConfig
     from suite.log.record import RunRecord
     from suite.package.reproduction import rerun
@@ -367,3 +367,34 @@ def test_times_are_compared_in_pairs_whose_order_changes(
     if words:
         assert {steps for name, steps, _ in pairs if name.endswith("B")} == {7}
         assert level.cause is None or level.cause.what == "window_steps"
+
+
+def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
+    stage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the package's configuration says of choices is not followed: what was chosen is in the logs."""
+    from suite.config import Choosing
+    from suite.package.reproduction import rerun
+    from suite.package.reproduction.original import Original
+    from suite.package.reproduction.told import Told
+
+    written: list[str] = []
+
+    def execute(words: tuple[str, ...], log: Path) -> tuple[int, str]:
+        written.append(Path(words[words.index("--config") + 1]).read_text())
+        return 1, "not run"
+
+    def tell(self: Original, record: object) -> Told:
+        told = real(self, record)  # type: ignore[arg-type]
+        return replace(told, choices={"experts": f"loop, bmm to {told.seed}"}) if told.seed in (1, 2) else told
+
+    real = Original.tell
+    monkeypatch.setattr(Original, "tell", tell)
+    monkeypatch.setattr(rerun, "_execute", execute)
+    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, Verdict.REPRODUCED, "given"))
+    for seed in (1, 2, 3):
+        words = ("--run", "--level", 2, "--seed", seed, "--data", stage / "again")
+        reproduce(stage / "ACME", tmp_path / f"out_{seed}", *words, code=1)
+    found = [Choosing.model_validate(yaml.safe_load(text)["choices"]) for text in written]
+    assert not any(each.measure for each in found)
+    assert [each.pinned for each in found] == [{"experts": "loop, bmm to 1"}, {"experts": "loop, bmm to 2"}, {}]

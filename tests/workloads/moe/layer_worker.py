@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,12 +20,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from suite.performance.cost_model import Network
 from suite.training.timing import HostClock
+from tests.fixtures.device_steps import counted_reads
 from workloads.moe import phases
 from workloads.moe.all_to_all import ExpertMesh, gather_slices
 from workloads.moe.autotune import Autotuner, measure_flops, measure_network, trial_timer
-from workloads.moe.config import MoEConfig, valid_r
+from workloads.moe.config import MoEConfig, ranks_per_expert, valid_r
 from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.phases import LayerTimer
+from workloads.moe.routes import exchange_counts, known_traffic, shares
 
 EXPERTS, WIDTH = 2, 8
 
@@ -73,7 +78,7 @@ def phases_cover_the_layer(mesh: ExpertMesh) -> None:
 def load_is_counted(mesh: ExpertMesh) -> None:
     layer = make(mesh, dispatch="capacity", capacity_factor=1.0)
     layer(torch.randn(32, WIDTH))
-    report = layer.load.report()
+    report = layer.load.read().report()
     assert sum(report["tokens_per_expert"]) == 64
     assert report["needed_capacity"] == report["imbalance"] >= 1.0
     assert 0.0 <= report["drop_rate"] < 1.0
@@ -90,6 +95,10 @@ def evaluation_needs_no_other_rank(mesh: ExpertMesh) -> None:
         torch.testing.assert_close(layer(x).y_TD, alone(x).y_TD)
     layer.train()
     assert layer._all_weights is None
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(torch.randn(4, WIDTH))
+    layer.eval()
+    assert layer.weights().up_EHD.dtype == torch.bfloat16  # half the memory, and not cast for every batch
 
 
 def the_autotuner_agrees_and_remembers(mesh: ExpertMesh) -> None:
@@ -102,7 +111,7 @@ def the_autotuner_agrees_and_remembers(mesh: ExpertMesh) -> None:
     measure = trial_timer(layer, x, repeats=1)
     decision = tuner.decide(layer, 64, 64, measure)
     assert layer.execution == before
-    assert float(layer.load.rows) == 0.0
+    assert layer.load.read().rows == 0.0
     assert {trial.execution.r for trial in decision.trials} == set(valid_r(EXPERTS, mesh.size))
     everywhere = [None] * mesh.size
     dist.all_gather_object(everywhere, decision.event())
@@ -113,6 +122,13 @@ def the_autotuner_agrees_and_remembers(mesh: ExpertMesh) -> None:
 
     assert tuner.decide(layer, 100, 64, never) is decision
     layer.use(decision.chosen)
+    priced = []
+    with patch("workloads.moe.autotune.ranked", lambda shape, *_: priced.append(shape.element_bytes) or []):
+        tuner.candidates(layer, 64, 64)
+        with torch.autocast("cpu", torch.bfloat16):  # then rows and weights are sent in bfloat16
+            tuner.candidates(layer, 64, 64)
+            assert measure_flops(layer, 8) > 0
+    assert priced == [4, 2]
 
 
 def shards_join_to_the_whole(mesh: ExpertMesh) -> None:
@@ -129,6 +145,80 @@ def impossible_r_is_refused(mesh: ExpertMesh) -> None:
         layer.use(Execution(r=3))
 
 
+def the_host_reads_at_most_once(mesh: ExpertMesh) -> None:
+    """Once where it must know how many rows come; never where a capacity says it, in the backward pass neither."""
+    even = replace(mesh, even=True)
+    forms = (
+        ("dropless", "loop"),
+        ("dropless", "grouped_mm"),
+        ("capacity", "loop"),
+        ("capacity", "bmm"),
+        ("einsum", "loop"),
+    )
+    for mode, backend in forms:
+        for r, degree, algorithm in ((0, 1, "linear"), (1, 1, "linear"), (1, 2, "2dh"), (2, 2, "2dh")):
+            layer = make(even, dispatch=mode, backend=backend, bias=True)
+            layer.use(Execution(r, degree, algorithm))
+            x = torch.randn(12, WIDTH, requires_grad=True)
+            counts = []
+            for _ in range(2):
+                with counted_reads(x, *layer.parameters()) as reads:
+                    out = layer(x)
+                    (out.y_TD.square().sum() + out.auxiliary_loss).backward()
+                counts.append(reads.count)
+            reads_rows = r > 0 or backend != "grouped_mm"  # with r = 0 nothing is sent; only a loop over experts asks
+            wanted = int(mode == "dropless" and reads_rows)
+            assert counts == [wanted] * 2, (mode, backend, r, degree, algorithm, counts)
+
+
+def ranks_launch_transfers_in_one_order(mesh: ExpertMesh) -> None:
+    """Of all communicators together, forward and backward: else two GPUs could wait for each other."""
+    real, launched = dist.all_to_all_single, []
+
+    def told(out: torch.Tensor, given: torch.Tensor, *rest: object, **more: object) -> object:
+        group = more["group"]
+        launched.append("world" if group is mesh.world else "node" if group is mesh.within_node else "across")
+        return real(out, given, *rest, **more)
+
+    for algorithm in ("linear", "2dh"):
+        layer = make(mesh, all_to_all=algorithm, overlap_degree=4)
+        with patch.object(dist, "all_to_all_single", told):
+            layer(torch.randn(8 + mesh.rank, WIDTH, requires_grad=True)).y_TD.sum().backward()
+    everywhere = [None] * mesh.size
+    dist.all_gather_object(everywhere, launched)
+    assert len(launched) == (1 + 4 * 4) + (2 + 4 * 8)  # the counts; each chunk there and back, forward and backward
+    assert all(each == launched for each in everywhere), everywhere
+
+
+def a_known_traffic_is_the_exchanged_one(mesh: ExpertMesh) -> None:
+    """What follows from the capacities equals what ranks would tell each other."""
+    for experts, capacity in product((1, 2, 8), (0, 13)):
+        sharers = ranks_per_expert(experts, mesh.size)
+        capacity_W = torch.tensor([capacity + 3 * rank for rank in range(mesh.size)])
+        for r, degree, algorithm in product(valid_r(experts, mesh.size)[1:], (1, 3), ("linear", "2dh")):
+            mine_E = torch.full((experts,), int(capacity_W[mesh.rank]))
+            _, counts_JWL = shares(mine_E, mesh.size, sharers, r, degree)
+            told = exchange_counts(mesh, counts_JWL, algorithm)
+            form = (experts, sharers, r, degree, algorithm, torch.device("cpu"))
+            known = known_traffic(mesh, capacity_W, *form)
+            for one, other in ((told.sent, known.sent), (told.received, known.received), (told.passed, known.passed)):
+                assert (one is None) == (other is None)
+                assert one is None or torch.equal(one.host, other.host)
+
+
+def the_communicator_is_the_experts_own(mesh: ExpertMesh) -> None:
+    assert mesh.world is not dist.group.WORLD
+    assert dist.get_process_group_ranks(mesh.world) == list(range(mesh.size))
+
+
+def a_shorter_type_is_gathered_and_its_gradient_summed_in_the_longer(mesh: ExpertMesh) -> None:
+    local = torch.randn(1, 4, WIDTH, requires_grad=True)
+    whole = gather_slices(local, mesh.world, mesh.size, 1, torch.bfloat16)
+    assert (whole.dtype, whole.shape) == (torch.bfloat16, (mesh.size, 4, WIDTH))
+    (whole.float() * (1 + 2**-9 * mesh.rank)).sum().backward()
+    assert local.grad.dtype == torch.float32
+
+
 CHECKS = (
     switching_moves_nothing,
     phases_cover_the_layer,
@@ -137,6 +227,11 @@ CHECKS = (
     the_autotuner_agrees_and_remembers,
     shards_join_to_the_whole,
     impossible_r_is_refused,
+    the_host_reads_at_most_once,
+    ranks_launch_transfers_in_one_order,
+    a_known_traffic_is_the_exchanged_one,
+    the_communicator_is_the_experts_own,
+    a_shorter_type_is_gathered_and_its_gradient_summed_in_the_longer,
 )
 
 

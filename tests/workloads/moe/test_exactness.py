@@ -58,4 +58,4 @@ def test_losses_and_metric_do_not_depend_on_how_experts_lie_on_ranks() -> None:
 def test_switching_phases_tuning_and_evaluation_over_ranks() -> None:
     """The facts are in layer_worker.py."""
     printed = run(WORKER.with_name("layer_worker.py"), "4", timeout_s=200)
-    assert printed.count("ok ") == 7
+    assert printed.count("ok ") == 12

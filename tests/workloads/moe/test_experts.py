@@ -121,7 +121,7 @@ def test_a_layer_runs_with_a_dispatcher_of_the_callers_own() -> None:
             results.append([out.y_TD, *torch.autograd.grad(loss, [x, *layer.parameters()])])
         for expected, got in zip(*results, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
-    assert passed.load.report() == built_in.load.report()
+    assert passed.load.read().report() == built_in.load.read().report()
 
 
 def test_the_dispatcher_decides_how_tokens_reach_experts() -> None:
@@ -133,4 +133,4 @@ def test_the_dispatcher_decides_how_tokens_reach_experts() -> None:
 
     layer = MoELayer(4, MoEConfig(experts=3, hidden=5), dispatcher=nothing)
     assert not layer(torch.randn(6, 4)).y_TD.any()
-    assert layer.load.report()["drop_rate"] == 1.0
+    assert layer.load.read().report()["drop_rate"] == 1.0

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from workloads.moe.config import MoEConfig
+from workloads.moe.layer import MoELayer
 from workloads.moe.router import Router, gshard_loss, importance_load_loss, z_loss
 
 
@@ -114,3 +115,28 @@ def test_bad_combinations_are_refused() -> None:
         config(balance="importance_load")
     with pytest.raises(ValueError, match="no capacity"):
         config(capacity_factor=1.0)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "cosine"])
+@pytest.mark.parametrize("convert", ["to", "bfloat16", "half"])
+def test_a_router_stays_in_float32_when_a_layer_is_shortened(kind: str, convert: str) -> None:
+    """Else one token in 35 goes to other experts. Of the same tokens it makes the same decisions, to the bit."""
+    torch.manual_seed(0)
+    layer = MoELayer(32, MoEConfig(experts=16, hidden=8, router=kind))
+    tokens = torch.randn(200, 32).bfloat16()
+    before = layer.router(tokens.float())
+    shortened = layer.to(torch.bfloat16) if convert == "to" else getattr(layer, convert)()
+    assert {each.dtype for each in shortened.router.parameters()} == {torch.float32}
+    assert {each.dtype for each in shortened.experts.parameters()} != {torch.float32}
+    found = shortened.router(tokens)
+    assert torch.equal(found.experts_TK, before.experts_TK)
+    assert torch.equal(found.weights_TK, before.weights_TK)
+
+
+def test_a_router_follows_to_float64_and_to_another_device() -> None:
+    router = Router(8, MoEConfig(experts=4, hidden=8))
+    assert next(router.double().parameters()).dtype == torch.float64
+    assert next(router.bfloat16().parameters()).dtype == torch.float64  # kept as it is, not made shorter
+    assert next(router.float().parameters()).dtype == torch.float32
+    moved = router.to("meta", torch.bfloat16)
+    assert {(each.device.type, each.dtype) for each in moved.parameters()} == {("meta", torch.float32)}

@@ -49,9 +49,7 @@ def test_a_batch_is_one_graph_of_separate_parts(tiny_data: Path) -> None:
     structure = batch["structure"]
     assert (structure[batch["source"]] == structure[batch["target"]]).all()
     assert (batch["target"][batch["into"]] == batch["source"][batch["out"]]).all()
-    assert torch.equal(
-        batch["counts"], torch.tensor([batch["free"].sum(), triplets, batch["free"].sum()], dtype=torch.float64)
-    )
+    assert torch.equal(batch["counts"], torch.tensor([batch["free"].sum(), triplets, batch["free"].sum()]).long())
     for name, order, begins in (("out", torch.arange(triplets), "out_begin"), ("into", batch["by_into"], "into_begin")):
         in_order = batch[name][order]
         assert (in_order.diff() >= 0).all()

@@ -46,6 +46,7 @@ WAS = Told(
     sources=FILES,
     environment=ENVIRONMENT,
     facts=FACTS,
+    choices={"experts": "loop, bmm to 1.5", "memory-format": "contiguous"},
 )
 
 
@@ -119,6 +120,12 @@ DRIFTS: dict[str, tuple[Told, tuple[str, str]]] = {
         facts(tuning={"OMP_PROC_BIND": "true"}, limits={"cpus_allowed": 1}), ("threads", "OMP_PROC_BIND"),
     ),
     "CPUs": (facts(limits={"cpus_allowed": 1}), ("threads", "CPUs that the run may use")),
+    "a measured choice": (
+        replace(WAS, choices=WAS.choices | {"experts": "grouped_mm"}), ("measured choice", "experts"),
+    ),
+    "a measured choice, of another processor": (
+        replace(facts(cpu={"model": "Model U"}), choices={"experts": "onednn"}), ("measured choice", "experts"),
+    ),
     "the device": (replace(WAS, about={"device": "cuda", "threads_per_rank": 1}), ("device", "device")),
     "a GPU": (facts(accelerators=(Accelerator(vendor="NVIDIA", model="H100").model_dump(),)), ("device", "accelerators")),
     "the processor": (facts(cpu={"model": "Model U"}), ("processor", "processor")),
@@ -148,6 +155,9 @@ HARMLESS: dict[str, Callable[[], Told]] = {
     "a host's name": lambda: replace(WAS, facts=FACTS.model_copy(update={"node": "b", "hostname": "b"})),
     "free space": lambda: facts(file_systems=({"purpose": "data", "path": "/d", "free_gib": 1.0},)),
     "pytest's files": lambda: rebuilt("pytest"),
+    "choices that were not made": lambda: replace(WAS, choices={}),
+    "a choice of another shape": lambda: replace(WAS, choices=WAS.choices | {"experts-2": "loop"}),
+    "whether choices are measured": lambda: replace(WAS, config=CONFIG | {"choices": {"measure": False}}),
     "a secret": lambda: facts(tuning={"SOME_TOKEN": "another"}),
     "a kernel that is not known": lambda: facts(software={"kernel": "unknown"}),
     "no facts": lambda: replace(WAS, facts=None),

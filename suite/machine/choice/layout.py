@@ -1,0 +1,142 @@
+"""Chooses how a convolutional network is computed: memory format, library of the convolutions on a processor, threads.
+
+The numbers that come out differ in rounding only; precision is never chosen. The model is not touched while measuring.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from suite.machine.choice.chooser import Question
+from suite.machine.choice.race import Way
+from suite.workload import Chooses
+
+if TYPE_CHECKING:
+    from suite.config import RunConfig
+    from suite.workload import Batch
+
+RULE = "channels_last"
+LAYOUTS = {  # answer: channels last, oneDNN
+    RULE: (True, True),
+    "contiguous": (False, True),
+    f"{RULE}, native convolution": (True, False),
+    "contiguous, native convolution": (False, False),
+}
+WORTH = 1.05  # by which fewer threads than allowed must be faster
+
+
+class LaidOut(Protocol):
+    """A network that can be laid out in either memory format."""
+
+    def lay_out(self, channels_last: bool) -> None:
+        """Convert the parameters, and from now on the input, to a format."""
+        ...
+
+
+def choose_layout(
+    chooser: Chooses, model: nn.Module, loss: Callable[[nn.Module, Batch], Tensor], batch: Batch, config: RunConfig
+) -> None:
+    """Choose format, library and threads for a `LaidOut` model, and set them. Nothing unless ``channels_last`` is ``auto``.
+
+    Every rank calls. ``loss`` is computed of a copy of the model on ``batch``, which is like those of training.
+    """
+    if config.channels_last != "auto":
+        return
+    device, cpu = chooser.device, chooser.device.type == "cpu"
+    choices = {text: how for text, how in LAYOUTS.items() if cpu or how[1]}
+    here = {name: each.to(device) for name, each in batch.items()}
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    sizes = {name: list(each.shape) for name, each in batch.items()}
+    shape = {"workload": config.workload, "parameters": numbers, "precision": config.precision, **sizes}
+    with torch.random.fork_rng(devices=[] if cpu else [device]):
+        trials = _Trials(model, lambda copied: loss(copied, here), device, config.precision == "bfloat16")
+        answer = chooser.choose(
+            Question(
+                name="layout",
+                shape=shape,
+                rule=RULE,
+                ways=lambda: {text: partial(trials.run, *how) for text, how in choices.items()},
+                possible=choices.__contains__,
+            )
+        )
+        channels_last, onednn = choices[answer]
+        lay_out(model, channels_last)
+        use_onednn(onednn)
+        most = chooser.threads
+        if cpu and most > 1:
+            answer = chooser.choose(_of_threads(most, partial(trials.run, channels_last, onednn), shape))
+            if answer != str(most):
+                torch.set_num_threads(int(answer))
+
+
+@dataclass
+class _Trials:
+    """Training passes of copies of a model, one for each format; buffers of the copies change, the model's do not."""
+
+    model: nn.Module
+    loss: Callable[[nn.Module], Tensor]
+    device: torch.device
+    short: bool
+    copies: dict[bool, nn.Module] = field(default_factory=dict)
+
+    def run(self, channels_last: bool, onednn: bool) -> object:
+        """Forward and backward."""
+        if channels_last not in self.copies:
+            self.copies[channels_last] = copy.deepcopy(self.model).train()
+            lay_out(self.copies[channels_last], channels_last)
+        copied, before = self.copies[channels_last], torch._C._get_mkldnn_enabled()
+        use_onednn(onednn)
+        try:
+            with torch.enable_grad():
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.short):
+                    value = self.loss(copied)
+                wanted = [each for each in copied.parameters() if each.requires_grad]
+                return torch.autograd.grad(value, wanted, allow_unused=True)
+        finally:
+            use_onednn(before)
+
+
+def lay_out(model: nn.Module, channels_last: bool) -> None:
+    """Lay out a model."""
+    model.lay_out(channels_last)  # type: ignore[operator]
+
+
+def use_onednn(wanted: bool) -> None:
+    """Compute convolutions on the processor by oneDNN, as torch does by default, or by torch's own code."""
+    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        torch._C._set_mkldnn_enabled(wanted)  # what torch.backends.mkldnn.flags sets, which warns of TF32
+
+
+def _of_threads(most: int, way: Way, shape: Mapping[str, Any]) -> Question:
+    """All threads that the rank may use, half of them, or one."""
+    counts = list(dict.fromkeys((most, -(-most // 2), 1)))
+
+    def run(count: int) -> object:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            return way()
+        finally:
+            torch.set_num_threads(before)
+
+    def decide(seconds: Mapping[str, float]) -> str:
+        best = min(seconds, key=seconds.__getitem__)
+        return best if WORTH * seconds[best] < seconds.get(str(most), math.inf) else str(most)
+
+    return Question(
+        name="threads",
+        shape=shape,
+        rule=str(most),
+        ways=lambda: {str(count): partial(run, count) for count in counts},
+        possible=lambda text: text.isdecimal() and len(text) < 6 and 1 <= int(text) <= most,
+        decide=decide,
+        wall=True,
+    )

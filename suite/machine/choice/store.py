@@ -1,0 +1,80 @@
+"""Keeps what was measured, in one JSON file of the user: per host, processor, torch and suite. It is data, and may be lost.
+
+The file is read and written whole. One that cannot be read, or that holds something else, is measured again and replaced; two
+runs that write at once lose an entry, which is measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from suite.files import read_json, write_whole
+
+VERSION = 1
+NAME = "choices.json"
+LARGEST = 2**20  # bytes that are read
+MOST = 512  # entries; the oldest go first
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The user's folder: $XDG_CACHE_HOME/mlhpc, ~/.cache/mlhpc, or where neither can be written one below the temporary folder.
+
+    None if that belongs to somebody else: what it held would not be this user's measurement.
+    """
+    given = environ.get("XDG_CACHE_HOME", "")
+    home = environ.get("HOME", "")
+    wanted = [Path(given)] if given.startswith("/") else [Path(home) / ".cache"] if home.startswith("/") else []
+    for folder in (base / "mlhpc" for base in wanted):
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+    folder = Path(tempfile.gettempdir()) / f"mlhpc-{os.getuid()}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        state = folder.lstat()
+        if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022:
+            return folder
+    return None
+
+
+class Store:
+    """Entries by a text key, each a JSON object; the newest last. ``folder`` None: nothing is kept."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.path = None if folder is None else folder / NAME
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """The entry of a key; None if there is none."""
+        entry = self._entries().get(key)
+        return entry if isinstance(entry, dict) else None
+
+    def keep(self, key: str, entry: Mapping[str, Any]) -> None:
+        """Write an entry. A disk that refuses it ends no run."""
+        if self.path is None:
+            return
+        entries = self._entries()
+        entries.pop(key, None)
+        entries[key] = dict(entry)
+        newest = dict(list(entries.items())[-MOST:])
+        with suppress(OSError, ValueError):
+            write_whole(
+                self.path, json.dumps({"version": VERSION, "entries": newest}, indent=1, allow_nan=False) + "\n"
+            )
+
+    def _entries(self) -> dict[str, Any]:
+        if self.path is None:
+            return {}
+        try:
+            found = {} if self.path.is_symlink() else read_json(self.path, LARGEST)
+        except (OSError, ValueError):
+            return {}
+        entries = found.get("entries") if isinstance(found, dict) and found.get("version") == VERSION else None
+        return entries if isinstance(entries, dict) else {}

@@ -1,0 +1,140 @@
+"""Batches reach the device whole, in order, in one copy each, and none waits for a later one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from suite.training.devices import ALIGNMENT, Feed, Parcel, prefetch
+
+CPU = torch.device("cpu")
+Batch = Mapping[str, Tensor]
+
+
+def batch() -> dict[str, Tensor]:
+    """One tensor of every kind that a workload has, and some that none has yet."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "flags": torch.rand(3, generator=generator) < 0.5,
+        "bytes": torch.arange(5, dtype=torch.uint8),
+        "x": torch.randn(2, 3, 4, generator=generator),
+        "turned": torch.randn(3, 5, generator=generator).t(),
+        "short": torch.arange(7, dtype=torch.int16),
+        "half": torch.randn(3, generator=generator).bfloat16(),
+        "nothing": torch.zeros(0, 3, dtype=torch.int64),
+        "energy": torch.tensor(1.5, dtype=torch.float64),
+        "number": torch.arange(3),
+    }
+
+
+def test_a_parcel_has_the_tensors_of_the_batch_in_one_buffer() -> None:
+    given = batch()
+    parcel = Parcel.pack(given, pinned=False)
+    found = parcel.unpack()
+    assert list(found) == list(given)
+    for name, tensor in given.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+        if tensor.numel():
+            assert found[name].untyped_storage().data_ptr() == parcel.buffer.data_ptr()
+            assert (found[name].data_ptr() - parcel.buffer.data_ptr()) % ALIGNMENT == 0
+
+
+def test_a_parcel_is_brought_in_one_copy() -> None:
+    brought = Parcel.pack(batch(), pinned=False).to(torch.device("meta"))
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in brought.unpack().items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in batch().items()
+    }
+
+
+class Copying(Feed):
+    """A feed that copies, on the host, and tells when."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.told: list[str] = []
+
+    @property
+    def copies(self) -> bool:
+        return True
+
+    def pack(self, batch: Batch) -> Batch | Parcel:
+        return Parcel.pack(batch, pinned=False)
+
+    def begin(self, packed: Batch | Parcel) -> Batch | Parcel:
+        assert isinstance(packed, Parcel)
+        self.told.append(f"begin {int(packed.unpack()['number'])}")
+        return packed
+
+    def end(self, packed: Batch | Parcel) -> Batch:
+        assert isinstance(packed, Parcel)
+        return packed.unpack()
+
+
+def load(number: int) -> Batch:
+    return {"number": torch.tensor(number)}
+
+
+@pytest.mark.parametrize("feed", [Feed(CPU), Copying()])
+@pytest.mark.parametrize("items", [0, 1, 2, 9])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_batches_come_in_order_and_once(feed: Feed, items: int, threads: int) -> None:
+    found = [(item, int(each["number"])) for item, each in prefetch(load, range(items), threads=threads, feed=feed)]
+    assert found == [(number, number) for number in range(items)]
+
+
+def test_the_next_copy_begins_before_a_batch_is_used_but_not_before_it_is_loaded() -> None:
+    feed, gate, loaded = Copying(), threading.Event(), threading.Event()
+
+    def slow(number: int) -> Batch:
+        if number == 3:
+            gate.wait(30)
+        if number == 2:
+            loaded.set()
+        return load(number)
+
+    batches = prefetch(slow, range(4), threads=1, feed=feed)
+    assert next(batches)[0] == 0
+    assert loaded.wait(30)
+    assert next(batches)[0] == 1
+    assert next(batches)[0] == 2  # 3 is not loaded: 2 does not wait for it
+    assert "begin 3" not in feed.told
+    gate.set()
+    assert next(batches)[0] == 3
+    assert feed.told == [f"begin {number}" for number in range(4)]
+
+
+def test_an_error_comes_at_its_own_batch_and_nothing_is_loaded_after_the_end() -> None:
+    loaded: list[int] = []
+
+    def failing(number: int) -> Batch:
+        loaded.append(number)
+        if number == 2:
+            raise ValueError("sample 2 is damaged")
+        return load(number)
+
+    batches = prefetch(failing, range(100), threads=1, feed=Copying())
+    assert [next(batches)[0], next(batches)[0]] == [0, 1]
+    with pytest.raises(ValueError, match="sample 2 is damaged"):
+        next(batches)
+    assert len(loaded) <= 6
+
+
+def test_at_most_two_per_thread_are_loaded_ahead() -> None:
+    asked: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(50):
+            asked.append(number)
+            yield number
+
+    batches = prefetch(load, items(), threads=2, feed=Feed(CPU))
+    next(batches)
+    assert len(asked) == 5
+    next(batches)
+    assert len(asked) == 6
+    batches.close()

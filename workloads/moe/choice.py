@@ -1,0 +1,212 @@
+"""Chooses the back end of the experts by a short measurement before a run, where the configuration says ``auto``.
+
+Back ends are those of `workloads.moe.experts.BACKENDS`; one that is registered there takes part. Rows are measured with a load
+that is uneven, as a router's is; a back end that pads is chosen only for loads of which the measured seconds say that it wins.
+
+N rows on this rank, E experts and H hidden width that it computes with, D model width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suite.machine.choice.chooser import Question, class_of, fastest
+from suite.machine.choice.race import race
+from suite.workload import Chooses
+from workloads.moe.config import Activation, MoEConfig, ranks_per_expert
+from workloads.moe.experts import BACKENDS, Chosen, Weights, rule, run_experts
+
+MOST_FLOPS = 4e9  # of a measured pass on a processor: a larger problem is measured on fewer of its experts and rows
+FEWEST_EXPERTS, FEWEST_ROWS = (
+    16,
+    256,
+)  # to which it is cut; measured, the order of the back ends is then that of the whole
+MARGIN = 1.03  # a back end that pads must win by this, since loads differ from step to step
+MOST_PADDING = 2.0  # times the rows; memory grows as they do, and no run should end for a choice
+EVEN = ", even"  # after the name of a back end that pads: measured with an even load
+SHORT = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """What a rank's experts compute in one pass. ``even``: all experts have equally many rows (a capacity)."""
+
+    rows: int
+    experts: int
+    width: int
+    hidden: int
+    activation: Activation
+    bias: bool
+    even: bool
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(config: MoEConfig, width: int, rows: float, dtype: torch.dtype, ranks: int = 1) -> ExpertShape:
+        """The shape of a layer: ``rows`` are sent per rank, empty ones included; ``ranks`` share the experts (1: all have all)."""
+        experts, hidden = config.experts, config.hidden
+        if ranks > 1 and config.parallel_r:
+            hidden //= config.parallel_r if ranks_per_expert(experts, ranks) > 1 else 1
+            experts = max(1, experts // ranks)
+            rows *= config.parallel_r / config.overlap_degree
+        even = config.dispatch != "dropless"
+        return ExpertShape(max(1, round(rows)), experts, width, hidden, config.activation, config.bias, even, dtype)
+
+    @property
+    def matrices(self) -> int:
+        """Matrices of one expert."""
+        return 3 if self.activation == "swiglu" else 2
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of a training pass."""
+        return 6.0 * self.matrices * self.rows * self.width * self.hidden
+
+    def logged(self) -> dict[str, Any]:
+        """The class of the shape: rows of one power of two are measured once."""
+        return {**vars(self), "rows": class_of(self.rows), "dtype": SHORT[self.dtype]}
+
+    def name(self) -> str:
+        """What logs and pins call the question: experts x hidden x width, and the class of the rows."""
+        return f"experts-{self.experts}x{self.hidden}x{self.width}-rows-{class_of(self.rows)}"
+
+    def measured(self, device: torch.device) -> ExpertShape:
+        """The shape that is measured: that of the class, smaller on a processor if a pass would take long."""
+        rows, experts = class_of(self.rows), self.experts
+        while device.type == "cpu" and rows * self.flops / self.rows > MOST_FLOPS:
+            if experts > FEWEST_EXPERTS:
+                experts, rows = -(-experts // 2), rows // 2
+            elif rows > FEWEST_ROWS * experts:
+                rows //= 2
+            else:
+                break
+        return ExpertShape(**{**vars(self), "rows": max(rows, 1), "experts": experts})
+
+
+def choose_backend(chooser: Chooses, shape: ExpertShape) -> Chosen:
+    """Choose the back end for a shape. Every rank calls, with equal shapes."""
+    device = chooser.device
+    rows_ND, weights = _inputs(ExpertShape(**{**vars(shape), "rows": 1, "experts": 1}), device)
+    reads = device.type == "cpu"
+    able = [name for name, backend in BACKENDS.items() if backend.problem(rows_ND, weights) is None]
+    measured = shape.measured(device)
+    question = Question(
+        name=shape.name(),
+        shape=shape.logged(),
+        rule=str(rule(rows_ND, weights)),
+        ways=lambda: _ways(measured, device, able),
+        possible=lambda text: (
+            (found := Chosen.parse(text)) is not None and {found.name, found.padded or found.name} <= {*able}
+        ),
+        decide=partial(
+            decide, even=shape.even, reads=reads, padding=padding_of(uneven_rows(measured.rows, measured.experts))
+        ),
+        beside=lambda: _beside(measured, device),
+    )
+    chosen = Chosen.parse(chooser.choose(question))
+    assert chosen is not None
+    return chosen
+
+
+def decide(seconds: Mapping[str, float], *, even: bool, padding: float, reads: bool = True) -> str:
+    """Choose from seconds of a pass. ``even``: any back end, because all experts have equally many rows.
+
+    Else the fastest that does not pad, and up to which load one that pads is faster. Its seconds are of a load with ``padding``
+    times the rows, and grow with them; ``NAME, even`` are those of an even load, which it need not pad. Without ``reads`` the
+    host has to wait for the device to read a load, which is not done for exactly even ones alone.
+    """
+    if even:
+        return fastest(seconds)
+    plain = {name: each for name, each in seconds.items() if name in BACKENDS and not BACKENDS[name].pads}
+    padded = {name: each for name, each in seconds.items() if name in BACKENDS and BACKENDS[name].pads}
+    if not plain:
+        return fastest(padded)
+    best = fastest(plain)
+    if not padded:
+        return best
+    other = fastest(padded)
+    won = plain[best] / MARGIN
+    if padded[other] <= won:
+        up_to = math.floor(100 * padding * won / padded[other]) / 100
+        return str(Chosen(best, other, min(MOST_PADDING, up_to)))
+    if not reads:
+        return best
+    return str(Chosen(best, other, 1.0)) if seconds.get(f"{other}{EVEN}", math.inf) <= won else best
+
+
+def padding_of(rows_E: Tensor) -> float:
+    """The rows of experts that all have as many as the longest, over the rows."""
+    return int(rows_E.max()) * len(rows_E) / int(rows_E.sum())
+
+
+def uneven_rows(rows: int, experts: int) -> Tensor:
+    """Rows of each expert, from half to one and a half times the mean in a mixed order; they sum to ``rows``."""
+    place_E = torch.arange(experts) * 7 % experts if experts % 7 else torch.arange(experts)
+    ends_E = ((place_E + 0.5) / experts + 0.5).cumsum(0)
+    cuts_E = (ends_E / ends_E[-1] * rows).round().long()
+    return torch.diff(cuts_E, prepend=cuts_E.new_zeros(1))
+
+
+def even_rows(rows: int, experts: int) -> Tensor:
+    """Rows of each expert, as equal as can be."""
+    return torch.full((experts,), rows // experts) + (torch.arange(experts) < rows % experts)
+
+
+def _inputs(shape: ExpertShape, device: torch.device, dtype: torch.dtype | None = None) -> tuple[Tensor, Weights]:
+    """Random rows and float32 weights, which take no part in torch's random state."""
+    generator = torch.Generator().manual_seed(0)
+
+    def make(*sizes: int) -> Tensor:
+        return (torch.rand(sizes, generator=generator) - 0.5).div_(math.sqrt(shape.width)).to(device).requires_grad_()
+
+    whole = (shape.experts, shape.hidden, shape.width)
+    weights = Weights(
+        make(*whole),
+        make(*whole),
+        make(*whole) if shape.activation == "swiglu" else None,
+        make(shape.experts, shape.hidden) if shape.bias else None,
+        make(shape.experts, shape.width) if shape.bias else None,
+    )
+    wide = torch.float64 if shape.dtype == torch.float64 else torch.float32
+    weights = weights.map(lambda weight: weight.detach().to(wide).requires_grad_())
+    return make(shape.rows, shape.width).detach().to(dtype or shape.dtype), weights
+
+
+def _ways(shape: ExpertShape, device: torch.device, names: list[str]) -> dict[str, Callable[[], object]]:
+    """A training pass of each back end: weights cast to the rows' data type, forward, backward."""
+    rows_ND, weights = _inputs(shape, device)
+    d_out_ND = torch.ones_like(rows_ND)
+    wanted = [weight for weight in vars(weights).values() if weight is not None]
+    loads = {even: (even_rows if even else uneven_rows)(shape.rows, shape.experts).to(device) for even in (True, False)}
+
+    def run(name: str, even: bool) -> object:
+        leaf, rows_E = rows_ND.detach().requires_grad_(), loads[even]
+        cast = weights.map(lambda weight: weight.to(leaf.dtype))
+        with torch.enable_grad():
+            out = run_experts(leaf, rows_E, cast, shape.activation, name)  # type: ignore[arg-type]
+            return torch.autograd.grad(out, [leaf, *wanted], d_out_ND)
+
+    ways: dict[str, Callable[[], object]] = {name: partial(run, name, shape.even) for name in names}
+    if not shape.even and device.type == "cpu":
+        ways |= {f"{name}{EVEN}": partial(run, name, True) for name in names if BACKENDS[name].pads}
+    return ways
+
+
+def _beside(shape: ExpertShape, device: torch.device) -> dict[str, Any]:
+    """How many times faster one expert's product would be in bfloat16. It is told and never chosen: it changes the numbers."""
+    if shape.dtype != torch.float32:
+        return {}
+    rows = min(FEWEST_ROWS, max(1, shape.rows // shape.experts))
+    x_ND = torch.ones(rows, shape.width, device=device)
+    weight_HD = torch.ones(shape.hidden, shape.width, device=device)
+    short = x_ND.bfloat16(), weight_HD.bfloat16()
+    ways = {"float32": lambda: x_ND @ weight_HD.t(), "bfloat16": lambda: short[0] @ short[1].t()}
+    found = {name: timing.seconds for name, timing in race(ways, device, budget_s=0.02).items()}
+    gain = found["float32"] / found["bfloat16"]
+    return {"bfloat16_product_speedup": round(gain, 2)} if math.isfinite(gain) and gain > 0 else {}
