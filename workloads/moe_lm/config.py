@@ -68,7 +68,8 @@ def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int, lay
     experts = sum(config.has_experts(layer) for layer in range(config.layers))
     empty = layout.computed_rows(config.moe, config.context) - config.context * config.moe.top_k
     rows = 2.0 * experts * empty * _expert(config)
-    executed += rows
+    sums = 2.0 * experts * config.context * config.moe.top_k * config.width  # of each token's rows, weighted
+    executed += rows + sums / 3
     activations = config.context * config.layers * (14 * config.width + 3 * config.dense_hidden)
     parameters = parameter_count(config)
     spread = experts if layout.spread > 1 else 0
@@ -84,7 +85,7 @@ def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int, lay
         optimizer_bytes_per_step=optimizer,
         all_reduce_bytes_per_step=GRADIENT_BYTES * (parameters - spread * config.moe.experts * _expert(config)),
         all_to_all_bytes=4.0 * element_bytes * sent,  # to the experts and back, values and gradients
-        forward_extra_flops=config.context * pairs / 2 + rows,
+        forward_extra_flops=config.context * pairs / 2 + rows + sums,
     )
 
 

@@ -154,6 +154,9 @@ def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int,
             empty = layout.computed_rows(block.experts, block.tokens) - block.tokens * block.experts.top_k
             extra += 3 * 2.0 * empty * _expert(block)
             forward_extra += 2.0 * empty * _expert(block)
+            sums = 2.0 * block.tokens * block.experts.top_k * block.width  # of each token's rows, weighted
+            extra += sums
+            forward_extra += sums
             sent += layout.sent_rows(block.experts, block.tokens) * block.width
             shares += _ffn_parameters(block, active=False) - _router(block) if layout.spread > 1 else 0
     model = 3 * forward_flops(config) - _patch_flops(config)  # images need no gradient

@@ -68,15 +68,20 @@ def clip_gradients(model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm:
     weights = [each for each in model.parameters() if id(each) not in shares and each.grad is not None]
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     if sharded_modules(model):
-        norm = nn.utils.get_total_norm(norms_of_whole(model)(gradients, weights), foreach=True)
+        norm = nn.utils.get_total_norm(norms_of_whole(model)(gradients, weights), foreach=_at_once(gradients))
     else:
-        norm = nn.utils.get_total_norm(gradients, foreach=True)
+        norm = nn.utils.get_total_norm(gradients, foreach=_at_once(gradients))
     if sharded:
         square = nn.utils.get_total_norm([share.grad for share in sharded if share.grad is not None]).square()
         if dist.is_initialized():
             dist.all_reduce(square)
         norm = (norm.square() + square).sqrt()
-    nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm, foreach=True)
+    nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm, foreach=_at_once(gradients))
+
+
+def _at_once(tensors: Sequence[Tensor]) -> bool | None:
+    """Whether torch takes all of them in one call: it does on a CPU only if asked to, and cannot on meta tensors."""
+    return None if any(tensor.is_meta for tensor in tensors) else True
 
 
 def norms_of_whole(model: nn.Module) -> Norms:

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from suite.config import load_config
 from suite.errors import InputError
+from suite.performance.flops import FORMULAS
 from workloads.moe.config import MoEConfig
 from workloads.swinv2_moe import DESCRIPTOR
 from workloads.swinv2_moe.config import SwinV2MoEConfig, forward_flops, parameter_count, work
@@ -106,7 +107,7 @@ def test_a_training_step_does_the_flops_of_the_closed_form(form: str) -> None:
     settings = own("smoke", f"hyperparameters.{form}", "hyperparameters.moe.backend=loop", *capacity)
     model = SwinV2MoE(settings)
     images = torch.randint(0, 256, (4, 32, 32), dtype=torch.uint8)
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
         logits, auxiliary = model(images)
         (logits.sum() + auxiliary).backward()
     expected = work(settings, global_batch_size=4, element_bytes=4).executed_flops * 4
