@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from suite.config import RunConfig, load_config
 from suite.descriptor import descriptor
 from suite.performance.plans.predict import predict
-from suite.training.parallel.skeleton import build_on_meta
 from suite.training.parallel.sharing import Parallel
+from suite.training.parallel.skeleton import build_on_meta
 from suite.workload import Workload
 from tests.fixtures.device_steps import META, pretend_meta_computes, step_of, watching
 

@@ -69,7 +69,8 @@ def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int, lay
     empty = layout.computed_rows(config.moe, config.context) - config.context * config.moe.top_k
     rows = 2.0 * experts * empty * _expert(config)
     sums = 2.0 * experts * config.context * config.moe.top_k * config.width  # of each token's rows, weighted
-    executed += rows + sums / 3
+    passes = 2 if config.moe.dispatch == "capacity" else 1  # there gradients of rows are summed with a mask, too
+    executed += rows + passes * sums / 3
     activations = config.context * config.layers * (14 * config.width + 3 * config.dense_hidden)
     parameters = parameter_count(config)
     spread = experts if layout.spread > 1 else 0

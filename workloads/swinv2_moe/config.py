@@ -155,7 +155,7 @@ def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int,
             extra += 3 * 2.0 * empty * _expert(block)
             forward_extra += 2.0 * empty * _expert(block)
             sums = 2.0 * block.tokens * block.experts.top_k * block.width  # of each token's rows, weighted
-            extra += sums
+            extra += sums * (2 if block.experts.dispatch == "capacity" else 1)  # there gradients are masked, too
             forward_extra += sums
             sent += layout.sent_rows(block.experts, block.tokens) * block.width
             shares += _ffn_parameters(block, active=False) - _router(block) if layout.spread > 1 else 0
