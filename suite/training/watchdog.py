@@ -105,6 +105,7 @@ class Watchdog:
         self._addresses = _exchange(world, (here, self._socket.getsockname()[1]))
         self._reported = -1
         self._dumped = -1
+        self._taken_until = 0.0  # another rank is ending the run: this one keeps silent for so long
         self._closed = False
         self.before_end: Callable[[str], None] = lambda text: None
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -135,6 +136,8 @@ class Watchdog:
         message: dict[str, Any] = json.loads(text)
         if message["kind"] == "ask":
             self._send(address, {"kind": "state"} | vars(self._state()))
+        elif message["kind"] == "taken":
+            self._taken_until = time.monotonic() + self._silence_s
         elif message["kind"] == "end":
             self._write_stacks()
             os._exit(FAILED)
@@ -148,7 +151,7 @@ class Watchdog:
         missing = set(range(self._world.size)) - answers.keys() - {self._world.rank}
         text = explain_hang([self._state(), *answers.values()], missing, 0.9 * self._silence_s)
         mark = sum(self._progress.counts.values())
-        if text is None or self._reported == mark:
+        if text is None or self._reported == mark or time.monotonic() < self._taken_until:
             return
         self._reported = mark
         cut_off = bool(missing) and self._world.nodes > 1 and {each.node for each in answers.values()} <= {node_name()}
@@ -156,12 +159,16 @@ class Watchdog:
             text += "; no other node answered: datagrams may be blocked between nodes, so the run is not ended for it"
         self._say(f"{text}; stacks: {self._stacks.parent}/{self._stacks.name.rpartition('_')[0]}_rank*.txt")
         if self._ends and not cut_off:
+            self._tell(answers, "taken")  # what comes before the end may take longer than they wait for an answer
             self.before_end(text)
             for _ in range(3):
-                for rank in answers:
-                    self._send(self._addresses[rank], {"kind": "end"})
+                self._tell(answers, "end")
                 time.sleep(0.2)  # the launcher may discard what ranks print once one of them has ended
             os._exit(FAILED)
+
+    def _tell(self, ranks: Iterable[int], kind: str) -> None:
+        for rank in ranks:
+            self._send(self._addresses[rank], {"kind": kind})
 
     def _ask(self, ranks: Iterable[int]) -> dict[int, State]:
         """Ask ranks what they do, some at a time. Returns the states of those that answer."""

@@ -79,7 +79,9 @@ def test_a_rank_that_hangs_is_named_and_the_run_ends_with_a_checkpoint_left(
     settings = (f"watchdog.silence_s={3 * (ranks + 1)}", "checkpoint.interval_s=0.002")
     code, output = launched(data, folder, ranks, *settings, f"TOY_FAULT={fault}")
     assert code == 1, output
-    (line,) = [text for text in output if text.startswith("mlhpc: ")]
+    said = [text for text in output if text.startswith("mlhpc: ")]
+    assert len(said) == 1, output
+    line = said[0]
     assert re.search(r"trial 0: no progress for \d+ s: ", line)
     assert f"rank {ranks - 1}" in line if ranks > 1 else True, line
     assert named in line
@@ -219,6 +221,30 @@ def test_a_datagram_without_the_key_is_neither_answered_nor_obeyed(tmp_path: Pat
         other.settimeout(5)
         assert b'"silent_s"' in other.recvfrom(4096)[0]
     dog.close()
+
+
+def test_a_rank_keeps_silent_while_another_ends_the_run(tmp_path: Path) -> None:
+    world = World("test", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
+    said: list[str] = []
+    stacks, text = tmp_path / "stack_0_rank0.txt", b'{"kind": "taken"}'
+    dog = Watchdog(world, Progress(), Watching(silence_s=1, action="report"), stacks, said.append)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.sendto(dog._code(text) + text, dog._addresses[0])
+    _wait_for(lambda: dog._taken_until > 0)
+    dog._taken_until += 60
+    _wait_for(stacks.exists)
+    time.sleep(1)
+    assert not said
+    dog._taken_until = 0.0  # that rank did not end it
+    _wait_for(lambda: bool(said))
+    dog.close()
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def test_a_call_on_another_thread_is_no_mark_of_the_training_and_a_split_world_counts_for_staging() -> None:

@@ -1,0 +1,72 @@
+"""How many initialisations of CosmoFlow's network saturate in their first steps, for several rates of the first epoch.
+
+    OMP_NUM_THREADS=1 python benchmarks/saturation.py [--size mini] [--data ROOT] [--seeds 100] [--steps 60] 0.02 0.01
+
+The output is 1.2 tanh: where all of a batch sits at its ends, no gradient is left and the run stays as it is. A seed counts as
+saturated if after the steps more than half of the outputs for 200 training samples lie beyond 0.99 of 1.2. Prints for each
+rate the saturated seeds and how many of how many, with the 95 % interval of the share (Clopper-Pearson).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from scipy.stats import beta
+
+from suite.config import default_data_root, load_config
+from suite.data.sampling import train_batches
+from suite.world import World
+from workloads.cosmoflow import DESCRIPTOR
+from workloads.cosmoflow.model import OUTPUT_SCALE
+from workloads.cosmoflow.workload import CosmoFlow
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="mini")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("rates", type=float, nargs="+")
+    arguments = parser.parse_args()
+    root = arguments.data or default_data_root("cosmoflow", arguments.size)
+    for rate in arguments.rates:
+        seeds = range(arguments.first, arguments.first + arguments.seeds)
+        stuck = [seed for seed in seeds if saturates(arguments.size, root, seed, rate, arguments.steps)]
+        low, high = interval(len(stuck), len(seeds))
+        share = f"{len(stuck)} of {len(seeds)} [{low:.3f}, {high:.3f}]"
+        print(f"{arguments.size}, rate {rate:g}, {arguments.steps} steps: {share} saturate: {stuck}", flush=True)
+
+
+def saturates(size: str, root: Path, seed: int, rate: float, steps: int) -> bool:
+    """Train one rank for ``steps`` at a constant rate; tell whether most outputs then sit at an end of the tanh."""
+    workload = CosmoFlow(load_config(DESCRIPTOR, size, ["channels_last=true"]))
+    data = workload.dataset("train", root)
+    torch.manual_seed(seed)
+    model = workload.build_model(World.create(None))
+    optimizer = workload.build_optimizer(model, steps).optimizer
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    batches = train_batches(len(data), workload.config.global_batch_size, seed=seed, epoch=1, rank=0, size=1)
+    for _, indices in zip(range(steps), batches, strict=False):
+        optimizer.zero_grad(set_to_none=True)
+        workload.loss(model, data.load(indices, seed=seed, epoch=1)).backward()
+        optimizer.step()
+    with torch.no_grad():
+        outputs = model(data.load(range(200), seed=seed, epoch=1)["x"])
+    return bool((outputs.abs() > 0.99 * OUTPUT_SCALE).float().mean() > 0.5)
+
+
+def interval(found: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Compute the Clopper-Pearson interval of a share."""
+    rest = (1 - confidence) / 2
+    low = 0.0 if found == 0 else float(beta.ppf(rest, found, of - found + 1))
+    high = 1.0 if found == of else float(beta.ppf(1 - rest, found + 1, of - found))
+    return low, high
+
+
+if __name__ == "__main__":
+    main()
