@@ -13,8 +13,8 @@ import argparse
 from pathlib import Path
 
 import torch
-from scipy.stats import beta
 
+from analysis.statistics.shares import share_interval
 from suite.config import default_data_root, load_config
 from suite.data.sampling import train_batches
 from suite.world import World
@@ -36,7 +36,7 @@ def main() -> None:
     for rate in arguments.rates:
         seeds = range(arguments.first, arguments.first + arguments.seeds)
         stuck = [seed for seed in seeds if saturates(arguments.size, root, seed, rate, arguments.steps)]
-        low, high = interval(len(stuck), len(seeds))
+        low, high = share_interval(len(stuck), len(seeds), 0.95)
         share = f"{len(stuck)} of {len(seeds)} [{low:.3f}, {high:.3f}]"
         print(f"{arguments.size}, rate {rate:g}, {arguments.steps} steps: {share} saturate: {stuck}", flush=True)
 
@@ -58,14 +58,6 @@ def saturates(size: str, root: Path, seed: int, rate: float, steps: int) -> bool
     with torch.no_grad():
         outputs = model(data.load(range(200), seed=seed, epoch=1)["x"])
     return bool((outputs.abs() > 0.99 * OUTPUT_SCALE).float().mean() > 0.5)
-
-
-def interval(found: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Compute the Clopper-Pearson interval of a share."""
-    rest = (1 - confidence) / 2
-    low = 0.0 if found == 0 else float(beta.ppf(rest, found, of - found + 1))
-    high = 1.0 if found == of else float(beta.ppf(1 - rest, found + 1, of - found))
-    return low, high
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from scipy import stats
 
+from analysis.statistics.shares import share_interval
 from suite.errors import InputError, unknown
 from suite.files import YamlSource, first_error
 
@@ -113,7 +113,7 @@ def order_checks(checks: Checks) -> tuple[Step, ...]:
             break
         chosen |= {name}
         found += adds[name]
-        low, high = _binomial(found, count)
+        low, high = share_interval(found, count, 0.9)
         alone = checks.found(frozenset([name])) / count
         steps.append(Step(name, left.pop(name), alone, adds[name] / count, found / count, low, high))
     return tuple(steps)
@@ -160,10 +160,3 @@ def groups(plan: Plan, nodes: Sequence[str]) -> Mapping[int, tuple[str, ...]]:
     for node, count in zip(nodes, plan.checks, strict=True):
         found.setdefault(count, []).append(node)
     return {count: tuple(sorted(found[count])) for count in sorted(found, reverse=True)}
-
-
-def _binomial(found: int, count: int, confidence: float = 0.9) -> tuple[float, float]:
-    tail = (1.0 - confidence) / 2
-    low = float(stats.beta.ppf(tail, found, count - found + 1)) if found else 0.0
-    high = float(stats.beta.isf(tail, found + 1, count - found)) if found < count else 1.0
-    return low, high
