@@ -52,7 +52,7 @@ def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cau
         why = f"{len(was)} first losses are logged in the package, {len(now)} in the new run"
         return verdict_of(NUMERICS, Verdict.NOT_REPRODUCED, why, cause, {"steps": min(len(was), len(now))})
     equal = sum(a == b for a, b in zip(was, now, strict=True))
-    apart = [abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0 for a, b in zip(was, now, strict=True)]
+    apart = relative_differences(was, now)
     worst, bound = max(apart), BOUNDS.get(precision, BOUNDS["float32"])
     compared = {"steps": len(was), "equal_bits": equal, "largest_relative_difference": worst, "bound": bound}
     first = next((step for step, gap in enumerate(apart) if gap), None)
@@ -66,6 +66,11 @@ def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cau
         return verdict_of(NUMERICS, Verdict.REPRODUCED, why, cause, compared)
     why = f"the first {len(was)} losses differ {where}: more than the bound {bound:g} of {precision}"
     return verdict_of(NUMERICS, Verdict.NOT_REPRODUCED, why, cause, compared)
+
+
+def relative_differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
+    """The difference of each pair of losses, relative to the larger one."""
+    return [abs(x - y) / max(abs(x), abs(y)) if x != y else 0.0 for x, y in zip(a, b, strict=True)]
 
 
 def judge_epochs(
