@@ -32,8 +32,8 @@ class Growth:
 # TF32 was not measured, it needs a GPU: three bits more than bfloat16, and the same growth.
 GROWTHS = {
     "float32": Growth(4e-6, 2.1, 0.1),
-    "tf32": Growth(5e-5, 5.2, 0.5),
-    "bfloat16": Growth(4e-4, 5.2, 0.5),
+    "tf32": Growth(6e-5, 5.0, 0.5),
+    "bfloat16": Growth(5e-4, 5.0, 0.5),
 }
 
 
