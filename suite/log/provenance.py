@@ -5,7 +5,6 @@ They are in benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<sce
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -58,6 +57,8 @@ def find_kept_folder(folders: Sequence[Path], log: str) -> Path | None:
 
 def problem_of_config(folder: Path, name: str, sha256: str) -> str | None:
     """Say why a kept folder has not the file of settings that a log states. None if it has, or says that its copy is redacted."""
+    import hashlib
+
     redacted = read_system(folder / "origin.json").fields.get("redacted")
     path = folder / name
     if not path.is_file() or path.is_symlink():
