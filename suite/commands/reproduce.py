@@ -51,6 +51,7 @@ class _Asked:
     runs: int
     pairs: int
     margin: float
+    limit_s: float | None
     overrides: tuple[str, ...]
 
 
@@ -92,6 +93,12 @@ Examples:
     help="Largest difference of times, in percent, that counts as none (level 4).",
 )  # fmt: skip
 @click.option(
+    "--limit-minutes",
+    type=click.FloatRange(0, min_open=True),
+    metavar="N",
+    help="End a run after N minutes. [ten times the package's longest run; at least 10, at most 120]",
+)
+@click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE",
     help="What is changed for level 4; repeatable. [the installed suite's own settings of the size]",
 )  # fmt: skip
@@ -109,6 +116,7 @@ def reproduce(
     runs: int,
     pairs: int,
     margin: float,
+    limit_minutes: float | None,
     overrides: tuple[str, ...],
     output: Path | None,
     style: str,
@@ -127,7 +135,8 @@ def reproduce(
     root = output or Path("reproduction") / f"{package.resolve().name}-{stamp:%Y%m%dT%H%M%SZ}"
     if root.exists() and any(root.iterdir()):
         raise click.UsageError(f"-o {root}: exists already; a reproduction never writes into an earlier one")
-    asked = _Asked(root, chosen, run, data, beside, ranks, seed, runs, pairs, margin / 100.0, overrides)
+    limit_s = None if limit_minutes is None else limit_minutes * 60.0
+    asked = _Asked(root, chosen, run, data, beside, ranks, seed, runs, pairs, margin / 100.0, limit_s, overrides)
     originals = read_originals(package, result)
     changes = list_changes(package)
     if not originals and not changes:
@@ -176,6 +185,7 @@ def _judge(original: Original, changes: list[Difference], asked: _Asked, folder:
             from suite.package.reproduction.rerun import Rerun
 
             rerun = Rerun(original, folder, asked.ranks, asked.seed, asked.data, asked.beside, may_run=asked.run)
+            rerun.limit_s = asked.limit_s
             levels.append(rerun.judge_data())
             _tell(original, levels[-1])
             levels += _judge_runs(original, rerun, levels[-1], asked)

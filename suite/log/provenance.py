@@ -5,10 +5,12 @@ They are in benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<sce
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from suite import frozen
+from suite.files import read_bytes
+from suite.log.limits import limits
 from suite.log.results_tree import Group, SystemFile, read_system
 
 
@@ -42,6 +44,32 @@ def read_provenance(group: Group) -> Provenance:
                 document = read_system(path)
                 facts.setdefault(str(document.fields.get("node", path.name)), document)
     return Provenance(tuple(infos), facts, logs)
+
+
+def find_kept_folder(folders: Sequence[Path], log: str) -> Path | None:
+    """What a package keeps of the run folder that a log is of: that whose origin.json names the log, else the first."""
+    for folder in folders:
+        logs = read_system(folder / "origin.json").fields.get("logs")
+        if isinstance(logs, dict) and log in logs.values():
+            return folder
+    return folders[0] if folders else None
+
+
+def problem_of_config(folder: Path, name: str, sha256: str) -> str | None:
+    """Say why a kept folder has not the file of settings that a log states. None if it has, or says that its copy is redacted."""
+    import hashlib
+
+    redacted = read_system(folder / "origin.json").fields.get("redacted")
+    path = folder / name
+    if not path.is_file() or path.is_symlink():
+        return "there is no such file"
+    if isinstance(redacted, list) and name in redacted:
+        return None
+    try:
+        found = hashlib.sha256(read_bytes(path, limits().json)).hexdigest()
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return None if found == sha256 else f"its sha256 is {found[:12]}..., the log says {sha256[:12]}..."
 
 
 def _linked(path: Path, package: Path) -> bool:

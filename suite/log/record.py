@@ -7,6 +7,7 @@ run_stop count; events after run_stop are ignored. Every field that some publish
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields
 from functools import partial
@@ -18,7 +19,7 @@ from suite import frozen
 from suite.card import Target
 from suite.log import mllog
 from suite.log.other_work import OtherWork, read_other_work
-from suite.log.reader import Log
+from suite.log.reader import Event, Log
 from suite.log.timeline import (
     Epoch,
     Stretch,
@@ -30,6 +31,8 @@ from suite.log.timeline import (
     timeline,
 )
 from suite.log.values import exact, finite, whole
+
+_PLAIN_NAME = re.compile(r"\w[\w.+-]{0,199}")  # of a file: no folder, and not hidden
 
 
 class MetricValue(NamedTuple):
@@ -109,6 +112,7 @@ class RunRecord:
     attainable: Mapping[str, float] = field(default_factory=dict)  # by predictors that are told the rule of the data
     data_manifest: str | None = None
     config: Mapping[str, Any] | None = None
+    config_file: tuple[str, str] | None = None  # name and sha256 of the file of settings
     other_work: OtherWork | None = None
     stretches: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
     counted: CountedEnergy | None = None
@@ -167,8 +171,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
     metric_keys = [key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)]
     metric_key = metric if metric in metric_keys else next(iter(metric_keys), None)
     line = timeline(run, metric_key or mllog.EVAL_ERROR)
-    staging_s, before_s = staging_seconds(line)
-    time_shares, when = shares_and_stretches(line)
+    (staging_s, before_s), (time_shares, when) = staging_seconds(line), shares_and_stretches(line)
     first = partial(_value, run)
     record = RunRecord(
         path=log.path,
@@ -215,11 +218,21 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         attainable=_attainable(run),
         data_manifest=_text(first(mllog.DATA_MANIFEST)),
         config=_mapping(first(mllog.RUN_CONFIG)),
+        config_file=read_config_file(run.first(mllog.CONFIG_FILE)),
         other_work=read_other_work(run.first(mllog.OTHER_WORK)),
         stretches=when,
         counted=_counted(run),
     )
     return record, line
+
+
+def read_config_file(event: Event | None) -> tuple[str, str] | None:
+    """The plain name and the sha256 of a file that an event config_file states. None without one, or if it states another thing."""
+    if event is None or not isinstance(event.value, str) or not _PLAIN_NAME.fullmatch(event.value):
+        return None
+    sha256 = event.metadata.get("sha256")
+    sound = isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256) and len(set(sha256)) > 1
+    return (event.value, str(sha256)) if sound else None
 
 
 def first_reaching(record: RunRecord, target: Target) -> MetricValue | None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -218,12 +219,15 @@ def _error(record: RunRecord) -> str | None:
 
 
 def _add_software(graph: _Graph, record: RunRecord, nodes: tuple[Facts, ...]) -> dict[str, str]:
-    """The suite, with the packages it ran with: those of the first node, as differing nodes are not packaged together."""
+    """The suite, with the packages it ran with: those of the first node, as differing nodes are not packaged together.
+
+    Its name is a digest of both (RFC 6920): an absolute URI that promises no address, because nobody has told one.
+    """
     packages = sorted(nodes[0].software.packages.items()) if nodes else []
     parts = [_add_package(graph, name, version) for name, version in packages]
     version = record.suite_version or "unknown"
-    digest = hashlib.sha256(json.dumps(packages).encode()).hexdigest()[:8]
-    name = f"#mlhpc-{quote(version)}-{digest}"
+    digest = hashlib.sha256(json.dumps(["mlhpc", version, packages]).encode()).digest()
+    name = f"ni:///sha-256;{urlsafe_b64encode(digest).decode().rstrip('=')}"
     return graph.add(name, "SoftwareApplication", name="mlhpc", softwareVersion=version, softwareRequirements=parts)
 
 

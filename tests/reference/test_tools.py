@@ -34,7 +34,7 @@ def ask(python: str, program: str, *arguments: object, **environment: str) -> st
         capture_output=True,
         text=True,
         env=os.environ | environment,
-        timeout=300,
+        timeout=1500,  # a framework runs five trials; on two shared cores 300 s were not enough
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

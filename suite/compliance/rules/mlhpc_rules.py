@@ -16,6 +16,7 @@ from suite.files import brief
 from suite.log import mllog
 from suite.log.other_work import problem
 from suite.log.reader import Event
+from suite.log.record import read_config_file
 from suite.log.timeline import Epoch
 from suite.log.values import finite
 
@@ -151,6 +152,20 @@ def config_agrees(context: LogContext) -> Iterator[LogBreach]:
     most, card = finite(config.get("max_epochs")), context.card
     if most is not None and card is not None and card.eval_every_steps is None and len(context.record.epochs) > most:
         yield event.line, f"run_config has max_epochs = {most:g}, the run has {len(context.record.epochs)} epochs"
+
+
+@log_rule("config-file", "config_file states the plain name of one file of settings and its sha256", OURS)
+def config_file(context: LogContext) -> Iterator[LogBreach]:
+    events = context.by_key.get(mllog.CONFIG_FILE, [])
+    stated = [read_config_file(event) for event in events]
+    for event, found in zip(events, stated, strict=True):
+        if found is None:
+            what = f"config_file = {brief(event.value)}, sha256 = {brief(event.metadata.get('sha256'))}"
+            yield event.line, f"{what}: expected the name of a file without folders, and 64 hexadecimal digits"
+            return
+        if found != stated[0]:
+            yield event.line, f"config_file states another file than before: {brief(event.value)}"
+            return
 
 
 def _stated_twice(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:

@@ -14,6 +14,7 @@ from typing import Any
 from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_rule, name_of
 from suite.compliance.rules.table import OURS
 from suite.files import brief
+from suite.log.provenance import find_kept_folder, problem_of_config
 from suite.log.record import RunRecord
 from suite.log.results_tree import SystemFile
 from suite.log.values import finite
@@ -74,6 +75,18 @@ def provenance_agrees(context: GroupContext) -> Iterator[GroupBreach]:
         ):
             early = (created - _start(earliest)) / 60.0
             yield document.path, f"the run folder was made {early:.0f} min after {name_of(earliest)} began"
+
+
+@group_rule("config-kept", "the package has the file of settings whose sha256 each log states (config_file)", OURS)
+def config_kept(context: GroupContext) -> Iterator[GroupBreach]:
+    folders = [document.path.parent for document in context.provenance.infos]
+    for run in (*context.runs, *context.pruned):
+        folder = find_kept_folder(folders, run.path.name) if run.path is not None else None
+        if folder is None or run.config_file is None:
+            continue
+        problem = problem_of_config(folder, *run.config_file)
+        if problem is not None:
+            yield folder / run.config_file[0], f"{problem} ({name_of(run)})"
 
 
 @group_rule(

@@ -13,9 +13,9 @@ from suite.compliance.ruleset import Benchmark, card_benchmark
 from suite.compliance.scoring import ScoredGroup, score_results
 from suite.descriptor import Descriptor, descriptors
 from suite.errors import InputError
-from suite.log.provenance import read_provenance
+from suite.log.provenance import find_kept_folder, read_provenance
 from suite.log.record import RunRecord
-from suite.package.reproduction.told import Told, digest_of, read_log, read_small_json, read_told
+from suite.package.reproduction.told import Told, read_log, read_small_json, read_told
 from suite.package.stated import STATED
 
 _TEXT = re.compile(r"[\w.+ -]{1,100}")
@@ -72,11 +72,7 @@ class Original:
     def folder_of(self, record: RunRecord) -> Path | None:
         """What the run folder of a run left: the one whose origin.json names the log, else the first."""
         assert record.path is not None
-        for folder in self.folders:
-            logs = read_small_json(folder / "origin.json").get("logs")
-            if isinstance(logs, dict) and record.path.name in logs.values():
-                return folder
-        return self.folders[0] if self.folders else None
+        return find_kept_folder(self.folders, record.path.name)
 
     def tell(self, record: RunRecord) -> Told:
         """What a run of the result tells of itself."""
@@ -114,16 +110,6 @@ def read_originals(package: Path, wanted: str | None = None) -> list[Original]:
         names = ", ".join(each.name for each in found[:5])
         raise InputError(f"--result {wanted}: {package} has no such result; results: {names}")
     return chosen
-
-
-def is_altered_config(original: Original, record: RunRecord, logged: object) -> bool:
-    """True if the config.yaml of a run is not the file whose sha256 the log has, and the package does not say it was redacted."""
-    folder = original.folder_of(record)
-    if folder is None or not isinstance(logged, str):
-        return False
-    redacted = read_small_json(folder / "origin.json").get("redacted")
-    known = isinstance(redacted, list) and "config.yaml" in redacted
-    return not known and digest_of(folder / "config.yaml") != logged
 
 
 def _read(package: Path) -> Iterator[Original]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,13 +21,13 @@ from suite.data.fingerprint import fingerprint
 from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.files import byte_text, write_whole
-from suite.launch.local import suite_command
 from suite.log import mllog
 from suite.log.record import RunRecord, summarise
 from suite.log.run_folder import RunFolder
 from suite.machine.probes.allowance import usable
 from suite.machine.probes.collect import collect_facts
 from suite.package.reproduction import levels
+from suite.package.reproduction.bounded import Bounds, execute, find_bounds
 from suite.package.reproduction.causes import CONFIGURATION, DEFAULT, compare_configs, compare_told, rank
 from suite.package.reproduction.config import changed_config, read_package_config, render_config
 from suite.package.reproduction.data import judge_data, parse_kept, why_not_regenerated
@@ -43,9 +42,21 @@ LARGEST_MADE = 16 * 2**30  # bytes of a data set that is made anew without being
 _OVERRIDE = re.compile(r"[\w.]+=.*", re.DOTALL)
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A new run that did not come to its end: why, and what of it says. ``told``: what it logged before a limit ended it."""
+
+    verdict: Verdict
+    why: str
+    told: Told | None = None
+
+
 @dataclass
 class Rerun:
-    """The attempt to reproduce one result, in ``folder``. ``beside``: a run folder to compare with in place of a new run."""
+    """The attempt to reproduce one result, in ``folder``. ``beside``: a run folder to compare with in place of a new run.
+
+    ``limit_s``: how long a run may take; without it a multiple of what the package's runs took.
+    """
 
     original: Original
     folder: Path
@@ -56,13 +67,16 @@ class Rerun:
     may_run: bool = False
     left_out: tuple[str, ...] = ()
     made: list[tuple[RunRecord, Told]] = field(default_factory=list)  # new runs, in order
-    failed: str | None = None  # why a new run was none
+    limit_s: float | None = None
+    failed: Ended | None = None  # the new run that came to no end
     data_cause: Difference | None = None
 
     @property
     def against(self) -> str | None:
         """What the package was compared with."""
-        return f"the run {self.beside.name}" if self.beside else "the new run" if self.made else "this machine"
+        if self.beside is not None:
+            return f"the run {self.beside.name}"
+        return "the new run" if self.made or (self.failed and self.failed.told) else "this machine"
 
     @cached_property
     def was(self) -> Told:
@@ -118,11 +132,17 @@ class Rerun:
     def judge_numerics(self) -> LevelVerdict:
         """Level 2: compare the losses of the first steps of one run."""
         now = self._now(0)
-        if isinstance(now, str):
-            return verdict_of(2, Verdict.NOT_REPRODUCED, now, self._cause())
-        told = now[1]
-        was = self._was_with(told.seed)
-        return levels.judge_losses(was.losses, told.losses, str((was.config or {}).get("precision")), self._cause())
+        told = now.told if isinstance(now, Ended) else now[1]
+        if told is None or (isinstance(now, Ended) and not told.losses):
+            assert isinstance(now, Ended)
+            return verdict_of(2, now.verdict, now.why, self._cause())
+        was, precision = self._was_with(told.seed), str((self.was.config or {}).get("precision"))
+        if not isinstance(now, Ended) or len(told.losses) >= len(was.losses):
+            return levels.judge_losses(was.losses, told.losses, precision, self._cause())
+        found = levels.judge_losses(was.losses[: len(told.losses)], told.losses, precision, self._cause())
+        if found.verdict == Verdict.NOT_REPRODUCED:
+            return found
+        return verdict_of(2, now.verdict, f"{found.reason}, but {now.why}", found.cause, found.compared)
 
     def judge_convergence(self, runs: int) -> LevelVerdict:
         """Level 3: compare the epochs to the target of some runs."""
@@ -130,8 +150,8 @@ class Rerun:
         count = len(self._beside_records) if self.beside is not None else runs
         for number in range(count):
             now = self._now(number)
-            if isinstance(now, str):
-                return verdict_of(3, Verdict.NOT_REPRODUCED, now, self._cause())
+            if isinstance(now, Ended):
+                return verdict_of(3, now.verdict, now.why, self._cause())
         batch = self.original.records[0].global_batch_size or 0
         apart = benchmark.card.between_evals(batch) if benchmark.card else 1.0
         return levels.judge_epochs(
@@ -154,9 +174,9 @@ class Rerun:
             for side in ORDERS[pair % len(ORDERS)]:
                 config = self.config if side == "A" else changed
                 made = self._start(config, self.folder / f"pair_{pair}_{side}", self._seed(pair))
-                if isinstance(made, str):
+                if isinstance(made, Ended):
                     what = "original" if side == "A" else "changed"
-                    return verdict_of(4, Verdict.NOT_REPRODUCED, f"the {what} configuration: {made}", cause)
+                    return verdict_of(4, made.verdict, f"the {what} configuration: {made.why}", cause)
                 found[side] = made[0].time_to_train_s
             if None not in found.values():
                 for side, seconds in found.items():
@@ -165,7 +185,8 @@ class Rerun:
 
     def differences(self) -> tuple[Difference, ...]:
         """What the package and what it was compared with tell differently, the likeliest cause first."""
-        now = self.made[0][1] if self.made else tell_of_here(collect_facts(os.environ))
+        ended = self.failed.told if self.failed is not None else None
+        now = self.made[0][1] if self.made else ended or tell_of_here(collect_facts(os.environ))
         found = list(compare_told(self.was, now, workload=self._descriptor.name if self.original.descriptor else None))
         if (
             self.beside is None
@@ -208,20 +229,20 @@ class Rerun:
             return self.seed + number
         return seeds[number] if number < len(seeds) else max(seeds) + 1 + number - len(seeds)
 
-    def _now(self, number: int) -> tuple[RunRecord, Told] | str:
-        """A run to compare with, made now if it is not there yet; or why it failed."""
+    def _now(self, number: int) -> tuple[RunRecord, Told] | Ended:
+        """A run to compare with, made now if it is not there yet; or how it ended."""
         while len(self.made) <= number:
             if self.failed is not None:
                 return self.failed
             if self.beside is not None:
                 if not self._beside_records:
-                    return f"{self.beside}: no result_*.txt of a run"
+                    return Ended(Verdict.NOT_REPRODUCED, f"{self.beside}: no result_*.txt of a run")
                 self.made.append(self._beside_records[len(self.made)])
                 continue
             count = len(self.made)
             seed = self._seed(count)
             made = self._start(_pinned(self.config, self._was_with(seed)), self.folder / f"run_{count}", seed)
-            if isinstance(made, str):
+            if isinstance(made, Ended):
                 self.failed = made
                 return made
             self.made.append(made)
@@ -240,19 +261,30 @@ class Rerun:
         record = record_of(log, ruleset(str(summarise(log).ruleset or self.original.records[0].ruleset)))[0]
         return record, read_told(record, log, folder)
 
-    def _start(self, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, Told] | str:
-        """Run a configuration once; return the run, or why there is none."""
+    @cached_property
+    def _bounds(self) -> Bounds:
+        return find_bounds(self.original.records, self._ranks, usable().memory_free, self.limit_s)
+
+    def _start(self, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, Told] | Ended:
+        """Run a configuration once, within the limits; return the run, or how it ended."""
         settings = folder.with_suffix(".yaml")
         write_whole(settings, render_config(config.model_copy(update={"data": self._data.absolute()})))
-        words = ("run", config.workload, "--config", str(settings), "--ranks", str(self._ranks))
-        code, last = _execute(
-            (*words, "--runs", "1", "--seed", str(seed), "-o", str(folder)), folder.with_suffix(".log")
+        words = ("run", config.workload, "--config", str(settings), "--ranks", str(self._ranks), "--runs", "1")
+        done = execute(
+            (*words, "--seed", str(seed), "-o", str(folder)),
+            folder.with_suffix(".log"),
+            self._bounds,
+            RunFolder(folder).output(0),
         )
         logs = RunFolder(folder).results()
-        if not logs or code not in (0, 1):
-            return f"the run failed with exit code {code}: {last}"
+        if done.over is not None:
+            told = self._read(logs[0], folder)[1] if logs else None
+            return Ended(Verdict.CANNOT_TELL, f"the run did not come to its end: {done.over}", told)
+        if not logs or done.code not in (0, 1):
+            return Ended(Verdict.NOT_REPRODUCED, f"the run failed with exit code {done.code}: {done.last}")
         made = self._read(logs[0], folder)
-        return made if made[0].run_stop_s is not None else f"the run ended early: {last}"
+        ended = made[0].run_stop_s is None
+        return Ended(Verdict.NOT_REPRODUCED, f"the run ended early: {done.last}") if ended else made
 
     def _make_data(self, seed: int) -> str | None:
         """Make the data set in the output folder; why not, if it could not be made."""
@@ -265,8 +297,8 @@ class Rerun:
         if needed > shutil.disk_usage(self.folder).free:
             return f"the data have {byte_text(needed)}, more than is free in {self.folder}: {make}"
         words = ("data", "generate", name, "--size", size, "--seed", str(seed), "-o", str(self._data))
-        code, last = _execute(words, self.folder / "data.log")
-        return None if code == 0 else f"the data cannot be made: {last}"
+        done = execute(words, self.folder / "data.log")
+        return None if done.code == 0 else f"the data cannot be made: {done.last}"
 
     def _judge_own_data(self, logged: str) -> LevelVerdict:
         """The data of a person's own loop: only a copy of them can be compared."""
@@ -312,13 +344,3 @@ class Rerun:
 def _pinned(config: RunConfig, was: Told) -> RunConfig:
     """The configuration with the choices of a run; where it logged none, those of the fixed rules."""
     return config.model_copy(update={"choices": Choosing(measure=False, pinned=dict(was.choices))})
-
-
-def _execute(words: Sequence[str], log: Path) -> tuple[int, str]:
-    """Run a command of this suite, its output in ``log``. Returns the exit code and the last line."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("xb") as file:
-        code = subprocess.run(suite_command(*words), stdout=file, stderr=subprocess.STDOUT, check=False).returncode
-    said = log.read_text("utf-8", "replace").splitlines()
-    lines = [line for line in said if line.strip() and not line.startswith(str(words[-1]))]  # not its summary
-    return code, (lines[-1] if lines else "no output").removeprefix("mlhpc: ")[:300]

@@ -10,13 +10,12 @@ from typing import Any
 
 from suite.compliance.manifest import changed_files, read_package_manifest
 from suite.files import brief
-from suite.log import mllog
+from suite.log.provenance import problem_of_config
 from suite.log.results_tree import MANIFEST, list_files
 from suite.log.score import Throughput
 from suite.package.reproduction.causes import ALTERED, LOST
 from suite.package.reproduction.document import Difference, LevelVerdict, Verdict, verdict_of
-from suite.package.reproduction.original import Original, is_altered_config
-from suite.package.reproduction.told import read_log
+from suite.package.reproduction.original import Original
 from suite.package.stated import list_differences, state_result
 from suite.plugins import SCORES, find_plugins
 
@@ -62,13 +61,12 @@ def list_changes(package: Path) -> list[Difference]:
 
 def _find_altered_config(original: Original) -> Difference | None:
     for record in original.records:
-        assert record.path is not None
-        event = read_log(record.path).first(mllog.CONFIG_FILE)
-        if event is None:
-            continue
-        logged = event.metadata.get("sha256")
-        if is_altered_config(original, record, logged):
-            return Difference(kind=ALTERED, what="config.yaml", was=str(logged)[:12], now="another file")
+        folder = original.folder_of(record)
+        problem = (
+            None if folder is None or record.config_file is None else problem_of_config(folder, *record.config_file)
+        )
+        if problem is not None and record.config_file is not None:
+            return Difference(kind=ALTERED, what="config.yaml", was=record.config_file[1][:12], now=problem[:100])
     return None
 
 

@@ -5,7 +5,6 @@ Everything is read as data of bounded size. A file that is a link, or no documen
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -97,14 +96,6 @@ def read_small_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
-
-
-def digest_of(path: Path) -> str | None:
-    """The sha256 of a small file; None for a link, and for what cannot be read."""
-    try:
-        return None if path.is_symlink() else hashlib.sha256(read_bytes(path, limits().json)).hexdigest()
-    except OSError:
-        return None
 
 
 def _beside(told: Told, folder: RunFolder) -> Told:

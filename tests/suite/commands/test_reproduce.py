@@ -241,10 +241,10 @@ def test_a_run_that_fails_is_said_once_and_every_level_has_a_verdict(
     stage: Path, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     """A second attempt in the same folder once ended the command without a document."""
-    from suite.package.reproduction import rerun
+    from suite.package.reproduction import bounded, rerun
 
     fails = [sys.executable, "-c", f"print('no memory'); raise SystemExit({code})"]
-    monkeypatch.setattr(rerun, "suite_command", lambda *words: fails)
+    monkeypatch.setattr(bounded, "suite_command", lambda *words: fails)
     monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, Verdict.REPRODUCED, "given"))
     found = reproduce(package, tmp_path / "out", "--run", "--level", 4, "--data", stage / "again", code=1)
     assert verdicts(found) == ["reproduced", "reproduced", *["not reproduced"] * 3]
@@ -375,14 +375,15 @@ def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
     """What the package's configuration says of choices is not followed: what was chosen is in the logs."""
     from suite.config import Choosing
     from suite.package.reproduction import rerun
+    from suite.package.reproduction.bounded import Bounds, Done
     from suite.package.reproduction.original import Original
     from suite.package.reproduction.told import Told
 
     written: list[str] = []
 
-    def execute(words: tuple[str, ...], log: Path) -> tuple[int, str]:
+    def execute(words: tuple[str, ...], log: Path, bounds: Bounds, ranks: Path) -> Done:
         written.append(Path(words[words.index("--config") + 1]).read_text())
-        return 1, "not run"
+        return Done(1, "not run")
 
     def tell(self: Original, record: object) -> Told:
         told = real(self, record)  # type: ignore[arg-type]
@@ -390,7 +391,7 @@ def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
 
     real = Original.tell
     monkeypatch.setattr(Original, "tell", tell)
-    monkeypatch.setattr(rerun, "_execute", execute)
+    monkeypatch.setattr(rerun, "execute", execute)
     monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, Verdict.REPRODUCED, "given"))
     for seed in (1, 2, 3):
         words = ("--run", "--level", 2, "--seed", seed, "--data", stage / "again")
@@ -398,3 +399,43 @@ def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
     found = [Choosing.model_validate(yaml.safe_load(text)["choices"]) for text in written]
     assert not any(each.measure for each in found)
     assert [each.pinned for each in found] == [{"experts": "loop, bmm to 1"}, {"experts": "loop, bmm to 2"}, {}]
+
+
+@pytest.mark.parametrize(
+    ("steps", "factor", "verdicts_after"),
+    [
+        (20, 1.0, ["reproduced", "cannot tell", "cannot tell"]),  # what it logged before is judged
+        (12, 1.0, ["cannot tell", "cannot tell", "cannot tell"]),
+        (12, 1.2, ["not reproduced", "cannot tell", "cannot tell"]),
+        (0, 1.0, ["cannot tell", "cannot tell", "cannot tell"]),
+        (None, 1.0, ["cannot tell", "cannot tell", "cannot tell"]),  # no log yet
+    ],
+)
+def test_of_a_run_that_a_limit_ended_every_level_says_what_it_can(
+    stage: Path,
+    package: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int | None,
+    factor: float,
+    verdicts_after: list[str],
+) -> None:
+    from suite.package.reproduction import bounded, rerun
+
+    def command(*words: str) -> list[str]:
+        folder = Path(words[words.index("-o") + 1])
+        if steps is not None:
+            losses = [loss * factor for loss in LOSSES[:steps]] or None
+            left_by_run(folder, seeds=(1,), losses=losses)
+            lines = (folder / "result_0.txt").read_text().splitlines(keepends=True)
+            (folder / "result_0.txt").write_text("".join(line for line in lines if '"run_stop"' not in line))
+        return [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+
+    monkeypatch.setattr(bounded, "suite_command", command)
+    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, Verdict.REPRODUCED, "given"))
+    words = ("--run", "--level", 4, "--limit-minutes", 0.005, "--data", stage / "again")
+    found = reproduce(package, tmp_path / "out", *words, code=1)
+    assert verdicts(found)[2:] == verdicts_after
+    assert "it was ended after 0.3 s (--limit-minutes)" in found.results[0].levels[3].reason
+    assert found.results[0].against == ("this machine" if steps is None else "the new run")
+    assert (tmp_path / "out" / "result_0" / "run_0" / "result_0.txt").is_file() == (steps is not None)

@@ -1,0 +1,180 @@
+"""How far the first 20 losses of a run move when only its rounding changes, and how far when something else does.
+
+    python benchmarks/first_losses.py [WORKLOAD ...] [--data FOLDER] [--seeds 3] [-o FILE]
+
+Each workload's smoke run is repeated with the same seed under other roundings: two threads, vector instructions of AVX2 and of
+SSE4, without oneDNN, initial weights one unit in the last place higher and lower. Of each step the largest relative difference
+over seeds and roundings is printed: what the bounds of `mlhpc reproduce`, level 2, come from (suite.package.reproduction.levels).
+Beside it is what must not pass: another seed, rates and batches that are changed a little. FOLDER has <workload>-smoke.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from suite.config import default_data_root
+from suite.package.reproduction.levels import relative_differences
+
+WORKLOADS = ("cosmoflow", "deepcam", "open_catalyst", "openfold", "moe_lm", "swinv2_moe")
+PRECISIONS = ("float32", "bfloat16")
+RATE = {"cosmoflow": "base_learning_rate"}  # else learning_rate
+ISAS: Mapping[str, Mapping[str, str]] = {
+    "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "SSE4": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+}
+CHANGED = {"rate 1 % higher": 1.01, "rate 10 % higher": 1.1}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS)
+    parser.add_argument("--data", type=Path, help="[the usual place]")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        print(json.dumps(worker(args.workloads[0], args.data, args.seeds, args.worker)))
+        return 0
+    found_cpu = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    cpu = found_cpu[1] if found_cpu else "?"
+    load = os.getloadavg()[0]
+    lines = [
+        f"python benchmarks/first_losses.py, {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, {cpu}, load {load:.1f}"
+    ]
+    lines.append(
+        f"{args.seeds} seeds of each smoke run. Largest relative difference by step 0, 1, 2, 4, 9 and 19, and up to each."
+    )
+    for workload in args.workloads:
+        found = call(workload, args, "all", {})
+        for isa, environ in ISAS.items():
+            for name, losses in call(workload, args, "base", environ).items():
+                found[name.replace("base", isa)] = losses
+        lines += table(workload, found, args.seeds)
+        print("\n".join(lines), flush=True)
+        if args.output:
+            args.output.write_text("\n".join(lines) + "\n")
+    return 0
+
+
+def call(workload: str, args: argparse.Namespace, what: str, environ: Mapping[str, str]) -> dict[str, list[float]]:
+    """Losses by run, "precision|variant|seed", of a process with an environment."""
+    words = [sys.executable, __file__, workload, "--worker", what, "--seeds", str(args.seeds)]
+    words += ["--data", str(args.data)] if args.data else []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    losses: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return losses
+
+
+def table(workload: str, found: Mapping[str, list[float]], seeds: int) -> list[str]:
+    """A row for each precision and variant: the largest differences over seeds; of changes the smallest."""
+    lines = []
+    for precision in PRECISIONS:
+        variants = list(dict.fromkeys(key.split("|")[1] for key in found if key.startswith(precision)))
+        for variant in variants[1:]:
+            rows = []
+            for seed in range(1, seeds + 1):
+                base = f"{precision}|base|{seed}"
+                rows.append(relative_differences(found[base], found[f"{precision}|{variant}|{seed}"]))
+            pick = min if variant in CHANGED or variant == "another seed" else max
+            so_far = [pick(max(row[: step + 1]) for row in rows) for step in range(len(rows[0]))]
+            shown = " ".join(f"{so_far[step]:8.1e}" for step in (0, 1, 2, 4, 9, 19))
+            lines.append(f"{workload:14} {precision:9} {pick.__name__} {variant:17} {shown}")
+    return lines
+
+
+class Enough(Exception):
+    """The losses of the first steps are there."""
+
+
+def worker(workload: str, data: Path | None, seeds: int, what: str) -> dict[str, list[float]]:
+    """Losses of the first steps of every variant of one process."""
+    import torch
+
+    from suite.world import World
+
+    world = World.create()
+    root = data / f"{workload}-smoke" if data else default_data_root(workload, "smoke")
+    rate = f"hyperparameters.{RATE.get(workload, 'learning_rate')}"
+    found = {}
+    for precision in PRECISIONS:
+        for seed in range(1, seeds + 1):
+            train = lambda name, at=seed, **how: found.update(  # noqa: E731
+                {f"{precision}|{name}|{seed}": losses_of(workload, precision, root, at, world, **how)}  # noqa: B023
+            )
+            train("base")
+            if what == "base":
+                continue
+            torch.set_num_threads(2)
+            train("two threads", threads=2)
+            with torch.backends.mkldnn.flags(enabled=False):
+                train("without oneDNN")
+            train("weights one up", edit=lambda weight: torch.nextafter(weight, weight.new_tensor(torch.inf)))
+            train("weights one down", edit=lambda weight: torch.nextafter(weight, weight.new_tensor(-torch.inf)))
+            train("another seed", at=seed + 100)
+            for name, factor in CHANGED.items():
+                train(name, scaled=(rate, factor))
+    return found
+
+
+def losses_of(
+    workload: str,
+    precision: str,
+    root: Path,
+    seed: int,
+    world: Any,
+    *,
+    threads: int = 1,
+    edit: Callable[[Any], Any] | None = None,
+    scaled: tuple[str, float] | None = None,
+) -> list[float]:
+    """The losses of the first steps of one run. ``edit`` changes each parameter, ``scaled`` multiplies a hyperparameter."""
+    import torch
+    from block import Head, open_workload, trainer
+
+    from suite.log import mllog
+    from suite.log.mllog import EventLog
+    from suite.training.checkpoint import Position
+
+    class Until(EventLog):
+        def event(self, key: str, value: Any = None, **more: Any) -> None:
+            if key == mllog.FIRST_LOSSES:
+                losses.extend(value)
+                raise Enough
+
+    losses: list[float] = []
+    overrides = [f"precision={precision}", "choices.measure=false", "submission.division=open"]
+    opened, config = open_workload(workload, "smoke", overrides, world)
+    if scaled is not None:
+        value = getattr(config.hyperparameters, scaled[0].split(".")[1]) * scaled[1]
+        opened, config = open_workload(workload, "smoke", [*overrides, f"{scaled[0]}={value!r}"], world)
+    torch.set_num_threads(threads)
+    whole = opened.dataset("train", root)
+    prepared = trainer(
+        opened, config, world, Until(None), Head(whole, len(whole)), opened.dataset("validation", root), seed
+    )
+    if edit is not None:
+        with torch.no_grad():
+            for weight in prepared.state.model.parameters():
+                weight.copy_(edit(weight))
+    try:
+        prepared.run(Position(1, 0))
+    except Enough:
+        return losses
+    raise SystemExit(f"{workload}: fewer than 20 steps")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Runs a command of this suite within limits of time and memory: what a stranger's configuration asks for may have no end."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from suite.files import byte_text, duration_text
+from suite.launch.local import suite_command
+from suite.launch.processes import end_with_parent
+from suite.log.record import RunRecord
+
+TIMES = 10.0  # as long as the package's longest run a run may take here
+SHORTEST_S, LONGEST_S = 600.0, 7200.0  # of that; another limit has to be stated
+SHARE = 0.8  # of the memory that is free, for all ranks together
+GRACE_S = 60.0  # `mlhpc run` gives its ranks 30 s of them to save
+TAIL = 2**16  # bytes of a command's output that are looked at
+_NO_MEMORY = re.compile(
+    r"can't allocate memory|Cannot allocate memory|\bMemoryError\b|Unable to allocate|out of memory|std::bad_alloc"
+    r"|ended by signal 9 |Thread creation failed"
+)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Seconds that a command may take, where they come from, and bytes of private memory of each of its processes."""
+
+    seconds: float
+    source: str
+    memory: int | None
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended: exit code, the last line it printed, and the limit that ended it, in words; None if none did."""
+
+    code: int
+    last: str
+    over: str | None = None
+
+
+def find_bounds(records: Iterable[RunRecord], ranks: int, free: int | None, stated_s: float | None = None) -> Bounds:
+    """The limits of a run here: ``stated_s`` or a multiple of the package's longest run, and each rank's share of ``free`` bytes.
+
+    A log may state any time, so what follows from it has a ceiling of its own.
+    """
+    memory = None if free is None else max(1, int(free * SHARE) // ranks)
+    if stated_s is not None:
+        return Bounds(stated_s, "--limit-minutes", memory)
+    took = max((_seconds(record) for record in records), default=0.0)
+    seconds = min(LONGEST_S, max(SHORTEST_S, TIMES * took))
+    return Bounds(seconds, f"the package's longest run took {duration_text(took)}; --limit-minutes N sets it", memory)
+
+
+def execute(words: Sequence[str], log: Path, bounds: Bounds | None = None, ranks: Path | None = None) -> Done:
+    """Run ``mlhpc WORDS``, its output in ``log``, a new file. When its time is over it is told to end, then killed.
+
+    It also ends with this process. ``ranks``: where it leaves what its ranks print. The limit of memory is that of the
+    writable private memory of each process (RLIMIT_DATA).
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    over, memory = None, None if bounds is None else _allowed(bounds.memory)
+    with log.open("xb") as file:
+        process = subprocess.Popen(
+            suite_command(*words),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_prepare(memory, end_with_parent(os.getpid())),
+        )
+        with process:
+            for limit_s, end in ((bounds.seconds if bounds else None, process.terminate), (GRACE_S, process.kill)):
+                try:
+                    process.wait(limit_s)
+                    break
+                except subprocess.TimeoutExpired:
+                    assert bounds is not None
+                    over = f"it was ended after {duration_text(bounds.seconds)} ({bounds.source})"
+                    end()
+    said = _tail(log) + ("" if ranks is None else _tail(ranks))
+    if over is None and process.returncode and memory is not None and _NO_MEMORY.search(said):
+        over = f"it needed more memory than the {byte_text(memory)} that each rank may use here"
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith(str(words[-1]))]  # no summary
+    last = (lines[-1] if lines else "no output").removeprefix("mlhpc: ").removeprefix(f"{words[-1]} trial 0: ")
+    return Done(process.returncode, last[:300], over)
+
+
+def _seconds(record: RunRecord) -> float:
+    """From init_start to run_stop, as far as the log has them."""
+    ends = record.run_start_s, record.run_stop_s
+    return (record.init_s or 0.0) + (max(0.0, ends[1] - ends[0]) if ends[0] and ends[1] else 0.0)
+
+
+def _allowed(memory: int | None) -> int | None:
+    """Bytes that a process may be allowed: no more than this one is."""
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    return memory if memory is None or most == resource.RLIM_INFINITY else min(memory, most)
+
+
+def _prepare(memory: int | None, ask: Callable[[], None] | None) -> Callable[[], None]:
+    """What the new process does before it becomes the command."""
+
+    def prepare() -> None:
+        if ask is not None:
+            ask()
+        if memory is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+
+    return prepare
+
+
+def _tail(log: Path) -> str:
+    if not log.is_file():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL))
+        return file.read(TAIL).decode("utf-8", "replace")
