@@ -28,6 +28,8 @@ from pathlib import Path
 
 from mlperf_logging.compliance_checker import mlp_compliance
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not installed
+
 from suite.compliance import official
 from suite.compliance.check import check, check_log
 from suite.compliance.official_rules import official_rules

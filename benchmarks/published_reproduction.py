@@ -15,6 +15,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not installed
+
 from suite.log.results_tree import find, round_of
 from suite.package.reproduction.document import LevelVerdict, read_reproduction
 from tests.fixtures.cli import mlhpc
