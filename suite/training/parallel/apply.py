@@ -1,6 +1,7 @@
 """Applies a plan to a model, in this order: check, split samples, recompute, split states. Data parallelism comes last (`wrap`).
 
-`suite.training.parallel.sharing` has the plan of a configuration before anything is built; `apply` changes the model.
+`suite.training.parallel.sharing` has the plan of a configuration before anything is built; `build` makes the model and `apply`
+changes it.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
+from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.files import one_line
+from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis, Note
 from suite.training.parallel.mesh import SHARD, SPATIAL, Mesh
 from suite.training.parallel.recompute import recompute_blocks
 from suite.training.parallel.sharing import Parallel, placements
-from suite.training.parallel.skeleton import batch_on_meta
+from suite.training.parallel.skeleton import batch_on_meta, build_on_meta
 from suite.training.parallel.spatial import Split, Trace, check_extents, split_model, trace
 from suite.training.parallel.states import Holders, shard_states
 from suite.workload import Workload
+from suite.world import World
 
 
 def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> None:
@@ -45,6 +50,33 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
         raise InputError(
             "plan: a workload that spreads experts over ranks cannot split samples: leave spatial out of --mesh"
         )
+
+
+def build(
+    parallel: Parallel,
+    workload: Workload,
+    descriptor: Descriptor,
+    world: World,
+    device: torch.device,
+    seed: int,
+    look: Callable[[nn.Module], None] = lambda _: None,
+) -> nn.Module:
+    """Build a workload's model on a device from a seed, with the plan applied. All ranks call it.
+
+    ``look`` gets the model before that: whole, or without memory if it will be built in pieces.
+    """
+    torch.manual_seed(seed)
+    if parallel.is_sharded and workload.initialises_by_operators:
+        model, recipe = build_deferred(lambda: workload.build_model(world))
+    else:
+        model, recipe = workload.build_model(world), None
+    model = model if recipe else model.to(device)
+    look(model)
+    apply(parallel, model, workload, lambda: build_on_meta(descriptor, workload.config)[1])
+    if recipe is not None:
+        torch.manual_seed(seed)
+        recipe.fill(model, device)
+    return model
 
 
 def apply(
