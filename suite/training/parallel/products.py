@@ -138,6 +138,9 @@ class _Sequence:
         self._length, self._dims, self._axis, self._field = length, len(dims), axis, field
         self._at = dims.index(along)
 
+    def __deepcopy__(self, memo: object) -> _Sequence:
+        return self
+
     def begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Keep this rank's part of the input, which all ranks have."""
         x = inputs[0]
