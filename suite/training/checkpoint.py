@@ -130,7 +130,7 @@ class Checkpoint:
             "seed": state.seed,
             "ranks": world.size,
             "groups": self._groups(world),
-            "sharded": bool(state.sharded),
+            "sharded": state.has_shares,
             "pieces": state.has_pieces,
             "token": token,
             "own": ranges,
@@ -143,8 +143,8 @@ class Checkpoint:
 
         It may have been saved under another plan. On another number of ranks, or of groups with different samples, buffers are
         the means over the former ranks, as before an evaluation, and random states follow from the seed and the position.
-        InputError if a file is missing, damaged or of another run, or if ranks have experts of their own and are not as many;
-        nothing is restored then.
+        InputError if a file is missing, damaged or of another run, or if ranks had shares whose place nobody knows and are not as
+        many; nothing is restored then.
         """
         content, own, error = None, None, None
         gathered: dict[str, torch.Tensor] = {}

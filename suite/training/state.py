@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
@@ -43,8 +43,9 @@ class _Held:
 class TrainingState:
     """What a trial changes while it trains, and its seed.
 
-    ``sharded``: parameters of which this rank holds its own share. ``averaged``: the moving average of the weights, which is
-    evaluated in their place; None if the workload asks for none.
+    ``sharded``: parameters of which this rank holds its own share; ``places``: by name, where shares lie in the whole, as far as
+    the workload says so. ``averaged``: the moving average of the weights, which is evaluated in their place; None if the workload
+    asks for none.
     """
 
     model: nn.Module
@@ -52,15 +53,15 @@ class TrainingState:
     sharded: Sequence[nn.Parameter]
     averaged: AveragedModel | None
     seed: int
+    places: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def create(workload: Workload, model: nn.Module, steps_per_epoch: int, seed: int) -> TrainingState:
         """The state before the first step: optimizer and schedule as the workload builds them for this model."""
         optimization = workload.build_optimizer(model, steps_per_epoch)
         give_norms(optimization.optimizer, model)
-        return TrainingState(
-            model, optimization, workload.sharded_parameters(model), _moving_average(model, optimization), seed
-        )
+        shares, places = workload.sharded_parameters(model), workload.share_places(model)
+        return TrainingState(model, optimization, shares, _moving_average(model, optimization), seed, places)
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -165,6 +166,10 @@ class TrainingState:
             assert holders.shard is not None
             begin, end = piece_of(shape.numel(), holders.pieces, holders.shard.rank)
             found[name] = _Held(Place.of_range(begin, end), holders.replicas is None or holders.replicas.rank == 0)
+        for name, parameter in self.model.named_parameters() if self.places else ():
+            if name in self.places:
+                first = self.places[name]
+                found[name] = _Held(Place.of_range(first, first + parameter.numel()), True)
         for name, _, part in slices(self.model):
             found[name] = _Held(part.place, part.twin == 0)
         return found
@@ -172,15 +177,25 @@ class TrainingState:
     def _modules(self) -> list[tuple[str, nn.Module]]:
         return [("model", self.model)] + ([("averaged", self.averaged)] if self.averaged is not None else [])
 
+    @property
+    def has_shares(self) -> bool:
+        """True if this rank has shares whose place in the whole is not known: as many ranks must go on."""
+        return bool(self._unplaced())
+
+    def _unplaced(self) -> set[int]:
+        """The shares, by id, of which the workload does not say where they lie."""
+        placed = {id(parameter) for name, parameter in self.model.named_parameters() if name in self.places}
+        return {id(parameter) for parameter in self.sharded} - placed
+
     def _own_names(self, part: str) -> set[str]:
-        sharded = {id(parameter) for parameter in self.sharded}
-        names = {name for name, parameter in self.model.named_parameters() if id(parameter) in sharded}
+        unplaced = self._unplaced()
+        names = {name for name, parameter in self.model.named_parameters() if id(parameter) in unplaced}
         names |= {name for name, _ in self.model.named_buffers()}
         return names if part == "model" else {f"module.{name}" for name in names}  # as torch's AveragedModel calls them
 
     def _own_positions(self) -> set[int]:
-        sharded = {id(parameter) for parameter in self.sharded}
-        return {position for position, parameter in enumerate(self._weights()) if id(parameter) in sharded}
+        unplaced = self._unplaced()
+        return {position for position, parameter in enumerate(self._weights()) if id(parameter) in unplaced}
 
 
 def _prefix(part: str) -> str:
