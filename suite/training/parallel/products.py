@@ -79,6 +79,7 @@ def split_products(
             part = _slice(f"{path}.{name}", parameter.shape, cut, extents, axis, twin)
             vars(module).setdefault(SLICES, {})[name] = part
             module._parameters[name] = nn.Parameter(part.of(parameter.detach()).clone(), parameter.requires_grad)
+    _check_sums(model, plan, axis.size)
     along = extents[plan.along]
     for pattern, dims in plan.begins.items():
         for module in _matching(model, pattern):
@@ -91,6 +92,26 @@ def split_products(
     for pattern, dims in plan.ends.items():
         for module in _matching(model, pattern):
             module.register_forward_hook(_Sequence(along, dims, plan.along, axis).end)
+
+
+def _check_sums(model: nn.Module, plan: TensorPlan, parts: int) -> None:
+    """InputError for what a region would add up once per rank: an output without split parameters, a bias after the sum."""
+    split = {name.rpartition(".")[0]: part for name, _, part in slices(model)}
+    for path, module in model.named_modules():
+        if (
+            path in split
+            and isinstance(module, nn.Linear)
+            and module.bias is not None
+            and "bias" not in vars(module)[SLICES]
+        ):
+            raise InputError(
+                f"plan: parameter {path + '.bias'!r} is whole and the weight is split: each of {parts} ranks would add it"
+            )
+        is_region = path and any(fnmatchcase(path, pattern) for pattern in plan.regions)
+        if is_region and not any(other == path or other.startswith(path + ".") for other in split):
+            raise InputError(
+                f"plan: tensor: region {path!r} has no split parameter: its output would count {parts} times"
+            )
 
 
 def _matching(model: nn.Module, pattern: str) -> list[nn.Module]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from suite.config import load_config
 from suite.descriptor import descriptor
+from suite.errors import InputError
 from suite.training.checkpoint import Checkpoint
 from suite.training.parallel.data import clip_gradients, norms_of_whole
 from suite.training.parallel.exchange import Axis
@@ -231,6 +232,12 @@ WRONG = {
         "expected sample, position first",
     ),
     "a region that is no module": ("    blocks.*.attention:", "    blocks.*.attend:", [], "matches no module"),
+    "a region that splits nothing": (
+        "  blocks.*.ffn.up.weight: {split: 0}\n  blocks.*.ffn.down.weight: {split: 1}\n",
+        "  blocks.*.ffn.*.weight: shard\n",
+        [],
+        "'blocks.0.ffn' has no split parameter|is matched by",
+    ),
     "recomputed blocks": ("gather: step", "gather: step\nrecompute: {blocks.*: full}", [], "remove recompute"),
     "two ways to share samples": (
         "",
@@ -255,6 +262,20 @@ def test_a_plan_that_does_not_fit_is_refused_in_one_line(mistake: str, tmp_path:
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.search(reason, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
+
+
+class Biased(nn.Module):
+    """A product with a bias, which would be added by every rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(4, 4)
+
+
+def test_a_bias_that_every_rank_would_add_is_refused() -> None:
+    assert PLAN.tensor is not None
+    with pytest.raises(InputError, match=r"'down.bias' is whole and the weight is split: each of 2 ranks would add it"):
+        split_products(Biased(), PLAN.tensor, {"down.weight": Cut(split=1)}, EXTENTS, Axis("tensor", 0, 2), 0)
 
 
 def test_a_rank_holds_its_part_and_the_mesh_says_who_has_the_same() -> None:
