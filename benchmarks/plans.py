@@ -33,6 +33,7 @@ from suite.training.loop import evaluate
 from suite.training.parallel.apply import apply
 from suite.training.parallel.data import clip_gradients, give_norms, wrap
 from suite.training.parallel.mesh import Mesh
+from suite.training.parallel.products import slices
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta
 from suite.training.parallel.slabs import cut
@@ -86,8 +87,11 @@ class WideData:
 def whole(model: nn.Module, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Tensors of parameters as a whole, in the model's order. Every rank calls."""
     known = {id(piece): (shape, where.shard) for _, piece, shape, where in pieces(model)}
+    split = {id(part): slice_ for _, part, slice_ in slices(model)}
     found = []
     for parameter, tensor in zip(model.parameters(), tensors, strict=True):
+        if id(parameter) in split:
+            tensor = split[id(parameter)].whole(tensor)
         shape, axis = known.get(id(parameter), (tensor.shape, None))
         if axis is not None:
             each = -(-shape.numel() // axis.size)

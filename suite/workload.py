@@ -232,6 +232,14 @@ class Workload(Protocol):
         """
         return ()
 
+    def share_places(self, model: nn.Module) -> Mapping[str, int]:
+        """Say where this rank's shares lie, so that another number of ranks can go on from a checkpoint: of the parameters in
+        `sharded_parameters`, by name, the first of their values in the whole tensor, in which they are consecutive.
+
+        Default: not known.
+        """
+        return {}
+
     def before_evaluation(self, model: nn.Module, world: World) -> None:
         """Make equal on all ranks what training left different. All ranks call it. Default: average buffers over ranks."""
         average_buffers(model, world)

@@ -67,6 +67,10 @@ LAYERS: dict[str, set[str]] = {
         "suite.machine.choice",
     },
     "suite.performance.plans": {"suite", "suite.performance", "suite.training.parallel"},
+    "suite.performance.ab": {
+        *("suite", "suite.log", "suite.data", "suite.training", "suite.training.parallel"),
+        *("suite.performance", "suite.performance.plans"),
+    },
     "suite.performance.ceilings": {"suite", "suite.machine.probes", "suite.performance"},
     "suite.performance.preflight": {"suite", "suite.machine", "suite.machine.probes", "suite.performance.ceilings"},
 }

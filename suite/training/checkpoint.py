@@ -26,10 +26,11 @@ import torch
 from suite.errors import InputError
 from suite.files import force_to_disk
 from suite.training.parallel.mesh import Mesh
+from suite.training.parallel.places import Place
 from suite.training.state import Position, TrainingState
 from suite.world import World
 
-CHECKPOINT_VERSION = 5
+CHECKPOINT_VERSION = 6
 TOKEN_BYTES = 4
 Ranges = list[dict[str, int]]  # per rank: node, offset, bytes and crc32c of its own state
 
@@ -129,7 +130,7 @@ class Checkpoint:
             "seed": state.seed,
             "ranks": world.size,
             "groups": self._groups(world),
-            "sharded": bool(state.sharded),
+            "sharded": state.has_shares,
             "pieces": state.has_pieces,
             "token": token,
             "own": ranges,
@@ -142,8 +143,8 @@ class Checkpoint:
 
         It may have been saved under another plan. On another number of ranks, or of groups with different samples, buffers are
         the means over the former ranks, as before an evaluation, and random states follow from the seed and the position.
-        InputError if a file is missing, damaged or of another run, or if ranks have experts of their own and are not as many;
-        nothing is restored then.
+        InputError if a file is missing, damaged or of another run, or if ranks had shares whose place nobody knows and are not as
+        many; nothing is restored then.
         """
         content, own, error = None, None, None
         gathered: dict[str, torch.Tensor] = {}
@@ -201,19 +202,16 @@ class Checkpoint:
         """True if each rank trains on the samples that the rank of its number had."""
         return bool(content["ranks"] == world.size and content["groups"] == self._groups(world))
 
-    def _gather(self, content: dict[str, Any], wanted: Mapping[str, tuple[int, int]]) -> dict[str, torch.Tensor]:
-        """Put together what this rank needs of tensors that were saved in pieces. One former rank's pieces are read at a time."""
+    def _gather(self, content: dict[str, Any], wanted: Mapping[str, Place]) -> dict[str, torch.Tensor]:
+        """Put together what this rank needs of tensors that were saved in parts. One former rank's parts are read at a time."""
         found: dict[str, torch.Tensor] = {}
         lacking: dict[str, int] = {}
         for rank in range(content["ranks"]) if content["pieces"] else ():
-            for name, (first, values) in self._read_own(content, rank, pieces=True)["pieces"].items():
-                begin, end = wanted.get(name) or wanted.get(f"{name.rpartition(' ')[0]} ", (0, 0))
+            for name, (place, values) in self._read_own(content, rank, pieces=True)["pieces"].items():
+                mine = wanted.get(name) or wanted.get(f"{name.rpartition(' ')[0]} ") or Place.of_range(0, 0)
                 if name not in found:
-                    found[name], lacking[name] = values.new_empty(end - begin), end - begin
-                low, high = max(begin, first), min(end, first + len(values))
-                if low < high:
-                    found[name][low - begin : high - begin] = values[low - first : high - first]
-                    lacking[name] -= high - low
+                    found[name], lacking[name] = values.new_empty(mine.values), mine.values
+                lacking[name] -= mine.copy(found[name], Place(*place), values)
         absent = next((name for name, count in lacking.items() if count), None)
         if absent is not None:
             raise InputError(f"{self.path}: {lacking[absent]} values of {absent!r} are in no rank's part")

@@ -168,20 +168,13 @@ class Trainer:
         label = self.epoch_num(block)
         per_epoch = steps_per_epoch(len(data), self.config.global_batch_size)
         steps = self._steps_per_block = self.size_card.eval_every_steps or per_epoch
-        plan = self._plan(len(data), per_epoch, (block - 1) * steps + first_step, block * steps)
         window = Window(label, first_step)
         begin = time.perf_counter()
         self.wrapped.train()
         self.records.begin_block()
-        batches = prefetch(
-            lambda item: data.load(item.indices, seed=self.state.seed, epoch=item.epoch),
-            plan,
-            threads=self.config.loader_threads,
-            feed=self._feed,
-        )
         step = first_step - 1
-        for item, batch in batches:
-            self._part(batch, item, window)
+        for item, batch in self.batches(data, (block - 1) * steps + first_step, block * steps):
+            self.part(batch, item, window)
             if not item.ends:
                 continue
             step += 1
@@ -197,6 +190,15 @@ class Trainer:
         samples = done * self.config.global_batch_size
         self._throughput = self.records.end_block(label, done, samples, lambda: time.perf_counter() - begin)
         return None
+
+    def batches(self, data: Dataset, begin: int, end: int) -> Iterator[tuple[PlannedBatch, Batch]]:
+        """Load this rank's batches for the global steps ``begin`` to ``end`` (excluded), on its device."""
+        return prefetch(
+            lambda item: data.load(item.indices, seed=self.state.seed, epoch=item.epoch),
+            self._plan(len(data), steps_per_epoch(len(data), self.config.global_batch_size), begin, end),
+            threads=self.config.loader_threads,
+            feed=self._feed,
+        )
 
     def _plan(self, samples: int, per_epoch: int, begin: int, end: int) -> Iterator[PlannedBatch]:
         """List this rank's samples for the global steps ``begin`` to ``end`` (excluded), across epochs."""
@@ -217,7 +219,7 @@ class Trainer:
                     yield PlannedBatch(step, epoch + 1, chosen[part::parts], begins=part == 0, ends=part == parts - 1)
                 step += 1
 
-    def _part(self, batch: Batch, item: PlannedBatch, window: Window) -> None:
+    def part(self, batch: Batch, item: PlannedBatch, window: Window) -> None:
         """Run the forward and backward pass of one part of a step and, after the last part, the optimizer."""
         self.timer.mark(DATA_WAIT)
         self.progress.enter(f"forward pass of step {item.step}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from suite.training.parallel.data import give_norms
+from suite.training.parallel.places import Place
+from suite.training.parallel.products import slices
 from suite.training.parallel.states import piece_of
 from suite.training.parallel.states import pieces as pieces_of
 from suite.workload import Optimization, Workload
@@ -24,28 +26,26 @@ class Position:
     step: int
 
 
-Pieces = dict[str, tuple[int, Tensor]]  # "<part> <name>", or "optimizer <position> <name>": first value, values
+Pieces = dict[
+    str, tuple[tuple[int, int, int, int], Tensor]
+]  # "<part> <name>", or "optimizer <position> <name>": place, values
 
 
 @dataclass(frozen=True)
-class _Range:
+class _Held:
     """The values of a tensor that this rank holds; ``written``: it is the one that saves them."""
 
-    begin: int
-    end: int
+    place: Place
     written: bool
-
-    def of(self, whole: Tensor) -> Tensor:
-        """These values of a whole tensor."""
-        return whole.reshape(-1)[self.begin : self.end]
 
 
 @dataclass
 class TrainingState:
     """What a trial changes while it trains, and its seed.
 
-    ``sharded``: parameters of which this rank holds its own share. ``averaged``: the moving average of the weights, which is
-    evaluated in their place; None if the workload asks for none.
+    ``sharded``: parameters of which this rank holds its own share; ``places``: by name, where shares lie in the whole, as far as
+    the workload says so. ``averaged``: the moving average of the weights, which is evaluated in their place; None if the workload
+    asks for none.
     """
 
     model: nn.Module
@@ -53,15 +53,15 @@ class TrainingState:
     sharded: Sequence[nn.Parameter]
     averaged: AveragedModel | None
     seed: int
+    places: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def create(workload: Workload, model: nn.Module, steps_per_epoch: int, seed: int) -> TrainingState:
         """The state before the first step: optimizer and schedule as the workload builds them for this model."""
         optimization = workload.build_optimizer(model, steps_per_epoch)
         give_norms(optimization.optimizer, model)
-        return TrainingState(
-            model, optimization, workload.sharded_parameters(model), _moving_average(model, optimization), seed
-        )
+        shares, places = workload.sharded_parameters(model), workload.share_places(model)
+        return TrainingState(model, optimization, shares, _moving_average(model, optimization), seed, places)
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -84,8 +84,8 @@ class TrainingState:
             own[name] = {key: value for key, value in state.items() if key in names}
             split = {key for key in state if key.removeprefix(prefix) in ranges and key not in names}
             shared[name] = {key: value for key, value in state.items() if key not in names | split}
-            for key in sorted(split):
-                pieces[f"{name} {key}"] = (ranges[key.removeprefix(prefix)].begin, state[key].reshape(-1))
+            for key in sorted(key for key in split if ranges[key.removeprefix(prefix)].written):
+                pieces[f"{name} {key}"] = (astuple(ranges[key.removeprefix(prefix)].place), state[key].reshape(-1))
         state = self.optimization.optimizer.state_dict()
         mine = self._own_positions()
         own["optimizer"] = {i: value for i, value in state["state"].items() if i in mine}
@@ -94,12 +94,12 @@ class TrainingState:
             name = self._names[i]
             kept[i] = {key: value for key, value in values.items() if not self._is_piece(i, value)}
             pieces |= {
-                f"optimizer {i} {key}": (ranges[name].begin, value.reshape(-1))
+                f"optimizer {i} {key}": (astuple(ranges[name].place), value.reshape(-1))
                 for key, value in values.items()
-                if key not in kept[i]
+                if key not in kept[i] and ranges[name].written
             }
         shared["optimizer"] = state | {"state": {i: value for i, value in kept.items() if i not in mine}}
-        return shared, own, pieces if all(each.written for each in ranges.values()) else {}
+        return shared, own, pieces
 
     def restore(self, shared: dict[str, Any], own: dict[str, Any], gathered: Mapping[str, Tensor]) -> None:
         """Load what `split` returned, perhaps under another plan. ``gathered``: what `wanted` asked for, of all ranks' pieces."""
@@ -109,7 +109,7 @@ class TrainingState:
                 if f"{name} {key}" in gathered:
                     found[key] = gathered[f"{name} {key}"].view(target.shape)
                 elif key in found and found[key].shape != target.shape:
-                    found[key] = self._ranges()[key.removeprefix(prefix)].of(found[key]).view(target.shape)
+                    found[key] = self._ranges()[key.removeprefix(prefix)].place.of(found[key]).view(target.shape)
             module.load_state_dict(found)
         state = shared["optimizer"]
         values = {i: dict(each) for i, each in (state["state"] | own["optimizer"]).items()}
@@ -122,18 +122,20 @@ class TrainingState:
         for i, each in values.items():
             for key, value in each.items():
                 if isinstance(value, Tensor) and value.dim() and value.shape != weights[i].shape:
-                    piece = value if value.numel() == weights[i].numel() else self._ranges()[self._names[i]].of(value)
+                    piece = (
+                        value if value.numel() == weights[i].numel() else self._ranges()[self._names[i]].place.of(value)
+                    )
                     each[key] = piece.view(weights[i].shape)
         self.optimization.optimizer.load_state_dict(state | {"state": values})
 
-    def wanted(self) -> dict[str, tuple[int, int]]:
-        """The range of values that this rank needs of each tensor that another plan may have in pieces, by its name in `Pieces`."""
+    def wanted(self) -> dict[str, Place]:
+        """The values that this rank needs of each tensor that another plan may have in pieces, by its name in `Pieces`."""
         ranges = self._ranges()
-        found: dict[str, tuple[int, int]] = {}
-        every = {name: (0, parameter.numel()) for name, parameter in self.model.named_parameters()}
-        every |= {name: (each.begin, each.end) for name, each in ranges.items()}
+        found: dict[str, Place] = {}
+        every = {name: Place.of_range(0, parameter.numel()) for name, parameter in self.model.named_parameters()}
+        every |= {name: each.place for name, each in ranges.items()}
         for part, _ in self._modules():
-            found |= {f"{part} {_prefix(part)}{name}": interval for name, interval in every.items()}
+            found |= {f"{part} {_prefix(part)}{name}": place for name, place in every.items()}
         for i, name in enumerate(self._names):
             found[f"optimizer {i} "] = every[name]
         return found
@@ -157,27 +159,43 @@ class TrainingState:
         split = self._names[position] in self._ranges()
         return split and isinstance(value, Tensor) and value.dim() > 0 and value.shape == weight.shape
 
-    def _ranges(self) -> dict[str, _Range]:
-        """The pieces that this rank has of parameters."""
+    def _ranges(self) -> dict[str, _Held]:
+        """The parts that this rank has of parameters."""
         found = {}
         for name, _, shape, holders in pieces_of(self.model):
             assert holders.shard is not None
             begin, end = piece_of(shape.numel(), holders.pieces, holders.shard.rank)
-            found[name] = _Range(begin, end, holders.replicas is None or holders.replicas.rank == 0)
+            found[name] = _Held(Place.of_range(begin, end), holders.replicas is None or holders.replicas.rank == 0)
+        for name, parameter in self.model.named_parameters() if self.places else ():
+            if name in self.places:
+                first = self.places[name]
+                found[name] = _Held(Place.of_range(first, first + parameter.numel()), True)
+        for name, _, part in slices(self.model):
+            found[name] = _Held(part.place, part.twin == 0)
         return found
 
     def _modules(self) -> list[tuple[str, nn.Module]]:
         return [("model", self.model)] + ([("averaged", self.averaged)] if self.averaged is not None else [])
 
+    @property
+    def has_shares(self) -> bool:
+        """True if this rank has shares whose place in the whole is not known: as many ranks must go on."""
+        return bool(self._unplaced())
+
+    def _unplaced(self) -> set[int]:
+        """The shares, by id, of which the workload does not say where they lie."""
+        placed = {id(parameter) for name, parameter in self.model.named_parameters() if name in self.places}
+        return {id(parameter) for parameter in self.sharded} - placed
+
     def _own_names(self, part: str) -> set[str]:
-        sharded = {id(parameter) for parameter in self.sharded}
-        names = {name for name, parameter in self.model.named_parameters() if id(parameter) in sharded}
+        unplaced = self._unplaced()
+        names = {name for name, parameter in self.model.named_parameters() if id(parameter) in unplaced}
         names |= {name for name, _ in self.model.named_buffers()}
         return names if part == "model" else {f"module.{name}" for name in names}  # as torch's AveragedModel calls them
 
     def _own_positions(self) -> set[int]:
-        sharded = {id(parameter) for parameter in self.sharded}
-        return {position for position, parameter in enumerate(self._weights()) if id(parameter) in sharded}
+        unplaced = self._unplaced()
+        return {position for position, parameter in enumerate(self._weights()) if id(parameter) in unplaced}
 
 
 def _prefix(part: str) -> str:

@@ -29,10 +29,8 @@ from suite.machine.power.beside import sampled_power
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank, use_precision
 from suite.training.loop import Outcome, Trainer
-from suite.training.parallel.apply import apply
-from suite.training.parallel.deferred import build_deferred
+from suite.training.parallel.apply import build
 from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.skeleton import build_on_meta
 from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
 from suite.training.records import OtherWork
@@ -178,23 +176,19 @@ class _Trial:
         world, config = self.world, self.config
         world.init_torch(self.device)
         seed = world.broadcast(draw_seed(self.plan.base_seed, self.plan.trial) if world.is_first else None)
-        torch.manual_seed(seed)
         self.progress.enter("building the model")
         workload: Workload = load_workload(self.plan.descriptor)(config)
-        if self.parallel.is_sharded and workload.initialises_by_operators:
-            model, recipe = build_deferred(lambda: workload.build_model(world))
-        else:
-            model, recipe = workload.build_model(world), None
-        model = model if recipe else model.to(self.device)
-        if self.parallel.plan is None:
-            self.progress.enter("measuring what is fastest here")
-            workload.choose(model, self.chooser)
-        parameters = count_parameters(model, workload, world)
-        check_parameters(self.plan, parameters)
-        apply(self.parallel, model, workload, lambda: build_on_meta(self.plan.descriptor, config)[1])
-        if recipe is not None:
-            torch.manual_seed(seed)
-            recipe.fill(model, self.device)
+        parameters = 0
+
+        def look(model: nn.Module) -> None:
+            nonlocal parameters
+            if self.parallel.plan is None:
+                self.progress.enter("measuring what is fastest here")
+                workload.choose(model, self.chooser)
+            parameters = count_parameters(model, workload, world)
+            check_parameters(self.plan, parameters)
+
+        model = build(self.parallel, workload, self.plan.descriptor, world, self.device, seed, look)
         torch.manual_seed(
             seed + (self.parallel.mesh.data_rank << SEED_BITS)
         )  # dropout differs between samples, weights do not

@@ -35,6 +35,19 @@ def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for layer in layers for parameter in layer.experts.parameters()]
 
 
+def expert_places(model: nn.Module) -> dict[str, int]:
+    """Compute where the parameters of spread experts lie among those of all experts: name to the first of their values.
+
+    Ranks are ordered by expert; those that share one hold consecutive slices of dimension 1.
+    """
+    found = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, MoELayer) and layer.mesh is not None:
+            for name, share in layer.experts.named_parameters():
+                found[f"{path}.experts.{name}"] = layer.mesh.rank * share.numel()
+    return found
+
+
 def logged(moe: MoEConfig, *, dense: bool, precision: str, ranks: int) -> dict[str, Any]:
     """Build the hyperparameter events of MoE layers: MLPerf Training's names where they exist, else prefix ``moe_``.
 

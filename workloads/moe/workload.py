@@ -18,7 +18,7 @@ from workloads.moe.autotune import Autotuner
 from workloads.moe.choice import ExpertShape, choose_backend
 from workloads.moe.config import Layout, Training, learning_rate
 from workloads.moe.layer import MoELayer
-from workloads.moe.parallel import MoEMonitor, expert_mesh, expert_parameters, logged, tune
+from workloads.moe.parallel import MoEMonitor, expert_mesh, expert_parameters, expert_places, logged, tune
 
 
 class WithExperts(Protocol):
@@ -108,6 +108,10 @@ class MoEWorkload(Workload):
     def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
         """List the expert parameters, if they are spread over the ranks."""
         return expert_parameters(model)
+
+    def share_places(self, model: nn.Module) -> Mapping[str, int]:
+        """Say where the experts of this rank lie among all."""
+        return expert_places(model)
 
     def window_stats(self, world: World) -> dict[str, Any]:
         """Return phases, load and efficiency of the MoE layers since the last call. Every rank calls at the end of every window."""

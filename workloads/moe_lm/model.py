@@ -70,7 +70,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, layers: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
         nn.init.normal_(self.qkv.weight, std=INIT_STD)
@@ -78,11 +78,11 @@ class Attention(nn.Module):
 
     def forward(self, x_NSD: Tensor) -> Tensor:
         """(N, S, D) to (N, S, D)."""
-        n, s, width = x_NSD.shape
-        qkv = self.qkv(x_NSD).view(n, s, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        n, s, _ = x_NSD.shape
+        qkv = self.qkv(x_NSD).view(n, s, 3, -1, self.head_width).permute(2, 0, 3, 1, 4)  # with as many heads as qkv has
         q_NASX, k_NASX, v_NASX = qkv.unbind(0)
         out_NASX = F.scaled_dot_product_attention(rotate(q_NASX), rotate(k_NASX), v_NASX, is_causal=True)
-        result: Tensor = self.out(out_NASX.transpose(1, 2).reshape(n, s, width))
+        result: Tensor = self.out(out_NASX.transpose(1, 2).flatten(2))
         return result
 
 

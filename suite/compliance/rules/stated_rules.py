@@ -58,6 +58,14 @@ def trial_stated(context: LogContext) -> Iterator[LogBreach]:
 PLACEMENTS = {"replicate", "shard"}  # those that leave the mathematics as they are
 
 
+def _is_placement(value: object) -> bool:
+    """True for a known name, or a split of one dimension (suite.training.parallel.plan.Cut)."""
+    if not isinstance(value, dict):
+        return isinstance(value, str) and value in PLACEMENTS
+    numbers = value.get("split"), value.get("groups", 1)
+    return value.keys() <= {"split", "groups", "units"} and all(type(each) is int and each >= 0 for each in numbers)
+
+
 @log_rule(
     "plan-stated",
     "a plan by which ranks share samples is that of the ranks, and leaves the mathematics as they are",
@@ -76,11 +84,16 @@ def plan_stated(context: LogContext) -> Iterator[LogBreach]:
     stated = plan.get("mesh")
     mesh = stated if isinstance(stated, dict) else {}
     parts = mesh.get("spatial")
-    numbers = [mesh.get("data"), mesh.get("shard", 1), *(parts if isinstance(parts, list) else [None])]
+    numbers = [
+        mesh.get("data"),
+        mesh.get("shard", 1),
+        mesh.get("tensor", 1),
+        *(parts if isinstance(parts, list) else [None]),
+    ]
     if not all(type(number) is int and number > 0 for number in numbers):
         yield (
             event.line,
-            f"parallel_plan has mesh = {brief(stated)}: expected data, shard and spatial, positive numbers",
+            f"parallel_plan has mesh = {brief(stated)}: expected data, shard, tensor and spatial, positive numbers",
         )
     elif context.record.ranks is not None and prod(numbers) != context.record.ranks:
         yield (
@@ -88,8 +101,8 @@ def plan_stated(context: LogContext) -> Iterator[LogBreach]:
             f"the mesh of parallel_plan has {prod(numbers)} ranks, number_of_ranks is {context.record.ranks}",
         )
     placements = plan.get("parameters")
-    if not isinstance(placements, dict) or not placements or not PLACEMENTS.issuperset(map(str, placements.values())):
+    if not isinstance(placements, dict) or not placements or not all(map(_is_placement, placements.values())):
         yield (
             event.line,
-            f"parallel_plan has parameters = {brief(placements)}: expected replicate or shard for every pattern",
+            f"parallel_plan has parameters = {brief(placements)}: expected replicate, shard or split for every pattern",
         )

@@ -17,10 +17,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
+from suite.errors import InputError
 from suite.performance.flops import count
 from suite.performance.plans.memory import LiveBytes
 from suite.training.parallel.apply import apply, explained
 from suite.training.parallel.data import clip_gradients, give_norms
+from suite.training.parallel.exchange import Note
+from suite.training.parallel.products import note_exchanges
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta, build_without_memory
 from suite.training.parallel.states import ShardedStates, names_of, opened, sharded_modules
@@ -109,14 +112,16 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Co
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_without_memory(workload)
         apply(parallel, model, workload, lambda: build_on_meta(descriptor, config)[1], note=note)
-        wrapped = ShardedStates(model) if parallel.is_sharded else model
+        wrapped = ShardedStates(model) if parallel.has_parts else model
         batch = _batch(parallel, samples)
         if batch:
             with explained():
                 step = _step(wrapped, workload, batch, config)
         else:
-            step = _Step(None, None, workload.work().executed_flops * samples)
+            step = _Step(None, None, workload.work().executed_flops * samples / parallel.mesh.tensor)
             _gather_and_scatter(model)
+            if parallel.mesh.tensor > 1:
+                _note_products(parallel, config, model, samples, note)
         exchanges = list(note.take(parts))
         exchanges += [
             Exchange("loss", kind, size, own.calls * parts, own.bytes_per_rank * size * parts)
@@ -127,7 +132,7 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Co
         exchanges += note.take(1)
     parameters = list(model.parameters())
     gradients = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-    if size > 1 and not parallel.is_sharded:
+    if size > 1 and not parallel.has_parts:
         exchanges.append(Exchange(GRADIENTS, "all_reduce", size, 1, gradients))
     inputs = sum(tensor.nbytes for tensor in batch.values())
     return Cost(
@@ -144,6 +149,16 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Co
         flops=step.flops * parts,
         exchanges=tuple(exchanges),
     )
+
+
+def _note_products(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:
+    """Note what regions exchange in a part of a step. InputError where that depends on what a layer computes in."""
+    plan = parallel.plan
+    assert plan is not None
+    assert plan.tensor is not None
+    if config.precision == "bfloat16":
+        raise InputError("plan: what the tensor axis sends is known for float32 only: expected --set precision=float32")
+    note_exchanges(model, plan.tensor, parallel.extents, samples, parallel.mesh.tensor, note)
 
 
 def _batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:

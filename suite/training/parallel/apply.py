@@ -1,29 +1,36 @@
-"""Applies a plan to a model, in this order: check, split samples, recompute, split states. Data parallelism comes last (`wrap`).
+"""Applies a plan to a model, in this order: check, split samples or products, recompute, split states; `wrap` comes last.
 
-`suite.training.parallel.sharing` has the plan of a configuration before anything is built; `apply` changes the model.
+`suite.training.parallel.sharing` has the plan of a configuration before anything is built; `build` makes the model and `apply`
+changes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
+from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.files import one_line
+from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis, Note
-from suite.training.parallel.mesh import SHARD, SPATIAL, Mesh
+from suite.training.parallel.mesh import SHARD, SPATIAL, TENSOR, Mesh
+from suite.training.parallel.plan import Cut
+from suite.training.parallel.products import split_products
 from suite.training.parallel.recompute import recompute_blocks
 from suite.training.parallel.sharing import Parallel, placements
-from suite.training.parallel.skeleton import batch_on_meta
+from suite.training.parallel.skeleton import batch_on_meta, build_on_meta
 from suite.training.parallel.spatial import Split, Trace, check_extents, split_model, trace
 from suite.training.parallel.states import Holders, shard_states
 from suite.workload import Workload
+from suite.world import World
 
 
 def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> None:
@@ -43,8 +50,35 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
             raise InputError(f"plan: pattern {pattern!r} of recompute matches no module: remove it, or correct it")
     if parallel.is_split and workload.sharded_parameters(model):
         raise InputError(
-            "plan: a workload that spreads experts over ranks cannot split samples: leave spatial out of --mesh"
+            "plan: a workload that spreads experts over ranks cannot share samples: leave spatial and tensor out of --mesh"
         )
+
+
+def build(
+    parallel: Parallel,
+    workload: Workload,
+    descriptor: Descriptor,
+    world: World,
+    device: torch.device,
+    seed: int,
+    look: Callable[[nn.Module], None] = lambda _: None,
+) -> nn.Module:
+    """Build a workload's model on a device from a seed, with the plan applied. All ranks call it.
+
+    ``look`` gets the model before that: whole, or without memory if it will be built in pieces.
+    """
+    torch.manual_seed(seed)
+    if parallel.is_sharded and parallel.mesh.tensor == 1 and workload.initialises_by_operators:
+        model, recipe = build_deferred(lambda: workload.build_model(world))
+    else:
+        model, recipe = workload.build_model(world), None
+    model = model if recipe else model.to(device)
+    look(model)
+    apply(parallel, model, workload, lambda: build_on_meta(descriptor, workload.config)[1])
+    if recipe is not None:
+        torch.manual_seed(seed)
+        recipe.fill(model, device)
+    return model
 
 
 def apply(
@@ -63,28 +97,40 @@ def apply(
     if plan is None:
         return
     check_model(parallel, model, workload)
-    if parallel.is_split:
+    if parallel.mesh.spatial and parallel.is_split:
         with explained():
             found = trace_unsplit(parallel, unsplit())
         check_extents(found, parallel.mesh.spatial, plan.split)
         if note is None:
             _check_forward(parallel, unsplit(), found)
         split_model(model, found, _split(parallel, note), plan.boundaries)
+    where = placements(plan, [name for name, _ in model.named_parameters()])
+    if parallel.mesh.tensor > 1:
+        assert plan.tensor is not None
+        cuts = {name: cut for name, cut in where.items() if isinstance(cut, Cut)}
+        axis = _axis(parallel.mesh, TENSOR, lambda each: each.group, note)
+        split_products(model, plan.tensor, cuts, parallel.extents, axis, parallel.mesh.data_rank)
     recompute_blocks(model, plan.recompute)
-    if parallel.is_sharded:
-        _shard(parallel, model, workload, note)
+    if parallel.has_parts:
+        _shard(parallel, model, workload, where, note)
 
 
-def _shard(parallel: Parallel, model: nn.Module, workload: Workload, note: Note | None) -> None:
+def _shard(
+    parallel: Parallel, model: nn.Module, workload: Workload, where: Mapping[str, str | Cut], note: Note | None
+) -> None:
     """Put this rank's pieces of the states in the place of the parameters, but of experts that the workload spreads itself."""
     mesh, plan = parallel.mesh, parallel.plan
     assert plan is not None
-    where = placements(plan, [name for name, _ in model.named_parameters()])
     shard = _axis(mesh, SHARD, lambda each: each.holders, note)
     replicas = _axis(mesh, "replicas", lambda each: each.replicas, note)
     everyone = _axis(mesh, "all", lambda each: range(each.size), note)
-    holders = Holders(shard, replicas if replicas.size > 1 else None, mesh.size)
-    shard_states(model, where, holders, everyone, gather=plan.gather, but=workload.sharded_parameters(model))
+    holders = Holders(shard if mesh.shard > 1 else None, replicas if replicas.size > 1 else None, mesh.size)
+    twins = _axis(mesh, "twins", lambda each: each.twins, note)
+    split = Holders(None, twins if twins.size > 1 else None, mesh.size)
+    rest = "split" if mesh.tensor > 1 else "replicate"
+    named = {name: rest if isinstance(way, Cut) else way for name, way in where.items()}
+    but = workload.sharded_parameters(model)
+    shard_states(model, named, holders, everyone, gather=plan.gather, but=but, split=split)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from suite.data.sampling import eval_batches
+from suite.training.parallel.products import slices
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.states import ShardedStates, pieces, sharded_modules
 from suite.world import World
@@ -87,16 +88,16 @@ def _at_once(tensors: Sequence[Tensor]) -> bool | None:
 def norms_of_whole(model: nn.Module) -> Norms:
     """The function that computes L2 norms of whole tensors from pieces. It takes tensors and the parameter that each belongs to.
 
-    One collective per call. Every rank calls it with the tensors of the same parameters.
+    One collective per call and axis. Every rank calls it with the tensors of the same parameters.
     """
-    holders = {id(piece): where for _, piece, _, where in pieces(model)}
+    axes = {id(piece): where.shard for _, piece, _, where in pieces(model)}
+    axes |= {id(part): slice_.axis for _, part, slice_ in slices(model)}
 
     def norms(tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
         found = list(torch._foreach_norm(list(tensors)))
-        parts = [position for position, weight in enumerate(weights) if id(weight) in holders]
-        if parts:
-            axis = holders[id(weights[parts[0]])].shard
+        for axis in dict.fromkeys(axes[id(weight)] for weight in weights if id(weight) in axes):
             assert axis is not None
+            parts = [position for position, weight in enumerate(weights) if axes.get(id(weight)) is axis]
             squares = axis.sum(torch.stack([found[position].square() for position in parts]))
             for position, whole in zip(parts, squares.sqrt().unbind(), strict=True):
                 found[position] = whole

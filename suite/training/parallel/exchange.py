@@ -25,7 +25,7 @@ _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "al
 _REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 
 
-@dataclass
+@dataclass(eq=False)
 class Axis:
     """Ranks that exchange with each other, and this rank's number among them. Without ``group`` nothing is sent."""
 

@@ -1,7 +1,7 @@
 """The mesh of ranks and who holds which part of a dimension: integers only, no torch and no communication.
 
-Ranks are numbered with the data axis outermost, then the shard axis, and the last spatial dimension innermost, so the ranks that
-share a sample are consecutive.
+Ranks are numbered with the data axis outermost, then the shard axis; innermost are the tensor axis or the spatial dimensions, the
+last one first. So the ranks that share a sample are consecutive.
 Part i of n positions over p ranks is [i n / p, (i + 1) n / p), rounded down: parts differ by at most one position.
 """
 
@@ -16,26 +16,28 @@ from itertools import product
 from suite.errors import InputError, unknown
 
 Interval = tuple[int, int]  # first position, one past the last
-DATA, SHARD, SPATIAL = "data", "shard", "spatial"
-AXES = (DATA, SHARD, SPATIAL)
+DATA, SHARD, TENSOR, SPATIAL = "data", "shard", "tensor", "spatial"
+AXES = (DATA, SHARD, TENSOR, SPATIAL)
 
 
 @dataclass(frozen=True)
 class Mesh:
     """The place of one rank of ``size``. ``spatial``: parts of each split dimension; empty if samples are not split.
 
-    ``shard``: ranks with different samples that hold the states of the model together; 1 if each has all.
+    ``shard``: ranks with different samples that hold the states of the model together; 1 if each has all. ``tensor``: ranks that
+    share samples and divide the products of the model.
     """
 
     rank: int
     size: int
     spatial: tuple[int, ...] = ()
     shard: int = 1
+    tensor: int = 1
 
     @property
     def parts(self) -> int:
         """Ranks that share one sample."""
-        return math.prod(self.spatial)
+        return math.prod(self.spatial) * self.tensor
 
     @property
     def data_size(self) -> int:
@@ -64,6 +66,11 @@ class Mesh:
         return [rank for rank in range(self.size) if rank // self.parts % self.shard == self.piece]
 
     @property
+    def twins(self) -> range:
+        """The ranks that hold the same parts of split products as this one."""
+        return range(self.part, self.size, self.parts)
+
+    @property
     def part(self) -> int:
         """This rank's number among those that share its samples."""
         return self.rank % self.parts
@@ -71,7 +78,7 @@ class Mesh:
     @property
     def place(self) -> tuple[int, ...]:
         """This rank's part of each split dimension."""
-        return list(product(*map(range, self.spatial)))[self.part]
+        return list(product(*map(range, self.spatial)))[self.part // self.tensor]
 
     @property
     def group(self) -> range:
@@ -87,8 +94,9 @@ class Mesh:
     def text(self) -> str:
         """The mesh as `parse_mesh` reads it."""
         shard = f",{SHARD}={self.shard}" if self.shard > 1 else ""
+        tensor = f",{TENSOR}={self.tensor}" if self.tensor > 1 else ""
         spatial = f",{SPATIAL}={'x'.join(map(str, self.spatial))}" if self.spatial else ""
-        return f"{DATA}={self.data_size // self.shard}{shard}{spatial}"
+        return f"{DATA}={self.data_size // self.shard}{shard}{tensor}{spatial}"
 
 
 def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mesh:
@@ -108,16 +116,19 @@ def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mes
                 else f"--mesh {text}: the plan splits no dimension: leave spatial out"
             )
         spatial = sizes[SPATIAL]
-    for name in (DATA, SHARD):
+    for name in (DATA, SHARD, TENSOR):
         if len(sizes.get(name, (1,))) != 1:
             raise InputError(f"--mesh {text}: {name} is one number, for example {name}=2")
     shard = sizes.get(SHARD, (1,))[0]
-    parts = math.prod(spatial) * shard
+    tensor = sizes.get(TENSOR, (1,))[0]
+    if tensor > 1 and math.prod(spatial) > 1:
+        raise InputError(f"--mesh {text}: ranks share a sample by {TENSOR} or by {SPATIAL}: expected one of the two")
+    parts = math.prod(spatial) * shard * tensor
     data = sizes[DATA][0] if DATA in sizes else ranks // parts
     if data * parts != ranks:
         fitting = f"data={ranks // parts}" if ranks % parts == 0 else f"a multiple of {parts} ranks"
         raise InputError(f"--mesh {text}: {max(data, 1) * parts} ranks, the run has {ranks}; expected {fitting}")
-    return Mesh(rank, ranks, spatial, shard)
+    return Mesh(rank, ranks, spatial, shard, tensor)
 
 
 def ranks_of(text: str, *, rest: int) -> int:

@@ -48,6 +48,32 @@ class Own(_Part):
     bytes_per_rank: int = Field(gt=0, description="bytes that a rank gives in all of them, per rank of the run")
 
 
+class Cut(_Part):
+    """A parameter of which each rank of the tensor axis has a part of one dimension."""
+
+    split: int = Field(ge=0, description="the dimension")
+    groups: int = Field(1, ge=1, description="equal parts of the dimension, each of which is split (q, k and v)")
+    units: str = Field("", description="what is not divided, by its name under extents (heads); [positions]")
+
+
+class Region(_Part):
+    """A module whose products the ranks of the tensor axis divide: its input is gathered, its output summed."""
+
+    dims: tuple[str, ...] = Field(
+        min_length=2, description="dimensions of input and output by name; the first two may be one"
+    )
+    field: str = Field("", description="of an output that is no tensor: the name of its tensor")
+
+
+class TensorPlan(_Part):
+    """How the ranks of the tensor axis share a sample. Patterns are of modules; ``dims`` are dimensions by name."""
+
+    along: str = Field(description="the dimension that lies in parts between regions, such as positions of a text")
+    begins: dict[str, tuple[str, ...]] = Field(min_length=1, description="modules whose input is cut")
+    regions: dict[str, Region] = Field(min_length=1)
+    ends: dict[str, tuple[str, ...]] = Field(min_length=1, description="modules whose output becomes whole")
+
+
 class ParallelPlan(_Part):
     """A plan file. ``mesh`` is the default of ``--mesh``; ``split`` names the dimensions of ``spatial=AxBxC``, in order."""
 
@@ -59,7 +85,10 @@ class ParallelPlan(_Part):
         {}, description="positions of each dimension, or the hyperparameter that says"
     )
     inputs: dict[str, Input] = Field({}, description="tensors of a batch; the model's first")
-    parameters: dict[str, Literal["replicate", "shard"]] = Field(min_length=1, description="path pattern to placement")
+    parameters: dict[str, Literal["replicate", "shard"] | Cut] = Field(
+        min_length=1, description="path pattern to placement"
+    )
+    tensor: TensorPlan | None = Field(None, description="how products are split")
     gather: Literal["layer", "step"] = Field("layer", description="when the pieces of sharded parameters are gathered")
     boundaries: dict[str, Boundary] = {}
     loss: Literal["whole", "part"] = Field("whole", description="part: a rank's loss is the mean over its positions")
@@ -106,7 +135,27 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
         raise InputError(f"{source.where('split')}: a dimension is named twice")
     if plan.split and not plan.inputs:
         raise InputError(f"{source.where('split')}: dimensions are split, and no input is described")
+    if plan.tensor is not None:
+        _check_tensor(plan.tensor, plan, source)
     return plan, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _check_tensor(tensor: TensorPlan, plan: ParallelPlan, source: YamlSource) -> None:
+    """InputError for dimensions that are not described, or another order than sample, then what lies in parts."""
+    regions = {path: region.dims for path, region in tensor.regions.items()}
+    for part, modules in (("begins", tensor.begins), ("regions", regions), ("ends", tensor.ends)):
+        for path, dims in modules.items():
+            where = source.where("tensor", part, path)
+            if dims[:2] != (SAMPLE, tensor.along):
+                raise InputError(f"{where}: dims are {', '.join(dims)}: expected {SAMPLE}, {tensor.along} first")
+            lacking = [each for each in dims[1:] if each not in plan.extents]
+            if lacking:
+                raise InputError(f"{where}: dimension {lacking[0]!r} has no entry under extents")
+    for path, placement in plan.parameters.items():
+        if isinstance(placement, Cut) and placement.units and placement.units not in plan.extents:
+            raise InputError(
+                f"{source.where('parameters', path)}: units {placement.units!r} has no entry under extents"
+            )
 
 
 def extents_of(plan: ParallelPlan, config: RunConfig) -> dict[str, int]:

@@ -10,8 +10,8 @@ from typing import Any
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
-from suite.training.parallel.mesh import DATA, SHARD, SPATIAL, Interval, Mesh, parse_mesh, part_of
-from suite.training.parallel.plan import SAMPLE, ParallelPlan, extents_of, find_plan, read_plan
+from suite.training.parallel.mesh import DATA, SHARD, SPATIAL, TENSOR, Interval, Mesh, parse_mesh, part_of
+from suite.training.parallel.plan import SAMPLE, Cut, ParallelPlan, extents_of, find_plan, read_plan
 
 Slabs = Mapping[str, tuple[Interval, ...]]
 
@@ -42,6 +42,10 @@ class Parallel:
             raise InputError("plan: a model whose states are split cannot be compiled: expected compile=false")
         if mesh.shard > 1 and "shard" not in plan.parameters.values():
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} shards no parameter: leave shard out")
+        if mesh.tensor > 1 and plan.tensor is None:
+            raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} splits no products: leave {TENSOR} out")
+        if mesh.tensor > 1 and plan.recompute:
+            raise InputError(f"--mesh {mesh.text()}: recomputed blocks cannot have split products: remove recompute")
         return Parallel(mesh, plan, path.stem, sha256, extents_of(plan, config))
 
     @property
@@ -53,6 +57,11 @@ class Parallel:
     def is_sharded(self) -> bool:
         """True if ranks hold the states of the model together."""
         return self.mesh.shard > 1
+
+    @property
+    def has_parts(self) -> bool:
+        """True if a rank holds parts of parameters: pieces of states, or of split products."""
+        return self.is_sharded or self.mesh.tensor > 1
 
     @property
     def in_step(self) -> bool:
@@ -101,7 +110,7 @@ class Parallel:
         assert self.plan is not None
         content = self.plan.model_dump(mode="json", exclude={"description", "version", "mesh"})
         data = self.mesh.data_size // self.mesh.shard
-        sizes = {DATA: data, SHARD: self.mesh.shard, SPATIAL: list(self.mesh.spatial)}
+        sizes = {DATA: data, SHARD: self.mesh.shard, TENSOR: self.mesh.tensor, SPATIAL: list(self.mesh.spatial)}
         return {"name": self.name, "sha256": self.sha256, "mesh": sizes, **content}
 
     def _parts(self) -> list[Interval]:
@@ -110,13 +119,13 @@ class Parallel:
         return [part_of(self.extents[name], parts, place) for name, parts, place in shares]
 
 
-def placements(plan: ParallelPlan, names: list[str]) -> dict[str, str]:
+def placements(plan: ParallelPlan, names: list[str]) -> dict[str, str | Cut]:
     """The placement of each parameter.
 
     InputError unless each is matched by exactly one pattern, and each pattern matches one. It says what to write.
     """
     patterns = plan.parameters
-    found: dict[str, str] = {}
+    found: dict[str, str | Cut] = {}
     for name in names:
         matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
         if not matching:

@@ -127,15 +127,17 @@ def shard_states(
     *,
     gather: Gather,
     but: Sequence[nn.Parameter],
+    split: Holders | None = None,
 ) -> None:
     """Put pieces in the place of the parameters that are placed ``shard``. The ranks' models must be equal before.
 
-    Those placed ``replicate`` stay whole, with gradients averaged over ``everyone``; those in ``but`` are left alone.
+    Those placed ``replicate`` stay whole, with gradients averaged over ``everyone``; those placed ``split`` are parts already, with
+    gradients averaged over their holders; those in ``but`` are left alone.
     ``layer``: a module with parameters gathers them for each of its calls and again in the backward pass. ``step``: all are
     gathered at the beginning of the model's forward pass and live until its backward pass has used them.
     """
     alone, seen = {id(parameter) for parameter in but}, set[int]()
-    ways = {"shard": holders, "replicate": Holders(None, everyone, holders.ranks)}
+    ways = {"shard": holders, "replicate": Holders(None, everyone, holders.ranks), "split": split or holders}
     for path, module in model.named_modules():
         units = []
         for way, where in ways.items():
@@ -149,8 +151,8 @@ def shard_states(
             seen |= {id(parameter) for parameter in own.values()}
             if own:
                 units.append(Unit(tuple(own), tuple(parameter.shape for parameter in own.values()), where))
-            for name, parameter in own.items() if way == "shard" else ():
-                module._parameters[name] = _piece(_dotted(path, name), parameter, holders)
+            for name, parameter in own.items() if where.shard is not None else ():
+                module._parameters[name] = _piece(_dotted(path, name), parameter, where)
         if units:
             _whole_on_access(module, units, gather)
 

@@ -180,7 +180,7 @@ def test_a_checkpoint_that_is_not_of_this_run_is_refused_and_nothing_is_restored
     with pytest.raises(InputError, match="trial_0.pt: not a readable checkpoint"):
         load(path, 1, state)
     torch.save([1], path)
-    with pytest.raises(InputError, match="checkpoint version list; this suite reads 5"):
+    with pytest.raises(InputError, match="checkpoint version list; this suite reads 6"):
         load(path, 1, state)
     assert content(state) == content(training(5.0))
 

@@ -1,0 +1,242 @@
+"""`mlhpc ab`: two plans of a workload in one job, in blocks of steps by turns, and what differs between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from suite.cli.options import (
+    DEFAULT_SIZE,
+    JSON,
+    format_option,
+    is_file,
+    output_option,
+    plan_settings,
+    ranks_option,
+    settings,
+    settings_options,
+)
+from suite.config import RunConfig, default_data_root, load_config
+from suite.descriptor import Descriptor, descriptor
+from suite.errors import InputError
+from suite.files import print_line, write_whole
+from suite.launch.ranks import in_world, refuse_ranks, start_ranks
+from suite.log.run_folder import default_folder
+
+if TYPE_CHECKING:
+    from suite.performance.ab.sides import Contest, Side
+    from suite.world import World
+
+HELP_GROUP = "Machine"
+HELP_ORDER = 3
+VERSION = 1
+NONE = "none"
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mlhpc ab moe_lm --size smoke --ranks 2 --a none --b sharded
+  mlhpc ab cosmoflow --size mini --ranks 4 --a none --b spatial --mesh-b data=2,spatial=2x1x1 --pairs 20
+  mlhpc ab moe_lm --size smoke --a none --b ./recompute.yaml --format json
+  srun --ntasks=8 mlhpc ab cosmoflow --size full --a spatial --b sharded -o ab/spatial-sharded
+"""
+)
+@click.argument("workload")
+@settings_options
+@click.option("--a", "plan_a", required=True, metavar="PLAN", help="A: a plan's name, a YAML file, or none.")
+@click.option("--b", "plan_b", required=True, metavar="PLAN", help="B: the same. It is compared with A.")
+@click.option("--mesh-a", metavar="AXES", help="Mesh of A, such as data=2,spatial=2x1x1. [the plan's]")
+@click.option("--mesh-b", metavar="AXES", help="Mesh of B. [the plan's]")
+@ranks_option()
+@click.option("--pairs", type=click.IntRange(2, 10_000), default=10, show_default=True, help="Blocks of each side.")
+@click.option("--steps", type=click.IntRange(1, 100_000), default=5, show_default=True, help="Timed steps of a block.")
+@click.option(
+    "--warmup", type=click.IntRange(1, 100_000), default=2, show_default=True, help="Steps before the checkpoint."
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Of weights, order and dropout."
+)
+@output_option("New folder.", "ab/<workload>-<size>-<time>")
+@format_option()
+def ab(
+    workload: str,
+    size: str | None,
+    config: str | None,
+    overrides: tuple[str, ...],
+    plan_a: str,
+    plan_b: str,
+    mesh_a: str | None,
+    mesh_b: str | None,
+    ranks: int,
+    pairs: int,
+    steps: int,
+    warmup: int,
+    seed: int,
+    output: Path | None,
+    style: str,
+) -> None:
+    """Compare two plans in one job: blocks of steps by turns, from one checkpoint and on the same data.
+
+    Step time, CPU time, peak memory of tensors, executed FLOPs, bytes sent and loss of B beside A, each with an interval and a
+    verdict: more, less, equal (to the last bit) or cannot tell. All intervals together hold with 95 %. OUTPUT gets ab.json.
+    """
+    chosen = descriptor(workload)
+    chosen.code()
+    name = settings(size, config) or DEFAULT_SIZE
+    sides = [_configured(chosen, name, overrides, *each) for each in (("a", plan_a, mesh_a), ("b", plan_b, mesh_b))]
+    folder = output or default_folder(sides[0].workload, sides[0].size, datetime.now(UTC), under="ab")
+
+    from suite.world import detect
+
+    launch = detect()
+    refuse_ranks(launch, ranks)
+
+    def check() -> None:
+        _check(chosen, sides, folder, ranks if launch is None else launch.size)
+
+    if launch is None and ranks > 1:
+        check()
+        words = ["ab", workload, "--config" if is_file(name) else "--size", name, "--format", style, "-o", str(folder)]
+        words += [word for override in overrides for word in ("--set", override)]
+        words += ["--a", plan_a, "--b", plan_b, "--seed", str(seed)]
+        words += ["--pairs", str(pairs), "--steps", str(steps), "--warmup", str(warmup)]
+        words += [word for key, mesh in (("--mesh-a", mesh_a), ("--mesh-b", mesh_b)) if mesh for word in (key, mesh)]
+        sys.exit(start_ranks(words, ranks))
+    from suite.performance.ab.sides import Contest
+
+    contest = Contest(pairs, steps, warmup)
+    sys.exit(in_world(launch, check, lambda world: _compare(world, chosen, sides, contest, seed, folder, style)))
+
+
+def _configured(
+    chosen: Descriptor, name: str, overrides: tuple[str, ...], side: str, plan: str, mesh: str | None
+) -> RunConfig:
+    """The configuration of one side. InputError names the side's option."""
+    if plan == NONE and mesh is not None:
+        raise InputError(f"--mesh-{side} {mesh}: a mesh needs a plan: expected --{side} NAME")
+    given = ("plan=null", "mesh=null") if plan == NONE else plan_settings(plan, mesh)
+    own = {override.partition("=")[0] for override in overrides} & {"plan", "mesh"}
+    if own:
+        raise InputError(f"--set {own.pop()}: the plans of both sides are --a, --b, --mesh-a and --mesh-b")
+    return load_config(chosen, name, (*overrides, *given, "instrumentation=true"))
+
+
+def _check(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int) -> None:
+    """InputError for what would fail on the ranks: an existing folder, the data, plans that do not fit."""
+    from suite.data.build import find_data
+    from suite.data.sampling import check_batch
+    from suite.training.parallel.sharing import Parallel
+
+    if folder.exists():
+        raise InputError(f"{folder}: exists already; a comparison never writes into an earlier one (choose another -o)")
+    for label, config in zip("ab", sides, strict=True):
+        try:
+            groups = Parallel.of(config, chosen, 0, ranks).mesh.data_size
+            check_batch(config.global_batch_size, groups, config.gradient_accumulation_steps)
+        except InputError as error:
+            raise InputError(f"--{label}: {error}") from None
+    find_data(_root(sides[0]), sides[0].workload, sides[0].size)
+
+
+def _root(config: RunConfig) -> Path:
+    return config.data or default_data_root(config.workload, config.size)
+
+
+def _compare(
+    world: World, chosen: Descriptor, configs: list[RunConfig], contest: Contest, seed: int, folder: Path, style: str
+) -> None:
+    """Run both sides on all ranks; rank 0 writes and prints."""
+    import torch
+
+    from suite.data.build import find_data
+    from suite.log.run_folder import RunFolder
+    from suite.performance.ab.sides import Side, compete
+    from suite.training.devices import pick_device, threads_per_rank, use_precision
+    from suite.training.plan import TrialPlan
+
+    torch.set_num_threads(threads_per_rank(world))
+    config = configs[0]
+    device = pick_device(config.device, world)
+    use_precision(config.precision, device)
+    world.init_torch(device)
+    root, run = _root(config), RunFolder(folder)
+    manifest = find_data(root, config.workload, config.size)
+    begun, load = datetime.now(UTC), os.getloadavg()[0]
+    place = run.checkpoint(0)
+    if world.is_first:
+        place.parent.mkdir(parents=True)
+    world.barrier()
+    try:
+        sides = [
+            Side.create(TrialPlan(chosen, each, run, 0, base_seed=seed), world, device, root, place, manifest.sha256)
+            for each in configs
+        ]
+        found = compete(sides[0], sides[1], contest)
+    finally:
+        if world.is_first:
+            shutil.rmtree(place.parent, ignore_errors=True)
+    if not world.is_first:
+        return
+    values = [
+        {name: [block.by_quantity()[name] for block in blocks] for name in blocks[0].by_quantity()} for blocks in found
+    ]
+    shown = {
+        **{"workload": config.workload, "size": config.size, "precision": config.precision, "seed": seed},
+        **{"manifest": manifest.sha256, "ranks": world.size, "nodes": world.nodes},
+        **_machine(device, begun, load),
+        **asdict(contest),
+    }
+    _report(shown, sides, values, folder, style)
+
+
+def _report(
+    shown: dict[str, Any], sides: list[Side], values: list[dict[str, list[float]]], folder: Path, style: str
+) -> None:
+    """Write what was measured and print it."""
+    from suite.performance.ab.verdicts import judge, lines_of
+
+    rows = judge(*values)
+    told = [
+        {
+            **{"name": side.name, "plan": None if side.trainer.shared.plan is None else side.trainer.shared.logged()},
+            **{"collectives_of_rank_0": side.collectives, "blocks": blocks},
+        }
+        for side, blocks in zip(sides, values, strict=True)
+    ]
+    document = {"version": VERSION, "kind": "ab", **shown, "sides": told, "rows": [asdict(row) for row in rows]}
+    write_whole(folder / "ab.json", json.dumps(document, indent=1) + "\n")
+    if style == JSON:
+        print_line(json.dumps(document, indent=1))
+        return
+    for label, side in zip("AB", sides, strict=True):
+        print_line(f"{label}: {side.name}")
+    ranks = f"{shown['ranks']} rank{'s' * (shown['ranks'] > 1)}"
+    print_line(
+        f"{shown['pairs']} pairs of blocks of {shown['steps']} timed steps on {ranks}, order by turns; {shown['processor']}, "
+        f"load {shown['load']:.1f}; intervals hold together with 95 %"
+    )
+    for line in lines_of(rows):
+        print_line(line)
+    print_line(f"{folder / 'ab.json'}: every block")
+
+
+def _machine(device: Any, begun: datetime, load: float) -> dict[str, Any]:
+    """What computed, when, and how busy it was."""
+    from suite.machine.probes.processor import read_cpu
+    from suite.machine.probes.root import machine_root
+
+    return {
+        "device": device.type,
+        "processor": read_cpu(machine_root(os.environ)).model,
+        "begun": begun.isoformat(timespec="seconds"),
+        "load": load,
+    }

@@ -1,0 +1,212 @@
+"""One side of a comparison: a model under a plan, whose blocks of steps begin at a checkpoint. All ranks call everything here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from suite.data.sampling import check_batch, steps_per_epoch
+from suite.log.mllog import EventLog
+from suite.performance.ab.verdicts import LOSS
+from suite.performance.flops import count
+from suite.performance.plans.memory import LiveBytes
+from suite.training.checkpoint import Checkpoint
+from suite.training.loop import Trainer, Window
+from suite.training.parallel.apply import build
+from suite.training.parallel.sharing import Parallel
+from suite.training.parallel.slabs import cut
+from suite.training.plan import TrialPlan
+from suite.training.state import Position, TrainingState
+from suite.training.statement import SEED_BITS
+from suite.workload import Dataset, Workload, load_workload
+from suite.world import World
+
+START = Position(1, 0)
+COUNTED = 2  # steps of a block that are counted and not timed: one for memory and bytes, one for FLOPs
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a block of steps took, over all ranks: seconds per step (of the slowest rank), CPU seconds per step (sum), and of its
+    first two steps, which are not timed, the most bytes of tensors on a rank, FLOPs (sum) and bytes given to collectives (sum).
+
+    ``loss`` is the mean over steps and ranks.
+    """
+
+    step_s: float
+    cpu_s: float
+    memory: float
+    flops: float
+    sent: float
+    loss: float
+
+    def by_quantity(self) -> dict[str, float]:
+        """The numbers by the names of `suite.performance.ab.verdicts.QUANTITIES`."""
+        names = ("step time", "CPU time", "peak memory", "executed FLOPs", "bytes sent", LOSS)
+        return dict(zip(names, asdict(self).values(), strict=True))
+
+
+@dataclass
+class Side:
+    """A trainer under one plan."""
+
+    trainer: Trainer
+    data: Dataset
+    checkpoint: Checkpoint
+    device: torch.device
+    collectives: dict[str, float] = field(default_factory=dict)  # of this rank in the last counted step
+
+    @staticmethod
+    def create(plan: TrialPlan, world: World, device: torch.device, root: Path, place: Path, manifest: str) -> Side:
+        """Build a model under the plan of ``plan.config``, from the plan's seed. ``place``: where the checkpoint is, or will be."""
+        config = plan.config
+        parallel = Parallel.of(config, plan.descriptor, world.rank, world.size)
+        check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
+        workload: Workload = load_workload(plan.descriptor)(config)
+        data = cut(workload.dataset("train", root), parallel.slabs(evaluation=False))
+        seed = plan.base_seed or 0
+        model = build(parallel, workload, plan.descriptor, world, device, seed)
+        torch.manual_seed(seed + (parallel.mesh.data_rank << SEED_BITS))
+        state = TrainingState.create(workload, model, steps_per_epoch(len(data), config.global_batch_size), seed)
+        checkpoint = Checkpoint(place, {"data_manifest": manifest}, parallel.mesh)
+        trainer = Trainer(
+            plan=plan,
+            workload=workload,
+            world=world,
+            device=device,
+            state=state,
+            data=_Training(data),
+            log=EventLog(None),
+            checkpoint=checkpoint,
+            stop_signal=lambda: None,
+            say=lambda _: None,
+            parallel=parallel,
+        )
+        return Side(trainer, data, checkpoint, device)
+
+    @property
+    def name(self) -> str:
+        """The plan and its mesh."""
+        shared = self.trainer.shared
+        return f"{shared.name if shared.plan is not None else 'no plan'} ({shared.mesh.text()})"
+
+    def save(self) -> None:
+        """Make the present state the checkpoint."""
+        snapshot = self.checkpoint.snapshot(self.trainer.world, self.trainer.state, START)
+        snapshot.write()
+        self.trainer.world.barrier()
+        if self.trainer.world.is_first:
+            snapshot.commit()
+        self.trainer.world.barrier()
+
+    def block(self, begin: int, steps: int, *, restored: bool = True) -> Block:
+        """Go back to the checkpoint, then take two counted and ``steps`` timed steps, global step ``begin`` first."""
+        trainer, world = self.trainer, self.trainer.world
+        if restored:
+            self.checkpoint.load(world, trainer.state)
+        trainer.wrapped.train()
+        window, batches = Window(1, begin), trainer.batches(self.data, begin, begin + COUNTED + steps)
+        with trainer.records.counting():
+            memory, flops, sent = self._counted(batches, window)
+            world.barrier()
+            started = time.perf_counter(), time.process_time()
+            for item, batch in batches:
+                trainer.part(batch, item, window)
+            loss = window.mean_loss()  # waits for the device
+            step_s, cpu_s = time.perf_counter() - started[0], time.process_time() - started[1]
+        trainer.timer.flush()
+        rows = world.allgather((step_s / steps, cpu_s / steps, memory, flops, sent, loss))
+        columns: list[Sequence[float]] = list(zip(*rows, strict=True))
+        return Block(
+            step_s=max(columns[0]),
+            cpu_s=sum(columns[1]),
+            memory=max(columns[2]),
+            flops=sum(columns[3]),
+            sent=sum(columns[4]),
+            loss=sum(columns[5]) / world.size,
+        )
+
+    def _counted(self, batches: Iterator[tuple[object, object]], window: Window) -> tuple[float, float, float]:
+        """Take two steps of all their parts. Returns bytes of tensors at most, FLOPs and bytes given of this rank."""
+        trainer, instruments = self.trainer, self.trainer.instruments
+        assert instruments is not None
+        instruments.ledger.take()
+        own = _storages(self._states())
+        live = LiveBytes(self._states())
+
+        def step() -> None:
+            for item, batch in batches:
+                trainer.part(batch, item, window)  # type: ignore[arg-type]
+                if item.ends:  # type: ignore[attr-defined]
+                    return
+
+        with live:  # apart from the next: torch's counter of FLOPs keeps tensors alive
+            step()
+        self.collectives = instruments.ledger.take()
+        sent = sum(
+            number for name, number in self.collectives.items() if name.endswith("_bytes") and "control" not in name
+        )
+        return own + live.peak, float(count(step).flops), sent
+
+    def _states(self) -> list[Tensor]:
+        """Parameters, buffers, moving average and optimizer state."""
+        state = self.trainer.state
+        found: list[Tensor] = [*state.model.parameters(), *state.model.buffers()]
+        if state.averaged is not None:
+            found += [*state.averaged.parameters(), *state.averaged.buffers()]
+        values = (value for each in state.optimization.optimizer.state.values() for value in each.values())
+        return found + [value for value in values if isinstance(value, Tensor)]
+
+
+@dataclass(frozen=True)
+class _Training:
+    """The data of a trainer that never evaluates."""
+
+    dataset: Dataset
+
+    def train(self, block: int) -> Dataset:
+        """Training data."""
+        return self.dataset
+
+    def validation(self, block: int) -> Dataset:
+        """None: there is no evaluation."""
+        raise NotImplementedError
+
+
+def _storages(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages of tensors, each once."""
+    found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(found.values())
+
+
+@dataclass(frozen=True)
+class Contest:
+    """How blocks go: ``pairs`` of them, each of ``steps`` timed steps after two that are counted; ``warmup`` steps before all."""
+
+    pairs: int
+    steps: int
+    warmup: int
+
+
+def compete(a: Side, b: Side, contest: Contest) -> tuple[list[Block], list[Block]]:
+    """Run both sides' blocks in turn, the order reversed in every second pair.
+
+    Each block begins at A's state after the warm-up. The first pair is run twice; its first time does not count.
+    """
+    a.block(0, contest.warmup, restored=False)
+    a.save()
+    b.trainer.state.seed = a.trainer.state.seed
+    found: dict[int, list[Block]] = {id(a): [], id(b): []}
+    each = contest.steps + COUNTED
+    for side in (a, b):
+        side.block(contest.warmup + COUNTED, contest.steps)
+    for pair in range(contest.pairs):
+        begin = contest.warmup + COUNTED + pair * each
+        for side in (a, b) if pair % 2 == 0 else (b, a):
+            found[id(side)].append(side.block(begin, contest.steps))
+    return found[id(a)], found[id(b)]

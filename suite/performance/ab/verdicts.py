@@ -1,0 +1,107 @@
+"""What pairs of blocks say of A and B: ratios with intervals, and verdicts. Numbers in, numbers out; no torch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from suite.errors import InputError
+from suite.log import student_t
+
+CONFIDENCE = 0.95  # of all intervals of one comparison together (Bonferroni)
+MORE, LESS, EQUAL, CANNOT_TELL = "more", "less", "equal", "cannot tell"
+LOSS = "loss"
+QUANTITIES: Mapping[str, str] = {  # what a block tells, and its unit
+    "step time": "s",
+    "CPU time": "s",
+    "peak memory": "B",
+    "executed FLOPs": "FLOP",
+    "bytes sent": "B",
+    LOSS: "",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity of both sides over ``pairs`` pairs of blocks.
+
+    ``difference`` is B over A less 1, from the geometric mean of the pairs' ratios (of a loss, which may be negative, the mean of
+    B - A over A's size), with its interval; None where there is none: a side is 0, or a value is no number. ``largest`` is the
+    largest difference of one pair, without sign. ``verdict`` is of B: more, less, equal (to the last bit in each), cannot tell.
+    """
+
+    quantity: str
+    unit: str
+    pairs: int
+    a_mean: float
+    a_spread: float
+    b_mean: float
+    b_spread: float
+    difference: float | None
+    low: float | None
+    high: float | None
+    largest: float | None
+    verdict: str
+
+
+def judge(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> list[Row]:
+    """Judge every quantity from the values of both sides' blocks, pair by pair. InputError for fewer than two pairs."""
+    return [_judge(name, unit, a[name], b[name]) for name, unit in QUANTITIES.items()]
+
+
+def _judge(name: str, unit: str, a: Sequence[float], b: Sequence[float]) -> Row:
+    if len(a) != len(b) or len(a) < 2:
+        raise InputError(f"{name}: {len(a)} blocks of A and {len(b)} of B: expected as many of both, two at least")
+    means = statistics.fmean(a), _spread(a), statistics.fmean(b), _spread(b)
+    if not all(map(math.isfinite, (*a, *b))):
+        return Row(name, unit, len(a), *means, None, None, None, None, CANNOT_TELL)
+    if list(a) == list(b):
+        return Row(name, unit, len(a), *means, 0.0, 0.0, 0.0, 0.0, EQUAL)
+    signed = name == LOSS
+    if any(x == 0 for x in a) or (not signed and min(*a, *b) <= 0):
+        gaps = [y - x for x, y in zip(a, b, strict=True)]
+        verdict = MORE if min(gaps) > 0 else LESS if max(gaps) < 0 else CANNOT_TELL
+        return Row(name, unit, len(a), *means, None, None, None, None, verdict)
+    apart = [(y - x) / abs(x) if signed else math.log(y / x) for x, y in zip(a, b, strict=True)]
+    middle, half = _interval(apart)
+    low, middle, high = (
+        each if signed else math.expm1(min(each, 700.0)) for each in (middle - half, middle, middle + half)
+    )
+    largest = max(abs(y - x) / abs(x) for x, y in zip(a, b, strict=True))
+    return Row(name, unit, len(a), *means, middle, low, high, largest, _verdict(low, high))
+
+
+def _verdict(low: float, high: float) -> str:
+    return MORE if low > 0 else LESS if high < 0 else CANNOT_TELL
+
+
+def _spread(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half width of the interval of paired differences: Student's t, for all quantities together."""
+    level = 1.0 - (1.0 - CONFIDENCE) / len(QUANTITIES)
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values), student_t.quantile(0.5 + level / 2, len(values) - 1) * error
+
+
+def lines_of(rows: Sequence[Row]) -> list[str]:
+    """Render rows for people."""
+    text = [f"{'quantity':<15} {'A':>11} {'spread':>8} {'B':>11} {'spread':>8} {'B - A':>10}  {'interval':<24} B has"]
+    for row in rows:
+        between = "none"
+        if row.low is not None and row.high is not None:
+            between = f"[{_percent(row, row.low)}, {_percent(row, row.high)}]"
+        told = "none" if row.difference is None else _percent(row, row.difference)
+        text.append(
+            f"{row.quantity:<15} {row.a_mean:>11.5g} {row.a_spread:>8.2g} {row.b_mean:>11.5g} {row.b_spread:>8.2g} {told:>10}  "
+            f"{between:<24} {row.verdict}"
+        )
+    return text
+
+
+def _percent(row: Row, value: float) -> str:
+    return f"{value:+.1e}" if row.quantity == LOSS else f"{100 * value:+.2f} %"

@@ -1,0 +1,270 @@
+"""Splits the products of a model over ranks that share samples: the tensor axis, with the sequence in parts between products.
+
+A region is a module whose matrices are split: each rank has some columns of the first and the rows of the last that belong to
+them. Its input, of which a rank has a part of the sequence, is gathered; its output is a partial sum, of which each rank gets
+its part of the sequence summed. Forward: an all-gather and a reduce-scatter; backward: the same two. Between regions (norms,
+residuals) a rank computes on its part alone. All hooks; no name or forward pass changes. Not DTensor: docs/plans.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from suite.errors import InputError
+from suite.training.parallel.exchange import Axis, Note, gather
+from suite.training.parallel.mesh import TENSOR, part_of
+from suite.training.parallel.places import Place
+from suite.training.parallel.plan import SAMPLE, Cut, TensorPlan
+
+SLICES = "_mlhpc_slices"  # what a module with split parameters has beside its own attributes
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """This rank's part of a parameter of ``shape``: ``low`` to ``high`` of dimension 1 of its view (outer, extent, inner)."""
+
+    shape: torch.Size
+    dimension: int
+    outer: int
+    extent: int
+    inner: int
+    low: int
+    high: int
+    axis: Axis
+    twin: int  # this rank's number among those with the same part
+
+    def __deepcopy__(self, memo: object) -> Slice:
+        return self
+
+    def of(self, whole: Tensor) -> Tensor:
+        """These values of the whole parameter."""
+        shape = list(self.shape)
+        shape[self.dimension] = shape[self.dimension] // self.extent * (self.high - self.low)
+        return whole.reshape(self.outer, self.extent, self.inner)[:, self.low : self.high].reshape(shape)
+
+    @property
+    def place(self) -> Place:
+        """Where these values lie in the whole."""
+        run, stride = (self.high - self.low) * self.inner, self.extent * self.inner
+        return Place(self.low * self.inner, run, stride, self.outer)
+
+    def whole(self, mine: Tensor) -> Tensor:
+        """Gather all ranks' parts; every rank of the axis calls it."""
+        every = self.axis.gather_flat(mine.reshape(-1)).view(self.axis.size, self.outer, -1, self.inner)
+        return every.transpose(0, 1).reshape(self.shape)
+
+
+def split_products(
+    model: nn.Module, plan: TensorPlan, cuts: Mapping[str, Cut], extents: Mapping[str, int], axis: Axis, twin: int
+) -> None:
+    """Put this rank's parts in the place of parameters and the hooks on regions. The ranks' models must be equal before.
+
+    ``cuts``: by the names of the parameters; ``twin``: this rank's number among those that get the same parts.
+    InputError for what cannot be divided, or a pattern that matches no module.
+    """
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            cut = cuts.get(f"{path}.{name}" if path else name)
+            if cut is None or parameter is None:
+                continue
+            part = _slice(f"{path}.{name}", parameter.shape, cut, extents, axis, twin)
+            vars(module).setdefault(SLICES, {})[name] = part
+            module._parameters[name] = nn.Parameter(part.of(parameter.detach()).clone(), parameter.requires_grad)
+    _check_sums(model, plan, axis.size)
+    along = extents[plan.along]
+    for pattern, dims in plan.begins.items():
+        for module in _matching(model, pattern):
+            module.register_forward_pre_hook(_Sequence(along, dims, plan.along, axis).begin)
+    for pattern, region in plan.regions.items():
+        for module in _matching(model, pattern):
+            hooks = _Sequence(along, region.dims, plan.along, axis, region.field)
+            module.register_forward_pre_hook(hooks.enter)
+            module.register_forward_hook(hooks.leave)
+    for pattern, dims in plan.ends.items():
+        for module in _matching(model, pattern):
+            module.register_forward_hook(_Sequence(along, dims, plan.along, axis).end)
+
+
+def _check_sums(model: nn.Module, plan: TensorPlan, parts: int) -> None:
+    """InputError for what a region would add up once per rank: an output without split parameters, a bias after the sum."""
+    split = {name.rpartition(".")[0]: part for name, _, part in slices(model)}
+    for path, module in model.named_modules():
+        if (
+            path in split
+            and isinstance(module, nn.Linear)
+            and module.bias is not None
+            and "bias" not in vars(module)[SLICES]
+        ):
+            raise InputError(
+                f"plan: parameter {path + '.bias'!r} is whole and the weight is split: each of {parts} ranks would add it"
+            )
+        is_region = path and any(fnmatchcase(path, pattern) for pattern in plan.regions)
+        if is_region and not any(other == path or other.startswith(path + ".") for other in split):
+            raise InputError(
+                f"plan: tensor: region {path!r} has no split parameter: its output would count {parts} times"
+            )
+
+
+def _matching(model: nn.Module, pattern: str) -> list[nn.Module]:
+    found = [module for path, module in model.named_modules() if path and fnmatchcase(path, pattern)]
+    if not found:
+        raise InputError(f"plan: pattern {pattern!r} of tensor matches no module: remove it, or correct it")
+    return found
+
+
+def _slice(name: str, shape: torch.Size, cut: Cut, extents: Mapping[str, int], axis: Axis, twin: int) -> Slice:
+    if cut.split >= len(shape):
+        raise InputError(f"plan: parameter {name!r} has {len(shape)} dimensions: split {cut.split} is not one of them")
+    n, parts = shape[cut.split], axis.size
+    units = extents[cut.units] if cut.units else n // cut.groups
+    if n % cut.groups or (n // cut.groups) % units:
+        raise InputError(
+            f"plan: parameter {name!r}: dimension {cut.split} of {n} is not {cut.groups} groups of {units}"
+        )
+    if units % parts:
+        fitting = [d for d in range(1, min(units, 64) + 1) if units % d == 0]
+        what = cut.units or f"positions of dimension {cut.split}"
+        raise InputError(f"plan: parameter {name!r}: {units} {what} on {TENSOR}={parts}: expected one of {fitting}")
+    extent = n // cut.groups
+    low, high = part_of(extent, parts, axis.rank)
+    outer, inner = math.prod(shape[: cut.split]) * cut.groups, math.prod(shape[cut.split + 1 :])
+    return Slice(shape, cut.split, outer, extent, inner, low, high, axis, twin)
+
+
+def slices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Slice]]:
+    """Name, this rank's part and its slice of each split parameter, in the model's order."""
+    for path, module in model.named_modules():
+        for name, part in vars(module).get(SLICES, {}).items():
+            parameter = module._parameters[name]
+            assert parameter is not None
+            yield f"{path}.{name}" if path else name, parameter, part
+
+
+class _Sequence:
+    """The hooks of one module: what becomes of the dimension that lies in parts. ``dims``: those of its tensor, by name.
+
+    A tensor with one dimension less has the first two, samples and sequence, as one.
+    """
+
+    def __init__(self, length: int, dims: Sequence[str], along: str, axis: Axis, field: str = "") -> None:
+        self._length, self._dims, self._axis, self._field = length, len(dims), axis, field
+        self._at = dims.index(along)
+
+    def __deepcopy__(self, memo: object) -> _Sequence:
+        return self
+
+    def begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Keep this rank's part of the input, which all ranks have."""
+        x = inputs[0]
+        if x.shape[self._at] != self._length:
+            raise InputError(f"plan: tensor: {x.shape[self._at]} positions of the sequence: expected {self._length}")
+        low, high = part_of(self._length, self._axis.size, self._axis.rank)
+        return (x.narrow(self._at, low, high - low), *inputs[1:])
+
+    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Gather the input."""
+        low, high = part_of(self._length, self._axis.size, self._axis.rank)
+        return (self._unfolded(inputs[0], high - low, _Whole), *inputs[1:])
+
+    def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        """Sum the output; keep this rank's part."""
+        if isinstance(output, Tensor):
+            return self._unfolded(output, self._length, _Sum)
+        if not self._field or not hasattr(output, self._field):
+            raise InputError(
+                f"plan: tensor: {type(module).__name__} returns {type(output).__name__}: expected field: the name of its tensor"
+            )
+        summed = self._unfolded(getattr(output, self._field), self._length, _Sum)
+        return dataclasses.replace(output, **{self._field: summed})
+
+    def end(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Make the output whole on every rank; all go on alike."""
+        return gather(output, (self._at,), (self._length,), (self._axis.size,), self._axis)
+
+    def _unfolded(self, x: Tensor, length: int, exchange: Any) -> Tensor:
+        flat = x.dim() == self._dims - 1
+        if flat:
+            x = x.reshape(-1, length, *x.shape[1:])
+        found: Tensor = exchange.apply(x, self._at, self._length, self._axis)
+        return found.flatten(0, 1) if flat else found
+
+
+def _gathered(mine: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
+    """The parts of all ranks along a dimension, one after another."""
+    lengths = [high - low for low, high in (part_of(length, axis.size, rank) for rank in range(axis.size))]
+    rest = mine.numel() // mine.shape[dimension]
+    flat = F.pad(mine.reshape(-1), (0, max(lengths) * rest - mine.numel()))
+    shape = list(mine.shape)
+    parts = []
+    for each, got in zip(lengths, axis.gather_flat(flat).view(axis.size, -1), strict=True):
+        shape[dimension] = each
+        parts.append(got[: each * rest].view(shape))
+    return torch.cat(parts, dimension)
+
+
+def _summed(whole: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
+    """This rank's part of the sum over ranks of a tensor, along a dimension."""
+    places = [part_of(length, axis.size, rank) for rank in range(axis.size)]
+    rest = whole.numel() // length
+    most = max(high - low for low, high in places) * rest
+    rows = [whole.narrow(dimension, low, high - low).reshape(-1) for low, high in places]
+    mine = axis.scatter_sum(torch.cat([F.pad(row, (0, most - row.numel())) for row in rows]))
+    shape = list(whole.shape)
+    low, high = places[axis.rank]
+    shape[dimension] = high - low
+    return mine[: (high - low) * rest].view(shape)
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
+        ctx.how = dimension, length, axis
+        return _gathered(mine, dimension, length, axis)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _summed(gradient, *ctx.how), None, None, None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
+        ctx.how = dimension, length, axis
+        return _summed(whole, dimension, length, axis)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _gathered(gradient, *ctx.how), None, None, None
+
+
+def note_exchanges(
+    model: nn.Module, plan: TensorPlan, extents: Mapping[str, int], samples: int, size: int, note: Note
+) -> None:
+    """Note what the hooks of one training pass exchange over ``size`` ranks: the closed form of a plan, in torch's default type."""
+    width = torch.get_default_dtype().itemsize
+    longest = -(-extents[plan.along] // size)
+
+    def given(dims: Sequence[str]) -> int:
+        return samples * longest * width * math.prod(extents[each] for each in dims if each not in (SAMPLE, plan.along))
+
+    both: tuple[Callable[[int], tuple[str, int]], ...] = (
+        lambda part: ("all_gather", part),
+        lambda part: ("reduce_scatter", part * size),
+    )
+    for pattern, region in plan.regions.items():
+        for _ in _matching(model, pattern):
+            for exchange in both * 2:  # forward, backward
+                kind, count = exchange(given(region.dims))
+                note(TENSOR, kind, count, size)
+    for pattern, dims in plan.ends.items():
+        for _ in _matching(model, pattern):
+            note(TENSOR, "all_gather", given(dims), size)

@@ -1,0 +1,107 @@
+"""`mlhpc ab`: twins are equal, recomputation is more FLOPs and less memory, wrong input is one line before anything runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.data.manifest import read_manifest
+from suite.transport import Alone
+from suite.world import World
+from tests.fixtures.cli import mlhpc
+from tests.fixtures.once import made_once
+from tests.workloads.tiny import TINY, make
+
+AGAIN = """
+version: 1
+description: blocks are computed again
+mesh: data=1
+parameters: {"*": replicate}
+recompute: {"stages.?.?": full}
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    alone = World("none", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
+    return made_once(tmp_path_factory, "ab_data", lambda folder: make("swinv2_moe", folder / "data", alone)) / "data"
+
+
+def words(data: Path, *more: object) -> list[object]:
+    settings = [*TINY["swinv2_moe"].overrides(read_manifest(data).attributes), f"data={data}", "global_batch_size=20"]
+    settings += ["submission.division=open", "device=cpu"]
+    return ["ab", "swinv2_moe", "--size", "smoke", *(w for each in settings for w in ("--set", each)), *more]
+
+
+def rows(document: dict[str, Any]) -> dict[str, str]:
+    return {row["quantity"]: row["verdict"] for row in document["rows"]}
+
+
+def test_recomputation_is_more_flops_and_less_memory_with_the_same_loss(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "again.yaml").write_text(AGAIN)
+    plans = ("--a", "none", "--b", tmp_path / "again.yaml", "--pairs", 2, "--steps", 1)
+    done = mlhpc(*words(data, *plans, "-o", tmp_path / "out", "--format", "json"))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    found = rows(document)
+    assert found["executed FLOPs"] == "more"
+    assert found["peak memory"] == "less"
+    assert found["bytes sent"] == found["loss"] == "equal"
+    assert document == json.loads((tmp_path / "out" / "ab.json").read_text())
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["ab.json"]  # no checkpoint is left
+    assert [len(side["blocks"]["loss"]) for side in document["sides"]] == [2, 2]
+    assert document["processor"]
+    again = mlhpc(*words(data, *plans, "-o", tmp_path / "out"))
+    assert (again.returncode, "exists already" in again.stderr) == (2, True)
+
+
+WRONG = {
+    "no A": (["--b", "none"], "Missing option '--a'"),
+    "an unknown plan": (["--a", "none", "--b", "shraded"], "unknown plan 'shraded'"),
+    "a mesh without a plan": (
+        ["--a", "none", "--b", "none", "--mesh-b", "data=1"],
+        "a mesh needs a plan: expected --b",
+    ),
+    "ranks that A's mesh lacks": (["--a", "sharded", "--b", "none"], "--a: .*the run has 1"),
+    "ranks that B's mesh lacks": (["--a", "none", "--b", "sharded"], "--b: .*the run has 1"),
+    "a plan among the settings": (["--a", "none", "--b", "none", "--set", "plan=spatial"], "--set plan: the plans"),
+    "a mesh among the settings": (["--a", "none", "--b", "none", "--set", "mesh=data=1"], "--set mesh: the plans"),
+    "one pair": (["--a", "none", "--b", "none", "--pairs", "1"], "--pairs: 1 is not in the range"),
+    "no steps": (["--a", "none", "--b", "none", "--steps", "0"], "--steps: 0 is not in the range"),
+    "no data": (["--a", "none", "--b", "none", "--set", "data=/nowhere"], "/nowhere"),
+    "a file that is not there": (["--a", "none", "--b", "./nowhere.yaml"], "nowhere.yaml"),
+    "an unknown axis": (["--a", "none", "--b", "sharded", "--mesh-b", "foo=2"], "unknown axis 'foo'"),
+    "a batch that ranks do not divide": (["--a", "none", "--b", "none", "--ranks", "3"], "--a: .*split evenly"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_mistake_is_one_line_before_anything_runs(mistake: str, data: Path, tmp_path: Path) -> None:
+    options, reason = WRONG[mistake]
+    done = mlhpc(*words(data, *options, "-o", tmp_path / "out"))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(reason, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.long
+def test_twins_on_two_ranks_are_equal_but_for_time_and_pieces_send_half_as_much_again(
+    data: Path, tmp_path: Path
+) -> None:
+    for name, plan, sent in (("twins", "none", "equal"), ("pieces", "sharded", "more")):
+        given = words(data, "--a", "none", "--b", plan, "--ranks", 2, "--pairs", 4, "-o", tmp_path / name)
+        command = [sys.executable, "-P", "-m", "suite", *map(str, given)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = rows(json.loads((tmp_path / name / "ab.json").read_text()))
+        assert found["bytes sent"] == sent
+        assert name != "twins" or {found[each] for each in ("loss", "executed FLOPs", "peak memory")} == {"equal"}

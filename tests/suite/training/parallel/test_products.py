@@ -1,0 +1,287 @@
+"""Products that ranks divide: training equals that on one rank, what is sent is the closed form, checkpoints fit any mesh."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from suite.config import load_config
+from suite.descriptor import descriptor
+from suite.errors import InputError
+from suite.training.checkpoint import Checkpoint
+from suite.training.parallel.data import clip_gradients, norms_of_whole
+from suite.training.parallel.exchange import Axis
+from suite.training.parallel.mesh import Mesh
+from suite.training.parallel.places import Place
+from suite.training.parallel.plan import Cut, find_plan, read_plan
+from suite.training.parallel.products import _slice, note_exchanges, slices, split_products
+from suite.training.parallel.sharing import placements
+from suite.training.parallel.states import ShardedStates, shard_states
+from suite.training.state import Position, TrainingState, _moving_average
+from suite.workload import Optimization
+from tests.fixtures.cli import mlhpc
+from tests.fixtures.thread_ranks import Holding, on_tensor
+from workloads.moe_lm.config import MoELMConfig
+from workloads.moe_lm.model import MoELanguageModel
+
+SHIPPED = find_plan(descriptor("moe_lm"), "tensor")
+PLAN, _ = read_plan(SHIPPED)
+CONTEXT, SAMPLES = 9, 4  # positions are not divisible by the ranks
+
+
+def config(balance: str = "gshard") -> MoELMConfig:
+    smoke = load_config(descriptor("moe_lm"), "smoke").hyperparameters
+    moe = smoke.moe.model_copy(update={"hidden": 8, "balance": balance, "dispatch": "dropless"})  # type: ignore[attr-defined]
+    return smoke.model_copy(update={"width": 16, "context": CONTEXT, "row_bytes": CONTEXT + 1, "moe": moe})  # type: ignore[return-value]
+
+
+EXTENTS = {"position": CONTEXT, "width": 16, "heads": 4, "vocabulary": 256}
+
+
+def built(balance: str) -> nn.Module:
+    torch.manual_seed(4)
+    model = MoELanguageModel(config(balance)).double()
+    for layer in model.moe_layers().values():
+        layer.backend = "loop"
+    return model
+
+
+class Training:
+    """One rank's training of a language model, as the trainer does it."""
+
+    def __init__(self, rank: Holding, model: nn.Module) -> None:
+        self.rank, self.model = rank, copy.deepcopy(model)
+        mesh = rank.mesh
+        if mesh.tensor > 1:
+            assert PLAN.tensor is not None
+            assert rank.tensor is not None
+            assert rank.holders is not None
+            where = placements(PLAN, [name for name, _ in model.named_parameters()])
+            cuts = {name: way for name, way in where.items() if isinstance(way, Cut)}
+            split_products(self.model, PLAN.tensor, cuts, EXTENTS, rank.tensor, mesh.data_rank)
+            named = {name: "split" if name in cuts else "replicate" for name in where}
+            shard_states(self.model, named, rank.holders, rank.everyone, gather="step", but=(), split=rank.twins)
+        self.wrapped = ShardedStates(self.model) if mesh.tensor > 1 else self.model
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        optimization = Optimization(optimizer, lambda step, epoch: 0.01, ema_decay=0.9)
+        self.state = TrainingState(self.model, optimization, (), _moving_average(self.model, optimization), 1)
+
+    def step(self, number: int) -> float:
+        mesh, optimizer = self.rank.mesh, self.state.optimization.optimizer
+        text = torch.randint(0, 256, (SAMPLES, CONTEXT + 1), generator=torch.Generator().manual_seed(number))
+        mine = text[mesh.data_rank :: mesh.data_size]
+        optimizer.zero_grad()
+        logits, auxiliary = self.wrapped(mine[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), mine[:, 1:].flatten()) + auxiliary
+        loss.backward()
+        if mesh.tensor == 1 and mesh.size > 1:
+            for parameter in self.model.parameters():
+                assert parameter.grad is not None
+                parameter.grad = self.rank.everyone.sum(parameter.grad) / mesh.size
+        clip_gradients(self.model, (), 0.5)
+        optimizer.step()
+        assert self.state.averaged is not None
+        self.state.averaged.update_parameters(self.model)
+        return float(self.rank.everyone.sum(loss.detach())) / mesh.size
+
+
+@pytest.mark.parametrize(("mesh", "balance"), [((1, 2), "gshard"), ((1, 4), "gshard"), ((2, 2), "none")])
+def test_ranks_that_divide_products_train_as_one(mesh: tuple[int, int], balance: str) -> None:
+    """The loss that balances experts is of a rank's own samples, so it is left out where there are several groups."""
+    model = built(balance)
+
+    def run(rank: Holding) -> tuple[list[float], dict[str, Tensor], dict[str, Any]]:
+        training = Training(rank, model)
+        losses = [training.step(number) for number in range(3)]
+        found = {name: parameter.detach() for name, parameter in training.model.named_parameters()}
+        return losses, found, {name: part for name, _, part in slices(training.model)}
+
+    ((losses, weights, _),) = on_tensor(1, 1, run)
+    for found, mine, parts in on_tensor(*mesh, run):
+        assert found == pytest.approx(losses, rel=1e-13)
+        assert len(parts) == 2 + 2 + 2 * 2  # a dense and an expert FFN, two attentions
+        for name, values in mine.items():
+            expected = parts[name].of(weights[name]) if name in parts else weights[name]
+            assert values.shape == expected.shape
+            assert float((values - expected).abs().max()) < 1e-12, name
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_sent_is_the_closed_form_with_uneven_parts_too(ranks: int) -> None:
+    model = built("gshard")
+
+    def run(rank: Holding) -> list[tuple[str, str, int]]:
+        Training(rank, model).step(0)
+        return [entry for entry in rank.log if entry[0] == "tensor"]
+
+    noted: list[tuple[str, str, int]] = []
+    assert PLAN.tensor is not None
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        note_exchanges(
+            model, PLAN.tensor, EXTENTS, SAMPLES, ranks, lambda axis, kind, given, _: noted.append((axis, kind, given))
+        )
+    finally:
+        torch.set_default_dtype(before)
+    for log in on_tensor(1, ranks, run):
+        assert sorted(entry for entry in log if entry[1] != "all_reduce") == sorted(noted)
+        assert [kind for _, kind, _ in log].count("all_reduce") == 1  # of norms, for clipping
+
+
+def test_norms_of_split_parameters_are_those_of_whole_ones() -> None:
+    model = built("gshard")
+    expected = [float(parameter.detach().norm()) for parameter in model.parameters()]
+
+    def run(rank: Holding) -> list[float]:
+        mine = Training(rank, model).model
+        parameters = list(mine.parameters())
+        return [float(norm) for norm in norms_of_whole(mine)([each.detach() for each in parameters], parameters)]
+
+    for found in on_tensor(1, 4, run):
+        assert found == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((1, 4), (1, 1)), ((1, 1), (1, 2)), ((1, 2), (1, 4)), ((2, 2), (1, 2)), ((2, 1), (2, 2))]
+)
+def test_a_checkpoint_of_one_mesh_goes_on_under_another_with_the_same_losses(
+    tmp_path: Path, before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    model = built("none")
+
+    def plain(rank: Holding) -> list[float]:
+        training = Training(rank, model)
+        return [training.step(number) for number in range(5)]
+
+    def save(rank: Holding) -> None:
+        training = Training(rank, model)
+        for number in range(3):
+            training.step(number)
+        snapshot = Checkpoint(tmp_path / "trial_0.pt", {}, rank.mesh).snapshot(
+            rank.world, training.state, Position(1, 3)
+        )
+        snapshot.write()
+        rank.world.barrier()
+        if rank.world.is_first:
+            snapshot.commit()
+
+    def go_on(rank: Holding) -> tuple[list[float], list[Tensor], list[Tensor]]:
+        training = Training(rank, model)
+        Checkpoint(tmp_path / "trial_0.pt", {}, rank.mesh).load(rank.world, training.state)
+        assert training.state.averaged is not None
+        averaged = [each.detach().clone() for each in training.state.averaged.module.parameters()]
+        return [training.step(number) for number in (3, 4)], averaged, list(training.model.parameters())
+
+    (losses,) = on_tensor(1, 1, plain)
+    on_tensor(*before, save)
+    for found, averaged, weights in on_tensor(*after, go_on):
+        assert found == pytest.approx(losses[3:], rel=1e-12)
+        assert [each.shape for each in averaged] == [each.shape for each in weights]
+
+
+def _parts(draw: random.Random, shape: torch.Size) -> list[Place]:
+    count, n = draw.choice([1, 2, 4]), shape.numel()
+    if draw.choice([True, False]):
+        ends = sorted(draw.randint(0, n) for _ in range(count - 1))
+        return [Place.of_range(low, high) for low, high in itertools.pairwise([0, *ends, n])]
+    cut = Cut(split=draw.choice([0, 1]), groups=draw.choice([1, 2]) if count < 4 else 1)
+    return [_slice("x", shape, cut, {}, Axis("t", rank, count), 0).place for rank in range(count)]
+
+
+def test_places_of_all_ways_to_split_put_a_tensor_together_again() -> None:
+    draw = random.Random(3)
+    for _ in range(60):
+        shape = torch.Size([draw.choice([4, 8, 12]), draw.choice([4, 8]), draw.choice([1, 3])])
+        whole = torch.arange(shape.numel(), dtype=torch.float64).view(shape)
+
+        saved, wanted = _parts(draw, shape), _parts(draw, shape)
+        for mine in wanted:
+            found = torch.full((mine.values,), -1.0, dtype=torch.float64)
+            assert sum(mine.copy(found, there, there.of(whole)) for there in saved) == mine.values
+            assert torch.equal(found, mine.of(whole))
+
+
+WRONG = {
+    "heads that ranks do not divide": (
+        "",
+        "",
+        ["--mesh", "tensor=3"],
+        "4 heads on tensor=3: expected one of .1, 2, 4.",
+    ),
+    "positions in a plan without a tensor part": ("plan", "sharded", ["--mesh", "tensor=2"], "splits no products"),
+    "a parameter without pattern": ("  norm.weight: shard\n", "", [], "'norm.weight' is matched by no pattern"),
+    "a parameter with two patterns": ("  norm.weight: shard", "  norm*: shard\n  norm.w*: shard", [], "narrow one"),
+    "a dimension that is not there": ("{split: 1, units: heads}", "{split: 2}", [], "has 2 dimensions: split 2"),
+    "groups that do not fit": ("groups: 3", "groups: 5", [], "is not 5 groups"),
+    "units that are unknown": ("groups: 3, units: heads", "groups: 3, units: horns", [], "units 'horns' has no entry"),
+    "an extent that is missing": (", vocabulary: 256", "", [], "'vocabulary' has no entry under extents"),
+    "dims in another order": (
+        "head: [sample, position",
+        "head: [position, sample",
+        [],
+        "expected sample, position first",
+    ),
+    "a region that is no module": ("    blocks.*.attention:", "    blocks.*.attend:", [], "matches no module"),
+    "a region that splits nothing": (
+        "  blocks.*.ffn.up.weight: {split: 0}\n  blocks.*.ffn.down.weight: {split: 1}\n",
+        "  blocks.*.ffn.*.weight: shard\n",
+        [],
+        "'blocks.0.ffn' has no split parameter|is matched by",
+    ),
+    "recomputed blocks": ("gather: step", "gather: step\nrecompute: {blocks.*: full}", [], "remove recompute"),
+    "two ways to share samples": (
+        "",
+        "",
+        ["--mesh", "tensor=2,spatial=2"],
+        "the plan splits no dimension|expected one",
+    ),
+    "another precision": ("", "", ["--set", "precision=bfloat16"], "known for float32 only"),
+    "an unknown key": ("units: heads}", "units: heads, unit: 1}", [], "unit"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_plan_that_does_not_fit_is_refused_in_one_line(mistake: str, tmp_path: Path) -> None:
+    before, after, options, reason = WRONG[mistake]
+    path: object = after if before == "plan" else tmp_path / "mine.yaml"
+    if before != "plan":
+        text = SHIPPED.read_text()
+        assert before in text
+        (tmp_path / "mine.yaml").write_text(text.replace(before, after, 1))
+    done = mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", path, *options)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(reason, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class Biased(nn.Module):
+    """A product with a bias, which would be added by every rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(4, 4)
+
+
+def test_a_bias_that_every_rank_would_add_is_refused() -> None:
+    assert PLAN.tensor is not None
+    with pytest.raises(InputError, match=r"'down.bias' is whole and the weight is split: each of 2 ranks would add it"):
+        split_products(Biased(), PLAN.tensor, {"down.weight": Cut(split=1)}, EXTENTS, Axis("tensor", 0, 2), 0)
+
+
+def test_a_rank_holds_its_part_and_the_mesh_says_who_has_the_same() -> None:
+    done = mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", "tensor", "--mesh", "data=2,tensor=4")
+    assert done.returncode == 0, done.stderr
+    assert "mesh data=2,tensor=4: 8 ranks" in done.stdout
+    assert [Mesh(rank, 8, tensor=4).part for rank in range(8)] == [0, 1, 2, 3] * 2
+    assert list(Mesh(5, 8, tensor=4).group) == [4, 5, 6, 7]
+    assert list(Mesh(5, 8, tensor=4).twins) == [1, 5]

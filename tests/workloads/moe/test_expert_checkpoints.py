@@ -1,0 +1,121 @@
+"""Experts that were spread over some ranks are loaded by any other number of ranks: weights, their average, optimizer state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from suite.config import load_config
+from suite.descriptor import descriptor
+from suite.errors import InputError
+from suite.training.checkpoint import Checkpoint
+from suite.training.state import Position, TrainingState, _moving_average
+from suite.workload import Optimization, load_workload
+from tests.fixtures.thread_ranks import Holding, on_holders
+from workloads.moe.all_to_all import ExpertMesh
+from workloads.moe.config import MoEConfig
+from workloads.moe.layer import MoELayer
+from workloads.moe.parallel import expert_parameters, expert_places
+
+EXPERTS, WIDTH, HIDDEN = 4, 8, 16
+CONFIG = MoEConfig(experts=EXPERTS, top_k=2, hidden=HIDDEN, activation="swiglu", bias=True)
+
+
+class Layers(nn.Module):
+    """Two MoE layers, the experts over the ranks of a mesh that never communicates."""
+
+    def __init__(self, rank: Holding) -> None:
+        super().__init__()
+        mesh = ExpertMesh(rank.mesh.rank, 1, rank.mesh.size, *cast(Any, (None, None, None, {})))
+        self.blocks = nn.ModuleList(MoELayer(WIDTH, CONFIG, mesh) for _ in range(2))
+
+
+def value(name: str, whole: torch.Size, salt: float) -> Tensor:
+    """What a whole tensor holds: other numbers for each name."""
+    return torch.sin(torch.arange(whole.numel()) * 0.37 + len(name) + salt).view(whole)
+
+
+def share(model: nn.Module, rank: Holding, name: str, parameter: Tensor, salt: float) -> Tensor:
+    """This rank's part of a tensor of all experts; written apart from the code: experts in order, then slices of dimension 1."""
+    if ".experts." not in name:
+        return value(name, parameter.shape, salt)
+    size, sharers = rank.mesh.size, max(1, rank.mesh.size // EXPERTS)
+    each = max(1, EXPERTS // size)
+    shape = torch.Size([EXPERTS, parameter.shape[1] * sharers, *parameter.shape[2:]])
+    first, part = rank.mesh.rank // sharers * each, rank.mesh.rank % sharers
+    step = parameter.shape[1]
+    return value(name, shape, salt)[first : first + each, part * step : (part + 1) * step]
+
+
+def state_of(rank: Holding, *, places: bool = True) -> TrainingState:
+    model = Layers(rank)
+    optimization = Optimization(torch.optim.AdamW(model.parameters(), lr=0.1), lambda step, epoch: 0.1, ema_decay=0.9)
+    found = expert_places(model) if places else {}
+    return TrainingState(model, optimization, expert_parameters(model), _moving_average(model, optimization), 1, found)
+
+
+def train(rank: Holding, state: TrainingState) -> TrainingState:
+    """A step from known weights with known gradients."""
+    for name, parameter in state.model.named_parameters():
+        parameter.data = share(state.model, rank, name, parameter, 0.0).clone()
+        parameter.grad = share(state.model, rank, name, parameter, 1.0).clone()
+    state.optimization.optimizer.step()
+    assert state.averaged is not None
+    state.averaged.update_parameters(state.model)
+    return state
+
+
+def contents(state: TrainingState) -> list[Tensor]:
+    assert state.averaged is not None
+    moments = [each[key] for each in state.optimization.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    return [*state.model.parameters(), *state.averaged.parameters(), *moments]
+
+
+def save(rank: Holding, path: Path, *, places: bool = True) -> None:
+    snapshot = Checkpoint(path, {}, rank.mesh).snapshot(
+        rank.world, train(rank, state_of(rank, places=places)), Position(1, 1)
+    )
+    snapshot.write()
+    rank.world.barrier()
+    if rank.world.is_first:
+        snapshot.commit()
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4), (2, 4), (8, 2), (4, 8), (8, 1), (2, 2), (1, 8)])
+def test_experts_are_found_by_their_place_among_all(tmp_path: Path, before: int, after: int) -> None:
+    path = tmp_path / "trial_0.pt"
+    on_holders(before, 1, lambda rank: save(rank, path))
+
+    def load(rank: Holding) -> bool:
+        state = state_of(rank)
+        Checkpoint(path, {}, rank.mesh).load(rank.world, state)
+        expected = contents(train(rank, state_of(rank)))
+        found = contents(state)
+        assert len(found) == len(expected) > 8
+        return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+    assert all(on_holders(after, 1, load))
+
+
+def test_shares_of_unknown_place_need_as_many_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "trial_0.pt"
+    on_holders(4, 1, lambda rank: save(rank, path, places=False))
+
+    def load(rank: Holding) -> str:
+        with pytest.raises(InputError) as caught:
+            Checkpoint(path, {}, rank.mesh).load(rank.world, state_of(rank, places=False))
+        return str(caught.value)
+
+    for text in on_holders(2, 1, load):
+        assert "checkpoint of 4 ranks, each with its share of the parameters; this run has 2" in text
+
+
+def test_the_workloads_say_where_their_experts_lie() -> None:
+    for name in ("moe_lm", "swinv2_moe"):
+        chosen = descriptor(name)
+        workload = load_workload(chosen)(load_config(chosen, "smoke"))
+        assert workload.share_places(Layers(cast(Any, on_holders(2, 1, lambda rank: rank)[1])))
