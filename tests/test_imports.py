@@ -66,7 +66,7 @@ LAYERS: dict[str, set[str]] = {
         *("suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.parallel"),
         "suite.machine.choice",
     },
-    "suite.performance.plans": {"suite", "suite.performance", "suite.training.parallel"},
+    "suite.performance.plans": {"suite", "suite.performance", "suite.training", "suite.training.parallel"},
     "suite.performance.ceilings": {"suite", "suite.machine.probes", "suite.performance"},
     "suite.performance.preflight": {"suite", "suite.machine", "suite.machine.probes", "suite.performance.ceilings"},
 }

@@ -102,7 +102,10 @@ def plan(
     rows = [(cost, None if machine is None else machine.predict(cost)) for cost in costs]
     rows.sort(key=lambda row: (row[1].total_s if row[1] else 0.0, row[0].memory))
     if style == JSON:
-        plans = [asdict(cost) | {"memory": cost.memory, "time": time and time.row()} for cost, time in rows]
+        plans = [
+            asdict(cost) | {"memory": cost.memory, "lacks": cost.lacks, "time": time and time.row()}
+            for cost, time in rows
+        ]
         print_line(json.dumps({"version": VERSION, "plans": plans, "refused": refused}, indent=1))
     else:
         for line in _sweep_lines(rows, refused) if sweep else _lines(*rows[0]):
@@ -181,21 +184,22 @@ def _meshes(ranks: int, dimensions: int, most: int = 64, *, shards: bool = False
 def _lines(cost: Cost, time: StepTime | None) -> Iterator[str]:
     yield f"mesh {cost.mesh}: {cost.ranks} ranks, {cost.samples} samples per group and part of a step; bytes of the fullest rank"
 
-    def known(size: int | None) -> str:
-        return "not known" if size is None else byte_text(size)
-
     for name, text in (
         ("parameters, buffers", byte_text(cost.parameters)),
         ("gradients", byte_text(cost.gradients)),
-        ("optimizer state", known(cost.optimizer)),
-        ("activations", known(cost.activations)),
-        ("at most in a step", known(cost.peak)),
-        ("inputs", byte_text(cost.inputs)),
-        ("all of these", byte_text(cost.memory)),
-        ("read per step", byte_text(cost.reads)),
+        ("gathered parameters", byte_text(cost.gathered)),
+        ("optimizer state", _known(cost.optimizer)),
+        ("activations", _known(cost.activations)),
+        ("at most in a step", _known(cost.peak)),
+        ("inputs", _known(cost.inputs)),
+        ("all of these", _at_least(cost)),
+        ("loaded ahead, host", _known(cost.ahead)),
+        ("read per step", _known(cost.reads)),
         ("FLOPs per step", f"{cost.flops:.4g}"),
     ):
         yield f"  {name:<20} {text:>12}"
+    if cost.lacks:
+        yield f"  not known, and not in all of these: {', '.join(cost.lacks)}"
     yield f"  {'collective':<20} {'axis':<12} {'ranks':>6} {'calls':>6} {'bytes given per step':>22}"
     for each in cost.exchanges:
         yield f"  {each.kind:<20} {each.axis:<12} {each.ranks:>6} {each.calls:>6} {each.bytes:>22,}"
@@ -205,12 +209,21 @@ def _lines(cost: Cost, time: StepTime | None) -> Iterator[str]:
         yield f"  predicted step: {time.text()}"
 
 
+def _known(size: int | None) -> str:
+    return "not known" if size is None else byte_text(size)
+
+
+def _at_least(cost: Cost) -> str:
+    """All memory, or what is known of it."""
+    return ("> " if cost.lacks else "") + byte_text(cost.memory)
+
+
 def _sweep_lines(rows: list[tuple[Cost, StepTime | None]], refused: list[dict[str, Any]]) -> Iterator[str]:
-    yield f"{'mesh':<34} {'memory':>10} {'read':>10} {'exchanged':>12} {'gradients':>11}  predicted step"
+    yield f"{'mesh':<34} {'memory':>12} {'read':>10} {'exchanged':>12} {'gradients':>11}  predicted step"
     for cost, time in rows[:SHOWN]:
         split = sum(each.bytes for each in cost.exchanges if each.axis != "gradients")
         yield (
-            f"{cost.mesh:<34} {byte_text(cost.memory):>10} {byte_text(cost.reads):>10} {byte_text(split):>12} "
+            f"{cost.mesh:<34} {_at_least(cost):>12} {_known(cost.reads):>10} {byte_text(split):>12} "
             f"{byte_text(cost.gradients):>11}  {time.text() if time else 'give --tflops, --gigabytes-per-s, --latency-us'}"
         )
     if len(rows) > SHOWN:
