@@ -48,7 +48,8 @@ class Cost:
     ``gathered``: whole parameters that are there at once where states are in pieces. ``optimizer``: its state, and the moving
     average of the weights. ``peak``: the most of activations, gathered parameters, gradients and temporary tensors at any moment
     of a step. None: not known, because the loss or the optimizer cannot run on tensors without memory, or because the plan
-    names no inputs; ``flops`` are those of the workload's closed form then.
+    names no inputs; ``flops`` are those of the workload's closed form then. ``traffic``: compulsory bytes of the workload's closed
+    form, divided evenly over the ranks of a sample.
     """
 
     mesh: str
@@ -64,6 +65,7 @@ class Cost:
     ahead: int | None
     reads: int | None
     flops: float
+    traffic: float
     exchanges: tuple[Exchange, ...]
 
     @property
@@ -157,6 +159,7 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Co
         ahead=None if inputs is None else inputs * loaded_ahead(config.loader_threads),
         reads=None if inputs is None else inputs * parts,
         flops=passes.flops * parts,
+        traffic=workload.work().algorithmic_bytes * samples * parts / parallel.mesh.parts,
         exchanges=tuple(exchanges),
     )
 

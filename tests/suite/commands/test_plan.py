@@ -86,6 +86,18 @@ def test_a_sweep_lists_every_legal_mesh_and_says_why_others_are_not() -> None:
         (["--plan", "none"], "unknown plan 'none'"),
         (["--sweep"], "--sweep needs --nodes"),
         (["--tflops", "1"], "belong together"),
+        (
+            ["--tflops", "2-1", "--gigabytes-per-s", "1", "--latency-us", "1"],
+            "--tflops 2-1: expected a positive number",
+        ),
+        (["--ceilings", "none.json"], "--ceilings and --network belong together"),
+        (["--reached", "0.5"], "belong together, and --reached to them"),
+        (["--ceilings", "a", "--network", "b", "--reached", "1.5"], "--reached 1.5: expected at most 1"),
+        (["--ceilings", "none.json", "--network", "none.json"], "none.json: cannot be read"),
+        (
+            ["--ceilings", "a", "--network", "b", "--tflops", "1", "--gigabytes-per-s", "1", "--latency-us", "1"],
+            "one kind",
+        ),
     ],
 )
 def test_what_is_not_legal_is_refused_in_one_line(options: list[str], reason: str) -> None:
