@@ -110,7 +110,7 @@ def train(world: World, config: RunConfig, parallel: Parallel, root: Path | None
             state.averaged.update_parameters(model)
 
     for number in range(steps):
-        if not count or number == 0:
+        if not count or number < 2:  # in the second step DDP makes its buckets anew
             step()
             continue
         states = [

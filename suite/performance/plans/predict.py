@@ -10,22 +10,25 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
-from suite.performance.plans.rehearsal import Passes, gather_and_scatter, run_passes, run_update
+from suite.errors import InputError
+from suite.performance.plans.rehearsal import Passes, Update, gather_and_scatter, run_passes, run_update
 from suite.training.devices import loaded_ahead
-from suite.training.parallel.apply import apply, explained
+from suite.training.parallel.apply import apply, explained, trace_unsplit
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta, build_without_memory
 from suite.training.parallel.states import ShardedStates, gathered_bytes
 from suite.workload import Workload, load_workload
 
 GRADIENTS = "gradients"
+Updated = tuple["Update | None", tuple["Exchange", ...]]
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,13 @@ class _Notes:
         self.found = {}
 
 
-def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Cost:
-    """Predict one step of the rank that ``parallel`` is of, in torch's default precision. InputError if the plan does not fit."""
+def predict(
+    descriptor: Descriptor, config: RunConfig, parallel: Parallel, updates: dict[tuple[int, int], Updated] | None = None
+) -> Cost:
+    """Predict one step of the rank that ``parallel`` is of, in torch's default precision. InputError if the plan does not fit.
+
+    ``updates`` keeps the optimizer's step by ranks that hold the states and piece: ranks with the same piece take the same one.
+    """
     config = config.model_copy(
         update={"channels_last": False}
     )  # the same bytes; fake parameters cannot change their layout
@@ -119,9 +127,10 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Co
     samples = config.global_batch_size // parallel.mesh.data_size // parts
     note = _Notes()
     workload: Workload = load_workload(descriptor)(config)
+    work, unsplit = workload.work(), build_on_meta(descriptor, config)[1] if parallel.is_split else None
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_without_memory(workload)
-        apply(parallel, model, workload, lambda: build_on_meta(descriptor, config)[1], note=note)
+        apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note)
         wrapped = ShardedStates(model) if parallel.is_sharded else model
         batch = _batch(parallel, samples)
         with explained():
@@ -130,15 +139,19 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Co
         if passes is None:
             note.found = {}
             gather_and_scatter(model)
-            passes = Passes(None, gathered_bytes(model), None, workload.work().executed_flops * samples)
+            passes = Passes(None, gathered_bytes(model), None, work.executed_flops * samples)
         exchanges = list(note.take(parts))
         exchanges += [
             Exchange("loss", kind, size, own.calls * parts, own.bytes_per_rank * size * parts)
             for kind, own in plan.exchanges.items()
             if size > 1
         ]
-        update = run_update(workload, model)
-        exchanges += note.take(1)
+        place = (parallel.mesh.shard, parallel.mesh.piece)
+        updates = {} if updates is None else updates
+        if place not in updates:
+            updates[place] = run_update(workload, model), tuple(note.take(1))
+        update, sent = updates[place]
+        exchanges += sent
     parameters = list(model.parameters())
     gradients = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     if size > 1 and not parallel.is_sharded:
@@ -159,7 +172,7 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Co
         ahead=None if inputs is None else inputs * loaded_ahead(config.loader_threads),
         reads=None if inputs is None else inputs * parts,
         flops=passes.flops * parts,
-        traffic=workload.work().algorithmic_bytes * samples * parts / parallel.mesh.parts,
+        traffic=work.algorithmic_bytes * samples * parts / parallel.mesh.parts,
         exchanges=tuple(exchanges),
     )
 
@@ -174,12 +187,31 @@ def _batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
 
 
 def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Cost:
-    """Predict the rank that has most: in the middle of a sample (neighbours on both sides) or at its end (the largest part)."""
+    """Predict the rank that has most: in the middle of a sample (neighbours on both sides) or at its end (the largest part).
+
+    Where all parts of every layer are equal that is the middle.
+    """
     mesh = parallel.mesh
-    places = {tuple(parts // 2 for parts in mesh.spatial), tuple(parts - 1 for parts in mesh.spatial)}
+    places = {tuple(parts // 2 for parts in mesh.spatial)}
+    if max(mesh.spatial, default=1) > 2 and not _parts_are_equal(descriptor, config, parallel):
+        places.add(tuple(parts - 1 for parts in mesh.spatial))
     ranks = {_rank(place, mesh.spatial) for place in places}
-    costs = [predict(descriptor, config, replace(parallel, mesh=replace(mesh, rank=rank))) for rank in sorted(ranks)]
+    updates: dict[tuple[int, int], Updated] = {}
+    costs = [
+        predict(descriptor, config, replace(parallel, mesh=replace(mesh, rank=rank)), updates) for rank in sorted(ranks)
+    ]
     return max(costs, key=lambda cost: (cost.memory, sum(each.bytes for each in cost.exchanges)))
+
+
+def _parts_are_equal(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> bool:
+    """True if the ranks of a sample have as many positions of each tensor, but of those that all of them have whole."""
+    try:
+        with explained():
+            found = trace_unsplit(parallel, build_on_meta(descriptor, config)[1])
+    except InputError:  # `predict` says it better
+        return False
+    extents = [each for call in found.calls for each in (call.before, call.after) if set(each) != {1}]
+    return all(n % parts == 0 for each in extents for n, parts in zip(each, parallel.mesh.spatial, strict=True))
 
 
 def _rank(place: tuple[int, ...], parts: tuple[int, ...]) -> int:
