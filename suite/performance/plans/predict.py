@@ -22,6 +22,7 @@ from suite.errors import InputError
 from suite.performance.plans.rehearsal import Passes, Update, gather_and_scatter, run_passes, run_update
 from suite.training.devices import loaded_ahead
 from suite.training.parallel.apply import apply, explained, trace_unsplit
+from suite.training.parallel.plan import ParallelPlan
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta, build_without_memory
 from suite.training.parallel.states import ShardedStates, gathered_bytes
@@ -140,12 +141,7 @@ def predict(
             note.found = {}
             gather_and_scatter(model)
             passes = Passes(None, gathered_bytes(model), None, work.executed_flops * samples)
-        exchanges = list(note.take(parts))
-        exchanges += [
-            Exchange("loss", kind, size, own.calls * parts, own.bytes_per_rank * size * parts)
-            for kind, own in plan.exchanges.items()
-            if size > 1
-        ]
+        exchanges = [*note.take(parts), *_of_the_loss(plan, size, parts)]
         place = (parallel.mesh.shard, parallel.mesh.piece)
         updates = {} if updates is None else updates
         if place not in updates:
@@ -175,6 +171,12 @@ def predict(
         traffic=work.algorithmic_bytes * samples * parts / parallel.mesh.parts,
         exchanges=tuple(exchanges),
     )
+
+
+def _of_the_loss(plan: ParallelPlan, ranks: int, parts: int) -> Iterator[Exchange]:
+    """What the workload's loss exchanges itself, as the plan states it."""
+    for kind, own in plan.exchanges.items() if ranks > 1 else ():
+        yield Exchange("loss", kind, ranks, own.calls * parts, own.bytes_per_rank * ranks * parts)
 
 
 def _batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
