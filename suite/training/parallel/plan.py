@@ -101,6 +101,11 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
             raise InputError(
                 f"{source.where('inputs', name)}: the first dimension is {given.dims[0]!r}: expected sample"
             )
+    growing = [name for name, value in plan.extents.items() if isinstance(value, str) and "* samples" in value]
+    if plan.split and growing:
+        raise InputError(
+            f"{source.where('extents', growing[0])}: {growing[0]!r} grows with the samples: a plan that splits samples cannot have it"
+        )
     for name in plan.split:
         if name not in plan.extents:
             raise InputError(f"{source.where('split')}: dimension {name!r} has no entry under extents")

@@ -128,6 +128,7 @@ WRONG = {
     "a boundary too late": ("at: input", "at: output", "the model cannot take what"),
     "an unknown boundary": ("hidden.0", "hidden.7", "boundary 'hidden.7' is no module"),
     "a boundary that lacks a dimension": ("d, h, w, channel]}  #", "d, h, channel]}  #", "does not name dimension 'w'"),
+    "an extent that grows": ("channel: 4", "channel: conv_channels * samples", "cannot have it"),
     "a parameter without pattern": ("convolutions.*", "convs.*", "add 'convolutions.0.*: replicate'"),
     "a parameter with two patterns": ("  hidden.*", "  h*", "narrow|matched"),
 }
