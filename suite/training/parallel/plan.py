@@ -104,7 +104,7 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
     growing = [name for name, value in plan.extents.items() if isinstance(value, str) and "* samples" in value]
     if plan.split and growing:
         raise InputError(
-            f"{source.where('extents', growing[0])}: {growing[0]!r} grows with the samples: a plan that splits samples cannot have it"
+            f"{source.where('extents', growing[0])}: {growing[0]!r} grows with the samples: a plan with split cannot have it"
         )
     for name in plan.split:
         if name not in plan.extents:
