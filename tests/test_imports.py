@@ -66,7 +66,7 @@ LAYERS: dict[str, set[str]] = {
         *("suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.parallel"),
         "suite.machine.choice",
     },
-    "suite.performance.plans": {"suite", "suite.performance", "suite.training.parallel"},
+    "suite.performance.plans": {"suite", "suite.performance", "suite.training", "suite.training.parallel"},
     "suite.performance.ab": {
         *("suite", "suite.log", "suite.data", "suite.training", "suite.training.parallel"),
         *("suite.performance", "suite.performance.plans"),

@@ -27,7 +27,8 @@ CAPTION = (
     "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to the total. Size: "
     "how many more accelerators, processors, nodes, cores or ranks (whichever varies) the machine has. Speed/size: epochs per "
     "second and one of them, below 1 where scaling is not perfect. Epochs: below 1 where the second needs more, usually for its "
-    "larger batch. Staging and other: time outside epochs. Shown are the pairs asked for (--between), consecutive sizes of one "
+    "larger batch. Staging and other: time outside epochs. Where the "
+    "parallel plans differ, table and answer name them. Shown are the pairs asked for (--between), consecutive sizes of one "
     "machine and the way to the fastest; the table has every result against the fastest of its task (one division, rounds "
     "alike). A difference that is not distinguishable is not explained. The factors multiply to the ratio of scores; Is the "
     "difference real? judges by all runs."
@@ -48,6 +49,7 @@ class Pair:
     factors: Factors
     comparison: Comparison | None
     shown: bool
+    plans: str = ""
 
     @property
     def unlike(self) -> str:
@@ -75,6 +77,7 @@ def table(study: Study) -> pd.DataFrame:
             "95 % to": pair.comparison.high if pair.comparison else math.nan,
             "verdict": pair.verdict,
             "unlike": pair.unlike,
+            "plans": pair.plans,
             "shown": pair.shown,
         }
         for pair in _pairs(study)
@@ -99,7 +102,8 @@ def answer(study: Study) -> str:
     return (
         f"{row['from']} to {row['to']}: {known} {row['speed-up']:.3g}× = {row['size']:.3g} ({row['counts']}) × "
         f"{row['speed/size']:.3g} (speed of each) × {row['epochs']:.3g} (epochs) "
-        f"× {row['staging'] * row['other']:.3g} (staging and other)" + (f"; {row['unlike']}" if row["unlike"] else "")
+        f"× {row['staging'] * row['other']:.3g} (staging and other)"
+        + "".join(f"; {row[name]}" for name in ("plans", "unlike") if row[name])
     )
 
 
@@ -161,8 +165,14 @@ def _pairs(study: Study) -> list[Pair]:
                 compared = between(study, a["group"], b["group"])
                 shown = panels_left > 0 and (compared is None or compared.distinguishable)
                 panels_left -= shown
-                pairs.append(Pair(title, a, b, split, compared, shown))
+                pairs.append(Pair(title, a, b, split, compared, shown, _plans(study, a["group"], b["group"])))
     return pairs
+
+
+def _plans(study: Study, a: str, b: str) -> str:
+    """The parallel plans of two results, if they differ: part of what their speed per unit is due to."""
+    first, second = ({plan or "no plan" for plan in study.converged_of(group)["plan"].fillna("")} for group in (a, b))
+    return "" if first == second else f"plan: {' or '.join(sorted(first))} to {' or '.join(sorted(second))}"
 
 
 def _pairs_of_class(known: pd.DataFrame, between: Sequence[tuple[str, str]]) -> list[tuple[pd.Series, pd.Series]]:

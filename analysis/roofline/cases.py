@@ -150,7 +150,9 @@ def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
     parameters = (_mean(runs, "model_parameters") or 0.0) * GRADIENT_BYTES
     gradient = logged.get("all_reduce_bytes") or _mean(runs, "all_reduce_bytes_per_step") or parameters
     exchanged = (_mean(runs, "all_to_all_bytes_per_sample") or 0.0) * samples
-    demands: dict[Resource, Demand] = {"compute": Demand(flops * samples, "logged", "executed FLOPs, closed form")}
+    again = runs["plan"].dropna().astype(str).str.contains(", recomputes ").any()
+    note = "executed FLOPs, closed form" + (", without what the plan recomputes" if again else "")
+    demands: dict[Resource, Demand] = {"compute": Demand(flops * samples, "logged", note)}
     if traffic := _mean(runs, "algorithmic_bytes_per_sample"):
         moved = (traffic - update / batch) * samples + update  # every rank updates all parameters
         demands["memory"] = Demand(moved, "algorithmic", "operands and results of every operator")

@@ -82,7 +82,7 @@ def run_row(content: LogContent, sha256: str) -> dict[str, Any]:
     """The row of a log. Columns and units: docs/tables.md. Numbers that cannot be are left out and named."""
     row = identity(content.file, content.record, content.benchmark, sha256, content.scaling)
     row |= _target(content.target) | _times(content) | _configuration(content)
-    row |= _logged_by_us(content.record) | _goodput(content.log)
+    row |= _logged_by_us(content.record) | _goodput(content.log) | {"plan": plan_text(content.log)}
     row["implausible"] = _drop_implausible(row)
     row |= _outcome(content)
     return row | _doubts(row, content)
@@ -203,6 +203,29 @@ def _logged_by_us(record: RunRecord) -> dict[str, Any]:
             for name, values in (("baselines", record.baselines), ("attainable", record.attainable))
         }
     )
+
+
+def _short(value: Any) -> str:
+    """A value that a log states, as text of bounded length."""
+    return str(value)[:60]
+
+
+def plan_text(log: Log) -> str | None:
+    """The parallel plan of a run: its name, mesh and what it recomputes; None without one."""
+    event = log.first(mllog.PARALLEL_PLAN)
+    value = event.value if event is not None and isinstance(event.value, dict) else {}
+    mesh, again = value.get("mesh"), value.get("recompute")
+    if not isinstance(mesh, dict):
+        return None
+    parts = mesh.get("spatial")
+    sizes = {
+        "data": mesh.get("data"),
+        **{name: size for name, size in mesh.items() if name not in {"data", "spatial"} and size != 1},
+    }
+    axes = [f"{_short(name)}={_short(size)}" for name, size in sizes.items()]
+    axes += [f"spatial={'x'.join(map(_short, parts))}"] if isinstance(parts, list) and parts else []
+    said = [f"{_short(block)} ({_short(policy)})" for block, policy in again.items()] if isinstance(again, dict) else []
+    return f"{_short(value.get('name'))} {','.join(axes)}" + (f", recomputes {', '.join(said)}" if said else "")
 
 
 def _goodput(log: Log) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +26,7 @@ from suite.errors import InputError
 from suite.files import byte_text, print_line
 
 if TYPE_CHECKING:
+    from suite.performance.plans.machine import Machine
     from suite.performance.plans.predict import Cost
     from suite.performance.plans.step_time import StepTime
 
@@ -42,6 +44,8 @@ Examples:
   mlhpc plan cosmoflow --size full --mesh data=512,spatial=2x2x1
   mlhpc plan cosmoflow --size full --nodes 512 --ranks-per-node 4 --sweep --format json
   mlhpc plan deepcam --size mini --mesh data=2,spatial=2x1 --tflops 20 --gigabytes-per-s 10 --latency-us 5
+  mlhpc network sweep.json --format json > network.json
+  mlhpc plan cosmoflow --size mini --nodes 4 --sweep --ceilings ceilings.json --network network.json --reached 0.2-0.5
   mlhpc plan cosmoflow --plan ./mine.yaml --size small --mesh spatial=2x2x2 --memory 16
 """
 )
@@ -54,11 +58,16 @@ Examples:
 @click.option(
     "--memory", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Refuse what needs more per rank."
 )
-@click.option("--tflops", type=click.FloatRange(0, min_open=True), help="10^12 FLOP/s that a rank reaches.")
+@click.option("--tflops", metavar="N[-N]", help="10^12 FLOP/s that a rank reaches.")
 @click.option(
     "--gigabytes-per-s", type=click.FloatRange(0, min_open=True), help="Bandwidth of a rank's link, 10^9 B/s."
 )
 @click.option("--latency-us", type=click.FloatRange(0), help="Latency of a message between ranks, microseconds.")
+@click.option("--ceilings", type=click.Path(path_type=Path), help="File of `mlhpc ceilings`: rates of a rank.")
+@click.option(
+    "--network", type=click.Path(path_type=Path), help="Output of `mlhpc network SWEEP --format json`: links."
+)
+@click.option("--reached", metavar="N[-N]", help="Part of the compute roof that a step reaches, such as 0.3-0.5.")
 @format_option()
 def plan(
     workload: str,
@@ -71,44 +80,88 @@ def plan(
     ranks_per_node: int,
     sweep: bool,
     memory: float | None,
-    tflops: float | None,
+    tflops: str | None,
     gigabytes_per_s: float | None,
     latency_us: float | None,
+    ceilings: Path | None,
+    network: Path | None,
+    reached: str | None,
     style: str,
 ) -> None:
     """Show what each rank holds, sends and reads in a step under a plan; check that the plan is legal.
 
     Nothing is allocated and no rank is started. Exit codes: 0 legal, 1 no mesh of a sweep is, 2 the plan is refused.
     """
-    from suite.performance.plans.step_time import Machine
-
     chosen = descriptor(workload)
     chosen.code()
     given = (*overrides, *plan_settings(plan_name or _default_plan(chosen), mesh))
     resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, given)
     ranks = None if nodes is None else nodes * ranks_per_node
-    speeds = (tflops, gigabytes_per_s, latency_us)
-    if any(each is not None for each in speeds) and None in speeds:
-        raise click.UsageError("--tflops, --gigabytes-per-s and --latency-us belong together: give all or none")
-    machine = None
-    if tflops is not None and gigabytes_per_s is not None and latency_us is not None:
-        machine = Machine(tflops * 1e12, gigabytes_per_s * 1e9, latency_us * 1e-6)
+    machine = _machine((tflops, gigabytes_per_s, latency_us), (ceilings, network, reached), resolved.precision)
     if sweep:
         if ranks is None or mesh is not None:
             raise click.UsageError("--sweep needs --nodes and chooses the mesh itself: leave --mesh out")
         costs, refused = _sweep(chosen, resolved, ranks, memory)
     else:
         costs, refused = [_cost(chosen, resolved, ranks, memory)], []
-    rows = [(cost, None if machine is None else machine.predict(cost)) for cost in costs]
+    rows = [(cost, None if machine is None else _time(machine, cost)) for cost in costs]
     rows.sort(key=lambda row: (row[1].total_s if row[1] else 0.0, row[0].memory))
     if style == JSON:
-        plans = [asdict(cost) | {"memory": cost.memory, "time": time and time.row()} for cost, time in rows]
+        plans = [
+            asdict(cost) | {"memory": cost.memory, "lacks": cost.lacks, "time": time and time.row()}
+            for cost, time in rows
+        ]
         print_line(json.dumps({"version": VERSION, "plans": plans, "refused": refused}, indent=1))
     else:
         for line in _sweep_lines(rows, refused) if sweep else _lines(*rows[0]):
             print_line(line)
     if not rows:
         sys.exit(FINDINGS)
+
+
+def _machine(
+    stated: tuple[str | None, float | None, float | None],
+    files: tuple[Path | None, Path | None, str | None],
+    precision: str,
+) -> Machine | None:
+    """The machine of the options; None without any."""
+    from suite.performance.plans.machine import Machine, Span, read_machine, stated_network
+
+    def span(option: str, text: str) -> Span:
+        try:
+            low, _, high = text.partition("-")
+            ends = float(low), float(high or low)
+        except ValueError:
+            ends = (0.0, 0.0)
+        if not 0 < ends[0] <= ends[1] < float("inf"):
+            raise click.UsageError(f"{option} {text}: expected a positive number, or two such as 0.3-0.5")
+        return Span.of(*ends)
+
+    tflops, gigabytes_per_s, latency_us = stated
+    ceilings, network, reached = files
+    if any(each is not None for each in stated):
+        if tflops is None or gigabytes_per_s is None or latency_us is None:
+            raise click.UsageError("--tflops, --gigabytes-per-s and --latency-us belong together: give all or none")
+        if any(each is not None for each in files):
+            raise click.UsageError(
+                "--ceilings and --network stand for --tflops, --gigabytes-per-s, --latency-us: give one kind"
+            )
+        links = stated_network(gigabytes_per_s * 1e9, latency_us * 1e-6)
+        return Machine(span("--tflops", tflops).times(Span(1e12, 1e12, 1e12)), links, sources=("stated",))
+    if (ceilings is None) != (network is None) or (reached is not None and ceilings is None):
+        raise click.UsageError("--ceilings and --network belong together, and --reached to them")
+    if ceilings is None or network is None:
+        return None
+    part = None if reached is None else span("--reached", reached)
+    if part is not None and part.high > 1:
+        raise click.UsageError(f"--reached {reached}: expected at most 1, the whole roof")
+    return read_machine(ceilings, network, precision, part)
+
+
+def _time(machine: Machine, cost: Cost) -> StepTime:
+    from suite.performance.plans.step_time import predict_time
+
+    return predict_time(machine, cost)
 
 
 def _default_plan(chosen: Descriptor) -> str:
@@ -181,21 +234,22 @@ def _meshes(ranks: int, dimensions: int, most: int = 64, *, shards: bool = False
 def _lines(cost: Cost, time: StepTime | None) -> Iterator[str]:
     yield f"mesh {cost.mesh}: {cost.ranks} ranks, {cost.samples} samples per group and part of a step; bytes of the fullest rank"
 
-    def known(size: int | None) -> str:
-        return "not known" if size is None else byte_text(size)
-
     for name, text in (
         ("parameters, buffers", byte_text(cost.parameters)),
         ("gradients", byte_text(cost.gradients)),
-        ("optimizer state", known(cost.optimizer)),
-        ("activations", known(cost.activations)),
-        ("at most in a step", known(cost.peak)),
-        ("inputs", byte_text(cost.inputs)),
-        ("all of these", byte_text(cost.memory)),
-        ("read per step", byte_text(cost.reads)),
+        ("gathered parameters", byte_text(cost.gathered)),
+        ("optimizer state", _known(cost.optimizer)),
+        ("activations", _known(cost.activations)),
+        ("at most in a step", _known(cost.peak)),
+        ("inputs", _known(cost.inputs)),
+        ("all of these", _at_least(cost)),
+        ("loaded ahead, host", _known(cost.ahead)),
+        ("read per step", _known(cost.reads)),
         ("FLOPs per step", f"{cost.flops:.4g}"),
     ):
         yield f"  {name:<20} {text:>12}"
+    if cost.lacks:
+        yield f"  not known, and not in all of these: {', '.join(cost.lacks)}"
     yield f"  {'collective':<20} {'axis':<12} {'ranks':>6} {'calls':>6} {'bytes given per step':>22}"
     for each in cost.exchanges:
         yield f"  {each.kind:<20} {each.axis:<12} {each.ranks:>6} {each.calls:>6} {each.bytes:>22,}"
@@ -205,13 +259,22 @@ def _lines(cost: Cost, time: StepTime | None) -> Iterator[str]:
         yield f"  predicted step: {time.text()}"
 
 
+def _known(size: int | None) -> str:
+    return "not known" if size is None else byte_text(size)
+
+
+def _at_least(cost: Cost) -> str:
+    """All memory, or what is known of it."""
+    return ("> " if cost.lacks else "") + byte_text(cost.memory)
+
+
 def _sweep_lines(rows: list[tuple[Cost, StepTime | None]], refused: list[dict[str, Any]]) -> Iterator[str]:
-    yield f"{'mesh':<34} {'memory':>10} {'read':>10} {'exchanged':>12} {'gradients':>11}  predicted step"
+    yield f"{'mesh':<34} {'memory':>12} {'read':>10} {'exchanged':>12} {'gradients':>11}  predicted step"
     for cost, time in rows[:SHOWN]:
         split = sum(each.bytes for each in cost.exchanges if each.axis != "gradients")
         yield (
-            f"{cost.mesh:<34} {byte_text(cost.memory):>10} {byte_text(cost.reads):>10} {byte_text(split):>12} "
-            f"{byte_text(cost.gradients):>11}  {time.text() if time else 'give --tflops, --gigabytes-per-s, --latency-us'}"
+            f"{cost.mesh:<34} {_at_least(cost):>12} {_known(cost.reads):>10} {byte_text(split):>12} "
+            f"{byte_text(cost.gradients):>11}  {time.text() if time else 'not known: give --ceilings and --network'}"
         )
     if len(rows) > SHOWN:
         yield f"{len(rows) - SHOWN} more (--format json has all)"

@@ -114,6 +114,11 @@ def _modules_counted(model: nn.Module | None, counter: FlopCounterMode, by_modul
             hook.remove()
 
 
+def formulas() -> dict[Any, Callable[..., int]]:
+    """Of each operator that counts the function that computes its FLOPs from its arguments and its result ``out_val``."""
+    return dict(FlopCounterMode(display=False, custom_mapping=FORMULAS).flop_registry)
+
+
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the calls of each operator that is not excluded by convention (`_excluded_by_convention`)."""
 

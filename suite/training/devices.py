@@ -128,6 +128,11 @@ class Feed:
         return packed.unpack()
 
 
+def loaded_ahead(threads: int) -> int:
+    """How many batches a pool of threads loads, or holds ready, beside the one that is used."""
+    return 2 * threads + 1
+
+
 def prefetch(
     load: Callable[[Item], Batch], items: Iterable[Item], *, threads: int, feed: Feed
 ) -> Iterator[tuple[Item, Batch]]:
@@ -151,13 +156,13 @@ def prefetch(
                 waiting.append((item, pool.submit(lambda each: feed.pack(load(each)), item)))
 
         try:
-            submit(2 * threads + 1)
+            submit(loaded_ahead(threads))
             while waiting or coming is not None:
                 item, packed = coming or take()
                 batch = feed.end(packed)
                 coming = take() if feed.copies and waiting and _is_loaded(waiting[0][1]) else None
                 yield item, batch
-                submit(2 * threads + 1)
+                submit(loaded_ahead(threads))
         finally:
             for _, future in waiting:
                 future.cancel()

@@ -25,6 +25,7 @@ INSTALL = "apt-get install -y slurm-wlm munge"
 
 SLURM_CONF = """\
 ClusterName=mlhpc
+FirstJobId={first_job}
 SlurmctldHost={host}({address})
 SlurmctldPort={ports[0]}
 SlurmUser={user}
@@ -126,7 +127,11 @@ def running_cluster(hosts: Mapping[str, Sequence[str]] | None = None) -> Iterato
                 f"NodeName=node[1-2] NodeHostname={host} NodeAddr=10.78.0.[1-2] Port={ports[1]} CPUs=1 State=UNKNOWN"
             )
         address = "127.0.0.1" if hosts is None else "10.78.0.254"
-        text = SLURM_CONF.format(root=folder, user=user, host=host, address=address, ports=ports, nodes=nodes)
+        # MPICH names its shared memory by job and step, and what a killed step leaves in /dev/shm stops the next one of that name
+        first_job = 1 + int.from_bytes(os.urandom(3)) * 3
+        text = SLURM_CONF.format(
+            root=folder, user=user, host=host, address=address, ports=ports, nodes=nodes, first_job=first_job
+        )
         (folder / "slurm.conf").write_text(text)
         for name in ("state", "spool/node1", "spool/node2"):
             (folder / name).mkdir(parents=True)

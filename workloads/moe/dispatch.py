@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from suite.training.parallel.skeleton import has_values
 from workloads.moe.config import DispatchMode, capacity_of
 from workloads.moe.router import Routing, tally
 
@@ -246,6 +247,14 @@ class _Decode(torch.autograd.Function):
             _weights(plan, weights_TK).to(rows_ND.dtype)[:, None]
         )  # of two types it takes a GPU three times as long
         return d_rows_ND, d_weights_TK.to(weights_TK.dtype), None
+
+
+def counts_on_host(rows_E: Tensor, rows: int) -> list[int]:
+    """The rows of each expert. Where tensors have no values (before a run) all experts have as many, the first ones the rest."""
+    if has_values(rows_E):
+        return rows_E.tolist()
+    each, rest = divmod(rows, len(rows_E))
+    return [each + (expert < rest) for expert in range(len(rows_E))]
 
 
 def _of_tokens(x_TD: Tensor, plan: Plan) -> Tensor:

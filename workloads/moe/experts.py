@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.errors import InputError
+from suite.training.parallel.skeleton import has_values
 from workloads.moe.activations import ACTIVATION_GRADIENTS, activate
 from workloads.moe.config import Activation, Backend
+from workloads.moe.dispatch import counts_on_host
 from workloads.moe.kernels.fused import Source, find_problem, run_fused
 
 GROUPED_ALIGNMENT_BYTES = 16  # F.grouped_mm refuses other strides
@@ -213,7 +215,8 @@ def _uniform(shape: tuple[int, ...], bound: float) -> nn.Parameter:
 
 def _loop(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
     """Multiply expert by expert on its slice of the rows, writing each product into the result."""
-    return _Loop.apply(rows_ND, rows_E.tolist(), activation, _aten_product, 1, *vars(weights).values())  # type: ignore[no-any-return, no-untyped-call]
+    counts = counts_on_host(rows_E, len(rows_ND))
+    return _Loop.apply(rows_ND, counts, activation, _aten_product, 1, *vars(weights).values())  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _onednn(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
@@ -221,7 +224,8 @@ def _onednn(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activ
     problem = onednn_problem(rows_ND)
     if problem is not None:
         raise InputError(f"backend onednn: {problem}; choose loop or bmm")
-    return _Loop.apply(rows_ND, rows_E.tolist(), activation, _onednn_product, ONEDNN_ROWS, *vars(weights).values())  # type: ignore[no-any-return, no-untyped-call]
+    counts = counts_on_host(rows_E, len(rows_ND))
+    return _Loop.apply(rows_ND, counts, activation, _onednn_product, ONEDNN_ROWS, *vars(weights).values())  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _aten_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
@@ -360,13 +364,13 @@ def _alone(window: Tensor, mine: slice) -> Tensor:
 
 def _put(place: Tensor, value: Tensor) -> None:
     """Copy, unless it was written there."""
-    if place.data_ptr() != value.data_ptr():
+    if not has_values(place) or place.data_ptr() != value.data_ptr():
         place.copy_(value)
 
 
 def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
     """One batched product; experts with fewer rows than the longest are padded with zeros."""
-    counts = rows_E.tolist()
+    counts = counts_on_host(rows_E, len(rows_ND))
     longest, width = max(counts), rows_ND.shape[1]
     if min(counts) == longest:
         places_N, padded_ND = None, rows_ND

@@ -3,46 +3,61 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.weak import WeakIdKeyDictionary
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within the body `now` are the bytes of living storages that were made in it, `peak` is the most that there were.
 
-    ``known``: tensors from before, which do not count. What an operator needs inside itself is not seen.
+    ``known``: tensors from before, which do not count. What an operator needs inside itself is not seen. What is made while
+    `label` is set counts in `labelled`, too. With ``formulas`` (`suite.performance.flops.formulas`) `flops` are counted in the
+    same pass: torch's own counter keeps what checkpointed blocks computed again until Python's collector finds it.
     """
 
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self, known: Iterable[Tensor] = (), formulas: Callable[[], dict[Any, Callable[..., int]]] = dict
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self._seen = WeakIdKeyDictionary()
+        self.now = self.peak = self.flops = 0
+        self.label = ""
+        self.labelled: Counter[str] = Counter()
+        self._formulas = formulas()
+        self._living: dict[int, Any] = {}  # by id of the storage, which is not used again while the reference is here
         for tensor in known:
-            self._seen[tensor.untyped_storage()] = True
+            self._watch(tensor.untyped_storage(), 0)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        found = func(*args, **kwargs or {})
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        formula = self._formulas.get(func.overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=found)
         for each in (found,) if isinstance(found, Tensor) else tree_iter(found):
             if isinstance(each, Tensor):
-                self._add(each)
+                storage = each.untyped_storage()
+                if id(storage) not in self._living:
+                    self._watch(storage, storage.nbytes())
         return found
 
-    def _add(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage in self._seen:
-            return
-        self._seen[storage] = True
-        size = storage.nbytes()
+    def _watch(self, storage: Any, size: int) -> None:
+        key, label = id(storage), self.label
+
+        def free(_: object) -> None:
+            del self._living[key]
+            self.now -= size
+            if label:
+                self.labelled[label] -= size
+
+        self._living[key] = weakref.ref(storage, free)
         self.now += size
         self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._free, size)
-
-    def _free(self, size: int) -> None:
-        self.now -= size
+        if label:
+            self.labelled[label] += size

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +19,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
-from suite.performance.flops import count
-from suite.performance.plans.memory import LiveBytes
-from suite.training.parallel.apply import apply, explained
-from suite.training.parallel.data import clip_gradients, give_norms
+from suite.performance.plans.rehearsal import Passes, Update, gather_and_scatter, run_passes, run_update
+from suite.training.devices import loaded_ahead
+from suite.training.parallel.apply import apply, explained, trace_unsplit
 from suite.training.parallel.exchange import Note
+from suite.training.parallel.plan import ParallelPlan
 from suite.training.parallel.products import note_exchanges
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta, build_without_memory
-from suite.training.parallel.states import ShardedStates, names_of, opened, sharded_modules
+from suite.training.parallel.states import ShardedStates, gathered_bytes
 from suite.workload import Workload, load_workload
 
 GRADIENTS = "gradients"
+Updated = tuple["Update | None", tuple["Exchange", ...]]
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,13 @@ class Exchange:
 class Cost:
     """One rank's bytes and FLOPs in one step. ``reads``: of its samples; ``activations``: kept for the backward pass.
 
-    ``peak``: the most of activations, gradients and temporary tensors at any moment of a step. Both are None if the loss cannot
-    run on tensors without memory; ``flops`` are those of the workload's closed form then.
+    ``ahead``: of batches that the loader holds on the host, at most; on a CPU they lie in the same memory as all others.
+
+    ``gathered``: whole parameters that are there at once where states are in pieces. ``optimizer``: its state, and the moving
+    average of the weights. ``peak``: the most of activations, gathered parameters, gradients and temporary tensors at any moment
+    of a step. None: not known, because the loss or the optimizer cannot run on tensors without memory, or because the plan
+    names no inputs; ``flops`` are those of the workload's closed form then. ``traffic``: compulsory bytes of the workload's closed
+    form, divided evenly over the ranks of a sample.
     """
 
     mesh: str
@@ -56,19 +63,28 @@ class Cost:
     samples: int
     parameters: int
     gradients: int
+    gathered: int
     optimizer: int | None
     activations: int | None
     peak: int | None
-    inputs: int
-    reads: int
+    inputs: int | None
+    ahead: int | None
+    reads: int | None
     flops: float
+    traffic: float
     exchanges: tuple[Exchange, ...]
 
     @property
     def memory(self) -> int:
-        """Bytes of everything that lives when there is most of it."""
-        beside = self.gradients if self.peak is None else max(self.peak, self.gradients)
-        return self.parameters + (self.optimizer or 0) + self.inputs + beside
+        """Bytes of everything that lives when there is most of it, but for what is in `lacks` and batches loaded ahead."""
+        beside = max(self.gathered, self.gradients) if self.peak is None else self.peak
+        return self.parameters + (self.optimizer or 0) + (self.inputs or 0) + beside
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """What is not known and not in `memory`."""
+        parts = {"activations": self.peak, "optimizer state": self.optimizer, "inputs": self.inputs}
+        return tuple(name for name, size in parts.items() if size is None)
 
     def exchanged(self) -> dict[str, float]:
         """``<kind>_calls`` and ``<kind>_bytes`` of all exchanges but that of gradients, as a run counts them."""
@@ -98,8 +114,13 @@ class _Notes:
         self.found = {}
 
 
-def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Cost:
-    """Predict one step of the rank that ``parallel`` is of, in torch's default precision. InputError if the plan does not fit."""
+def predict(
+    descriptor: Descriptor, config: RunConfig, parallel: Parallel, updates: dict[tuple[int, int], Updated] | None = None
+) -> Cost:
+    """Predict one step of the rank that ``parallel`` is of, in torch's default precision. InputError if the plan does not fit.
+
+    ``updates`` keeps the optimizer's step by ranks that hold the states and piece: ranks with the same piece take the same one.
+    """
     config = config.model_copy(
         update={"channels_last": False}
     )  # the same bytes; fake parameters cannot change their layout
@@ -109,44 +130,49 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Co
     samples = config.global_batch_size // parallel.mesh.data_size // parts
     note = _Notes()
     workload: Workload = load_workload(descriptor)(config)
+    work, unsplit = workload.work(), build_on_meta(descriptor, config)[1] if parallel.is_split else None
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_without_memory(workload)
-        apply(parallel, model, workload, lambda: build_on_meta(descriptor, config)[1], note=note)
+        apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note)
         wrapped = ShardedStates(model) if parallel.has_parts else model
         batch = _batch(parallel, samples)
-        if batch:
-            with explained():
-                step = _step(wrapped, workload, batch, config)
-        else:
-            step = _Step(None, None, workload.work().executed_flops * samples / parallel.mesh.tensor)
-            _gather_and_scatter(model)
+        with explained():
+            kept = parts > 1 or (size > 1 and not parallel.has_parts)
+            passes = run_passes(wrapped, workload, batch, config, kept_gradients=kept) if batch else None
+        if passes is None:
+            note.found = {}
+            gather_and_scatter(model)
+            passes = Passes(None, gathered_bytes(model), None, work.executed_flops * samples / parallel.mesh.tensor)
             if parallel.mesh.tensor > 1:
                 _note_products(parallel, config, model, samples, note)
-        exchanges = list(note.take(parts))
-        exchanges += [
-            Exchange("loss", kind, size, own.calls * parts, own.bytes_per_rank * size * parts)
-            for kind, own in plan.exchanges.items()
-            if size > 1
-        ]
-        optimizer = _optimizer_bytes(workload, model)
-        exchanges += note.take(1)
+        exchanges = [*note.take(parts), *_of_the_loss(plan, size, parts)]
+        place = (parallel.mesh.shard, parallel.mesh.piece)
+        updates = {} if updates is None else updates
+        if place not in updates:
+            updates[place] = run_update(workload, model), tuple(note.take(1))
+        update, sent = updates[place]
+        exchanges += sent
     parameters = list(model.parameters())
     gradients = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     if size > 1 and not parallel.has_parts:
         exchanges.append(Exchange(GRADIENTS, "all_reduce", size, 1, gradients))
-    inputs = sum(tensor.nbytes for tensor in batch.values())
+    inputs = sum(tensor.nbytes for tensor in batch.values()) if batch else None
+    updating = gradients + (0 if update is None else update.temporary)
     return Cost(
         mesh=parallel.mesh.text(),
         ranks=size,
         samples=samples,
         parameters=sum(parameter.nbytes for parameter in parameters) + sum(each.nbytes for each in model.buffers()),
         gradients=gradients,
-        optimizer=optimizer,
-        activations=step.activations,
-        peak=step.peak,
+        gathered=passes.gathered,
+        optimizer=None if update is None else update.state,
+        activations=passes.activations,
+        peak=None if passes.peak is None else max(passes.peak, updating),
         inputs=inputs,
-        reads=inputs * parts,
-        flops=step.flops * parts,
+        ahead=None if inputs is None else inputs * loaded_ahead(config.loader_threads),
+        reads=None if inputs is None else inputs * parts,
+        flops=passes.flops * parts,
+        traffic=work.algorithmic_bytes * samples * parts / parallel.mesh.parts,
         exchanges=tuple(exchanges),
     )
 
@@ -161,6 +187,12 @@ def _note_products(parallel: Parallel, config: RunConfig, model: nn.Module, samp
     note_exchanges(model, plan.tensor, parallel.extents, samples, parallel.mesh.tensor, note)
 
 
+def _of_the_loss(plan: ParallelPlan, ranks: int, parts: int) -> Iterator[Exchange]:
+    """What the workload's loss exchanges itself, as the plan states it."""
+    for kind, own in plan.exchanges.items() if ranks > 1 else ():
+        yield Exchange("loss", kind, ranks, own.calls * parts, own.bytes_per_rank * ranks * parts)
+
+
 def _batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
     """A batch of this rank without memory; empty if the plan does not say what is in one."""
     default = torch.get_default_dtype()
@@ -171,64 +203,32 @@ def _batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
 
 
 def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Cost:
-    """Predict the rank that has most: in the middle of a sample (neighbours on both sides) or at its end (the largest part)."""
+    """Predict the rank that has most: in the middle of a sample (neighbours on both sides) or at its end (the largest part).
+
+    Where all parts of every layer are equal that is the middle.
+    """
     mesh = parallel.mesh
-    places = {tuple(parts // 2 for parts in mesh.spatial), tuple(parts - 1 for parts in mesh.spatial)}
+    places = {tuple(parts // 2 for parts in mesh.spatial)}
+    if max(mesh.spatial, default=1) > 2 and not _parts_are_equal(descriptor, config, parallel):
+        places.add(tuple(parts - 1 for parts in mesh.spatial))
     ranks = {_rank(place, mesh.spatial) for place in places}
-    costs = [predict(descriptor, config, replace(parallel, mesh=replace(mesh, rank=rank))) for rank in sorted(ranks)]
+    updates: dict[tuple[int, int], Updated] = {}
+    costs = [
+        predict(descriptor, config, replace(parallel, mesh=replace(mesh, rank=rank)), updates) for rank in sorted(ranks)
+    ]
     return max(costs, key=lambda cost: (cost.memory, sum(each.bytes for each in cost.exchanges)))
+
+
+def _parts_are_equal(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> bool:
+    """True if the ranks of a sample have as many positions of each tensor, but of those that all of them have whole."""
+    try:
+        with explained():
+            found = trace_unsplit(parallel, build_on_meta(descriptor, config)[1])
+    except InputError:  # `predict` says it better
+        return False
+    extents = [each for call in found.calls for each in (call.before, call.after) if set(each) != {1}]
+    return all(n % parts == 0 for each in extents for n, parts in zip(each, parallel.mesh.spatial, strict=True))
 
 
 def _rank(place: tuple[int, ...], parts: tuple[int, ...]) -> int:
     return sum(at * math.prod(parts[d + 1 :]) for d, at in enumerate(place))
-
-
-@dataclass(frozen=True)
-class _Step:
-    activations: int | None
-    peak: int | None
-    flops: float
-
-
-def _step(model: nn.Module, workload: Workload, batch: Mapping[str, Tensor], config: RunConfig) -> _Step:
-    """Bytes that live after the forward pass and at most, parameters and inputs left out; and FLOPs of both passes."""
-    live = LiveBytes((*model.parameters(), *model.buffers(), *batch.values()))
-    kept = 0
-
-    def passes() -> None:
-        nonlocal kept
-        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
-            loss = workload.loss(model, batch)
-        kept = live.now
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    model.train()
-    with live:
-        found = count(passes)
-    return _Step(kept, live.peak, found.flops)
-
-
-def _gather_and_scatter(model: nn.Module) -> None:
-    """Gather all parameters and scatter their gradients, as a step does whose layers gather nothing themselves."""
-    with opened(model):
-        whole = [getattr(module, name) for module in sharded_modules(model) for name in names_of(module)]
-        total = torch.stack([tensor.sum() for tensor in whole if tensor.requires_grad]).sum() if whole else None
-    if total is not None:
-        total.backward()  # type: ignore[no-untyped-call]
-
-
-def _optimizer_bytes(workload: Workload, model: nn.Module) -> int | None:
-    """Bytes of the optimizer's state after a step. None if the optimizer cannot take one on tensors without memory."""
-    for parameter in model.parameters():
-        parameter.grad = torch.empty_like(parameter)
-    optimization = workload.build_optimizer(model, 1)
-    optimizer = optimization.optimizer
-    give_norms(optimizer, model)
-    try:
-        if optimization.clip_norm is not None:
-            clip_gradients(model, (), optimization.clip_norm)
-        optimizer.step()
-    except (RuntimeError, TypeError, ValueError):  # an optimizer that looks at values
-        return None
-    tensors = (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
-    return sum(tensor.nbytes for tensor in tensors)

@@ -1,7 +1,8 @@
-"""Predicts the time of a step under a plan from three numbers of a machine. Closed forms, no overlap, no interval: a guide.
+"""Predicts the time of a step under a plan from what a machine can do, with an interval. Closed forms.
 
-Neighbours exchange at once: latency plus bytes over bandwidth per call. All-gather and all-reduce are those of
-`suite.performance.cost_model`, with all ranks on nodes of their own.
+Neighbours exchange at once: latency plus bytes over bandwidth per call. All-gather, reduce-scatter and all-reduce are rings, those
+of `suite.performance.cost_model`. Ranks of one sample, and those that hold states together, are consecutive: as many as a node
+has exchange inside it.
 """
 
 from __future__ import annotations
@@ -9,69 +10,101 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from suite.performance.cost_model import Network, all_gather, all_reduce
-from suite.performance.plans.predict import Cost, Exchange
+from suite.performance.cost_model import all_gather, all_reduce
+from suite.performance.plans.machine import Machine
+from suite.performance.plans.predict import GRADIENTS, Cost, Exchange
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step: computing, exchanges of parts of samples, all-reduce of gradients; none hides another."""
+    """Seconds of a step: FLOPs, memory traffic, exchanges of parts of samples or states, gradients' all-reduce, reading.
+
+    None: not known.
+    ``total_s``: the longer of FLOPs and traffic, then all exchanges; reading is hidden if it is shorter. ``low_s``: all of these at
+    their best and at once. ``high_s``: one after another at their worst; None: not known, `why` says it.
+    """
 
     compute_s: float
+    memory_s: float | None
     exchange_s: float
     gradients_s: float
+    reading_s: float | None
+    low_s: float
+    high_s: float | None
+    why: str = ""
 
     @property
     def total_s(self) -> float:
-        """The sum."""
-        return self.compute_s + self.exchange_s + self.gradients_s
+        """The step."""
+        own = max(self.compute_s, self.memory_s or 0.0) + self.exchange_s + self.gradients_s
+        return max(own, self.reading_s or 0.0)
 
     @property
     def bound(self) -> str:
         """What takes longest."""
-        parts = {"computing": self.compute_s, "exchange": self.exchange_s, "gradients": self.gradients_s}
+        parts = {
+            "computing": self.compute_s,
+            "memory": self.memory_s or 0.0,
+            "exchange": self.exchange_s,
+            "gradients": self.gradients_s,
+            "reading": self.reading_s or 0.0,
+        }
         return max(parts, key=parts.__getitem__)
 
     def text(self) -> str:
         """One line for people."""
-        return (
-            f"{self.total_s * 1e3:.4g} ms = computing {self.compute_s * 1e3:.4g} + exchange {self.exchange_s * 1e3:.4g} "
-            f"+ gradients {self.gradients_s * 1e3:.4g}; bound by {self.bound} (modelled, nothing overlaps)"
-        )
+        parts = [("computing", self.compute_s), ("memory", self.memory_s), ("exchange", self.exchange_s)]
+        parts += [("gradients", self.gradients_s), ("reading", self.reading_s)]
+        said = ", ".join(f"{name} {seconds * 1e3:.4g}" for name, seconds in parts if seconds is not None)
+        high = "not known" if self.high_s is None else f"{self.high_s * 1e3:.4g}"
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.total_s * 1e3:.4g} ms, from {self.low_s * 1e3:.4g} to {high}{why}: {said}; bound by {self.bound} (modelled)"
 
     def row(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self) | {"total_s": self.total_s, "bound": self.bound}
 
 
-@dataclass(frozen=True)
-class Machine:
-    """FLOP/s that a rank reaches, bytes/s of its link, seconds of a message's latency."""
+def predict_time(machine: Machine, cost: Cost) -> StepTime:
+    """The time of one step on a machine."""
+    gradients = sum(_exchange_s(machine, each) for each in cost.exchanges if each.axis == GRADIENTS)
+    exchange = sum(_exchange_s(machine, each) for each in cost.exchanges if each.axis != GRADIENTS)
+    sent, factor = gradients + exchange, machine.network_factor
+    memory, storage, reads = machine.memory, machine.storage, cost.reads
+    reading = None if storage is None or reads is None else reads / storage.value
+    low = max(
+        cost.flops / machine.flops.high,
+        0.0 if memory is None else cost.traffic / memory.high,
+        sent / factor,
+        0.0 if storage is None or reads is None else reads / storage.high,
+    )
+    worst = cost.flops / machine.flops.low + (0.0 if memory is None else cost.traffic / memory.low) + sent * factor
+    worst += 0.0 if storage is None or reads is None else reads / storage.low
+    beyond = machine.carried_ranks is not None and sent > 0 and cost.ranks > machine.carried_ranks
+    why = "what part of the compute roof a step reaches is not stated" if not machine.is_reached else ""
+    why = f"the network was fitted for at most {machine.carried_ranks} ranks" if beyond else why
+    return StepTime(
+        compute_s=cost.flops / machine.flops.value,
+        memory_s=None if memory is None else cost.traffic / memory.value,
+        exchange_s=exchange,
+        gradients_s=gradients,
+        reading_s=reading,
+        low_s=low,
+        high_s=None if why else worst,
+        why=why,
+    )
 
-    flops: float
-    bandwidth: float
-    latency_s: float
 
-    def predict(self, cost: Cost) -> StepTime:
-        """The time of one step."""
-        parts = [self._exchange_s(each) for each in cost.exchanges if each.axis != "gradients"]
-        gradients = [self._exchange_s(each) for each in cost.exchanges if each.axis == "gradients"]
-        return StepTime(cost.flops / self.flops, sum(parts), sum(gradients))
-
-    def _exchange_s(self, each: Exchange) -> float:
-        network = Network(
-            ranks_per_node=1,
-            inter_latency_s=self.latency_s,
-            inter_bandwidth=self.bandwidth,
-            intra_latency_s=self.latency_s,
-            intra_bandwidth=self.bandwidth,
-            memory_bandwidth=self.bandwidth,
-            launch_s=0.0,
-            two_level_latency_s=self.latency_s,
-        )
-        one = each.bytes / each.calls
-        if each.kind == "all_gather":
-            return each.calls * all_gather(network, each.ranks, one * each.ranks).total_s
-        if each.kind == "all_reduce":
-            return each.calls * all_reduce(network, each.ranks, one).total_s
-        return each.calls * (self.latency_s + one / self.bandwidth)
+def _exchange_s(machine: Machine, each: Exchange) -> float:
+    network, one = machine.network, each.bytes / each.calls
+    if each.kind == "all_gather":
+        return each.calls * all_gather(network, each.ranks, one * each.ranks).total_s
+    if each.kind == "reduce_scatter":
+        return each.calls * all_gather(network, each.ranks, one).total_s
+    if each.kind == "all_reduce":
+        return each.calls * all_reduce(network, each.ranks, one).total_s
+    inside = each.ranks <= network.ranks_per_node
+    latency = network.intra_latency_s if inside else network.inter_latency_s
+    return each.calls * (
+        network.launch_s + latency + one / (network.intra_bandwidth if inside else network.inter_bandwidth)
+    )

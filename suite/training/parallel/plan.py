@@ -7,6 +7,7 @@ parts are gathered, and what the loss of a rank is. The model knows nothing of i
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ from suite.files import YamlSource, first_error
 
 VERSION = 1
 SAMPLE = "sample"
+EXTENT = re.compile(r"(?P<name>\w+)(?P<each> \* samples)?(?: \+ (?P<more>[1-9]\d*))?")
 
 
 class _Part(BaseModel):
@@ -29,7 +31,7 @@ class Input(_Part):
     """One tensor of a batch: its dimensions by name, and its type."""
 
     dims: tuple[str, ...] = Field(min_length=1)
-    dtype: Literal["int16", "uint8", "int64", "float32"]
+    dtype: Literal["int8", "int16", "uint8", "int64", "float32", "float64"]
     evaluation: Literal["split", "whole"] = Field("split", description="whole: every rank has all of it in evaluations")
 
 
@@ -82,7 +84,7 @@ class ParallelPlan(_Part):
     mesh: str = ""
     split: tuple[str, ...] = ()
     extents: dict[str, int | str] = Field(
-        {}, description="positions of each dimension, or the hyperparameter that says"
+        {}, description="positions of each dimension, or what says so: HYPERPARAMETER[ * samples][ + N]"
     )
     inputs: dict[str, Input] = Field({}, description="tensors of a batch; the model's first")
     parameters: dict[str, Literal["replicate", "shard"] | Cut] = Field(
@@ -124,10 +126,15 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
         lacking = [each for each in given.dims if each != SAMPLE and each not in plan.extents]
         if lacking:
             raise InputError(f"{source.where('inputs', name)}: dimension {lacking[0]!r} has no entry under extents")
-        if given.dims[0] != SAMPLE:
+        if plan.split and given.dims[0] != SAMPLE:
             raise InputError(
                 f"{source.where('inputs', name)}: the first dimension is {given.dims[0]!r}: expected sample"
             )
+    growing = [name for name, value in plan.extents.items() if isinstance(value, str) and "* samples" in value]
+    if plan.split and growing:
+        raise InputError(
+            f"{source.where('extents', growing[0])}: {growing[0]!r} grows with the samples: a plan with split cannot have it"
+        )
     for name in plan.split:
         if name not in plan.extents:
             raise InputError(f"{source.where('split')}: dimension {name!r} has no entry under extents")
@@ -159,13 +166,39 @@ def _check_tensor(tensor: TensorPlan, plan: ParallelPlan, source: YamlSource) ->
 
 
 def extents_of(plan: ParallelPlan, config: RunConfig) -> dict[str, int]:
-    """The positions of each dimension at the config's size. InputError for a hyperparameter that does not exist."""
-    known = config.hyperparameters.model_dump()
-    found: dict[str, int] = {}
-    for name, value in plan.extents.items():
-        number = known.get(value) if isinstance(value, str) else value
-        if not isinstance(number, int) or number < 1:
-            counts = [key for key, each in known.items() if isinstance(each, int) and not isinstance(each, bool)]
-            raise InputError(f"plan: extents.{name}: {unknown('hyperparameter', str(value), counts)}")
-        found[name] = number
-    return found
+    """The positions of each dimension at the config's size, but of those that grow with the samples of a batch.
+
+    Inputs with a dimension of no positions are in no batch. InputError for a hyperparameter that does not exist.
+    """
+    found = {name: _extent(plan, config, name) for name in plan.extents}
+    return {name: int(number) + more for name, (number, each, more) in found.items() if not each}
+
+
+def growing_extents_of(plan: ParallelPlan, config: RunConfig) -> dict[str, tuple[float, int]]:
+    """Of each dimension that grows with the samples of a batch: positions per sample, the mean over samples, and how many more."""
+    found = {name: _extent(plan, config, name) for name in plan.extents}
+    return {name: (number, more) for name, (number, each, more) in found.items() if each}
+
+
+def _extent(plan: ParallelPlan, config: RunConfig, name: str) -> tuple[float, bool, int]:
+    """Positions of a dimension, whether they are those of each sample, and how many more there are."""
+    value = plan.extents[name]
+    number: float
+    if isinstance(value, int):
+        number, each, more = value, False, 0
+    else:
+        match = EXTENT.fullmatch(value)
+        if match is None:
+            raise InputError(
+                f"plan: extents.{name}: {value!r}: expected a number or HYPERPARAMETER[ * samples][ + N], such as width + 1"
+            )
+        each, more = match["each"] is not None, int(match["more"] or 0)
+        known = config.hyperparameters.model_dump()
+        kinds = (int, float) if each else (int,)
+        numbers = {key: n for key, n in known.items() if isinstance(n, kinds) and not isinstance(n, bool)}
+        if match["name"] not in numbers:
+            raise InputError(f"plan: extents.{name}: {unknown('hyperparameter', match['name'], list(numbers))}")
+        number = numbers[match["name"]]
+    if number + more < (1 if name in plan.split else 0):
+        raise InputError(f"plan: extents.{name}: {value} is {number + more}: expected at least 1")
+    return number, each, more

@@ -11,7 +11,15 @@ from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.training.parallel.mesh import DATA, SHARD, SPATIAL, TENSOR, Interval, Mesh, parse_mesh, part_of
-from suite.training.parallel.plan import SAMPLE, Cut, ParallelPlan, extents_of, find_plan, read_plan
+from suite.training.parallel.plan import (
+    SAMPLE,
+    Cut,
+    ParallelPlan,
+    extents_of,
+    find_plan,
+    growing_extents_of,
+    read_plan,
+)
 
 Slabs = Mapping[str, tuple[Interval, ...]]
 
@@ -25,6 +33,7 @@ class Parallel:
     name: str = ""
     sha256: str = ""
     extents: Mapping[str, int] = field(default_factory=dict)
+    growing: Mapping[str, tuple[float, int]] = field(default_factory=dict)  # of dimensions that grow with the samples
 
     @staticmethod
     def of(config: RunConfig, descriptor: Descriptor, rank: int, ranks: int) -> Parallel:
@@ -46,7 +55,8 @@ class Parallel:
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} splits no products: leave {TENSOR} out")
         if mesh.tensor > 1 and plan.recompute:
             raise InputError(f"--mesh {mesh.text()}: recomputed blocks cannot have split products: remove recompute")
-        return Parallel(mesh, plan, path.stem, sha256, extents_of(plan, config))
+        extents, growing = extents_of(plan, config), growing_extents_of(plan, config)
+        return Parallel(mesh, plan, path.stem, sha256, extents, growing)
 
     @property
     def is_split(self) -> bool:
@@ -95,12 +105,19 @@ class Parallel:
         }
 
     def shapes(self, samples: int, *, split: bool) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and type, by its name in torch, of each input of a batch: of this rank, or of the whole sample."""
+        """Shape and type, by its name in torch, of each input of a batch: of this rank, or of the whole sample.
+
+        Where the positions of samples differ they are those of samples of the mean size.
+        """
         assert self.plan is not None
         slabs = self.slabs(evaluation=False) if split else {}
         found: dict[str, tuple[tuple[int, ...], str]] = {}
+        known = {**self.extents, SAMPLE: samples}
+        known |= {name: round(samples * each) + more for name, (each, more) in self.growing.items()}
         for name, given in self.plan.inputs.items():
-            whole = tuple(samples if each == SAMPLE else self.extents[each] for each in given.dims)
+            whole = tuple(known[each] for each in given.dims)
+            if 0 in whole:
+                continue
             shape = (samples, *(high - low for low, high in slabs[name])) if name in slabs else whole
             found[name] = (shape, given.dtype)
         return found

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.config import RunConfig
@@ -18,13 +19,18 @@ from suite.world import World
 ALONE = World("plan", 0, 1, 0, 1, 0, 1, ("plan",), Alone(), Alone())
 
 
+def has_values(tensor: Tensor) -> bool:
+    """False for a tensor without memory, on meta or fake."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
 class _MadeUp(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Reading a value out of a tensor gives 1, or False: initialisations look at values, and tensors without memory have none."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and (args[0].is_meta or "Fake" in type(args[0]).__name__):
+        if func is torch.ops.aten._local_scalar_dense.default and not has_values(args[0]):
             return False if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
         return func(*args, **kwargs or {})
 

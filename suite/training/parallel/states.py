@@ -237,6 +237,18 @@ def pieces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, torch.Size, Ho
                     yield _dotted(path, name), piece, shape, unit.holders
 
 
+def gathered_bytes(model: nn.Module) -> int:
+    """Bytes of the whole parameters that one gathering leaves, padding included: of the largest layer, or of all per step."""
+    units = [(unit, module) for module in sharded_modules(model) for unit in getattr(module, UNITS)]
+    sizes = [
+        unit.columns()[-1][1] * unit.holders.pieces * next(iter(module.parameters(recurse=False))).element_size()
+        for unit, module in units
+        if unit.holders.shard is not None
+    ]
+    by_layer = any(_open in module._forward_pre_hooks.values() for _, module in units)
+    return max(sizes, default=0) if by_layer else sum(sizes)
+
+
 @contextmanager
 def opened(model: nn.Module) -> Iterator[None]:
     """Within the body the whole model is there, gathered in buckets. All ranks enter it."""
@@ -350,9 +362,9 @@ class ShardedStates(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.module, self._recall = model, Recall()
-        self._by_layer = any(_open in module._forward_pre_hooks.values() for module in sharded_modules(model))
+        self.by_layer = any(_open in module._forward_pre_hooks.values() for module in sharded_modules(model))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The model's forward pass."""
-        with self._recall.active() if self._by_layer else opened(self.module):
+        with self._recall.active() if self.by_layer else opened(self.module):
             return self.module(*inputs, **named)

@@ -86,6 +86,18 @@ def test_a_sweep_lists_every_legal_mesh_and_says_why_others_are_not() -> None:
         (["--plan", "none"], "unknown plan 'none'"),
         (["--sweep"], "--sweep needs --nodes"),
         (["--tflops", "1"], "belong together"),
+        (
+            ["--tflops", "2-1", "--gigabytes-per-s", "1", "--latency-us", "1"],
+            "--tflops 2-1: expected a positive number",
+        ),
+        (["--ceilings", "none.json"], "--ceilings and --network belong together"),
+        (["--reached", "0.5"], "belong together, and --reached to them"),
+        (["--ceilings", "a", "--network", "b", "--reached", "1.5"], "--reached 1.5: expected at most 1"),
+        (["--ceilings", "none.json", "--network", "none.json"], "none.json: cannot be read"),
+        (
+            ["--ceilings", "a", "--network", "b", "--tflops", "1", "--gigabytes-per-s", "1", "--latency-us", "1"],
+            "one kind",
+        ),
     ],
 )
 def test_what_is_not_legal_is_refused_in_one_line(options: list[str], reason: str) -> None:
@@ -118,6 +130,7 @@ WRONG = {
     "a boundary too late": ("at: input", "at: output", "the model cannot take what"),
     "an unknown boundary": ("hidden.0", "hidden.7", "boundary 'hidden.7' is no module"),
     "a boundary that lacks a dimension": ("d, h, w, channel]}  #", "d, h, channel]}  #", "does not name dimension 'w'"),
+    "an extent that grows": ("channel: 4", "channel: conv_channels * samples", "cannot have it"),
     "a parameter without pattern": ("convolutions.*", "convs.*", "add 'convolutions.0.*: replicate'"),
     "a parameter with two patterns": ("  hidden.*", "  h*", "narrow|matched"),
 }
@@ -153,11 +166,54 @@ def test_pieces_of_states_are_the_closed_forms() -> None:
     ][0]
     assert split["gradients"] == pytest.approx(whole["gradients"] / 4, rel=1e-3)
     assert split["optimizer"] == pytest.approx(whole["optimizer"] / 4, rel=1e-2)
+    assert split["gathered"] == 4 * split["gradients"]  # all parameters, padded to four equal pieces
+    assert whole["gathered"] == 0
+    assert split["activations"] == whole["activations"]  # those that are gathered do not count as activations
+    assert split["peak"] > split["activations"] + split["gathered"] * 0.5
+    assert split["lacks"] == whole["lacks"] == []
     exchanges = {each["kind"]: each for each in split["exchanges"]}
     assert exchanges["all_gather"]["bytes"] == split["gradients"]
     assert exchanges["reduce_scatter"]["bytes"] == 4 * split["gradients"]
     assert exchanges["all_gather"]["axis"] == exchanges["reduce_scatter"]["axis"] == "shard"
     assert [each["axis"] for each in whole["exchanges"]] == ["gradients"]
+
+
+def test_what_is_not_known_is_told_beside_a_total_that_lacks_it(tmp_path: Path) -> None:
+    text = find_plan(descriptor("moe_lm"), "sharded").read_text()
+    path = tmp_path / "mine.yaml"
+    path.write_text(re.sub(r"extents:.*\ninputs:\n.*\n", "", text))
+    done = mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", path, "--mesh", "shard=2")
+    lines = {line.strip().rpartition("  ")[0].strip(): line.split()[-2:] for line in done.stdout.splitlines()}
+    assert lines["activations"] == lines["at most in a step"] == lines["inputs"] == ["not", "known"]
+    assert "not known, and not in all of these: activations, inputs" in done.stdout
+    assert re.search(r"all of these +> \d", done.stdout)
+    known = json.loads(mlhpc("plan", "moe_lm", "--size", "smoke", "--mesh", "shard=2", "--format", "json").stdout)
+    lacking = json.loads(
+        mlhpc(*("plan", "moe_lm", "--size", "smoke", "--plan", path, "--mesh", "shard=2", "--format", "json")).stdout
+    )
+    (known,), (lacking,) = known["plans"], lacking["plans"]
+    assert lacking["gathered"] == known["gathered"] == 461056
+    assert lacking["exchanges"] == known["exchanges"]
+    assert lacking["memory"] < known["memory"]
+
+
+@pytest.mark.parametrize(
+    ("extent", "reason"),
+    [
+        ("context - 1", "expected a number or HYPERPARAMETER"),
+        ("context + 0", "expected a number or HYPERPARAMETER"),
+        ("samples * context", "expected a number or HYPERPARAMETER"),
+        ("contexts + 1", "extents.position: unknown hyperparameter 'contexts'"),
+        ("learning_rate + 1", "extents.position: unknown hyperparameter 'learning_rate'"),
+    ],
+)
+def test_an_extent_that_says_nothing_is_refused(extent: str, reason: str, tmp_path: Path) -> None:
+    text = find_plan(descriptor("moe_lm"), "sharded").read_text()
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace("context + 1", extent))
+    done = mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", path, "--mesh", "shard=2")
+    assert done.returncode == 2
+    assert reason in done.stderr
 
 
 def test_a_sweep_of_a_plan_that_shards_tries_every_number_of_holders() -> None:

@@ -1,0 +1,163 @@
+"""What a machine can do, as far as a plan's time needs it: read from a ceilings file and from a fit of its network. No torch.
+
+The ceilings file is that of `mlhpc ceilings` (docs/ceilings.md), the fit what `mlhpc network SWEEP --format json` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from suite.errors import InputError
+from suite.files import read_json_document
+from suite.performance.cost_model import Network
+
+
+@dataclass(frozen=True)
+class Span:
+    """A value and the ends of what it may be."""
+
+    low: float
+    value: float
+    high: float
+
+    @staticmethod
+    def of(low: float, high: float) -> Span:
+        """The span whose value is the geometric mean of its ends."""
+        return Span(low, (low * high) ** 0.5, high)
+
+    def times(self, other: Span) -> Span:
+        """The product, both errors in one direction."""
+        return Span(self.low * other.low, self.value * other.value, self.high * other.high)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of one rank while all work: FLOP/s, memory and storage in bytes/s (None: not known); its links; where it is from.
+
+    ``is_reached``: ``flops`` is what the workload reaches, so that the longest time is known; else it is a roof. Times on the
+    network are known within a factor of ``network_factor``, on up to ``carried_ranks`` ranks.
+    """
+
+    flops: Span
+    network: Network
+    memory: Span | None = None
+    storage: Span | None = None
+    is_reached: bool = True
+    network_factor: float = 1.0
+    carried_ranks: int | None = None
+    sources: tuple[str, ...] = ()
+
+
+def stated_network(bandwidth: float, latency_s: float) -> Network:
+    """Links of bytes/s and seconds that are alike inside and between nodes."""
+    return Network(
+        ranks_per_node=1,
+        inter_latency_s=latency_s,
+        inter_bandwidth=bandwidth,
+        intra_latency_s=latency_s,
+        intra_bandwidth=bandwidth,
+        memory_bandwidth=bandwidth,
+        launch_s=0.0,
+        two_level_latency_s=latency_s,
+    )
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Roof(_Lenient):
+    resource: str
+    name: str
+    mode: str
+    value: float = Field(gt=0, allow_inf_nan=False)
+    slowest: float = Field(gt=0, allow_inf_nan=False)
+    best: float = Field(gt=0, allow_inf_nan=False)
+    dtype: str | None = None
+    capacity_bytes: int | None = None
+
+    @property
+    def span(self) -> Span:
+        """From the slowest rank's median to the best repetition."""
+        return Span(min(self.slowest, self.value), self.value, max(self.best, self.value))
+
+
+class _Ceilings(_Lenient):
+    version: Literal[1]
+    kind: Literal["ceilings"]
+    system: str
+    date: str
+    roofs: tuple[_Roof, ...]
+
+    def of(self, resource: str) -> list[_Roof]:
+        """The roofs of one resource, the highest first."""
+        return sorted((roof for roof in self.roofs if roof.resource == resource), key=lambda roof: -roof.value)
+
+
+class _Errors(_Lenient):
+    largest: float = Field(ge=0, allow_inf_nan=False)
+
+
+class _Carried(_Lenient):
+    ranks: int = Field(ge=1)
+
+
+class _Fit(_Lenient):
+    sweep: str
+    ranks: int = Field(ge=1)
+    network: dict[str, Any]
+    errors: tuple[_Errors, ...] = Field(min_length=1)
+    extrapolated: tuple[_Carried, ...]
+
+
+class _Fits(_Lenient):
+    version: Literal[1]
+    fits: tuple[_Fit, ...] = Field(min_length=1, max_length=1)
+
+
+def read_machine(ceilings: Path, network: Path, precision: str, reached: Span | None) -> Machine:
+    """Read a machine. ``reached``: the part of the compute roof that the workload's step reaches; None: not known.
+
+    InputError if a file is damaged or lacks the number format.
+    """
+    file = read_json_document(ceilings, _Ceilings, "ceilings", 1)
+    fitting = [roof for roof in file.of("compute") if roof.dtype == precision]
+    if not fitting:
+        measured = sorted({str(roof.dtype) for roof in file.of("compute")}) or ["none"]
+        raise InputError(f"{ceilings}: no compute roof in {precision}, only in {', '.join(measured)}")
+    sustained = next((roof for roof in fitting if roof.mode == "sustained"), fitting[0])
+    flops = Span(sustained.span.low, sustained.value, fitting[0].span.high)
+    last = [roof for roof in file.of("memory") if roof.capacity_bytes is None]
+    cold = [roof for roof in file.of("storage_read") if roof.mode == "cold"]
+    fit = read_json_document(network, _Fits, "output of mlhpc network SWEEP --format json", 1).fits[0]
+    return Machine(
+        flops=flops if reached is None else flops.times(reached),
+        network=_links(fit, network),
+        memory=last[0].span if last else None,
+        storage=cold[0].span if cold else None,
+        is_reached=reached is not None,
+        network_factor=1 + max(errors.largest for errors in fit.errors),
+        carried_ranks=max([fit.ranks, *(each.ranks for each in fit.extrapolated)]),
+        sources=(f"ceilings of {file.system}, {file.date}", f"network of {fit.sweep}"),
+    )
+
+
+def _links(fit: _Fit, path: Path) -> Network:
+    known = {name: value for name, value in fit.network.items() if value is not None}
+    try:
+        network = Network(**known)
+        numbers: Sequence[float] = [float(value) for value in known.values()]
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{path}: network has other parameters than those of this version: fit the sweep again"
+        ) from None
+    if min(network.inter_bandwidth, network.intra_bandwidth, network.ranks_per_node) <= 0 or not all(
+        abs(number) < float("inf") for number in numbers
+    ):
+        raise InputError(f"{path}: network has a bandwidth that is not positive: fit the sweep again")
+    return network

@@ -1,0 +1,120 @@
+"""Rehearses a training step on tensors without memory: the bytes that live in it, its FLOPs, and the state of the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from suite.config import RunConfig
+from suite.performance.flops import formulas
+from suite.performance.plans.memory import LiveBytes
+from suite.training.parallel.data import clip_gradients, give_norms
+from suite.training.parallel.states import ShardedStates, gathered_bytes, names_of, opened, sharded_modules
+from suite.workload import Workload
+
+GATHERED = "gathered"
+NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Forward and backward pass. None: the loss cannot run on tensors without memory.
+
+    ``activations`` are kept for the backward pass, gathered parameters left out; ``gathered`` are those that are there at once;
+    ``peak`` the most of activations, gathered parameters, gradients and temporary tensors at any moment.
+    """
+
+    activations: int | None
+    gathered: int
+    peak: int | None
+    flops: float
+
+
+@dataclass(frozen=True)
+class Update:
+    """The optimizer's step: bytes of its state, moving average of the weights included, and of temporary tensors at most."""
+
+    state: int
+    temporary: int
+
+
+def run_passes(
+    model: nn.Module, workload: Workload, batch: Mapping[str, Tensor], config: RunConfig, *, kept_gradients: bool
+) -> Passes | None:
+    """Run the loss and its backward pass. None if they need values.
+
+    ``kept_gradients``: those of an earlier part of the step, or buckets of DDP, are there all the time and count in the peak.
+    """
+    standing = []
+    if kept_gradients:
+        for parameter in (each for each in model.parameters() if each.requires_grad):
+            parameter.grad = torch.empty_like(parameter)
+            standing.append(parameter.grad)
+    live = LiveBytes((*model.parameters(), *model.buffers(), *batch.values(), *standing), formulas)
+    hooks = _label_gathered(model, live)
+    model.train()
+    try:
+        with live:
+            with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
+                loss = workload.loss(model, batch)
+            kept = live.now - live.labelled[GATHERED]
+            loss.backward()  # type: ignore[no-untyped-call]
+    except NEEDS_VALUES:
+        return None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Passes(kept, gathered_bytes(model), live.peak + sum(each.nbytes for each in standing), float(live.flops))
+
+
+def _label_gathered(model: nn.Module, live: LiveBytes) -> list[torch.utils.hooks.RemovableHandle]:
+    """Count apart what is gathered for the whole step: what is made between the call of the wrapper and that of the model."""
+    if not isinstance(model, ShardedStates) or model.by_layer:
+        return []
+
+    def label(text: str) -> None:
+        live.label = text
+
+    begin = model.register_forward_pre_hook(lambda *_: label(GATHERED))
+    return [begin, model.module.register_forward_pre_hook(lambda *_: label(""), prepend=True)]
+
+
+def gather_and_scatter(model: nn.Module) -> None:
+    """Gather all parameters and scatter their gradients, as a step does whose layers gather nothing themselves."""
+    with opened(model):
+        whole = [getattr(module, name) for module in sharded_modules(model) for name in names_of(module)]
+        total = torch.stack([tensor.sum() for tensor in whole if tensor.requires_grad]).sum() if whole else None
+    if total is not None:
+        total.backward()  # type: ignore[no-untyped-call]
+
+
+def run_update(workload: Workload, model: nn.Module) -> Update | None:
+    """Run the optimizer's step on gradients that are there. None if it needs values."""
+    for parameter in model.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    optimization = workload.build_optimizer(model, 1)
+    optimizer = optimization.optimizer
+    give_norms(optimizer, model)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    live = LiveBytes((*model.parameters(), *model.buffers(), *gradients))
+    try:
+        with live:
+            if optimization.clip_norm is not None:
+                clip_gradients(model, (), optimization.clip_norm)
+            optimizer.step()
+    except (RuntimeError, TypeError, ValueError):  # an optimizer that looks at values
+        return None
+    tensors = (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
+    state = sum(tensor.nbytes for tensor in tensors)
+    average = 0
+    if optimization.ema_decay is not None:
+        average = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+    return Update(state + average, max(live.peak - live.now, 0))
