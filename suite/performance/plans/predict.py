@@ -121,9 +121,8 @@ def predict(
 
     ``updates`` keeps the optimizer's step by ranks that hold the states and piece: ranks with the same piece take the same one.
     """
-    config = config.model_copy(
-        update={"channels_last": False}
-    )  # the same bytes; fake parameters cannot change their layout
+    # Without channels_last the bytes are the same, and fake parameters cannot change their layout.
+    config = config.model_copy(update={"channels_last": False})
     plan = parallel.plan
     assert plan is not None
     parts, size = config.gradient_accumulation_steps, parallel.mesh.size
