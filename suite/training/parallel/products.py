@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -256,14 +256,10 @@ def note_exchanges(
     def given(dims: Sequence[str]) -> int:
         return samples * longest * width * math.prod(extents[each] for each in dims if each not in (SAMPLE, plan.along))
 
-    both: tuple[Callable[[int], tuple[str, int]], ...] = (
-        lambda part: ("all_gather", part),
-        lambda part: ("reduce_scatter", part * size),
-    )
     for pattern, region in plan.regions.items():
+        part = given(region.dims)
         for _ in _matching(model, pattern):
-            for exchange in both * 2:  # forward, backward
-                kind, count = exchange(given(region.dims))
+            for kind, count in (("all_gather", part), ("reduce_scatter", part * size)) * 2:  # forward, backward
                 note(TENSOR, kind, count, size)
     for pattern, dims in plan.ends.items():
         for _ in _matching(model, pattern):

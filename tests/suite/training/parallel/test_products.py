@@ -18,7 +18,7 @@ from suite.config import load_config
 from suite.descriptor import descriptor
 from suite.errors import InputError
 from suite.training.checkpoint import Checkpoint
-from suite.training.parallel.data import clip_gradients, norms_of_whole
+from suite.training.parallel.data import clip_gradients
 from suite.training.parallel.exchange import Axis
 from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.places import Place
@@ -29,7 +29,7 @@ from suite.training.parallel.states import ShardedStates, shard_states
 from suite.training.state import Position, TrainingState, _moving_average
 from suite.workload import Optimization
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.thread_ranks import Holding, on_tensor
+from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms
 from workloads.moe_lm.config import MoELMConfig
 from workloads.moe_lm.model import MoELanguageModel
 
@@ -142,12 +142,7 @@ def test_norms_of_split_parameters_are_those_of_whole_ones() -> None:
     model = built("gshard")
     expected = [float(parameter.detach().norm()) for parameter in model.parameters()]
 
-    def run(rank: Holding) -> list[float]:
-        mine = Training(rank, model).model
-        parameters = list(mine.parameters())
-        return [float(norm) for norm in norms_of_whole(mine)([each.detach() for each in parameters], parameters)]
-
-    for found in on_tensor(1, 4, run):
+    for found in on_tensor(1, 4, lambda rank: whole_norms(Training(rank, model).model)):
         assert found == pytest.approx(expected, rel=1e-14)
 
 

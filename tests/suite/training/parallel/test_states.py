@@ -15,7 +15,7 @@ from suite.config import load_config
 from suite.descriptor import descriptor
 from suite.performance.plans.memory import LiveBytes
 from suite.training.checkpoint import Checkpoint
-from suite.training.parallel.data import clip_gradients, eval_turns, give_norms, norms_of_whole
+from suite.training.parallel.data import clip_gradients, eval_turns, give_norms
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.mesh import Mesh, parse_mesh
 from suite.training.parallel.plan import ParallelPlan
@@ -24,7 +24,7 @@ from suite.training.parallel.skeleton import ALONE
 from suite.training.parallel.states import Gather, ShardedStates, opened, piece_of, pieces, shard_states
 from suite.training.state import Position, TrainingState, _moving_average
 from suite.workload import Optimization, Workload, load_workload
-from tests.fixtures.thread_ranks import Holding, on_holders
+from tests.fixtures.thread_ranks import Holding, on_holders, whole_norms
 from workloads.deepcam.optimizer import Lamb
 
 SAMPLES, WIDTH = 24, 7
@@ -130,12 +130,7 @@ def test_norms_of_pieces_are_those_of_whole_tensors() -> None:
     model = net()
     expected = [float(parameter.detach().norm()) for parameter in model.parameters()]
 
-    def run(rank: Holding) -> list[float]:
-        mine = Training(rank, model).model
-        parameters = list(mine.parameters())
-        return [float(norm) for norm in norms_of_whole(mine)([each.detach() for each in parameters], parameters)]
-
-    for found in on_holders(1, 3, run):
+    for found in on_holders(1, 3, lambda rank: whole_norms(Training(rank, model).model)):
         assert found == pytest.approx(expected, rel=1e-14)
 
 
