@@ -49,7 +49,7 @@ def test_a_hybrid_job_gives_a_compliant_package(cluster: Cluster, smoke_data: Pa
         one = record(log)
         assert (one.nodes, one.ranks) == (2, 4), explain(tmp_path)
         failed += one.status != "success"
-        assert plan_of(log) == {"name": "spatial", "mesh": {"data": 2, "shard": 1, "spatial": [2, 1, 1]}}
+        assert plan_of(log) == {"name": "spatial", "mesh": {"data": 2, "shard": 1, "tensor": 1, "spatial": [2, 1, 1]}}
         print(
             f"trial {trial}: {one.status}, {one.nodes} nodes, {one.ranks} ranks, {len(one.epochs)} epochs, {plan_of(log)}"
         )
@@ -83,7 +83,7 @@ def test_a_killed_hybrid_job_goes_on_under_another_plan(cluster: Cluster, smoke_
     resumed = record(log)
     assert resumed.resumed, explain(tmp_path)
     assert (resumed.ranks, resumed.seed, resumed.epochs[-1].number) == (4, killed.seed, float(epochs))
-    assert plan_of(log) == {"name": "sharded", "mesh": {"data": 2, "shard": 2, "spatial": []}}
+    assert plan_of(log) == {"name": "sharded", "mesh": {"data": 2, "shard": 2, "tensor": 1, "spatial": []}}
     before, after = losses_of(run / "result_0.txt"), losses_of(log)
     print(
         f"killed in epoch {len(killed.epochs)} under {plan_of(run / 'result_0.txt')}: losses {before[:2]} ... {before[-3:]}"
