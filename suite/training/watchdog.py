@@ -18,7 +18,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ class Watchdog:
         self._reported = -1
         self._dumped = -1
         self._taken_until = 0.0  # another rank is ending the run: this one keeps silent for so long
-        self._closed = False
+        self._closed = self._ending = False
         self.before_end: Callable[[str], None] = lambda text: None
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
@@ -114,6 +115,16 @@ class Watchdog:
     def close(self) -> None:
         """Stop watching."""
         self._closed = True
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """While this rank's watchdog is ending the run, an error of the body waits: it follows from the other ranks' end."""
+        try:
+            yield
+        except Exception:
+            while self._ending and self._thread.is_alive():
+                time.sleep(0.05)
+            raise
 
     def _run(self) -> None:
         while not self._closed:
@@ -159,6 +170,7 @@ class Watchdog:
             text += "; no other node answered: datagrams may be blocked between nodes, so the run is not ended for it"
         self._say(f"{text}; stacks: {self._stacks.parent}/{self._stacks.name.rpartition('_')[0]}_rank*.txt")
         if self._ends and not cut_off:
+            self._ending = True
             self._tell(answers, "taken")  # what comes before the end may take longer than they wait for an answer
             self.before_end(text)
             for _ in range(3):

@@ -7,7 +7,7 @@ import resource
 import signal
 import time
 import traceback
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 from suite.data.lock import locked_together
@@ -52,7 +52,8 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
             if world.is_first:
                 plan.folder.exit_code(plan.trial).unlink(missing_ok=True)
             plan = replace(plan, resume=way.resume)
-            code = trial.run_trial(plan, world, startup, progress, dog)
+            with nullcontext() if dog is None else dog.first():
+                code = trial.run_trial(plan, world, startup, progress, dog)
             if world.is_first:
                 _tell(plan, code)
     except InputError as error:  # the same on every rank, or this rank's alone: either way nobody may be left waiting

@@ -76,7 +76,7 @@ def test_a_rank_that_hangs_is_named_and_the_run_ends_with_a_checkpoint_left(
     data: Path, tmp_path: Path, ranks: int, fault: str, named: str, where: str
 ) -> None:
     folder = tmp_path / "run"
-    settings = (f"watchdog.silence_s={3 * (ranks + 1)}", "checkpoint.interval_s=0.002")
+    settings = (f"watchdog.silence_s={5 * (ranks + 1)}", "checkpoint.interval_s=0.002")
     code, output = launched(data, folder, ranks, *settings, f"TOY_FAULT={fault}")
     assert code == 1, output
     said = [text for text in output if text.startswith("mlhpc: ")]
@@ -238,6 +238,35 @@ def test_a_rank_keeps_silent_while_another_ends_the_run(tmp_path: Path) -> None:
     dog._taken_until = 0.0  # that rank did not end it
     _wait_for(lambda: bool(said))
     dog.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_that_follows_from_the_end_of_others_is_not_told(tmp_path: Path) -> None:
+    world = World("test", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
+    ended = threading.Event()
+    dog = Watchdog(
+        world, Progress(), Watching(silence_s=0.2, action="end"), tmp_path / "stack_0_rank0.txt", lambda _: None
+    )
+
+    def end(_: str) -> None:
+        ended.wait(20)
+        sys.exit()  # in place of os._exit: the thread ends
+
+    dog.before_end = end
+    _wait_for(lambda: dog._ending)
+    told = threading.Thread(target=_fail_under, args=(dog,))
+    told.start()
+    told.join(0.5)
+    assert told.is_alive()
+    ended.set()
+    told.join(20)
+    assert not told.is_alive()
+    dog.close()
+
+
+def _fail_under(dog: Watchdog) -> None:
+    with pytest.raises(RuntimeError), dog.first():
+        raise RuntimeError("connection closed by peer")
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
