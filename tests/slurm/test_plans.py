@@ -89,5 +89,5 @@ def test_a_killed_hybrid_job_goes_on_under_another_plan(cluster: Cluster, smoke_
         f"killed in epoch {len(killed.epochs)} under {plan_of(run / 'result_0.txt')}: losses {before[:2]} ... {before[-3:]}"
     )
     print(f"went on under {plan_of(log)}: epochs to {epochs}, losses {after[:3]}")
-    assert before[-1] < 0.9 * before[0]  # it had learned
-    assert after[0] < 0.9 * before[0]  # and what it had learned is there
+    assert before[-1] < 0.95 * before[0]  # it had learned; a model that begins anew has the first loss again
+    assert after[0] < 0.95 * before[0]  # and what it had learned is there
