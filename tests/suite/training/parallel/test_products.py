@@ -18,7 +18,6 @@ from suite.config import load_config
 from suite.descriptor import descriptor
 from suite.errors import InputError
 from suite.training.checkpoint import Checkpoint
-from suite.training.parallel.data import clip_gradients
 from suite.training.parallel.exchange import Axis
 from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.places import Place
@@ -29,7 +28,7 @@ from suite.training.parallel.states import ShardedStates, shard_states
 from suite.training.state import Position, TrainingState, _moving_average
 from suite.workload import Optimization
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms
+from tests.fixtures.thread_ranks import Holding, finish_step, on_tensor, whole_norms
 from workloads.moe_lm.config import MoELMConfig
 from workloads.moe_lm.model import MoELanguageModel
 
@@ -76,22 +75,13 @@ class Training:
         self.state = TrainingState(self.model, optimization, (), _moving_average(self.model, optimization), 1)
 
     def step(self, number: int) -> float:
-        mesh, optimizer = self.rank.mesh, self.state.optimization.optimizer
+        mesh = self.rank.mesh
         text = torch.randint(0, 256, (SAMPLES, CONTEXT + 1), generator=torch.Generator().manual_seed(number))
         mine = text[mesh.data_rank :: mesh.data_size]
-        optimizer.zero_grad()
+        self.state.optimization.optimizer.zero_grad()
         logits, auxiliary = self.wrapped(mine[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), mine[:, 1:].flatten()) + auxiliary
-        loss.backward()
-        if mesh.tensor == 1 and mesh.size > 1:
-            for parameter in self.model.parameters():
-                assert parameter.grad is not None
-                parameter.grad = self.rank.everyone.sum(parameter.grad) / mesh.size
-        clip_gradients(self.model, (), 0.5)
-        optimizer.step()
-        assert self.state.averaged is not None
-        self.state.averaged.update_parameters(self.model)
-        return float(self.rank.everyone.sum(loss.detach())) / mesh.size
+        return finish_step(self.rank, self.state, loss, alone=mesh.tensor == 1 and mesh.size > 1)
 
 
 @pytest.mark.parametrize(("mesh", "balance"), [((1, 2), "gshard"), ((1, 4), "gshard"), ((2, 2), "none")])

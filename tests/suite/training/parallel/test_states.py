@@ -15,7 +15,7 @@ from suite.config import load_config
 from suite.descriptor import descriptor
 from suite.performance.plans.memory import LiveBytes
 from suite.training.checkpoint import Checkpoint
-from suite.training.parallel.data import clip_gradients, eval_turns, give_norms
+from suite.training.parallel.data import eval_turns, give_norms
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.mesh import Mesh, parse_mesh
 from suite.training.parallel.plan import ParallelPlan
@@ -24,7 +24,7 @@ from suite.training.parallel.skeleton import ALONE
 from suite.training.parallel.states import Gather, ShardedStates, opened, piece_of, pieces, shard_states
 from suite.training.state import Position, TrainingState, _moving_average
 from suite.workload import Optimization, Workload, load_workload
-from tests.fixtures.thread_ranks import Holding, on_holders, whole_norms
+from tests.fixtures.thread_ranks import Holding, finish_step, on_holders, whole_norms
 from workloads.deepcam.optimizer import Lamb
 
 SAMPLES, WIDTH = 24, 7
@@ -70,21 +70,12 @@ class Training:
         self.state = TrainingState(self.model, optimization, (), _moving_average(self.model, optimization), 1)
 
     def step(self, number: int) -> float:
-        mesh, optimizer = self.rank.mesh, self.state.optimization.optimizer
+        mesh = self.rank.mesh
         x = torch.sin(torch.arange(SAMPLES * WIDTH, dtype=torch.float64).view(SAMPLES, WIDTH) * (number + 1))
         mine = x[mesh.data_rank :: mesh.data_size]
-        optimizer.zero_grad()
+        self.state.optimization.optimizer.zero_grad()
         loss = (self.wrapped(mine).squeeze(1) - mine[:, 0]).square().mean()
-        loss.backward()
-        if self.rank.holders is None and mesh.size > 1:
-            for parameter in self.model.parameters():
-                assert parameter.grad is not None
-                parameter.grad = self.rank.everyone.sum(parameter.grad) / mesh.size
-        clip_gradients(self.model, (), 0.5)
-        optimizer.step()
-        assert self.state.averaged is not None
-        self.state.averaged.update_parameters(self.model)
-        return float(self.rank.everyone.sum(loss.detach())) / mesh.size
+        return finish_step(self.rank, self.state, loss, alone=self.rank.holders is None and mesh.size > 1)
 
     def weights(self) -> list[Tensor]:
         with opened(self.model), torch.no_grad():
