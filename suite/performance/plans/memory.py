@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -26,6 +27,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = self.flops = 0
         self.label = ""
+        self._quiet = False
         self.labelled: Counter[str] = Counter()
         self._formulas = formulas()
         self._living: dict[int, Any] = {}  # by id of the storage, which is not used again while the reference is here
@@ -47,6 +49,15 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._watch(storage, storage.nbytes())
         return found
 
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Within the body no peak is noted."""
+        before, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = before
+
     def _watch(self, storage: Any, size: int) -> None:
         key, label = id(storage), self.label
 
@@ -58,6 +69,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         self._living[key] = weakref.ref(storage, free)
         self.now += size
-        self.peak = max(self.peak, self.now)
+        if not self._quiet:
+            self.peak = max(self.peak, self.now)
         if label:
             self.labelled[label] += size

@@ -20,6 +20,7 @@ from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.performance.plans.rehearsal import Passes, Update, gather_and_scatter, run_passes, run_update
+from suite.performance.plans.repeated import Notes, NotSeenError
 from suite.training.devices import loaded_ahead
 from suite.training.parallel.apply import apply, explained, trace_unsplit
 from suite.training.parallel.exchange import Note
@@ -96,22 +97,18 @@ class Cost:
         return {name: float(value) for name, value in found.items()}
 
 
-class _Notes:
-    """Collectives that would have been: calls and bytes by axis, kind and ranks."""
-
-    def __init__(self) -> None:
-        self.found: dict[tuple[str, str, int], list[int]] = {}
-
-    def __call__(self, axis: str, kind: str, given: int, ranks: int) -> None:
-        entry = self.found.setdefault((axis, kind, ranks), [0, 0])
-        entry[0] += 1
-        entry[1] += given
-
-    def take(self, times: int) -> Iterator[Exchange]:
-        """What was noted, so many times, and forget it."""
-        for (axis, kind, ranks), (calls, given) in self.found.items():
-            yield Exchange(axis, kind, ranks, calls * times, given * times)
-        self.found = {}
+def _take(notes: Notes, times: int) -> list[Exchange]:
+    """What was noted, so many times, by axis, kind and ranks; it is forgotten."""
+    found: dict[tuple[str, str, int], list[int]] = {}
+    for (axis, kind, given, ranks), calls in notes.found.items():
+        entry = found.setdefault((axis, kind, ranks), [0, 0])
+        entry[0] += calls
+        entry[1] += calls * given
+    notes.found.clear()
+    return [
+        Exchange(axis, kind, ranks, calls * times, given * times)
+        for (axis, kind, ranks), (calls, given) in found.items()
+    ]
 
 
 def predict(
@@ -127,7 +124,7 @@ def predict(
     assert plan is not None
     parts, size = config.gradient_accumulation_steps, parallel.mesh.size
     samples = config.global_batch_size // parallel.mesh.data_size // parts
-    note = _Notes()
+    note = Notes()
     workload: Workload = load_workload(descriptor)(config)
     work, unsplit = workload.work(), build_on_meta(descriptor, config)[1] if parallel.is_split else None
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -137,18 +134,18 @@ def predict(
         batch = _batch(parallel, samples)
         with explained():
             kept = parts > 1 or (size > 1 and not parallel.has_parts)
-            passes = run_passes(wrapped, workload, batch, config, kept_gradients=kept) if batch else None
+            passes = _passes(wrapped, workload, batch, config, note, kept) if batch else None
         if passes is None:
-            note.found = {}
+            note.found.clear()
             gather_and_scatter(model)
             passes = Passes(None, gathered_bytes(model), None, work.executed_flops * samples / parallel.mesh.tensor)
             if parallel.mesh.tensor > 1:
                 _note_products(parallel, config, model, samples, note)
-        exchanges = [*note.take(parts), *_of_the_loss(plan, size, parts)]
+        exchanges = [*_take(note, parts), *_of_the_loss(plan, size, parts)]
         place = (parallel.mesh.shard, parallel.mesh.piece)
         updates = {} if updates is None else updates
         if place not in updates:
-            updates[place] = run_update(workload, model), tuple(note.take(1))
+            updates[place] = run_update(workload, model), tuple(_take(note, 1))
         update, sent = updates[place]
         exchanges += sent
     parameters = list(model.parameters())
@@ -174,6 +171,18 @@ def predict(
         traffic=work.algorithmic_bytes * samples * parts / parallel.mesh.parts,
         exchanges=tuple(exchanges),
     )
+
+
+def _passes(
+    model: nn.Module, workload: Workload, batch: dict[str, Tensor], config: RunConfig, notes: Notes, kept: bool
+) -> Passes | None:
+    """Run a step in which few of many equal blocks run; all of them if they do not stand for each other."""
+    try:
+        return run_passes(model, workload, batch, config, notes, kept_gradients=kept)
+    except NotSeenError:
+        model.zero_grad()
+        notes.found.clear()
+        return run_passes(model, workload, batch, config, notes, kept_gradients=kept, repeat=False)
 
 
 def _note_products(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 from suite.config import RunConfig
 from suite.performance.flops import formulas
 from suite.performance.plans.memory import LiveBytes
+from suite.performance.plans.repeated import Notes, Repeated
 from suite.training.parallel.data import clip_gradients, give_norms
 from suite.training.parallel.states import ShardedStates, gathered_bytes, names_of, opened, sharded_modules
 from suite.workload import Workload
@@ -47,11 +49,19 @@ class Update:
 
 
 def run_passes(
-    model: nn.Module, workload: Workload, batch: Mapping[str, Tensor], config: RunConfig, *, kept_gradients: bool
+    model: nn.Module,
+    workload: Workload,
+    batch: Mapping[str, Tensor],
+    config: RunConfig,
+    notes: Notes,
+    *,
+    kept_gradients: bool,
+    repeat: bool = True,
 ) -> Passes | None:
-    """Run the loss and its backward pass. None if they need values.
+    """Run the loss and its backward pass. None if they need values. ``notes``: what is sent.
 
     ``kept_gradients``: those of an earlier part of the step, or buckets of DDP, are there all the time and count in the peak.
+    ``repeat``: of many equal blocks a few run, and stand for the others.
     """
     standing = []
     if kept_gradients:
@@ -62,7 +72,7 @@ def run_passes(
     hooks = _label_gathered(model, live)
     model.train()
     try:
-        with live:
+        with live, Repeated(model, live, notes).active() if repeat else nullcontext():
             with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
                 loss = workload.loss(model, batch)
             kept = live.now - live.labelled[GATHERED]

@@ -48,6 +48,11 @@ def recompute_blocks(model: nn.Module, policies: Mapping[str, str]) -> None:
         module.forward = partial(_recomputed, module, module.forward, policy)
 
 
+def is_recomputed(forward: Any) -> bool:
+    """True for the forward pass of a block that a plan lets compute again."""
+    return isinstance(forward, partial) and forward.func is _recomputed
+
+
 def _recomputed(module: nn.Module, forward: Any, policy: str, *inputs: Any, **named: Any) -> Any:
     if not module.training:
         return forward(*inputs, **named)
