@@ -36,8 +36,8 @@ import yaml
 from suite.config import RunConfig, load_config
 from suite.descriptor import descriptor
 from suite.machine.probes.processor import read_cpu
-from suite.performance.plans.memory import LiveBytes
 from suite.performance.plans.predict import largest
+from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.apply import apply
 from suite.training.parallel.data import clip_gradients, wrap
 from suite.training.parallel.mesh import ranks_of

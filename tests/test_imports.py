@@ -60,16 +60,19 @@ LAYERS: dict[str, set[str]] = {
         "suite.machine.choice",
         "suite.training.parallel",
     },
-    "suite.training.parallel": {"suite", "suite.data"},
+    "suite.training.counts": set(),
+    "suite.training.parallel": {"suite", "suite.data", "suite.training.counts"},
     "suite.training.own": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
     "suite.performance": {
         *("suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.parallel"),
-        "suite.machine.choice",
+        *("suite.machine.choice", "suite.training.counts"),
     },
-    "suite.performance.plans": {"suite", "suite.performance", "suite.training", "suite.training.parallel"},
+    "suite.performance.plans": {
+        *("suite", "suite.performance", "suite.training.counts", "suite.training", "suite.training.parallel"),
+    },
     "suite.performance.ab": {
         *("suite", "suite.log", "suite.data", "suite.training", "suite.training.parallel"),
-        *("suite.performance", "suite.performance.plans"),
+        *("suite.performance", "suite.training.counts", "suite.performance.plans"),
     },
     "suite.performance.ceilings": {"suite", "suite.machine.probes", "suite.performance"},
     "suite.performance.preflight": {"suite", "suite.machine", "suite.machine.probes", "suite.performance.ceilings"},
@@ -112,7 +115,7 @@ WORKLOADS_MAY_USE = {
         "suite.launch",
         "suite.training",
         "suite.training.parallel",
-        "suite.performance",
+        *("suite.performance", "suite.training.counts"),
         "suite.machine.choice",
     ),
 }

@@ -150,8 +150,12 @@ def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
     parameters = (_mean(runs, "model_parameters") or 0.0) * GRADIENT_BYTES
     gradient = logged.get("all_reduce_bytes") or _mean(runs, "all_reduce_bytes_per_step") or parameters
     exchanged = (_mean(runs, "all_to_all_bytes_per_sample") or 0.0) * samples
-    again = runs["plan"].dropna().astype(str).str.contains(", recomputes ").any()
-    note = "executed FLOPs, closed form" + (", without what the plan recomputes" if again else "")
+    note = "executed FLOPs, closed form"
+    again = _mean(runs, "recomputed_flops_per_sample")
+    if again:
+        flops, note = flops + again, f"{note}, and those that the plan recomputes, counted"
+    elif runs["plan"].dropna().astype(str).str.contains(", recomputes ").any():
+        note += ", without what the plan recomputes"
     demands: dict[Resource, Demand] = {"compute": Demand(flops * samples, "logged", note)}
     if traffic := _mean(runs, "algorithmic_bytes_per_sample"):
         moved = (traffic - update / batch) * samples + update  # every rank updates all parameters

@@ -82,7 +82,7 @@ def run_row(content: LogContent, sha256: str) -> dict[str, Any]:
     """The row of a log. Columns and units: docs/tables.md. Numbers that cannot be are left out and named."""
     row = identity(content.file, content.record, content.benchmark, sha256, content.scaling)
     row |= _target(content.target) | _times(content) | _configuration(content)
-    row |= _logged_by_us(content.record) | _goodput(content.log) | {"plan": plan_text(content.log)}
+    row |= _logged_by_us(content.record) | _goodput(content.log) | _plan(content.log)
     row["implausible"] = _drop_implausible(row)
     row |= _outcome(content)
     return row | _doubts(row, content)
@@ -226,6 +226,12 @@ def plan_text(log: Log) -> str | None:
     axes += [f"spatial={'x'.join(map(_short, parts))}"] if isinstance(parts, list) and parts else []
     said = [f"{_short(block)} ({_short(policy)})" for block, policy in again.items()] if isinstance(again, dict) else []
     return f"{_short(value.get('name'))} {','.join(axes)}" + (f", recomputes {', '.join(said)}" if said else "")
+
+
+def _plan(log: Log) -> dict[str, Any]:
+    """The plan, and FLOPs per sample of the blocks that it computes again, where the log says so."""
+    event = log.first(mllog.RECOMPUTED_FLOPS)
+    return {"plan": plan_text(log), "recomputed_flops_per_sample": None if event is None else number(event.value)}
 
 
 def _goodput(log: Log) -> dict[str, Any]:

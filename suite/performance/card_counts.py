@@ -13,7 +13,7 @@ from suite.data.manifest import Manifest, read_manifest
 from suite.data.shards import stored_bytes
 from suite.descriptor import Descriptor
 from suite.errors import InputError
-from suite.performance.flops import count
+from suite.training.counts.flops import count
 from suite.training.trial import count_parameters
 from suite.workload import Work, Workload, load_workload
 from suite.world import World

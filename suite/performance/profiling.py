@@ -21,8 +21,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from suite.config import RunConfig
 from suite.data.sampling import train_batches
 from suite.machine.choice.chooser import make_chooser
-from suite.performance.flops import Count, count
 from suite.performance.stragglers import Straggling, straggling
+from suite.training.counts.flops import Count, count
 from suite.training.devices import Feed, prefetch
 from suite.training.instrument import Ledger, exchange_marks
 from suite.training.loop import autocast

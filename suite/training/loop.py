@@ -31,6 +31,7 @@ from suite.training.devices import Feed, prefetch
 from suite.training.instrument import Ledger, exchange_marks
 from suite.training.parallel.data import clip_gradients, eval_turns, wrap
 from suite.training.parallel.mesh import Mesh
+from suite.training.parallel.recompute import recomputed_of
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.states import opened
 from suite.training.plan import TrialPlan
@@ -119,6 +120,7 @@ class Trainer:
         self.saver = Saver(self.checkpoint, self.world, self.log, self.config.checkpoint.interval_s)
         self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device)
         ledger = self.instruments.ledger if self.instruments else Ledger()
+        self._recomputed = recomputed_of(self.state.model)
         self._mark_exchange = exchange_marks(self.wrapped, self.timer, ledger)
 
     def run(self, start: Position) -> Outcome:
@@ -249,6 +251,9 @@ class Trainer:
         if self.state.averaged is not None:
             self.state.averaged.update_parameters(self.state.model)
         self.timer.mark(OPTIMIZER)
+        if self._recomputed is not None:
+            self.records.log_recomputed(self._recomputed.take() or 0, self.config.global_batch_size)
+            self._recomputed = None
 
     def _keep_first(self, loss: Tensor, item: PlannedBatch) -> None:
         """Keep the losses of the run's first steps, of which the parts sum, on the device until they are logged."""

@@ -92,6 +92,11 @@ class Records:
             mean = [value / self.world.size for value in total.values()]
             self._log.event(mllog.FIRST_LOSSES, mean, metadata={"first_step": 0, "steps": len(mean)})
 
+    def log_recomputed(self, flops: int, samples: int) -> None:
+        """Write what blocks computed again in a step of so many samples of all ranks. All ranks call it."""
+        total = self.world.sum({"flops": float(flops)})["flops"]
+        self._log.event(mllog.RECOMPUTED_FLOPS, total / samples)
+
     def end_block(
         self, label: int, steps: int, samples: int, elapsed_s: Callable[[], float], *, until: Any = None
     ) -> float:

@@ -1,4 +1,7 @@
-"""The start of a rank: how long its process has existed, its memory, and an end to it if it cannot reach the others."""
+"""The process of a rank: how long it has existed, its memory, an end to it if it cannot reach the others, its stop signals.
+
+Stop signals are deferred while a trial trains, so that it ends between two steps with a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from suite import LAUNCH
 from suite.config import Watching
@@ -18,6 +22,8 @@ from suite.machine.probes.parent import load_parent_signal
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
 NEVER = 2**31 - 1  # of mallopt
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SAME_S = 2.0
 
 
 def process_age_s() -> float:
@@ -75,3 +81,39 @@ def keep_freed_memory() -> bool:
         return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, NEVER))
     except (OSError, AttributeError, TypeError):
         return False
+
+
+class InterruptedTrialError(Exception):
+    """A signal asked the trial to stop while there was nothing to save."""
+
+
+class StopSignals:
+    """Handle stop signals: during training the first one is remembered; at other times, or the second time, it interrupts.
+
+    A signal that comes within `SAME_S` of the first is the same request: Linux tells mpiexec of its parent's death once for
+    each thread that the parent had, and mpiexec passes each on.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._asked_s = 0.0
+        self.deferred = False
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self.deferred and self.name is not None and time.monotonic() - self._asked_s < SAME_S:
+            return
+        if not self.deferred or self.name is not None:
+            raise InterruptedTrialError(f"stopped by {name}")
+        self.name, self._asked_s = name, time.monotonic()
+
+    def ignore(self) -> None:
+        """Ignore stop signals from now to the end of the process.
+
+        The launcher may answer the first rank's exit code with a signal to all ranks. Python restores default handlers while
+        it shuts down, but leaves an ignored signal ignored.
+        """
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)

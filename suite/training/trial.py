@@ -35,8 +35,7 @@ from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
 from suite.training.records import OtherWork
 from suite.training.run_data import RunData, open_data, verify_source
-from suite.training.signals import StopSignals
-from suite.training.startup import keep_freed_memory
+from suite.training.startup import StopSignals, keep_freed_memory
 from suite.training.state import Position, TrainingState
 from suite.training.statement import (
     SEED_BITS,

@@ -16,8 +16,7 @@ from suite.files import one_line, print_line, write_whole
 from suite.log.attempts import WayOn, clear_way
 from suite.log.run_folder import write_run_info
 from suite.training.plan import TrialPlan
-from suite.training.signals import InterruptedTrialError, StopSignals
-from suite.training.startup import ended_with_launcher, process_age_s, watched_start
+from suite.training.startup import InterruptedTrialError, StopSignals, ended_with_launcher, process_age_s, watched_start
 from suite.workload import load_workload
 from suite.world import World, node_name
 

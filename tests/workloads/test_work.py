@@ -17,7 +17,7 @@ from suite.data.manifest import read_manifest
 from suite.descriptor import descriptor, descriptors
 from suite.log.reader import read_events
 from suite.performance.card_counts import count_size
-from suite.performance.flops import count
+from suite.training.counts.flops import count
 from suite.workload import Work, Workload, load_workload
 from tests.workloads.open_catalyst.conftest import random_structure
 from tests.workloads.open_catalyst.test_model import batch as graph_of

@@ -13,9 +13,9 @@ from torch import Tensor
 from suite.data.sampling import check_batch, steps_per_epoch
 from suite.log.mllog import EventLog
 from suite.performance.ab.verdicts import LOSS
-from suite.performance.flops import count
-from suite.performance.plans.memory import LiveBytes
 from suite.training.checkpoint import Checkpoint
+from suite.training.counts.flops import count
+from suite.training.counts.memory import LiveBytes
 from suite.training.loop import Trainer, Window
 from suite.training.parallel.apply import build
 from suite.training.parallel.sharing import Parallel

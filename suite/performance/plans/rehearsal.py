@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import (
 )
 
 from suite.config import RunConfig
-from suite.performance.flops import formulas
-from suite.performance.plans.memory import LiveBytes
-from suite.performance.plans.repeated import Notes, Repeated
+from suite.performance.plans.repeated import Notes, Repeated, repeated_parameters
+from suite.training.counts.flops import formulas
+from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.data import clip_gradients, give_norms
 from suite.training.parallel.states import ShardedStates, gathered_bytes, names_of, opened, sharded_modules
 from suite.workload import Workload
@@ -119,11 +119,18 @@ def run_update(workload: Workload, model: nn.Module) -> Update | None:
         with live:
             if optimization.clip_norm is not None:
                 clip_gradients(model, (), optimization.clip_norm)
+            counts = {} if hasattr(optimizer, "norms") else repeated_parameters(model)
+            for equal in (each for each, count in counts.items() if not count):
+                equal.grad = None  # equal ones stand for it, one after another
             optimizer.step()
     except (RuntimeError, TypeError, ValueError):  # an optimizer that looks at values
         return None
-    tensors = (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
-    state = sum(tensor.nbytes for tensor in tensors)
+    state = sum(
+        value.nbytes * counts.get(parameter, 1)
+        for parameter, kept in optimizer.state.items()
+        for value in kept.values()
+        if isinstance(value, Tensor)
+    )
     average = 0
     if optimization.ema_decay is not None:
         average = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))

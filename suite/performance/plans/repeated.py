@@ -1,9 +1,9 @@
 """Runs a few of a model's equal blocks and repeats what they did for the others, so that a step of many layers takes little time.
 
-Children of one list or sequence with the same class, attributes and shapes do the same to tensors of the same shape. The first two and the
-last of them run. Those between give outputs without values and keep as many bytes for the backward pass as the second one does;
-its FLOPs and collectives count again for each. What lives while block i runs is a straight line in i, so the most of it is found in
-the blocks that run. Only for tensors without memory: no value is computed.
+Children of one list or sequence with the same class, attributes and shapes do the same to tensors of the same shape. The first
+two and the last of them run. Those between give outputs without values and keep as many bytes for the backward pass as the
+second one does; its FLOPs and collectives count again for each. What lives while block i runs is a straight line in i, so the
+most of it is found in the blocks that run. Only for tensors without memory: no value is computed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from suite.performance.plans.memory import LiveBytes
+from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.recompute import is_recomputed
 from suite.training.parallel.states import OPEN, names_of
 
@@ -77,7 +77,7 @@ class _Output:
 
 @dataclass(frozen=True)
 class _Call:
-    """What a block gives, and what of it is kept: bytes of its own tensors, and which inputs and outputs."""
+    """What a block gives and keeps: bytes of its own tensors, which inputs (parameters among them), which outputs."""
 
     tree: Any
     outputs: tuple[object, ...]  # an `_Output`, or the value itself
@@ -99,7 +99,9 @@ class Repeated:
             None  # the pattern whose backward pass runs, and the work before it
         )
         self._again = _Work()  # what was computed again in it
-        self._forwards = dict(self._stand_ins(model))
+        self._called = _Work()  # the work before the call of a pattern, whose hooks run for every block
+        self._stacks = list(stacks(model))
+        self._forwards = dict(self._stand_ins())
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -107,6 +109,7 @@ class Repeated:
         before = {module: vars(module).get("forward") for module in self._forwards}
         for module, forward in self._forwards.items():
             module.forward = forward
+        hooks = [blocks[PATTERN].register_forward_pre_hook(self._note_call, prepend=True) for blocks in self._stacks]
         try:
             yield
         finally:
@@ -115,6 +118,8 @@ class Repeated:
                     del module.forward
                 else:
                     module.forward = own
+            for hook in hooks:
+                hook.remove()
         self._close()
         for key, times in self._repeated.items():
             if key not in self._work:
@@ -123,38 +128,35 @@ class Repeated:
             for what, calls in self._work[key].sent.items():
                 self._notes.found[what] += calls * times
 
-    def _stand_ins(self, model: nn.Module) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
-        """Blocks and what stands for their forward passes. Those that lie in others of them are left alone."""
-        inside: set[nn.Module] = set()
-        for parent in model.modules():
-            groups: dict[Any, list[nn.Module]] = {}
-            stacked = isinstance(parent, (nn.ModuleList, nn.Sequential)) and parent not in inside
-            for child in parent.children() if stacked else ():
-                groups.setdefault(_signature(child), []).append(child)
-            for blocks in (each for each in groups.values() if len(each) >= LEAST):
-                inside.update(module for block in blocks for module in block.modules())
-                yield blocks[PATTERN], partial(self._observe, blocks[PATTERN].forward, blocks[PATTERN])
-                for block in blocks[PATTERN + 1 : -1]:
-                    yield block, partial(self._repeat, block, block.forward, blocks[PATTERN])
+    def _note_call(self, *_: object) -> None:
+        self._called = self._so_far()
+
+    def _stand_ins(self) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+        """Blocks and what stands for their forward passes."""
+        for blocks in self._stacks:
+            yield blocks[PATTERN], partial(self._observe, blocks[PATTERN].forward, blocks[PATTERN])
+            for block in blocks[PATTERN + 1 : -1]:
+                yield block, partial(self._repeat, block, block.forward, blocks[PATTERN])
 
     def _observe(self, forward: Callable[..., Any], pattern: nn.Module, *inputs: Any, **named: Any) -> Any:
         """Run a pattern, and note what it does."""
         key, before, now = _key(pattern, inputs, named), self._so_far(), self._live.now
-        saved = _Saved([each for each in tree_flatten((inputs, named))[0] if isinstance(each, Tensor)])
+        tensors = [each for each in tree_flatten((inputs, named))[0] if isinstance(each, Tensor)]
+        saved = _Saved([*tensors, *_parameters(pattern)], len(tensors) if is_recomputed(forward) else 0)
         try:
             with saved.active():
                 found = forward(*inputs, **named)
         finally:  # what is computed again ends early, by an exception
             self._work[key] = self._so_far().less(before)
             if _in_backward():
-                self._again.add(self._work[key])
+                self._again.add(self._so_far().less(self._called))
         if not _in_backward():
-            self._calls[key] = saved.call(found, self._live.now - now, all_inputs=is_recomputed(forward))
+            self._calls[key] = saved.call(found, self._live.now - now)
             token = object()
             for each in tree_flatten(found)[0]:
                 if isinstance(each, Tensor) and each.requires_grad:
                     each.register_hook(partial(self._begin, token, key))  # type: ignore[no-untyped-call]
-            for each in saved.inputs:
+            for each in tensors:
                 if each.requires_grad:
                     each.register_hook(partial(self._end, token))  # type: ignore[no-untyped-call]
         return found
@@ -199,6 +201,29 @@ class Repeated:
         return _Work(self._live.flops, Counter(self._notes.found))
 
 
+def stacks(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Equal blocks, `LEAST` or more. Those that lie in others of them, or gather parameters of their own, are left alone."""
+    inside: set[nn.Module] = set()
+    for parent in model.modules():
+        groups: dict[Any, list[nn.Module]] = {}
+        stacked = isinstance(parent, (nn.ModuleList, nn.Sequential)) and parent not in inside
+        for child in parent.children() if stacked else ():
+            groups.setdefault(_signature(child), []).append(child)
+        for blocks in (each for each in groups.values() if len(each) >= LEAST and not names_of(each[0])):
+            inside.update(module for block in blocks for module in block.modules())
+            yield blocks
+
+
+def repeated_parameters(model: nn.Module) -> dict[Tensor, int]:
+    """How many equal parameters stand for each other: of the first of them their number, of the others 0."""
+    counts: dict[Tensor, int] = {}
+    for blocks in stacks(model):
+        for equal in zip(*(block.parameters() for block in blocks), strict=True):
+            counts.update(dict.fromkeys(equal, 0))
+            counts[equal[0]] = len(equal)
+    return counts
+
+
 class _Again(torch.autograd.Function):
     """A block without its operators: outputs, what is kept until the backward pass, gradients of inputs and parameters."""
 
@@ -230,10 +255,13 @@ class _Again(torch.autograd.Function):
 
 
 class _Saved:
-    """What a block keeps of its inputs and outputs for the backward pass."""
+    """What a block keeps for the backward pass of its inputs, parameters among them, and of its outputs.
 
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
-        self.inputs = inputs
+    ``recomputed``: so many of the first are kept by a block that is computed again, which saves them elsewhere.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor], recomputed: int) -> None:
+        self.inputs, self._recomputed = inputs, recomputed
         self._packed: dict[int, Any] = {}
 
     @contextmanager
@@ -241,15 +269,17 @@ class _Saved:
         """Within the body what is saved is noted, and saved as it would be."""
         outer = torch._C._autograd._top_saved_tensors_default_hooks(False) or (_same, _same)
 
+        packed = self._packed  # what is saved holds `pack`, which must hold no tensor
+
         def pack(tensor: Tensor) -> Any:
             storage = tensor.untyped_storage()
-            self._packed[id(storage)] = weakref.ref(storage)
+            packed[id(storage)] = weakref.ref(storage)
             return outer[0](tensor)
 
         with saved_tensors_hooks(pack, outer[1]):
             yield
 
-    def call(self, found: Any, grown: int, *, all_inputs: bool) -> _Call | None:
+    def call(self, found: Any, grown: int) -> _Call | None:
         """What the others repeat. None if they cannot: outputs that lie in inputs or in each other, or that are no tensors."""
         values, tree = tree_flatten(found)
         tensors = [each for each in values if isinstance(each, Tensor)]
@@ -268,7 +298,7 @@ class _Saved:
                 for each in values
             ),
             max(0, grown - sum(each.nbytes() for each in outputs)),
-            tuple(i for i in range(len(self.inputs)) if kept[i] or (all_inputs and grad)),
+            tuple(i for i in range(len(self.inputs)) if kept[i] or (i < self._recomputed and grad)),
             tuple(i for i in range(len(tensors)) if kept[len(self.inputs) + i]),
         )
 

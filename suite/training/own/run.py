@@ -38,8 +38,11 @@ from suite.training.own.steps import OwnSteps  # noqa: E402
 from suite.training.plan import TrialPlan  # noqa: E402
 from suite.training.progress import Progress  # noqa: E402
 from suite.training.records import OtherWork, Records  # noqa: E402
-from suite.training.signals import InterruptedTrialError  # noqa: E402
-from suite.training.startup import process_age_s, watched_start  # noqa: E402
+from suite.training.startup import (  # noqa: E402
+    InterruptedTrialError,
+    process_age_s,
+    watched_start,
+)
 from suite.training.statement import (  # noqa: E402
     Startup,
     Statement,

@@ -98,7 +98,7 @@ def norms_of_whole(model: nn.Module) -> Norms:
         for axis in dict.fromkeys(axes[id(weight)] for weight in weights if id(weight) in axes):
             assert axis is not None
             parts = [position for position, weight in enumerate(weights) if axes.get(id(weight)) is axis]
-            squares = axis.sum(torch.stack([found[position].square() for position in parts]))
+            squares = axis.sum(torch.stack([found[position] for position in parts]).square())
             for position, whole in zip(parts, squares.sqrt().unbind(), strict=True):
                 found[position] = whole
         return found

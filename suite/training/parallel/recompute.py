@@ -6,7 +6,8 @@ layers, convolutions), so that what is computed again is cheap: attention's own 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -16,12 +17,54 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from suite.errors import InputError
+from suite.training.counts.flops import FlopSum
 
+RECOMPUTED = "_mlhpc_recomputed"  # of a model that has such blocks: what counts them
 aten = torch.ops.aten
 KEPT = {
     *(aten.mm, aten.addmm, aten.linear, aten.convolution, aten._convolution),
     *(getattr(aten, name) for name in ("_grouped_mm", "_scaled_grouped_mm") if hasattr(aten, name)),
 }
+
+
+class Recomputed:
+    """FLOPs of what blocks of a model compute again, until they are taken: they are those of every step."""
+
+    def __init__(self) -> None:
+        self._flops: int | None = 0
+
+    def __deepcopy__(self, memo: object) -> Recomputed:
+        return self
+
+    def take(self) -> int | None:
+        """The FLOPs so far. Nothing is counted after that, and the next call gives None."""
+        found, self._flops = self._flops, None
+        return found
+
+    def counted(self) -> AbstractContextManager[object]:
+        """Within the body FLOPs are added, if they are still wanted."""
+        return nullcontext() if self._flops is None else self._counting()
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        counter = FlopSum()
+        try:
+            with counter:
+                yield
+        finally:  # what is computed again ends early, by an exception
+            self._flops = (self._flops or 0) + counter.flops
+
+    def contexts(self, policy: str) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Those of the first forward pass of a block and of the second one."""
+        if policy == "full":
+            return nullcontext(), self.counted()
+        first, again = create_selective_checkpoint_contexts(_choose)  # type: ignore[no-untyped-call]
+        return first, self._both(again)
+
+    @contextmanager
+    def _both(self, again: AbstractContextManager[Any]) -> Iterator[None]:
+        with self.counted(), again:  # what was kept is not computed, and not seen by the outer one
+            yield
 
 
 def recompute_blocks(model: nn.Module, policies: Mapping[str, str]) -> None:
@@ -35,6 +78,7 @@ def recompute_blocks(model: nn.Module, policies: Mapping[str, str]) -> None:
         for policy in [next((policies[pattern] for pattern in policies if fnmatchcase(path, pattern)), None)]
         if path and policy is not None
     ]
+    recomputed = Recomputed()
     for path, module, policy in chosen:
         inside = next((other for other, *_ in chosen if other.startswith(path + ".")), None)
         if inside:
@@ -45,7 +89,14 @@ def recompute_blocks(model: nn.Module, policies: Mapping[str, str]) -> None:
             raise InputError(
                 f"plan: recompute: block {path!r} has batch normalisation, whose statistics would count twice"
             )
-        module.forward = partial(_recomputed, module, module.forward, policy)
+        module.forward = partial(_recomputed, module, module.forward, partial(recomputed.contexts, policy))
+    if chosen:
+        setattr(model, RECOMPUTED, recomputed)
+
+
+def recomputed_of(model: nn.Module) -> Recomputed | None:
+    """What counts the FLOPs that blocks of a model compute again; None if none does."""
+    return getattr(model, RECOMPUTED, None)
 
 
 def is_recomputed(forward: Any) -> bool:
@@ -53,12 +104,9 @@ def is_recomputed(forward: Any) -> bool:
     return isinstance(forward, partial) and forward.func is _recomputed
 
 
-def _recomputed(module: nn.Module, forward: Any, policy: str, *inputs: Any, **named: Any) -> Any:
+def _recomputed(module: nn.Module, forward: Any, contexts: Callable[[], Any], *inputs: Any, **named: Any) -> Any:
     if not module.training:
         return forward(*inputs, **named)
-    if policy == "full":
-        return checkpoint(forward, *inputs, use_reentrant=False, **named)
-    contexts = partial(create_selective_checkpoint_contexts, _choose)
     return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
 
 

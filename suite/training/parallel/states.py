@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from suite.training.parallel.exchange import Axis
 from suite.training.parallel.mesh import Interval
 
 UNITS, OPEN = "_mlhpc_units", "_mlhpc_open"  # what a module of a sharded model has beside its own attributes
+BLOCK = "_mlhpc_block"  # of a block that is computed again: what closes it
 BUCKET_BYTES = 25 << 20  # of whole tensors that are gathered together under ``step``
 Gather = Literal["layer", "step"]
 
@@ -86,15 +87,14 @@ class _Gathered(torch.autograd.Function):
         axis, columns = unit.holders.shard, unit.columns()
         if axis is None:
             return tuple(piece.view_as(piece) for piece in pieces)
-        padded = [
-            F.pad(piece.reshape(-1), (0, high - low - piece.numel()))
-            for piece, (low, high) in zip(pieces, columns, strict=True)
-        ]
-        every = axis.gather_flat(torch.cat(padded)).view(axis.size, -1)
-        return tuple(
-            every[:, low:high].reshape(-1)[: shape.numel()].view(shape)
-            for (low, high), shape in zip(columns, unit.shapes, strict=True)
-        )
+        given = []
+        for piece, (low, high) in zip(pieces, columns, strict=True):
+            given.append(piece.reshape(-1))
+            if piece.numel() < high - low:
+                given.append(piece.new_zeros(high - low - piece.numel()))
+        every = axis.gather_flat(torch.cat(given)).view(axis.size, -1)
+        rows = torch.split(every, [high - low for low, high in columns], 1)
+        return tuple(_shaped(row.reshape(-1), shape) for row, shape in zip(rows, unit.shapes, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -107,16 +107,25 @@ class _Gathered(torch.autograd.Function):
         holders, columns, rows = unit.holders, unit.columns(), []
         for gradient, (low, high), shape in zip(gradients, columns, unit.shapes, strict=True):
             n = (high - low) * holders.pieces
-            row = first.new_zeros(n) if gradient is None else F.pad(gradient.reshape(-1), (0, n - shape.numel()))
-            rows.append(row.view(holders.pieces, -1))
+            row = first.new_zeros(n) if gradient is None else gradient
+            if row.numel() < n:
+                row = F.pad(row.reshape(-1), (0, n - shape.numel()))
+            rows.append(row.reshape(holders.pieces, -1))
         mine = (torch.cat(rows, dim=1) if len(rows) > 1 else rows[0]).reshape(-1)
         mine = mine if holders.shard is None else holders.shard.scatter_sum(mine)
         mine = (mine if holders.replicas is None else holders.replicas.sum(mine)) / holders.ranks
-        found = [
-            None if gradient is None else mine[low : low + shape.numel()].view(shape)
-            for gradient, (low, _), shape in zip(gradients, columns, shapes, strict=True)
-        ]
+        parts = torch.split(mine, [high - low for low, high in columns])
+        found = (
+            None if gradient is None else _shaped(part, shape)
+            for gradient, part, shape in zip(gradients, parts, shapes, strict=True)
+        )
         return (None, *found)
+
+
+def _shaped(values: Tensor, shape: torch.Size) -> Tensor:
+    """The first values of a vector in a shape; what follows is padding."""
+    n = shape.numel()
+    return (values if values.numel() == n else values[:n]).view(shape)
 
 
 def shard_states(
@@ -155,6 +164,31 @@ def shard_states(
                 module._parameters[name] = _piece(_dotted(path, name), parameter, where)
         if units:
             _whole_on_access(module, units, gather)
+    if gather == "step":
+        _open_with_blocks(model)
+
+
+def _open_with_blocks(model: nn.Module) -> None:
+    """Let a block that the model computes again in the backward pass gather its parameters at once, not one by one."""
+    inside: set[nn.Module] = set()
+    for parent in model.modules():
+        for block in parent if isinstance(parent, (nn.ModuleList, nn.Sequential)) and parent not in inside else ():
+            inside.update(block.modules())
+            block.register_forward_pre_hook(_open_block, prepend=True)
+            block.register_forward_hook(_close_block, always_call=True)
+
+
+def _open_block(block: nn.Module, *_: object) -> None:
+    if torch._C._current_graph_task_id() != -1 and any(getattr(each, OPEN) is None for each in sharded_modules(block)):
+        stack = ExitStack()
+        stack.enter_context(opened(block))
+        setattr(block, BLOCK, stack)
+
+
+def _close_block(block: nn.Module, *_: object) -> None:
+    stack = vars(block).pop(BLOCK, None)
+    if stack is not None:
+        stack.close()
 
 
 def _dotted(path: str, name: str) -> str:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.profiler import profile as torch_profile
 
 from suite.commands.machine.profile import lines_of, profile
-from suite.performance.flops import count
 from suite.performance.profiling import _layers_named, layer_times
+from suite.training.counts.flops import count
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -25,7 +25,7 @@ from suite.errors import InputError
 from suite.log.reader import Log, read_events
 from suite.log.record import summarise
 from suite.log.run_folder import RunFolder
-from suite.training.signals import InterruptedTrialError
+from suite.training.startup import InterruptedTrialError
 from tests.fixtures.cli import mlhpc as command
 
 SIZE = {

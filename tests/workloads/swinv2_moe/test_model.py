@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from suite.config import load_config
 from suite.errors import InputError
-from suite.performance.flops import FORMULAS
+from suite.training.counts.flops import FORMULAS
 from workloads.moe.config import MoEConfig
 from workloads.swinv2_moe import DESCRIPTOR
 from workloads.swinv2_moe.config import SwinV2MoEConfig, forward_flops, parameter_count, work

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from suite.errors import InputError
-from suite.performance.flops import count
+from suite.training.counts.flops import count
 from suite.training.parallel.batch_norm import GroupBatchNorm2d
-from suite.training.parallel.recompute import recompute_blocks
+from suite.training.parallel.recompute import recompute_blocks, recomputed_of
 
 BATCH, LENGTH, WIDTH, HEADS = 2, 128, 256, 4
 
@@ -64,6 +64,23 @@ def test_gradients_are_the_same_bits_and_flops_those_of_the_closed_form() -> Non
     ratio = 3 + (4 * LENGTH / WIDTH) / (24 + 4 * LENGTH / WIDTH)  # attention's own products are computed again
     assert count(lambda: passes(selective, x)).flops / forward == pytest.approx(ratio, rel=1e-3)
     assert ratio == pytest.approx(3.077, abs=1e-3)
+
+
+@pytest.mark.parametrize(("policy", "share"), [("full", 4 - 8 / 26), ("selective", 3 + 2 / 26)])
+def test_flops_of_blocks_that_are_computed_again_are_counted_until_they_are_taken(policy: str, share: float) -> None:
+    plain, x = nn.Sequential(*(Block() for _ in range(4))), torch.randn(BATCH, LENGTH, WIDTH)
+    assert recomputed_of(plain) is None
+    with torch.no_grad():
+        forward = count(lambda: plain(x)).flops
+    recompute_blocks(plain, {"[0-3]": policy})
+    counter = recomputed_of(plain)
+    assert counter is not None
+    assert recomputed_of(copy.deepcopy(plain)) is counter
+    passes(plain, x)
+    passes(plain, x)
+    assert counter.take() == pytest.approx(2 * (share - 3) * forward, rel=1e-6)
+    passes(plain, x)
+    assert counter.take() is None
 
 
 def test_blocks_that_would_count_twice_are_refused() -> None:

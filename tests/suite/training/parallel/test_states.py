@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from suite.config import load_config
 from suite.descriptor import descriptor
-from suite.performance.plans.memory import LiveBytes
 from suite.training.checkpoint import Checkpoint
+from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.data import eval_turns, give_norms
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.mesh import Mesh, parse_mesh

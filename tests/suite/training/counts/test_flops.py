@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from suite.performance.flops import count
+from suite.training.counts.flops import count
 
 
 @pytest.mark.parametrize(("groups", "transposed"), [(1, False), (2, False), (8, False), (1, True), (4, True)])

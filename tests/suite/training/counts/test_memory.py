@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from suite.performance.flops import count, formulas
-from suite.performance.plans.memory import LiveBytes
+from suite.training.counts.flops import count, formulas
+from suite.training.counts.memory import LiveBytes
 
 ROWS, WIDTH, LAYERS, BLOCKS = 64, 32, 8, 6
 ONE = 4 * ROWS * WIDTH  # bytes of one activation

@@ -119,6 +119,24 @@ def formulas() -> dict[Any, Callable[..., int]]:
     return dict(FlopCounterMode(display=False, custom_mapping=FORMULAS).flop_registry)
 
 
+class FlopSum(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within the body `flops` grow by those of every operator."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        self._formulas = formulas()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **kwargs or {})
+        formula = self._formulas.get(func.overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **kwargs or {}, out_val=found)
+        return found
+
+
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the calls of each operator that is not excluded by convention (`_excluded_by_convention`)."""
 

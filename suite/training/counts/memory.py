@@ -17,7 +17,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within the body `now` are the bytes of living storages that were made in it, `peak` is the most that there were.
 
     ``known``: tensors from before, which do not count. What an operator needs inside itself is not seen. What is made while
-    `label` is set counts in `labelled`, too. With ``formulas`` (`suite.performance.flops.formulas`) `flops` are counted in the
+    `label` is set counts in `labelled`, too. With ``formulas`` (of `suite.training.counts.flops`) `flops` are counted in the
     same pass: torch's own counter keeps what checkpointed blocks computed again until Python's collector finds it.
     """
 

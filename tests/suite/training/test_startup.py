@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from suite.training import signals
-from suite.training.signals import STOP_SIGNALS, InterruptedTrialError, StopSignals
+from suite.training.startup import STOP_SIGNALS, InterruptedTrialError, StopSignals
 
 
 @pytest.fixture(autouse=True)
