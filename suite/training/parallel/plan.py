@@ -92,6 +92,10 @@ class ParallelPlan(_Part):
     )
     tensor: TensorPlan | None = Field(None, description="how products are split")
     gather: Literal["layer", "step"] = Field("layer", description="when the pieces of sharded parameters are gathered")
+    beside: tuple[Literal["halos", "pieces"], ...] = Field(
+        (),
+        description="exchanges that computing does not wait for: positions for convolutions, pieces of the next layer",
+    )
     boundaries: dict[str, Boundary] = {}
     loss: Literal["whole", "part"] = Field("whole", description="part: a rank's loss is the mean over its positions")
     exchanges: dict[Literal["all_reduce"], Own] = Field({}, description="what the loss itself exchanges, by kind")
