@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
-from suite.performance.plans.rehearsal import Passes, Update, gather_and_scatter, run_passes, run_update
+from suite.performance.plans.rehearsal import Passes, Update, gather_and_scatter, learn_order, run_passes, run_update
 from suite.training.devices import loaded_ahead
 from suite.training.parallel.apply import apply, explained, trace_unsplit
 from suite.training.parallel.exchange import Note
@@ -137,6 +137,9 @@ def predict(
         batch = _batch(parallel, samples)
         with explained():
             kept = parts > 1 or (size > 1 and not parallel.has_parts)
+            if batch and parallel.is_sharded and "pieces" in plan.beside:
+                learn_order(wrapped, workload, batch, config)
+                note.found = {}
             passes = run_passes(wrapped, workload, batch, config, kept_gradients=kept) if batch else None
         if passes is None:
             note.found = {}

@@ -124,7 +124,8 @@ def _shard(
     shard = _axis(mesh, SHARD, lambda each: each.holders, note)
     replicas = _axis(mesh, "replicas", lambda each: each.replicas, note)
     everyone = _axis(mesh, "all", lambda each: range(each.size), note)
-    holders = Holders(shard if mesh.shard > 1 else None, replicas if replicas.size > 1 else None, mesh.size)
+    ahead = "pieces" in plan.beside
+    holders = Holders(shard if mesh.shard > 1 else None, replicas if replicas.size > 1 else None, mesh.size, ahead)
     twins = _axis(mesh, "twins", lambda each: each.twins, note)
     split = Holders(None, twins if twins.size > 1 else None, mesh.size)
     rest = "split" if mesh.tensor > 1 else "replicate"

@@ -34,7 +34,9 @@ class Background:
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        threading.Thread(target=self._run, name="exchanges", daemon=True).start()
+        self._last: Future[Any] | None = None
+        self._thread = threading.Thread(target=self._run, name="exchanges", daemon=True)
+        self._thread.start()
 
     def begin(self, task: Callable[[], Found]) -> Future[Found]:
         """Queue a task; its result, or its error, is in what is returned."""
@@ -46,8 +48,15 @@ class Background:
             except BaseException as error:
                 future.set_exception(error)
 
+        self._last = future
         self._tasks.put(run)
         return future
+
+    def wait(self) -> None:
+        """Wait until all tasks are done, except in a task."""
+        if self._last is not None and threading.current_thread() is not self._thread:
+            self._last.exception()
+            self._last = None
 
     def _run(self) -> None:
         while True:
@@ -63,22 +72,28 @@ class Axis:
     size: int
     group: dist.ProcessGroup | None = None
     note: Note = field(default=lambda *_: None)
-    _thread: Background | None = None
+    background: Background | None = None
 
     def beside(self, task: Callable[[], Found]) -> Future[Found]:
-        """Begin a task that exchanges over this axis, and go on; tasks run one after another, as they came.
+        """Begin a task that exchanges over this axis, and go on. What uses the axis meanwhile waits until it is done.
 
-        Nothing else may use the axis until the task is done. Without a group it is done at once.
+        Without a group it is done at once.
         """
         if self.group is None:
             done: Future[Found] = Future()
             done.set_result(task())
             return done
-        self._thread = self._thread or Background()
-        return self._thread.begin(task)
+        self.background = self.background or Background()
+        return self.background.begin(task)
+
+    def take_turn(self) -> None:
+        """Wait for what was begun beside: all ranks use the axis in one order."""
+        if self.background is not None:
+            self.background.wait()
 
     def all_to_all(self, given: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         """Give each rank a tensor and get one of each, of the shapes that are known."""
+        self.take_turn()
         flat = torch.cat([each.reshape(-1) for each in given])
         sizes = [torch.Size(shape).numel() for shape in shapes]
         got = flat.new_empty(sum(sizes))
@@ -90,6 +105,7 @@ class Axis:
 
     def all_gather(self, mine: Tensor) -> list[Tensor]:
         """Every rank's tensor; all have one shape."""
+        self.take_turn()
         got = [torch.empty_like(mine) for _ in range(self.size)]
         if self.group is None:
             self.note(self.name, "all_gather", mine.nbytes, self.size)
@@ -99,6 +115,7 @@ class Axis:
 
     def gather_flat(self, mine: Tensor) -> Tensor:
         """Every rank's vector, one after another; all have one length."""
+        self.take_turn()
         every = mine.new_empty(self.size * len(mine))
         if self.group is None:
             self.note(self.name, "all_gather", mine.nbytes, self.size)
@@ -108,6 +125,7 @@ class Axis:
 
     def scatter_sum(self, every: Tensor) -> Tensor:
         """This rank's part of the sum over ranks of a vector, which has a part for each rank."""
+        self.take_turn()
         mine = every.new_empty(len(every) // self.size)
         if self.group is None:
             self.note(self.name, "reduce_scatter", every.nbytes, self.size)
@@ -117,6 +135,7 @@ class Axis:
 
     def sum(self, mine: Tensor) -> Tensor:
         """The sum over ranks, in a new tensor."""
+        self.take_turn()
         total = mine.clone(memory_format=torch.contiguous_format)
         if self.group is None:
             self.note(self.name, "all_reduce", mine.nbytes, self.size)
