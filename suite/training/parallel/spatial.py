@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -22,15 +23,17 @@ from suite.training.parallel.exchange import Axis, add_up, gather
 from suite.training.parallel.halo import LEAST_INNER, Beside, Border, Keep, Pad, Steps, Take, convolve, extend
 from suite.training.parallel.mesh import Fetch, Interval, part_of
 from suite.training.parallel.plan import SAMPLE, Boundary
-from suite.training.parallel.windows import Transposed, Window
+from suite.training.parallel.windows import LINEAR, NEAREST, NEAREST_EXACT, Transposed, Upsampled, Window
 
 Extents = tuple[int, ...]
+CHANNELS_LAST = ((4, torch.channels_last), (5, torch.channels_last_3d))
 MAX_POOL = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 AVERAGE_POOL = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 GLOBAL_POOL = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 WINDOWED = (_ConvNd, *MAX_POOL, *AVERAGE_POOL)
+SPLIT = (*WINDOWED, *GLOBAL_POOL, nn.Upsample)
 REFUSED = (
-    *(nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm, nn.Upsample),
+    *(nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.MultiheadAttention, nn.RNNBase),
 )
 
@@ -98,7 +101,7 @@ def trace(
 
     for path, module in model.named_modules():
         _refuse(path, module)
-        if isinstance(module, (*WINDOWED, *GLOBAL_POOL)):
+        if isinstance(module, SPLIT):
             handles.append(module.register_forward_hook(note(path)))
     modules = dict(model.named_modules())
     for path, boundary in boundaries.items():
@@ -127,6 +130,10 @@ def _refuse(path: str, module: nn.Module) -> None:
         raise InputError(f"plan: layer {path!r} does not count its padding: it cannot be split")
     if isinstance(module, MAX_POOL) and module.return_indices:
         raise InputError(f"plan: layer {path!r} returns indices: it cannot be split")
+    if isinstance(module, nn.Upsample) and module.mode not in (*LINEAR, NEAREST, NEAREST_EXACT):
+        raise InputError(
+            f"plan: layer {path!r} upsamples in mode {module.mode!r}: only nearest and linear ones can be split"
+        )
     if isinstance(module, GLOBAL_POOL) and set(_each(module.output_size, 1)) != {1}:
         raise InputError(f"plan: layer {path!r} pools to {module.output_size}: only pooling to 1 can be split")
 
@@ -145,7 +152,7 @@ def check_extents(found: Trace, parts: Sequence[int], names: Sequence[str]) -> N
 def split_model(model: nn.Module, found: Trace, split: Split, boundaries: Mapping[str, Boundary]) -> None:
     """Put the hooks on a model, whose layers then take and give this rank's part. InputError for a call that is ambiguous."""
     for path, module in model.named_modules():
-        if isinstance(module, (*WINDOWED, *GLOBAL_POOL)):
+        if isinstance(module, SPLIT):
             _split_layer(path, module, found.of(path), split)
         if isinstance(module, GroupBatchNorm2d) and module.axis is None:
             module.axis = split.group
@@ -164,6 +171,9 @@ def _split_layer(path: str, module: nn.Module, calls: Sequence[Call], split: Spl
         return
     if isinstance(module, GLOBAL_POOL):
         module.register_forward_hook(_global_pool(path, calls, split))
+        return
+    if isinstance(module, nn.Upsample):
+        setattr(module, "forward", _Stretch(path, calls, split, module))  # noqa: B010  torch types it as a method
         return
     windows = [_window(module, d, dimensions) for d in range(dimensions)]
     hook = _Halo(path, calls, split, windows, float("-inf") if isinstance(module, MAX_POOL) else 0.0)
@@ -334,6 +344,45 @@ class _Halo:
                 begins = window.begins(self._needed(self._last, d, part)[0])
                 output = output.narrow(d + 2, low - begins, high - low)
         return output
+
+
+class _Stretch(_Halo):
+    """The forward pass of an upsampling layer: fetches what this rank's outputs need, and computes them dimension by dimension."""
+
+    def __init__(self, path: str, calls: Sequence[Call], split: Split, layer: nn.Upsample) -> None:
+        super().__init__(path, calls, split, (), 0.0)
+        factors = _each(layer.scale_factor, len(split.parts)) if not layer.recompute_scale_factor else ()
+        self._stretched = {
+            call: [
+                Upsampled.of(
+                    layer.mode, n, out, factor=factors[d] if factors else None, align_corners=bool(layer.align_corners)
+                )
+                for d, (n, out) in enumerate(zip(call.before, call.after, strict=True))
+            ]
+            for call in calls
+        }
+
+    def _needed(self, call: Call, d: int, part: int) -> Interval:
+        return self._stretched[call][d].needs(part_of(call.after[d], self._split.parts[d], part))
+
+    def __call__(self, x: Tensor) -> Tensor:  # type: ignore[override]  # in the place of forward, which is no hook
+        call, split = _find(self._path, self._calls, x), self._split
+        last = next(
+            (each for each in CHANNELS_LAST if x.dim() == each[0] and x.is_contiguous(memory_format=each[1])), None
+        )
+        dtype, x = x.dtype, extend(x, self._steps(call))
+        x = x.to(torch.promote_types(dtype, torch.float32))
+        for d, stretched in enumerate(self._stretched[call]):
+            own = slice(*part_of(call.after[d], split.parts[d], split.place[d]))
+            begin = self._needed(call, d, split.place[d])[0]
+            first, second = (
+                torch.tensor([at - begin for at in places[own]], device=x.device)
+                for places in (stretched.first, stretched.second)
+            )
+            weight = torch.tensor(stretched.weight[own], dtype=x.dtype, device=x.device)
+            shape = [-1 if at == d + 2 else 1 for at in range(x.dim())]
+            x = torch.lerp(x.index_select(d + 2, first), x.index_select(d + 2, second), weight.view(shape))
+        return (x if last is None else x.contiguous(memory_format=last[1])).to(dtype)
 
 
 def _pads_of_window(window: Window | Transposed, call: Call, d: int) -> Interval:

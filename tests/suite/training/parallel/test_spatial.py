@@ -6,9 +6,11 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.errors import InputError
@@ -17,7 +19,7 @@ from suite.training.parallel.batch_norm import GroupBatchNorm2d
 from suite.training.parallel.mesh import Mesh, part_of
 from suite.training.parallel.plan import Boundary
 from suite.training.parallel.spatial import Split, check_extents, split_model, trace
-from suite.training.parallel.windows import Window
+from suite.training.parallel.windows import Upsampled, Window
 from tests.fixtures.thread_ranks import on_ranks
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -279,6 +281,53 @@ def test_an_even_split_gives_two_planes_of_halo_and_pooling_none() -> None:
     assert logs[0] == [(name, kind, size // 2) for name, kind, size in [*inner, *reversed(inner)]]
 
 
+UPSAMPLINGS = [
+    *({"scale_factor": 2, "mode": "bilinear", "align_corners": corners} for corners in (True, False)),
+    *({"size": (23, 29), "mode": "bilinear", "align_corners": corners} for corners in (True, False)),
+    {"size": (5, 4), "mode": "bilinear"},
+    {"scale_factor": (2.6, 1.7), "mode": "bilinear"},
+    {"scale_factor": (2.6, 1.7), "mode": "bilinear", "recompute_scale_factor": True},
+    *({"scale_factor": factor, "mode": "nearest"} for factor in (2, 3, 1.7)),
+    {"size": (23, 29), "mode": "nearest"},
+    {"size": (23, 29), "mode": "nearest-exact"},
+]
+
+
+@pytest.mark.parametrize("settings", UPSAMPLINGS)
+@pytest.mark.parametrize("parts", [(2, 1), (2, 2), (1, 3)])
+def test_upsampling_is_that_of_the_whole(settings: dict[str, Any], parts: tuple[int, int]) -> None:
+    compare(lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Upsample(**settings)), (2, 2, 9, 11), parts)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"mode": "trilinear", "align_corners": c} for c in (True, False)] + [{"mode": "nearest"}]
+)
+def test_upsampling_in_three_dimensions_is_that_of_the_whole(settings: dict[str, Any]) -> None:
+    build = lambda: nn.Sequential(nn.Upsample(scale_factor=2, **settings), nn.Conv3d(2, 3, 3, padding=1))  # noqa: E731
+    logs = compare(build, (1, 2, 5, 6, 7), (2, 1, 2))
+    assert sum(size for log in logs for _, _, size in log[:2]) > 0
+
+
+def test_upsampling_takes_the_positions_that_torch_takes() -> None:
+    """Inputs that are their own position: torch's result is the position, over many extents and factors, single precision too."""
+    for n, out in product((1, 2, 3, 7, 16, 33), (1, 2, 5, 7, 14, 31, 49)):
+        for dtype in (torch.float32, torch.float64):
+            ramp = torch.arange(n, dtype=dtype).view(1, 1, n)
+            for mode in ("nearest", "nearest-exact"):
+                there = F.interpolate(ramp, out, mode=mode).flatten().tolist()
+                assert Upsampled.of(mode, n, out, factor=None, align_corners=False).first == tuple(map(int, there))
+            for corners in (False, True):
+                there = F.interpolate(ramp, out, mode="linear", align_corners=corners).flatten().tolist()
+                found = Upsampled.of("linear", n, out, factor=None, align_corners=corners)
+                mine = [a + w for a, w in zip(found.first, found.weight, strict=True)]
+                assert mine == pytest.approx(there, rel=1e-5 if dtype == torch.float32 else 1e-14, abs=1e-5)
+    for n, factor in product((3, 7, 10), (1.1, 1.7, 2.0, 2.6, 3.3)):
+        ramp = torch.arange(n, dtype=torch.float64).view(1, 1, n)
+        there = F.interpolate(ramp, scale_factor=factor, mode="nearest").flatten().tolist()
+        found = Upsampled.of("nearest", n, len(there), factor=factor, align_corners=False)
+        assert found.first == tuple(map(int, there))
+
+
 REFUSED = {
     "ceil_mode": nn.MaxPool2d(2, ceil_mode=True),
     "GroupNorm": nn.GroupNorm(1, 2),
@@ -287,7 +336,7 @@ REFUSED = {
     "pools to": nn.AdaptiveAvgPool2d(2),
     "count its padding": nn.AvgPool2d(3, 1, 1, count_include_pad=False),
     "indices": nn.MaxPool2d(2, return_indices=True),
-    "Upsample": nn.Upsample(scale_factor=2, mode="bilinear"),
+    "'bicubic'": nn.Upsample(scale_factor=2, mode="bicubic"),
 }
 
 
