@@ -74,6 +74,9 @@ class Axis:
     note: Note = field(default=lambda *_: None)
     background: Background | None = None
 
+    def __deepcopy__(self, memo: object) -> Axis:
+        return self  # a copy of a model (moving average) is on the same ranks
+
     def beside(self, task: Callable[[], Found]) -> Future[Found]:
         """Begin a task that exchanges over this axis, and go on. What uses the axis meanwhile waits until it is done.
 
