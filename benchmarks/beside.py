@@ -30,19 +30,11 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from random_steps import Training
 
-from suite.config import load_config
-from suite.descriptor import descriptor
 from suite.log import student_t
-from suite.training.parallel.apply import apply
-from suite.training.parallel.data import give_norms, wrap
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.skeleton import build_on_meta
-from suite.workload import Optimization, Workload, load_workload
 from suite.world import World
 
 LINKS = ("0,0", "200mbit,0", "50mbit,0", "50mbit,5", "10mbit,0")
@@ -170,79 +162,29 @@ def start(commands: Sequence[Sequence[str]], words: Sequence[str]) -> str:
     return said[0][0]
 
 
-class Way:
-    """A model under a plan whose exchanges run beside computing, or not."""
-
-    def __init__(self, what: str, workload: str, world: World, *, beside: bool, batch_size: int) -> None:
-        chosen = descriptor(workload)
-        mesh = MESHES[what, workload][world.size]
-        overrides = [*SETTINGS[workload], f"plan={PLANS[what]}", f"mesh={mesh}", f"global_batch_size={batch_size}"]
-        config = load_config(chosen, "smoke", overrides)
-        shared = Parallel.of(config, chosen, world.rank, world.size)
-        assert shared.plan is not None
-        self.shared = replace(shared, plan=shared.plan.model_copy(update={"beside": (what,) if beside else ()}))
-        self.workload: Workload = load_workload(chosen)(config)
-        torch.manual_seed(1)
-        model = self.workload.build_model(world)
-        apply(self.shared, model, self.workload, lambda: build_on_meta(chosen, config)[1])
-        self.optimization: Optimization = self.workload.build_optimizer(model, 100)
-        give_norms(self.optimization.optimizer, model)
-        self.model: nn.Module = wrap(model, (), world, torch.device("cpu"))
-        self.batch = self._batch(batch_size)
-        self.mesh = mesh
-
-    def _batch(self, batch_size: int) -> dict[str, Tensor]:
-        """Random samples of this rank, the same for both ways."""
-        mesh, generator = self.shared.mesh, torch.Generator().manual_seed(5)
-        batch: dict[str, Tensor] = {}
-        slabs = self.shared.slabs(evaluation=False)
-        for name, (shape, dtype) in self.shared.shapes(batch_size, split=False).items():
-            top = 3 if dtype == "uint8" else 9
-            wide = dtype == "float32"
-            whole = (
-                torch.rand(shape, generator=generator) if wide else torch.randint(0, top, shape, generator=generator)
-            )
-            mine = whole[mesh.data_rank :: mesh.data_size]
-            mine = mine[(slice(None), *(slice(*each) for each in slabs.get(name, ())))]
-            batch[name] = mine.to(getattr(torch, dtype)).contiguous()
-        return batch
-
-    def steps(self, count: int, world: World) -> tuple[float, float, float]:
-        """Seconds per step of the slowest rank, CPU seconds per step of all, and the mean loss of the last step."""
-        world.barrier()
-        began, cpu, loss = time.perf_counter(), time.process_time(), torch.zeros(())
-        for _ in range(count):
-            self.optimization.optimizer.zero_grad()
-            loss = self.workload.loss(self.model, self.batch) * self.shared.loss_factor
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimization.optimizer.step()
-        took = (time.perf_counter() - began) / count, (time.process_time() - cpu) / count, float(loss.detach())
-        every = world.allgather(took)
-        return (
-            max(each[0] for each in every),
-            sum(each[1] for each in every),
-            sum(each[2] for each in every) / len(every),
-        )
-
-
 def worker(args: argparse.Namespace) -> None:
     """Measure on one rank; rank 0 prints a row per workload."""
     torch.set_num_threads(1)
     world = World.create()
     world.init_torch(torch.device("cpu"))
     for workload in args.workloads:
-        waiting, beside = (
-            Way(args.what, workload, world, beside=way, batch_size=args.batch_size) for way in (False, True)
-        )
-        found: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
-        for way in (waiting, beside):
-            way.steps(2, world)
+        mesh = MESHES[args.what, workload][world.size]
+        overrides = [
+            *SETTINGS[workload],
+            f"plan={PLANS[args.what]}",
+            f"mesh={mesh}",
+            f"global_batch_size={args.batch_size}",
+        ]
+        ways = [Training(workload, "smoke", overrides, world, beside) for beside in ((), (args.what,))]
+        found: list[list[tuple[float, float, float]]] = [[], []]
+        for way in ways:
+            way.steps(2)
         for pair in range(args.pairs):
-            for own in (False, True) if pair % 2 == 0 else (True, False):
-                found[own].append((beside if own else waiting).steps(args.steps, world))
+            for at in (0, 1) if pair % 2 == 0 else (1, 0):
+                took = ways[at].steps(args.steps)
+                found[at].append((took.wall_s, took.all_cpu_s, took.loss))
         if world.is_first:
-            row = {"workload": workload, "mesh": waiting.mesh, "waiting": found[False], "beside": found[True]}
-            print(json.dumps(row), flush=True)
+            print(json.dumps({"workload": workload, "mesh": mesh, "waiting": found[0], "beside": found[1]}), flush=True)
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
