@@ -136,11 +136,7 @@ def predict(
         wrapped = ShardedStates(model) if parallel.has_parts else model
         batch = _batch(parallel, samples)
         with explained():
-            kept = parts > 1 or (size > 1 and not parallel.has_parts)
-            if batch and parallel.is_sharded and "pieces" in plan.beside:
-                learn_order(wrapped, workload, batch, config)
-                note.found = {}
-            passes = run_passes(wrapped, workload, batch, config, kept_gradients=kept) if batch else None
+            passes = _rehearse(wrapped, workload, batch, config, parallel, note) if batch else None
         if passes is None:
             note.found = {}
             gather_and_scatter(model)
@@ -177,6 +173,18 @@ def predict(
         traffic=work.algorithmic_bytes * samples * parts / parallel.mesh.parts,
         exchanges=tuple(exchanges),
     )
+
+
+def _rehearse(
+    model: nn.Module, workload: Workload, batch: dict[str, Tensor], config: RunConfig, parallel: Parallel, note: _Notes
+) -> Passes | None:
+    """A step's passes; where pieces are gathered ahead, after those of another step, which are forgotten."""
+    assert parallel.plan is not None
+    if parallel.is_sharded and "pieces" in parallel.plan.beside:
+        learn_order(model, workload, batch, config)
+        note.found = {}
+    kept = config.gradient_accumulation_steps > 1 or (parallel.mesh.size > 1 and not parallel.has_parts)
+    return run_passes(model, workload, batch, config, kept_gradients=kept)
 
 
 def _note_products(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:
