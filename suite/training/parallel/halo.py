@@ -155,7 +155,8 @@ def convolve(layer: _ConvNd, x: Tensor, weight: Tensor, bias: Tensor | None, how
     The gradient of the input is given back while that of the weights is computed. Under autocast products are in its type.
     """
     kind, dtype = x.device.type, x.dtype
-    narrow = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    available = dtype != torch.float64 and torch.amp.is_autocast_available(kind)  # autocast leaves float64 alone
+    narrow = available and torch.is_autocast_enabled(kind)
     if narrow:
         dtype = torch.get_autocast_dtype(kind)
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
