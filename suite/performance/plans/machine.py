@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from suite.errors import InputError
 from suite.files import read_json_document
-from suite.performance.cost_model import Network
+from suite.performance.cost_model import Network, all_reduce
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Machine:
     """Rates of one rank while all work: FLOP/s, memory and storage in bytes/s (None: not known); its links; where it is from.
 
     ``is_reached``: ``flops`` is what the workload reaches, so that the longest time is known; else it is a roof. Times on the
-    network are known within a factor of ``network_factor``, on up to ``carried_ranks`` ranks.
+    network are known within a factor of ``network_factor``, those of rings within ``ring_factor`` (None: within the same), on up to
+    ``carried_ranks`` ranks.
     """
 
     flops: Span
@@ -49,6 +50,7 @@ class Machine:
     storage: Span | None = None
     is_reached: bool = True
     network_factor: float = 1.0
+    ring_factor: float | None = None
     carried_ranks: int | None = None
     sources: tuple[str, ...] = ()
 
@@ -87,12 +89,25 @@ class _Roof(_Lenient):
         return Span(min(self.slowest, self.value), self.value, max(self.best, self.value))
 
 
+class _Point(_Lenient):
+    x: int = Field(gt=0)
+    seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
+class _Curve(_Lenient):
+    resource: str
+    ranks: int = Field(ge=1)
+    nodes: int = Field(ge=1)
+    points: tuple[_Point, ...]
+
+
 class _Ceilings(_Lenient):
     version: Literal[1]
     kind: Literal["ceilings"]
     system: str
     date: str
     roofs: tuple[_Roof, ...]
+    curves: tuple[_Curve, ...] = ()
 
     def of(self, resource: str) -> list[_Roof]:
         """The roofs of one resource, the highest first."""
@@ -135,16 +150,36 @@ def read_machine(ceilings: Path, network: Path, precision: str, reached: Span | 
     last = [roof for roof in file.of("memory") if roof.capacity_bytes is None]
     cold = [roof for roof in file.of("storage_read") if roof.mode == "cold"]
     fit = read_json_document(network, _Fits, "output of mlhpc network SWEEP --format json", 1).fits[0]
+    links = _links(fit, network)
+    rings = _ring_factor(file.curves, links)
+    compared = "rings compared with its all-reduces" if rings else "no all-reduce in it: rings may be further off"
     return Machine(
         flops=flops if reached is None else flops.times(reached),
-        network=_links(fit, network),
+        network=links,
         memory=last[0].span if last else None,
         storage=cold[0].span if cold else None,
         is_reached=reached is not None,
         network_factor=1 + max(errors.largest for errors in fit.errors),
+        ring_factor=rings,
         carried_ranks=max([fit.ranks, *(each.ranks for each in fit.extrapolated)]),
-        sources=(f"ceilings of {file.system}, {file.date}", f"network of {fit.sweep}"),
+        sources=(f"ceilings of {file.system}, {file.date} ({compared})", f"network of {fit.sweep}"),
     )
+
+
+def _ring_factor(curves: Sequence[_Curve], network: Network) -> float | None:
+    """The most that measured all-reduces and the closed form of a ring differ by. None if none was measured.
+
+    Those of several ranks on one node say nothing of links between nodes, and the other way round.
+    """
+    found = [
+        max(point.seconds / form, form / point.seconds)
+        for curve in curves
+        if curve.resource == "all_reduce" and (curve.nodes == 1) == (curve.ranks <= network.ranks_per_node)
+        for point in curve.points
+        for form in [all_reduce(network, curve.ranks, point.x).total_s]
+        if point.seconds is not None and form > 0
+    ]
+    return max(found, default=None)
 
 
 def _links(fit: _Fit, path: Path) -> Network:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
-from suite.performance.plans.rehearsal import Passes, Update, gather_and_scatter, run_passes, run_update
+from suite.performance.plans.rehearsal import Passes, Update, gather_and_scatter, learn_order, run_passes, run_update
 from suite.performance.plans.repeated import Notes, NotSeenError
 from suite.training.devices import loaded_ahead
 from suite.training.parallel.apply import apply, explained, trace_unsplit
@@ -133,8 +133,7 @@ def predict(
         wrapped = ShardedStates(model) if parallel.has_parts else model
         batch = _batch(parallel, samples)
         with explained():
-            kept = parts > 1 or (size > 1 and not parallel.has_parts)
-            passes = _passes(wrapped, workload, batch, config, note, kept) if batch else None
+            passes = _rehearse(wrapped, workload, batch, config, parallel, note) if batch else None
         if passes is None:
             note.found.clear()
             gather_and_scatter(model)
@@ -173,16 +172,25 @@ def predict(
     )
 
 
-def _passes(
-    model: nn.Module, workload: Workload, batch: dict[str, Tensor], config: RunConfig, notes: Notes, kept: bool
+def _rehearse(
+    model: nn.Module, workload: Workload, batch: dict[str, Tensor], config: RunConfig, parallel: Parallel, notes: Notes
 ) -> Passes | None:
-    """Run a step in which few of many equal blocks run; all of them if they do not stand for each other."""
-    try:
-        return run_passes(model, workload, batch, config, notes, kept_gradients=kept)
-    except NotSeenError:
-        model.zero_grad()
+    """A step's passes, in which few of many equal blocks run, if they stand for each other.
+
+    Where pieces are gathered ahead, all run, after those of another step, which are forgotten.
+    """
+    assert parallel.plan is not None
+    kept = config.gradient_accumulation_steps > 1 or (parallel.mesh.size > 1 and not parallel.has_parts)
+    if parallel.is_sharded and "pieces" in parallel.plan.beside:
+        learn_order(model, workload, batch, config)
         notes.found.clear()
-        return run_passes(model, workload, batch, config, notes, kept_gradients=kept, repeat=False)
+    else:
+        try:
+            return run_passes(model, workload, batch, config, notes, kept_gradients=kept)
+        except NotSeenError:
+            model.zero_grad()
+            notes.found.clear()
+    return run_passes(model, workload, batch, config, notes, kept_gradients=kept, repeat=False)
 
 
 def _note_products(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:

@@ -85,6 +85,13 @@ def run_passes(
     return Passes(kept, gathered_bytes(model), live.peak + sum(each.nbytes for each in standing), float(live.flops))
 
 
+def learn_order(model: nn.Module, workload: Workload, batch: Mapping[str, Tensor], config: RunConfig) -> None:
+    """Run both passes once, as the first step of a run does, so that the next ones gather ahead."""
+    run_passes(model, workload, batch, config, Notes(), kept_gradients=False, repeat=False)
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
 def _label_gathered(model: nn.Module, live: LiveBytes) -> list[torch.utils.hooks.RemovableHandle]:
     """Count apart what is gathered for the whole step: what is made between the call of the wrapper and that of the model."""
     if not isinstance(model, ShardedStates) or model.by_layer:

@@ -14,6 +14,8 @@ from suite.performance.cost_model import all_gather, all_reduce
 from suite.performance.plans.machine import Machine
 from suite.performance.plans.predict import GRADIENTS, Cost, Exchange
 
+RINGS = ("all_gather", "reduce_scatter", "all_reduce")
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -70,15 +72,19 @@ def predict_time(machine: Machine, cost: Cost) -> StepTime:
     gradients = sum(_exchange_s(machine, each) for each in cost.exchanges if each.axis == GRADIENTS)
     exchange = sum(_exchange_s(machine, each) for each in cost.exchanges if each.axis != GRADIENTS)
     sent, factor = gradients + exchange, machine.network_factor
+    ring_factor = factor if machine.ring_factor is None else machine.ring_factor
+    rings = sum(_exchange_s(machine, each) for each in cost.exchanges if each.kind in RINGS)
+    straight = sent - rings
     memory, storage, reads = machine.memory, machine.storage, cost.reads
     reading = None if storage is None or reads is None else reads / storage.value
     low = max(
         cost.flops / machine.flops.high,
         0.0 if memory is None else cost.traffic / memory.high,
-        sent / factor,
+        straight / factor + rings / ring_factor,
         0.0 if storage is None or reads is None else reads / storage.high,
     )
-    worst = cost.flops / machine.flops.low + (0.0 if memory is None else cost.traffic / memory.low) + sent * factor
+    worst = cost.flops / machine.flops.low + (0.0 if memory is None else cost.traffic / memory.low)
+    worst += straight * factor + rings * ring_factor
     worst += 0.0 if storage is None or reads is None else reads / storage.low
     beyond = machine.carried_ranks is not None and sent > 0 and cost.ranks > machine.carried_ranks
     why = "what part of the compute roof a step reaches is not stated" if not machine.is_reached else ""

@@ -24,7 +24,7 @@ from suite.training.parallel.exchange import Axis, Note
 from suite.training.parallel.mesh import SHARD, SPATIAL, TENSOR, Mesh
 from suite.training.parallel.plan import Cut
 from suite.training.parallel.products import split_products
-from suite.training.parallel.recompute import recompute_blocks
+from suite.training.parallel.recompute import gather_with_blocks, recompute_blocks
 from suite.training.parallel.sharing import Parallel, placements
 from suite.training.parallel.skeleton import batch_on_meta, build_on_meta
 from suite.training.parallel.spatial import Split, Trace, check_extents, split_model, trace
@@ -124,13 +124,16 @@ def _shard(
     shard = _axis(mesh, SHARD, lambda each: each.holders, note)
     replicas = _axis(mesh, "replicas", lambda each: each.replicas, note)
     everyone = _axis(mesh, "all", lambda each: range(each.size), note)
-    holders = Holders(shard if mesh.shard > 1 else None, replicas if replicas.size > 1 else None, mesh.size)
+    ahead = "pieces" in plan.beside
+    holders = Holders(shard if mesh.shard > 1 else None, replicas if replicas.size > 1 else None, mesh.size, ahead)
     twins = _axis(mesh, "twins", lambda each: each.twins, note)
     split = Holders(None, twins if twins.size > 1 else None, mesh.size)
     rest = "split" if mesh.tensor > 1 else "replicate"
     named = {name: rest if isinstance(way, Cut) else way for name, way in where.items()}
     but = workload.sharded_parameters(model)
     shard_states(model, named, holders, everyone, gather=plan.gather, but=but, split=split)
+    if plan.gather == "step":
+        gather_with_blocks(model)
 
 
 @contextmanager
@@ -173,7 +176,7 @@ def _split(parallel: Parallel, note: Note | None) -> Split:
     for d, (name, parts) in enumerate(zip(plan.split, mesh.spatial, strict=True)):
         lines.append(None if parts == 1 else _axis(mesh, name, partial(Mesh.line, dimension=d), note))
     group = _axis(mesh, SPATIAL, lambda each: each.group, note)
-    return Split(mesh.spatial, mesh.place, tuple(lines), group, plan.split)
+    return Split(mesh.spatial, mesh.place, tuple(lines), group, plan.split, "halos" in plan.beside)
 
 
 def _axis(mesh: Mesh, name: str, members: Callable[[Mesh], Iterable[int]], note: Note | None) -> Axis:

@@ -1,4 +1,4 @@
-"""Differentiable exchanges between the ranks that share a sample: neighbours' positions, all parts, sums.
+"""Exchanges between the ranks of an axis, and differentiable ones of all parts and of sums. Neighbours' positions: `halo`.
 
 The loss of a step is the sum of the losses of all ranks, so each backward pass here is the exact transpose of its forward pass.
 An axis without a process group sends nothing: what it would send is noted.
@@ -6,23 +6,61 @@ An axis without a process group sends nothing: what it would send is noted.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from suite.training.parallel.mesh import Fetch, Interval, part_of
+from suite.training.parallel.mesh import Interval, part_of
 
+Found = TypeVar("Found")
 Note = Callable[[str, str, int, int], None]  # axis, kind of collective, bytes that this rank gives, ranks
 
 # torch 2.13 renamed these functions and warns about the old names; torch 2.11 has only the old ones. Looked up by name at
 # each call, because the harness counts calls by replacing the functions of torch.distributed
 _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 _REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+
+
+class Background:
+    """A thread that runs tasks one after another; it ends with the process and delays no exit."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._last: Future[Any] | None = None
+        self._thread = threading.Thread(target=self._run, name="exchanges", daemon=True)
+        self._thread.start()
+
+    def begin(self, task: Callable[[], Found]) -> Future[Found]:
+        """Queue a task; its result, or its error, is in what is returned."""
+        future: Future[Found] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(task())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._last = future
+        self._tasks.put(run)
+        return future
+
+    def wait(self) -> None:
+        """Wait until all tasks are done, except in a task."""
+        if self._last is not None and threading.current_thread() is not self._thread:
+            self._last.exception()
+            self._last = None
+
+    def _run(self) -> None:
+        while True:
+            self._tasks.get()()
 
 
 @dataclass(eq=False)
@@ -34,9 +72,31 @@ class Axis:
     size: int
     group: dist.ProcessGroup | None = None
     note: Note = field(default=lambda *_: None)
+    background: Background | None = None
+
+    def __deepcopy__(self, memo: object) -> Axis:
+        return self  # a copy of a model (moving average) is on the same ranks
+
+    def beside(self, task: Callable[[], Found]) -> Future[Found]:
+        """Begin a task that exchanges over this axis, and go on. What uses the axis meanwhile waits until it is done.
+
+        Without a group it is done at once.
+        """
+        if self.group is None:
+            done: Future[Found] = Future()
+            done.set_result(task())
+            return done
+        self.background = self.background or Background()
+        return self.background.begin(task)
+
+    def take_turn(self) -> None:
+        """Wait for what was begun beside: all ranks use the axis in one order."""
+        if self.background is not None:
+            self.background.wait()
 
     def all_to_all(self, given: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         """Give each rank a tensor and get one of each, of the shapes that are known."""
+        self.take_turn()
         flat = torch.cat([each.reshape(-1) for each in given])
         sizes = [torch.Size(shape).numel() for shape in shapes]
         got = flat.new_empty(sum(sizes))
@@ -48,6 +108,7 @@ class Axis:
 
     def all_gather(self, mine: Tensor) -> list[Tensor]:
         """Every rank's tensor; all have one shape."""
+        self.take_turn()
         got = [torch.empty_like(mine) for _ in range(self.size)]
         if self.group is None:
             self.note(self.name, "all_gather", mine.nbytes, self.size)
@@ -57,6 +118,7 @@ class Axis:
 
     def gather_flat(self, mine: Tensor) -> Tensor:
         """Every rank's vector, one after another; all have one length."""
+        self.take_turn()
         every = mine.new_empty(self.size * len(mine))
         if self.group is None:
             self.note(self.name, "all_gather", mine.nbytes, self.size)
@@ -66,6 +128,7 @@ class Axis:
 
     def scatter_sum(self, every: Tensor) -> Tensor:
         """This rank's part of the sum over ranks of a vector, which has a part for each rank."""
+        self.take_turn()
         mine = every.new_empty(len(every) // self.size)
         if self.group is None:
             self.note(self.name, "reduce_scatter", every.nbytes, self.size)
@@ -75,6 +138,7 @@ class Axis:
 
     def sum(self, mine: Tensor) -> Tensor:
         """The sum over ranks, in a new tensor."""
+        self.take_turn()
         total = mine.clone(memory_format=torch.contiguous_format)
         if self.group is None:
             self.note(self.name, "all_reduce", mine.nbytes, self.size)
@@ -83,58 +147,8 @@ class Axis:
         return total
 
 
-def fetch(x: Tensor, dimension: int, axis: Axis, plan: Fetch) -> Tensor:
-    """The positions of a dimension that this rank needs, from the ranks that hold them. All ranks of the axis call it."""
-    result: Tensor = _Fetched.apply(x, dimension, axis, plan)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _Fetched(torch.autograd.Function):
-    """Own positions and those of other ranks, in order. The backward pass gives the gradients back and adds them up."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dimension: int, axis: Axis, plan: Fetch) -> Tensor:
-        ctx.how = dimension, axis, plan, x.shape
-        given = [_piece(x, dimension, plan, axis.rank, other, axis.rank) for other in range(axis.size)]
-        shapes = [_shape(x, dimension, plan.sent(other, axis.rank), other != axis.rank) for other in range(axis.size)]
-        got = axis.all_to_all(given, shapes)
-        own = plan.sent(axis.rank, axis.rank)
-        got[axis.rank] = x.narrow(dimension, own[0] - plan.held[axis.rank][0], own[1] - own[0])
-        return torch.cat([part for part in got if part.shape[dimension]], dimension)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        dimension, axis, plan, shape = ctx.how
-        me = axis.rank
-        extents = [_length(plan.sent(other, me)) for other in range(axis.size)]
-        parts = list(torch.split(grad, extents, dimension))
-        own, parts[me] = parts[me], grad.narrow(dimension, 0, 0)
-        shapes = [_shape(grad, dimension, plan.sent(me, other), other != me) for other in range(axis.size)]
-        got = axis.all_to_all(parts, shapes)
-        total = grad.new_zeros(shape)
-        got[me] = own
-        for other in range(axis.size):
-            low, high = plan.sent(me, other)
-            if high > low:
-                total.narrow(dimension, low - plan.held[me][0], high - low).add_(got[other])
-        return total, None, None, None
-
-
 def _length(interval: Interval) -> int:
     return interval[1] - interval[0]
-
-
-def _piece(x: Tensor, dimension: int, plan: Fetch, me: int, other: int, skipped: int) -> Tensor:
-    low, high = plan.sent(me, other)
-    if other == skipped or high == low:
-        return x.narrow(dimension, 0, 0)
-    return x.narrow(dimension, low - plan.held[me][0], high - low)
-
-
-def _shape(x: Tensor, dimension: int, interval: Interval, wanted: bool) -> list[int]:
-    shape = list(x.shape)
-    shape[dimension] = _length(interval) if wanted else 0
-    return shape
 
 
 def gather(x: Tensor, dimensions: Sequence[int], extents: Sequence[int], parts: Sequence[int], axis: Axis) -> Tensor:

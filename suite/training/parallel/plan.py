@@ -92,6 +92,10 @@ class ParallelPlan(_Part):
     )
     tensor: TensorPlan | None = Field(None, description="how products are split")
     gather: Literal["layer", "step"] = Field("layer", description="when the pieces of sharded parameters are gathered")
+    beside: tuple[Literal["halos", "pieces"], ...] = Field(
+        (),
+        description="exchanges that computing does not wait for: positions for convolutions, pieces of the next layer",
+    )
     boundaries: dict[str, Boundary] = {}
     loss: Literal["whole", "part"] = Field("whole", description="part: a rank's loss is the mean over its positions")
     exchanges: dict[Literal["all_reduce"], Own] = Field({}, description="what the loss itself exchanges, by kind")
@@ -142,6 +146,13 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
         raise InputError(f"{source.where('split')}: a dimension is named twice")
     if plan.split and not plan.inputs:
         raise InputError(f"{source.where('split')}: dimensions are split, and no input is described")
+    if "halos" in plan.beside and not plan.split:
+        raise InputError(f"{source.where('beside')}: halos beside computing, and no dimension is split: remove halos")
+    if "pieces" in plan.beside and (plan.gather != "layer" or "shard" not in plan.parameters.values()):
+        raise InputError(
+            f"{source.where('beside')}: pieces beside computing: expected gather: layer and a parameter placed shard, "
+            "or beside without pieces"
+        )
     if plan.tensor is not None:
         _check_tensor(plan.tensor, plan, source)
     return plan, hashlib.sha256(path.read_bytes()).hexdigest()

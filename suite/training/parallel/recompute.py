@@ -7,7 +7,7 @@ layers, convolutions), so that what is computed again is cheap: attention's own 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -18,8 +18,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from suite.errors import InputError
 from suite.training.counts.flops import FlopSum
+from suite.training.parallel.states import OPEN, opened, sharded_modules
 
 RECOMPUTED = "_mlhpc_recomputed"  # of a model that has such blocks: what counts them
+BLOCK = "_mlhpc_block"  # of a block that gathered its parameters to be computed again: what closes it
 aten = torch.ops.aten
 KEPT = {
     *(aten.mm, aten.addmm, aten.linear, aten.convolution, aten._convolution),
@@ -113,3 +115,26 @@ def _recomputed(module: nn.Module, forward: Any, contexts: Callable[[], Any], *i
 def _choose(context: object, operator: Any, *_: object, **__: object) -> CheckpointPolicy:
     kept = operator.overloadpacket in KEPT
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def gather_with_blocks(model: nn.Module) -> None:
+    """Let a block that the model computes again in the backward pass gather its parameters at once, not one by one."""
+    inside: set[nn.Module] = set()
+    for parent in model.modules():
+        for block in parent if isinstance(parent, (nn.ModuleList, nn.Sequential)) and parent not in inside else ():
+            inside.update(block.modules())
+            block.register_forward_pre_hook(_open_block, prepend=True)
+            block.register_forward_hook(_close_block, always_call=True)
+
+
+def _open_block(block: nn.Module, *_: object) -> None:
+    if torch._C._current_graph_task_id() != -1 and any(getattr(each, OPEN) is None for each in sharded_modules(block)):
+        stack = ExitStack()
+        stack.enter_context(opened(block))
+        setattr(block, BLOCK, stack)
+
+
+def _close_block(block: nn.Module, *_: object) -> None:
+    stack = vars(block).pop(BLOCK, None)
+    if stack is not None:
+        stack.close()

@@ -146,10 +146,7 @@ def placements(plan: ParallelPlan, names: list[str]) -> dict[str, str | Cut]:
     for name in names:
         matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
         if not matching:
-            head = name.rpartition(".")[0]
-            raise InputError(
-                f"plan: parameter {name!r} is matched by no pattern: add '{head}.*: replicate' to parameters"
-            )
+            raise InputError(f"plan: parameter {name!r} is matched by no pattern: {_entry_for(name, plan)}")
         if len(matching) > 1:
             raise InputError(
                 f"plan: parameter {name!r} is matched by {' and '.join(map(repr, matching))}: narrow one of the patterns"
@@ -159,3 +156,16 @@ def placements(plan: ParallelPlan, names: list[str]) -> dict[str, str | Cut]:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(f"plan: pattern {pattern!r} of parameters matches no parameter: remove it, or correct it")
     return found
+
+
+def _entry_for(name: str, plan: ParallelPlan) -> str:
+    """The entry that a parameter lacks. Whole in a region whose outputs are summed, its product would count once per rank."""
+    head = name.rpartition(".")[0]
+    parents = [head[: len(head) - at] for at in range(len(head) + 1) if at == 0 or head[len(head) - at] == "."]
+    for pattern in plan.tensor.regions if plan.tensor is not None else ():
+        if any(fnmatchcase(parent, pattern) for parent in parents):
+            return (
+                f"it lies in region {pattern!r} of tensor: add '{name}: {{split: 0}}' to parameters for rows that each rank "
+                f"computes a part of, {{split: 1}} for columns that are summed, or replicate if no output of the region adds it up"
+            )
+    return f"add '{head}.*: replicate' to parameters"

@@ -12,25 +12,28 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from suite.errors import InputError
 from suite.training.parallel.batch_norm import GroupBatchNorm2d
-from suite.training.parallel.exchange import Axis, add_up, fetch, gather
+from suite.training.parallel.exchange import Axis, add_up, gather
+from suite.training.parallel.halo import LEAST_INNER, Beside, Border, Keep, Pad, Steps, Take, convolve, extend
 from suite.training.parallel.mesh import Fetch, Interval, part_of
 from suite.training.parallel.plan import SAMPLE, Boundary
-from suite.training.parallel.windows import Transposed, Window
+from suite.training.parallel.windows import LINEAR, NEAREST, NEAREST_EXACT, Transposed, Upsampled, Window
 
 Extents = tuple[int, ...]
+CHANNELS_LAST = ((4, torch.channels_last), (5, torch.channels_last_3d))
 MAX_POOL = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 AVERAGE_POOL = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 GLOBAL_POOL = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 WINDOWED = (_ConvNd, *MAX_POOL, *AVERAGE_POOL)
+SPLIT = (*WINDOWED, *GLOBAL_POOL, nn.Upsample)
 REFUSED = (
-    *(nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm, nn.Upsample),
+    *(nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.MultiheadAttention, nn.RNNBase),
 )
 
@@ -65,6 +68,7 @@ class Split:
     lines: tuple[Axis | None, ...]
     group: Axis
     names: tuple[str, ...]
+    beside: bool = False  # convolutions compute while they wait for other ranks
 
 
 def trace(
@@ -97,7 +101,7 @@ def trace(
 
     for path, module in model.named_modules():
         _refuse(path, module)
-        if isinstance(module, (*WINDOWED, *GLOBAL_POOL)):
+        if isinstance(module, SPLIT):
             handles.append(module.register_forward_hook(note(path)))
     modules = dict(model.named_modules())
     for path, boundary in boundaries.items():
@@ -126,6 +130,10 @@ def _refuse(path: str, module: nn.Module) -> None:
         raise InputError(f"plan: layer {path!r} does not count its padding: it cannot be split")
     if isinstance(module, MAX_POOL) and module.return_indices:
         raise InputError(f"plan: layer {path!r} returns indices: it cannot be split")
+    if isinstance(module, nn.Upsample) and module.mode not in (*LINEAR, NEAREST, NEAREST_EXACT):
+        raise InputError(
+            f"plan: layer {path!r} upsamples in mode {module.mode!r}: only nearest and linear ones can be split"
+        )
     if isinstance(module, GLOBAL_POOL) and set(_each(module.output_size, 1)) != {1}:
         raise InputError(f"plan: layer {path!r} pools to {module.output_size}: only pooling to 1 can be split")
 
@@ -144,7 +152,7 @@ def check_extents(found: Trace, parts: Sequence[int], names: Sequence[str]) -> N
 def split_model(model: nn.Module, found: Trace, split: Split, boundaries: Mapping[str, Boundary]) -> None:
     """Put the hooks on a model, whose layers then take and give this rank's part. InputError for a call that is ambiguous."""
     for path, module in model.named_modules():
-        if isinstance(module, (*WINDOWED, *GLOBAL_POOL)):
+        if isinstance(module, SPLIT):
             _split_layer(path, module, found.of(path), split)
         if isinstance(module, GroupBatchNorm2d) and module.axis is None:
             module.axis = split.group
@@ -164,6 +172,9 @@ def _split_layer(path: str, module: nn.Module, calls: Sequence[Call], split: Spl
     if isinstance(module, GLOBAL_POOL):
         module.register_forward_hook(_global_pool(path, calls, split))
         return
+    if isinstance(module, nn.Upsample):
+        setattr(module, "forward", _Stretch(path, calls, split, module))  # noqa: B010  torch types it as a method
+        return
     windows = [_window(module, d, dimensions) for d in range(dimensions)]
     hook = _Halo(path, calls, split, windows, float("-inf") if isinstance(module, MAX_POOL) else 0.0)
     whole = [d for d in range(dimensions) if split.parts[d] == 1]
@@ -178,7 +189,20 @@ def _split_layer(path: str, module: nn.Module, calls: Sequence[Call], split: Spl
         pads = [_pads(module, d, dimensions)[0] if d in whole and symmetric else 0 for d in range(dimensions)]
         one = isinstance(module, (nn.MaxPool1d, nn.AvgPool1d))
         setattr(module, "padding", pads[0] if one else tuple(pads))  # noqa: B010  torch types it by kind
+        if split.beside and isinstance(module, _ConvNd):
+            setattr(module, "_conv_forward", _beside(hook, module, module._conv_forward))  # noqa: B010
+            return
     module.register_forward_pre_hook(hook)
+
+
+def _beside(hook: _Halo, layer: _ConvNd, waiting: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """What a convolution does with input and parameters: beside its exchange where that can be, else after it."""
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        out = hook.convolve(layer, x, weight, bias)
+        return waiting(*hook(layer, (x,)), weight, bias) if out is None else out
+
+    return forward
 
 
 def _each(value: object, dimensions: int) -> tuple[int, ...]:
@@ -231,15 +255,28 @@ class _Halo:
         self._path, self._split, self._windows, self._fill = path, split, windows, fill
         self._calls = _by_part(path, calls, split)
         self._last: Call | None = None
+        self._beside: dict[Call, Beside | None] = {}
         self.padded: tuple[int, ...] = ()  # dimensions that are not split, but whose padding is not symmetric
 
     def _needed(self, call: Call, d: int, part: int) -> Interval:
         return self._windows[d].needs(part_of(call.after[d], self._split.parts[d], part))
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        x = inputs[0]
-        call = self._last = _find(self._path, self._calls, x)
+        call = self._last = _find(self._path, self._calls, inputs[0])
+        return (extend(inputs[0], self._steps(call)), *inputs[1:])
+
+    def convolve(self, layer: _ConvNd, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """A convolution computed beside its exchange. None if it has none, or if this rank has too few inner outputs."""
+        call = _find(self._path, self._calls, x)
+        if call not in self._beside:
+            self._beside[call] = self._beside_of(call, layer)
+        how = self._beside[call]
+        return None if how is None else convolve(layer, x, weight, bias, how)
+
+    def _steps(self, call: Call) -> Steps:
+        """What this rank's input of a call needs, dimension by dimension."""
         split, pads = self._split, []
+        steps: list[Take | Keep | Pad] = []
         for d, axis in enumerate(split.lines):
             if axis is None:
                 pads.append(_pads_of_window(self._windows[d], call, d) if d in self.padded else (0, 0))
@@ -250,13 +287,52 @@ class _Halo:
             held = tuple(part_of(n, parts, part) for part in range(parts))
             plan, me = Fetch(held, inside), split.place[d]
             if not plan.is_local:
-                x = fetch(x, d + 2, axis, plan)
+                steps.append(Take(d + 2, axis, plan))
             elif inside[me] != held[me]:
-                x = x.narrow(d + 2, inside[me][0] - held[me][0], inside[me][1] - inside[me][0])
+                begin, whole = inside[me][0] - held[me][0], held[me][1] - held[me][0]
+                steps.append(Keep(d + 2, begin, inside[me][1] - inside[me][0], whole))
             pads.append((max(0, -wanted[me][0]), max(0, wanted[me][1] - n)))
         if any(map(any, pads)):
-            x = F.pad(x, [each for pair in reversed(pads) for each in pair], value=self._fill)
-        return (x, *inputs[1:])
+            steps.append(Pad(tuple(each for pair in reversed(pads) for each in pair), self._fill))
+        return tuple(steps)
+
+    def _beside_of(self, call: Call, layer: _ConvNd) -> Beside | None:
+        """How a convolution computes beside its exchange, if it can and if enough of its outputs need no other rank."""
+        split, steps, windows = self._split, self._steps(call), self._windows
+        takes = [step for step in steps if isinstance(step, Take)]
+        if not takes or self.padded:
+            return None
+        held = [part_of(n, p, i) for n, p, i in zip(call.before, split.parts, split.place, strict=True)]
+        out = [part_of(n, p, i) for n, p, i in zip(call.after, split.parts, split.place, strict=True)]
+        inner, padding, borders = list(out), [int(each) for each in layer.padding], []
+        for d, window in enumerate(windows):
+            if split.lines[d] is None or not isinstance(window, Window):
+                continue
+            found = window.inner(out[d], held[d], call.before[d])
+            if found is None:
+                return None
+            for slab in ((out[d][0], found[0]), (found[1], out[d][1])):
+                if slab[0] < slab[1]:
+                    borders.append(self._border(call, [*inner[:d], slab, *out[d + 1 :]], out))
+            inner[d], padding[d] = found, window.left
+        extents = tuple(high - low for low, high in out)
+        if prod(high - low for low, high in inner) < LEAST_INNER * prod(extents):
+            return None
+        return Beside(steps, takes[0].axis, tuple(padding), extents, tuple(borders))
+
+    def _border(self, call: Call, slab: Sequence[Interval], out: Sequence[Interval]) -> Border:
+        """Where the outputs of a slab lie, and what they need, from the beginning of this rank's."""
+        inputs = []
+        for d, (low, high) in enumerate(slab):
+            if self._split.lines[d] is None:
+                inputs.append((0, call.before[d]))
+                continue
+            begin = self._windows[d].needs(out[d])[0]
+            first, last = self._windows[d].needs((low, high))
+            inputs.append((first - begin, last - begin))
+        return Border(
+            tuple(inputs), tuple((low - own[0], high - own[0]) for (low, high), own in zip(slab, out, strict=True))
+        )
 
     def crop(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Keep this rank's outputs of a transposed convolution."""
@@ -268,6 +344,45 @@ class _Halo:
                 begins = window.begins(self._needed(self._last, d, part)[0])
                 output = output.narrow(d + 2, low - begins, high - low)
         return output
+
+
+class _Stretch(_Halo):
+    """The forward pass of an upsampling layer: fetches what this rank's outputs need, and computes them dimension by dimension."""
+
+    def __init__(self, path: str, calls: Sequence[Call], split: Split, layer: nn.Upsample) -> None:
+        super().__init__(path, calls, split, (), 0.0)
+        factors = _each(layer.scale_factor, len(split.parts)) if not layer.recompute_scale_factor else ()
+        self._stretched = {
+            call: [
+                Upsampled.of(
+                    layer.mode, n, out, factor=factors[d] if factors else None, align_corners=bool(layer.align_corners)
+                )
+                for d, (n, out) in enumerate(zip(call.before, call.after, strict=True))
+            ]
+            for call in calls
+        }
+
+    def _needed(self, call: Call, d: int, part: int) -> Interval:
+        return self._stretched[call][d].needs(part_of(call.after[d], self._split.parts[d], part))
+
+    def __call__(self, x: Tensor) -> Tensor:  # type: ignore[override]  # in the place of forward, which is no hook
+        call, split = _find(self._path, self._calls, x), self._split
+        last = next(
+            (each for each in CHANNELS_LAST if x.dim() == each[0] and x.is_contiguous(memory_format=each[1])), None
+        )
+        dtype, x = x.dtype, extend(x, self._steps(call))
+        x = x.to(torch.promote_types(dtype, torch.float32))
+        for d, stretched in enumerate(self._stretched[call]):
+            own = slice(*part_of(call.after[d], split.parts[d], split.place[d]))
+            begin = self._needed(call, d, split.place[d])[0]
+            first, second = (
+                torch.tensor([at - begin for at in places[own]], device=x.device)
+                for places in (stretched.first, stretched.second)
+            )
+            weight = torch.tensor(stretched.weight[own], dtype=x.dtype, device=x.device)
+            shape = [-1 if at == d + 2 else 1 for at in range(x.dim())]
+            x = torch.lerp(x.index_select(d + 2, first), x.index_select(d + 2, second), weight.view(shape))
+        return (x if last is None else x.contiguous(memory_format=last[1])).to(dtype)
 
 
 def _pads_of_window(window: Window | Transposed, call: Call, d: int) -> Interval:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -24,7 +26,6 @@ from suite.training.parallel.exchange import Axis
 from suite.training.parallel.mesh import Interval
 
 UNITS, OPEN = "_mlhpc_units", "_mlhpc_open"  # what a module of a sharded model has beside its own attributes
-BLOCK = "_mlhpc_block"  # of a block that is computed again: what closes it
 BUCKET_BYTES = 25 << 20  # of whole tensors that are gathered together under ``step``
 Gather = Literal["layer", "step"]
 
@@ -37,11 +38,15 @@ def piece_of(n: int, pieces: int, index: int) -> Interval:
 
 @dataclass(frozen=True)
 class Holders:
-    """The axes over which a parameter's pieces lie and its gradients are summed. None: only this rank. ``ranks``: of the run."""
+    """The axes over which a parameter's pieces lie and its gradients are summed. None: only this rank. ``ranks``: of the run.
+
+    ``ahead``: while a layer computes, the next one's pieces are gathered.
+    """
 
     shard: Axis | None
     replicas: Axis | None
     ranks: int
+    ahead: bool = False
 
     @property
     def pieces(self) -> int:
@@ -72,19 +77,14 @@ class Unit:
         """The unit of one of its parameters alone."""
         return Unit((name,), (self.shapes[self.names.index(name)],), self.holders)
 
-    def whole(self, pieces: Sequence[Tensor]) -> list[Tensor]:
-        """Gather the parameters; differentiable. All ranks of the axis call it, in the same order."""
-        return list(_Gathered.apply(self, *pieces))  # type: ignore[no-untyped-call]
+    def whole(self, pieces: Sequence[Tensor], ready: Future[tuple[Tensor, ...]] | None = None) -> list[Tensor]:
+        """Gather the parameters; differentiable. All ranks of the axis call it, in the same order. ``ready``: gathered already."""
+        return list(_Gathered.apply(self, ready, *pieces))  # type: ignore[no-untyped-call]
 
-
-class _Gathered(torch.autograd.Function):
-    """Pieces to whole tensors. The backward pass gives each rank its piece of the mean gradient over all ranks of the run."""
-
-    @staticmethod
-    def forward(ctx: Any, unit: Unit, *pieces: Tensor) -> tuple[Tensor, ...]:
-        ctx.how = unit, [piece.shape for piece in pieces], Recall.current()
-        ctx.set_materialize_grads(False)
-        axis, columns = unit.holders.shard, unit.columns()
+    @torch.no_grad()
+    def gather(self, pieces: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Gather the parameters. All ranks of the axis call it, in the same order."""
+        axis, columns = self.holders.shard, self.columns()
         if axis is None:
             return tuple(piece.view_as(piece) for piece in pieces)
         given = []
@@ -94,7 +94,17 @@ class _Gathered(torch.autograd.Function):
                 given.append(piece.new_zeros(high - low - piece.numel()))
         every = axis.gather_flat(torch.cat(given)).view(axis.size, -1)
         rows = torch.split(every, [high - low for low, high in columns], 1)
-        return tuple(_shaped(row.reshape(-1), shape) for row, shape in zip(rows, unit.shapes, strict=True))
+        return tuple(_shaped(row.reshape(-1), shape) for row, shape in zip(rows, self.shapes, strict=True))
+
+
+class _Gathered(torch.autograd.Function):
+    """Pieces to whole tensors. The backward pass gives each rank its piece of the mean gradient over all ranks of the run."""
+
+    @staticmethod
+    def forward(ctx: Any, unit: Unit, ready: Future[tuple[Tensor, ...]] | None, *pieces: Tensor) -> tuple[Tensor, ...]:
+        ctx.how = unit, [piece.shape for piece in pieces], Recall.current()
+        ctx.set_materialize_grads(False)
+        return unit.gather(pieces) if ready is None else ready.result()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -103,7 +113,7 @@ class _Gathered(torch.autograd.Function):
             recall.drop()
         first = next((gradient for gradient in gradients if gradient is not None), None)
         if first is None:
-            return (None, *gradients)
+            return (None, None, *gradients)
         holders, columns, rows = unit.holders, unit.columns(), []
         for gradient, (low, high), shape in zip(gradients, columns, unit.shapes, strict=True):
             n = (high - low) * holders.pieces
@@ -119,7 +129,7 @@ class _Gathered(torch.autograd.Function):
             None if gradient is None else _shaped(part, shape)
             for gradient, part, shape in zip(gradients, parts, shapes, strict=True)
         )
-        return (None, *found)
+        return (None, None, *found)
 
 
 def _shaped(values: Tensor, shape: torch.Size) -> Tensor:
@@ -164,31 +174,6 @@ def shard_states(
                 module._parameters[name] = _piece(_dotted(path, name), parameter, where)
         if units:
             _whole_on_access(module, units, gather)
-    if gather == "step":
-        _open_with_blocks(model)
-
-
-def _open_with_blocks(model: nn.Module) -> None:
-    """Let a block that the model computes again in the backward pass gather its parameters at once, not one by one."""
-    inside: set[nn.Module] = set()
-    for parent in model.modules():
-        for block in parent if isinstance(parent, (nn.ModuleList, nn.Sequential)) and parent not in inside else ():
-            inside.update(block.modules())
-            block.register_forward_pre_hook(_open_block, prepend=True)
-            block.register_forward_hook(_close_block, always_call=True)
-
-
-def _open_block(block: nn.Module, *_: object) -> None:
-    if torch._C._current_graph_task_id() != -1 and any(getattr(each, OPEN) is None for each in sharded_modules(block)):
-        stack = ExitStack()
-        stack.enter_context(opened(block))
-        setattr(block, BLOCK, stack)
-
-
-def _close_block(block: nn.Module, *_: object) -> None:
-    stack = vars(block).pop(BLOCK, None)
-    if stack is not None:
-        stack.close()
 
 
 def _dotted(path: str, name: str) -> str:
@@ -232,13 +217,20 @@ class _Reader:
 
 def _gathered(module: nn.Module, unit: Unit) -> dict[str, Tensor]:
     """The whole parameters of a unit, which the backward pass may gather again."""
+    recall = Recall.current() if unit.holders.shard is not None else None
+    ready = None if recall is None else recall.order.next(module, unit)
+    whole = dict(zip(unit.names, unit.whole(_held(module, unit), ready), strict=True))
+    if recall is not None:
+        recall.know(module, unit, whole)
+        recall.order.begin_next()
+    return whole
+
+
+def _held(module: nn.Module, unit: Unit) -> list[nn.Parameter]:
+    """This rank's pieces of a unit."""
     pieces = [module._parameters[name] for name in unit.names]
     assert all(piece is not None for piece in pieces)
-    whole = dict(zip(unit.names, unit.whole([piece for piece in pieces if piece is not None]), strict=True))
-    recall = Recall.current()
-    if recall is not None and unit.holders.shard is not None:
-        recall.know(module, unit, whole)
-    return whole
+    return [piece for piece in pieces if piece is not None]
 
 
 def _open(module: nn.Module, *_: object) -> None:
@@ -272,15 +264,25 @@ def pieces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, torch.Size, Ho
 
 
 def gathered_bytes(model: nn.Module) -> int:
-    """Bytes of the whole parameters that one gathering leaves, padding included: of the largest layer, or of all per step."""
-    units = [(unit, module) for module in sharded_modules(model) for unit in getattr(module, UNITS)]
-    sizes = [
-        unit.columns()[-1][1] * unit.holders.pieces * next(iter(module.parameters(recurse=False))).element_size()
-        for unit, module in units
-        if unit.holders.shard is not None
-    ]
-    by_layer = any(_open in module._forward_pre_hooks.values() for _, module in units)
-    return max(sizes, default=0) if by_layer else sum(sizes)
+    """Bytes of the whole parameters that are there at once, padding included: of all per step, or of the largest layer.
+
+    Of a `ShardedStates` that gathers the next layer ahead and knows their order: of the largest two that follow each other.
+    """
+    modules = sharded_modules(model)
+    sizes = [_whole_bytes(module, unit) for module in modules for unit in getattr(module, UNITS)]
+    if not any(_open in module._forward_pre_hooks.values() for module in modules):
+        return sum(sizes)
+    for order in model.recall.orders if isinstance(model, ShardedStates) else ():
+        sizes += [
+            _whole_bytes(*one) + _whole_bytes(*other) for one, other in pairwise(order.before) if other[1].holders.ahead
+        ]
+    return max(sizes, default=0)
+
+
+def _whole_bytes(module: nn.Module, unit: Unit) -> int:
+    """Bytes of a unit that is gathered; 0 if it lies whole on every rank."""
+    each = next(iter(module.parameters(recurse=False))).element_size()
+    return 0 if unit.holders.shard is None else unit.columns()[-1][1] * unit.holders.pieces * each
 
 
 @contextmanager
@@ -328,6 +330,41 @@ def _fill(bucket: Sequence[tuple[nn.Module, Unit]], holders: Holders, found: dic
         found[id(module)][name] = tensor
 
 
+class Order:
+    """In which order one pass gathers units. From the second pass on the next one is gathered while a layer computes (`Holders`).
+
+    A pass in another order than the one before it gathers one unit in vain, and is in the order of the next.
+    """
+
+    def __init__(self) -> None:
+        self.before: list[tuple[nn.Module, Unit]] = []
+        self._now: list[tuple[nn.Module, Unit]] = []
+        self._coming: tuple[nn.Module, Unit, Future[tuple[Tensor, ...]]] | None = None
+
+    def begin(self) -> None:
+        """A new pass."""
+        self.before, self._now, self._coming = self._now or self.before, [], None
+
+    def next(self, module: nn.Module, unit: Unit) -> Future[tuple[Tensor, ...]] | None:
+        """A unit that is needed now: what comes of it if that is on its way."""
+        self._now.append((module, unit))
+        coming, self._coming = self._coming, None
+        if coming is None:
+            return None
+        if coming[0] is module and coming[1].names == unit.names:
+            return coming[2]
+        self.before = []
+        return None
+
+    def begin_next(self) -> None:
+        """Begin to gather the unit that comes next."""
+        if len(self._now) < len(self.before):
+            module, unit = self.before[len(self._now)]
+            axis, pieces = unit.holders.shard, _held(module, unit)
+            if unit.holders.ahead and axis is not None:
+                self._coming = module, unit, axis.beside(lambda: unit.gather(pieces))
+
+
 @dataclass(frozen=True)
 class _Place:
     """What stands for a gathered tensor, or a view of it, in what is kept for the backward pass."""
@@ -346,6 +383,8 @@ class Recall:
     def __init__(self) -> None:
         self._known: MutableMapping[Any, tuple[nn.Module, Unit, str]] = WeakIdKeyDictionary()
         self._last: tuple[nn.Module, Unit, dict[str, Tensor]] | None = None
+        self.orders = Order(), Order()  # of the forward and of the backward pass
+        self.order = self.orders[0]
 
     @staticmethod
     def current() -> Recall | None:
@@ -356,11 +395,17 @@ class Recall:
     def active(self) -> Iterator[None]:
         """Within the body what is kept for the backward pass is replaced by where it comes from."""
         before, Recall._active.recall = Recall.current(), self
+        self._turn_to(0)
         try:
             with saved_tensors_hooks(self._pack, self._unpack):
                 yield
         finally:
             Recall._active.recall = before
+            self._turn_to(1)
+
+    def _turn_to(self, pass_: int) -> None:
+        self.order = self.orders[pass_]
+        self.order.begin()
 
     def know(self, module: nn.Module, unit: Unit, whole: Mapping[str, Tensor]) -> None:
         """Note what is gathered; it is forgotten when it is freed."""
@@ -382,11 +427,12 @@ class Recall:
             return kept
         if self._last is None or self._last[0] is not kept.module or self._last[1] is not kept.unit:
             self._last = None
-            with torch.no_grad():
-                parts = [kept.module._parameters[name] for name in kept.unit.names]
-                whole = kept.unit.whole([part for part in parts if part is not None])
+            ready = self.order.next(kept.module, kept.unit)
+            pieces = _held(kept.module, kept.unit)
+            whole = kept.unit.gather(pieces) if ready is None else ready.result()
             self._last = kept.module, kept.unit, dict(zip(kept.unit.names, whole, strict=True))
             self.know(*self._last)
+            self.order.begin_next()
         return self._last[2][kept.name].as_strided(*kept.view)
 
 
@@ -395,10 +441,10 @@ class ShardedStates(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.module, self._recall = model, Recall()
+        self.module, self.recall = model, Recall()
         self.by_layer = any(_open in module._forward_pre_hooks.values() for module in sharded_modules(model))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The model's forward pass."""
-        with self._recall.active() if self.by_layer else opened(self.module):
+        with self.recall.active() if self.by_layer else opened(self.module):
             return self.module(*inputs, **named)

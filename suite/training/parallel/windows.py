@@ -1,4 +1,4 @@
-"""Which input positions an operator needs for a range of its output, per dimension: integers only, no torch.
+"""Which input positions an operator needs for a range of its output, per dimension: numbers only, no torch.
 
 A window of k values with dilation d and stride s, padded by p on the left, computes output o from inputs o s - p + i d for
 i = 0..k-1. A transposed one adds input i into outputs i s - p + j d for j = 0..k-1.
@@ -6,6 +6,8 @@ i = 0..k-1. A transposed one adds input i into outputs i s - p + j d for j = 0..
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass
 
 from suite.training.parallel.mesh import Interval
@@ -24,6 +26,19 @@ class Window:
         """The inputs of a range of outputs; positions outside of the input are padding."""
         first = out[0] * self.stride - self.left
         return first, (out[1] - 1) * self.stride - self.left + self.dilation * (self.kernel - 1) + 1
+
+    def inner(self, out: Interval, held: Interval, n: int) -> Interval | None:
+        """The outputs of a range that are right if computed from the held positions of ``n`` alone, padded as the whole is.
+
+        None if there is none, or if what is computed so does not begin with the range or cover it.
+        """
+        reach = self.dilation * (self.kernel - 1)
+        count = (held[1] - held[0] + 2 * self.left - reach - 1) // self.stride + 1
+        if held[0] != out[0] * self.stride or count < out[1] - out[0]:
+            return None
+        low = out[0] if held[0] == 0 else max(out[0], -(-(held[0] + self.left) // self.stride))
+        high = out[1] if held[1] == n else min(out[1], (held[1] + self.left - reach - 1) // self.stride + 1)
+        return (low, high) if low < high else None
 
 
 @dataclass(frozen=True)
@@ -48,3 +63,41 @@ class Transposed:
     def begins(self, first: int) -> int:
         """The output position of the first value that comes of inputs from ``first`` on, without cropping."""
         return first * self.stride - self.left
+
+
+NEAREST, NEAREST_EXACT = "nearest", "nearest-exact"
+LINEAR = ("linear", "bilinear", "trilinear")
+
+
+@dataclass(frozen=True)
+class Upsampled:
+    """Upsampling along one dimension: each output lies between inputs ``first`` and ``second``, by ``weight`` towards that."""
+
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+    weight: tuple[float, ...]
+
+    @staticmethod
+    def of(mode: str, n: int, out: int, *, factor: float | None, align_corners: bool) -> Upsampled:
+        """As torch.nn.functional.interpolate takes ``out`` outputs from ``n`` inputs, by their ratio or by the ``factor``."""
+        scale = n / out if factor is None else 1 / factor
+        if mode in LINEAR:
+            if align_corners:
+                scale = (n - 1) / (out - 1) if out > 1 else 0.0
+            places = [max(0.0, o * scale if align_corners else (o + 0.5) * scale - 0.5) for o in range(out)]
+            first = tuple(min(math.floor(place), n - 1) for place in places)
+            second = tuple(min(low + 1, n - 1) for low in first)
+            weight = tuple(min(place - low, high - low) for place, low, high in zip(places, first, second, strict=True))
+            return Upsampled(first, second, weight)
+        shift, narrow = 0.5 if mode == NEAREST_EXACT else 0.0, _single(scale)  # torch counts in single precision here
+        nearest = tuple(min(math.floor(_single((o + shift) * narrow)), n - 1) for o in range(out))
+        return Upsampled(nearest, nearest, (0.0,) * out)
+
+    def needs(self, out: Interval) -> Interval:
+        """The inputs of a range of outputs."""
+        return min(self.first[slice(*out)]), max(self.second[slice(*out)]) + 1
+
+
+def _single(value: float) -> float:
+    """The nearest number of single precision."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])

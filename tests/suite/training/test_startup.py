@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from suite.training import signals
+from suite.training import startup
 from suite.training.startup import STOP_SIGNALS, InterruptedTrialError, StopSignals
 
 
@@ -23,7 +23,7 @@ def test_while_it_trains_one_request_is_remembered_and_its_repetition_is_not_a_s
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stop, now = StopSignals(), [100.0]
-    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(startup.time, "monotonic", lambda: now[0])
     stop.deferred = True
     for _ in range(3):
         signal.raise_signal(signal.SIGTERM)

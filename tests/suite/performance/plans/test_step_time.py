@@ -13,7 +13,7 @@ from analysis.commands.network import fit_data
 from analysis.network.fit import fit_sweep
 from analysis.network.sweep import read_sweep
 from suite.errors import InputError
-from suite.performance.cost_model import Network
+from suite.performance.cost_model import Network, all_reduce
 from suite.performance.plans.machine import Machine, Span, read_machine, stated_network
 from suite.performance.plans.predict import Cost, Exchange
 from suite.performance.plans.step_time import predict_time
@@ -58,6 +58,23 @@ def test_the_interval_goes_from_all_at_once_at_best_to_one_after_another_at_wors
     assert time.low_s == pytest.approx(max(1e-3, 1.001e-3 / 1.5, 1e-3))
     assert time.high_s == pytest.approx(4e-3 + 1e-3 + 1.5 * 1.001e-3 + 1e-3)
     assert time.low_s < time.total_s < time.high_s
+
+
+def test_rings_are_as_far_off_as_all_reduces_were_where_those_were_measured() -> None:
+    both = replace(
+        COST, exchanges=(Exchange("d", "all_to_all", 2, 1, 10**6), Exchange("gradients", "all_reduce", 2, 1, 10**6))
+    )
+    ring = 2 * (1e-6 + 0.5e-3)
+    known = predict_time(replace(MACHINE, network_factor=1.5, ring_factor=10.0), both)
+    alike = predict_time(replace(MACHINE, network_factor=1.5), both)
+    assert known.total_s == alike.total_s
+    assert known.high_s is not None
+    assert alike.high_s is not None
+    assert known.high_s - alike.high_s == pytest.approx(ring * 8.5)
+    slow = replace(both, flops=0.0, traffic=0.0, reads=0)
+    assert predict_time(replace(MACHINE, network_factor=1.5, ring_factor=10.0), slow).low_s == pytest.approx(
+        1.001e-3 / 1.5 + ring / 10
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,6 +149,26 @@ def test_a_machine_is_read_from_its_ceilings_and_the_fit_of_its_network(fitted: 
     half = read_machine(*paths, "float32", Span.of(0.25, 0.5))
     assert (half.flops.low, half.flops.high) == pytest.approx((0.4e12, 1.65e12))
     assert half.is_reached
+
+
+def test_measured_all_reduces_say_how_far_off_rings_are(fitted: Any, tmp_path: Path) -> None:
+    links = {name: value for name, value in fitted["fits"][0]["network"].items() if value is not None}
+    network = Network(**links)
+
+    def factor(resource: str, ranks: int, nodes: int, times: float) -> float | None:
+        points = [{"x": x, "seconds": times * all_reduce(network, ranks, x).total_s} for x in (4096, 1 << 20)]
+        curve = {"resource": resource, "ranks": ranks, "nodes": nodes, "points": points}
+        paths = files(tmp_path, fitted, ceilings=CEILINGS | {"curves": [curve]})
+        return read_machine(*paths, "float32", None).ring_factor
+
+    per_node = network.ranks_per_node
+    assert factor("all_reduce", 4 * per_node, 4, 3.0) == pytest.approx(3)
+    assert factor("all_reduce", 4 * per_node, 4, 0.25) == pytest.approx(4)
+    assert factor("all_to_all", 4 * per_node, 4, 3.0) is None
+    assert factor("all_reduce", 2 * per_node, 1, 3.0) is None  # one node of more ranks than the fit's has no such links
+    if per_node > 1:
+        assert factor("all_reduce", per_node, 1, 3.0) == pytest.approx(3)
+        assert factor("all_reduce", per_node, 2, 3.0) is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ COSMOFLOW = ("hyperparameters.conv_channels=[4,8]", "global_batch_size=8", *UNSC
 DEEPCAM = ("hyperparameters.height=32", "hyperparameters.width=48", "hyperparameters.middle_blocks=1")
 
 
-def rows(workload: str, ranks: int, meshes: list[str], steps: int, settings: tuple[str, ...]) -> list[dict[str, Any]]:
+def rows(
+    workload: str, ranks: int, meshes: list[str], steps: int, settings: tuple[str, ...], *options: str
+) -> list[dict[str, Any]]:
     """What the benchmark says of each mesh."""
     words = [each for mesh in meshes for each in ("--mesh", mesh)] + [
         each for one in settings for each in ("--set", one)
@@ -32,7 +34,11 @@ def rows(workload: str, ranks: int, meshes: list[str], steps: int, settings: tup
         str(steps),
     ]
     done = subprocess.run(
-        [*command, *words], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600
+        [*command, *words, *options],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -77,3 +83,24 @@ def test_two_ranks_that_share_a_sample_train_as_one() -> None:
 def test_every_split_trains_as_one(workload: str, ranks: int, meshes: list[str], settings: tuple[str, ...]) -> None:
     own = COSMOFLOW if workload == "cosmoflow" else DEEPCAM
     check(rows(workload, ranks, meshes, 20, (*own, *settings)), meshes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("workload", "shipped", "meshes", "beside"),
+    [
+        ("cosmoflow", "spatial", ["spatial=4x1x1", "spatial=2x1x2", "data=2,spatial=1x2x1"], "halos"),
+        ("deepcam", "spatial", ["spatial=2x2"], "halos"),
+        ("cosmoflow", "sharded", ["shard=2,spatial=2x1x1", "shard=4", "data=2,shard=2"], "halos, pieces"),
+    ],
+)
+def test_exchanges_beside_computing_train_as_one(
+    workload: str, shipped: str, meshes: list[str], beside: str, tmp_path: Path
+) -> None:
+    text = (ROOT / "workloads" / workload / "plans" / f"{shipped}.yaml").read_text()
+    (tmp_path / "beside.yaml").write_text(f"{text}beside: [{beside}]\n")
+    own = (*COSMOFLOW, "hyperparameters.input_size=12") if workload == "cosmoflow" else DEEPCAM
+    if "spatial=4x1x1" in meshes:
+        own = (*COSMOFLOW, "hyperparameters.input_size=16")
+    steps = 20 if workload == "cosmoflow" else 5  # DeepCAM makes 180 exchanges a step
+    check(rows(workload, 4, meshes, steps, own, "--plan", str(tmp_path / "beside.yaml")), meshes)

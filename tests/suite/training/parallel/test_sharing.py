@@ -180,6 +180,22 @@ def test_every_parameter_is_matched_exactly_once(tmp_path: Path) -> None:
             placements(plan, names)
 
 
+def test_a_parameter_of_a_region_lacks_another_entry_than_replicate() -> None:
+    plan, _ = read_plan(descriptor("moe_lm").folder / "plans" / "tensor.yaml")
+    known = [pattern.replace("*", "0", 1).replace("*", "x") for pattern in plan.parameters]
+    for name, region in (
+        ("blocks.0.attention.gate.weight", "'blocks.*.attention'"),
+        ("blocks.11.ffn.experts.deep.bias", "'blocks.*.ffn'"),
+    ):
+        with pytest.raises(InputError) as found:
+            placements(plan, [*known, name])
+        assert f"{name!r} is matched by no pattern: it lies in region {region}" in str(found.value)
+        assert f"add '{name}: {{split: 0}}'" in str(found.value)
+    for name in ("extra.weight", "blocks.0.attention_scale", "blocks.0.norm.weight"):
+        with pytest.raises(InputError, match=f"{name!r}.*no pattern: add '{name.rpartition('.')[0]}.*: replicate'"):
+            placements(plan, [*known, name])
+
+
 def test_a_mesh_without_a_plan_and_an_unknown_plan_are_refused() -> None:
     chosen = descriptor("cosmoflow")
     with pytest.raises(InputError, match="a mesh needs a plan"):

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.errors import InputError
+from suite.training.parallel import spatial
 from suite.training.parallel.batch_norm import GroupBatchNorm2d
 from suite.training.parallel.mesh import Mesh, part_of
 from suite.training.parallel.plan import Boundary
 from suite.training.parallel.spatial import Split, check_extents, split_model, trace
+from suite.training.parallel.windows import Upsampled, Window
 from tests.fixtures.thread_ranks import on_ranks
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -32,6 +38,8 @@ def compare(
     shape: tuple[int, ...],
     parts: tuple[int, ...],
     boundaries: dict[str, Boundary] | None = None,
+    *,
+    beside: bool = False,
 ) -> list[list[tuple[str, str, int]]]:
     """Compare the whole with the parts; returns what each rank exchanged."""
     torch.manual_seed(0)
@@ -50,7 +58,7 @@ def compare(
 
     def run(mesh: Mesh, split: Split, log: list[tuple[str, str, int]]) -> tuple[Tensor, Tensor, nn.Module, object]:
         mine = copy.deepcopy(model)
-        split_model(mine, found, split, boundaries)
+        split_model(mine, found, replace(split, beside=beside), boundaries)
         part = cut(x, mesh).clone().requires_grad_()
         out = mine(part)
         theirs = weight / mesh.parts if joined else cut(weight, mesh)  # ranks that go on alike share the loss
@@ -92,6 +100,98 @@ def test_convolutions_of_any_window_are_those_of_the_whole(
     window: tuple[int, int, int, int], extent: tuple[int, int], parts: tuple[int, int]
 ) -> None:
     compare(conv(*window), (2, 2, *extent), parts)
+
+
+@pytest.mark.parametrize("window", [*WINDOWS, (3, 2, 1, 0), (4, 2, 1, 1), (6, 3, 1, 2), (3, 1, 5, 5)])
+@pytest.mark.parametrize(
+    ("extent", "parts"), [((13, 9), (2, 1)), ((16, 24), (2, 2)), ((17, 24), (1, 3)), ((24, 7), (4, 1))]
+)
+def test_convolutions_beside_their_exchange_are_those_of_the_whole(
+    window: tuple[int, int, int, int], extent: tuple[int, int], parts: tuple[int, int]
+) -> None:
+    logs = [compare(conv(*window), (2, 2, *extent), parts, beside=beside) for beside in (False, True)]
+    assert logs[0] == logs[1]
+
+
+def test_an_inner_range_is_what_held_positions_and_the_samples_border_give() -> None:
+    """Against the definition: an output is inner if its window needs no position that another rank holds."""
+    found = 0
+    for k, s, d, left, n, parts in product((1, 2, 3, 4), (1, 2, 3), (1, 2), (0, 1, 2), (8, 11, 12), (2, 3)):
+        window, reach = Window(k, s, d, left), d * (k - 1)
+        after = (n + 2 * left - reach - 1) // s + 1
+        if after < parts:
+            continue
+        for part in range(parts):
+            held, out = part_of(n, parts, part), part_of(after, parts, part)
+            inner = window.inner(out, held, n)
+            if inner is None:
+                continue
+            for o in range(*out):
+                needed = [i for i in range(o * s - left, o * s - left + reach + 1, d) if 0 <= i < n]
+                is_inner = all(held[0] <= i < held[1] for i in needed)
+                assert not inner[0] <= o < inner[1] or is_inner, (k, s, d, left, n, parts, part, o)
+                found += is_inner and inner[0] <= o < inner[1]
+    assert found > 1000
+
+
+class Mixed(nn.Module):
+    """Odd and even strides, groups, pooling, a bias that is missing, and a layer whose kernel is larger than a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv3d(2, 4, 3, padding="same"),
+            nn.MaxPool3d(2),
+            nn.Conv3d(4, 4, 3, stride=2, padding=1, groups=4, bias=False),
+            nn.LeakyReLU(),
+            nn.Conv3d(4, 3, (1, 3, 5), padding=(0, 1, 2), dilation=(1, 2, 1)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("parts", [(2, 1, 1), (1, 2, 2), (2, 2, 2)])
+def test_a_model_computed_beside_its_exchanges_sends_the_same(parts: tuple[int, ...]) -> None:
+    for extents in ((16, 16, 24), (13, 16, 18)):
+        logs = [compare(Mixed, (2, 2, *extents), parts, beside=beside) for beside in (False, True)]
+        assert logs[0] == logs[1]
+        assert logs[0][0]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_computing_beside_keeps_layout_and_type(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels last stay so, and under autocast results and gradients have the types they have without it."""
+    beside: list[torch.Size] = []
+    convolve = spatial.convolve
+    monkeypatch.setattr(
+        spatial, "convolve", lambda layer, x, *rest: beside.append(x.shape) or convolve(layer, x, *rest)
+    )
+    model = nn.Conv2d(4, 8, 3, padding=1).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 16, 12).to(memory_format=torch.channels_last)
+    found = trace(copy.deepcopy(model).to("meta"), lambda each: each(x.to("meta")), {}, ("h", "w"))
+
+    def run(mesh: Mesh, split: Split, log: list[tuple[str, str, int]]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        results = []
+        for way in (False, True):
+            mine = copy.deepcopy(model)
+            split_model(mine, found, replace(split, beside=way), {})
+            part = cut(x, mesh).clone(memory_format=torch.channels_last).requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                out = mine(part)
+            out.square().sum().backward()
+            assert out.is_contiguous(memory_format=torch.channels_last)
+            assert out.dtype == (torch.bfloat16 if autocast else torch.float32)
+            assert part.grad is not None
+            assert mine.weight.grad is not None
+            results.append((out.float(), part.grad, mine.weight.grad))
+        return results
+
+    for before, after in on_ranks((2, 1), ("h", "w"), run):
+        for one, other in zip(before, after, strict=True):
+            assert one.dtype == other.dtype
+            torch.testing.assert_close(one, other, rtol=2e-2 if autocast else 1e-5, atol=2e-2 if autocast else 1e-5)
+    assert len(beside) == 2
 
 
 @pytest.mark.parametrize("rate", [1, 4, 6])
@@ -181,6 +281,53 @@ def test_an_even_split_gives_two_planes_of_halo_and_pooling_none() -> None:
     assert logs[0] == [(name, kind, size // 2) for name, kind, size in [*inner, *reversed(inner)]]
 
 
+UPSAMPLINGS = [
+    *({"scale_factor": 2, "mode": "bilinear", "align_corners": corners} for corners in (True, False)),
+    *({"size": (23, 29), "mode": "bilinear", "align_corners": corners} for corners in (True, False)),
+    {"size": (5, 4), "mode": "bilinear"},
+    {"scale_factor": (2.6, 1.7), "mode": "bilinear"},
+    {"scale_factor": (2.6, 1.7), "mode": "bilinear", "recompute_scale_factor": True},
+    *({"scale_factor": factor, "mode": "nearest"} for factor in (2, 3, 1.7)),
+    {"size": (23, 29), "mode": "nearest"},
+    {"size": (23, 29), "mode": "nearest-exact"},
+]
+
+
+@pytest.mark.parametrize("settings", UPSAMPLINGS)
+@pytest.mark.parametrize("parts", [(2, 1), (2, 2), (1, 3)])
+def test_upsampling_is_that_of_the_whole(settings: dict[str, Any], parts: tuple[int, int]) -> None:
+    compare(lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Upsample(**settings)), (2, 2, 9, 11), parts)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"mode": "trilinear", "align_corners": c} for c in (True, False)] + [{"mode": "nearest"}]
+)
+def test_upsampling_in_three_dimensions_is_that_of_the_whole(settings: dict[str, Any]) -> None:
+    build = lambda: nn.Sequential(nn.Upsample(scale_factor=2, **settings), nn.Conv3d(2, 3, 3, padding=1))  # noqa: E731
+    logs = compare(build, (1, 2, 5, 6, 7), (2, 1, 2))
+    assert sum(size for log in logs for _, _, size in log[:2]) > 0
+
+
+def test_upsampling_takes_the_positions_that_torch_takes() -> None:
+    """Inputs that are their own position: torch's result is the position, over many extents and factors, single precision too."""
+    for n, out in product((1, 2, 3, 7, 16, 33), (1, 2, 5, 7, 14, 31, 49)):
+        for dtype in (torch.float32, torch.float64):
+            ramp = torch.arange(n, dtype=dtype).view(1, 1, n)
+            for mode in ("nearest", "nearest-exact"):
+                there = F.interpolate(ramp, out, mode=mode).flatten().tolist()
+                assert Upsampled.of(mode, n, out, factor=None, align_corners=False).first == tuple(map(int, there))
+            for corners in (False, True):
+                there = F.interpolate(ramp, out, mode="linear", align_corners=corners).flatten().tolist()
+                found = Upsampled.of("linear", n, out, factor=None, align_corners=corners)
+                mine = [a + w for a, w in zip(found.first, found.weight, strict=True)]
+                assert mine == pytest.approx(there, rel=1e-5 if dtype == torch.float32 else 1e-14, abs=1e-5)
+    for n, factor in product((3, 7, 10), (1.1, 1.7, 2.0, 2.6, 3.3)):
+        ramp = torch.arange(n, dtype=torch.float64).view(1, 1, n)
+        there = F.interpolate(ramp, scale_factor=factor, mode="nearest").flatten().tolist()
+        found = Upsampled.of("nearest", n, len(there), factor=factor, align_corners=False)
+        assert found.first == tuple(map(int, there))
+
+
 REFUSED = {
     "ceil_mode": nn.MaxPool2d(2, ceil_mode=True),
     "GroupNorm": nn.GroupNorm(1, 2),
@@ -189,7 +336,7 @@ REFUSED = {
     "pools to": nn.AdaptiveAvgPool2d(2),
     "count its padding": nn.AvgPool2d(3, 1, 1, count_include_pad=False),
     "indices": nn.MaxPool2d(2, return_indices=True),
-    "Upsample": nn.Upsample(scale_factor=2, mode="bilinear"),
+    "'bicubic'": nn.Upsample(scale_factor=2, mode="bicubic"),
 }
 
 

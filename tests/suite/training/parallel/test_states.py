@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from itertools import product
+from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 
 from suite.config import load_config
 from suite.descriptor import descriptor
+from suite.errors import InputError
+from suite.performance.plans.predict import predict
 from suite.training.checkpoint import Checkpoint
 from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.data import eval_turns, give_norms
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.mesh import Mesh, parse_mesh
-from suite.training.parallel.plan import ParallelPlan
+from suite.training.parallel.plan import ParallelPlan, read_plan
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import ALONE
 from suite.training.parallel.states import Gather, ShardedStates, opened, piece_of, pieces, shard_states
@@ -59,10 +62,13 @@ def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
 class Training:
     """One rank's training of `Net`, as the trainer does it."""
 
-    def __init__(self, rank: Holding, model: nn.Module, gather: Gather = "layer", kind: str = "adamw") -> None:
+    def __init__(
+        self, rank: Holding, model: nn.Module, gather: Gather = "layer", kind: str = "adamw", *, ahead: bool = False
+    ) -> None:
         self.rank, self.model = rank, copy.deepcopy(model)
         if rank.holders is not None:
-            shard_states(self.model, placements(model), rank.holders, rank.everyone, gather=gather, but=())
+            holders = replace(rank.holders, ahead=ahead)
+            shard_states(self.model, placements(model), holders, rank.everyone, gather=gather, but=())
         self.wrapped = ShardedStates(self.model) if rank.holders is not None else self.model
         optimizer = optimizer_of(kind, self.model)
         give_norms(optimizer, self.model)
@@ -115,6 +121,90 @@ def test_training_with_pieces_is_training_with_whole_states(gather: Gather, kind
         for found, whole in on_holders(data, shard, run):
             assert found == pytest.approx(losses, rel=1e-12)
             assert far(whole, weights) < 1e-12
+
+
+class Turning(nn.Module):
+    """Takes its layers in another order in every second pass, and one of them twice in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.alone = (
+            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3)),
+            nn.Linear(WIDTH, 1, bias=False),
+        )
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        for index in (0, 1, 1, 2) if self.passes % 2 else (1, 2, 0, 1):
+            x = torch.tanh(self.layers[index](x))
+        return self.alone(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [Net, Turning])
+def test_training_that_gathers_ahead_is_the_same_and_sends_the_same(kind: type[nn.Module]) -> None:
+    torch.manual_seed(3)
+    model = kind().double()
+
+    def run(rank: Holding) -> tuple[list[float], list[Tensor], list[list[tuple[str, str, int]]]]:
+        found = []
+        for ahead in (False, True):
+            training, logs = Training(rank, model, ahead=ahead), []
+            losses = []
+            for number in range(4):
+                del rank.log[:]
+                losses.append(training.step(number))
+                logs.append(sorted(rank.log))
+            found.append((losses, training.weights(), logs))
+        (losses, weights, logs), (others, same, sent) = found
+        assert losses == others
+        assert far(weights, same) == 0
+        if kind is Net:
+            assert logs == sent
+        return losses, weights, logs
+
+    for data, shard in ((1, 2), (2, 2), (1, 3)):
+        on_holders(data, shard, run)
+
+
+def test_the_plan_of_a_run_that_gathers_ahead_says_two_layers(tmp_path: Path) -> None:
+    found = descriptor("cosmoflow")
+    text = (found.folder / "plans" / "sharded.yaml").read_text()
+    (tmp_path / "ahead.yaml").write_text(text + "beside: [pieces]\n")
+    costs = []
+    for plan in ("sharded", str(tmp_path / "ahead.yaml")):
+        config = load_config(found, "smoke", [f"plan={plan}", "mesh=shard=2"])
+        costs.append(predict(found, config, Parallel.of(config, found, 0, 2)))
+    one, two = costs
+    assert one.exchanges == two.exchanges
+    assert (one.activations, one.flops, one.optimizer) == (two.activations, two.flops, two.optimizer)
+    model = load_workload(found)(load_config(found, "smoke", ())).build_model(ALONE)
+    layers = [sum(p.nbytes for p in m.parameters(recurse=False)) for m in model.modules()]
+    layers = [size for size in layers if size]
+    pairs = [sum(pair) for pair in pairwise(layers)]
+    assert max(layers) <= one.gathered < max(layers) + 32  # padding of odd tensors
+    assert max(pairs) <= two.gathered < max(pairs) + 64
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("gather: layer", "gather: step"), "pieces beside computing: expected gather: layer"),
+        (('"*": shard', '"*": replicate'), "pieces beside computing"),
+        (("beside: [pieces]", "beside: [halos]"), "no dimension is split"),
+        (("beside: [pieces]", "beside: [all]"), "beside"),
+    ],
+)
+def test_exchanges_beside_computing_that_a_plan_cannot_have_are_refused(
+    change: tuple[str, str], said: str, tmp_path: Path
+) -> None:
+    plan = 'version: 1\ndescription: x\nparameters:\n  "*": shard\ngather: layer\nbeside: [pieces]\n'
+    (tmp_path / "plan.yaml").write_text(plan)
+    read_plan(tmp_path / "plan.yaml")
+    assert change[0] in plan
+    (tmp_path / "plan.yaml").write_text(plan.replace(*change))
+    with pytest.raises(InputError, match=f"plan.yaml.*{said}"):
+        read_plan(tmp_path / "plan.yaml")
 
 
 def test_norms_of_pieces_are_those_of_whole_tensors() -> None:
