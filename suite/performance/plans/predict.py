@@ -139,6 +139,10 @@ def predict(
             kept = parts > 1 or (size > 1 and not parallel.has_parts)
             passes = run_passes(wrapped, workload, batch, config, kept_gradients=kept) if batch else None
         if passes is None:
+            if parallel.mesh.axial > 1:
+                raise InputError(
+                    "plan: what the axial axis sends is not known: the loss needs values, or inputs are missing"
+                )
             note.found = {}
             gather_and_scatter(model)
             passes = Passes(None, gathered_bytes(model), None, work.executed_flops * samples / parallel.mesh.tensor)
@@ -210,7 +214,7 @@ def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Co
     places = {tuple(parts // 2 for parts in mesh.spatial)}
     if max(mesh.spatial, default=1) > 2 and not _parts_are_equal(descriptor, config, parallel):
         places.add(tuple(parts - 1 for parts in mesh.spatial))
-    ranks = {_rank(place, mesh.spatial) for place in places}
+    ranks = {_rank(place, mesh.spatial) for place in places} if mesh.axial == 1 else {mesh.axial - 1}
     updates: dict[tuple[int, int], Updated] = {}
     costs = [
         predict(descriptor, config, replace(parallel, mesh=replace(mesh, rank=rank)), updates) for rank in sorted(ranks)
