@@ -15,12 +15,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.files import one_line
-from suite.training.parallel.axial import split_axes
+from suite.training.parallel.axial import run_to_ends, split_axes
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis, Note
 from suite.training.parallel.mesh import AXIAL, SHARD, SPATIAL, TENSOR, Mesh
@@ -165,17 +164,14 @@ def _check_forward(parallel: Parallel, model: nn.Module, found: Trace) -> None:
 
 
 def _check_rows(parallel: Parallel, model: nn.Module) -> None:
-    """Run a model with split rows without memory, before anything is sent. InputError if operands do not lie as the plan says."""
+    """Run a model with split rows on meta tensors, before anything is sent. InputError if operands do not lie as the plan says."""
     plan = parallel.plan
     assert plan is not None
     assert plan.axial is not None
-    split_axes(
-        model, plan.axial, parallel.extents, _axis(parallel.mesh, AXIAL, lambda each: each.group, lambda *_: None)
-    )
-    batch = batch_on_meta(parallel, 1, split=True)
-    with explained(), torch.no_grad(), torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True):
-        here = {name: torch.empty_like(x, device="cpu") for name, x in batch.items()}
-        model.to_empty(device="cpu").train()(here)
+    axis = _axis(parallel.mesh, AXIAL, lambda each: each.group, lambda *_: None)
+    split_axes(model, plan.axial, parallel.extents, axis)
+    with explained():
+        run_to_ends(model.train(), plan.axial, batch_on_meta(parallel, 1, split=True))
 
 
 def trace_unsplit(parallel: Parallel, model: nn.Module) -> Trace:

@@ -9,8 +9,10 @@ evaluations may have others than training. Each backward pass is the exact trans
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,6 +91,33 @@ def _matching(
             raise InputError(f"plan: axial: {path!r} is matched by {taken[path]!r} and {pattern!r}: narrow one of them")
         taken[path] = pattern
         yield path, module
+
+
+class _Ended(Exception):
+    """All tensors are whole again."""
+
+
+def run_to_ends(model: nn.Module, plan: AxialPlan, batch: Mapping[str, Tensor]) -> None:
+    """Run a model whose rows are split up to where the first pass has made all its ends whole. What follows is not split."""
+    patterns = [pattern for pattern, ways in plan.modules.items() if any(each.end for each in ways.outputs.values())]
+    left = {
+        path for path, _ in model.named_modules() if path and any(fnmatchcase(path, pattern) for pattern in patterns)
+    }
+
+    def end(path: str, *_: object) -> None:
+        left.discard(path)
+        if not left:
+            raise _Ended
+
+    for path, module in model.named_modules():
+        if path in left:
+            module.register_forward_hook(partial(end, path))
+    with torch.no_grad(), suppress(_Ended):
+        model(batch)
+        if left:
+            raise InputError(
+                f"plan: axial: {min(left)!r} ends parts, and the model does not call it: correct its pattern"
+            )
 
 
 class _Operands:
