@@ -139,15 +139,10 @@ def predict(
             kept = parts > 1 or (size > 1 and not parallel.has_parts)
             passes = run_passes(wrapped, workload, batch, config, kept_gradients=kept) if batch else None
         if passes is None:
-            if parallel.mesh.axial > 1:
-                raise InputError(
-                    "plan: what the axial axis sends is not known: the loss needs values, or inputs are missing"
-                )
             note.found = {}
             gather_and_scatter(model)
             passes = Passes(None, gathered_bytes(model), None, work.executed_flops * samples / parallel.mesh.tensor)
-            if parallel.mesh.tensor > 1:
-                _note_products(parallel, config, model, samples, note)
+            _note_unseen(parallel, config, model, samples, note)
         exchanges = [*note.take(parts), *_of_the_loss(plan, size, parts)]
         place = (parallel.mesh.shard, parallel.mesh.piece)
         updates = {} if updates is None else updates
@@ -180,10 +175,14 @@ def predict(
     )
 
 
-def _note_products(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:
-    """Note what regions exchange in a part of a step. InputError where that depends on what a layer computes in."""
+def _note_unseen(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:
+    """Note what regions exchange in a part of a step that cannot run. InputError where that depends on what a layer computes in."""
     plan = parallel.plan
     assert plan is not None
+    if parallel.mesh.axial > 1:
+        raise InputError("plan: what the axial axis sends is not known: the loss needs values, or inputs are missing")
+    if parallel.mesh.tensor == 1:
+        return
     assert plan.tensor is not None
     if config.precision == "bfloat16":
         raise InputError("plan: what the tensor axis sends is known for float32 only: expected --set precision=float32")

@@ -13,10 +13,13 @@ from torch import Tensor, nn
 
 from suite.descriptor import descriptor
 from suite.errors import InputError
+from suite.training.checkpoint import Checkpoint
 from suite.training.parallel.axial import run_to_ends, split_axes
 from suite.training.parallel.exchange import Axis
 from suite.training.parallel.plan import AxialPlan, find_plan, read_plan
-from tests.fixtures.thread_ranks import Holding, on_tensor
+from suite.training.state import Position, TrainingState, _moving_average
+from suite.workload import Optimization
+from tests.fixtures.thread_ranks import Holding, finish_step, on_tensor
 from tests.workloads.openfold.conftest import SMALL_NET
 from tests.workloads.openfold.test_model import scrambled
 from workloads.openfold.config import OpenFoldConfig
@@ -200,3 +203,60 @@ def test_the_unsplit_model_reaches_its_ends(made_once: Callable[[str], Path]) ->
         model = OpenFoldNet(config)
     split_axes(model, PLAN, {}, Axis("axial", 0, 2))
     run_to_ends(model.train(), PLAN, batch)
+
+
+def test_a_checkpoint_of_shared_rows_goes_on_on_one_rank_and_back(
+    made_once: Callable[[str], Path], tmp_path: Path
+) -> None:
+    config = SMALL_NET.model_copy(
+        update={**ROWS, "num_recycling_iters": 0, "max_templates": 0, "structure_iterations": 1}
+    )
+    model, batch = network(config), batch_of(made_once, config)
+
+    class Training:
+        """One rank's training, as the trainer does it."""
+
+        def __init__(self, rank: Holding) -> None:
+            self.rank, self.model = rank, copy.deepcopy(model)
+            assert PLAN is not None
+            assert rank.tensor is not None
+            if rank.mesh.axial > 1:
+                split_axes(self.model, PLAN, {"template": 0}, rank.tensor)
+            optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3, eps=1e-3)
+            optimization = Optimization(optimizer, lambda step, epoch: 1e-3, ema_decay=0.9)
+            self.state = TrainingState(self.model, optimization, (), _moving_average(self.model, optimization), 1)
+            self.checkpoint = Checkpoint(tmp_path / "trial_0.pt", {}, rank.mesh)
+
+        def step(self) -> float:
+            self.state.optimization.optimizer.zero_grad()
+            loss = losses(config, self.model.train()(batch), batch)["total"].mean()
+            return finish_step(self.rank, self.state, loss, alone=self.rank.mesh.size > 1)
+
+        def save(self, step: int) -> None:
+            snapshot = self.checkpoint.snapshot(self.rank.world, self.state, Position(1, step))
+            snapshot.write()
+            self.rank.world.barrier()
+            if self.rank.world.is_first:
+                snapshot.commit()
+
+    def plain(rank: Holding) -> list[float]:
+        training = Training(rank)
+        return [training.step() for _ in range(4)]
+
+    def begin(rank: Holding) -> None:
+        training = Training(rank)
+        training.step()
+        training.save(1)
+
+    def go_on(rank: Holding) -> list[float]:
+        training = Training(rank)
+        restored = training.checkpoint.load(rank.world, training.state)
+        found = [training.step()]
+        training.save(restored.position.step + 1)
+        return found
+
+    (expected,) = on_tensor(1, 1, plain, "axial")
+    on_tensor(1, 2, begin, "axial")
+    for ranks, loss in zip((1, 3, 2), expected[1:], strict=True):
+        for found in on_tensor(1, ranks, go_on, "axial"):
+            assert found == pytest.approx([loss], rel=1e-12)
