@@ -132,7 +132,7 @@ def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mes
     if data * parts != ranks:
         fitting = f"data={ranks // parts}" if ranks % parts == 0 else f"a multiple of {parts} ranks"
         raise InputError(f"--mesh {text}: {max(data, 1) * parts} ranks, the run has {ranks}; expected {fitting}")
-    return Mesh(rank, ranks, spatial, shard, tensor, axial)
+    return Mesh(rank, ranks, spatial, shard, tensor, axial=axial)
 
 
 def ranks_of(text: str, *, rest: int) -> int:

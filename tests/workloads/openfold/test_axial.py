@@ -80,6 +80,13 @@ def step(model: nn.Module, config: OpenFoldConfig, batch: dict[str, Tensor]) -> 
     return float(loss.detach()), gradients
 
 
+def mean_of(rank: Holding, tensors: list[Tensor]) -> list[Tensor]:
+    """The mean of each tensor over all ranks, in one exchange."""
+    total = rank.everyone.sum(torch.cat([each.reshape(-1) for each in tensors])) / rank.mesh.size
+    parts = total.split([each.numel() for each in tensors])
+    return [part.view(each.shape) for part, each in zip(parts, tensors, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("ranks", "changes"),
     [(2, {}), (2, {"checkpointing": True} | DROPOUT), (3, DROPOUT), (5, {"max_templates": 0, "max_msa_clusters": 7})],
@@ -103,7 +110,7 @@ def test_ranks_that_share_rows_compute_as_one(
         averaged = copy.deepcopy(mine)  # as the moving average is; its hooks are the same
         found, gradients = step(mine, config, batch)
         sent = list(rank.log)
-        mean = [rank.everyone.sum(gradient) / ranks for gradient in gradients]
+        mean = mean_of(rank, gradients)
         with torch.no_grad():
             return found, mean, averaged.eval()(held_out), sent
 
@@ -115,6 +122,26 @@ def test_ranks_that_share_rows_compute_as_one(
         torch.testing.assert_close(prediction.masked_msa, expected.masked_msa, rtol=1e-11, atol=1e-11)
         torch.testing.assert_close(prediction.distogram, expected.distogram, rtol=1e-11, atol=1e-11)
         assert {kind for _, kind, _ in sent} == {"all_gather", "all_to_all", "all_reduce", "reduce_scatter"}
+
+
+def test_a_chain_with_fewer_residues_than_ranks_can_be_evaluated(made_once: Callable[[str], Path]) -> None:
+    """Ranks without a residue; rows are as many as in training."""
+    config = SMALL_NET.model_copy(update={**ROWS, "crop_size": 4, "num_recycling_iters": 0})
+    model, batch = network(config).eval(), batch_of(made_once, config)
+    with torch.no_grad():
+        expected = model(batch)
+
+    def run(rank: Holding) -> Any:
+        mine = copy.deepcopy(model)
+        assert PLAN is not None
+        assert rank.tensor is not None
+        split_axes(mine, PLAN, {}, rank.tensor)
+        with torch.no_grad():
+            return mine(batch)
+
+    for found in on_tensor(1, 5, run, "axial"):
+        torch.testing.assert_close(found.structure.atoms, expected.structure.atoms, rtol=1e-11, atol=1e-10)
+        torch.testing.assert_close(found.distogram, expected.distogram, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -205,6 +232,7 @@ def test_the_unsplit_model_reaches_its_ends(made_once: Callable[[str], Path]) ->
     run_to_ends(model.train(), PLAN, batch)
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_shared_rows_goes_on_on_one_rank_and_back(
     made_once: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -229,8 +257,10 @@ def test_a_checkpoint_of_shared_rows_goes_on_on_one_rank_and_back(
 
         def step(self) -> float:
             self.state.optimization.optimizer.zero_grad()
-            loss = losses(config, self.model.train()(batch), batch)["total"].mean()
-            return finish_step(self.rank, self.state, loss, alone=self.rank.mesh.size > 1)
+            loss, gradients = step(self.model, config, batch)
+            for parameter, mean in zip(self.model.parameters(), mean_of(self.rank, gradients), strict=True):
+                parameter.grad = mean
+            return finish_step(self.rank, self.state, torch.tensor(loss, requires_grad=True), alone=False)
 
         def save(self, step: int) -> None:
             snapshot = self.checkpoint.snapshot(self.rank.world, self.state, Position(1, step))
