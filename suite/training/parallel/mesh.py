@@ -126,7 +126,7 @@ def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mes
     axial = sizes.get(AXIAL, (1,))[0]
     ways = [name for name, n in ((TENSOR, tensor), (AXIAL, axial), (SPATIAL, math.prod(spatial))) if n > 1]
     if len(ways) > 1:
-        raise InputError(f"--mesh {text}: ranks share a sample by {' or by '.join(ways)}: expected one of them")
+        raise InputError(f"--mesh {text}: ranks share a sample by {' or by '.join(ways[:2])}: expected one of the two")
     parts = math.prod(spatial) * shard * tensor * axial
     data = sizes[DATA][0] if DATA in sizes else ranks // parts
     if data * parts != ranks:

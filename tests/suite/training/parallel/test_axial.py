@@ -188,8 +188,8 @@ def test_the_log_names_the_axis_and_former_plans_are_as_they_were() -> None:
 CUT = "{cut: i, dims: [sample, i, j, bin]}"
 WRONG = {
     "a plan without rows": ("plan", "sharded", ["--mesh", "axial=2"], "plan 'sharded' splits no rows: leave axial out"),
-    "two ways to share samples": ("", "", ["--mesh", "axial=2,spatial=2"], "splits no dimension|expected one of them"),
-    "rows and products": ("", "", ["--mesh", "axial=2,tensor=2"], "by tensor or by axial: expected one of them"),
+    "two ways to share samples": ("", "", ["--mesh", "axial=2,spatial=2"], "splits no dimension|expected one of the two"),
+    "rows and products": ("", "", ["--mesh", "axial=2,tensor=2"], "by tensor or by axial: expected one of the two"),
     "two numbers": ("", "", ["--mesh", "axial=2x2"], "axial is one number"),
     "balanced batches": ("", "", ["--set", "hyperparameters.balanced_batches=true"], "expected balanced_batches=false"),
     "compiled": ("", "", ["--set", "compile=true"], "cannot be compiled"),
