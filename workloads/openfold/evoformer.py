@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.primitives import Attention, Linear, Transition, mask_bias, recomputed, shared_dropout
+from workloads.openfold.primitives import Attention, Linear, SharedDropout, Transition, mask_bias, recomputed
 
 
 class MsaRowAttention(nn.Module):
@@ -68,6 +68,20 @@ class MsaColumnGlobalAttention(nn.Module):
         return self.linear_o(gated.flatten(-2)).transpose(1, 2)  # type: ignore[no-any-return]
 
 
+class OuterProduct(nn.Module):
+    """The outer products of two residues, summed over the rows that have both."""
+
+    def forward(self, a_NSIC: Tensor, b_NSJC: Tensor, mask_NSI: Tensor, mask_NSJ: Tensor) -> tuple[Tensor, Tensor]:
+        """Products (N, I, J, C C) and the numbers of rows (N, I, J)."""
+        a, b = a_NSIC * mask_NSI[..., None], b_NSJC * mask_NSJ[..., None]
+        (N, S, L, C), J = a.shape, b.shape[2]
+        flat = a.permute(0, 2, 3, 1).reshape(N, L * C, S) @ b.reshape(
+            N, S, J * C
+        )  # one matrix product instead of one per pair
+        outer = flat.reshape(N, L, C, J, C).permute(0, 1, 3, 2, 4).flatten(-2)
+        return outer, mask_NSI.transpose(1, 2) @ mask_NSJ
+
+
 class OuterProductMean(nn.Module):
     """Updates the pair map by the mean outer product of two residues over the rows."""
 
@@ -75,19 +89,26 @@ class OuterProductMean(nn.Module):
         super().__init__()
         self.layer_norm = nn.LayerNorm(msa)
         self.linear_1, self.linear_2 = Linear(msa, hidden), Linear(msa, hidden)
+        self.outer = OuterProduct()
         self.linear_out = Linear(hidden * hidden, pair, init="final")
 
     def forward(self, m_NSLM: Tensor, mask_NSL: Tensor) -> Tensor:
         """The update of z."""
         m = self.layer_norm(m_NSLM)
-        a, b = self.linear_1(m) * mask_NSL[..., None], self.linear_2(m) * mask_NSL[..., None]
-        N, S, L, C = a.shape
-        flat = a.permute(0, 2, 3, 1).reshape(N, L * C, S) @ b.reshape(
-            N, S, L * C
-        )  # one matrix product instead of one per pair
-        outer = flat.reshape(N, L, C, L, C).permute(0, 1, 3, 2, 4).flatten(-2)
-        count = mask_NSL.transpose(1, 2) @ mask_NSL
+        outer, count = self.outer(self.linear_1(m), self.linear_2(m), mask_NSL, mask_NSL)
         return self.linear_out(outer) / (count[..., None] + 1e-3)  # type: ignore[no-any-return]
+
+
+class TriangleProduct(nn.Module):
+    """Sums products of edges over the third residue K."""
+
+    def __init__(self, *, outgoing: bool) -> None:
+        super().__init__()
+        self.outgoing = outgoing
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        """(N, C, I, J) of edges (N, C, I, K) and (N, C, J, K) if outgoing, else of (N, C, K, I) and (N, C, K, J)."""
+        return a @ b.transpose(-1, -2) if self.outgoing else a.transpose(-1, -2) @ b
 
 
 class TriangleMultiplication(nn.Module):
@@ -95,7 +116,7 @@ class TriangleMultiplication(nn.Module):
 
     def __init__(self, pair: int, hidden: int, *, outgoing: bool) -> None:
         super().__init__()
-        self.outgoing = outgoing
+        self.product = TriangleProduct(outgoing=outgoing)
         self.layer_norm_in, self.layer_norm_out = nn.LayerNorm(pair), nn.LayerNorm(hidden)
         self.linear_a_p, self.linear_b_p = Linear(pair, hidden), Linear(pair, hidden)
         self.linear_a_g, self.linear_b_g = Linear(pair, hidden, init="gating"), Linear(pair, hidden, init="gating")
@@ -107,8 +128,7 @@ class TriangleMultiplication(nn.Module):
         z, mask = self.layer_norm_in(z_NIJZ), mask_NIJ[..., None]
         a = (self.linear_a_p(z) * self.linear_a_g(z).sigmoid() * mask).permute(0, 3, 1, 2)
         b = (self.linear_b_p(z) * self.linear_b_g(z).sigmoid() * mask).permute(0, 3, 1, 2)
-        product = a @ b.transpose(-1, -2) if self.outgoing else a.transpose(-1, -2) @ b
-        x = self.linear_z(self.layer_norm_out(product.permute(0, 2, 3, 1)))
+        x = self.linear_z(self.layer_norm_out(self.product(a, b).permute(0, 2, 3, 1)))
         return x * self.linear_g(z).sigmoid()  # type: ignore[no-any-return]
 
 
@@ -147,7 +167,8 @@ class PairBlock(nn.Module):
         attention_first: bool = False,
     ) -> None:
         super().__init__()
-        self.dropout, self.attention_first = dropout, attention_first
+        self.attention_first = attention_first
+        self.dropout, self.dropout_end = SharedDropout(dropout, 1), SharedDropout(dropout, 2)
         self.tri_mul_out = TriangleMultiplication(pair, hidden, outgoing=True)
         self.tri_mul_in = TriangleMultiplication(pair, hidden, outgoing=False)
         self.tri_att_start = TriangleAttention(pair, head, heads, starting=True)
@@ -156,12 +177,11 @@ class PairBlock(nn.Module):
 
     def forward(self, z_NIJZ: Tensor, mask_NIJ: Tensor) -> Tensor:
         """The new z."""
-        multiplications = ((self.tri_mul_out, 1), (self.tri_mul_in, 1))
-        attentions = ((self.tri_att_start, 1), (self.tri_att_end, 2))
+        multiplications = ((self.tri_mul_out, self.dropout), (self.tri_mul_in, self.dropout))
+        attentions = ((self.tri_att_start, self.dropout), (self.tri_att_end, self.dropout_end))
         order = (*attentions, *multiplications) if self.attention_first else (*multiplications, *attentions)
-        for layer, shared in order:
-            update = layer(z_NIJZ, mask_NIJ)
-            z_NIJZ = z_NIJZ + shared_dropout(update, self.dropout, shared, training=self.training)
+        for layer, dropout in order:
+            z_NIJZ = z_NIJZ + dropout(layer(z_NIJZ, mask_NIJ))
         return z_NIJZ + self.pair_transition(z_NIJZ)  # type: ignore[no-any-return]
 
 
@@ -173,7 +193,7 @@ class EvoformerBlock(nn.Module):
         msa = config.extra_msa_channels if extra else config.msa_channels
         head = config.extra_msa_head_channels if extra else config.msa_head_channels
         pair = config.pair_channels
-        self.msa_dropout = config.msa_dropout
+        self.msa_dropout = SharedDropout(config.msa_dropout, 1)
         self.msa_att_row = MsaRowAttention(msa, pair, head, config.msa_heads)
         column = MsaColumnGlobalAttention if extra else MsaColumnAttention
         self.msa_att_col = column(msa, head, config.msa_heads)
@@ -185,8 +205,7 @@ class EvoformerBlock(nn.Module):
 
     def forward(self, m_NSLM: Tensor, z_NIJZ: Tensor, msa_mask_NSL: Tensor, mask_NIJ: Tensor) -> tuple[Tensor, Tensor]:
         """The new m and z."""
-        update = self.msa_att_row(m_NSLM, z_NIJZ, msa_mask_NSL)
-        m_NSLM = m_NSLM + shared_dropout(update, self.msa_dropout, 1, training=self.training)
+        m_NSLM = m_NSLM + self.msa_dropout(self.msa_att_row(m_NSLM, z_NIJZ, msa_mask_NSL))
         m_NSLM = m_NSLM + self.msa_att_col(m_NSLM, msa_mask_NSL)
         m_NSLM = m_NSLM + self.msa_transition(m_NSLM)
         z_NIJZ = z_NIJZ + self.outer_product_mean(m_NSLM, msa_mask_NSL)

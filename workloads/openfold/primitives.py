@@ -84,13 +84,20 @@ def mask_bias(mask: Tensor) -> Tensor:
     return (mask - 1) * 1e9
 
 
-def shared_dropout(x: Tensor, rate: float, dim: int, *, training: bool) -> Tensor:
-    """Apply dropout with the same mask along one dimension."""
-    if not training or rate == 0:
-        return x
-    shape = list(x.shape)
-    shape[dim] = 1
-    return x * F.dropout(x.new_ones(shape), rate)
+class SharedDropout(nn.Module):
+    """Dropout with the same mask along one dimension."""
+
+    def __init__(self, rate: float, dim: int) -> None:
+        super().__init__()
+        self.dim, self.mask = dim, nn.Dropout(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x with some values zero, the others scaled up."""
+        if not self.training or self.mask.p == 0:
+            return x
+        shape = list(x.shape)
+        shape[self.dim] = 1
+        return x * self.mask(x.new_ones(shape))  # type: ignore[no-any-return]
 
 
 def recomputed(block: Callable[..., Any], *inputs: Tensor, enabled: bool) -> Any:

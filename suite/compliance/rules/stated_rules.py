@@ -88,12 +88,13 @@ def plan_stated(context: LogContext) -> Iterator[LogBreach]:
         mesh.get("data"),
         mesh.get("shard", 1),
         mesh.get("tensor", 1),
+        mesh.get("axial", 1),
         *(parts if isinstance(parts, list) else [None]),
     ]
     if not all(type(number) is int and number > 0 for number in numbers):
         yield (
             event.line,
-            f"parallel_plan has mesh = {brief(stated)}: expected data, shard, tensor and spatial, positive numbers",
+            f"parallel_plan has mesh = {brief(stated)}: expected data, shard, tensor, axial and spatial, positive numbers",
         )
     elif context.record.ranks is not None and prod(numbers) != context.record.ranks:
         yield (

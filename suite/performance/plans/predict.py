@@ -138,8 +138,7 @@ def predict(
             note.found.clear()
             gather_and_scatter(model)
             passes = Passes(None, gathered_bytes(model), None, work.executed_flops * samples / parallel.mesh.tensor)
-            if parallel.mesh.tensor > 1:
-                _note_products(parallel, config, model, samples, note)
+            _note_unseen(parallel, config, model, samples, note)
         exchanges = [*_take(note, parts), *_of_the_loss(plan, size, parts)]
         place = (parallel.mesh.shard, parallel.mesh.piece)
         updates = {} if updates is None else updates
@@ -193,10 +192,14 @@ def _rehearse(
     return run_passes(model, workload, batch, config, notes, kept_gradients=kept, repeat=False)
 
 
-def _note_products(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:
-    """Note what regions exchange in a part of a step. InputError where that depends on what a layer computes in."""
+def _note_unseen(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:
+    """Note what regions exchange in a part of a step that cannot run. InputError where that depends on what a layer computes in."""
     plan = parallel.plan
     assert plan is not None
+    if parallel.mesh.axial > 1:
+        raise InputError("plan: what the axial axis sends is not known: the loss needs values, or inputs are missing")
+    if parallel.mesh.tensor == 1:
+        return
     assert plan.tensor is not None
     if config.precision == "bfloat16":
         raise InputError("plan: what the tensor axis sends is known for float32 only: expected --set precision=float32")
@@ -227,7 +230,7 @@ def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Co
     places = {tuple(parts // 2 for parts in mesh.spatial)}
     if max(mesh.spatial, default=1) > 2 and not _parts_are_equal(descriptor, config, parallel):
         places.add(tuple(parts - 1 for parts in mesh.spatial))
-    ranks = {_rank(place, mesh.spatial) for place in places}
+    ranks = {_rank(place, mesh.spatial) for place in places} if mesh.axial == 1 else {mesh.axial - 1}
     updates: dict[tuple[int, int], Updated] = {}
     costs = [
         predict(descriptor, config, replace(parallel, mesh=replace(mesh, rank=rank)), updates) for rank in sorted(ranks)

@@ -1,4 +1,4 @@
-"""Applies a plan to a model, in this order: check, split samples or products, recompute, split states; `wrap` comes last.
+"""Applies a plan to a model, in this order: check, split samples, products or rows, recompute, split states; `wrap` comes last.
 
 `suite.training.parallel.sharing` has the plan of a configuration before anything is built; `build` makes the model and `apply`
 changes it.
@@ -19,9 +19,10 @@ from torch import nn
 from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.files import one_line
+from suite.training.parallel.axial import run_to_ends, split_axes
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis, Note
-from suite.training.parallel.mesh import SHARD, SPATIAL, TENSOR, Mesh
+from suite.training.parallel.mesh import AXIAL, SHARD, SPATIAL, TENSOR, Mesh
 from suite.training.parallel.plan import Cut
 from suite.training.parallel.products import split_products
 from suite.training.parallel.recompute import gather_with_blocks, recompute_blocks
@@ -50,7 +51,7 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
             raise InputError(f"plan: pattern {pattern!r} of recompute matches no module: remove it, or correct it")
     if parallel.is_split and workload.sharded_parameters(model):
         raise InputError(
-            "plan: a workload that spreads experts over ranks cannot share samples: leave spatial and tensor out of --mesh"
+            "plan: a workload that spreads experts over ranks cannot share samples: leave spatial, tensor and axial out of --mesh"
         )
 
 
@@ -110,6 +111,12 @@ def apply(
         cuts = {name: cut for name, cut in where.items() if isinstance(cut, Cut)}
         axis = _axis(parallel.mesh, TENSOR, lambda each: each.group, note)
         split_products(model, plan.tensor, cuts, parallel.extents, axis, parallel.mesh.data_rank)
+    if parallel.mesh.axial > 1:
+        assert plan.axial is not None
+        if note is None:
+            _check_rows(parallel, unsplit())
+        axis = _axis(parallel.mesh, AXIAL, lambda each: each.group, note)
+        split_axes(model, plan.axial, parallel.extents, axis)
     recompute_blocks(model, plan.recompute)
     if parallel.has_parts:
         _shard(parallel, model, workload, where, note)
@@ -157,6 +164,17 @@ def _check_forward(parallel: Parallel, model: nn.Module, found: Trace) -> None:
     batch = batch_on_meta(parallel, 1, split=True)
     with explained():
         model.eval()(batch[next(iter(plan.inputs))])
+
+
+def _check_rows(parallel: Parallel, model: nn.Module) -> None:
+    """Run a model with split rows on meta tensors, before anything is sent. InputError if operands do not lie as the plan says."""
+    plan = parallel.plan
+    assert plan is not None
+    assert plan.axial is not None
+    axis = _axis(parallel.mesh, AXIAL, lambda each: each.group, lambda *_: None)
+    split_axes(model, plan.axial, parallel.extents, axis)
+    with explained():
+        run_to_ends(model.train(), plan.axial, batch_on_meta(parallel, 1, split=True))
 
 
 def trace_unsplit(parallel: Parallel, model: nn.Module) -> Trace:

@@ -1,7 +1,7 @@
 """The mesh of ranks and who holds which part of a dimension: integers only, no torch and no communication.
 
-Ranks are numbered with the data axis outermost, then the shard axis; innermost are the tensor axis or the spatial dimensions, the
-last one first. So the ranks that share a sample are consecutive.
+Ranks are numbered with the data axis outermost, then the shard axis; innermost are the tensor or the axial axis, or the spatial
+dimensions, the last one first. So the ranks that share a sample are consecutive.
 Part i of n positions over p ranks is [i n / p, (i + 1) n / p), rounded down: parts differ by at most one position.
 """
 
@@ -16,8 +16,8 @@ from itertools import product
 from suite.errors import InputError, unknown
 
 Interval = tuple[int, int]  # first position, one past the last
-DATA, SHARD, TENSOR, SPATIAL = "data", "shard", "tensor", "spatial"
-AXES = (DATA, SHARD, TENSOR, SPATIAL)
+DATA, SHARD, TENSOR, SPATIAL, AXIAL = "data", "shard", "tensor", "spatial", "axial"
+AXES = (DATA, SHARD, TENSOR, SPATIAL, AXIAL)
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Mesh:
     """The place of one rank of ``size``. ``spatial``: parts of each split dimension; empty if samples are not split.
 
     ``shard``: ranks with different samples that hold the states of the model together; 1 if each has all. ``tensor``: ranks that
-    share samples and divide the products of the model.
+    share samples and divide the products of the model; ``axial``: that have some rows of the model's maps each.
     """
 
     rank: int
@@ -33,11 +33,12 @@ class Mesh:
     spatial: tuple[int, ...] = ()
     shard: int = 1
     tensor: int = 1
+    axial: int = 1
 
     @property
     def parts(self) -> int:
         """Ranks that share one sample."""
-        return math.prod(self.spatial) * self.tensor
+        return math.prod(self.spatial) * self.tensor * self.axial
 
     @property
     def data_size(self) -> int:
@@ -78,7 +79,7 @@ class Mesh:
     @property
     def place(self) -> tuple[int, ...]:
         """This rank's part of each split dimension."""
-        return list(product(*map(range, self.spatial)))[self.part // self.tensor]
+        return list(product(*map(range, self.spatial)))[self.part // (self.tensor * self.axial)]
 
     @property
     def group(self) -> range:
@@ -96,7 +97,8 @@ class Mesh:
         shard = f",{SHARD}={self.shard}" if self.shard > 1 else ""
         tensor = f",{TENSOR}={self.tensor}" if self.tensor > 1 else ""
         spatial = f",{SPATIAL}={'x'.join(map(str, self.spatial))}" if self.spatial else ""
-        return f"{DATA}={self.data_size // self.shard}{shard}{tensor}{spatial}"
+        axial = f",{AXIAL}={self.axial}" if self.axial > 1 else ""
+        return f"{DATA}={self.data_size // self.shard}{shard}{tensor}{spatial}{axial}"
 
 
 def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mesh:
@@ -116,19 +118,21 @@ def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mes
                 else f"--mesh {text}: the plan splits no dimension: leave spatial out"
             )
         spatial = sizes[SPATIAL]
-    for name in (DATA, SHARD, TENSOR):
+    for name in (DATA, SHARD, TENSOR, AXIAL):
         if len(sizes.get(name, (1,))) != 1:
             raise InputError(f"--mesh {text}: {name} is one number, for example {name}=2")
     shard = sizes.get(SHARD, (1,))[0]
     tensor = sizes.get(TENSOR, (1,))[0]
-    if tensor > 1 and math.prod(spatial) > 1:
-        raise InputError(f"--mesh {text}: ranks share a sample by {TENSOR} or by {SPATIAL}: expected one of the two")
-    parts = math.prod(spatial) * shard * tensor
+    axial = sizes.get(AXIAL, (1,))[0]
+    ways = [name for name, n in ((TENSOR, tensor), (AXIAL, axial), (SPATIAL, math.prod(spatial))) if n > 1]
+    if len(ways) > 1:
+        raise InputError(f"--mesh {text}: ranks share a sample by {' or by '.join(ways[:2])}: expected one of the two")
+    parts = math.prod(spatial) * shard * tensor * axial
     data = sizes[DATA][0] if DATA in sizes else ranks // parts
     if data * parts != ranks:
         fitting = f"data={ranks // parts}" if ranks % parts == 0 else f"a multiple of {parts} ranks"
         raise InputError(f"--mesh {text}: {max(data, 1) * parts} ranks, the run has {ranks}; expected {fitting}")
-    return Mesh(rank, ranks, spatial, shard, tensor)
+    return Mesh(rank, ranks, spatial, shard, tensor, axial=axial)
 
 
 def ranks_of(text: str, *, rest: int) -> int:

@@ -76,6 +76,58 @@ class TensorPlan(_Part):
     ends: dict[str, tuple[str, ...]] = Field(min_length=1, description="modules whose output becomes whole")
 
 
+class Operand(_Part):
+    """What becomes of one input or output of a module: exactly one of the five. ``dims``: its dimensions by name."""
+
+    dims: tuple[str, ...] = Field(min_length=1)
+    cut: str = Field("", description="all ranks have the whole of this dimension: each keeps its part")
+    gather: str = Field("", description="each has a part of this dimension: all get the whole, and use it differently")
+    end: str = Field("", description="the same, but all ranks go on alike from there")
+    turn: tuple[str, ...] = Field(
+        (), max_length=2, description="from parts of the first dimension to parts of the second"
+    )
+    first: str = Field("", description="taken from position 0 of this dimension, which the first rank has: all get it")
+
+    @property
+    def way(self) -> str:
+        """The one that is given."""
+        return next(name for name in OPERAND_WAYS if getattr(self, name))
+
+    @property
+    def along(self) -> str:
+        """The dimension that lies in parts: after a cut, before all else."""
+        return self.turn[0] if self.turn else str(getattr(self, self.way))
+
+    @property
+    def to(self) -> str:
+        """The dimension that lies in parts after a turn."""
+        return self.turn[1]
+
+
+OPERAND_WAYS = ("cut", "gather", "end", "turn", "first")
+
+
+class Operands(_Part):
+    """Inputs (positional) and outputs of a module that change, by number."""
+
+    inputs: dict[int, Operand] = {}
+    outputs: dict[int, Operand] = {}
+
+
+class Draw(_Part):
+    """A module that draws random numbers of its input's shape, which all ranks draw whole."""
+
+    dims: tuple[str, ...] = Field(min_length=1)
+    along: str
+
+
+class AxialPlan(_Part):
+    """How the ranks of the axial axis share a sample. Patterns are of modules."""
+
+    modules: dict[str, Operands] = Field(min_length=1)
+    draws: dict[str, Draw] = {}
+
+
 class ParallelPlan(_Part):
     """A plan file. ``mesh`` is the default of ``--mesh``; ``split`` names the dimensions of ``spatial=AxBxC``, in order."""
 
@@ -91,6 +143,7 @@ class ParallelPlan(_Part):
         min_length=1, description="path pattern to placement"
     )
     tensor: TensorPlan | None = Field(None, description="how products are split")
+    axial: AxialPlan | None = Field(None, description="how rows and columns are split")
     gather: Literal["layer", "step"] = Field("layer", description="when the pieces of sharded parameters are gathered")
     beside: tuple[Literal["halos", "pieces"], ...] = Field(
         (),
@@ -155,6 +208,8 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
         )
     if plan.tensor is not None:
         _check_tensor(plan.tensor, plan, source)
+    if plan.axial is not None:
+        _check_axial(plan.axial, source)
     return plan, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -174,6 +229,32 @@ def _check_tensor(tensor: TensorPlan, plan: ParallelPlan, source: YamlSource) ->
             raise InputError(
                 f"{source.where('parameters', path)}: units {placement.units!r} has no entry under extents"
             )
+
+
+def _check_axial(axial: AxialPlan, source: YamlSource) -> None:
+    """InputError for an operand with no way or several, or with dimensions that its dims do not name."""
+    for path, module in axial.modules.items():
+        if not module.inputs and not module.outputs:
+            raise InputError(f"{source.where('axial', 'modules', path)}: expected inputs or outputs")
+        for part, operands in (("inputs", module.inputs), ("outputs", module.outputs)):
+            for number, operand in operands.items():
+                where = source.where("axial", "modules", path, part, str(number))
+                given = [name for name in OPERAND_WAYS if getattr(operand, name)]
+                if len(given) != 1:
+                    raise InputError(
+                        f"{where}: {', '.join(given) or 'nothing'} given: expected one of {', '.join(OPERAND_WAYS)}"
+                    )
+                if operand.turn and len(set(operand.turn)) != 2:
+                    raise InputError(f"{where}: turn is {', '.join(operand.turn)}: expected two dimensions")
+                if len(set(operand.dims)) != len(operand.dims):
+                    raise InputError(f"{where}: dims name a dimension twice")
+                named = () if operand.first else operand.turn or (operand.along,)
+                lacking = [name for name in named if name not in operand.dims]
+                if lacking:
+                    raise InputError(f"{where}: {lacking[0]!r} is not one of its dims {', '.join(operand.dims)}")
+    for path, draw in axial.draws.items():
+        if draw.along not in draw.dims:
+            raise InputError(f"{source.where('axial', 'draws', path)}: {draw.along!r} is not one of its dims")
 
 
 def extents_of(plan: ParallelPlan, config: RunConfig) -> dict[str, int]:

@@ -201,7 +201,7 @@ class _Sequence:
 def _gathered(mine: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
     """The parts of all ranks along a dimension, one after another."""
     lengths = [high - low for low, high in (part_of(length, axis.size, rank) for rank in range(axis.size))]
-    rest = mine.numel() // mine.shape[dimension]
+    rest = math.prod(mine.shape[:dimension]) * math.prod(mine.shape[dimension + 1 :])  # a part may be empty
     flat = F.pad(mine.reshape(-1), (0, max(lengths) * rest - mine.numel()))
     shape = list(mine.shape)
     parts = []

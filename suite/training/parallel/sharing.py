@@ -10,7 +10,7 @@ from typing import Any
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
-from suite.training.parallel.mesh import DATA, SHARD, SPATIAL, TENSOR, Interval, Mesh, parse_mesh, part_of
+from suite.training.parallel.mesh import AXIAL, DATA, SHARD, SPATIAL, TENSOR, Interval, Mesh, parse_mesh, part_of
 from suite.training.parallel.plan import (
     SAMPLE,
     Cut,
@@ -53,6 +53,10 @@ class Parallel:
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} shards no parameter: leave shard out")
         if mesh.tensor > 1 and plan.tensor is None:
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} splits no products: leave {TENSOR} out")
+        if mesh.axial > 1 and plan.axial is None:
+            raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} splits no rows: leave {AXIAL} out")
+        if mesh.parts > 1 and getattr(config.hyperparameters, "balanced_batches", False):
+            raise InputError("plan: ranks that share a sample cannot balance batches: expected balanced_batches=false")
         if mesh.tensor > 1 and plan.recompute:
             raise InputError(f"--mesh {mesh.text()}: recomputed blocks cannot have split products: remove recompute")
         extents, growing = extents_of(plan, config), growing_extents_of(plan, config)
@@ -128,6 +132,7 @@ class Parallel:
         content = self.plan.model_dump(mode="json", exclude={"description", "version", "mesh"})
         data = self.mesh.data_size // self.mesh.shard
         sizes = {DATA: data, SHARD: self.mesh.shard, TENSOR: self.mesh.tensor, SPATIAL: list(self.mesh.spatial)}
+        sizes |= {AXIAL: self.mesh.axial} if self.mesh.axial > 1 else {}
         return {"name": self.name, "sha256": self.sha256, "mesh": sizes, **content}
 
     def _parts(self) -> list[Interval]:

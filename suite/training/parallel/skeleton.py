@@ -49,8 +49,9 @@ def build_on_meta(descriptor: Descriptor, config: RunConfig) -> tuple[Workload, 
 
 
 def batch_on_meta(parallel: Parallel, samples: int, *, split: bool) -> dict[str, Tensor]:
-    """A batch of meta tensors."""
-    shapes = parallel.shapes(samples, split=split)
+    """A batch of meta tensors; those of float32 in torch's default type."""
+    shapes, default = parallel.shapes(samples, split=split), torch.get_default_dtype()
     return {
-        name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, (shape, dtype) in shapes.items()
+        name: torch.empty(shape, dtype=default if dtype == "float32" else getattr(torch, dtype), device="meta")
+        for name, (shape, dtype) in shapes.items()
     }

@@ -28,7 +28,7 @@ def test_while_it_trains_one_request_is_remembered_and_its_repetition_is_not_a_s
     for _ in range(3):
         signal.raise_signal(signal.SIGTERM)
     assert stop.name == "SIGTERM"
-    now[0] += signals.SAME_S + 0.1
+    now[0] += startup.SAME_S + 0.1
     with pytest.raises(InterruptedTrialError, match="stopped by SIGINT"):
         signal.raise_signal(signal.SIGINT)
 
