@@ -1,10 +1,13 @@
 """Losses, gradients and metrics of training under a plan against the unsplit run, in float64, and what each rank communicated.
 
     python benchmarks/plans.py WORKLOAD --plan NAME --ranks N --mesh MESH [--mesh MESH ...] [--size smoke] [--set KEY=VALUE]
-        [--data ROOT] [--reference one|same]
+        [--data ROOT] [--reference one|same] [--eps EPS]
 
 The unsplit run is one rank's, or with --reference same a data-parallel one of as many ranks (batch statistics, random numbers and
 experts' capacities are each rank's own). The data are those under --data, or random ones of the shapes that the plan states.
+
+--eps replaces the optimizer's eps in both runs: AdamW divides by roots of second moments, so where a gradient is zero but for
+rounding, the order of a sum over ranks decides the step.
 
 For each mesh: the largest relative difference of the loss over the steps, of any gradient of the first step (over the largest value
 of that gradient), of any weight at the end, and of the metric after them. Both runs see the same data. Exit code 1
@@ -102,9 +105,10 @@ def whole(model: nn.Module, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def train(
-    chosen: Descriptor, config: RunConfig, parallel: Parallel, world: World, steps: int, root: Path | None
+    chosen: Descriptor, config: RunConfig, parallel: Parallel, world: World, args: argparse.Namespace
 ) -> tuple[list[float], list[Tensor], list[Tensor], dict[str, float], dict[str, float]]:
     """Losses of the steps, gradients of the first, weights and metrics at the end, and a step's collectives."""
+    steps, root = args.steps, args.data
     workload: Workload = load_workload(chosen)(config)
     torch.manual_seed(1)
     model = workload.build_model(world).to(torch.float64)
@@ -112,6 +116,9 @@ def train(
     apply(parallel, model, workload, lambda: build_on_meta(chosen, config)[1])
     optimization = workload.build_optimizer(model, steps)
     give_norms(optimization.optimizer, model)
+    if args.eps is not None:
+        for group in optimization.optimizer.param_groups:
+            group["eps"] = args.eps
     experts = workload.sharded_parameters(model)
     wrapped = wrap(model, experts, world, torch.device("cpu"))
     batch_size = config.global_batch_size
@@ -172,13 +179,13 @@ def compare(args: argparse.Namespace, world: World) -> Iterator[Mapping[str, Any
         if args.reference == "same":
             if expected is None:
                 unsplit = Parallel(Mesh(world.rank, world.size), parallel.plan, extents=parallel.extents)
-                expected = train(chosen, given, unsplit, world, args.steps, args.data)
+                expected = train(chosen, given, unsplit, world, args)
         elif world.is_first and expected is None:
             alone = World("none", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
             unsplit = Parallel(Mesh(0, 1), parallel.plan, extents=parallel.extents)
-            expected = train(chosen, given, unsplit, alone, args.steps, args.data)
+            expected = train(chosen, given, unsplit, alone, args)
         world.barrier()
-        losses, gradients, weights, metrics, counted = train(chosen, given, parallel, world, args.steps, args.data)
+        losses, gradients, weights, metrics, counted = train(chosen, given, parallel, world, args)
         planned = predict(chosen, given, parallel).exchanged()
         known = {name: value for name, value in counted.items() if name.rpartition("_")[0] in EXCHANGES}
         agrees = world.allgather(known == planned)
@@ -220,6 +227,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--limit", type=float, default=LIMIT)
+    parser.add_argument("--eps", type=float, help="the optimizer's eps; default: the workload's")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--data", type=Path, help="a data set; default: random samples")
     parser.add_argument("--reference", choices=("one", "same"), default="one", help="ranks of the unsplit run")

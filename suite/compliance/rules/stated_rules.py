@@ -59,9 +59,11 @@ PLACEMENTS = {"replicate", "shard"}  # those that leave the mathematics as they 
 
 
 def _is_placement(value: object) -> bool:
-    """True for a known name, or a split of one dimension (suite.training.parallel.plan.Cut)."""
+    """True for a known name, a split of one dimension, or what one rank adds (Cut, AfterSum of suite.training.parallel.plan)."""
     if not isinstance(value, dict):
         return isinstance(value, str) and value in PLACEMENTS
+    if "after" in value:
+        return value == {"after": "sum"}
     numbers = value.get("split"), value.get("groups", 1)
     return value.keys() <= {"split", "groups", "units"} and all(type(each) is int and each >= 0 for each in numbers)
 
@@ -104,5 +106,5 @@ def plan_stated(context: LogContext) -> Iterator[LogBreach]:
     if not isinstance(placements, dict) or not placements or not all(map(_is_placement, placements.values())):
         yield (
             event.line,
-            f"parallel_plan has parameters = {brief(placements)}: expected replicate, shard or split for every pattern",
+            f"parallel_plan has parameters = {brief(placements)}: expected replicate, shard, split or after for every pattern",
         )

@@ -22,8 +22,8 @@ from suite.files import one_line
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis, Note
 from suite.training.parallel.mesh import SHARD, SPATIAL, TENSOR, Mesh
-from suite.training.parallel.plan import Cut
-from suite.training.parallel.products import split_products
+from suite.training.parallel.plan import Cut, Placement
+from suite.training.parallel.products import add_once, split_products
 from suite.training.parallel.recompute import recompute_blocks
 from suite.training.parallel.sharing import Parallel, placements
 from suite.training.parallel.skeleton import batch_on_meta, build_on_meta
@@ -107,16 +107,18 @@ def apply(
     where = placements(plan, [name for name, _ in model.named_parameters()])
     if parallel.mesh.tensor > 1:
         assert plan.tensor is not None
-        cuts = {name: cut for name, cut in where.items() if isinstance(cut, Cut)}
+        cuts = {name: cut for name, cut in where.items() if not isinstance(cut, str)}
         axis = _axis(parallel.mesh, TENSOR, lambda each: each.group, note)
         split_products(model, plan.tensor, cuts, parallel.extents, axis, parallel.mesh.data_rank)
     recompute_blocks(model, plan.recompute)
     if parallel.has_parts:
         _shard(parallel, model, workload, where, note)
+    if parallel.mesh.tensor > 1:
+        add_once(model, cuts, axis)
 
 
 def _shard(
-    parallel: Parallel, model: nn.Module, workload: Workload, where: Mapping[str, str | Cut], note: Note | None
+    parallel: Parallel, model: nn.Module, workload: Workload, where: Mapping[str, Placement], note: Note | None
 ) -> None:
     """Put this rank's pieces of the states in the place of the parameters, but of experts that the workload spreads itself."""
     mesh, plan = parallel.mesh, parallel.plan
@@ -128,7 +130,9 @@ def _shard(
     twins = _axis(mesh, "twins", lambda each: each.twins, note)
     split = Holders(None, twins if twins.size > 1 else None, mesh.size)
     rest = "split" if mesh.tensor > 1 else "replicate"
-    named = {name: rest if isinstance(way, Cut) else way for name, way in where.items()}
+    named = {
+        name: way if isinstance(way, str) else rest if isinstance(way, Cut) else "shard" for name, way in where.items()
+    }
     but = workload.sharded_parameters(model)
     shard_states(model, named, holders, everyone, gather=plan.gather, but=but, split=split)
 

@@ -13,8 +13,8 @@ from suite.errors import InputError
 from suite.training.parallel.mesh import DATA, SHARD, SPATIAL, TENSOR, Interval, Mesh, parse_mesh, part_of
 from suite.training.parallel.plan import (
     SAMPLE,
-    Cut,
     ParallelPlan,
+    Placement,
     extents_of,
     find_plan,
     growing_extents_of,
@@ -136,13 +136,13 @@ class Parallel:
         return [part_of(self.extents[name], parts, place) for name, parts, place in shares]
 
 
-def placements(plan: ParallelPlan, names: list[str]) -> dict[str, str | Cut]:
+def placements(plan: ParallelPlan, names: list[str]) -> dict[str, Placement]:
     """The placement of each parameter.
 
     InputError unless each is matched by exactly one pattern, and each pattern matches one. It says what to write.
     """
     patterns = plan.parameters
-    found: dict[str, str | Cut] = {}
+    found: dict[str, Placement] = {}
     for name in names:
         matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
         if not matching:
