@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.layer import MoELayer
+from workloads.moe.mesh import ExpertMesh
 from workloads.moe.router import Router
 from workloads.swinv2_moe.config import BIAS_HIDDEN, Block, SwinV2MoEConfig
 

@@ -55,7 +55,7 @@ def trial_stated(context: LogContext) -> Iterator[LogBreach]:
         yield event.line, f"run_mode has trial = {brief(event.metadata.get('trial'))}: expected a number"
 
 
-PLACEMENTS = {"replicate", "shard"}  # those that leave the mathematics as they are
+PLACEMENTS = {"replicate", "shard", "expert"}  # those that leave the mathematics as they are
 
 
 def _is_placement(value: object) -> bool:
@@ -90,12 +90,13 @@ def plan_stated(context: LogContext) -> Iterator[LogBreach]:
         mesh.get("data"),
         mesh.get("shard", 1),
         mesh.get("tensor", 1),
+        mesh.get("expert", 1),
         *(parts if isinstance(parts, list) else [None]),
     ]
     if not all(type(number) is int and number > 0 for number in numbers):
         yield (
             event.line,
-            f"parallel_plan has mesh = {brief(stated)}: expected data, shard, tensor and spatial, positive numbers",
+            f"parallel_plan has mesh = {brief(stated)}: expected data, shard, tensor, expert and spatial, positive numbers",
         )
     elif context.record.ranks is not None and prod(numbers) != context.record.ranks:
         yield (
@@ -106,5 +107,5 @@ def plan_stated(context: LogContext) -> Iterator[LogBreach]:
     if not isinstance(placements, dict) or not placements or not all(map(_is_placement, placements.values())):
         yield (
             event.line,
-            f"parallel_plan has parameters = {brief(placements)}: expected replicate, shard, split or after for every pattern",
+            f"parallel_plan has parameters = {brief(placements)}: expected replicate, shard, expert, split or after for every pattern",
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -28,7 +28,7 @@ from suite.training.parallel.products import note_exchanges
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta, build_without_memory
 from suite.training.parallel.states import ShardedStates, gathered_bytes
-from suite.workload import Workload, load_workload
+from suite.workload import Spread, Workload, load_workload
 
 GRADIENTS = "gradients"
 Updated = tuple["Update | None", tuple["Exchange", ...]]
@@ -129,14 +129,17 @@ def predict(
     samples = config.global_batch_size // parallel.mesh.data_size // parts
     note = _Notes()
     workload: Workload = load_workload(descriptor)(config)
+    workload.spread = Spread(parallel.mesh.expert, size, note)
     work, unsplit = workload.work(), build_on_meta(descriptor, config)[1] if parallel.is_split else None
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_without_memory(workload)
         apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note)
         wrapped = ShardedStates(model) if parallel.has_parts else model
         batch = _batch(parallel, samples)
+        shares = workload.sharded_parameters(model)
+        averaged = _without(list(model.parameters()), shares)
+        kept = list(model.parameters()) if parts > 1 else averaged if size > 1 and not parallel.has_parts else []
         with explained():
-            kept = parts > 1 or (size > 1 and not parallel.has_parts)
             passes = run_passes(wrapped, workload, batch, config, kept_gradients=kept) if batch else None
         if passes is None:
             note.found = {}
@@ -151,10 +154,13 @@ def predict(
             updates[place] = run_update(workload, model), tuple(note.take(1))
         update, sent = updates[place]
         exchanges += sent
+        if shares and update is not None and update.clips:
+            exchanges.append(Exchange("all", "all_reduce", size, 1, shares[0].itemsize))
     parameters = list(model.parameters())
     gradients = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     if size > 1 and not parallel.has_parts:
-        exchanges.append(Exchange(GRADIENTS, "all_reduce", size, 1, gradients))
+        sent_once = sum(parameter.nbytes for parameter in averaged if parameter.requires_grad)
+        exchanges.append(Exchange(GRADIENTS, "all_reduce", size, 1, sent_once))
     inputs = sum(tensor.nbytes for tensor in batch.values()) if batch else None
     updating = gradients + (0 if update is None else update.temporary)
     return Cost(
@@ -174,6 +180,12 @@ def predict(
         traffic=work.algorithmic_bytes * samples * parts / parallel.mesh.parts,
         exchanges=tuple(exchanges),
     )
+
+
+def _without(parameters: Sequence[nn.Parameter], shares: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """The parameters that are not among the shares."""
+    alone = {id(share) for share in shares}
+    return [parameter for parameter in parameters if id(parameter) not in alone]
 
 
 def _note_products(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,24 +40,32 @@ class Passes:
 
 @dataclass(frozen=True)
 class Update:
-    """The optimizer's step: bytes of its state, moving average of the weights included, and of temporary tensors at most."""
+    """The optimizer's step: bytes of its state, moving average of the weights included, and of temporary tensors at most.
+
+    ``clips``: gradients are clipped before.
+    """
 
     state: int
     temporary: int
+    clips: bool
 
 
 def run_passes(
-    model: nn.Module, workload: Workload, batch: Mapping[str, Tensor], config: RunConfig, *, kept_gradients: bool
+    model: nn.Module,
+    workload: Workload,
+    batch: Mapping[str, Tensor],
+    config: RunConfig,
+    *,
+    kept_gradients: Sequence[nn.Parameter],
 ) -> Passes | None:
     """Run the loss and its backward pass. None if they need values.
 
-    ``kept_gradients``: those of an earlier part of the step, or buckets of DDP, are there all the time and count in the peak.
+    ``kept_gradients``: gradients of these are there all the time and count in the peak: of an earlier part of the step, or DDP's.
     """
     standing = []
-    if kept_gradients:
-        for parameter in (each for each in model.parameters() if each.requires_grad):
-            parameter.grad = torch.empty_like(parameter)
-            standing.append(parameter.grad)
+    for parameter in (each for each in kept_gradients if each.requires_grad):
+        parameter.grad = torch.empty_like(parameter)
+        standing.append(parameter.grad)
     live = LiveBytes((*model.parameters(), *model.buffers(), *batch.values(), *standing), formulas)
     hooks = _label_gathered(model, live)
     model.train()
@@ -117,4 +125,4 @@ def run_update(workload: Workload, model: nn.Module) -> Update | None:
     average = 0
     if optimization.ema_decay is not None:
         average = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
-    return Update(state + average, max(live.peak - live.now, 0))
+    return Update(state + average, max(live.peak - live.now, 0), optimization.clip_norm is not None)

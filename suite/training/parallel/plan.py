@@ -65,7 +65,7 @@ class AfterSum(_Part):
     after: Literal["sum"]
 
 
-Placement = Literal["replicate", "shard"] | Cut | AfterSum
+Placement = Literal["replicate", "shard", "expert"] | Cut | AfterSum
 
 
 class Region(_Part):

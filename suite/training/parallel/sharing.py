@@ -10,7 +10,7 @@ from typing import Any
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
-from suite.training.parallel.mesh import DATA, SHARD, SPATIAL, TENSOR, Interval, Mesh, parse_mesh, part_of
+from suite.training.parallel.mesh import DATA, EXPERT, SHARD, SPATIAL, TENSOR, Interval, Mesh, parse_mesh, part_of
 from suite.training.parallel.plan import (
     SAMPLE,
     ParallelPlan,
@@ -51,6 +51,10 @@ class Parallel:
             raise InputError("plan: a model whose states are split cannot be compiled: expected compile=false")
         if mesh.shard > 1 and "shard" not in plan.parameters.values():
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} shards no parameter: leave shard out")
+        if mesh.expert > 1 and "expert" not in plan.parameters.values():
+            raise InputError(
+                f"--mesh {mesh.text()}: plan {path.stem!r} places no parameter on {EXPERT}: leave {EXPERT} out"
+            )
         if mesh.tensor > 1 and plan.tensor is None:
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} splits no products: leave {TENSOR} out")
         if mesh.tensor > 1 and plan.recompute:
@@ -126,8 +130,13 @@ class Parallel:
         """The plan as the log has it."""
         assert self.plan is not None
         content = self.plan.model_dump(mode="json", exclude={"description", "version", "mesh"})
-        data = self.mesh.data_size // self.mesh.shard
-        sizes = {DATA: data, SHARD: self.mesh.shard, TENSOR: self.mesh.tensor, SPATIAL: list(self.mesh.spatial)}
+        sizes = {
+            DATA: self.mesh.copies,
+            SHARD: self.mesh.shard,
+            TENSOR: self.mesh.tensor,
+            SPATIAL: list(self.mesh.spatial),
+        }
+        sizes |= {EXPERT: self.mesh.expert} if self.mesh.expert else {}
         return {"name": self.name, "sha256": self.sha256, "mesh": sizes, **content}
 
     def _parts(self) -> list[Interval]:

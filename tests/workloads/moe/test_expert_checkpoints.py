@@ -16,9 +16,9 @@ from suite.training.checkpoint import Checkpoint
 from suite.training.state import Position, TrainingState, _moving_average
 from suite.workload import Optimization, load_workload
 from tests.fixtures.thread_ranks import Holding, on_holders
-from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.config import MoEConfig
 from workloads.moe.layer import MoELayer
+from workloads.moe.mesh import ExpertMesh
 from workloads.moe.parallel import expert_parameters, expert_places
 
 EXPERTS, WIDTH, HIDDEN = 4, 8, 16
