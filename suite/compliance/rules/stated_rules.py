@@ -107,5 +107,5 @@ def plan_stated(context: LogContext) -> Iterator[LogBreach]:
     if not isinstance(placements, dict) or not placements or not all(map(_is_placement, placements.values())):
         yield (
             event.line,
-            f"parallel_plan has parameters = {brief(placements)}: expected replicate, shard, expert, split or after for every pattern",
+            f"parallel_plan has parameters = {brief(placements)}: expected replicate, shard, expert, split or after for each",
         )
