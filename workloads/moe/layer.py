@@ -177,12 +177,22 @@ class MoELayer(nn.Module):
         return backend == "triton" and plan.capacity is None
 
     def weights(self) -> Weights:
-        """The weights on this rank: its share in training, all weights in evaluation."""
-        return self.experts.weights() if self._all_weights is None else self._all_weights
+        """The weights on this rank: its share in training, all weights in evaluation.
+
+        Gradients of a share are summed over the ranks of other meshes that hold the same.
+        """
+        if self._all_weights is not None:
+            return self._all_weights
+        local = self.experts.weights()
+        if self.mesh is None or self.mesh.twins is None:
+            return local
+        names = [name for name, weight in vars(local).items() if weight is not None]
+        summed = SumOfTwins.apply(self.mesh.twins, *(getattr(local, name) for name in names))  # type: ignore[no-untyped-call]
+        return replace(local, **dict(zip(names, summed, strict=True)))
 
     def gathered_weights(self, mesh: ExpertMesh, dtype: torch.dtype | None = None) -> Weights:
         """Gather the weights this rank computes with under the current r, sent and returned as ``dtype``; every rank calls."""
-        local, r = self._of_twins(mesh), self.execution.r
+        local, r = self.weights(), self.execution.r
         if r == 0:
             return local.map(lambda weight: self._gather_all(weight, dtype))
         parts = self.sharers // r
@@ -192,15 +202,6 @@ class MoELayer(nn.Module):
         whole = gather_slices(local.down_bias_ED, mesh.blocks[self.sharers], 1, self.sharers, dtype)
         # each of the r classes adds the output bias to its partial sum
         return Weights(weights.up_EHD, weights.down_EHD, weights.gate_EHD, weights.up_bias_EH, whole / r)
-
-    def _of_twins(self, mesh: ExpertMesh) -> Weights:
-        """This rank's weights. Their gradients are summed over the ranks of other meshes that hold the same."""
-        local = self.experts.weights()
-        if mesh.twins is None:
-            return local
-        names = [name for name, weight in vars(local).items() if weight is not None]
-        summed = SumOfTwins.apply(mesh.twins, *(getattr(local, name) for name in names))  # type: ignore[no-untyped-call]
-        return replace(local, **dict(zip(names, summed, strict=True)))
 
     def _gather_all(self, weight: Tensor, dtype: torch.dtype | None) -> Tensor:
         assert self.mesh is not None

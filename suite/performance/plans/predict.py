@@ -154,13 +154,9 @@ def predict(
             updates[place] = run_update(workload, model), tuple(note.take(1))
         update, sent = updates[place]
         exchanges += sent
-        if shares and update is not None and update.clips:
-            exchanges.append(Exchange("all", "all_reduce", size, 1, shares[0].itemsize))
     parameters = list(model.parameters())
     gradients = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-    if size > 1 and not parallel.has_parts:
-        sent_once = sum(parameter.nbytes for parameter in averaged if parameter.requires_grad)
-        exchanges.append(Exchange(GRADIENTS, "all_reduce", size, 1, sent_once))
+    exchanges += _of_gradients(parallel, shares, averaged, update)
     inputs = sum(tensor.nbytes for tensor in batch.values()) if batch else None
     updating = gradients + (0 if update is None else update.temporary)
     return Cost(
@@ -180,6 +176,18 @@ def predict(
         traffic=work.algorithmic_bytes * samples * parts / parallel.mesh.parts,
         exchanges=tuple(exchanges),
     )
+
+
+def _of_gradients(
+    parallel: Parallel, shares: Sequence[nn.Parameter], averaged: Sequence[nn.Parameter], update: Update | None
+) -> Iterator[Exchange]:
+    """What is sent of gradients beside the passes: the norm of shares for clipping, and DDP's mean of all others."""
+    size = parallel.mesh.size
+    if shares and update is not None and update.clips:
+        yield Exchange("all", "all_reduce", size, 1, shares[0].itemsize)
+    if size > 1 and not parallel.has_parts:
+        given = sum(parameter.nbytes for parameter in averaged if parameter.requires_grad)
+        yield Exchange(GRADIENTS, "all_reduce", size, 1, given)
 
 
 def _without(parameters: Sequence[nn.Parameter], shares: Sequence[nn.Parameter]) -> list[nn.Parameter]:
