@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -136,8 +136,7 @@ def predict(
         apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note)
         wrapped = ShardedStates(model) if parallel.has_parts else model
         batch = _batch(parallel, samples)
-        shares = workload.sharded_parameters(model)
-        averaged = _without(list(model.parameters()), shares)
+        averaged = _averaged(model, workload)
         kept = list(model.parameters()) if parts > 1 else averaged if size > 1 and not parallel.has_parts else []
         with explained():
             passes = run_passes(wrapped, workload, batch, config, kept_gradients=kept) if batch else None
@@ -156,7 +155,7 @@ def predict(
         exchanges += sent
     parameters = list(model.parameters())
     gradients = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-    exchanges += _of_gradients(parallel, shares, averaged, update)
+    exchanges += _of_gradients(parallel, workload, model, update)
     inputs = sum(tensor.nbytes for tensor in batch.values()) if batch else None
     updating = gradients + (0 if update is None else update.temporary)
     return Cost(
@@ -179,21 +178,21 @@ def predict(
 
 
 def _of_gradients(
-    parallel: Parallel, shares: Sequence[nn.Parameter], averaged: Sequence[nn.Parameter], update: Update | None
+    parallel: Parallel, workload: Workload, model: nn.Module, update: Update | None
 ) -> Iterator[Exchange]:
     """What is sent of gradients beside the passes: the norm of shares for clipping, and DDP's mean of all others."""
-    size = parallel.mesh.size
+    size, shares = parallel.mesh.size, workload.sharded_parameters(model)
     if shares and update is not None and update.clips:
         yield Exchange("all", "all_reduce", size, 1, shares[0].itemsize)
     if size > 1 and not parallel.has_parts:
-        given = sum(parameter.nbytes for parameter in averaged if parameter.requires_grad)
+        given = sum(parameter.nbytes for parameter in _averaged(model, workload) if parameter.requires_grad)
         yield Exchange(GRADIENTS, "all_reduce", size, 1, given)
 
 
-def _without(parameters: Sequence[nn.Parameter], shares: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """The parameters that are not among the shares."""
-    alone = {id(share) for share in shares}
-    return [parameter for parameter in parameters if id(parameter) not in alone]
+def _averaged(model: nn.Module, workload: Workload) -> list[nn.Parameter]:
+    """The parameters of which ranks hold no shares."""
+    alone = {id(share) for share in workload.sharded_parameters(model)}
+    return [parameter for parameter in model.parameters() if id(parameter) not in alone]
 
 
 def _note_products(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:
