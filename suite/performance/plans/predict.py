@@ -136,8 +136,7 @@ def predict(
         apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note)
         wrapped = ShardedStates(model) if parallel.has_parts else model
         batch = _batch(parallel, samples)
-        averaged = _averaged(model, workload)
-        kept = list(model.parameters()) if parts > 1 else averaged if size > 1 and not parallel.has_parts else []
+        kept = _kept_gradients(parallel, workload, model, parts)
         with explained():
             passes = run_passes(wrapped, workload, batch, config, kept_gradients=kept) if batch else None
         if passes is None:
@@ -187,6 +186,13 @@ def _of_gradients(
     if size > 1 and not parallel.has_parts:
         given = sum(parameter.nbytes for parameter in _averaged(model, workload) if parameter.requires_grad)
         yield Exchange(GRADIENTS, "all_reduce", size, 1, given)
+
+
+def _kept_gradients(parallel: Parallel, workload: Workload, model: nn.Module, parts: int) -> list[nn.Parameter]:
+    """The parameters whose gradients are there all the time: of a step's earlier parts, or in DDP's buckets."""
+    if parts > 1:
+        return list(model.parameters())
+    return _averaged(model, workload) if parallel.mesh.size > 1 and not parallel.has_parts else []
 
 
 def _averaged(model: nn.Module, workload: Workload) -> list[nn.Parameter]:
