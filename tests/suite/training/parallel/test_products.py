@@ -129,21 +129,26 @@ def test_what_is_sent_is_the_closed_form_with_uneven_parts_too(ranks: int) -> No
         assert [kind for _, kind, _ in log].count("all_reduce") == 1  # of norms, for clipping
 
 
-@pytest.mark.parametrize("settings", [(), ("hyperparameters.moe.activation=swiglu",)])
-def test_the_rehearsed_step_sends_the_closed_form(settings: tuple[str, ...]) -> None:
+SWIGLU, DENSE = "hyperparameters.moe.activation=swiglu", "hyperparameters.dense=true"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("tensor", ()), ("tensor", (SWIGLU,)), ("tensor_dense", (DENSE,)), ("tensor_dense", (DENSE, SWIGLU))],
+)
+def test_the_rehearsed_step_sends_the_closed_form(name: str, settings: tuple[str, ...]) -> None:
     resolved = load_config(descriptor("moe_lm"), "smoke", settings)
     shape: MoELMConfig = resolved.hyperparameters  # type: ignore[assignment]
     words = [word for each in settings for word in ("--set", each)]
-    done = mlhpc(
-        "plan", "moe_lm", "--size", "smoke", "--plan", "tensor", "--mesh", "tensor=4", "--format", "json", *words
-    )
+    done = mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", name, "--mesh", "tensor=4", "--format", "json", *words)
     (cost,) = json.loads(done.stdout)["plans"]
     noted: dict[str, list[int]] = {}
     extents = {"position": shape.context, "width": shape.width, "heads": shape.heads, "vocabulary": 256}
-    assert PLAN.tensor is not None
+    tensor = read_plan(find_plan(descriptor("moe_lm"), name))[0].tensor
+    assert tensor is not None
     note_exchanges(
         MoELanguageModel(shape),
-        PLAN.tensor,
+        tensor,
         extents,
         16,
         4,
