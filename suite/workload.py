@@ -156,6 +156,19 @@ class Chooses(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Spread:
+    """How a plan's mesh spreads experts: each over ``ranks`` consecutive ranks (0: the workload says) of ``size`` in the run.
+
+    ``note``: a rehearsal on tensors without memory. Nothing is sent then; axis, kind of collective, bytes that a rank gives and
+    number of ranks are noted.
+    """
+
+    ranks: int = 0
+    size: int = 1
+    note: Callable[[str, str, int, int], None] | None = None
+
+
 class Workload(Protocol):
     """One benchmark at one size. The harness constructs it as ``cls(config)`` with the resolved RunConfig.
 
@@ -167,6 +180,7 @@ class Workload(Protocol):
     # True: `build_model` looks at no values and uses torch's operators alone, so that under a plan that shards states the harness
     # can note it and repeat it tensor by tensor; a test must show that the values are the same (docs/plans.md)
     initialises_by_operators: bool = False
+    spread: Spread = Spread()  # set before `build_model`
 
     @abstractmethod
     def dataset(self, split: str, root: Path) -> Dataset:
@@ -227,8 +241,9 @@ class Workload(Protocol):
     def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
         """List the parameters that are split over ranks: each rank holds a share, all shares are the whole. Default: none.
 
-        The backward pass must leave the sum over the losses of all ranks in their gradients. The harness divides it by the
-        number of ranks, as DDP does for other gradients, does not reduce it over ranks, and saves each rank's share.
+        The backward pass must leave the sum over the losses of all ranks in their gradients, on every rank that has the same
+        share (`share_copy`). The harness divides it by the number of ranks, as DDP does for other gradients, does not reduce it
+        over ranks, and saves each share.
         """
         return ()
 
@@ -239,6 +254,10 @@ class Workload(Protocol):
         Default: not known.
         """
         return {}
+
+    def share_copy(self, model: nn.Module) -> tuple[int, int]:
+        """This rank's number among the ranks that hold the same shares, and how many these are. Default: it alone."""
+        return 0, 1
 
     def before_evaluation(self, model: nn.Module, world: World) -> None:
         """Make equal on all ranks what training left different. All ranks call it. Default: average buffers over ranks."""

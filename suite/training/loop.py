@@ -246,7 +246,9 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = self.state.optimization.learning_rate(item.step, item.epoch)
         if self.state.optimization.clip_norm is not None:
-            clip_gradients(self.state.model, self.state.sharded, self.state.optimization.clip_norm)
+            clip_gradients(
+                self.state.model, self.state.sharded, self.state.optimization.clip_norm, copies=self.state.copy[1]
+            )
         optimizer.step()
         if self.state.averaged is not None:
             self.state.averaged.update_parameters(self.state.model)

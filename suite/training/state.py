@@ -44,8 +44,8 @@ class TrainingState:
     """What a trial changes while it trains, and its seed.
 
     ``sharded``: parameters of which this rank holds its own share; ``places``: by name, where shares lie in the whole, as far as
-    the workload says so. ``averaged``: the moving average of the weights, which is evaluated in their place; None if the workload
-    asks for none.
+    the workload says so; ``copy``: this rank's number among those with the same shares, and how many these are. ``averaged``: the
+    moving average of the weights, which is evaluated in their place; None if the workload asks for none.
     """
 
     model: nn.Module
@@ -54,6 +54,7 @@ class TrainingState:
     averaged: AveragedModel | None
     seed: int
     places: Mapping[str, int] = field(default_factory=dict)
+    copy: tuple[int, int] = (0, 1)
 
     @staticmethod
     def create(workload: Workload, model: nn.Module, steps_per_epoch: int, seed: int) -> TrainingState:
@@ -61,7 +62,8 @@ class TrainingState:
         optimization = workload.build_optimizer(model, steps_per_epoch)
         give_norms(optimization.optimizer, model)
         shares, places = workload.sharded_parameters(model), workload.share_places(model)
-        return TrainingState(model, optimization, shares, _moving_average(model, optimization), seed, places)
+        averaged, copy = _moving_average(model, optimization), workload.share_copy(model)
+        return TrainingState(model, optimization, shares, averaged, seed, places, copy)
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -169,7 +171,7 @@ class TrainingState:
         for name, parameter in self.model.named_parameters() if self.places else ():
             if name in self.places:
                 first = self.places[name]
-                found[name] = _Held(Place.of_range(first, first + parameter.numel()), True)
+                found[name] = _Held(Place.of_range(first, first + parameter.numel()), self.copy[0] == 0)
         for name, _, part in slices(self.model):
             found[name] = _Held(part.place, part.twin == 0)
         return found

@@ -273,4 +273,5 @@ def count_parameters(model: nn.Module, workload: Workload, world: World) -> int:
     shares = workload.sharded_parameters(model)
     mine = {id(parameter) for parameter in shares}
     replicated = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in mine)
-    return replicated + sum(map(int, world.allgather(sum(share.numel() for share in shares))))
+    copies = workload.share_copy(model)[1]
+    return replicated + sum(map(int, world.allgather(sum(share.numel() for share in shares)))) // copies

@@ -11,7 +11,6 @@ W ranks = nodes x devices (node-major), N nodes, D devices of a node, L experts 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,91 +18,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
-from suite.errors import InputError
 from workloads.moe.dispatch import add_choices
+from workloads.moe.mesh import Group, Unsent, ranks_of
 
 # torch 2.13 renamed these functions and warns about the old names; torch 2.11 has only the old ones. Looked up by name at
 # each call, because the harness counts calls by replacing the functions of torch.distributed
 _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 _REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
-# NCCL (2.26 and later) then runs the kernels of several communicators of a process in the order in which it launched them
-_LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
-
-
-@dataclass(frozen=True)
-class ExpertMesh:
-    """The ranks that share the experts as a grid of nodes and devices, and the process groups of its parts.
-
-    The groups are the experts' own, so that their all-to-alls do not queue behind DDP's all-reduces. ``blocks`` maps a size to
-    this rank's group of that many consecutive ranks: those that gather slices of an expert. ``even``: all ranks have equally
-    many tokens in every training step, so that none asks the others for theirs.
-    """
-
-    rank: int
-    nodes: int
-    devices: int
-    world: dist.ProcessGroup
-    within_node: dist.ProcessGroup
-    across_nodes: dist.ProcessGroup
-    blocks: dict[int, dist.ProcessGroup]
-    even: bool = False
-
-    @property
-    def size(self) -> int:
-        """Number of ranks in the mesh."""
-        return self.nodes * self.devices
-
-    @property
-    def has_me(self) -> bool:
-        """False on ranks of torch.distributed that are not in the mesh."""
-        return self.rank < self.size
-
-    @staticmethod
-    def create(
-        device_type: str,
-        *,
-        ranks_per_node: int,
-        block_sizes: Sequence[int] = (),
-        ranks: int | None = None,
-        even: bool = False,
-    ) -> ExpertMesh:
-        """Create the mesh of the first ``ranks`` ranks of torch.distributed, by default all. Every rank of torch.distributed calls.
-
-        The kernels of its communicators run in the order in which the program launches them, which is the same on all ranks;
-        without that order two of them could wait for each other on two GPUs. InputError if the nodes are not equally large.
-        """
-        size, rank = dist.get_world_size() if ranks is None else ranks, dist.get_rank()
-        if size % ranks_per_node:
-            raise InputError(f"{size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
-        if device_type == "cuda":
-            os.environ.setdefault(_LAUNCH_ORDER, "1")
-        shape = (size // ranks_per_node, ranks_per_node)
-        mesh = DeviceMesh(device_type, torch.arange(size).view(shape), mesh_dim_names=("node", "device"))
-        world: Any = dist.new_group(range(size))
-        blocks = {1: world, size: world}  # a block of one rank never communicates
-        for block_size in sorted(set(block_sizes) - {1, size}):
-            groups = [dist.new_group(range(first, first + block_size)) for first in range(0, size, block_size)]
-            blocks[block_size] = groups[rank // block_size % len(groups)]
-        if rank >= size:
-            return ExpertMesh(rank, *shape, world, world, world, blocks, even)
-        return ExpertMesh(rank, *shape, world, mesh.get_group("device"), mesh.get_group("node"), blocks, even)
-
-    def every(self, value: int) -> Tensor:
-        """Return the ``value`` of every rank, on the host (W,). No device is waited for if the ranks are even, or have gloo."""
-        if self.even:
-            return torch.full((self.size,), value)
-        device = "cpu" if "cpu:" in dist.get_backend_config(self.world) else "cuda"
-        values_W = torch.empty(self.size, dtype=torch.int64, device=device)
-        getattr(dist, _ALL_GATHER)(values_W, torch.full((1,), value, device=device), group=self.world)
-        return values_W.cpu()
-
-    def maximum(self, value: Tensor) -> Tensor:
-        """Compute the largest ``value`` of all ranks, where it is."""
-        largest = value.clone()
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.world)
-        return largest
 
 
 @dataclass(frozen=True)
@@ -137,7 +59,7 @@ class Reorder:
 class Hop:
     """One all-to-all: rows are reordered (None: unchanged), then split by ``sent`` among the ranks of a group."""
 
-    group: dist.ProcessGroup
+    group: Group
     before: Reorder | None
     sent: tuple[int, ...]
     received: tuple[int, ...]
@@ -198,7 +120,7 @@ class Journey:
         self._after = hop.after
         rows = reorder(self._rows, hop.before)
         self._transfer = None
-        if dist.get_world_size(hop.group) > 1:
+        if ranks_of(hop.group) > 1:
             self._transfer = _Transfer(hop)
             rows = _Begin.apply(rows, self._transfer)  # type: ignore[no-untyped-call]
         self._rows = rows
@@ -237,9 +159,7 @@ class Copies:
         return _Join.apply(rows_MD, self)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def gather_slices(
-    local: Tensor, group: dist.ProcessGroup, experts: int, parts: int, dtype: torch.dtype | None = None
-) -> Tensor:
+def gather_slices(local: Tensor, group: Group, experts: int, parts: int, dtype: torch.dtype | None = None) -> Tensor:
     """Gather weights (L, H, …) of a group's ranks to (experts * L, parts * H, …), sent and returned as ``dtype``.
 
     The gradient is summed over ranks and scattered, in the type of ``local``. Ranks of the group are ordered by expert:
@@ -277,6 +197,9 @@ class _Transfer:
         """Send without waiting."""
         hop = self._hop.reversed() if backward else self._hop
         self._out = rows.new_empty(sum(hop.received), *rows.shape[1:])
+        if isinstance(hop.group, Unsent):
+            hop.group("all_to_all", rows.nbytes)
+            return
         self._work = dist.all_to_all_single(
             self._out, rows.contiguous(), list(hop.received), list(hop.sent), group=hop.group, async_op=True
         )
@@ -284,7 +207,8 @@ class _Transfer:
     def end(self) -> Tensor:
         """Wait for the transfer and return the rows, keeping no reference."""
         assert self._out is not None
-        self._work.wait()
+        if self._work is not None:
+            self._work.wait()
         out, self._out, self._work = self._out, None, None
         return out
 
@@ -358,16 +282,43 @@ class _Gather(torch.autograd.Function):
     """Weights are sent in the type they are computed in; their gradients are added up in the type of the parameters."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, group: dist.ProcessGroup, size: int, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, local: Tensor, group: Group, size: int, dtype: torch.dtype) -> Tensor:
         ctx.group, ctx.size, ctx.dtype = group, size, local.dtype
         local = local.to(dtype).contiguous()
         out = local.new_empty(size * local.shape[0], *local.shape[1:])
-        getattr(dist, _ALL_GATHER)(out, local, group=group)
+        if isinstance(group, Unsent):
+            group("all_gather", local.nbytes)
+        else:
+            getattr(dist, _ALL_GATHER)(out, local, group=group)
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         gradient = gradient.to(ctx.dtype).contiguous()
         out = gradient.new_empty(gradient.shape[0] // ctx.size, *gradient.shape[1:])
-        getattr(dist, _REDUCE_SCATTER)(out, gradient, group=ctx.group)
+        if isinstance(ctx.group, Unsent):
+            ctx.group("reduce_scatter", gradient.nbytes)
+        else:
+            getattr(dist, _REDUCE_SCATTER)(out, gradient, group=ctx.group)
         return out, None, None, None
+
+
+class SumOfTwins(torch.autograd.Function):
+    """Weights as they are. Their gradients are summed over the ranks that hold the same weights, all in one exchange."""
+
+    @staticmethod
+    def forward(ctx: Any, twins: Group, *weights: Tensor) -> tuple[Tensor, ...]:
+        """Return the weights."""
+        ctx.twins = twins
+        return tuple(weight.view_as(weight) for weight in weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Sum the gradients."""
+        total = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        if isinstance(ctx.twins, Unsent):
+            ctx.twins("all_reduce", total.nbytes)
+        else:
+            dist.all_reduce(total, group=ctx.twins)
+        parts = torch.split(total, [gradient.numel() for gradient in gradients])
+        return None, *(part.view(each.shape) for part, each in zip(parts, gradients, strict=True))

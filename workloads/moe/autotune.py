@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from suite.performance.cost_model import LayerShape, Network, ranked
-from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.experts import run_experts
 from workloads.moe.layer import Execution, MoELayer
+from workloads.moe.mesh import ExpertMesh, process_group
 from workloads.moe.phases import NoMarker
 
 BUCKET = 128  # as in Tutel: one decision for all capacities c with the same floor(c / 128)
@@ -111,7 +111,7 @@ def trial_timer(layer: MoELayer, x_TD: Tensor, repeats: int = REPEATS) -> Callab
         for _ in range(1 + repeats):
             x = x_TD.detach().clone().requires_grad_()
             _synchronise(x)
-            dist.barrier(mesh.world)
+            dist.barrier(process_group(mesh.all_ranks))
             begin = time.perf_counter()
             torch.autograd.grad(layer(x).y_TD.sum(), [x, *layer.experts.parameters()])
             _synchronise(x)
@@ -129,7 +129,8 @@ def measure_network(mesh: ExpertMesh, device: torch.device, repeats: int = REPEA
         if size == 1:
             levels.append(None)
             continue
-        small, large = (_all_to_all_s(group, size, each, mesh, device, repeats) for each in (SMALL_BYTES, LARGE_BYTES))
+        level, sizes = process_group(group), (SMALL_BYTES, LARGE_BYTES)
+        small, large = (_all_to_all_s(level, size, each, mesh, device, repeats) for each in sizes)
         latency = small / (size - 1)
         slope = max(large - small, 1e-9) / ((LARGE_BYTES - SMALL_BYTES) * (size - 1) / size)
         levels.append((latency, 1 / slope))
@@ -194,7 +195,9 @@ def _median_s(call: Callable[[], object], on: Tensor, repeats: int) -> float:
 
 def _slowest(seconds: float, mesh: ExpertMesh, device: torch.device) -> float:
     box = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(box, dist.ReduceOp.MAX, group=mesh.world)
+    dist.all_reduce(
+        box, dist.ReduceOp.MAX, group=process_group(mesh.all_ranks)
+    )  # so that all copies of the mesh decide alike
     return float(box)
 
 

@@ -26,11 +26,12 @@ from suite.training.timing import CudaClock, HostClock
 from suite.world import World
 from workloads.moe import phases
 from workloads.moe.activations import activate
-from workloads.moe.all_to_all import ExpertMesh, Journey
+from workloads.moe.all_to_all import Journey
 from workloads.moe.autotune import measure_flops, measure_memory
 from workloads.moe.choice import ExpertShape, choose_backend
 from workloads.moe.config import Layout, MoEConfig, valid_r
 from workloads.moe.layer import Execution, MoELayer
+from workloads.moe.mesh import ExpertMesh, process_group
 from workloads.moe.parallel import expert_mesh
 from workloads.moe.phases import LayerTimer, NoMarker
 from workloads.moe.router import Router
@@ -318,7 +319,7 @@ def _sweep_sizes(mesh: ExpertMesh, device: torch.device, up_to_bytes: int, repea
             def call(hops: Any = route.hops, payload: Tensor = payload) -> None:
                 Journey(payload, hops).end()
 
-            seconds = timed([call] * (1 + repeats), mesh.world, device)[1:]
+            seconds = timed([call] * (1 + repeats), process_group(mesh.world), device)[1:]
             yield {"algorithm": algorithm, "bytes": each * mesh.size * 4, "seconds": seconds}
         size *= 2
 
@@ -337,7 +338,7 @@ def _sweep_layer(mesh: ExpertMesh, device: torch.device, shape: Shape, repeats: 
         degrees = SWEEP_DEGREES if r else (1,)
         for degree, algorithm in product(degrees, ALGORITHMS if r and mesh.nodes > 1 else ALGORITHMS[:1]):
             layer.use(Execution(r, degree, algorithm))
-            seconds = timed([call] * (1 + repeats), mesh.world, device)[1:]
+            seconds = timed([call] * (1 + repeats), process_group(mesh.world), device)[1:]
             runs.append({"r": r, "degree": degree, "algorithm": algorithm, "seconds": seconds})
     layer.use(Execution())
     layer.marker = timer = LayerTimer(CudaClock() if device.type == "cuda" else HostClock())

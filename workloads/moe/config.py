@@ -123,12 +123,18 @@ def capacity_of(
 @dataclass(frozen=True)
 class Layout:
     """How a training batch is distributed: ``samples`` in one forward pass of a rank; ``spread``: ranks that share the experts
-    (1: every rank has all); ``hops``: all-to-alls from a token to its expert (two with 2dh on several nodes and devices).
+    (1: every rank has all); ``hops``: all-to-alls from a token to its expert (two with 2dh on several nodes and devices);
+    ``copies``: meshes of so many ranks in the run.
     """
 
     samples: float
     spread: int = 1
     hops: int = 1
+    copies: int = 1
+
+    def summed_parameters(self, experts: float) -> float:
+        """Compute of how many parameters, of all ``experts``, a rank sums the gradients over other ranks."""
+        return experts if self.spread == 1 else experts / self.spread if self.copies > 1 else 0.0
 
     def computed_rows(self, moe: MoEConfig, tokens: int) -> float:
         """Compute the rows that experts compute for one sample of ``tokens`` tokens, empty ones included.

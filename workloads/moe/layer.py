@@ -9,23 +9,25 @@ T tokens, D width, E experts, W ranks, L experts per rank, s ranks per expert, J
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from suite.errors import InputError
 from workloads.moe import phases
-from workloads.moe.all_to_all import Copies, ExpertMesh, Journey, Route, gather_slices, ranges
+from workloads.moe.all_to_all import Copies, Journey, Route, SumOfTwins, gather_slices, ranges
 from workloads.moe.config import Algorithm, Backend, MoEConfig, ranks_per_expert, valid_r
-from workloads.moe.dispatch import Permutation, Plan, permutation
+from workloads.moe.dispatch import Permutation, Plan, counts_on_host, permutation
 from workloads.moe.experts import Chosen, Experts, Weights, run_experts, run_fused_experts
 from workloads.moe.kernels.fused import Source
+from workloads.moe.mesh import ExpertMesh, Group
 from workloads.moe.phases import Load, Marker, NoMarker
 from workloads.moe.router import Router, Routing
-from workloads.moe.routes import Traffic, exchange_counts, known_traffic, plan_routes, shares
+from workloads.moe.routes import Traffic, even_traffic, exchange_counts, known_traffic, plan_routes, shares
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,9 @@ class MoELayer(nn.Module):
         Without expert parallelism the ranks of torch.distributed, if any, are data parallel, and the load of all counts.
         """
         assert self.step_load_E is not None
-        group = self.mesh.world if self.mesh is not None else dist.group.WORLD if dist.is_initialized() else None
+        group: Group | None = dist.group.WORLD if dist.is_initialized() else None
+        if self.mesh is not None:
+            group = self.mesh.all_ranks
         self.router.update_bias(self.step_load_E, group)
 
     def permutation(self) -> Permutation:
@@ -173,12 +177,22 @@ class MoELayer(nn.Module):
         return backend == "triton" and plan.capacity is None
 
     def weights(self) -> Weights:
-        """The weights on this rank: its share in training, all weights in evaluation."""
-        return self.experts.weights() if self._all_weights is None else self._all_weights
+        """The weights on this rank: its share in training, all weights in evaluation.
+
+        Gradients of a share are summed over the ranks of other meshes that hold the same.
+        """
+        if self._all_weights is not None:
+            return self._all_weights
+        local = self.experts.weights()
+        if self.mesh is None or self.mesh.twins is None:
+            return local
+        names = [name for name, weight in vars(local).items() if weight is not None]
+        summed = SumOfTwins.apply(self.mesh.twins, *(getattr(local, name) for name in names))  # type: ignore[no-untyped-call]
+        return replace(local, **dict(zip(names, summed, strict=True)))
 
     def gathered_weights(self, mesh: ExpertMesh, dtype: torch.dtype | None = None) -> Weights:
         """Gather the weights this rank computes with under the current r, sent and returned as ``dtype``; every rank calls."""
-        local, r = self.experts.weights(), self.execution.r
+        local, r = self.weights(), self.execution.r
         if r == 0:
             return local.map(lambda weight: self._gather_all(weight, dtype))
         parts = self.sharers // r
@@ -201,6 +215,8 @@ class MoELayer(nn.Module):
     def schedule(self, mesh: ExpertMesh, plan: Plan) -> Schedule:
         """Plan what is sent where. With a capacity the host knows it all, and the schedule of the step before is used again."""
         execution, device = self.execution, plan.rows_E.device
+        if mesh.is_rehearsed:
+            return self._rehearsed_schedule(mesh, plan)
         if plan.capacity is None:
             begins_JWL, counts_JWL = shares(plan.rows_E, mesh.size, self.sharers, execution.r, execution.degree)
             traffic = exchange_counts(mesh, counts_JWL, execution.algorithm)
@@ -216,6 +232,18 @@ class MoELayer(nn.Module):
             schedule = Schedule.create(mesh, traffic, begins_JWL, plan.rows, self.sharers, execution)
             self._last_schedule = key, schedule
         return self._last_schedule[1]
+
+    def _rehearsed_schedule(self, mesh: ExpertMesh, plan: Plan) -> Schedule:
+        """The schedule of a rehearsal: where counts depend on the routing, all experts have as many rows, on every rank."""
+        execution, counts = self.execution, counts_on_host(plan.rows_E, plan.rows) if plan.host_E is None else None
+        with unset_fake_temporarily():
+            if counts is None:
+                assert plan.capacity is not None
+                counts = [plan.capacity] * self.config.experts
+            form = self.sharers, execution.r, execution.degree
+            begins_JWL, counts_JWL = shares(torch.tensor(counts), mesh.size, *form)
+            traffic = even_traffic(mesh, counts_JWL, execution.algorithm, exchanged=plan.capacity is None)
+            return Schedule.create(mesh, traffic, begins_JWL, plan.rows, self.sharers, execution)
 
     def _count(self, dispatched: Dispatched) -> None:
         self.load.add(dispatched.assigned_E, dispatched.kept, dispatched.rows)

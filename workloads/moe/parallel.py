@@ -8,25 +8,40 @@ from typing import Any
 import torch
 from torch import nn
 
+from suite.errors import InputError
 from suite.training.timing import Clock
 from suite.world import World
-from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.autotune import Autotuner, measure_flops, measure_network, trial_timer
 from workloads.moe.config import MoEConfig, ranks_per_expert, valid_r
 from workloads.moe.layer import MoELayer
+from workloads.moe.mesh import ExpertMesh
 from workloads.moe.phases import COMMUNICATION, EXPERTS, LayerTimer, Load, LoadTotals
 
 
-def expert_mesh(config: MoEConfig, world: World, *, cuda: bool) -> ExpertMesh:
-    """Create the mesh of all ranks with the groups that every r needs. ValueError if nodes are not equally large.
+def expert_mesh(config: MoEConfig, world: World, ranks: int | None = None, *, cuda: bool) -> ExpertMesh:
+    """Create the mesh of ``ranks`` consecutive ranks, by default all, with the groups that every r needs.
 
+    InputError if nodes are not equally large, or if neither of the ranks of a mesh and those of a node divides the other.
     The harness gives every rank equally many samples in a training step, and samples have equally many tokens.
     """
-    sharers = ranks_per_expert(config.experts, world.size)
-    sizes = {sharers // r for r in valid_r(config.experts, world.size) if r}
-    per_node = config.ranks_per_node or world.local_size
-    device_type = "cuda" if cuda else "cpu"
-    return ExpertMesh.create(device_type, ranks_per_node=per_node, block_sizes=sorted(sizes), even=True)
+    ranks = ranks or world.size
+    sharers = ranks_per_expert(config.experts, ranks)
+    sizes = {sharers // r for r in valid_r(config.experts, ranks) if r}
+    per_node = ranks_of_node(config.ranks_per_node or world.local_size, ranks, world.size)
+    device_type, copies = "cuda" if cuda else "cpu", world.size // ranks
+    return ExpertMesh.create(device_type, ranks_per_node=per_node, block_sizes=sorted(sizes), even=True, copies=copies)
+
+
+def ranks_of_node(per_node: int, ranks: int, size: int) -> int:
+    """Compute how many of the ``ranks`` of a mesh lie on a node of ``per_node`` ranks, in a run of ``size``.
+
+    InputError if that is not the same everywhere.
+    """
+    if ranks == size or ranks % per_node == 0:
+        return per_node
+    if per_node % ranks:
+        raise InputError(f"expert={ranks}: a node has {per_node} ranks: expected that one of the two divides the other")
+    return ranks
 
 
 def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -87,6 +102,12 @@ def tune(model: nn.Module, *, tokens: int) -> Autotuner:
     for layer in layers:
         layer.use(decision.chosen)
     return tuner
+
+
+def expert_copy(model: nn.Module) -> tuple[int, int]:
+    """Find which copy of the experts this rank holds a share of, and how many copies there are."""
+    meshes = [layer.mesh for layer in model.modules() if isinstance(layer, MoELayer) and layer.mesh is not None]
+    return (meshes[0].copy, meshes[0].copies) if meshes else (0, 1)
 
 
 class MoEMonitor:

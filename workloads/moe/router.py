@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workloads.moe.config import MoEConfig
+from workloads.moe.mesh import Group, Unsent
 
 COSINE_WIDTH = 256  # Tutel's proj_dim, initial temperature and bound of 1 / temperature
 COSINE_TEMPERATURE = 0.5
@@ -100,13 +101,15 @@ class Router(nn.Module):
         return scores_TE.topk(self.config.top_k, dim=1).indices
 
     @torch.no_grad()
-    def update_bias(self, assigned_E: Tensor, group: dist.ProcessGroup | None) -> None:
+    def update_bias(self, assigned_E: Tensor, group: Group | None) -> None:
         """Raise the selection bias of experts below the mean load, lower the others; after an optimizer step.
 
         ``assigned_E`` is this rank's load of the step and is summed over the group. arXiv:2408.15664.
         """
         load_E = assigned_E.to(self.bias_E.dtype)
-        if group is not None:
+        if isinstance(group, Unsent):
+            group("all_reduce", load_E.nbytes)
+        elif group is not None:
             dist.all_reduce(load_E, group=group)
         step_E = self.config.balance_coefficient * torch.sign(load_E.mean() - load_E)
         self.bias_E += step_E - step_E.mean()

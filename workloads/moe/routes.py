@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workloads.moe.all_to_all import ExpertMesh, Hop, Reorder, Route
+from workloads.moe.all_to_all import Hop, Reorder, Route
 from workloads.moe.config import Algorithm
+from workloads.moe.mesh import ExpertMesh, Group, Unsent
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,22 @@ def known_traffic(
     return Traffic(sent, received, between(of_node_D1.expand(-1, mesh.nodes), to_N.expand(mesh.devices, -1)))
 
 
+def even_traffic(mesh: ExpertMesh, counts_JWL: Tensor, algorithm: Algorithm, *, exchanged: bool) -> Traffic:
+    """The rows of all messages of a rehearsal, where every rank sends ``counts_JWL``. ``exchanged``: a run exchanges them."""
+    sent_WJL = counts_JWL.transpose(0, 1).contiguous()
+    received_WJL = sent_WJL[mesh.rank].expand_as(sent_WJL).contiguous()
+    two_levels = algorithm == "2dh"
+    for group in (mesh.within_node, mesh.across_nodes) if two_levels else (mesh.world,):
+        assert isinstance(group, Unsent)
+        if exchanged:
+            group("all_to_all", sent_WJL.nbytes)
+    tables = [sent_WJL, received_WJL]
+    if two_levels:
+        to_N = torch.arange(mesh.nodes) * mesh.devices + mesh.rank % mesh.devices
+        tables.append(sent_WJL[to_N].expand(mesh.devices, -1, -1, -1).contiguous())
+    return Traffic(*(Counts(table, table) for table in tables))
+
+
 def plan_routes(mesh: ExpertMesh, traffic: Traffic, algorithm: Algorithm) -> list[Route]:
     """Plan one route per chunk. The host waits for nothing."""
     plan = {"linear": _linear, "2dh": _two_level}[algorithm]
@@ -169,7 +186,7 @@ def _splits(counts: Tensor) -> tuple[int, ...]:
     return tuple(counts.reshape(len(counts), -1).sum(1).tolist())
 
 
-def _exchange(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _exchange(counts: Tensor, group: Group) -> Tensor:
     """Exchange counts. The first index is the rank of the group: the receiver on entry, the sender on return."""
     counts = counts.contiguous()
     received = torch.empty_like(counts)

@@ -13,12 +13,21 @@ from suite.config import RunConfig
 from suite.training.timing import CudaClock, HostClock
 from suite.workload import Chooses, Optimization, Workload
 from suite.world import World
-from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.autotune import Autotuner
 from workloads.moe.choice import ExpertShape, choose_backend
 from workloads.moe.config import Layout, Training, learning_rate
 from workloads.moe.layer import MoELayer
-from workloads.moe.parallel import MoEMonitor, expert_mesh, expert_parameters, expert_places, logged, tune
+from workloads.moe.mesh import ExpertMesh, rehearsed_mesh
+from workloads.moe.parallel import (
+    MoEMonitor,
+    expert_copy,
+    expert_mesh,
+    expert_parameters,
+    expert_places,
+    logged,
+    ranks_of_node,
+    tune,
+)
 
 
 class WithExperts(Protocol):
@@ -40,14 +49,23 @@ class MoEWorkload(Workload):
         self.layout = self._layout(1)
 
     def mesh(self, world: World) -> ExpertMesh | None:
-        """Create the mesh that shares the experts. None if every rank holds all. ValueError if they cannot be divided."""
-        moe = self._training.moe
-        self.layout = self._layout(world.size)
-        if not moe.expert_parallel or self._training.dense or world.size == 1:
+        """Create the mesh that shares the experts. None if every rank holds all. InputError if they cannot be divided.
+
+        It has as many ranks as the plan says (`spread`), else all ranks with ``expert_parallel``.
+        """
+        moe, spread = self._training.moe, self.spread
+        size = world.size if spread.note is None else spread.size
+        self.layout = self._layout(size)
+        ranks = spread.ranks or (size if moe.expert_parallel else 1)
+        if self._training.dense or ranks == 1:
             return None
-        mesh = expert_mesh(moe, world, cuda=self._cuda)
+        if spread.note is None:
+            mesh = expert_mesh(moe, world, ranks, cuda=self._cuda)
+        else:
+            per_node = ranks_of_node(moe.ranks_per_node or ranks, ranks, size)
+            mesh = rehearsed_mesh(ranks, per_node, size // ranks, spread.note)
         two_levels = moe.all_to_all == "2dh" and mesh.nodes > 1 and mesh.devices > 1
-        self.layout = replace(self.layout, spread=world.size, hops=2 if two_levels else 1)
+        self.layout = replace(self.layout, spread=ranks, hops=2 if two_levels else 1, copies=mesh.copies)
         return mesh
 
     def tokens_of_layers(self, model: WithExperts) -> Sequence[int]:
@@ -71,7 +89,8 @@ class MoEWorkload(Workload):
 
     def tune_once(self, model: nn.Module, tokens: int) -> None:
         """Tune the layers before the first training step, if the config has ``autotune`` and the experts are spread over ranks."""
-        if self._training.moe.autotune and self._tuner is None and self.layout.spread > 1 and model.training:
+        spread = self.layout.spread > 1 and self.spread.note is None
+        if self._training.moe.autotune and self._tuner is None and spread and model.training:
             self._tuner = tune(model, tokens=tokens)
 
     def adamw(
@@ -112,6 +131,10 @@ class MoEWorkload(Workload):
     def share_places(self, model: nn.Module) -> Mapping[str, int]:
         """Say where the experts of this rank lie among all."""
         return expert_places(model)
+
+    def share_copy(self, model: nn.Module) -> tuple[int, int]:
+        """Say which copy of the experts this rank has a share of."""
+        return expert_copy(model)
 
     def window_stats(self, world: World) -> dict[str, Any]:
         """Return phases, load and efficiency of the MoE layers since the last call. Every rank calls at the end of every window."""

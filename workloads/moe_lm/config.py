@@ -73,7 +73,7 @@ def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int, lay
     executed += rows + passes * sums / 3
     activations = config.context * config.layers * (14 * config.width + 3 * config.dense_hidden)
     parameters = parameter_count(config)
-    spread = experts if layout.spread > 1 else 0
+    weights = experts * config.moe.experts * _expert(config)
     optimizer = parameters * 4.0 * 9  # read w twice, g, m, v; write g, w, m, v
     sent = experts * layout.sent_rows(config.moe, config.context) * config.width
     return Work(
@@ -84,7 +84,7 @@ def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int, lay
         forward_bytes=element_bytes * activations + config.context,
         optimizer_flops_per_step=UPDATE_FLOPS["AdamW"] * parameters,
         optimizer_bytes_per_step=optimizer,
-        all_reduce_bytes_per_step=GRADIENT_BYTES * (parameters - spread * config.moe.experts * _expert(config)),
+        all_reduce_bytes_per_step=GRADIENT_BYTES * (parameters - weights + layout.summed_parameters(weights)),
         all_to_all_bytes=4.0 * element_bytes * sent,  # to the experts and back, values and gradients
         forward_extra_flops=config.context * pairs / 2 + rows + sums,
     )

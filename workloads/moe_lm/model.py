@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workloads.moe.activations import activate
-from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.layer import MoELayer
+from workloads.moe.mesh import ExpertMesh
 from workloads.moe_lm.config import VOCABULARY, MoELMConfig
 
 ROTARY_BASE = 10_000.0  # arXiv:2104.09864

@@ -158,7 +158,7 @@ def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int,
             extra += sums * (2 if block.experts.dispatch == "capacity" else 1)  # there gradients are masked, too
             forward_extra += sums
             sent += layout.sent_rows(block.experts, block.tokens) * block.width
-            shares += _ffn_parameters(block, active=False) - _router(block) if layout.spread > 1 else 0
+            shares += _ffn_parameters(block, active=False) - _router(block)
     model = 3 * forward_flops(config) - _patch_flops(config)  # images need no gradient
     parameters = parameter_count(config)
     optimizer = parameters * 4.0 * 9  # read w twice, g, m, v; write g, w, m, v
@@ -170,7 +170,7 @@ def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int,
         forward_bytes=element_bytes * traffic,
         optimizer_flops_per_step=UPDATE_FLOPS["AdamW"] * parameters,
         optimizer_bytes_per_step=optimizer,
-        all_reduce_bytes_per_step=GRADIENT_BYTES * (parameters - shares),
+        all_reduce_bytes_per_step=GRADIENT_BYTES * (parameters - shares + layout.summed_parameters(shares)),
         all_to_all_bytes=4.0 * element_bytes * sent,  # to the experts and back, values and gradients
         forward_extra_flops=forward_extra,
     )

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.layer import MoELayer
+from workloads.moe.mesh import ExpertMesh
 from workloads.moe.router import Router
 from workloads.swinv2_moe.config import BIAS_HIDDEN, Block, SwinV2MoEConfig
 
@@ -104,7 +104,7 @@ class WindowAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, resolution: int, window: int, shift: int) -> None:
         super().__init__()
-        self.heads, self.window, self.shift = heads, window, shift
+        self.head_width, self.window, self.shift = width // heads, window, shift
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.q_bias, self.v_bias = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.zeros(width))
         self.log_scale_A11 = nn.Parameter(torch.full((heads, 1, 1), math.log(FIRST_SCALE)))
@@ -114,18 +114,19 @@ class WindowAttention(nn.Module):
 
     def forward(self, x_NRRC: Tensor) -> Tensor:
         """Compute the update of the stream."""
-        n, resolution, _, width = x_NRRC.shape
+        n, resolution = x_NRRC.shape[:2]
         windows = (resolution // self.window) ** 2
         x_NWLC = to_windows(x_NRRC.roll((-self.shift, -self.shift), (1, 2)) if self.shift else x_NRRC, self.window)
         bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
-        qkv = F.linear(x_NWLC, self.qkv.weight, bias).view(n, windows, -1, 3, self.heads, width // self.heads)
+        qkv = F.linear(x_NWLC, self.qkv.weight, bias)  # with as many heads as qkv has
+        qkv = qkv.view(n, windows, self.window**2, 3, -1, self.head_width)
         # windows and heads are one dimension, so that the bias of a window and head is not repeated for every sample
         q, k, v = qkv.permute(3, 0, 1, 4, 2, 5).flatten(2, 3).unbind(0)
         scale_A11 = self.log_scale_A11.clamp(max=math.log(MAX_SCALE)).exp()
         q = F.normalize(q, dim=-1) * scale_A11.repeat(windows, 1, 1)
         bias_BLL = self._bias(windows).to(v.dtype)
         y = F.scaled_dot_product_attention(q.to(v.dtype), F.normalize(k, dim=-1).to(v.dtype), v, bias_BLL, scale=1.0)
-        y_NWLC = y.view(n, windows, self.heads, -1, width // self.heads).transpose(2, 3).flatten(3)
+        y_NWLC = y.view(n, windows, -1, self.window**2, self.head_width).transpose(2, 3).flatten(3)
         y_NRRC = from_windows(self.out(y_NWLC), resolution)
         return y_NRRC.roll((self.shift, self.shift), (1, 2)) if self.shift else y_NRRC
 

@@ -55,13 +55,15 @@ def trial_stated(context: LogContext) -> Iterator[LogBreach]:
         yield event.line, f"run_mode has trial = {brief(event.metadata.get('trial'))}: expected a number"
 
 
-PLACEMENTS = {"replicate", "shard"}  # those that leave the mathematics as they are
+PLACEMENTS = {"replicate", "shard", "expert"}  # those that leave the mathematics as they are
 
 
 def _is_placement(value: object) -> bool:
-    """True for a known name, or a split of one dimension (suite.training.parallel.plan.Cut)."""
+    """True for a known name, a split of one dimension, or what one rank adds (Cut, AfterSum of suite.training.parallel.plan)."""
     if not isinstance(value, dict):
         return isinstance(value, str) and value in PLACEMENTS
+    if "after" in value:
+        return value == {"after": "sum"}
     numbers = value.get("split"), value.get("groups", 1)
     return value.keys() <= {"split", "groups", "units"} and all(type(each) is int and each >= 0 for each in numbers)
 
@@ -89,12 +91,13 @@ def plan_stated(context: LogContext) -> Iterator[LogBreach]:
         mesh.get("shard", 1),
         mesh.get("tensor", 1),
         mesh.get("axial", 1),
+        mesh.get("expert", 1),
         *(parts if isinstance(parts, list) else [None]),
     ]
     if not all(type(number) is int and number > 0 for number in numbers):
         yield (
             event.line,
-            f"parallel_plan has mesh = {brief(stated)}: expected data, shard, tensor, axial and spatial, positive numbers",
+            f"parallel_plan has mesh = {brief(stated)}: expected data, shard, tensor, axial, expert and spatial, positive numbers",
         )
     elif context.record.ranks is not None and prod(numbers) != context.record.ranks:
         yield (
@@ -105,5 +108,5 @@ def plan_stated(context: LogContext) -> Iterator[LogBreach]:
     if not isinstance(placements, dict) or not placements or not all(map(_is_placement, placements.values())):
         yield (
             event.line,
-            f"parallel_plan has parameters = {brief(placements)}: expected replicate, shard or split for every pattern",
+            f"parallel_plan has parameters = {brief(placements)}: expected replicate, shard, expert, split or after for each",
         )

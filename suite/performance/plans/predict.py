@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -29,7 +29,7 @@ from suite.training.parallel.products import note_exchanges
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta, build_without_memory
 from suite.training.parallel.states import ShardedStates, gathered_bytes
-from suite.workload import Workload, load_workload
+from suite.workload import Spread, Workload, load_workload
 
 GRADIENTS = "gradients"
 Updated = tuple["Update | None", tuple["Exchange", ...]]
@@ -126,6 +126,7 @@ def predict(
     samples = config.global_batch_size // parallel.mesh.data_size // parts
     note = Notes()
     workload: Workload = load_workload(descriptor)(config)
+    workload.spread = Spread(parallel.mesh.expert, size, note)
     work, unsplit = workload.work(), build_on_meta(descriptor, config)[1] if parallel.is_split else None
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_without_memory(workload)
@@ -133,7 +134,8 @@ def predict(
         wrapped = ShardedStates(model) if parallel.has_parts else model
         batch = _batch(parallel, samples)
         with explained():
-            passes = _rehearse(wrapped, workload, batch, config, parallel, note) if batch else None
+            kept = _kept_gradients(parallel, workload, model, parts)
+            passes = _rehearse(wrapped, workload, batch, config, parallel, note, kept) if batch else None
         if passes is None:
             note.found.clear()
             gather_and_scatter(model)
@@ -148,8 +150,7 @@ def predict(
         exchanges += sent
     parameters = list(model.parameters())
     gradients = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-    if size > 1 and not parallel.has_parts:
-        exchanges.append(Exchange(GRADIENTS, "all_reduce", size, 1, gradients))
+    exchanges += _of_gradients(parallel, workload, model, update)
     inputs = sum(tensor.nbytes for tensor in batch.values()) if batch else None
     updating = gradients + (0 if update is None else update.temporary)
     return Cost(
@@ -172,14 +173,19 @@ def predict(
 
 
 def _rehearse(
-    model: nn.Module, workload: Workload, batch: dict[str, Tensor], config: RunConfig, parallel: Parallel, notes: Notes
+    model: nn.Module,
+    workload: Workload,
+    batch: dict[str, Tensor],
+    config: RunConfig,
+    parallel: Parallel,
+    notes: Notes,
+    kept: Sequence[nn.Parameter],
 ) -> Passes | None:
     """A step's passes, in which few of many equal blocks run, if they stand for each other.
 
     Where pieces are gathered ahead, all run, after those of another step, which are forgotten.
     """
     assert parallel.plan is not None
-    kept = config.gradient_accumulation_steps > 1 or (parallel.mesh.size > 1 and not parallel.has_parts)
     if parallel.is_sharded and "pieces" in parallel.plan.beside:
         learn_order(model, workload, batch, config)
         notes.found.clear()
@@ -190,6 +196,31 @@ def _rehearse(
             model.zero_grad()
             notes.found.clear()
     return run_passes(model, workload, batch, config, notes, kept_gradients=kept, repeat=False)
+
+
+def _of_gradients(
+    parallel: Parallel, workload: Workload, model: nn.Module, update: Update | None
+) -> Iterator[Exchange]:
+    """What is sent of gradients beside the passes: the norm of shares for clipping, and DDP's mean of all others."""
+    size, shares = parallel.mesh.size, workload.sharded_parameters(model)
+    if shares and update is not None and update.clips:
+        yield Exchange("all", "all_reduce", size, 1, shares[0].itemsize)
+    if size > 1 and not parallel.has_parts:
+        given = sum(parameter.nbytes for parameter in _averaged(model, workload) if parameter.requires_grad)
+        yield Exchange(GRADIENTS, "all_reduce", size, 1, given)
+
+
+def _kept_gradients(parallel: Parallel, workload: Workload, model: nn.Module, parts: int) -> list[nn.Parameter]:
+    """The parameters whose gradients are there all the time: of a step's earlier parts, or in DDP's buckets."""
+    if parts > 1:
+        return list(model.parameters())
+    return _averaged(model, workload) if parallel.mesh.size > 1 and not parallel.has_parts else []
+
+
+def _averaged(model: nn.Module, workload: Workload) -> list[nn.Parameter]:
+    """The parameters of which ranks hold no shares."""
+    alone = {id(share) for share in workload.sharded_parameters(model)}
+    return [parameter for parameter in model.parameters() if id(parameter) not in alone]
 
 
 def _note_unseen(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:

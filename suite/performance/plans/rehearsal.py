@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -42,10 +42,14 @@ class Passes:
 
 @dataclass(frozen=True)
 class Update:
-    """The optimizer's step: bytes of its state, moving average of the weights included, and of temporary tensors at most."""
+    """The optimizer's step: bytes of its state, moving average of the weights included, and of temporary tensors at most.
+
+    ``clips``: gradients are clipped before.
+    """
 
     state: int
     temporary: int
+    clips: bool
 
 
 def run_passes(
@@ -55,19 +59,18 @@ def run_passes(
     config: RunConfig,
     notes: Notes,
     *,
-    kept_gradients: bool,
+    kept_gradients: Sequence[nn.Parameter],
     repeat: bool = True,
 ) -> Passes | None:
     """Run the loss and its backward pass. None if they need values. ``notes``: what is sent.
 
-    ``kept_gradients``: those of an earlier part of the step, or buckets of DDP, are there all the time and count in the peak.
+    ``kept_gradients``: gradients of these are there all the time and count in the peak: of an earlier part of the step, or DDP's.
     ``repeat``: of many equal blocks a few run, and stand for the others.
     """
     standing = []
-    if kept_gradients:
-        for parameter in (each for each in model.parameters() if each.requires_grad):
-            parameter.grad = torch.empty_like(parameter)
-            standing.append(parameter.grad)
+    for parameter in (each for each in kept_gradients if each.requires_grad):
+        parameter.grad = torch.empty_like(parameter)
+        standing.append(parameter.grad)
     live = LiveBytes((*model.parameters(), *model.buffers(), *batch.values(), *standing), formulas)
     hooks = _label_gathered(model, live)
     model.train()
@@ -87,7 +90,7 @@ def run_passes(
 
 def learn_order(model: nn.Module, workload: Workload, batch: Mapping[str, Tensor], config: RunConfig) -> None:
     """Run both passes once, as the first step of a run does, so that the next ones gather ahead."""
-    run_passes(model, workload, batch, config, Notes(), kept_gradients=False, repeat=False)
+    run_passes(model, workload, batch, config, Notes(), kept_gradients=(), repeat=False)
     for parameter in model.parameters():
         parameter.grad = None
 
@@ -141,4 +144,4 @@ def run_update(workload: Workload, model: nn.Module) -> Update | None:
     average = 0
     if optimization.ema_decay is not None:
         average = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
-    return Update(state + average, max(live.peak - live.now, 0))
+    return Update(state + average, max(live.peak - live.now, 0), optimization.clip_norm is not None)

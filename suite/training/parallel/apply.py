@@ -22,15 +22,15 @@ from suite.files import one_line
 from suite.training.parallel.axial import run_to_ends, split_axes
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis, Note
-from suite.training.parallel.mesh import AXIAL, SHARD, SPATIAL, TENSOR, Mesh
-from suite.training.parallel.plan import Cut
-from suite.training.parallel.products import split_products
+from suite.training.parallel.mesh import AXIAL, EXPERT, SHARD, SPATIAL, TENSOR, Mesh
+from suite.training.parallel.plan import Cut, ParallelPlan, Placement
+from suite.training.parallel.products import add_once, split_products
 from suite.training.parallel.recompute import gather_with_blocks, recompute_blocks
 from suite.training.parallel.sharing import Parallel, placements
 from suite.training.parallel.skeleton import batch_on_meta, build_on_meta
 from suite.training.parallel.spatial import Split, Trace, check_extents, split_model, trace
 from suite.training.parallel.states import Holders, shard_states
-from suite.workload import Workload
+from suite.workload import Spread, Workload
 from suite.world import World
 
 
@@ -49,10 +49,27 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
     for pattern in plan.recompute:
         if not any(path and fnmatchcase(path, pattern) for path in modules):
             raise InputError(f"plan: pattern {pattern!r} of recompute matches no module: remove it, or correct it")
-    if parallel.is_split and workload.sharded_parameters(model):
+    shares = {id(parameter) for parameter in workload.sharded_parameters(model)}
+    if parallel.is_split and shares:
         raise InputError(
             "plan: a workload that spreads experts over ranks cannot share samples: leave spatial, tensor and axial out of --mesh"
         )
+    if parallel.mesh.expert > 1:
+        _check_experts(plan, {name for name, parameter in model.named_parameters() if id(parameter) in shares}, model)
+
+
+def _check_experts(plan: ParallelPlan, spread: set[str], model: nn.Module) -> None:
+    """InputError unless the parameters that a plan places on the expert axis are those that the workload spreads."""
+    where = placements(plan, [name for name, _ in model.named_parameters()])
+    for name, way in where.items():
+        if way == "expert" and name not in spread:
+            raise InputError(
+                f"plan: parameter {name!r} is placed on {EXPERT} and is of no expert: expected another placement"
+            )
+        if way != "expert" and name in spread:
+            raise InputError(
+                f"plan: parameter {name!r} is spread over the ranks of {EXPERT}: expected the placement expert"
+            )
 
 
 def build(
@@ -69,6 +86,7 @@ def build(
     ``look`` gets the model before that: whole, or without memory if it will be built in pieces.
     """
     torch.manual_seed(seed)
+    workload.spread = Spread(parallel.mesh.expert, world.size)
     if parallel.is_sharded and parallel.mesh.tensor == 1 and workload.initialises_by_operators:
         model, recipe = build_deferred(lambda: workload.build_model(world))
     else:
@@ -108,7 +126,7 @@ def apply(
     where = placements(plan, [name for name, _ in model.named_parameters()])
     if parallel.mesh.tensor > 1:
         assert plan.tensor is not None
-        cuts = {name: cut for name, cut in where.items() if isinstance(cut, Cut)}
+        cuts = {name: cut for name, cut in where.items() if not isinstance(cut, str)}
         axis = _axis(parallel.mesh, TENSOR, lambda each: each.group, note)
         split_products(model, plan.tensor, cuts, parallel.extents, axis, parallel.mesh.data_rank)
     if parallel.mesh.axial > 1:
@@ -120,10 +138,12 @@ def apply(
     recompute_blocks(model, plan.recompute)
     if parallel.has_parts:
         _shard(parallel, model, workload, where, note)
+    if parallel.mesh.tensor > 1:
+        add_once(model, cuts, axis)
 
 
 def _shard(
-    parallel: Parallel, model: nn.Module, workload: Workload, where: Mapping[str, str | Cut], note: Note | None
+    parallel: Parallel, model: nn.Module, workload: Workload, where: Mapping[str, Placement], note: Note | None
 ) -> None:
     """Put this rank's pieces of the states in the place of the parameters, but of experts that the workload spreads itself."""
     mesh, plan = parallel.mesh, parallel.plan
@@ -136,7 +156,8 @@ def _shard(
     twins = _axis(mesh, "twins", lambda each: each.twins, note)
     split = Holders(None, twins if twins.size > 1 else None, mesh.size)
     rest = "split" if mesh.tensor > 1 else "replicate"
-    named = {name: rest if isinstance(way, Cut) else way for name, way in where.items()}
+    whole = ("shard", "replicate")  # experts that are not spread, and what is added after a sum, lie as all others do
+    named = {name: rest if isinstance(way, Cut) else way if way in whole else "shard" for name, way in where.items()}
     but = workload.sharded_parameters(model)
     shard_states(model, named, holders, everyone, gather=plan.gather, but=but, split=split)
     if plan.gather == "step":

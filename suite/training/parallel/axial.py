@@ -22,7 +22,7 @@ from suite.errors import InputError
 from suite.training.parallel.exchange import Axis, gather
 from suite.training.parallel.mesh import AXIAL, Interval, part_of
 from suite.training.parallel.plan import AxialPlan, Operand
-from suite.training.parallel.products import _Whole
+from suite.training.parallel.products import Whole
 
 
 @dataclass(eq=False)
@@ -164,7 +164,7 @@ def _cut(parts: Parts, x: Tensor, way: Operand, where: str, training: bool) -> T
 def _gather(parts: Parts, x: Tensor, way: Operand, where: str, training: bool) -> Tensor:
     """Make an operand whole that ranks use differently: the backward pass sums what they say."""
     at = _check_part(parts, x, way, where)
-    whole: Tensor = _Whole.apply(x, at, parts.extents[way.along], parts.axis)  # type: ignore[no-untyped-call]
+    whole: Tensor = Whole.apply(x, at, parts.extents[way.along], parts.axis)  # type: ignore[no-untyped-call]
     return whole
 
 

@@ -63,8 +63,11 @@ def wrap(model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device
     )
 
 
-def clip_gradients(model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm: float) -> None:
-    """Scale the gradients down to this L2 norm over the whole model. A collective if ranks have parts of it."""
+def clip_gradients(model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm: float, *, copies: int = 1) -> None:
+    """Scale the gradients down to this L2 norm over the whole model. A collective if ranks have parts of it.
+
+    ``copies``: ranks that hold each of ``sharded``, with equal gradients.
+    """
     shares = {id(parameter) for parameter in sharded}
     weights = [each for each in model.parameters() if id(each) not in shares and each.grad is not None]
     gradients = [weight.grad for weight in weights if weight.grad is not None]
@@ -76,6 +79,7 @@ def clip_gradients(model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm:
         square = nn.utils.get_total_norm([share.grad for share in sharded if share.grad is not None]).square()
         if dist.is_initialized():
             dist.all_reduce(square)
+            square /= copies
         norm = (norm.square() + square).sqrt()
     nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm, foreach=_at_once(gradients))
 

@@ -1,7 +1,7 @@
 """The mesh of ranks and who holds which part of a dimension: integers only, no torch and no communication.
 
-Ranks are numbered with the data axis outermost, then the shard axis; innermost are the tensor or the axial axis, or the spatial
-dimensions, the last one first. So the ranks that share a sample are consecutive.
+Ranks are numbered with the data axis outermost, then the shard and the expert axis; innermost are the tensor or the axial axis, or
+the spatial dimensions, the last one first. So the ranks that share a sample are consecutive, and so are those that share experts.
 Part i of n positions over p ranks is [i n / p, (i + 1) n / p), rounded down: parts differ by at most one position.
 """
 
@@ -16,8 +16,8 @@ from itertools import product
 from suite.errors import InputError, unknown
 
 Interval = tuple[int, int]  # first position, one past the last
-DATA, SHARD, TENSOR, SPATIAL, AXIAL = "data", "shard", "tensor", "spatial", "axial"
-AXES = (DATA, SHARD, TENSOR, SPATIAL, AXIAL)
+DATA, SHARD, EXPERT, TENSOR, SPATIAL, AXIAL = "data", "shard", "expert", "tensor", "spatial", "axial"
+AXES = (DATA, SHARD, EXPERT, TENSOR, SPATIAL, AXIAL)
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Mesh:
     """The place of one rank of ``size``. ``spatial``: parts of each split dimension; empty if samples are not split.
 
     ``shard``: ranks with different samples that hold the states of the model together; 1 if each has all. ``tensor``: ranks that
-    share samples and divide the products of the model; ``axial``: that have some rows of the model's maps each.
+    share samples and divide the products of the model; ``axial``: that have some rows of the model's maps each. ``expert``: ranks
+    with different samples that share the experts; 0: the axis is not named, and the workload says.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class Mesh:
     spatial: tuple[int, ...] = ()
     shard: int = 1
     tensor: int = 1
+    expert: int = 0
     axial: int = 1
 
     @property
@@ -46,6 +48,11 @@ class Mesh:
         return self.size // self.parts
 
     @property
+    def copies(self) -> int:
+        """The size of the data axis: groups of ranks that hold the whole model."""
+        return self.data_size // self.shard // max(1, self.expert)
+
+    @property
     def data_rank(self) -> int:
         """The number of this rank's group."""
         return self.rank // self.parts
@@ -53,18 +60,20 @@ class Mesh:
     @property
     def piece(self) -> int:
         """This rank's number among those that hold the states together."""
-        return self.data_rank % self.shard
+        return self.data_rank // max(1, self.expert) % self.shard
 
     @property
     def holders(self) -> list[int]:
         """The ranks that hold the states together with this one, by piece."""
-        first = self.rank - self.piece * self.parts
-        return [first + piece * self.parts for piece in range(self.shard)]
+        stride = self.parts * max(1, self.expert)
+        first = self.rank - self.piece * stride
+        return [first + piece * stride for piece in range(self.shard)]
 
     @property
     def replicas(self) -> list[int]:
         """The ranks that hold the same piece of the states as this one."""
-        return [rank for rank in range(self.size) if rank // self.parts % self.shard == self.piece]
+        stride = self.parts * max(1, self.expert)
+        return [rank for rank in range(self.size) if rank // stride % self.shard == self.piece]
 
     @property
     def twins(self) -> range:
@@ -95,10 +104,11 @@ class Mesh:
     def text(self) -> str:
         """The mesh as `parse_mesh` reads it."""
         shard = f",{SHARD}={self.shard}" if self.shard > 1 else ""
+        expert = f",{EXPERT}={self.expert}" if self.expert else ""
         tensor = f",{TENSOR}={self.tensor}" if self.tensor > 1 else ""
         spatial = f",{SPATIAL}={'x'.join(map(str, self.spatial))}" if self.spatial else ""
         axial = f",{AXIAL}={self.axial}" if self.axial > 1 else ""
-        return f"{DATA}={self.data_size // self.shard}{shard}{tensor}{spatial}{axial}"
+        return f"{DATA}={self.copies}{shard}{expert}{tensor}{spatial}{axial}"
 
 
 def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mesh:
@@ -118,21 +128,26 @@ def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mes
                 else f"--mesh {text}: the plan splits no dimension: leave spatial out"
             )
         spatial = sizes[SPATIAL]
-    for name in (DATA, SHARD, TENSOR, AXIAL):
+    for name in (DATA, SHARD, EXPERT, TENSOR, AXIAL):
         if len(sizes.get(name, (1,))) != 1:
             raise InputError(f"--mesh {text}: {name} is one number, for example {name}=2")
     shard = sizes.get(SHARD, (1,))[0]
     tensor = sizes.get(TENSOR, (1,))[0]
     axial = sizes.get(AXIAL, (1,))[0]
+    expert = sizes.get(EXPERT, (0,))[0]
     ways = [name for name, n in ((TENSOR, tensor), (AXIAL, axial), (SPATIAL, math.prod(spatial))) if n > 1]
     if len(ways) > 1:
         raise InputError(f"--mesh {text}: ranks share a sample by {' or by '.join(ways[:2])}: expected one of the two")
-    parts = math.prod(spatial) * shard * tensor * axial
+    if expert > 1 and ways:
+        raise InputError(
+            f"--mesh {text}: ranks that share experts have samples of their own: leave {EXPERT} or the other out"
+        )
+    parts = math.prod(spatial) * shard * tensor * axial * max(1, expert)
     data = sizes[DATA][0] if DATA in sizes else ranks // parts
     if data * parts != ranks:
         fitting = f"data={ranks // parts}" if ranks % parts == 0 else f"a multiple of {parts} ranks"
         raise InputError(f"--mesh {text}: {max(data, 1) * parts} ranks, the run has {ranks}; expected {fitting}")
-    return Mesh(rank, ranks, spatial, shard, tensor, axial=axial)
+    return Mesh(rank, ranks, spatial, shard, tensor, expert, axial)
 
 
 def ranks_of(text: str, *, rest: int) -> int:

@@ -7,6 +7,7 @@ parts are gathered, and what the loss of a rank is. The model knows nothing of i
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from pathlib import Path
 from typing import Literal
@@ -58,11 +59,20 @@ class Cut(_Part):
     units: str = Field("", description="what is not divided, by its name under extents (heads); [positions]")
 
 
+class AfterSum(_Part):
+    """A parameter that a region adds to the sum of its ranks' products: one rank of the tensor axis adds it."""
+
+    after: Literal["sum"]
+
+
+Placement = Literal["replicate", "shard", "expert"] | Cut | AfterSum
+
+
 class Region(_Part):
     """A module whose products the ranks of the tensor axis divide: its input is gathered, its output summed."""
 
     dims: tuple[str, ...] = Field(
-        min_length=2, description="dimensions of input and output by name; the first two may be one"
+        (), description="dimensions of input and output by name; the first two may be one; none without ``along``"
     )
     field: str = Field("", description="of an output that is no tensor: the name of its tensor")
 
@@ -70,10 +80,12 @@ class Region(_Part):
 class TensorPlan(_Part):
     """How the ranks of the tensor axis share a sample. Patterns are of modules; ``dims`` are dimensions by name."""
 
-    along: str = Field(description="the dimension that lies in parts between regions, such as positions of a text")
-    begins: dict[str, tuple[str, ...]] = Field(min_length=1, description="modules whose input is cut")
+    along: str = Field(
+        "", description="the dimension that lies in parts between regions, such as positions of a text; empty: none"
+    )
+    begins: dict[str, tuple[str, ...]] = Field({}, description="modules whose input is cut")
     regions: dict[str, Region] = Field(min_length=1)
-    ends: dict[str, tuple[str, ...]] = Field(min_length=1, description="modules whose output becomes whole")
+    ends: dict[str, tuple[str, ...]] = Field({}, description="modules whose output becomes whole")
 
 
 class Operand(_Part):
@@ -136,12 +148,11 @@ class ParallelPlan(_Part):
     mesh: str = ""
     split: tuple[str, ...] = ()
     extents: dict[str, int | str] = Field(
-        {}, description="positions of each dimension, or what says so: HYPERPARAMETER[ * samples][ + N]"
+        {},
+        description="positions of each dimension, or what says so: HYPERPARAMETER[ * samples][ + N]; of a list: what divides all",
     )
     inputs: dict[str, Input] = Field({}, description="tensors of a batch; the model's first")
-    parameters: dict[str, Literal["replicate", "shard"] | Cut] = Field(
-        min_length=1, description="path pattern to placement"
-    )
+    parameters: dict[str, Placement] = Field(min_length=1, description="path pattern to placement")
     tensor: TensorPlan | None = Field(None, description="how products are split")
     axial: AxialPlan | None = Field(None, description="how rows and columns are split")
     gather: Literal["layer", "step"] = Field("layer", description="when the pieces of sharded parameters are gathered")
@@ -215,9 +226,21 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
 
 def _check_tensor(tensor: TensorPlan, plan: ParallelPlan, source: YamlSource) -> None:
     """InputError for dimensions that are not described, or another order than sample, then what lies in parts."""
+    if not tensor.along:
+        named = [path for path, region in tensor.regions.items() if region.dims]
+        if tensor.begins or tensor.ends or named:
+            raise InputError(
+                f"{source.where('tensor')}: without along nothing lies in parts: remove begins, ends and dims"
+            )
+        if not plan.inputs:
+            raise InputError(
+                f"{source.where('tensor')}: a plan without along needs inputs, so that sums can be counted"
+            )
+    elif not (tensor.begins and tensor.ends):
+        raise InputError(f"{source.where('tensor')}: {tensor.along!r} lies in parts: expected begins and ends")
     regions = {path: region.dims for path, region in tensor.regions.items()}
     for part, modules in (("begins", tensor.begins), ("regions", regions), ("ends", tensor.ends)):
-        for path, dims in modules.items():
+        for path, dims in modules.items() if tensor.along else ():
             where = source.where("tensor", part, path)
             if dims[:2] != (SAMPLE, tensor.along):
                 raise InputError(f"{where}: dims are {', '.join(dims)}: expected {SAMPLE}, {tensor.along} first")
@@ -286,6 +309,7 @@ def _extent(plan: ParallelPlan, config: RunConfig, name: str) -> tuple[float, bo
             )
         each, more = match["each"] is not None, int(match["more"] or 0)
         known = config.hyperparameters.model_dump()
+        known |= {key: math.gcd(*n) for key, n in known.items() if _are_integers(n)}
         kinds = (int, float) if each else (int,)
         numbers = {key: n for key, n in known.items() if isinstance(n, kinds) and not isinstance(n, bool)}
         if match["name"] not in numbers:
@@ -294,3 +318,8 @@ def _extent(plan: ParallelPlan, config: RunConfig, name: str) -> tuple[float, bo
     if number + more < (1 if name in plan.split else 0):
         raise InputError(f"plan: extents.{name}: {value} is {number + more}: expected at least 1")
     return number, each, more
+
+
+def _are_integers(value: object) -> bool:
+    """True for a list of numbers of positions, one for each stage of a model."""
+    return isinstance(value, tuple | list) and bool(value) and all(type(each) is int for each in value)

@@ -3,14 +3,16 @@
 A region is a module whose matrices are split: each rank has some columns of the first and the rows of the last that belong to
 them. Its input, of which a rank has a part of the sequence, is gathered; its output is a partial sum, of which each rank gets
 its part of the sequence summed. Forward: an all-gather and a reduce-scatter; backward: the same two. Between regions (norms,
-residuals) a rank computes on its part alone. All hooks; no name or forward pass changes. Not DTensor: docs/plans.md.
+residuals) a rank computes on its part alone. Or nothing lies in parts between regions: their input is whole on every rank,
+their output is the sum. All hooks; no name or forward pass changes. Not DTensor: docs/plans.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -20,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.errors import InputError
-from suite.training.parallel.exchange import Axis, Note, gather
+from suite.training.parallel.exchange import Axis, Note, add_up, gather
 from suite.training.parallel.mesh import TENSOR, part_of
 from suite.training.parallel.places import Place
-from suite.training.parallel.plan import SAMPLE, Cut, TensorPlan
+from suite.training.parallel.plan import SAMPLE, AfterSum, Cut, TensorPlan
 
 SLICES = "_mlhpc_slices"  # what a module with split parameters has beside its own attributes
 
@@ -64,22 +66,32 @@ class Slice:
 
 
 def split_products(
-    model: nn.Module, plan: TensorPlan, cuts: Mapping[str, Cut], extents: Mapping[str, int], axis: Axis, twin: int
+    model: nn.Module,
+    plan: TensorPlan,
+    cuts: Mapping[str, Cut | AfterSum],
+    extents: Mapping[str, int],
+    axis: Axis,
+    twin: int,
 ) -> None:
     """Put this rank's parts in the place of parameters and the hooks on regions. The ranks' models must be equal before.
 
-    ``cuts``: by the names of the parameters; ``twin``: this rank's number among those that get the same parts.
-    InputError for what cannot be divided, or a pattern that matches no module.
+    ``cuts``: by the names of the parameters; those that are added after a sum stay whole, see `add_once`. ``twin``: this rank's
+    number among those that get the same parts. InputError for what cannot be divided, or a pattern that matches no module.
     """
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             cut = cuts.get(f"{path}.{name}" if path else name)
-            if cut is None or parameter is None:
+            if not isinstance(cut, Cut) or parameter is None:
                 continue
             part = _slice(f"{path}.{name}", parameter.shape, cut, extents, axis, twin)
             vars(module).setdefault(SLICES, {})[name] = part
             module._parameters[name] = nn.Parameter(part.of(parameter.detach()).clone(), parameter.requires_grad)
-    _check_sums(model, plan, axis.size)
+    _check_sums(model, plan, axis.size, {name for name, cut in cuts.items() if isinstance(cut, AfterSum)})
+    if not plan.along:
+        for pattern, region in plan.regions.items():
+            for module in _matching(model, pattern):
+                module.register_forward_hook(_Total(axis, region.field).leave)
+        return
     along = extents[plan.along]
     for pattern, dims in plan.begins.items():
         for module in _matching(model, pattern):
@@ -94,18 +106,58 @@ def split_products(
             module.register_forward_hook(_Sequence(along, dims, plan.along, axis).end)
 
 
-def _check_sums(model: nn.Module, plan: TensorPlan, parts: int) -> None:
-    """InputError for what a region would add up once per rank: an output without split parameters, a bias after the sum."""
-    split = {name.rpartition(".")[0]: part for name, _, part in slices(model)}
+def add_once(model: nn.Module, cuts: Mapping[str, Cut | AfterSum], axis: Axis) -> None:
+    """Let the first rank of the axis alone add parameters that come after a sum: the others read zeros, with zero gradients.
+
+    Comes after `shard_states`, whose properties it reads. All ranks have such a parameter whole.
+    """
+    if axis.rank == 0:
+        return
     for path, module in model.named_modules():
-        if (
-            path in split
-            and isinstance(module, nn.Linear)
-            and module.bias is not None
-            and "bias" not in vars(module)[SLICES]
-        ):
+        own = [
+            name for name in module._parameters if isinstance(cuts.get(f"{path}.{name}" if path else name), AfterSum)
+        ]
+        if own:
+            kind = type(module)
+            zeros = {name: property(_Zeros(getattr(kind, name).fget)) for name in own}
+            module.__class__ = type(kind.__name__, (kind,), zeros)
+
+
+@dataclass(frozen=True)
+class _Zeros:
+    """Reads a parameter of a module as zeros that depend on it."""
+
+    read: Callable[[nn.Module], Tensor]
+
+    def __call__(self, module: nn.Module) -> Tensor:
+        return self.read(module) * 0
+
+
+def _check_sums(model: nn.Module, plan: TensorPlan, parts: int, late: set[str]) -> None:
+    """InputError for what a region would add up once per rank: an output without split parameters, a bias after the sum.
+
+    ``late``: parameters that one rank adds. They must belong to products whose sum a region makes.
+    """
+    split = {name.rpartition(".")[0]: part for name, _, part in slices(model)}
+    for name in sorted(late):
+        path, _, own = name.rpartition(".")
+        weights = vars(model.get_submodule(path)).get(SLICES, {})
+        ahead = [path[: at.start()] for at in re.finditer(r"\.|$", path)]
+        if not any(fnmatchcase(each, pattern) for each in ahead for pattern in plan.regions):
             raise InputError(
-                f"plan: parameter {path + '.bias'!r} is whole and the weight is split: each of {parts} ranks would add it"
+                f"plan: parameter {name!r} is added after a sum: expected it in a module of tensor.regions"
+            )
+        if not weights or (own == "bias" and ("weight" not in weights or weights["weight"].dimension == 0)):
+            raise InputError(f"plan: parameter {name!r} is added to no sum: no product beside it has its rows split")
+    for path, module in model.named_modules():
+        biases = {
+            name for name in module._parameters if path in split and "bias" in name and name not in vars(module)[SLICES]
+        }
+        whole = sorted(name for name in biases if module._parameters[name] is not None and f"{path}.{name}" not in late)
+        if whole:
+            raise InputError(
+                f"plan: parameter {f'{path}.{whole[0]}'!r} is whole and the weight is split: each of {parts} ranks would add it; "
+                "expected {after: sum}, or {split: 0} if the weight's columns are split"
             )
         is_region = path and any(fnmatchcase(path, pattern) for pattern in plan.regions)
         if is_region and not any(other == path or other.startswith(path + ".") for other in split):
@@ -173,18 +225,11 @@ class _Sequence:
     def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Gather the input."""
         low, high = part_of(self._length, self._axis.size, self._axis.rank)
-        return (self._unfolded(inputs[0], high - low, _Whole), *inputs[1:])
+        return (self._unfolded(inputs[0], high - low, Whole), *inputs[1:])
 
     def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         """Sum the output; keep this rank's part."""
-        if isinstance(output, Tensor):
-            return self._unfolded(output, self._length, _Sum)
-        if not self._field or not hasattr(output, self._field):
-            raise InputError(
-                f"plan: tensor: {type(module).__name__} returns {type(output).__name__}: expected field: the name of its tensor"
-            )
-        summed = self._unfolded(getattr(output, self._field), self._length, _Sum)
-        return dataclasses.replace(output, **{self._field: summed})
+        return _replaced(module, output, self._field, lambda whole: self._unfolded(whole, self._length, _Sum))
 
     def end(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         """Make the output whole on every rank; all go on alike."""
@@ -196,6 +241,32 @@ class _Sequence:
             x = x.reshape(-1, length, *x.shape[1:])
         found: Tensor = exchange.apply(x, self._at, self._length, self._axis)
         return found.flatten(0, 1) if flat else found
+
+
+@dataclass(frozen=True)
+class _Total:
+    """The hook of a region between which nothing lies in parts: its output is the sum over ranks, whole on each."""
+
+    axis: Axis
+    field: str
+
+    def __deepcopy__(self, memo: object) -> _Total:
+        return self
+
+    def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        """Sum the output."""
+        return _replaced(module, output, self.field, lambda mine: add_up(mine, self.axis))
+
+
+def _replaced(module: nn.Module, output: Any, field: str, change: Callable[[Tensor], Tensor]) -> Any:
+    """A module's output with its tensor changed. InputError if there is none."""
+    if isinstance(output, Tensor):
+        return change(output)
+    if not field or not hasattr(output, field):
+        raise InputError(
+            f"plan: tensor: {type(module).__name__} returns {type(output).__name__}: expected field: the name of its tensor"
+        )
+    return dataclasses.replace(output, **{field: change(getattr(output, field))})
 
 
 def _gathered(mine: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
@@ -224,7 +295,7 @@ def _summed(whole: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
     return mine[: (high - low) * rest].view(shape)
 
 
-class _Whole(torch.autograd.Function):
+class Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mine: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
         ctx.how = dimension, length, axis

@@ -10,11 +10,22 @@ from typing import Any
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
-from suite.training.parallel.mesh import AXIAL, DATA, SHARD, SPATIAL, TENSOR, Interval, Mesh, parse_mesh, part_of
+from suite.training.parallel.mesh import (
+    AXIAL,
+    DATA,
+    EXPERT,
+    SHARD,
+    SPATIAL,
+    TENSOR,
+    Interval,
+    Mesh,
+    parse_mesh,
+    part_of,
+)
 from suite.training.parallel.plan import (
     SAMPLE,
-    Cut,
     ParallelPlan,
+    Placement,
     extents_of,
     find_plan,
     growing_extents_of,
@@ -51,6 +62,10 @@ class Parallel:
             raise InputError("plan: a model whose states are split cannot be compiled: expected compile=false")
         if mesh.shard > 1 and "shard" not in plan.parameters.values():
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} shards no parameter: leave shard out")
+        if mesh.expert > 1 and "expert" not in plan.parameters.values():
+            raise InputError(
+                f"--mesh {mesh.text()}: plan {path.stem!r} places no parameter on {EXPERT}: leave {EXPERT} out"
+            )
         if mesh.tensor > 1 and plan.tensor is None:
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} splits no products: leave {TENSOR} out")
         if mesh.axial > 1 and plan.axial is None:
@@ -130,8 +145,13 @@ class Parallel:
         """The plan as the log has it."""
         assert self.plan is not None
         content = self.plan.model_dump(mode="json", exclude={"description", "version", "mesh"})
-        data = self.mesh.data_size // self.mesh.shard
-        sizes = {DATA: data, SHARD: self.mesh.shard, TENSOR: self.mesh.tensor, SPATIAL: list(self.mesh.spatial)}
+        sizes = {
+            DATA: self.mesh.copies,
+            SHARD: self.mesh.shard,
+            TENSOR: self.mesh.tensor,
+            SPATIAL: list(self.mesh.spatial),
+        }
+        sizes |= {EXPERT: self.mesh.expert} if self.mesh.expert else {}
         sizes |= {AXIAL: self.mesh.axial} if self.mesh.axial > 1 else {}
         return {"name": self.name, "sha256": self.sha256, "mesh": sizes, **content}
 
@@ -141,13 +161,13 @@ class Parallel:
         return [part_of(self.extents[name], parts, place) for name, parts, place in shares]
 
 
-def placements(plan: ParallelPlan, names: list[str]) -> dict[str, str | Cut]:
+def placements(plan: ParallelPlan, names: list[str]) -> dict[str, Placement]:
     """The placement of each parameter.
 
     InputError unless each is matched by exactly one pattern, and each pattern matches one. It says what to write.
     """
     patterns = plan.parameters
-    found: dict[str, str | Cut] = {}
+    found: dict[str, Placement] = {}
     for name in names:
         matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
         if not matching:

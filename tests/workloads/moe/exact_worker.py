@@ -25,10 +25,10 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.workloads.moe.oracle import dense_layer, queue_lengths, tutel_capacity
-from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.config import MoEConfig, ranks_per_expert, valid_r
 from workloads.moe.experts import Experts, Weights
 from workloads.moe.layer import Execution, MoELayer
+from workloads.moe.mesh import ExpertMesh
 
 WIDTH, HIDDEN, TOKENS = 12, 48, 10
 EXPERTS = {1: (1, 4), 2: (1, 2, 4), 4: (1, 2, 4, 8), 6: (1, 2, 3, 6, 12)}

@@ -22,10 +22,11 @@ from suite.performance.cost_model import Network
 from suite.training.timing import HostClock
 from tests.fixtures.device_steps import counted_reads
 from workloads.moe import phases
-from workloads.moe.all_to_all import ExpertMesh, gather_slices
+from workloads.moe.all_to_all import gather_slices
 from workloads.moe.autotune import Autotuner, measure_flops, measure_network, trial_timer
 from workloads.moe.config import MoEConfig, ranks_per_expert, valid_r
 from workloads.moe.layer import Execution, MoELayer
+from workloads.moe.mesh import ExpertMesh
 from workloads.moe.phases import LayerTimer
 from workloads.moe.routes import exchange_counts, known_traffic, shares
 

@@ -16,21 +16,24 @@ from suite.training.checkpoint import Checkpoint
 from suite.training.state import Position, TrainingState, _moving_average
 from suite.workload import Optimization, load_workload
 from tests.fixtures.thread_ranks import Holding, on_holders
-from workloads.moe.all_to_all import ExpertMesh
 from workloads.moe.config import MoEConfig
 from workloads.moe.layer import MoELayer
-from workloads.moe.parallel import expert_parameters, expert_places
+from workloads.moe.mesh import ExpertMesh
+from workloads.moe.parallel import expert_copy, expert_parameters, expert_places
 
 EXPERTS, WIDTH, HIDDEN = 4, 8, 16
 CONFIG = MoEConfig(experts=EXPERTS, top_k=2, hidden=HIDDEN, activation="swiglu", bias=True)
 
 
 class Layers(nn.Module):
-    """Two MoE layers, the experts over the ranks of a mesh that never communicates."""
+    """Two MoE layers, the experts over the ranks of a mesh that never communicates; of several with ``each`` ranks."""
 
-    def __init__(self, rank: Holding) -> None:
+    def __init__(self, rank: Holding, each: int = 0) -> None:
         super().__init__()
-        mesh = ExpertMesh(rank.mesh.rank, 1, rank.mesh.size, *cast(Any, (None, None, None, {})))
+        size = each or rank.mesh.size
+        copy, place = divmod(rank.mesh.rank, size)
+        copies = rank.mesh.size // size
+        mesh = ExpertMesh(place, 1, size, *cast(Any, (None, None, None, {})), copy=copy, copies=copies)
         self.blocks = nn.ModuleList(MoELayer(WIDTH, CONFIG, mesh) for _ in range(2))
 
 
@@ -40,22 +43,28 @@ def value(name: str, whole: torch.Size, salt: float) -> Tensor:
 
 
 def share(model: nn.Module, rank: Holding, name: str, parameter: Tensor, salt: float) -> Tensor:
+    mesh = cast(MoELayer, model.get_submodule("blocks.0")).mesh
+    return share_of(mesh.rank if mesh else 0, mesh.size if mesh else 1, name, parameter, salt)
+
+
+def share_of(rank: int, size: int, name: str, parameter: Tensor, salt: float) -> Tensor:
     """This rank's part of a tensor of all experts; written apart from the code: experts in order, then slices of dimension 1."""
     if ".experts." not in name:
         return value(name, parameter.shape, salt)
-    size, sharers = rank.mesh.size, max(1, rank.mesh.size // EXPERTS)
+    sharers = max(1, size // EXPERTS)
     each = max(1, EXPERTS // size)
     shape = torch.Size([EXPERTS, parameter.shape[1] * sharers, *parameter.shape[2:]])
-    first, part = rank.mesh.rank // sharers * each, rank.mesh.rank % sharers
+    first, part = rank // sharers * each, rank % sharers
     step = parameter.shape[1]
     return value(name, shape, salt)[first : first + each, part * step : (part + 1) * step]
 
 
-def state_of(rank: Holding, *, places: bool = True) -> TrainingState:
-    model = Layers(rank)
+def state_of(rank: Holding, each: int = 0, *, places: bool = True) -> TrainingState:
+    model = Layers(rank, each)
     optimization = Optimization(torch.optim.AdamW(model.parameters(), lr=0.1), lambda step, epoch: 0.1, ema_decay=0.9)
     found = expert_places(model) if places else {}
-    return TrainingState(model, optimization, expert_parameters(model), _moving_average(model, optimization), 1, found)
+    averaged, copy = _moving_average(model, optimization), expert_copy(model)
+    return TrainingState(model, optimization, expert_parameters(model), averaged, 1, found, copy)
 
 
 def train(rank: Holding, state: TrainingState) -> TrainingState:
@@ -75,10 +84,9 @@ def contents(state: TrainingState) -> list[Tensor]:
     return [*state.model.parameters(), *state.averaged.parameters(), *moments]
 
 
-def save(rank: Holding, path: Path, *, places: bool = True) -> None:
-    snapshot = Checkpoint(path, {}, rank.mesh).snapshot(
-        rank.world, train(rank, state_of(rank, places=places)), Position(1, 1)
-    )
+def save(rank: Holding, path: Path, each: int = 0, *, places: bool = True) -> None:
+    state = train(rank, state_of(rank, each, places=places))
+    snapshot = Checkpoint(path, {}, rank.mesh).snapshot(rank.world, state, Position(1, 1))
     snapshot.write()
     rank.world.barrier()
     if rank.world.is_first:
@@ -99,6 +107,28 @@ def test_experts_are_found_by_their_place_among_all(tmp_path: Path, before: int,
         return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
     assert all(on_holders(after, 1, load))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((4, 2), (4, 4)), ((4, 4), (4, 2)), ((4, 2), (1, 1)), ((1, 1), (8, 4)), ((8, 8), (4, 2)), ((8, 2), (2, 2))],
+)
+def test_experts_of_copies_load_on_other_meshes(
+    tmp_path: Path, before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    """Ranks, and ranks that share the experts. Only the first copy is written."""
+    path = tmp_path / "trial_0.pt"
+    written = on_holders(before[0], 1, lambda rank: len(train(rank, state_of(rank, before[1])).split()[2]))
+    assert [count > 0 for count in written] == [1 < before[1] > rank for rank in range(before[0])]
+    on_holders(before[0], 1, lambda rank: save(rank, path, before[1]))
+
+    def load(rank: Holding) -> bool:
+        state = state_of(rank, after[1])
+        Checkpoint(path, {}, rank.mesh).load(rank.world, state)
+        pairs = zip(contents(state), contents(train(rank, state_of(rank, after[1]))), strict=True)
+        return all(torch.equal(a, b) for a, b in pairs)
+
+    assert all(on_holders(after[0], 1, load))
 
 
 def test_shares_of_unknown_place_need_as_many_ranks(tmp_path: Path) -> None:

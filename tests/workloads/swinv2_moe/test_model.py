@@ -118,7 +118,7 @@ def test_a_training_step_does_the_flops_of_the_closed_form(form: str) -> None:
 def slow_attention(attention: WindowAttention, x_RRC: Tensor) -> Tensor:
     """The same by its definition, one query at a time: gather the window's tokens, cosines, bias, softmax."""
     resolution, width = x_RRC.shape[0], x_RRC.shape[2]
-    heads, window, shift = attention.heads, attention.window, attention.shift
+    heads, window, shift = len(attention.log_scale_A11), attention.window, attention.shift
     bias = torch.cat((attention.q_bias, torch.zeros(width, dtype=x_RRC.dtype), attention.v_bias))
     q, k, v = (x_RRC @ attention.qkv.weight.t() + bias).view(resolution, resolution, 3, heads, -1).unbind(2)
     offsets = attention.position_bias

@@ -40,6 +40,18 @@ def test_ranks_of_one_sample_are_consecutive_and_lines_differ_in_one_part() -> N
             assert other.place == (*mesh.place[:d], part, *mesh.place[d + 1 :])
 
 
+def test_ranks_of_experts_are_consecutive_and_pieces_lie_over_those_of_the_same_experts() -> None:
+    meshes = [parse_mesh("data=2,shard=3,expert=2", (), rank=rank, ranks=12) for rank in range(12)]
+    for mesh in meshes:
+        assert (mesh.copies, mesh.data_size, mesh.data_rank) == (2, 12, mesh.rank)
+        assert [other % 2 for other in mesh.holders] == [mesh.rank % 2] * 3
+        assert mesh.holders[mesh.piece] == mesh.rank
+        assert [meshes[other].piece for other in mesh.holders] == [0, 1, 2]
+        assert mesh.replicas == [other.rank for other in meshes if other.piece == mesh.piece]
+    assert sorted(rank for mesh in meshes if mesh.piece == 0 for rank in mesh.holders) == list(range(12))
+    assert meshes[0].text() == "data=2,shard=3,expert=2"
+
+
 @pytest.mark.parametrize(
     ("kernel", "stride", "dilation", "left"), list(product((1, 2, 3, 5), (1, 2, 3), (1, 2), (0, 1, 3)))
 )
@@ -60,6 +72,9 @@ MESHES = {
     "data=2,spatial=2x1x1": (4, (2, 1, 1), 2),
     "spatial=2x1x1": (8, (2, 1, 1), 4),
     "data=4": (4, (), 4),
+    "data=2,expert=2": (4, (), 4),
+    "expert=1": (4, (), 4),
+    "shard=2,expert=4": (16, (), 16),
     "": (3, (), 3),
     "spatial=1x1x8, data=1": (8, (1, 1, 8), 1),
 }
@@ -86,6 +101,11 @@ def test_a_mesh_is_read(text: str) -> None:
         ("tensor=2x2", "tensor is one number"),
         ("tensor=2,spatial=2x1x1", "share a sample by tensor or by spatial: expected one of the two"),
         ("tensor=3", "expected a multiple of 3 ranks"),
+        ("expert=2x2", "expert is one number"),
+        ("expert=3", "expected a multiple of 3 ranks"),
+        ("data=4,expert=4", "16 ranks, the run has 8; expected data=2"),
+        ("expert=2,tensor=2", "have samples of their own: leave expert or the other out"),
+        ("expert=4,spatial=2x1x1", "have samples of their own"),
         ("shard=2x2", "shard is one number"),
         ("shard=3", "3 ranks|6 ranks.*expected a multiple of 3 ranks"),
         ("data=8,shard=2", "16 ranks, the run has 8; expected data=4"),

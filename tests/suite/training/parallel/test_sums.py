@@ -1,0 +1,270 @@
+"""Products of SwinV2-MoE that ranks divide with nothing in parts between: biases after sums, heads per stage, what is sent."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from suite.config import load_config
+from suite.descriptor import descriptor
+from suite.errors import InputError
+from suite.training.checkpoint import Checkpoint
+from suite.training.parallel.exchange import Axis
+from suite.training.parallel.plan import AfterSum, Cut, extents_of, find_plan, read_plan
+from suite.training.parallel.products import add_once, slices, split_products
+from suite.training.parallel.sharing import placements
+from suite.training.parallel.states import Holders, ShardedStates, shard_states
+from suite.training.state import Position, TrainingState, _moving_average
+from suite.workload import Optimization
+from tests.fixtures.cli import mlhpc
+from tests.fixtures.thread_ranks import Holding, finish_step, on_tensor, whole_norms
+from workloads.swinv2_moe.config import SwinV2MoEConfig
+from workloads.swinv2_moe.model import SwinV2MoE
+
+SHIPPED = find_plan(descriptor("swinv2_moe"), "tensor")
+PLAN, _ = read_plan(SHIPPED)
+SAMPLES = 4
+
+
+def config(balance: str) -> SwinV2MoEConfig:
+    """Two stages of one and two blocks; windows that shift in the first; heads that two and four ranks divide."""
+    smoke = load_config(descriptor("swinv2_moe"), "smoke").hyperparameters
+    moe = smoke.moe.model_copy(  # type: ignore[attr-defined]
+        update={"hidden": 8, "balance": balance, "dispatch": "dropless", "capacity_factor": None, "gate_noise": 0.0}
+    )
+    return smoke.model_copy(update={"embed": 8, "window": 2, "pixels": 16, "heads": (4, 4), "moe": moe})  # type: ignore[return-value]
+
+
+def built(balance: str) -> nn.Module:
+    torch.manual_seed(4)
+    model = SwinV2MoE(config(balance)).double()
+    for layer in model.moe_layers().values():
+        layer.backend = "loop"
+    for name, parameter in model.named_parameters():  # blocks that begin as the identity would hide their gradients
+        if "norm.weight" in name or "bias" in name:
+            nn.init.uniform_(parameter, 0.5, 1.0)
+    return model
+
+
+class Training:
+    """One rank's training, as the trainer does it."""
+
+    def __init__(self, rank: Holding, model: nn.Module) -> None:
+        self.rank, self.model = rank, copy.deepcopy(model)
+        mesh = rank.mesh
+        if mesh.tensor > 1:
+            assert PLAN.tensor is not None
+            assert rank.tensor is not None
+            assert rank.holders is not None
+            where = placements(PLAN, [name for name, _ in model.named_parameters()])
+            cuts = {name: way for name, way in where.items() if not isinstance(way, str)}
+            split_products(self.model, PLAN.tensor, cuts, {"heads": 4}, rank.tensor, mesh.data_rank)
+            named = {name: "split" if isinstance(way, Cut) else "replicate" for name, way in where.items()}
+            shard_states(self.model, named, rank.holders, rank.everyone, gather="step", but=(), split=rank.twins)
+            add_once(self.model, cuts, rank.tensor)
+        self.wrapped = ShardedStates(self.model) if mesh.tensor > 1 else self.model
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, eps=1e-3)
+        optimization = Optimization(optimizer, lambda step, epoch: 0.01, ema_decay=0.9)
+        self.state = TrainingState(self.model, optimization, (), _moving_average(self.model, optimization), 1)
+
+    def step(self, number: int) -> float:
+        mesh = self.rank.mesh
+        draw = torch.Generator().manual_seed(number)
+        images = torch.randint(0, 256, (SAMPLES, 16, 16), generator=draw, dtype=torch.uint8)[
+            mesh.data_rank :: mesh.data_size
+        ]
+        label = torch.randint(0, 2, (SAMPLES,), generator=draw)[mesh.data_rank :: mesh.data_size]
+        self.state.optimization.optimizer.zero_grad()
+        logits, auxiliary = self.wrapped(images)
+        loss = F.cross_entropy(logits, label) + auxiliary
+        return finish_step(self.rank, self.state, loss, alone=mesh.tensor == 1 and mesh.size > 1)
+
+
+@pytest.mark.parametrize(("mesh", "balance"), [((1, 2), "gshard"), ((1, 4), "gshard"), ((2, 2), "none")])
+def test_ranks_that_divide_heads_and_experts_train_as_one(mesh: tuple[int, int], balance: str) -> None:
+    model = built(balance)
+
+    def run(rank: Holding) -> tuple[list[float], dict[str, Tensor], dict[str, Any]]:
+        training = Training(rank, model)
+        losses = [training.step(number) for number in range(3)]
+        found = {name: parameter.detach() for name, parameter in training.model.named_parameters()}
+        return losses, found, {name: part for name, _, part in slices(training.model)}
+
+    ((losses, weights, _),) = on_tensor(1, 1, run)
+    for found, mine, parts in on_tensor(*mesh, run):
+        assert found == pytest.approx(losses, rel=1e-13)
+        assert len(parts) == 4 * 6 + 3 * 3 + 3  # attentions, dense FFNs, experts with a bias
+        for name, values in mine.items():
+            expected = parts[name].of(weights[name]) if name in parts else weights[name]
+            assert values.shape == expected.shape
+            assert float((values - expected).abs().max()) < 1e-12, name
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_each_region_sends_two_sums_of_its_output(ranks: int) -> None:
+    model = built("gshard")
+
+    def run(rank: Holding) -> list[tuple[str, str, int]]:
+        Training(rank, model).step(0)
+        return [entry for entry in rank.log if entry[0] == "tensor"]
+
+    stream = [SAMPLES * 16 * 8 * 8] * 8 + [SAMPLES * 4 * 16 * 8] * 8  # two blocks of two regions, forward and backward
+    for log in on_tensor(1, ranks, run):
+        assert {kind for _, kind, _ in log} == {"all_reduce"}
+        assert sorted(given for *_, given in log)[1:] == sorted(stream)  # the first is of norms, for clipping
+        assert len(log) == len(stream) + 1
+
+
+def test_norms_are_those_of_whole_tensors() -> None:
+    model = built("gshard")
+    expected = [float(parameter.detach().norm()) for parameter in model.parameters()]
+
+    for found in on_tensor(1, 4, lambda rank: whole_norms(Training(rank, model).model)):
+        assert found == pytest.approx(expected, rel=1e-14)
+
+
+def test_only_the_first_rank_adds_a_bias_after_the_sum_and_all_hold_it() -> None:
+    model = built("none")
+
+    def run(rank: Holding) -> tuple[Tensor, Tensor]:
+        attention = Training(rank, model).model.get_submodule("stages.0.0.attention")
+        return attention.out.bias, attention.out._parameters["bias"]  # type: ignore[return-value, union-attr, index]
+
+    whole = model.get_parameter("stages.0.0.attention.out.bias")
+    for number, (read, held) in enumerate(on_tensor(1, 2, run)):
+        assert torch.equal(held, whole)
+        assert torch.equal(read, whole if number == 0 else torch.zeros_like(whole))
+
+
+@pytest.mark.parametrize(("before", "after"), [((1, 4), (1, 1)), ((1, 1), (1, 2)), ((2, 2), (1, 4))])
+def test_a_checkpoint_goes_on_under_another_mesh(
+    tmp_path: Path, before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    model = built("none")
+
+    def plain(rank: Holding) -> list[float]:
+        training = Training(rank, model)
+        return [training.step(number) for number in range(4)]
+
+    def save(rank: Holding) -> None:
+        training = Training(rank, model)
+        for number in range(2):
+            training.step(number)
+        file = Checkpoint(tmp_path / "trial_0.pt", {}, rank.mesh)
+        snapshot = file.snapshot(rank.world, training.state, Position(1, 2))
+        snapshot.write()
+        rank.world.barrier()
+        if rank.world.is_first:
+            snapshot.commit()
+
+    def go_on(rank: Holding) -> list[float]:
+        training = Training(rank, model)
+        Checkpoint(tmp_path / "trial_0.pt", {}, rank.mesh).load(rank.world, training.state)
+        return [training.step(number) for number in (2, 3)]
+
+    (losses,) = on_tensor(1, 1, plain)
+    on_tensor(*before, save)
+    for found in on_tensor(*after, go_on):
+        assert found == pytest.approx(losses[2:], rel=1e-12)
+
+
+WRONG = {
+    "a bias that each rank would add": (
+        "ffn.down.bias: {after: sum}",
+        "ffn.down.bias: shard",
+        r"'stages.0.0.ffn.down.bias' is whole and the weight is split: each of 2 ranks",
+    ),
+    "experts' bias that each rank would add": (
+        "down_bias_ED: {after: sum}",
+        "down_bias_ED: replicate",
+        r"experts.down_bias_ED' is whole",
+    ),
+    "a bias of columns": (
+        "ffn.up.*: {split: 0}",
+        "ffn.up.weight: {split: 0}\n  stages.*.ffn.up.bias: {after: sum}",
+        r"up.bias' is added to no sum",
+    ),
+    "a bias outside of regions": ("head.*: shard", "head.*: {after: sum}", r"'head.bias' is added after a sum"),
+    "a bias of a whole product": (
+        "position_bias.hidden.*: shard",
+        "position_bias.hidden.*: {after: sum}",
+        r"hidden.bias' is added to no sum|hidden.weight' is added to no sum",
+    ),
+    "another word": ("ffn.down.bias: {after: sum}", "ffn.down.bias: {after: mean}", r"parameters"),
+    "heads of the first stage": ("gather: step", "gather: step\nmesh: tensor=4", r"mesh|twice"),
+    "parts that nothing makes": ("tensor:\n", "tensor:\n  along: h\n", r"expected begins and ends"),
+    "dims of what does not lie in parts": (
+        "attention: {}",
+        "attention: {dims: [sample, h]}",
+        r"remove begins, ends and dims",
+    ),
+    "no inputs": (
+        "inputs:\n  image: {dims: [sample, h, w], dtype: uint8}\n  label: {dims: [sample], dtype: uint8}\n",
+        "",
+        r"needs inputs",
+    ),
+    "a field that is not there": ("{field: y_TD}", "{field: y}", r"expected field"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_plan_that_does_not_fit_is_refused_in_one_line(mistake: str, tmp_path: Path) -> None:
+    before, after, reason = WRONG[mistake]
+    text = SHIPPED.read_text()
+    assert before in text
+    (tmp_path / "mine.yaml").write_text(text.replace(before, after, 1))
+    done = mlhpc("plan", "swinv2_moe", "--size", "smoke", "--plan", tmp_path / "mine.yaml")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(reason, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_heads_of_all_stages_are_divided() -> None:
+    """Smoke has 2 and 4 heads: what divides both counts."""
+    smoke = load_config(descriptor("swinv2_moe"), "smoke")
+    assert extents_of(PLAN, smoke)["heads"] == 2
+    done = mlhpc("plan", "swinv2_moe", "--size", "smoke", "--plan", "tensor", "--mesh", "tensor=4")
+    assert done.returncode == 2
+    assert "q_bias': 2 heads on tensor=4: expected one of [1, 2]" in done.stderr
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ffn = nn.Module()
+        self.ffn.down = nn.Linear(4, 4)
+
+
+def test_a_late_bias_needs_products_of_the_region() -> None:
+    assert PLAN.tensor is not None
+    tensor = PLAN.tensor.model_copy(update={"regions": {"ffn": next(iter(PLAN.tensor.regions.values()))}})
+    late = {"ffn.down.bias": AfterSum(after="sum")}
+    split_products(Nested(), tensor, {"ffn.down.weight": Cut(split=1), **late}, {}, Axis("tensor", 0, 2), 0)
+    for weights in ({}, {"ffn.down.weight": Cut(split=0)}):
+        with pytest.raises(InputError, match="'ffn.down.bias' is added to no sum"):
+            split_products(Nested(), tensor, {**weights, **late}, {}, Axis("tensor", 0, 2), 0)
+
+
+def test_holders_of_a_bias_are_all_ranks() -> None:
+    """Its gradient is zero on all ranks but the first of each group; the mean over all of them is that of an unsplit run."""
+    model = built("none")
+
+    def run(rank: Holding) -> Tensor:
+        training = Training(rank, model)
+        training.step(0)  # clipping makes all gradients smaller alike
+        grad = dict(training.model.named_parameters())["stages.1.1.ffn.experts.down_bias_ED"].grad
+        assert grad is not None
+        assert isinstance(rank.holders, Holders)
+        return grad
+
+    (expected,) = on_tensor(1, 1, run)
+    assert float(expected.abs().max()) > 0
+    for found in on_tensor(2, 2, run):
+        assert float((found - expected).abs().max()) < 1e-12 * float(expected.abs().max())

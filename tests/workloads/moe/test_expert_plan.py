@@ -1,0 +1,146 @@
+"""Plans that spread experts over some ranks: what they cost, and which are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.config import load_config
+from suite.descriptor import descriptor
+from suite.errors import InputError
+from suite.training.parallel.plan import find_plan
+from tests.fixtures.cli import mlhpc
+from workloads.moe.config import Layout, MoEConfig
+from workloads.moe.parallel import ranks_of_node
+
+SHIPPED = find_plan(descriptor("moe_lm"), "experts")
+TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 4 * 64, 64, 64, 4, 2  # moe_lm smoke on four ranks; one layer has experts
+
+
+def planned(workload: str, *words: object) -> dict[str, Any]:
+    done = mlhpc("plan", workload, "--size", "smoke", "--plan", "experts", "--format", "json", *words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["plans"][0]  # type: ignore[no-any-return]
+
+
+def sent(cost: dict[str, Any]) -> dict[tuple[str, str], tuple[int, int, int]]:
+    return {(each["axis"], each["kind"]): (each["ranks"], each["calls"], each["bytes"]) for each in cost["exchanges"]}
+
+
+def test_what_experts_over_two_of_four_ranks_send_is_the_closed_form() -> None:
+    cost = planned("moe_lm", "--mesh", "data=2,expert=2")
+    rows = TOKENS * TOP_K * WIDTH * 4
+    shares = 2 * EXPERTS // 2 * HIDDEN * WIDTH * 4
+    counts = 2 * (EXPERTS // 2) * 8  # of rows, for each rank and expert there
+    assert sent(cost) == {
+        ("expert", "all_to_all"): (2, 5, 4 * rows + counts),
+        ("twins", "all_reduce"): (2, 1, shares),
+        ("gradients", "all_reduce"): (4, 1, 115264 * 4 - 2 * shares),
+    }
+    assert cost["gradients"] == 115264 * 4 - shares
+
+
+def test_two_ranks_that_share_an_expert_gather_its_slices_too() -> None:
+    cost = planned("moe_lm", "--mesh", "data=1,expert=8", "--set", "global_batch_size=32")
+    shares = 2 * EXPERTS * HIDDEN * WIDTH * 4 // 8
+    found = sent(cost)
+    assert found["expert", "all_gather"] == (2, 2, shares)  # the upper and the lower matrix
+    assert found["expert", "reduce_scatter"] == (2, 2, 2 * shares)
+    assert ("twins", "all_reduce") not in found
+
+
+def test_a_capacity_makes_what_is_sent_known_and_clipping_adds_a_number() -> None:
+    cost = planned("swinv2_moe", "--mesh", "data=2,expert=2")
+    moe = load_config(descriptor("swinv2_moe"), "smoke").hyperparameters.moe  # type: ignore[attr-defined]
+    rows = Layout(5, spread=2).computed_rows(moe, 16) * 5 * 32 * 4
+    assert sent(cost)["expert", "all_to_all"] == (2, 4, 4 * rows)
+    assert sent(cost)["all", "all_reduce"] == (4, 1, 4)
+
+
+def test_two_levels_send_twice_and_chunks_more_often() -> None:
+    moe = "hyperparameters.moe."
+    settings = (f"{moe}all_to_all=2dh", f"{moe}ranks_per_node=2", f"{moe}overlap_degree=2", "global_batch_size=32")
+    cost = planned("moe_lm", "--mesh", "expert=4", *(word for each in settings for word in ("--set", each)))
+    each = 8 * 64 * TOP_K * WIDTH * 4
+    calls, given = sum(n for _, n, _ in _all_to_alls(cost)), sum(given for *_, given in _all_to_alls(cost))
+    assert calls == 2 + 4 * 2 * 2  # counts on both levels; four ways of two hops of two chunks
+    assert given == 4 * 2 * each + 2 * (4 * 1 * 2 * 8)
+
+
+def _all_to_alls(cost: dict[str, Any]) -> list[tuple[int, int, int]]:
+    return [(e["ranks"], e["calls"], e["bytes"]) for e in cost["exchanges"] if e["kind"] == "all_to_all"]
+
+
+def test_experts_that_a_setting_spreads_are_planned_so_too() -> None:
+    """Without the axis the workload says: ``expert_parallel`` means all ranks."""
+    words = ("--set", "hyperparameters.moe.expert_parallel=true")
+    assert sent(planned("moe_lm", "--mesh", "data=4", *words)) == sent(planned("moe_lm", "--mesh", "expert=4"))
+    assert ("expert", "all_to_all") not in sent(planned("moe_lm", "--mesh", "data=4,expert=1", *words))
+
+
+def test_gradients_of_copies_are_in_the_work() -> None:
+    assert Layout(4.0).summed_parameters(96) == 96
+    assert Layout(4.0, spread=4).summed_parameters(96) == 0
+    assert Layout(4.0, spread=4, copies=2).summed_parameters(96) == 24
+
+
+def test_ranks_of_a_node() -> None:
+    assert [ranks_of_node(4, ranks, 16) for ranks in (2, 4, 8, 16)] == [2, 4, 4, 4]
+    assert ranks_of_node(3, 4, 4) == 3  # all ranks: the grid is checked where it is made
+    with pytest.raises(
+        InputError, match="expert=6: a node has 4 ranks: expected that one of the two divides the other"
+    ):
+        ranks_of_node(4, 6, 12)
+
+
+def test_a_layer_of_one_rank_has_no_share() -> None:
+    assert Layout(2.0).sent_rows(MoEConfig(experts=4, hidden=8), 16) == 0.0
+
+
+WRONG = {
+    "a plan that places nothing": (None, ["--plan", "sharded", "--mesh", "expert=2"], "places no parameter on expert"),
+    "experts and parts of a sample": (None, ["--mesh", "tensor=2,expert=2"], "leave expert or the other out"),
+    "no experts": (
+        None,
+        ["--mesh", "expert=2", "--set", "hyperparameters.dense=true"],
+        "is placed on expert|matches no",
+    ),
+    "a number that does not divide": (
+        None,
+        ["--mesh", "expert=3", "--set", "global_batch_size=12"],
+        "4 experts on 3 ranks: one must divide the other",
+    ),
+    "a batch that does not divide": (None, ["--mesh", "expert=3"], "global_batch_size 16 cannot be split evenly"),
+    "a router on the axis": (
+        (SHIPPED.read_text()[SHIPPED.read_text().index("  blocks.*") :], '  "*": expert\ngather: step\n'),
+        ["--mesh", "expert=2"],
+        "'embedding.weight' is placed on expert and is of no expert",
+    ),
+    "experts in pieces": (
+        ("blocks.*.ffn.experts.*: expert", "blocks.*.ffn.experts.up*: expert\n  blocks.*.ffn.experts.d*: shard"),
+        ["--mesh", "expert=2"],
+        "experts.down_EHD' is spread over the ranks of expert: expected the placement expert",
+    ),
+    "another word": (("experts.*: expert", "experts.*: experts"), ["--mesh", "expert=2"], "parameters"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_mesh_that_does_not_fit_is_refused_in_one_line(mistake: str, tmp_path: Path) -> None:
+    change, words, reason = WRONG[mistake]
+    plan: object = "experts"
+    if change is not None:
+        text = SHIPPED.read_text()
+        assert change[0] in text
+        plan = tmp_path / "mine.yaml"
+        (tmp_path / "mine.yaml").write_text(text.replace(*change, 1))
+    named = [] if "--plan" in words else ["--plan", plan]
+    done = mlhpc("plan", "moe_lm", "--size", "smoke", *named, *words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(reason, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,186 @@
+"""The ranks that share the experts: their grid of nodes and devices, process groups, copies of the mesh. Moves no rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from suite.errors import InputError
+from suite.training.parallel.exchange import Note
+
+# torch 2.13 renamed this function and warns about the old name; torch 2.11 has only the old one. Looked up by name at
+# each call, because the harness counts calls by replacing the functions of torch.distributed
+_ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+# NCCL (2.26 and later) then runs the kernels of several communicators of a process in the order in which it launched them
+_LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
+
+
+@dataclass(frozen=True)
+class Unsent:
+    """A group whose ranks send nothing: what each would give is noted, in a rehearsal on tensors without memory."""
+
+    axis: str
+    size: int
+    note: Note
+
+    def __call__(self, kind: str, given: int) -> None:
+        """Note a collective and the bytes that this rank would give."""
+        self.note(self.axis, kind, given, self.size)
+
+
+Group = dist.ProcessGroup | Unsent
+
+
+@dataclass(frozen=True)
+class ExpertMesh:
+    """The ranks that share the experts as a grid of nodes and devices, and the process groups of its parts.
+
+    The groups are the experts' own, so that their all-to-alls do not queue behind DDP's all-reduces. ``blocks`` maps a size to
+    this rank's group of that many consecutive ranks: those that gather slices of an expert. ``even``: all ranks have equally
+    many tokens in every training step, so that none asks the others for theirs.
+
+    A run may have several such meshes, each of consecutive ranks, with the same experts: ``copies`` of them, of which this is
+    number ``copy``. ``twins`` are the ranks with this one's experts in each of them, ``everyone`` the ranks of all; None: one mesh.
+    """
+
+    rank: int
+    nodes: int
+    devices: int
+    world: Group
+    within_node: Group
+    across_nodes: Group
+    blocks: dict[int, Group]
+    even: bool = False
+    copy: int = 0
+    copies: int = 1
+    twins: Group | None = None
+    everyone: Group | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the mesh."""
+        return self.nodes * self.devices
+
+    @property
+    def is_rehearsed(self) -> bool:
+        """True if nothing is sent."""
+        return isinstance(self.world, Unsent)
+
+    @property
+    def all_ranks(self) -> Group:
+        """The ranks of this mesh and of its copies."""
+        return self.world if self.everyone is None else self.everyone
+
+    @property
+    def has_me(self) -> bool:
+        """False on ranks of torch.distributed that are not in the mesh."""
+        return self.rank < self.size
+
+    @staticmethod
+    def create(
+        device_type: str,
+        *,
+        ranks_per_node: int,
+        block_sizes: Sequence[int] = (),
+        ranks: int | None = None,
+        even: bool = False,
+        copies: int = 1,
+    ) -> ExpertMesh:
+        """Create the mesh of the first ``ranks`` ranks of torch.distributed, by default all. Every rank of torch.distributed calls.
+
+        With ``copies`` all ranks are that many meshes, each of consecutive ranks.
+
+        The kernels of its communicators run in the order in which the program launches them, which is the same on all ranks;
+        without that order two of them could wait for each other on two GPUs. InputError if the nodes are not equally large.
+        """
+        size, rank = dist.get_world_size() if ranks is None else ranks, dist.get_rank()
+        if size // copies % ranks_per_node:
+            raise InputError(f"{size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
+        if device_type == "cuda":
+            os.environ.setdefault(_LAUNCH_ORDER, "1")
+        if copies > 1:
+            return _one_of_copies(device_type, size // copies, ranks_per_node, block_sizes, copies, even=even)
+        shape = (size // ranks_per_node, ranks_per_node)
+        mesh = DeviceMesh(device_type, torch.arange(size).view(shape), mesh_dim_names=("node", "device"))
+        world: Any = dist.new_group(range(size))
+        blocks: dict[int, Group] = {1: world, size: world}  # a block of one rank never communicates
+        for block_size in sorted(set(block_sizes) - {1, size}):
+            groups = [dist.new_group(range(first, first + block_size)) for first in range(0, size, block_size)]
+            blocks[block_size] = groups[rank // block_size % len(groups)]
+        if rank >= size:
+            return ExpertMesh(rank, *shape, world, world, world, blocks, even)
+        return ExpertMesh(rank, *shape, world, mesh.get_group("device"), mesh.get_group("node"), blocks, even)
+
+    def every(self, value: int) -> Tensor:
+        """Return the ``value`` of every rank, on the host (W,). No device is waited for if the ranks are even, or have gloo."""
+        if self.even or isinstance(self.world, Unsent):
+            return torch.full((self.size,), value)
+        device = "cpu" if "cpu:" in dist.get_backend_config(self.world) else "cuda"
+        values_W = torch.empty(self.size, dtype=torch.int64, device=device)
+        getattr(dist, _ALL_GATHER)(values_W, torch.full((1,), value, device=device), group=self.world)
+        return values_W.cpu()
+
+    def maximum(self, value: Tensor) -> Tensor:
+        """Compute the largest ``value`` of all ranks, where it is."""
+        largest = value.clone()
+        if isinstance(self.world, Unsent):
+            self.world("all_reduce", value.nbytes)
+            return largest
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.world)
+        return largest
+
+
+def _one_of_copies(
+    device_type: str, size: int, ranks_per_node: int, block_sizes: Sequence[int], copies: int, *, even: bool
+) -> ExpertMesh:
+    """The mesh of ``size`` consecutive ranks that this rank is in, one of ``copies``."""
+    nodes, rank = size // ranks_per_node, dist.get_rank()
+    grid = torch.arange(copies * size).view(copies, nodes, ranks_per_node)
+    mesh = DeviceMesh(device_type, grid, mesh_dim_names=("copy", "node", "device"))
+    blocks: dict[int, Group] = {}
+    for block_size in sorted({*block_sizes, size} - {1}):
+        groups = [dist.new_group(range(first, first + block_size)) for first in range(0, copies * size, block_size)]
+        blocks[block_size] = groups[rank // block_size]
+    world = blocks[size]
+    return ExpertMesh(
+        rank % size,
+        nodes,
+        ranks_per_node,
+        world,
+        mesh.get_group("device"),
+        mesh.get_group("node"),
+        {1: world, **blocks},  # a block of one rank never communicates
+        even,
+        rank // size,
+        copies,
+        mesh.get_group("copy"),
+        dist.new_group(range(copies * size)),
+    )
+
+
+def rehearsed_mesh(size: int, ranks_per_node: int, copies: int, note: Note) -> ExpertMesh:
+    """A mesh of ``size`` ranks, one of ``copies``, that sends nothing: what its first rank would send is noted."""
+    nodes = size // ranks_per_node
+    blocks: dict[int, Group] = {each: Unsent("expert", each, note) for each in range(1, size + 1) if size % each == 0}
+    world, within, across = (Unsent("expert", each, note) for each in (size, ranks_per_node, nodes))
+    twins, everyone = Unsent("twins", copies, note), Unsent("all", copies * size, note)
+    beside = (twins, everyone) if copies > 1 else (None, None)
+    return ExpertMesh(0, nodes, ranks_per_node, world, within, across, blocks, True, 0, copies, *beside)
+
+
+def process_group(group: Group) -> dist.ProcessGroup:
+    """The group, in a run."""
+    assert not isinstance(group, Unsent)
+    return group
+
+
+def ranks_of(group: Group) -> int:
+    """The number of ranks of a group."""
+    return group.size if isinstance(group, Unsent) else dist.get_world_size(group)
