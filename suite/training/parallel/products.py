@@ -296,13 +296,17 @@ def _summed(whole: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
 
 
 class Whole(torch.autograd.Function):
+    """The parts of all ranks of an axis, of which each uses the whole for its own part. The gradients of all are summed."""
+
     @staticmethod
     def forward(ctx: Any, mine: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
+        """All-gather."""
         ctx.how = dimension, length, axis
         return _gathered(mine, dimension, length, axis)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        """Reduce-scatter."""
         return _summed(gradient, *ctx.how), None, None, None
 
 
