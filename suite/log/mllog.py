@@ -75,9 +75,7 @@ WORK_PER_SAMPLE = "work_per_sample"  # model and executed FLOPs, algorithmic byt
 BASELINE = "baseline"  # what trivial and analytic predictors reach on this data; apart, what those told its rule reach
 WINDOW_STATS = "window_stats"  # what the workload counts over a logging window (experts' load, imbalance of samples)
 FIRST_LOSSES = "first_losses"  # losses of the first 20 steps, mean over ranks, each the shortest text of its float64
-RECOMPUTED_FLOPS = (
-    "recomputed_flops_per_sample"  # of blocks that the plan computes again, counted in the run's first step
-)
+RECOMPUTED_FLOPS = "recomputed_flops_per_sample"  # of blocks that the plan computes again, counted in the first step
 STEP_PHASES = "step_phases"  # seconds per phase of one logging window on rank 0; sums to the window's step time
 CHECKPOINT = "checkpoint_saved"  # {"stall_s", "write_s", "bytes", "files"}
 CHECKPOINT_FAILED = "checkpoint_failed"  # the place and the reason; training went on
