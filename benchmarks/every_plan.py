@@ -81,7 +81,8 @@ def cases() -> Iterator[Case]:
     for name, small in (("cosmoflow", SMALL_COSMOFLOW), ("deepcam", SMALL_DEEPCAM)):
         for parts in spatial[name]:
             ranks = product_of(parts)
-            yield Case(name, "spatial", ranks, f"data=1,spatial={parts}", small, data=False)
+            more = ("hyperparameters.height=64",) if parts == "4x2" else NOTHING  # a part of every layer for each rank
+            yield Case(name, "spatial", ranks, f"data=1,spatial={parts}", small + more, data=False)
         for n in (2, 4, 8):
             more = ("hyperparameters.optimizer=LAMB",) if name == "deepcam" else NOTHING
             yield Case(name, "sharded", n, f"data=1,shard={n}", small + more, data=False, same=name == "deepcam")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from suite.training.parallel.exchange import Axis
 from suite.training.parallel.mesh import Mesh, parse_mesh
 from suite.training.parallel.plan import AxialPlan, Operand, find_plan
 from suite.training.parallel.sharing import Parallel
-from tests.fixtures.cli import mlhpc
+from tests.fixtures.divided import Mistake, refused
 from tests.fixtures.thread_ranks import Holding, on_tensor
 
 SHIPPED = find_plan(descriptor("openfold"), "axial")
@@ -186,7 +185,7 @@ def test_the_log_names_the_axis_and_former_plans_are_as_they_were() -> None:
 
 
 CUT = "{cut: i, dims: [sample, i, j, bin]}"
-WRONG = {
+WRONG: dict[str, Mistake] = {
     "a plan without rows": ("plan", "sharded", ["--mesh", "axial=2"], "plan 'sharded' splits no rows: leave axial out"),
     "two ways to share samples": ("", "", ["--mesh", "axial=2,spatial=2"], "splits no dimension|expected one of the two"),
     "rows and products": ("", "", ["--mesh", "axial=2,tensor=2"], "by tensor or by axial: expected one of the two"),
@@ -209,14 +208,4 @@ WRONG = {
 
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_plan_that_does_not_fit_is_refused_in_one_line(mistake: str, tmp_path: Path) -> None:
-    before, after, options, reason = WRONG[mistake]
-    path: object = after if before == "plan" else tmp_path / "mine.yaml"
-    if before != "plan":
-        text = SHIPPED.read_text()
-        assert before in text
-        (tmp_path / "mine.yaml").write_text(text.replace(before, after, 1))
-    done = mlhpc("plan", "openfold", "--size", "smoke", "--plan", path, *options)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert re.search(reason, done.stderr), done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) <= 4, done.stderr
+    refused("openfold", SHIPPED, WRONG[mistake], tmp_path)

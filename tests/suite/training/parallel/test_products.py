@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import random
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,13 +20,11 @@ from suite.training.parallel.exchange import Axis
 from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.places import Place
 from suite.training.parallel.plan import Cut, find_plan, read_plan
-from suite.training.parallel.products import _slice, note_exchanges, slices, split_products
-from suite.training.parallel.sharing import placements
-from suite.training.parallel.states import ShardedStates, shard_states
-from suite.training.state import Position, TrainingState, _moving_average
-from suite.workload import Optimization
+from suite.training.parallel.products import _slice, note_exchanges, split_products
+from suite.training.state import Position
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.thread_ranks import Holding, finish_step, on_tensor, whole_norms
+from tests.fixtures.divided import Divided, Mistake, refused, trains_as_one
+from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms
 from workloads.moe_lm.config import MoELMConfig
 from workloads.moe_lm.model import MoELanguageModel
 
@@ -55,55 +50,25 @@ def built(balance: str) -> nn.Module:
     return model
 
 
-class Training:
+class Training(Divided):
     """One rank's training of a language model, as the trainer does it."""
 
     def __init__(self, rank: Holding, model: nn.Module) -> None:
-        self.rank, self.model = rank, copy.deepcopy(model)
-        mesh = rank.mesh
-        if mesh.tensor > 1:
-            assert PLAN.tensor is not None
-            assert rank.tensor is not None
-            assert rank.holders is not None
-            where = placements(PLAN, [name for name, _ in model.named_parameters()])
-            cuts = {name: way for name, way in where.items() if isinstance(way, Cut)}
-            split_products(self.model, PLAN.tensor, cuts, EXTENTS, rank.tensor, mesh.data_rank)
-            named = {name: "split" if name in cuts else "replicate" for name in where}
-            shard_states(self.model, named, rank.holders, rank.everyone, gather="step", but=(), split=rank.twins)
-        self.wrapped = ShardedStates(self.model) if mesh.tensor > 1 else self.model
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        optimization = Optimization(optimizer, lambda step, epoch: 0.01, ema_decay=0.9)
-        self.state = TrainingState(self.model, optimization, (), _moving_average(self.model, optimization), 1)
+        super().__init__(rank, model, PLAN, EXTENTS, eps=1e-8)
 
-    def step(self, number: int) -> float:
+    def loss(self, number: int) -> Tensor:
         mesh = self.rank.mesh
         text = torch.randint(0, 256, (SAMPLES, CONTEXT + 1), generator=torch.Generator().manual_seed(number))
         mine = text[mesh.data_rank :: mesh.data_size]
-        self.state.optimization.optimizer.zero_grad()
         logits, auxiliary = self.wrapped(mine[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), mine[:, 1:].flatten()) + auxiliary
-        return finish_step(self.rank, self.state, loss, alone=mesh.tensor == 1 and mesh.size > 1)
+        return F.cross_entropy(logits.flatten(0, 1), mine[:, 1:].flatten()) + auxiliary  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(("mesh", "balance"), [((1, 2), "gshard"), ((1, 4), "gshard"), ((2, 2), "none")])
 def test_ranks_that_divide_products_train_as_one(mesh: tuple[int, int], balance: str) -> None:
     """The loss that balances experts is of a rank's own samples, so it is left out where there are several groups."""
     model = built(balance)
-
-    def run(rank: Holding) -> tuple[list[float], dict[str, Tensor], dict[str, Any]]:
-        training = Training(rank, model)
-        losses = [training.step(number) for number in range(3)]
-        found = {name: parameter.detach() for name, parameter in training.model.named_parameters()}
-        return losses, found, {name: part for name, _, part in slices(training.model)}
-
-    ((losses, weights, _),) = on_tensor(1, 1, run)
-    for found, mine, parts in on_tensor(*mesh, run):
-        assert found == pytest.approx(losses, rel=1e-13)
-        assert len(parts) == 2 + 2 + 2 * 2  # a dense and an expert FFN, two attentions
-        for name, values in mine.items():
-            expected = parts[name].of(weights[name]) if name in parts else weights[name]
-            assert values.shape == expected.shape
-            assert float((values - expected).abs().max()) < 1e-12, name
+    trains_as_one(lambda rank: Training(rank, model), mesh, 2 + 2 + 2 * 2)  # a dense and an expert FFN, two attentions
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -236,7 +201,7 @@ def test_places_of_all_ways_to_split_put_a_tensor_together_again() -> None:
             assert torch.equal(found, mine.of(whole))
 
 
-WRONG = {
+WRONG: dict[str, Mistake] = {
     "heads that ranks do not divide": (
         "",
         "",
@@ -282,16 +247,7 @@ WRONG = {
 
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_plan_that_does_not_fit_is_refused_in_one_line(mistake: str, tmp_path: Path) -> None:
-    before, after, options, reason = WRONG[mistake]
-    path: object = after if before == "plan" else tmp_path / "mine.yaml"
-    if before != "plan":
-        text = SHIPPED.read_text()
-        assert before in text
-        (tmp_path / "mine.yaml").write_text(text.replace(before, after, 1))
-    done = mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", path, *options)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert re.search(reason, done.stderr), done.stderr
-    assert "Traceback" not in done.stderr
+    refused("moe_lm", SHIPPED, WRONG[mistake], tmp_path)
 
 
 class Biased(nn.Module):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,13 +15,12 @@ from suite.errors import InputError
 from suite.training.checkpoint import Checkpoint
 from suite.training.parallel.exchange import Axis
 from suite.training.parallel.plan import AfterSum, Cut, extents_of, find_plan, read_plan
-from suite.training.parallel.products import add_once, slices, split_products
-from suite.training.parallel.sharing import placements
-from suite.training.parallel.states import Holders, ShardedStates, shard_states
-from suite.training.state import Position, TrainingState, _moving_average
-from suite.workload import Optimization
+from suite.training.parallel.products import split_products
+from suite.training.parallel.states import Holders
+from suite.training.state import Position
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.thread_ranks import Holding, finish_step, on_tensor, whole_norms
+from tests.fixtures.divided import Divided, refused, trains_as_one
+from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms
 from workloads.swinv2_moe.config import SwinV2MoEConfig
 from workloads.swinv2_moe.model import SwinV2MoE
 
@@ -53,58 +49,29 @@ def built(balance: str) -> nn.Module:
     return model
 
 
-class Training:
-    """One rank's training, as the trainer does it."""
+class Training(Divided):
+    """One rank's training of images, as the trainer does it."""
 
     def __init__(self, rank: Holding, model: nn.Module) -> None:
-        self.rank, self.model = rank, copy.deepcopy(model)
-        mesh = rank.mesh
-        if mesh.tensor > 1:
-            assert PLAN.tensor is not None
-            assert rank.tensor is not None
-            assert rank.holders is not None
-            where = placements(PLAN, [name for name, _ in model.named_parameters()])
-            cuts = {name: way for name, way in where.items() if not isinstance(way, str)}
-            split_products(self.model, PLAN.tensor, cuts, {"heads": 4}, rank.tensor, mesh.data_rank)
-            named = {name: "split" if isinstance(way, Cut) else "replicate" for name, way in where.items()}
-            shard_states(self.model, named, rank.holders, rank.everyone, gather="step", but=(), split=rank.twins)
-            add_once(self.model, cuts, rank.tensor)
-        self.wrapped = ShardedStates(self.model) if mesh.tensor > 1 else self.model
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, eps=1e-3)
-        optimization = Optimization(optimizer, lambda step, epoch: 0.01, ema_decay=0.9)
-        self.state = TrainingState(self.model, optimization, (), _moving_average(self.model, optimization), 1)
+        super().__init__(rank, model, PLAN, {"heads": 4}, eps=1e-3)
 
-    def step(self, number: int) -> float:
+    def loss(self, number: int) -> Tensor:
         mesh = self.rank.mesh
         draw = torch.Generator().manual_seed(number)
         images = torch.randint(0, 256, (SAMPLES, 16, 16), generator=draw, dtype=torch.uint8)[
             mesh.data_rank :: mesh.data_size
         ]
         label = torch.randint(0, 2, (SAMPLES,), generator=draw)[mesh.data_rank :: mesh.data_size]
-        self.state.optimization.optimizer.zero_grad()
         logits, auxiliary = self.wrapped(images)
-        loss = F.cross_entropy(logits, label) + auxiliary
-        return finish_step(self.rank, self.state, loss, alone=mesh.tensor == 1 and mesh.size > 1)
+        return F.cross_entropy(logits, label) + auxiliary  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(("mesh", "balance"), [((1, 2), "gshard"), ((1, 4), "gshard"), ((2, 2), "none")])
 def test_ranks_that_divide_heads_and_experts_train_as_one(mesh: tuple[int, int], balance: str) -> None:
     model = built(balance)
-
-    def run(rank: Holding) -> tuple[list[float], dict[str, Tensor], dict[str, Any]]:
-        training = Training(rank, model)
-        losses = [training.step(number) for number in range(3)]
-        found = {name: parameter.detach() for name, parameter in training.model.named_parameters()}
-        return losses, found, {name: part for name, _, part in slices(training.model)}
-
-    ((losses, weights, _),) = on_tensor(1, 1, run)
-    for found, mine, parts in on_tensor(*mesh, run):
-        assert found == pytest.approx(losses, rel=1e-13)
-        assert len(parts) == 4 * 6 + 3 * 3 + 3  # attentions, dense FFNs, experts with a bias
-        for name, values in mine.items():
-            expected = parts[name].of(weights[name]) if name in parts else weights[name]
-            assert values.shape == expected.shape
-            assert float((values - expected).abs().max()) < 1e-12, name
+    trains_as_one(
+        lambda rank: Training(rank, model), mesh, 4 * 6 + 3 * 3 + 3
+    )  # attentions, dense FFNs, experts with a bias
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -217,13 +184,7 @@ WRONG = {
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_plan_that_does_not_fit_is_refused_in_one_line(mistake: str, tmp_path: Path) -> None:
     before, after, reason = WRONG[mistake]
-    text = SHIPPED.read_text()
-    assert before in text
-    (tmp_path / "mine.yaml").write_text(text.replace(before, after, 1))
-    done = mlhpc("plan", "swinv2_moe", "--size", "smoke", "--plan", tmp_path / "mine.yaml")
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert re.search(reason, done.stderr), done.stderr
-    assert "Traceback" not in done.stderr
+    refused("swinv2_moe", SHIPPED, (before, after, (), reason), tmp_path)
 
 
 def test_heads_of_all_stages_are_divided() -> None:
