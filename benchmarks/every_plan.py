@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from suite.training.parallel.mesh import ranks_of
+
 LIMIT = 1e-12
 EXCHANGES = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 SMALL_COSMOFLOW = (
@@ -80,7 +82,7 @@ def cases() -> Iterator[Case]:
     }
     for name, small in (("cosmoflow", SMALL_COSMOFLOW), ("deepcam", SMALL_DEEPCAM)):
         for parts in spatial[name]:
-            ranks = product_of(parts)
+            ranks = ranks_of(f"spatial={parts}", rest=1)
             more = ("hyperparameters.height=64",) if parts == "4x2" else NOTHING  # a part of every layer for each rank
             yield Case(name, "spatial", ranks, f"data=1,spatial={parts}", small + more, data=False)
         for n in (2, 4, 8):
@@ -110,14 +112,6 @@ def cases() -> Iterator[Case]:
     for n in (2, 4, 8):
         rows = ("hyperparameters.max_msa_clusters=9",) if n == 8 else NOTHING
         yield Case("openfold", "axial", n, f"data=1,axial={n}", rows)
-
-
-def product_of(parts: str) -> int:
-    """The ranks of ``2x2x1``."""
-    ranks = 1
-    for part in parts.split("x"):
-        ranks *= int(part)
-    return ranks
 
 
 def row(case: Case, data: Path) -> tuple[str, bool]:

@@ -120,20 +120,21 @@ def formulas() -> dict[Any, Callable[..., int]]:
 
 
 class FlopSum(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within the body `flops` grow by those of every operator."""
+    """Within the body `flops` grow by those of every operator that ``known`` (`formulas`) has a formula for."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Callable[[], dict[Any, Callable[..., int]]] = formulas) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
-        self._formulas = formulas()
+        self._formulas = known()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        found = func(*args, **kwargs or {})
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
         formula = self._formulas.get(func.overloadpacket)
         if formula is not None:
-            self.flops += formula(*args, **kwargs or {}, out_val=found)
+            self.flops += formula(*args, **kwargs, out_val=found)
         return found
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+from suite.training.counts.flops import FlopSum
 
 DEVICE = torch.ops.prim.device.default
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveBytes(FlopSum):  # type: ignore[no-untyped-call]
     """Within the body `now` are the bytes of living storages that were made in it, `peak` is the most that there were.
 
     ``known``: tensors from before, which do not count. What an operator needs inside itself is not seen. What is made while
@@ -28,12 +29,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self, known: Iterable[Tensor] = (), formulas: Callable[[], dict[Any, Callable[..., int]]] = dict
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = self.flops = 0
+        super().__init__(formulas)
+        self.now = self.peak = 0
         self.label = ""
         self._quiet = False
         self.labelled: Counter[str] = Counter()
-        self._formulas = formulas()
         self._living: dict[int, Any] = {}  # by id of the storage, which is not used again while the reference is here
         for tensor in known:
             self._watch(tensor.untyped_storage(), 0)
@@ -43,11 +43,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # more than half of all calls, and fake tensors' own way is slow
-        kwargs = kwargs or {}
-        found = func(*args, **kwargs)
-        formula = self._formulas.get(func.overloadpacket)
-        if formula is not None:
-            self.flops += formula(*args, **kwargs, out_val=found)
+        found = super().__torch_dispatch__(func, types, args, kwargs)
         for each in (found,) if isinstance(found, Tensor) else tree_iter(found):
             if isinstance(each, Tensor):
                 storage = each.untyped_storage()

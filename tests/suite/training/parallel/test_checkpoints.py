@@ -17,7 +17,7 @@ from suite.training.parallel.spatial import Split, split_model, trace
 from suite.training.parallel.states import ShardedStates, shard_states
 from suite.training.state import Position, TrainingState, _moving_average
 from suite.workload import Optimization
-from tests.fixtures.thread_ranks import Holding, finish_step, on_holders, on_parts
+from tests.fixtures.thread_ranks import Holding, finish_step, on_holders, on_parts, write_checkpoint
 
 
 def picture_net() -> nn.Module:
@@ -78,12 +78,7 @@ def test_a_checkpoint_goes_on_where_samples_are_split_or_states_in_pieces(
     def save(rank: Holding, split: Split | None) -> list[float]:
         training = Pictures(rank, split)
         losses = [training.step(number) for number in range(3)]
-        place = Checkpoint(tmp_path / "trial_0.pt", {}, rank.mesh)
-        snapshot = place.snapshot(rank.world, training.state, Position(1, 3))
-        snapshot.write()
-        rank.world.barrier()
-        if rank.world.is_first:
-            snapshot.commit()
+        write_checkpoint(tmp_path / "trial_0.pt", rank, training.state, Position(1, 3))
         return losses
 
     def go_on(rank: Holding, split: Split | None) -> list[float]:

@@ -24,7 +24,7 @@ from suite.training.parallel.products import _slice, note_exchanges, split_produ
 from suite.training.state import Position
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.divided import Divided, Mistake, refused, trains_as_one
-from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms
+from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms, write_checkpoint
 from workloads.moe_lm.config import MoELMConfig
 from workloads.moe_lm.model import MoELanguageModel
 
@@ -157,13 +157,7 @@ def test_a_checkpoint_of_one_mesh_goes_on_under_another_with_the_same_losses(
         training = Training(rank, model)
         for number in range(3):
             training.step(number)
-        snapshot = Checkpoint(tmp_path / "trial_0.pt", {}, rank.mesh).snapshot(
-            rank.world, training.state, Position(1, 3)
-        )
-        snapshot.write()
-        rank.world.barrier()
-        if rank.world.is_first:
-            snapshot.commit()
+        write_checkpoint(tmp_path / "trial_0.pt", rank, training.state, Position(1, 3))
 
     def go_on(rank: Holding) -> tuple[list[float], list[Tensor], list[Tensor]]:
         training = Training(rank, model)

@@ -20,7 +20,7 @@ from suite.training.parallel.states import Holders
 from suite.training.state import Position
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.divided import Divided, refused, trains_as_one
-from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms
+from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms, write_checkpoint
 from workloads.swinv2_moe.config import SwinV2MoEConfig
 from workloads.swinv2_moe.model import SwinV2MoE
 
@@ -124,12 +124,7 @@ def test_a_checkpoint_goes_on_under_another_mesh(
         training = Training(rank, model)
         for number in range(2):
             training.step(number)
-        file = Checkpoint(tmp_path / "trial_0.pt", {}, rank.mesh)
-        snapshot = file.snapshot(rank.world, training.state, Position(1, 2))
-        snapshot.write()
-        rank.world.barrier()
-        if rank.world.is_first:
-            snapshot.commit()
+        write_checkpoint(tmp_path / "trial_0.pt", rank, training.state, Position(1, 2))
 
     def go_on(rank: Holding) -> list[float]:
         training = Training(rank, model)
