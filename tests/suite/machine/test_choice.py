@@ -49,7 +49,13 @@ def question(ways: Mapping[str, Any], **changes: Any) -> Question:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Any:
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """On one thread; a chooser is told what its ways take: a number is the seconds of a way."""
+
+    def told(ways: Mapping[str, Any], device: torch.device, *, wall: bool) -> dict[str, racing.Timing]:
+        return {name: racing.Timing(way) if isinstance(way, float) else way for name, way in ways.items()}
+
+    monkeypatch.setattr("suite.machine.choice.chooser.race", told)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -94,9 +100,9 @@ def test_the_first_of_nearly_equal_ways_is_chosen() -> None:
 
 
 def test_a_measurement_is_kept_and_logged(tmp_path: Path) -> None:
-    ways = {"slow": busy(3), "fast": busy(1)}
+    ways = {"slow": 3.0, "fast": 1.0}
     first, second = chooser(tmp_path), chooser(tmp_path)
-    assert first.choose(question(ways)) == second.choose(question({"slow": busy(0), "fast": busy(9)})) == "fast"
+    assert first.choose(question(ways)) == second.choose(question({"slow": 0.1, "fast": 9.0})) == "fast"
     assert [each.choices["toy"].source for each in (first, second)] == ["measured", "cache"]
     assert second.choices["toy"].seconds == first.choices["toy"].seconds
     log = EventLog(tmp_path / "log.txt")
@@ -108,9 +114,9 @@ def test_a_measurement_is_kept_and_logged(tmp_path: Path) -> None:
 
 
 def test_another_shape_is_another_measurement(tmp_path: Path) -> None:
-    chooser(tmp_path).choose(question({"slow": busy(2), "fast": busy(1)}))
+    chooser(tmp_path).choose(question({"slow": 2.0, "fast": 1.0}))
     other = chooser(tmp_path)
-    other.choose(question({"slow": busy(2), "fast": busy(1)}, shape={"rows": 16}))
+    other.choose(question({"slow": 2.0, "fast": 1.0}, shape={"rows": 16}))
     assert other.choices["toy"].source == "measured"
 
 
@@ -132,7 +138,7 @@ def test_another_shape_is_another_measurement(tmp_path: Path) -> None:
     ],
 )
 def test_a_cache_that_is_damaged_or_forged_is_measured_again(tmp_path: Path, content: bytes) -> None:
-    asked = question({"slow": busy(2), "fast": busy(1)})
+    asked = question({"slow": 2.0, "fast": 1.0})
     key = chooser(tmp_path)._key(asked)
     (tmp_path / NAME).write_bytes(content.replace(b'"KEY"', json.dumps(key).encode()))
     again = chooser(tmp_path)
@@ -142,7 +148,7 @@ def test_a_cache_that_is_damaged_or_forged_is_measured_again(tmp_path: Path, con
 
 
 def test_a_link_in_place_of_the_cache_is_not_followed(tmp_path: Path) -> None:
-    asked = question({"slow": busy(2), "fast": busy(1)})
+    asked = question({"slow": 2.0, "fast": 1.0})
     other = tmp_path / "other"
     chooser(other).choose(asked)
     (tmp_path / NAME).symlink_to(other / NAME)
@@ -163,7 +169,7 @@ def test_the_cache_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
 def test_without_a_folder_or_a_disk_it_still_measures(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (None, tmp_path / "file"):
-        assert chooser(folder).choose(question({"slow": busy(2), "fast": busy(1)})) == "fast"
+        assert chooser(folder).choose(question({"slow": 2.0, "fast": 1.0})) == "fast"
 
 
 def test_the_folder_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +186,7 @@ def test_the_folder_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_given_comes_before_what_is_measured(tmp_path: Path) -> None:
-    ways = {"slow": busy(2), "fast": busy(1)}
+    ways = {"slow": 2.0, "fast": 1.0}
     chooser(tmp_path).choose(question(ways))  # in the cache: fast
     both = chooser(tmp_path, pinned={"toy": "fast"}, earlier={"toy": "slow"})
     assert (both.choose(question(ways)), both.choices["toy"].source) == ("slow", "kept")
@@ -193,10 +199,15 @@ def test_what_is_given_comes_before_what_is_measured(tmp_path: Path) -> None:
     assert gone.choices["toy"].note == "pinned fused is not possible here"
 
 
-def test_nothing_that_can_be_measured_leaves_the_rule(tmp_path: Path) -> None:
-    def broken() -> None:
-        raise MemoryError("too large")
+def test_what_is_chosen_was_truly_raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suite.machine.choice.chooser.race", racing.race)
+    found = chooser(tmp_path)
+    assert found.choose(question({"slow": busy(8), "fast": busy(1)})) == "fast"
+    assert 0 < found.choices["toy"].seconds["fast"] < found.choices["toy"].seconds["slow"]
 
+
+def test_nothing_that_can_be_measured_leaves_the_rule(tmp_path: Path) -> None:
+    broken = racing.Timing(problem="MemoryError: too large")
     found = chooser(tmp_path)
     assert found.choose(question({"slow": broken, "fast": broken})) == "slow"
     assert found.choices["toy"].source == "rule"
@@ -226,10 +237,9 @@ class ThreadWorld:
 def test_ranks_that_measure_otherwise_choose_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slowest rank's seconds count; a way that one rank cannot follow is out for all."""
     of_ranks = (
-        {"a": racing.Timing(1.0), "b": racing.Timing(2.0), "c": racing.Timing(0.1)},
-        {"a": racing.Timing(9.0), "b": racing.Timing(3.0), "c": racing.Timing(problem="not here")},
+        {"a": 1.0, "b": 2.0, "c": 0.1},
+        {"a": 9.0, "b": 3.0, "c": racing.Timing(problem="not here")},
     )
-    monkeypatch.setattr("suite.machine.choice.chooser.race", lambda ways, device, wall: ways)
     meeting = Meeting(2)
 
     def rank(number: int) -> tuple[str, str, Mapping[str, str]]:
@@ -254,7 +264,7 @@ def test_classes_are_powers_of_two(count: float, wanted: int) -> None:
 def test_a_busy_machine_leaves_no_choice_by_the_wall_clock_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ways = {"slow": busy(2), "fast": busy(1)}
+    ways = {"slow": 2.0, "fast": 1.0}
     torch.set_num_threads(2)
     for load, cached in ((99.0 * (os.cpu_count() or 1), False), (0.0, True)):
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load, load, load))
