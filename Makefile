@@ -10,6 +10,9 @@ BUILD := setuptools>=77
 PYTEST := -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
+# Compiled modules are kept, whatever the caller's environment says: hundreds of processes load them.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-long test-reference test-matrix lint docs env wheelhouse slurm clean
 
 demo: $(READY)

@@ -108,13 +108,16 @@ def test_results_are_tables_figures_a_page_and_a_line_in_a_notebook(run: Path, t
 
 
 def test_a_report_is_that_of_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = mlhpc.load(run).report(tmp_path / "report")
-    assert capsys.readouterr().out == ""
-    assert command("report", run, "-o", tmp_path / "other").returncode == 0
-    assert page.read_bytes() == (tmp_path / "other" / "report.html").read_bytes()
+    assert command("report", run, "-o", tmp_path / "report").returncode == 0
+    page = tmp_path / "report" / "report.html"
+    before, written_ns = page.read_bytes(), page.stat().st_mtime_ns
+    capsys.readouterr()
     with pytest.raises(mlhpc.InputError, match="exists; force=True replaces it"):
         mlhpc.load(run).report(tmp_path / "report")
-    mlhpc.load(run).report(tmp_path / "report", force=True)
+    assert mlhpc.load(run).report(tmp_path / "report", force=True) == page
+    assert capsys.readouterr().out == ""
+    assert page.stat().st_mtime_ns > written_ns
+    assert page.read_bytes() == before
 
 
 def test_functions_say_what_the_commands_say(run: Path) -> None:

@@ -224,10 +224,7 @@ BROKEN_FIGURES = {
 
 @pytest.mark.parametrize(
     "case",
-    [
-        case if case in ("draw fails", "package missing") else pytest.param(case, marks=pytest.mark.long)
-        for case in BROKEN_FIGURES
-    ],
+    [case if case == "draw fails" else pytest.param(case, marks=pytest.mark.long) for case in BROKEN_FIGURES],
 )
 def test_a_faulty_figure_is_named_and_the_rest_of_the_report_is_there(site: Site, tmp_path: Path, case: str) -> None:
     files, expected = BROKEN_FIGURES[case]

@@ -24,7 +24,9 @@ def test_some_cards_name_their_data() -> None:
     assert NAMED == ["cosmoflow", "moe_lm", "openfold", "swinv2_moe"]
 
 
-@pytest.mark.parametrize("workload", NAMED)
+@pytest.mark.parametrize(
+    "workload", [pytest.param(name, marks=pytest.mark.long) if name == "swinv2_moe" else name for name in NAMED]
+)
 def test_the_generator_makes_the_data_that_the_card_names(tmp_path: Path, workload: str) -> None:
     pinned = re.search(r"^h5py==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None

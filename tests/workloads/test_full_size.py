@@ -136,7 +136,7 @@ def check_stated(name: str, size: str, held: Held, model: nn.Module) -> None:
 
 PLANNED = [
     pytest.param("cosmoflow", "full", cosmoflow, "spatial=1x1x1"),  # 3 CPU-seconds
-    pytest.param("deepcam", "full", deepcam, "spatial=1x1"),  # 6 CPU-seconds
+    pytest.param("deepcam", "full", deepcam, "spatial=1x1", marks=pytest.mark.long),
 ]
 
 

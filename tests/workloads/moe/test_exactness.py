@@ -55,6 +55,7 @@ def test_losses_and_metric_do_not_depend_on_how_experts_lie_on_ranks() -> None:
     assert printed.count("moe_lm has the same losses") == printed.count("swinv2_moe has the same losses") == 5
 
 
+@pytest.mark.long
 def test_experts_over_some_ranks_train_as_experts_on_all() -> None:
     """Two copies of a mesh of two ranks; a mesh of all four is what it was to the last bit: copies_worker.py."""
     printed = run(WORKER.with_name("copies_worker.py"), timeout_s=200)

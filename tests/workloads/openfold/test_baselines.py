@@ -48,6 +48,7 @@ def _is_helix(number: int) -> bool:
     return bool((elements == HELIX).sum() >= len(elements) - 3)
 
 
+@pytest.mark.long
 def test_the_profile_regression_learns_a_fold_that_letters_tell(chains: list[Protein]) -> None:
     """With helices written in alanine and all else in glycine it finds the fold; with shuffled couplings it cannot."""
     told = []

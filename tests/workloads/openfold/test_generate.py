@@ -130,7 +130,8 @@ def test_the_torsions_without_noise_are_far_above_every_target() -> None:
     assert np.mean([float(sample_lddt_ca(*both, torch.ones(both[0].shape[:2]))) for both in pairs]) > 0.93
 
 
-@pytest.mark.parametrize("size", ["smoke", pytest.param("mini", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("size", ["smoke", "mini"])
 def test_the_target_lies_three_standard_errors_beyond_every_baseline(tmp_path: Path, world: World, size: str) -> None:
     generator.generate(tmp_path, size, seed=0, world=world)
     card = DESCRIPTOR.card().size(size)

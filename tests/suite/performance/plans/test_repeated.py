@@ -198,7 +198,12 @@ def _cost(name: str, given: tuple[str, ...]) -> Cost:
     return predict(descriptor(name), config, Parallel.of(config, descriptor(name), 0, 2))
 
 
-@pytest.mark.parametrize("name", list(CASES))
+LONG = ("deepcam", "swinv2_moe")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in CASES]
+)
 def test_a_workload_costs_what_it_costs_when_all_blocks_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "swinv2_moe":
         _cost(name, SHARDED)  # makes tables of constants, which are kept
