@@ -9,7 +9,8 @@ from pathlib import Path
 
 from suite.compliance.exchange.document import SCHEMA, schema
 from suite.compliance.exchange.result_document import RESULT_SCHEMA, result_schema
-from suite.compliance.explanations import PAGE, rules_page
+from suite.compliance.explanations import rules_page
+from suite.compliance.rules.table import PAGE
 from suite.files import print_line
 
 ROOT = Path(__file__).resolve().parent.parent

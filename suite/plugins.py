@@ -5,6 +5,7 @@ One broken package must not break everything else: it is left out with one line,
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -72,9 +73,9 @@ def _installed() -> tuple[tuple[str, Plugin], ...]:
     Of a package that is there twice the first counts.
     """
     packages: dict[str, list[tuple[str, Plugin]]] = {}
-    for folder in map(Path, dict.fromkeys(path or "." for path in sys.path)):
+    for folder in dict.fromkeys(path or "." for path in sys.path):
         for info in _infos(folder):
-            text = _read(info / "entry_points.txt")
+            text = _read(f"{info}/entry_points.txt")
             if "mlhpc." in text:
                 package = _name(info)
                 points = [(of, Plugin(name, value, package)) for of, name, value in _entries(text)]
@@ -82,25 +83,27 @@ def _installed() -> tuple[tuple[str, Plugin], ...]:
     return tuple(point for points in packages.values() for point in points)
 
 
-def _infos(folder: Path) -> list[Path]:
+def _infos(folder: str) -> list[str]:
     """The folders in which pip, or a build, keeps what is known of a package."""
     try:
-        return sorted(path for path in folder.iterdir() if path.name.endswith((".dist-info", ".egg-info")))
+        with os.scandir(folder) as entries:
+            return sorted(entry.path for entry in entries if entry.name.endswith((".dist-info", ".egg-info")))
     except OSError:  # no such folder, or an archive
         return []
 
 
-def _name(info: Path) -> str:
+def _name(info: str) -> str:
     """The name of the package, as its metadata have it."""
-    for line in (_read(info / "METADATA") or _read(info / "PKG-INFO")).splitlines():
+    for line in (_read(f"{info}/METADATA") or _read(f"{info}/PKG-INFO")).splitlines():
         if line.startswith("Name:"):
             return line.removeprefix("Name:").strip()
-    return info.stem.partition("-")[0]
+    return Path(info).stem.partition("-")[0]
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     try:
-        return path.read_text("utf-8", "replace")
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  every command opens a hundred of them
+            return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
 

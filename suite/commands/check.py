@@ -11,7 +11,6 @@ from suite.cli.options import JSON, TEXT, card_option, format_option
 from suite.compliance.check import Verdict
 from suite.compliance.check import check as check_paths
 from suite.compliance.exchange.formats import FORMATS
-from suite.compliance.explanations import explanation, rule_list
 from suite.compliance.output import print_table
 from suite.compliance.ruleset import ruleset
 from suite.files import print_line
@@ -82,11 +81,10 @@ def check(
       mlhpc check submissions/ACME --fail-on warning --waive waivers.yaml
       mlhpc check --explain last-eval
     """
-    if explain is not None:
-        print_line(explanation(explain))
-        return
-    if list_rules:
-        print_line(rule_list())
+    if explain is not None or list_rules:
+        from suite.compliance.explanations import explanation, rule_list
+
+        print_line(rule_list() if explain is None else explanation(explain))
         return
     if write_official_rules is not None:
         from suite.compliance.official_rules import write_rules

@@ -10,24 +10,21 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-# Importing a module of rules enters them into the table; they are applied in the order of these imports.
+# Importing a module of rules enters them into the table; they are applied in the order of these imports. Those for several
+# logs are in `together`, which is imported when there are several: a check of one log takes a quarter less time without.
 import suite.compliance.rules.log_rules  # isort: skip
 import suite.compliance.rules.eval_rules  # isort: skip
 import suite.compliance.rules.course_rules  # isort: skip
 import suite.compliance.rules.mlhpc_rules  # isort: skip
-import suite.compliance.rules.provenance_rules  # isort: skip
 import suite.compliance.rules.stated_rules  # isort: skip
-import suite.compliance.rules.training_rules  # isort: skip
-import suite.compliance.rules.power_rules  # noqa: F401  # isort: skip
+import suite.compliance.rules.training_rules  # noqa: F401  # isort: skip
 from suite import frozen
 from suite.compliance.choice import Choice, choose
 from suite.compliance.failed_run import cut_line, follows_from_failure
 from suite.compliance.metric import record_of
-from suite.compliance.rules.copy_rules import SeenRuns
-from suite.compliance.rules.group_rules import GroupContext, apply_group_rules, is_weak
-from suite.compliance.rules.package_rules import judge_package, judge_system
-from suite.compliance.rules.table import NO_LOG, Finding, LogContext, apply_log_rules, of_another_suite
+from suite.compliance.rules.table import NO_LOG, Finding, LogContext, apply_log_rules, of_another_suite, weighed
 from suite.compliance.ruleset import (
     Benchmark,
     GivenPoints,
@@ -40,8 +37,11 @@ from suite.compliance.ruleset import (
 from suite.log.limits import HEAD_BYTES
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord
-from suite.log.results_tree import LINK, Group, SystemFile, Tree, find, list_files, list_system_files, read_system
+from suite.log.results_tree import LINK, Group, Tree, find, list_files
 from suite.log.score import failure
+
+if TYPE_CHECKING:
+    from suite.compliance.together import Together
 
 
 @frozen
@@ -130,7 +130,7 @@ def check_results(
     findings: list[Finding] = []
     results: list[CheckedResult] = []
     used: list[str] = []
-    seen = SeenRuns()
+    several = None if all(path.is_file() for path in paths) else _together()
     packages = 0
     for path in {path.absolute(): path for path in paths}.values():  # a path given twice is one
         tree = find(path, partly=True)
@@ -141,9 +141,10 @@ def check_results(
             rules = replace(ruleset(choice.ruleset), given=given)
             used.append(rules.name)
             packages += package is not None
-            said = [item for rule, folder, text in choice.breaches for item in _finding(rules, rule, folder, text)]
-            checked = [_check_group(group, rules, seen, judged or {}, alone=path.is_file()) for group in groups]
-            of_package = [*_check_package(package, groups, rules)] if package is not None else []
+            said = [item for rule, folder, text in choice.breaches for item in weighed(rules, rule, folder, text)]
+            together = None if path.is_file() else several
+            checked = [_check_group(group, rules, together, judged or {}) for group in groups]
+            of_package = [*together.judge_package(package, groups, rules)] if together and package is not None else []
             findings += [*said, *(item for _, own in checked for item in own), *of_package]
             shared = _errors([*unread, *said, *of_package])
             results += [
@@ -158,6 +159,12 @@ def check_results(
         findings.append(Finding("nothing-checked", "error", where, None, text))
     names = tuple(name for name in ruleset_names() if name in used) or (ruleset_name or "none",)
     return Verdict(names, logs, packages, tuple(findings)), tuple(results)
+
+
+def _together() -> Together:
+    from suite.compliance.together import Together
+
+    return Together()
 
 
 def _power(findings: Sequence[Finding]) -> tuple[str, ...]:
@@ -229,27 +236,29 @@ def _results(tree: Tree) -> Iterator[tuple[Path | None, list[Group]]]:
 
 
 def _check_group(
-    group: Group, rules: Ruleset, seen: SeenRuns, judged: Judged, *, alone: bool
+    group: Group, rules: Ruleset, together: Together | None, judged: Judged
 ) -> tuple[tuple[RunRecord, ...], list[Finding]]:
-    """Judge the logs of a result one by one and, unless it is ``alone``, together. Returns their records and the findings."""
+    """Judge the logs of a result one by one and, if they are no single log, together. Returns their records and the findings."""
     findings: list[Finding] = []
     checked = [judged.get(path) or check_log(path, rules) for path in group.logs]
     records = tuple(log.record for log in checked)
     failed = [log for log in checked if not log.converged]
     for log in checked:
-        only_failure = not alone and len(failed) == 1 and log is failed[0] and len(checked) > 1
-        forgiven = only_failure and (rules.foreign or not is_weak(group, records))
+        forgiven = (
+            together is not None
+            and (len(failed) == 1 and log is failed[0] and len(checked) > 1)
+            and (rules.foreign or not together.is_weak(group, records))
+        )
         findings += [_forgive(finding, log, rules) for finding in log.findings] if forgiven else log.findings
     pruned = [judged.get(path) or check_log(path, rules) for path in group.pruned]
     for log in pruned:
         findings += _pruned(log, rules)
     of_another = all(rules.other_suite(record.benchmark) for record in records) and bool(records)
-    if not alone and not of_another:
+    if together is not None and not of_another:
         known = rules.known(records)
-        together = [*_cross_checks(group, checked, pruned, rules)]
-        for rule, where, message in seen.compare(group, records):
-            together += _finding(rules, rule, where, message)
-        findings += [_excused(finding, known) for finding in together]
+        benchmark = next((log.benchmark for log in checked if log.benchmark is not None), None)
+        found = together.judge_result(group, records, tuple(log.record for log in pruned), benchmark, rules)
+        findings += [_excused(finding, known) for finding in found]
     return records, findings
 
 
@@ -281,30 +290,3 @@ def _pruned(log: CheckedLog, rules: Ruleset) -> Iterator[Finding]:
             died = rules.foreign and follows_from_failure(finding, log.record, log.cut_line, foreign=True)
             message = f"pruned instance: {finding.message}"
             yield replace(finding, severity="warning" if died else severity, message=message)
-
-
-def _cross_checks(
-    group: Group, checked: list[CheckedLog], pruned: list[CheckedLog], rules: Ruleset
-) -> Iterator[Finding]:
-    system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
-    benchmark = next((log.benchmark for log in checked if log.benchmark is not None), None)
-    records, pruned_records = (tuple(log.record for log in logs) for logs in (checked, pruned))
-    context = GroupContext(group, records, rules, benchmark, system, pruned_records)
-    yield from apply_group_rules(context)
-
-
-def _check_package(package: Path, groups: list[Group], rules: Ruleset) -> Iterator[Finding]:
-    for path in list_system_files(package):
-        system: SystemFile = read_system(path)
-        for rule, message in judge_system(system):
-            yield from _finding(rules, rule, path, message)
-    for rule, path, message in judge_package(package, groups):
-        yield from _finding(rules, rule, path, message)
-    if not groups:
-        yield from _finding(rules, "results-empty", package / "results", "the package holds no result_*.txt")
-
-
-def _finding(rules: Ruleset, rule: str, path: Path, message: str) -> Iterator[Finding]:
-    severity = rules.severity(rule)
-    if severity is not None:
-        yield Finding(rule, severity, str(path), None, message)

@@ -10,16 +10,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import suite.compliance.check  # noqa: F401  enters all rules into the tables
+import suite.compliance.check
+import suite.compliance.together  # noqa: F401  with check it enters all rules into the tables
 from suite import frozen
 from suite.compliance.rules.group_rules import GROUP_RULES
-from suite.compliance.rules.table import EXPLANATIONS, LOG_RULES, OURS, RuleInfo
+from suite.compliance.rules.table import EXPLANATIONS, LOG_RULES, OURS, RuleInfo, link
 from suite.compliance.ruleset import Ruleset, Severity, ruleset, ruleset_names
 from suite.errors import InputError, did_you_mean
 from suite.files import YamlSource, compiled
 
 TEXTS = Path(__file__).parent / "rules.yaml"
-PAGE = "docs/rules.md"
 SCOPES = ("one log", "the runs of a result", "a package")
 
 
@@ -84,11 +84,6 @@ def scope(rule: str) -> str:
     return SCOPES[0] if rule in LOG_RULES else SCOPES[1] if rule in GROUP_RULES else SCOPES[2]
 
 
-def link(rule: str) -> str:
-    """Where the page explains a rule."""
-    return f"{PAGE}#{rule}"
-
-
 @cache
 def _data() -> dict[str, Any]:
     data: dict[str, Any] = compiled(TEXTS) or YamlSource.read(TEXTS).data
@@ -100,7 +95,8 @@ def _readable(url: str) -> str:
 
 
 def _of(name: str) -> list[str]:
-    return [rule for rule in EXPLANATIONS if scope(rule) == name]
+    """The rules of a scope, in the order of rules.yaml."""
+    return [rule for rule in rule_texts() if scope(rule) == name]
 
 
 def _fields(info: RuleInfo) -> Iterator[tuple[str, str]]:

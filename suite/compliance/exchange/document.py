@@ -9,8 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from suite.compliance.check import Verdict
-from suite.compliance.explanations import link
-from suite.compliance.rules.table import Finding
+from suite.compliance.rules.table import Finding, link
 from suite.compliance.ruleset import Severity
 
 SCHEMA = Path(__file__).parent / "verdict.schema.json"

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from suite import VERSION
 from suite.compliance.check import Verdict
-from suite.compliance.explanations import link, rule_texts
-from suite.compliance.rules.table import EXPLANATIONS, Finding
+from suite.compliance.explanations import rule_texts
+from suite.compliance.rules.table import EXPLANATIONS, Finding, link
 
 _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 

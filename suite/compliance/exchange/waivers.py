@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+import suite.compliance.together  # noqa: F401  with check it enters all rules into the tables
 from suite.compliance.check import Verdict
 from suite.compliance.rules.table import EXPLANATIONS, Finding, Waiver
 from suite.errors import InputError, did_you_mean

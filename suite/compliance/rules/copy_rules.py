@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import suite.compliance.rules.power_rules  # noqa: F401  its rules stand before these
 from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_rule, name_of, repeats
 from suite.compliance.rules.likeness import DURATIONS, Curves, Runs, series_of
 from suite.compliance.rules.table import OURS, explain

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import suite.compliance.rules.copy_rules  # noqa: F401  its rules stand before these
 from suite.compliance.manifest import changed_files
 from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_rule
 from suite.compliance.rules.table import HPC, OURS, PACKAGE, explain

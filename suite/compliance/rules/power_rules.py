@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import suite.compliance.rules.provenance_rules  # noqa: F401  its rules stand before these
 from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_rule
 from suite.compliance.rules.table import OURS
 from suite.files import brief

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
 
 from suite import frozen
 from suite.card import SizeCard
@@ -24,6 +25,7 @@ HPC = "hpc_training_rules.adoc"
 LOGGING = "mlperf_logging hpc common.yaml"
 PACKAGE = "mlperf_logging package_checker"
 OURS = "docs/checker.md"
+PAGE = "docs/rules.md"  # which has every rule
 
 NO_LOG = "log-empty"  # the rule that a file without events breaks; the checker stops there
 
@@ -142,6 +144,11 @@ def explain(rule: str, explanation: str, reference: str) -> str:
     return rule
 
 
+def link(rule: str) -> str:
+    """Where the page explains a rule."""
+    return f"{PAGE}#{rule}"
+
+
 def log_rule(rule: str, explanation: str, reference: str) -> Callable[[LogCheck], LogCheck]:
     """Add the decorated function to the rules that every log is judged by."""
 
@@ -159,6 +166,13 @@ def apply_log_rules(context: LogContext, file: str) -> Iterator[Finding]:
         if severity is not None:
             for line, message in check(context):
                 yield Finding(rule, severity, file, line, message)
+
+
+def weighed(rules: Ruleset, rule: str, path: Path, message: str) -> Iterator[Finding]:
+    """The finding of a breach at a file or folder. None where the ruleset does not ask for the rule."""
+    severity = rules.severity(rule)
+    if severity is not None:
+        yield Finding(rule, severity, str(path), None, message)
 
 
 def of_another_suite(log: Log, rules: Ruleset, suite: str, file: str) -> Finding:

@@ -20,10 +20,10 @@ from suite.compliance.check import Verdict, _check_group, check, check_log
 from suite.compliance.exchange.formats import FORMATS
 from suite.compliance.manifest import digest
 from suite.compliance.output import print_table
-from suite.compliance.rules.copy_rules import SeenRuns
 from suite.compliance.rules.group_rules import GROUP_RULES
 from suite.compliance.rules.table import EXPLANATIONS, LOG_RULES, Finding
 from suite.compliance.ruleset import KnownResult, Ruleset, fingerprint, ruleset, ruleset_names
+from suite.compliance.together import Together
 from suite.errors import InputError
 from suite.log.reader import read_events
 from suite.log.record import summarise
@@ -354,12 +354,12 @@ def test_a_known_breach_is_known_by_its_runs_and_not_by_its_name(tmp_path: Path)
     known = {fingerprint(runs): KnownResult(result="this one", rules={"weak-scale": "it was accepted"})}
     rules = Ruleset(replace(data, known=known))
     group = next(group for group in find(folder).groups if group.scenario == "weak")
-    _, findings = _check_group(group, rules, SeenRuns(), {}, alone=False)
+    _, findings = _check_group(group, rules, Together(), {})
     (finding,) = (item for item in findings if item.rule == "weak-scale")
     assert finding.severity == "warning"
     assert "it was accepted" in finding.message
     write(folder / "results/big/weak/cosmoflow/result_0.txt", hpc_run(seed=99, start_ms=1_695_900_000_001))
-    _, again = _check_group(group, rules, SeenRuns(), {}, alone=False)
+    _, again = _check_group(group, rules, Together(), {})
     assert [item.severity for item in again if item.rule == "weak-scale"] == ["error"]
 
 

@@ -21,8 +21,8 @@ from suite.compliance.exchange.formats import FORMATS
 from suite.compliance.exchange.given_points import read_given_points
 from suite.compliance.exchange.sarif import as_sarif
 from suite.compliance.exchange.waivers import read_waivers, waive
-from suite.compliance.explanations import PAGE, explanation, rule_texts, rules_page
-from suite.compliance.rules.table import EXPLANATIONS, OURS, Finding, Waiver
+from suite.compliance.explanations import explanation, rule_texts, rules_page
+from suite.compliance.rules.table import EXPLANATIONS, OURS, PAGE, Finding, Waiver
 from suite.compliance.ruleset import ruleset, ruleset_names
 from suite.errors import InputError
 from tests.fixtures.cli import mlhpc
