@@ -8,6 +8,7 @@ from typing import Any, TypeVar, dataclass_transform, overload
 
 VERSION = "1.0.0.dev0"
 RULESET = "mlhpc-1.0"
+REDACTED = "REDACTED"  # stands in a package for words that are nobody's business
 LAUNCH = "MLHPC_LAUNCH"  # environment variable: the token of the `mlhpc run` that started this process
 
 _Class = TypeVar("_Class", bound=type)

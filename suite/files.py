@@ -230,13 +230,16 @@ class YamlSource:
         import yaml
 
         try:
-            text = path.read_text(encoding="utf-8")
+            with path.open("rb") as file:
+                text = file.read(LARGEST_YAML + 1).decode()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
             raise InputError(f"{path}: cannot be read: {reason}") from None
+        if len(text) > LARGEST_YAML:
+            raise InputError(f"{path}: has more than {byte_text(LARGEST_YAML)}")
         try:
             node, data = _yaml(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}:{mark.line + 1}" if mark else str(path)
             raise InputError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
@@ -248,10 +251,8 @@ class YamlSource:
 
     def where(self, *key: str) -> str:
         """``file:line`` of a key path, or of its nearest parent in the file; the file if there is none."""
-        for end in range(len(key), 0, -1):
-            if key[:end] in self.lines:
-                return f"{self.path}:{self.lines[key[:end]]}"
-        return str(self.path)
+        nearest = (key[:end] for end in range(len(key), 0, -1) if key[:end] in self.lines)
+        return next((f"{self.path}:{self.lines[place]}" for place in nearest), str(self.path))
 
 
 def _yaml(text: str) -> tuple[Any, Any]:
@@ -265,9 +266,8 @@ def _yaml(text: str) -> tuple[Any, Any]:
     return yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
 
 
-_SHORT = (
-    2**13
-)  # characters: the fast loader calls itself for each level, unchecked, and ends the process where 2**15 are nested
+LARGEST_YAML = 2**22  # bytes
+_SHORT = 2**13  # characters: the fast loader calls itself for each level, and ends the process where 2**15 are nested
 
 
 def _collect(node: yaml.Node, prefix: tuple[str, ...], lines: dict[tuple[str, ...], int], path: Path) -> None:

@@ -5,12 +5,16 @@ They are in benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<sce
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from suite import frozen
-from suite.files import read_bytes
+from suite import REDACTED, frozen
+from suite.errors import InputError
+from suite.files import YamlSource, brief, read_bytes
 from suite.log.limits import limits
+from suite.log.record import RunRecord
 from suite.log.results_tree import Group, SystemFile, read_system
 
 
@@ -55,21 +59,52 @@ def find_kept_folder(folders: Sequence[Path], log: str) -> Path | None:
     return folders[0] if folders else None
 
 
-def problem_of_config(folder: Path, name: str, sha256: str) -> str | None:
-    """Say why a kept folder has not the file of settings that a log states. None if it has, or says that its copy is redacted."""
+def problem_of_config(folder: Path, record: RunRecord) -> str | None:
+    """Say why a kept folder has not the file of settings that a log states. None if it has, or the log states none.
+
+    A copy that origin.json calls redacted has another sha256; it must still hold the settings that the log has in run_config.
+    """
     import hashlib
 
+    if record.config_file is None:
+        return None
+    name, sha256 = record.config_file
     redacted = read_system(folder / "origin.json").fields.get("redacted")
     path = folder / name
     if not path.is_file() or path.is_symlink():
         return "there is no such file"
-    if isinstance(redacted, list) and name in redacted:
-        return None
     try:
         found = hashlib.sha256(read_bytes(path, limits().json)).hexdigest()
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    return None if found == sha256 else f"its sha256 is {found[:12]}..., the log says {sha256[:12]}..."
+    if found == sha256:
+        return None
+    if isinstance(redacted, list) and name in redacted:
+        return _problem_of_redacted(path, record.config or {})
+    return f"its sha256 is {found[:12]}..., the log says {sha256[:12]}..."
+
+
+def _problem_of_redacted(path: Path, logged: Mapping[str, Any]) -> str | None:
+    """Say what else than words was changed. Logs are never edited, so theirs are the words before redaction."""
+    try:
+        kept = YamlSource.read(path).data
+    except InputError as error:
+        return f"is called redacted, and is no file of settings: {str(error).partition(': ')[2]}"
+    open_parts: list[tuple[str, Any, Any]] = [("", logged, kept)]
+    while open_parts:
+        at, said, found = open_parts.pop()
+        if isinstance(said, Mapping) and isinstance(found, Mapping):
+            open_parts += [(f"{at}.{key}".lstrip("."), value, found.get(key)) for key, value in said.items()]
+        elif said != found and said not in ({}, []) and not _redacted(said, found):
+            return f"is called redacted, and has {brief(at)} = {brief(found)}; the log says {brief(said)}"
+    return None
+
+
+def _redacted(said: object, found: object) -> bool:
+    """True if a setting may be what redaction left of another. A log has the last part of a path only."""
+    if not isinstance(said, str) or not isinstance(found, str):
+        return False
+    return PurePosixPath(found).name == said or REDACTED in found or re.search(r"\bnode[0-9]+\b", found) is not None
 
 
 def _linked(path: Path, package: Path) -> bool:

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 
-REDACTED = "REDACTED"
+from suite import REDACTED
 
 # A name is of a secret if one of its words is one of these: HF_TOKEN and wandb.api_key, not TOKENIZERS_PARALLELISM or max_tokens
 _SECRET_WORDS = frozenset(

@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from suite import REDACTED
 from suite.errors import InputError
 from suite.machine.facts import Facts
-from suite.machine.secrets import REDACTED, SECRET_VALUES, redact_secrets
+from suite.machine.secrets import SECRET_VALUES, redact_secrets
 
 KINDS = ("hosts", "paths", "account")
 

@@ -82,10 +82,8 @@ def config_kept(context: GroupContext) -> Iterator[GroupBreach]:
     folders = [document.path.parent for document in context.provenance.infos]
     for run in (*context.runs, *context.pruned):
         folder = find_kept_folder(folders, run.path.name) if run.path is not None else None
-        if folder is None or run.config_file is None:
-            continue
-        problem = problem_of_config(folder, *run.config_file)
-        if problem is not None:
+        problem = problem_of_config(folder, run) if folder is not None else None
+        if folder is not None and run.config_file is not None and problem is not None:
             yield folder / run.config_file[0], f"{problem} ({name_of(run)})"
 
 

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from suite import REDACTED
 from suite.files import brief
 from suite.log.origin.installed import normal
 from suite.machine.facts import UNKNOWN, Facts
-from suite.machine.secrets import REDACTED
 from suite.package.reproduction.document import Difference
 from suite.package.reproduction.told import Told
 

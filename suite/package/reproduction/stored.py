@@ -62,9 +62,7 @@ def list_changes(package: Path) -> list[Difference]:
 def _find_altered_config(original: Original) -> Difference | None:
     for record in original.records:
         folder = original.folder_of(record)
-        problem = (
-            None if folder is None or record.config_file is None else problem_of_config(folder, *record.config_file)
-        )
+        problem = None if folder is None else problem_of_config(folder, record)
         if problem is not None and record.config_file is not None:
             return Difference(kind=ALTERED, what="config.yaml", was=record.config_file[1][:12], now=problem[:100])
     return None

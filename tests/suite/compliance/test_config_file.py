@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from suite.compliance.check import check, check_log
 from suite.compliance.ruleset import ruleset
@@ -81,6 +82,9 @@ def test_published_rounds_are_not_judged_by_it(rules: str, tmp_path: Path) -> No
 
 def _make(folder: Path) -> None:
     run = left_by_run(folder / "run")
+    log = (run / "result_0.txt").read_text().splitlines()
+    stated = next(json.loads(line.partition(":::MLLOG ")[2]) for line in log if '"run_config"' in line)["value"]
+    (run / "config.yaml").write_text(yaml.safe_dump(stated | {"data": "/home/ada/data"}))
     sha = hashlib.sha256((run / "config.yaml").read_bytes()).hexdigest()
     event = {"namespace": "", "time_ms": 0, "event_type": "POINT_IN_TIME", "key": "config_file", "value": "config.yaml", "metadata": {"sha256": sha}}  # fmt: skip
     for path in run.glob("result_*.txt"):
@@ -134,12 +138,22 @@ def _second_folder(folder: Path) -> None:
     _origin(logs={})(other)
 
 
+def _called_redacted(old: bytes, new: bytes) -> Callable[[Path], object]:
+    """Another file of settings, which origin.json calls redacted."""
+
+    def change(content: bytes) -> bytes:
+        assert old in content
+        return content.replace(old, new, 1)
+
+    return _both(_edit_config(change), _origin(redacted=["config.yaml"]))
+
+
 WRONG_PACKAGES: dict[str, Callable[[Path], object]] = {
     "the file is gone": lambda folder: (folder / "config.yaml").unlink(),
     "one byte more": _edit_config(lambda content: content + b" "),
     "one value changed": _edit_config(lambda content: content.replace(b"16", b"32", 1)),
     "an empty file": _edit_config(lambda _: b""),
-    "another line end": _edit_config(lambda content: content.replace(b"{", b"{\r\n", 1)),
+    "another line end": _edit_config(lambda content: content.replace(b"\n", b"\r\n", 1)),
     "a link": _linked,
     "a FIFO": _fifo,
     "a folder": lambda folder: ((folder / "config.yaml").unlink(), (folder / "config.yaml").mkdir()),
@@ -148,11 +162,28 @@ WRONG_PACKAGES: dict[str, Callable[[Path], object]] = {
     "gone, and called redacted": _both(lambda folder: (folder / "config.yaml").unlink(), _origin(redacted=["config.yaml"])),
     "another file called redacted": _both(_edit_config(lambda content: content + b" "), _origin(redacted=["run.json"])),
     "redacted is no list": _both(_edit_config(lambda content: content + b" "), _origin(redacted="config.yaml")),
+    "called redacted, a number changed": _called_redacted(b"max_epochs: 64", b"max_epochs: 32"),
+    "called redacted, a number in a section changed": _called_redacted(b"layers: 3", b"layers: 4"),
+    "called redacted, a number for a switch": _called_redacted(b"instrumentation: false", b"instrumentation: 0.5"),
+    "called redacted, a switch changed": _called_redacted(b"instrumentation: false", b"instrumentation: true"),
+    "called redacted, a number in words": _called_redacted(b"max_epochs: 64", b"max_epochs: REDACTED"),
+    "called redacted, a word changed": _called_redacted(b"division: closed", b"division: open"),
+    "called redacted, a setting gone": _called_redacted(b"max_epochs: 64\n", b""),
+    "called redacted, a section for a word": _called_redacted(b"size: smoke", b"size: {smoke: REDACTED}"),
+    "called redacted, a list": _both(_edit_config(lambda _: b"- 1\n"), _origin(redacted=["config.yaml"])),
+    "called redacted, no YAML": _both(_edit_config(lambda _: b"{[" * 40_000), _origin(redacted=["config.yaml"])),
+    "called redacted, no text": _both(_edit_config(lambda _: b"\xff\x00"), _origin(redacted=["config.yaml"])),
+    "called redacted, and larger than any": _both(_edit_config(lambda c: c + b" " * limits().json), _origin(redacted=["config.yaml"])),
     "origin.json gone": _both(_edit_config(lambda content: content + b" "), lambda folder: (folder / "origin.json").unlink()),
 }  # fmt: skip
 RIGHT_PACKAGES: dict[str, Callable[[Path], object]] = {
     "as it was built": lambda folder: None,
     "redacted, and named so": _both(_edit_config(lambda content: content + b" "), _origin(redacted=["config.yaml"])),
+    "redacted, a path": _called_redacted(b"/home/ada/data", b"/REDACTED/data"),
+    "redacted, a word": _called_redacted(b"platform: test bed", b"platform: test REDACTED"),
+    "redacted, a host": _called_redacted(b"platform: test bed", b"platform: node1"),
+    "redacted, another form of the same": _called_redacted(b"layers: 3", b"{layers: 3}"),
+    "redacted, a comment": _called_redacted(b"max_epochs: 64", b"max_epochs: 64  # REDACTED"),
     "redacted without a change": _origin(redacted=["config.yaml"]),
     "older logs": _logs_say('"key": "config_file"', '"key": "some_other_key"'),
     "older logs, another file": _both(_logs_say('"key": "config_file"', '"key": "some_other_key"'), _edit_config(lambda _: b"size: smoke\n")),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from suite import REDACTED
 from suite.machine.probes.collect import SLURM, TUNING, collect_facts
-from suite.machine.secrets import REDACTED, looks_random, redact_random, redact_variable
+from suite.machine.secrets import looks_random, redact_random, redact_variable
 
 SECRETS = {
     "NCCL_AUTH_TOKEN": "abc",
