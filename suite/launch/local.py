@@ -146,6 +146,7 @@ def run_local(
     grace_s: float = 30.0,
     environ: Mapping[str, str] = os.environ,
     told: Path | None = None,
+    on_stop: Callable[[], object] = lambda: None,
 ) -> int:
     """Run the ranks of a trial until they end and return its exit code (docs/architecture.md): 0, 1, 2 or 3.
 
@@ -153,6 +154,7 @@ def run_local(
     message, about an abnormal end. The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this process becomes SIGTERM to the
     ranks; a second signal, or ``grace_s`` seconds later, SIGKILL. The ranks also get SIGTERM if this process is killed, and
     ``grace_s`` to save. ``told``: a file in which rank 0 leaves the exit code, which counts if mpiexec itself failed.
+    ``on_stop`` is called at the first signal: ranks that had come to their end notice none.
     """
     token = uuid.uuid4().hex
     environment = trial_environment(environ, ranks=ranks) | {LAUNCH: token}
@@ -170,7 +172,7 @@ def run_local(
             preexec_fn=end_with_parent(os.getpid()),
         )
         output.begin()
-        stop = _Stop(process, token, grace_s)
+        stop = _Stop(process, token, grace_s, on_stop)
         attendance = _Attendance(process, token, ranks, grace_s)
         try:
             with _forwarded(stop):
@@ -276,8 +278,11 @@ class _Attendance:
 class _Stop:
     """Stops a trial: SIGTERM at the first call, SIGKILL at the second or when the grace period is over."""
 
-    def __init__(self, process: subprocess.Popen[bytes], token: str, grace_s: float) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], token: str, grace_s: float, on_stop: Callable[[], object]
+    ) -> None:
         self.forced = False
+        self._on_stop = on_stop
         self._process = process
         self._token = token
         self._timer = threading.Timer(grace_s, self._force)
@@ -289,6 +294,7 @@ class _Stop:
             self._force()
         else:
             self._asked = True
+            self._on_stop()
             if self._process.poll() is None:
                 self._process.send_signal(signal.SIGTERM)
             else:  # mpiexec has gone: nobody else passes the signal on

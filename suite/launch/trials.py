@@ -30,11 +30,13 @@ def run_trials(
 ) -> int:
     """Run the trials with the folder's config, keep the exit code of each, and return the worst.
 
-    A stop, a usage error or a trial that failed before run_start ends the series: the next one would fail likewise.
+    A stop, a usage error or a trial that failed before run_start ends the series: the next one would fail likewise. A stop
+    that comes when the ranks of a trial are done ends it too.
     ``overrides`` apply to a trial that is added to a folder whose config was written before. With ``resume`` a trial that is
     done, or failed and is not to be replaced, is left as it is and counts with its own exit code.
     """
     codes: list[int] = []
+    stops: list[int] = []
     clock = _clock(folder, len(trials))
     with _Terminal(len(trials)) if sys.stdout.isatty() and not os.environ.get(QUIET) else _Plain() as progress:
         for trial in trials:
@@ -64,6 +66,7 @@ def run_trials(
                     say=progress.say,
                     echo=partial(_show, progress, clock, trial),
                     told=folder.exit_code(trial),
+                    on_stop=partial(stops.append, STOPPED),
                 )
             _keep_code(folder.exit_code(trial), code, progress.say)
             progress.done(trial)
@@ -72,10 +75,11 @@ def run_trials(
             log = newest_log(folder, trial)
             never_began = code == 1 and (log is None or not began(log))
             left = len(trials) - len(codes)
-            if left and (never_began or code in (STOPPED, 2)):
-                why = "failed before it began" if never_began else f"ended with exit code {code}"
+            if left and (never_began or stops or code in (STOPPED, 2)):
+                ended = "was done when a signal came" if stops and code == 0 else f"ended with exit code {code}"
+                why = "failed before it began" if never_began else ended
                 progress.say(f"run {trial} {why}: {left} more run{'s' if left > 1 else ''} not started")
-                break
+                return worst([*codes, *stops])
     return worst(codes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,12 @@ class Ranks:
 
     def __init__(self, folder: RunFolder, *ends: tuple[int, Lines | None]) -> None:
         self.folder, self.ends, self.started = folder, dict(enumerate(ends)), list[int]()
+        self.signal_in: int | None = None
 
-    def __call__(self, command: Sequence[str], **_: Any) -> int:
+    def __call__(self, command: Sequence[str], *, on_stop: Callable[[], object], **_: Any) -> int:
         trial = int(command[command.index("--trial") + 1])
+        if trial == self.signal_in:
+            on_stop()
         code, log = self.ends[trial]
         if log is not None:
             write(self.folder.result(trial), log)
@@ -62,6 +65,29 @@ def test_a_trial_that_cannot_begin_ends_the_series_and_one_that_misses_does_not(
     assert run(monkeypatch, ranks) == code
     assert codes(ranks.folder) == kept
     assert capsys.readouterr().err == (f"mlhpc: {said}\n" if said else "")
+
+
+@pytest.mark.parametrize(
+    ("signal_in", "ends", "code", "started"),
+    [
+        (0, ((0, FINISHED), (0, FINISHED), (0, FINISHED)), 3, [0]),
+        (1, ((0, FINISHED), (1, MISSED), (0, FINISHED)), 3, [0, 1]),
+        (2, ((0, FINISHED), (0, FINISHED), (0, FINISHED)), 0, [0, 1, 2]),
+        (2, ((0, FINISHED), (0, FINISHED), (1, MISSED)), 1, [0, 1, 2]),
+    ],
+)
+def test_a_signal_that_finds_the_ranks_done_starts_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    signal_in: int, ends: Sequence[tuple[int, Lines | None]], code: int, started: list[int],
+) -> None:  # fmt: skip
+    ranks = Ranks(RunFolder(tmp_path), *ends)
+    ranks.signal_in = signal_in
+    assert run(monkeypatch, ranks) == code
+    assert ranks.started == started
+    assert [kept != "-" for kept in codes(ranks.folder)] == [trial in started for trial in range(3)]
+    said = capsys.readouterr().err
+    assert ("was done when a signal came" in said) == (signal_in == 0)
+    assert ("not started" in said) == (signal_in < 2)
 
 
 def test_a_continued_series_starts_only_what_is_unfinished(
