@@ -123,7 +123,7 @@ def train(
     steps, root = args.steps, args.data
     workload: Workload = load_workload(chosen)(config)
     torch.manual_seed(1)
-    workload.spread = Spread(parallel.mesh.expert, world.size)
+    workload.spread = Spread(parallel.mesh.expert, world.size, parallel.mesh.tensor)
     model = workload.build_model(world).to(torch.float64)
     torch.manual_seed(7 + parallel.mesh.data_rank)
     apply(parallel, model, workload, lambda: build_on_meta(chosen, config)[1])

@@ -126,7 +126,7 @@ def predict(
     samples = config.global_batch_size // parallel.mesh.data_size // parts
     note = Notes()
     workload: Workload = load_workload(descriptor)(config)
-    workload.spread = Spread(parallel.mesh.expert, size, note)
+    workload.spread = Spread(parallel.mesh.expert, size, parallel.mesh.tensor, note)
     work, unsplit = workload.work(), build_on_meta(descriptor, config)[1] if parallel.is_split else None
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_without_memory(workload)
