@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from suite.errors import InputError
+from suite.training.parallel.recompute import is_computed_again
 from workloads.moe import phases
 from workloads.moe.all_to_all import Copies, Journey, Route, SumOfTwins, gather_slices, ranges
 from workloads.moe.config import Algorithm, Backend, MoEConfig, ranks_per_expert, valid_r
@@ -131,7 +132,7 @@ class MoELayer(nn.Module):
         rows_TD = marker.boundary(x_TD.to(self._computed), phases.GATE, phases.PERMUTE)
         dispatched = self.dispatcher(self, rows_TD, routing)
         y_TD = marker.boundary(dispatched.y_TD, phases.UNPERMUTE, None)
-        if self.training:
+        if self.training and not is_computed_again():
             self._count(dispatched)
         return Output(y_TD.to(x_TD.dtype), routing.auxiliary_loss)
 

@@ -138,7 +138,7 @@ def apply(
             _check_rows(parallel, unsplit())
         axis = _axis(parallel.mesh, AXIAL, lambda each: each.group, note)
         split_axes(model, plan.axial, parallel.extents, axis)
-    recompute_blocks(model, plan.recompute)
+    recompute_blocks(model, plan.recompute, gather_at_once=plan.gather == "step")
     if parallel.has_parts:
         _shard(parallel, model, workload, where, note)
     if parallel.mesh.tensor > 1:

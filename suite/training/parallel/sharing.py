@@ -73,8 +73,6 @@ class Parallel:
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} splits no rows: leave {AXIAL} out")
         if mesh.parts > 1 and getattr(config.hyperparameters, "balanced_batches", False):
             raise InputError("plan: ranks that share a sample cannot balance batches: expected balanced_batches=false")
-        if mesh.tensor > 1 and plan.recompute:
-            raise InputError(f"--mesh {mesh.text()}: recomputed blocks cannot have split products: remove recompute")
         extents, growing = extents_of(plan, config), growing_extents_of(plan, config)
         return Parallel(mesh, plan, path.stem, sha256, extents, growing)
 

@@ -65,6 +65,7 @@ def test_experts_over_groups_that_divide_products_train_as_one_rank() -> None:
     """Losses, metric, counts, checkpoints that other meshes and one rank continue: divided_worker.py."""
     printed = run(WORKER.with_name("divided_worker.py"), "quick", timeout_s=200)
     assert printed.count("is the same with experts over two groups of two ranks") == 2
+    assert "blocks that are computed again give the same bits" in printed
 
 
 @pytest.mark.long
