@@ -220,3 +220,13 @@ def test_a_mesh_that_does_not_fit_is_refused_in_one_line(mistake: str, tmp_path:
     assert re.search(reason, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_size_full_is_planned_for_2048_ranks() -> None:
+    """Two of its layers: all blocks have experts, which the setting spreads over all ranks; the mesh says otherwise."""
+    words = ("--size", "full", "--plan", "tensor_experts", "--mesh", "data=2,expert=64,tensor=16", "--format", "json")
+    settings = ("--set", "global_batch_size=128", "--set", "hyperparameters.layers=2")
+    (cost,) = json.loads(mlhpc("plan", "moe_lm", *words, *settings).stdout)["plans"]
+    assert (cost["ranks"], cost["samples"]) == (2048, 1)
+    rows = 4096 * 8 * 2048 * 2  # tokens, choices, width, bytes of bfloat16
+    assert sent(cost)["expert", "all_to_all"] == (64, 2 * 5, 2 * (4 * rows + 64 * 8))
