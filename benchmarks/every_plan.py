@@ -1,6 +1,6 @@
 """Every shipped plan of every workload on 2, 4 and 8 ranks against the unsplit run: 20 steps in float64, as a table.
 
-    python benchmarks/every_plan.py --data DIR -o TABLE [--only WORKLOAD ...]
+    python benchmarks/every_plan.py --data DIR -o TABLE [--only WORKLOAD ...] [--plan PLAN ...]
 
 DIR holds the generated data of size smoke, by name (moe_lm-smoke); what is missing is generated there. Each row is a run of
 benchmarks/plans.py. A row is added to TABLE when it is done, and rows that are there are not run again. Exit code 1 if a loss is
@@ -37,6 +37,12 @@ ALIKE = (
     "hyperparameters.moe.balance=none",
     "hyperparameters.moe.z_coefficient=0",
 )  # nothing depends on a rank's own samples
+ROUTED_ALIKE = (
+    "hyperparameters.moe.gate_noise=0",
+    "hyperparameters.moe.dispatch=dropless",
+    "hyperparameters.moe.capacity_factor=null",
+)  # nor on how many samples a rank has
+BOTH_ON_EIGHT = ("data=2,expert=2,tensor=2", "data=1,expert=4,tensor=2", "data=1,shard=2,expert=2,tensor=2")
 NOTHING: tuple[str, ...] = ()
 BATCH = ("global_batch_size=16",)
 HEADER = (
@@ -101,6 +107,14 @@ def cases() -> Iterator[Case]:
         yield Case("moe_lm", "experts", n, f"data=1,expert={n}", BATCH, same=True)
     for n in (4, 8):
         yield Case("moe_lm", "experts", n, f"data={n // 2},expert=2", (*BATCH, *ALIKE))
+    for n, meshes in {4: ("data=1,expert=2,tensor=2",), 8: BOTH_ON_EIGHT}.items():
+        for mesh in meshes:
+            yield Case("moe_lm", "tensor", n, mesh, (*BATCH, *ALIKE))
+            yield Case("swinv2_moe", "tensor", n, mesh, (*BATCH, *ALIKE, *ROUTED_ALIKE), eps=1e-3)
+    every = ("hyperparameters.moe_every=1",)
+    yield Case("moe_lm", "tensor_experts", 2, "data=1,tensor=2", (*BATCH, *every))
+    yield Case("moe_lm", "tensor_experts", 4, "data=1,expert=2,tensor=2", (*BATCH, *ALIKE, *every))
+    yield Case("moe_lm", "tensor_experts", 8, "data=2,expert=2,tensor=2", (*BATCH, *ALIKE, *every))
     wide = {
         2: NOTHING,
         4: ("hyperparameters.heads=[4,8]",),
@@ -144,9 +158,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--only", action="append", default=[], metavar="WORKLOAD")
+    parser.add_argument("--plan", action="append", default=[], metavar="PLAN")
     args = parser.parse_args(arguments)
     there = args.output.read_text() if args.output.is_file() else ""
-    wanted = [case for case in cases() if not args.only or case.workload in args.only]
+    chosen = (case for case in cases() if not args.only or case.workload in args.only)
+    wanted = [case for case in chosen if not args.plan or case.plan in args.plan]
     for name in sorted({case.workload for case in wanted if case.data}):
         if not (args.data / f"{name}-smoke").exists():
             command = [sys.executable, "-m", "suite", "data", "generate", name, "--size", "smoke", "-o"]

@@ -1,13 +1,14 @@
 """Losses, gradients and metrics of training under a plan against the unsplit run, in float64, and what each rank communicated.
 
     python benchmarks/plans.py WORKLOAD --plan NAME --ranks N --mesh MESH [--mesh MESH ...] [--size smoke] [--set KEY=VALUE]
-        [--data ROOT] [--reference one|same] [--eps EPS]
+        [--data ROOT] [--reference one|same] [--eps EPS] [--ulp]
 
 The unsplit run is one rank's, or with --reference same a data-parallel one of as many ranks (batch statistics, random numbers and
 experts' capacities are each rank's own). The data are those under --data, or random ones of the shapes that the plan states.
 
 --eps replaces the optimizer's eps in both runs: AdamW divides by roots of second moments, so where a gradient is zero but for
-rounding, the order of a sum over ranks decides the step.
+rounding, the order of a sum over ranks decides the step. --ulp begins the run under the plan with every weight one unit in the last
+place away, up or down at random: with --ranks 1 --mesh data=1 it says how far rounding alone takes an unsplit run.
 
 For each mesh: the largest relative difference of the loss over the steps, of any gradient of the first step (over the largest value
 of that gradient), of any weight at the end, and of the metric after them. Both runs see the same data. Exit code 1
@@ -123,9 +124,11 @@ def train(
     steps, root = args.steps, args.data
     workload: Workload = load_workload(chosen)(config)
     torch.manual_seed(1)
-    workload.spread = Spread(parallel.mesh.expert, world.size)
+    workload.spread = Spread(parallel.mesh.expert, world.size, parallel.mesh.tensor)
     model = workload.build_model(world).to(torch.float64)
     torch.manual_seed(7 + parallel.mesh.data_rank)
+    if args.ulp and parallel.name:
+        shift(model)
     apply(parallel, model, workload, lambda: build_on_meta(chosen, config)[1])
     optimization = workload.build_optimizer(model, steps)
     give_norms(optimization.optimizer, model)
@@ -164,6 +167,16 @@ def train(
     held_out = cut(samples["validation"], parallel.slabs(evaluation=True))
     metrics = evaluate(workload, model, held_out, config, world, torch.device("cpu"), shared=parallel)
     return losses, first, whole(model, list(model.parameters()), workload, world), metrics, counted
+
+
+@torch.no_grad()
+def shift(model: nn.Module) -> None:
+    """Move every weight to a neighbouring number, up or down at random; every rank the same way."""
+    draw = torch.Generator().manual_seed(11)
+    for parameter in model.parameters():
+        up = torch.rand(parameter.shape, generator=draw) < 0.5
+        ends = torch.where(up, torch.full_like(parameter, torch.inf), torch.full_like(parameter, -torch.inf))
+        parameter.copy_(torch.where(parameter == 0, parameter, torch.nextafter(parameter, ends)))
 
 
 def _samples(workload: Workload, parallel: Parallel, split: str, root: Path | None, batch_size: int) -> Dataset:
@@ -251,6 +264,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--limit", type=float, default=LIMIT)
     parser.add_argument("--eps", type=float, help="the optimizer's eps; default: the workload's")
+    parser.add_argument(
+        "--ulp", action="store_true", help="begin the run under the plan one unit in the last place away"
+    )
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--data", type=Path, help="a data set; default: random samples")
     parser.add_argument("--reference", choices=("one", "same"), default="one", help="ranks of the unsplit run")

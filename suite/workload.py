@@ -158,14 +158,16 @@ class Chooses(Protocol):
 
 @dataclass(frozen=True)
 class Spread:
-    """How a plan's mesh spreads experts: each over ``ranks`` consecutive ranks (0: the workload says) of ``size`` in the run.
+    """How a plan's mesh spreads experts: over ``ranks`` ranks (0: the workload says) of ``size`` in the run.
 
-    ``note``: a rehearsal on tensors without memory. Nothing is sent then; axis, kind of collective, bytes that a rank gives and
-    number of ranks are noted.
+    ``sharing``: so many consecutive ranks have the same samples; each of them shares experts with those of its number in the next
+    groups. ``note``: a rehearsal on tensors without memory. Nothing is sent then; axis, kind of collective, bytes that a rank
+    gives and number of ranks are noted.
     """
 
     ranks: int = 0
     size: int = 1
+    sharing: int = 1
     note: Callable[[str, str, int, int], None] | None = None
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -54,7 +54,11 @@ Examples:
 @plan_options
 @click.option("--nodes", type=click.IntRange(1, 100_000), help="Nodes; with --ranks-per-node the number of ranks.")
 @click.option("--ranks-per-node", type=click.IntRange(1, 1024), default=1, show_default=True, help="Ranks on a node.")
-@click.option("--sweep", is_flag=True, help="Try every mesh of these ranks; least predicted time, else memory, first.")
+@click.option(
+    "--sweep",
+    is_flag=True,
+    help="Try every mesh of these ranks, of all shipped plans without --plan; least predicted time, else memory, first.",
+)
 @click.option(
     "--memory", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Refuse what needs more per rank."
 )
@@ -94,14 +98,15 @@ def plan(
     """
     chosen = descriptor(workload)
     chosen.code()
-    given = (*overrides, *plan_settings(plan_name or _default_plan(chosen), mesh))
+    tried = [plan_name] if plan_name else _shipped(chosen) or [DEFAULT_PLANS[0]]
+    given = (*overrides, *plan_settings(tried[0], mesh))
     resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, given)
     ranks = None if nodes is None else nodes * ranks_per_node
     machine = _machine((tflops, gigabytes_per_s, latency_us), (ceilings, network, reached), resolved.precision)
     if sweep:
         if ranks is None or mesh is not None:
             raise click.UsageError("--sweep needs --nodes and chooses the mesh itself: leave --mesh out")
-        costs, refused = _sweep(chosen, resolved, ranks, memory)
+        costs, refused = _sweep(chosen, resolved, tried, ranks, memory)
     else:
         costs, refused = [_cost(chosen, resolved, ranks, memory)], []
     rows = [(cost, None if machine is None else _time(machine, cost)) for cost in costs]
@@ -164,15 +169,17 @@ def _time(machine: Machine, cost: Cost) -> StepTime:
     return predict_time(machine, cost)
 
 
-def _default_plan(chosen: Descriptor) -> str:
-    shipped = {path.stem for path in (chosen.folder / "plans").glob("*.yaml")}
-    return next((name for name in DEFAULT_PLANS if name in shipped), DEFAULT_PLANS[0])
+def _shipped(chosen: Descriptor) -> list[str]:
+    """The names of a workload's plans: `DEFAULT_PLANS` first."""
+    shipped = sorted(path.stem for path in (chosen.folder / "plans").glob("*.yaml"))
+    return [name for name in DEFAULT_PLANS if name in shipped] + [name for name in shipped if name not in DEFAULT_PLANS]
 
 
 def _cost(chosen: Descriptor, config: RunConfig, ranks: int | None, memory: float | None) -> Cost:
     """The cost of one mesh. InputError if it is not legal, has too few samples, or needs too much memory."""
     from suite.data.sampling import check_batch
     from suite.performance.plans.predict import largest
+    from suite.performance.plans.sweep import NotLegalError
     from suite.training.parallel.mesh import ranks_of
     from suite.training.parallel.plan import find_plan, read_plan
     from suite.training.parallel.sharing import Parallel
@@ -182,7 +189,10 @@ def _cost(chosen: Descriptor, config: RunConfig, ranks: int | None, memory: floa
     count = ranks or ranks_of(text, rest=1)
     parallel = Parallel.of(config, chosen, 0, count)
     check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
-    cost = largest(chosen, config, parallel)
+    try:
+        cost = largest(chosen, config, parallel)
+    except InputError as error:
+        raise NotLegalError(str(error)) from None
     if memory is not None and cost.memory > memory * 2**30:
         raise InputError(
             f"plan {parallel.name} with {cost.mesh}: a rank needs {byte_text(cost.memory)}, --memory is {memory:g} GiB: "
@@ -192,43 +202,22 @@ def _cost(chosen: Descriptor, config: RunConfig, ranks: int | None, memory: floa
 
 
 def _sweep(
-    chosen: Descriptor, config: RunConfig, ranks: int, memory: float | None
-) -> tuple[list[Cost], list[dict[str, Any]]]:
-    """The legal meshes of so many ranks, and why others are not."""
+    chosen: Descriptor, config: RunConfig, plans: list[str], ranks: int, memory: float | None
+) -> tuple[list[Cost], list[dict[str, str]]]:
+    """The legal plans and meshes of so many ranks, and why others are not."""
+    from suite.performance.plans.sweep import sweep
     from suite.training.parallel.plan import find_plan, read_plan
+    from suite.training.parallel.sharing import placements
+    from suite.training.parallel.skeleton import build_on_meta
 
-    assert config.plan is not None
-    found, _ = read_plan(find_plan(chosen, config.plan))
-    costs, refused = [], []
-    for text in _meshes(ranks, len(found.split), shards="shard" in found.parameters.values()):
-        try:
-            costs.append(_cost(chosen, config.model_copy(update={"mesh": text}), ranks, memory))
-        except InputError as error:
-            refused.append({"mesh": text, "reason": str(error)})
-    return costs, refused
-
-
-def _meshes(ranks: int, dimensions: int, most: int = 64, *, shards: bool = False) -> Iterator[str]:
-    """Every mesh with at most ``most`` ranks per sample, and those that split only the states, if the plan does.
-
-    Splits of one number differ in shape, so the order counts.
-    """
-
-    def shapes(parts: int, left: int) -> Iterator[tuple[int, ...]]:
-        if left == 0:
-            if parts == 1:
-                yield ()
-            return
-        for first in (n for n in range(1, parts + 1) if parts % n == 0):
-            yield from ((first, *rest) for rest in shapes(parts // first, left - 1))
-
-    yield f"data={ranks}"
-    for holders in (n for n in range(2, ranks + 1) if shards and ranks % n == 0):
-        yield f"data={ranks // holders},shard={holders}"
-    for parts in (n for n in range(2, min(ranks, most) + 1) if ranks % n == 0):
-        for shape in shapes(parts, dimensions):
-            if shape:
-                yield f"data={ranks // parts},spatial={'x'.join(map(str, shape))}"
+    found = {name: read_plan(find_plan(chosen, name))[0] for name in plans}
+    names = [name for name, _ in build_on_meta(chosen, config)[1].named_parameters()]
+    return sweep(
+        found,
+        ranks,
+        lambda plan: placements(found[plan], names),
+        lambda plan, mesh: _cost(chosen, config.model_copy(update={"plan": plan, "mesh": mesh}), ranks, memory),
+    )
 
 
 def _lines(cost: Cost, time: StepTime | None) -> Iterator[str]:
@@ -268,15 +257,16 @@ def _at_least(cost: Cost) -> str:
     return ("> " if cost.lacks else "") + byte_text(cost.memory)
 
 
-def _sweep_lines(rows: list[tuple[Cost, StepTime | None]], refused: list[dict[str, Any]]) -> Iterator[str]:
-    yield f"{'mesh':<34} {'memory':>12} {'read':>10} {'exchanged':>12} {'gradients':>11}  predicted step"
+def _sweep_lines(rows: list[tuple[Cost, StepTime | None]], refused: list[dict[str, str]]) -> Iterator[str]:
+    yield f"{'plan':<14} {'mesh':<34} {'memory':>12} {'read':>10} {'exchanged':>12} {'gradients':>11}  predicted step"
     for cost, time in rows[:SHOWN]:
         split = sum(each.bytes for each in cost.exchanges if each.axis != "gradients")
         yield (
-            f"{cost.mesh:<34} {_at_least(cost):>12} {_known(cost.reads):>10} {byte_text(split):>12} "
+            f"{cost.plan:<14} {cost.mesh:<34} {_at_least(cost):>12} {_known(cost.reads):>10} {byte_text(split):>12} "
             f"{byte_text(cost.gradients):>11}  {time.text() if time else 'not known: give --ceilings and --network'}"
         )
     if len(rows) > SHOWN:
         yield f"{len(rows) - SHOWN} more (--format json has all)"
     if refused:
-        yield f"{len(refused)} meshes are not legal; the first: {refused[0]['mesh']}: {refused[0]['reason']}"
+        first = refused[0]
+        yield f"{len(refused)} are not legal; the first: {first['plan']}, {first['mesh']}: {first['reason']}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -173,7 +173,10 @@ class TrainingState:
                 first = self.places[name]
                 found[name] = _Held(Place.of_range(first, first + parameter.numel()), self.copy[0] == 0)
         for name, _, part in slices(self.model):
-            found[name] = _Held(part.place, part.twin == 0)
+            if name in self.places:  # of experts on some ranks
+                found[name] = _Held(replace(part.place, first=self.places[name] + part.place.first), self.copy[0] == 0)
+            else:
+                found[name] = _Held(part.place, part.twin == 0)
         return found
 
     def _modules(self) -> list[tuple[str, nn.Module]]:

@@ -184,7 +184,7 @@ class _Trial:
             if self.parallel.plan is None:
                 self.progress.enter("measuring what is fastest here")
                 workload.choose(model, self.chooser)
-            parameters = count_parameters(model, workload, world)
+            parameters = count_parameters(model, workload, world, alike=self.parallel.mesh.tensor)
             check_parameters(self.plan, parameters)
 
         model = build(self.parallel, workload, self.plan.descriptor, world, self.device, seed, look)
@@ -268,10 +268,13 @@ class _Trial:
             self._say(line)
 
 
-def count_parameters(model: nn.Module, workload: Workload, world: World) -> int:
-    """Count the parameters of the whole model, of which a rank may hold only a share. A collective."""
+def count_parameters(model: nn.Module, workload: Workload, world: World, *, alike: int = 1) -> int:
+    """Count the parameters of the whole model, of which a rank may hold only a share. A collective.
+
+    ``alike``: ranks that have the same share until a plan divides it.
+    """
     shares = workload.sharded_parameters(model)
     mine = {id(parameter) for parameter in shares}
     replicated = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in mine)
     copies = workload.share_copy(model)[1]
-    return replicated + sum(map(int, world.allgather(sum(share.numel() for share in shares)))) // copies
+    return replicated + sum(map(int, world.allgather(sum(share.numel() for share in shares)))) // (copies * alike)

@@ -81,7 +81,7 @@ class Autotuner:
         shape = LayerShape(
             tokens=tokens,
             width=layer.width,
-            hidden=config.hidden,
+            hidden=layer.experts.up_EHD.shape[1] * layer.sharers,
             experts=config.experts,
             top_k=config.top_k,
             matrices=3 if config.activation == "swiglu" else 2,
@@ -113,7 +113,8 @@ def trial_timer(layer: MoELayer, x_TD: Tensor, repeats: int = REPEATS) -> Callab
             _synchronise(x)
             dist.barrier(process_group(mesh.all_ranks))
             begin = time.perf_counter()
-            torch.autograd.grad(layer(x).y_TD.sum(), [x, *layer.experts.parameters()])
+            y_TD = layer.forward(x).y_TD  # what a plan puts around a layer is not called: x is whole
+            torch.autograd.grad(y_TD.sum(), [x, *layer.experts.parameters()])
             _synchronise(x)
             seconds.append(time.perf_counter() - begin)
         layer.execution, layer.marker, layer.load, layer.step_load_E = before

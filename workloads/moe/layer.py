@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from suite.errors import InputError
+from suite.training.parallel.recompute import is_computed_again
 from workloads.moe import phases
 from workloads.moe.all_to_all import Copies, Journey, Route, SumOfTwins, gather_slices, ranges
 from workloads.moe.config import Algorithm, Backend, MoEConfig, ranks_per_expert, valid_r
@@ -103,6 +104,7 @@ class MoELayer(nn.Module):
             first = self.mesh.rank // self.sharers * each
             self.experts.keep(slice(first, first + each), self.mesh.rank % self.sharers, self.sharers)
             self.use(self.execution)
+        self.share_values = {name: share.numel() for name, share in self.experts.named_parameters()}
         self.load = Load(config.experts)
         self.step_load_E: Tensor | None = (
             None  # assignments of the last training step; they move the aux-loss-free bias
@@ -130,7 +132,7 @@ class MoELayer(nn.Module):
         rows_TD = marker.boundary(x_TD.to(self._computed), phases.GATE, phases.PERMUTE)
         dispatched = self.dispatcher(self, rows_TD, routing)
         y_TD = marker.boundary(dispatched.y_TD, phases.UNPERMUTE, None)
-        if self.training:
+        if self.training and not is_computed_again():
             self._count(dispatched)
         return Output(y_TD.to(x_TD.dtype), routing.auxiliary_loss)
 

@@ -46,8 +46,9 @@ class ExpertMesh:
     this rank's group of that many consecutive ranks: those that gather slices of an expert. ``even``: all ranks have equally
     many tokens in every training step, so that none asks the others for theirs.
 
-    A run may have several such meshes, each of consecutive ranks, with the same experts: ``copies`` of them, of which this is
-    number ``copy``. ``twins`` are the ranks with this one's experts in each of them, ``everyone`` the ranks of all; None: one mesh.
+    A run may have several such meshes with the same experts: ``copies`` of them, of which this is number ``copy``. ``twins`` are
+    the ranks with this one's experts in each of them; None: one copy. Each may be several beside each other, one for each of the
+    ranks that share samples, whose parts of the experts differ. ``everyone``: the ranks of all; None: one mesh.
     """
 
     rank: int
@@ -75,7 +76,7 @@ class ExpertMesh:
 
     @property
     def all_ranks(self) -> Group:
-        """The ranks of this mesh and of its copies."""
+        """The ranks of this mesh, of its copies and of those beside it."""
         return self.world if self.everyone is None else self.everyone
 
     @property
@@ -92,21 +93,24 @@ class ExpertMesh:
         ranks: int | None = None,
         even: bool = False,
         copies: int = 1,
+        sharing: int = 1,
     ) -> ExpertMesh:
         """Create the mesh of the first ``ranks`` ranks of torch.distributed, by default all. Every rank of torch.distributed calls.
 
-        With ``copies`` all ranks are that many meshes, each of consecutive ranks.
+        With ``copies`` all ranks are that many meshes, each of consecutive ranks. With ``sharing`` each of these is so many
+        beside each other, whose ranks take turns. ``ranks_per_node``: of one mesh.
 
         The kernels of its communicators run in the order in which the program launches them, which is the same on all ranks;
         without that order two of them could wait for each other on two GPUs. InputError if the nodes are not equally large.
         """
         size, rank = dist.get_world_size() if ranks is None else ranks, dist.get_rank()
-        if size // copies % ranks_per_node:
+        if size // (copies * sharing) % ranks_per_node:
             raise InputError(f"{size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
         if device_type == "cuda":
             os.environ.setdefault(_LAUNCH_ORDER, "1")
-        if copies > 1:
-            return _one_of_copies(device_type, size // copies, ranks_per_node, block_sizes, copies, even=even)
+        if copies * sharing > 1:
+            each = size // (copies * sharing)
+            return _one_of_many(device_type, each, ranks_per_node, block_sizes, copies, sharing, even=even)
         shape = (size // ranks_per_node, ranks_per_node)
         mesh = DeviceMesh(device_type, torch.arange(size).view(shape), mesh_dim_names=("node", "device"))
         world: Any = dist.new_group(range(size))
@@ -137,20 +141,32 @@ class ExpertMesh:
         return largest
 
 
-def _one_of_copies(
-    device_type: str, size: int, ranks_per_node: int, block_sizes: Sequence[int], copies: int, *, even: bool
+def _one_of_many(
+    device_type: str,
+    size: int,
+    ranks_per_node: int,
+    block_sizes: Sequence[int],
+    copies: int,
+    sharing: int,
+    *,
+    even: bool,
 ) -> ExpertMesh:
-    """The mesh of ``size`` consecutive ranks that this rank is in, one of ``copies``."""
-    nodes, rank = size // ranks_per_node, dist.get_rank()
-    grid = torch.arange(copies * size).view(copies, nodes, ranks_per_node)
-    mesh = DeviceMesh(device_type, grid, mesh_dim_names=("copy", "node", "device"))
+    """The mesh of ``size`` ranks that this rank is in, one of ``copies``, each of them ``sharing`` meshes beside each other."""
+    nodes, (place, beside) = size // ranks_per_node, divmod(dist.get_rank(), sharing)
+    grid = torch.arange(copies * size * sharing).view(copies, nodes, ranks_per_node, sharing)
+    mesh = DeviceMesh(device_type, grid, mesh_dim_names=("copy", "node", "device", "beside"))
+    lines_CS = grid.view(copies * size, sharing)  # of each mesh and its copies the ranks in order
     blocks: dict[int, Group] = {}
     for block_size in sorted({*block_sizes, size} - {1}):
-        groups = [dist.new_group(range(first, first + block_size)) for first in range(0, copies * size, block_size)]
-        blocks[block_size] = groups[rank // block_size]
+        groups = {
+            (first // block_size, line): dist.new_group(lines_CS[first : first + block_size, line].tolist())
+            for first in range(0, copies * size, block_size)
+            for line in range(sharing)
+        }
+        blocks[block_size] = groups[place // block_size, beside]
     world = blocks[size]
     return ExpertMesh(
-        rank % size,
+        place % size,
         nodes,
         ranks_per_node,
         world,
@@ -158,20 +174,20 @@ def _one_of_copies(
         mesh.get_group("node"),
         {1: world, **blocks},  # a block of one rank never communicates
         even,
-        rank // size,
+        place // size,
         copies,
-        mesh.get_group("copy"),
-        dist.new_group(range(copies * size)),
+        mesh.get_group("copy") if copies > 1 else None,
+        dist.new_group(range(copies * size * sharing)),
     )
 
 
-def rehearsed_mesh(size: int, ranks_per_node: int, copies: int, note: Note) -> ExpertMesh:
+def rehearsed_mesh(size: int, ranks_per_node: int, copies: int, note: Note, sharing: int = 1) -> ExpertMesh:
     """A mesh of ``size`` ranks, one of ``copies``, that sends nothing: what its first rank would send is noted."""
     nodes = size // ranks_per_node
     blocks: dict[int, Group] = {each: Unsent("expert", each, note) for each in range(1, size + 1) if size % each == 0}
     world, within, across = (Unsent("expert", each, note) for each in (size, ranks_per_node, nodes))
-    twins, everyone = Unsent("twins", copies, note), Unsent("all", copies * size, note)
-    beside = (twins, everyone) if copies > 1 else (None, None)
+    twins, everyone = Unsent("twins", copies, note), Unsent("all", copies * size * sharing, note)
+    beside = twins if copies > 1 else None, everyone if copies * sharing > 1 else None
     return ExpertMesh(0, nodes, ranks_per_node, world, within, across, blocks, True, 0, copies, *beside)
 
 

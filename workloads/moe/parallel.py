@@ -18,8 +18,10 @@ from workloads.moe.mesh import ExpertMesh
 from workloads.moe.phases import COMMUNICATION, EXPERTS, LayerTimer, Load, LoadTotals
 
 
-def expert_mesh(config: MoEConfig, world: World, ranks: int | None = None, *, cuda: bool) -> ExpertMesh:
-    """Create the mesh of ``ranks`` consecutive ranks, by default all, with the groups that every r needs.
+def expert_mesh(
+    config: MoEConfig, world: World, ranks: int | None = None, *, cuda: bool, sharing: int = 1
+) -> ExpertMesh:
+    """Create the mesh of ``ranks`` ranks, by default all, with the groups that every r needs. ``sharing``: see `Spread`.
 
     InputError if nodes are not equally large, or if neither of the ranks of a mesh and those of a node divides the other.
     The harness gives every rank equally many samples in a training step, and samples have equally many tokens.
@@ -27,16 +29,23 @@ def expert_mesh(config: MoEConfig, world: World, ranks: int | None = None, *, cu
     ranks = ranks or world.size
     sharers = ranks_per_expert(config.experts, ranks)
     sizes = {sharers // r for r in valid_r(config.experts, ranks) if r}
-    per_node = ranks_of_node(config.ranks_per_node or world.local_size, ranks, world.size)
-    device_type, copies = "cuda" if cuda else "cpu", world.size // ranks
-    return ExpertMesh.create(device_type, ranks_per_node=per_node, block_sizes=sorted(sizes), even=True, copies=copies)
+    per_node = ranks_of_node(config.ranks_per_node or world.local_size, ranks, world.size, sharing)
+    device_type, copies = "cuda" if cuda else "cpu", world.size // (ranks * sharing)
+    return ExpertMesh.create(
+        device_type, ranks_per_node=per_node, block_sizes=sorted(sizes), even=True, copies=copies, sharing=sharing
+    )
 
 
-def ranks_of_node(per_node: int, ranks: int, size: int) -> int:
+def ranks_of_node(per_node: int, ranks: int, size: int, sharing: int = 1) -> int:
     """Compute how many of the ``ranks`` of a mesh lie on a node of ``per_node`` ranks, in a run of ``size``.
 
-    InputError if that is not the same everywhere.
+    InputError if that is not the same everywhere. ``sharing``: so many consecutive ranks are each of another mesh.
     """
+    if per_node % sharing and sharing % per_node:
+        raise InputError(
+            f"tensor={sharing}: a node has {per_node} ranks: expected that one of the two divides the other"
+        )
+    per_node, size = max(1, per_node // sharing), size // sharing
     if ranks == size or ranks % per_node == 0:
         return per_node
     if per_node % ranks:
@@ -53,13 +62,13 @@ def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
 def expert_places(model: nn.Module) -> dict[str, int]:
     """Compute where the parameters of spread experts lie among those of all experts: name to the first of their values.
 
-    Ranks are ordered by expert; those that share one hold consecutive slices of dimension 1.
+    Ranks are ordered by expert; those that share one hold consecutive slices of dimension 1. A plan may divide them further.
     """
     found = {}
     for path, layer in model.named_modules():
         if isinstance(layer, MoELayer) and layer.mesh is not None:
-            for name, share in layer.experts.named_parameters():
-                found[f"{path}.experts.{name}"] = layer.mesh.rank * share.numel()
+            for name, values in layer.share_values.items():
+                found[f"{path}.experts.{name}"] = layer.mesh.rank * values
     return found
 
 
@@ -111,10 +120,10 @@ def expert_copy(model: nn.Module) -> tuple[int, int]:
 
 
 class MoEMonitor:
-    """Times and counts all MoE layers of a model between two flushes."""
+    """Times and counts all MoE layers of a model between two flushes. ``sharing``: ranks that have the same tokens."""
 
-    def __init__(self, layers: Mapping[str, MoELayer], clock: Clock) -> None:
-        self._layers = layers
+    def __init__(self, layers: Mapping[str, MoELayer], clock: Clock, sharing: int = 1) -> None:
+        self._layers, self._sharing = layers, sharing
         self._timer = LayerTimer(clock)
         for layer in layers.values():
             layer.marker = self._timer
@@ -131,7 +140,7 @@ class MoEMonitor:
         phases = {name: value / world.size for name, value in total.items()}
         loads, useful, executed = {}, 0.0, 0.0
         for name, layer in self._layers.items():
-            load, config = _over_ranks(layer.load.read(), world), layer.config
+            load, config = _over_ranks(layer.load.read(), world, self._sharing), layer.config
             loads[name] = load.report()
             flops = 6e-12 * (3 if config.activation == "swiglu" else 2) * layer.width * config.hidden / world.size
             useful, executed = useful + flops * load.kept, executed + flops * load.rows
@@ -145,7 +154,8 @@ class MoEMonitor:
         return {"phases": phases, "load": loads, "efficiency": efficiency}
 
 
-def _over_ranks(mine: LoadTotals, world: World) -> LoadTotals:
+def _over_ranks(mine: LoadTotals, world: World, sharing: int) -> LoadTotals:
     values = (*mine.assigned_E, mine.kept, mine.rows)
-    *assigned, kept, rows = world.sum({str(i): value for i, value in enumerate(values)}).values()
+    total = world.sum({str(i): value for i, value in enumerate(values)}).values()
+    *assigned, kept, rows = (value / sharing for value in total)
     return LoadTotals(assigned, kept, rows, world.summary(mine.needed_factor)["max"])

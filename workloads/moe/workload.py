@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from suite.config import RunConfig
+from suite.errors import InputError
 from suite.training.timing import CudaClock, HostClock
 from suite.workload import Chooses, Optimization, Workload
 from suite.world import World
@@ -55,15 +56,17 @@ class MoEWorkload(Workload):
         """
         moe, spread = self._training.moe, self.spread
         size = world.size if spread.note is None else spread.size
-        self.layout = self._layout(size)
+        self.layout = self._layout(size // spread.sharing)
+        if moe.expert_parallel and spread.sharing > 1 and not spread.ranks and not self._training.dense:
+            raise InputError("experts are spread over all ranks, and ranks share samples: expected expert=N in --mesh")
         ranks = spread.ranks or (size if moe.expert_parallel else 1)
         if self._training.dense or ranks == 1:
             return None
         if spread.note is None:
-            mesh = expert_mesh(moe, world, ranks, cuda=self._cuda)
+            mesh = expert_mesh(moe, world, ranks, cuda=self._cuda, sharing=spread.sharing)
         else:
-            per_node = ranks_of_node(moe.ranks_per_node or ranks, ranks, size)
-            mesh = rehearsed_mesh(ranks, per_node, size // ranks, spread.note)
+            per_node = ranks_of_node(moe.ranks_per_node or ranks * spread.sharing, ranks, size, spread.sharing)
+            mesh = rehearsed_mesh(ranks, per_node, size // (ranks * spread.sharing), spread.note, spread.sharing)
         two_levels = moe.all_to_all == "2dh" and mesh.nodes > 1 and mesh.devices > 1
         self.layout = replace(self.layout, spread=ranks, hops=2 if two_levels else 1, copies=mesh.copies)
         return mesh
@@ -85,7 +88,8 @@ class MoEWorkload(Workload):
     def watch(self, model: WithExperts) -> None:
         """Measure the MoE layers of a model, if instrumentation is on."""
         if self.config.instrumentation:
-            self._monitor = MoEMonitor(model.moe_layers(), CudaClock() if self._cuda else HostClock())
+            clock = CudaClock() if self._cuda else HostClock()
+            self._monitor = MoEMonitor(model.moe_layers(), clock, self.spread.sharing)
 
     def tune_once(self, model: nn.Module, tokens: int) -> None:
         """Tune the layers before the first training step, if the config has ``autotune`` and the experts are spread over ranks."""

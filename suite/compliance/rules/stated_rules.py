@@ -59,13 +59,17 @@ PLACEMENTS = {"replicate", "shard", "expert"}  # those that leave the mathematic
 
 
 def _is_placement(value: object) -> bool:
-    """True for a known name, a split of one dimension, or what one rank adds (Cut, AfterSum of suite.training.parallel.plan)."""
+    """True for a known name, a split of one dimension, or what is after a sum (Cut, AfterSum of suite.training.parallel.plan)."""
     if not isinstance(value, dict):
         return isinstance(value, str) and value in PLACEMENTS
+    if type(value.get("expert", False)) is not bool:
+        return False
     if "after" in value:
-        return value == {"after": "sum"}
+        return value["after"] == "sum" and value.keys() <= {"after", "expert"}
     numbers = value.get("split"), value.get("groups", 1)
-    return value.keys() <= {"split", "groups", "units"} and all(type(each) is int and each >= 0 for each in numbers)
+    return value.keys() <= {"split", "groups", "units", "expert"} and all(
+        type(each) is int and each >= 0 for each in numbers
+    )
 
 
 @log_rule(

@@ -59,6 +59,7 @@ class Cost:
     form, divided evenly over the ranks of a sample.
     """
 
+    plan: str
     mesh: str
     ranks: int
     samples: int
@@ -126,8 +127,8 @@ def predict(
     samples = config.global_batch_size // parallel.mesh.data_size // parts
     note = Notes()
     workload: Workload = load_workload(descriptor)(config)
-    workload.spread = Spread(parallel.mesh.expert, size, note)
-    work, unsplit = workload.work(), build_on_meta(descriptor, config)[1] if parallel.is_split else None
+    workload.spread = Spread(parallel.mesh.expert, size, parallel.mesh.tensor, note)
+    work, unsplit = workload.work(), _unsplit(descriptor, config, parallel)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_without_memory(workload)
         apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note)
@@ -154,6 +155,7 @@ def predict(
     inputs = sum(tensor.nbytes for tensor in batch.values()) if batch else None
     updating = gradients + (0 if update is None else update.temporary)
     return Cost(
+        plan=parallel.name,
         mesh=parallel.mesh.text(),
         ranks=size,
         samples=samples,
@@ -170,6 +172,11 @@ def predict(
         traffic=work.algorithmic_bytes * samples * parts / parallel.mesh.parts,
         exchanges=tuple(exchanges),
     )
+
+
+def _unsplit(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> nn.Module | None:
+    """The whole model on meta tensors, where samples are split: made outside of fake tensors."""
+    return build_on_meta(descriptor, config)[1] if parallel.is_split and parallel.mesh.tensor == 1 else None
 
 
 def _rehearse(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -128,7 +128,8 @@ def run_update(workload: Workload, model: nn.Module) -> Update | None:
     try:
         with live:
             if optimization.clip_norm is not None:
-                clip_gradients(model, (), optimization.clip_norm)
+                with _without_gradients(workload.sharded_parameters(model)):  # their norm is `predict`'s
+                    clip_gradients(model, (), optimization.clip_norm)
             counts = {} if hasattr(optimizer, "norms") else repeated_parameters(model)
             for equal in (each for each, count in counts.items() if not count):
                 equal.grad = None  # equal ones stand for it, one after another
@@ -145,3 +146,14 @@ def run_update(workload: Workload, model: nn.Module) -> Update | None:
     if optimization.ema_decay is not None:
         average = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
     return Update(state + average, max(live.peak - live.now, 0), optimization.clip_norm is not None)
+
+
+@contextmanager
+def _without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Within the body these have no gradients."""
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    yield
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient

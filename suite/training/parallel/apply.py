@@ -23,8 +23,8 @@ from suite.training.parallel.axial import run_to_ends, split_axes
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis, Note
 from suite.training.parallel.mesh import AXIAL, EXPERT, SHARD, SPATIAL, TENSOR, Mesh
-from suite.training.parallel.plan import Cut, ParallelPlan, Placement
-from suite.training.parallel.products import add_once, split_products
+from suite.training.parallel.plan import ParallelPlan, Placement, is_spread
+from suite.training.parallel.products import add_own_parts, split_products
 from suite.training.parallel.recompute import gather_with_blocks, recompute_blocks
 from suite.training.parallel.sharing import Parallel, placements
 from suite.training.parallel.skeleton import batch_on_meta, build_on_meta
@@ -50,9 +50,11 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
         if not any(path and fnmatchcase(path, pattern) for path in modules):
             raise InputError(f"plan: pattern {pattern!r} of recompute matches no module: remove it, or correct it")
     shares = {id(parameter) for parameter in workload.sharded_parameters(model)}
-    if parallel.is_split and shares:
+    if parallel.is_split and shares and not (parallel.mesh.tensor > 1 and parallel.mesh.expert):
         raise InputError(
-            "plan: a workload that spreads experts over ranks cannot share samples: leave spatial, tensor and axial out of --mesh"
+            "plan: the workload spreads experts over all ranks, and ranks share samples: expected expert=N in --mesh, with tensor"
+            if parallel.mesh.tensor > 1
+            else "plan: a workload that spreads experts over ranks cannot share samples: leave spatial and axial out of --mesh"
         )
     if parallel.mesh.expert > 1:
         _check_experts(plan, {name for name, parameter in model.named_parameters() if id(parameter) in shares}, model)
@@ -62,13 +64,14 @@ def _check_experts(plan: ParallelPlan, spread: set[str], model: nn.Module) -> No
     """InputError unless the parameters that a plan places on the expert axis are those that the workload spreads."""
     where = placements(plan, [name for name, _ in model.named_parameters()])
     for name, way in where.items():
-        if way == "expert" and name not in spread:
+        if is_spread(way) and name not in spread:
             raise InputError(
                 f"plan: parameter {name!r} is placed on {EXPERT} and is of no expert: expected another placement"
             )
-        if way != "expert" and name in spread:
+        if not is_spread(way) and name in spread:
             raise InputError(
                 f"plan: parameter {name!r} is spread over the ranks of {EXPERT}: expected the placement expert"
+                + (", or expert: true beside split or after" if not isinstance(way, str) else "")
             )
 
 
@@ -86,7 +89,7 @@ def build(
     ``look`` gets the model before that: whole, or without memory if it will be built in pieces.
     """
     torch.manual_seed(seed)
-    workload.spread = Spread(parallel.mesh.expert, world.size)
+    workload.spread = Spread(parallel.mesh.expert, world.size, parallel.mesh.tensor)
     if parallel.is_sharded and parallel.mesh.tensor == 1 and workload.initialises_by_operators:
         model, recipe = build_deferred(lambda: workload.build_model(world))
     else:
@@ -135,11 +138,11 @@ def apply(
             _check_rows(parallel, unsplit())
         axis = _axis(parallel.mesh, AXIAL, lambda each: each.group, note)
         split_axes(model, plan.axial, parallel.extents, axis)
-    recompute_blocks(model, plan.recompute)
+    recompute_blocks(model, plan.recompute, gather_at_once=plan.gather == "step")
     if parallel.has_parts:
         _shard(parallel, model, workload, where, note)
     if parallel.mesh.tensor > 1:
-        add_once(model, cuts, axis)
+        add_own_parts(model)
 
 
 def _shard(
@@ -156,8 +159,10 @@ def _shard(
     twins = _axis(mesh, "twins", lambda each: each.twins, note)
     split = Holders(None, twins if twins.size > 1 else None, mesh.size)
     rest = "split" if mesh.tensor > 1 else "replicate"
-    whole = ("shard", "replicate")  # experts that are not spread, and what is added after a sum, lie as all others do
-    named = {name: rest if isinstance(way, Cut) else way if way in whole else "shard" for name, way in where.items()}
+    whole = ("shard", "replicate")  # experts that are not spread lie as all others do
+    named = {
+        name: rest if not isinstance(way, str) else way if way in whole else "shard" for name, way in where.items()
+    }
     but = workload.sharded_parameters(model)
     shard_states(model, named, holders, everyone, gather=plan.gather, but=but, split=split)
     if plan.gather == "step":

@@ -1,7 +1,8 @@
 """The mesh of ranks and who holds which part of a dimension: integers only, no torch and no communication.
 
 Ranks are numbered with the data axis outermost, then the shard and the expert axis; innermost are the tensor or the axial axis, or
-the spatial dimensions, the last one first. So the ranks that share a sample are consecutive, and so are those that share experts.
+the spatial dimensions, the last one first. So the ranks that share a sample are consecutive, and those that share experts have one
+number in consecutive groups of such ranks.
 Part i of n positions over p ranks is [i n / p, (i + 1) n / p), rounded down: parts differ by at most one position.
 """
 
@@ -26,7 +27,7 @@ class Mesh:
 
     ``shard``: ranks with different samples that hold the states of the model together; 1 if each has all. ``tensor``: ranks that
     share samples and divide the products of the model; ``axial``: that have some rows of the model's maps each. ``expert``: ranks
-    with different samples that share the experts; 0: the axis is not named, and the workload says.
+    with different samples that share the experts, or their parts of one number; 0: the axis is not named, and the workload says.
     """
 
     rank: int
@@ -138,10 +139,8 @@ def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mes
     ways = [name for name, n in ((TENSOR, tensor), (AXIAL, axial), (SPATIAL, math.prod(spatial))) if n > 1]
     if len(ways) > 1:
         raise InputError(f"--mesh {text}: ranks share a sample by {' or by '.join(ways[:2])}: expected one of the two")
-    if expert > 1 and ways:
-        raise InputError(
-            f"--mesh {text}: ranks that share experts have samples of their own: leave {EXPERT} or the other out"
-        )
+    if expert > 1 and ways and tensor == 1:
+        raise InputError(f"--mesh {text}: {EXPERT} does not go with {ways[0]}: leave one of the two out")
     parts = math.prod(spatial) * shard * tensor * axial * max(1, expert)
     data = sizes[DATA][0] if DATA in sizes else ranks // parts
     if data * parts != ranks:

@@ -57,15 +57,22 @@ class Cut(_Part):
     split: int = Field(ge=0, description="the dimension")
     groups: int = Field(1, ge=1, description="equal parts of the dimension, each of which is split (q, k and v)")
     units: str = Field("", description="what is not divided, by its name under extents (heads); [positions]")
+    expert: bool = Field(False, description="of the experts that a rank of the expert axis has")
 
 
 class AfterSum(_Part):
-    """A parameter that a region adds to the sum of its ranks' products: one rank of the tensor axis adds it."""
+    """A parameter that a region adds to the sum of its ranks' products: each rank has and adds a part of its last dimension."""
 
     after: Literal["sum"]
+    expert: bool = Field(False, description="of the experts that a rank of the expert axis has")
 
 
 Placement = Literal["replicate", "shard", "expert"] | Cut | AfterSum
+
+
+def is_spread(placement: Placement) -> bool:
+    """True for a parameter of experts that lie on some ranks of the expert axis."""
+    return placement == "expert" if isinstance(placement, str) else placement.expert
 
 
 class Region(_Part):

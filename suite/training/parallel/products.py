@@ -32,7 +32,10 @@ SLICES = "_mlhpc_slices"  # what a module with split parameters has beside its o
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """This rank's part of a parameter of ``shape``: ``low`` to ``high`` of dimension 1 of its view (outer, extent, inner)."""
+    """This rank's part of a parameter of ``shape``: ``low`` to ``high`` of dimension 1 of its view (outer, extent, inner).
+
+    ``after_sum``: what is read is the whole with zeros in place of other ranks' parts.
+    """
 
     shape: torch.Size
     dimension: int
@@ -43,6 +46,7 @@ class Slice:
     high: int
     axis: Axis
     twin: int  # this rank's number among those with the same part
+    after_sum: bool = False
 
     def __deepcopy__(self, memo: object) -> Slice:
         return self
@@ -75,18 +79,18 @@ def split_products(
 ) -> None:
     """Put this rank's parts in the place of parameters and the hooks on regions. The ranks' models must be equal before.
 
-    ``cuts``: by the names of the parameters; those that are added after a sum stay whole, see `add_once`. ``twin``: this rank's
+    ``cuts``: by the names of the parameters; of those that are added after a sum see `add_own_parts` too. ``twin``: this rank's
     number among those that get the same parts. InputError for what cannot be divided, or a pattern that matches no module.
     """
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             cut = cuts.get(f"{path}.{name}" if path else name)
-            if not isinstance(cut, Cut) or parameter is None:
+            if cut is None or parameter is None:
                 continue
-            part = _slice(f"{path}.{name}", parameter.shape, cut, extents, axis, twin)
+            part = _slice(f"{path}.{name}" if path else name, parameter.shape, cut, extents, axis, twin)
             vars(module).setdefault(SLICES, {})[name] = part
             module._parameters[name] = nn.Parameter(part.of(parameter.detach()).clone(), parameter.requires_grad)
-    _check_sums(model, plan, axis.size, {name for name, cut in cuts.items() if isinstance(cut, AfterSum)})
+    _check_sums(model, plan, axis.size)
     if not plan.along:
         for pattern, region in plan.regions.items():
             for module in _matching(model, pattern):
@@ -106,42 +110,42 @@ def split_products(
             module.register_forward_hook(_Sequence(along, dims, plan.along, axis).end)
 
 
-def add_once(model: nn.Module, cuts: Mapping[str, Cut | AfterSum], axis: Axis) -> None:
-    """Let the first rank of the axis alone add parameters that come after a sum: the others read zeros, with zero gradients.
+def add_own_parts(model: nn.Module) -> None:
+    """Let each rank of the axis add its own part of parameters that come after a sum: elsewhere it reads zeros.
 
-    Comes after `shard_states`, whose properties it reads. All ranks have such a parameter whole.
+    Comes after `shard_states`, whose properties it reads.
     """
-    if axis.rank == 0:
-        return
-    for path, module in model.named_modules():
-        own = [
-            name for name in module._parameters if isinstance(cuts.get(f"{path}.{name}" if path else name), AfterSum)
-        ]
+    for module in model.modules():
+        own = {name: part for name, part in vars(module).get(SLICES, {}).items() if part.after_sum}
         if own:
             kind = type(module)
-            zeros = {name: property(_Zeros(getattr(kind, name).fget)) for name in own}
-            module.__class__ = type(kind.__name__, (kind,), zeros)
+            read = {name: property(_Padded(name, getattr(kind, name, None), part)) for name, part in own.items()}
+            module.__class__ = type(kind.__name__, (kind,), read)
 
 
-@dataclass(frozen=True)
-class _Zeros:
-    """Reads a parameter of a module as zeros that depend on it."""
+@dataclass(frozen=True, eq=False)
+class _Padded:
+    """Reads a module's part of a parameter, with zeros where the parts of other ranks are. ``held``: the property that it has."""
 
-    read: Callable[[nn.Module], Tensor]
+    name: str
+    held: property | None
+    part: Slice
 
     def __call__(self, module: nn.Module) -> Tensor:
-        return self.read(module) * 0
+        mine: Tensor | None = module._parameters[self.name] if self.held is None else self.held.__get__(module)
+        assert mine is not None
+        return F.pad(mine, (self.part.low, self.part.extent - self.part.high))
 
 
-def _check_sums(model: nn.Module, plan: TensorPlan, parts: int, late: set[str]) -> None:
+def _check_sums(model: nn.Module, plan: TensorPlan, parts: int) -> None:
     """InputError for what a region would add up once per rank: an output without split parameters, a bias after the sum.
 
-    ``late``: parameters that one rank adds. They must belong to products whose sum a region makes.
+    Parameters that are added after a sum must belong to products whose sum a region makes.
     """
-    split = {name.rpartition(".")[0]: part for name, _, part in slices(model)}
-    for name in sorted(late):
+    split = {name.rpartition(".")[0] for name, _, part in slices(model) if not part.after_sum}
+    for name in [name for name, _, part in slices(model) if part.after_sum]:
         path, _, own = name.rpartition(".")
-        weights = vars(model.get_submodule(path)).get(SLICES, {})
+        weights = {other: each for other, each in vars(model.get_submodule(path))[SLICES].items() if not each.after_sum}
         ahead = [path[: at.start()] for at in re.finditer(r"\.|$", path)]
         if not any(fnmatchcase(each, pattern) for each in ahead for pattern in plan.regions):
             raise InputError(
@@ -153,7 +157,7 @@ def _check_sums(model: nn.Module, plan: TensorPlan, parts: int, late: set[str]) 
         biases = {
             name for name in module._parameters if path in split and "bias" in name and name not in vars(module)[SLICES]
         }
-        whole = sorted(name for name in biases if module._parameters[name] is not None and f"{path}.{name}" not in late)
+        whole = sorted(name for name in biases if module._parameters[name] is not None)
         if whole:
             raise InputError(
                 f"plan: parameter {f'{path}.{whole[0]}'!r} is whole and the weight is split: each of {parts} ranks would add it; "
@@ -173,7 +177,11 @@ def _matching(model: nn.Module, pattern: str) -> list[nn.Module]:
     return found
 
 
-def _slice(name: str, shape: torch.Size, cut: Cut, extents: Mapping[str, int], axis: Axis, twin: int) -> Slice:
+def _slice(
+    name: str, shape: torch.Size, cut: Cut | AfterSum, extents: Mapping[str, int], axis: Axis, twin: int
+) -> Slice:
+    late = isinstance(cut, AfterSum)
+    cut = cut if isinstance(cut, Cut) else Cut(split=max(0, len(shape) - 1))
     if cut.split >= len(shape):
         raise InputError(f"plan: parameter {name!r} has {len(shape)} dimensions: split {cut.split} is not one of them")
     n, parts = shape[cut.split], axis.size
@@ -189,7 +197,7 @@ def _slice(name: str, shape: torch.Size, cut: Cut, extents: Mapping[str, int], a
     extent = n // cut.groups
     low, high = part_of(extent, parts, axis.rank)
     outer, inner = math.prod(shape[: cut.split]) * cut.groups, math.prod(shape[cut.split + 1 :])
-    return Slice(shape, cut.split, outer, extent, inner, low, high, axis, twin)
+    return Slice(shape, cut.split, outer, extent, inner, low, high, axis, twin, late)
 
 
 def slices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Slice]]:

@@ -56,23 +56,27 @@ class Recomputed:
         finally:  # what is computed again ends early, by an exception
             self._flops = (self._flops or 0) + counter.flops
 
-    def contexts(self, policy: str) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Those of the first forward pass of a block and of the second one."""
-        if policy == "full":
-            return nullcontext(), self.counted()
-        first, again = create_selective_checkpoint_contexts(_choose)  # type: ignore[no-untyped-call]
-        return first, self._both(again)
+    def contexts(
+        self, policy: str, gathering: nn.Module | None
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Those of the first forward pass of a block and of the second one, which is ``gathering`` if it needs whole parameters."""
+        first, again = nullcontext(), nullcontext()
+        if policy != "full":
+            first, again = create_selective_checkpoint_contexts(_choose)  # type: ignore[no-untyped-call]
+        return first, self._second(gathering, again)
 
     @contextmanager
-    def _both(self, again: AbstractContextManager[Any]) -> Iterator[None]:
-        with self.counted(), again:  # what was kept is not computed, and not seen by the outer one
+    def _second(self, gathering: nn.Module | None, again: AbstractContextManager[Any]) -> Iterator[None]:
+        whole = nullcontext() if gathering is None else opened(gathering)
+        with whole, self.counted(), again:  # what was kept is not computed, and not seen by the outer ones
             yield
 
 
-def recompute_blocks(model: nn.Module, policies: Mapping[str, str]) -> None:
+def recompute_blocks(model: nn.Module, policies: Mapping[str, str], *, gather_at_once: bool = False) -> None:
     """Let the blocks whose paths match compute their forward pass again. Random numbers (dropout) are the same again.
 
-    InputError if a block lies in another one that is recomputed, or has batch statistics, which would be counted twice.
+    ``gather_at_once``: a block's parameters are gathered before that, as they were before the model's forward pass. InputError
+    if a block lies in another one that is recomputed, or has batch statistics, which would be counted twice.
     """
     chosen = [
         (path, module, policy)
@@ -91,7 +95,12 @@ def recompute_blocks(model: nn.Module, policies: Mapping[str, str]) -> None:
             raise InputError(
                 f"plan: recompute: block {path!r} has batch normalisation, whose statistics would count twice"
             )
-        module.forward = partial(_recomputed, module, module.forward, partial(recomputed.contexts, policy))
+        module.forward = partial(
+            _recomputed,
+            module,
+            module.forward,
+            partial(recomputed.contexts, policy, module if gather_at_once else None),
+        )
     if chosen:
         setattr(model, RECOMPUTED, recomputed)
 
@@ -106,6 +115,11 @@ def is_recomputed(forward: Any) -> bool:
     return isinstance(forward, partial) and forward.func is _recomputed
 
 
+def is_computed_again() -> bool:
+    """True in a forward pass that the backward pass repeats."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def _recomputed(module: nn.Module, forward: Any, contexts: Callable[[], Any], *inputs: Any, **named: Any) -> Any:
     if not module.training:
         return forward(*inputs, **named)
@@ -113,7 +127,7 @@ def _recomputed(module: nn.Module, forward: Any, contexts: Callable[[], Any], *i
 
 
 def _choose(context: object, operator: Any, *_: object, **__: object) -> CheckpointPolicy:
-    kept = operator.overloadpacket in KEPT
+    kept = operator.overloadpacket in KEPT and not operator._schema.is_mutable  # what others write into changes
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -128,7 +142,7 @@ def gather_with_blocks(model: nn.Module) -> None:
 
 
 def _open_block(block: nn.Module, *_: object) -> None:
-    if torch._C._current_graph_task_id() != -1 and any(getattr(each, OPEN) is None for each in sharded_modules(block)):
+    if is_computed_again() and any(getattr(each, OPEN) is None for each in sharded_modules(block)):
         stack = ExitStack()
         stack.enter_context(opened(block))
         setattr(block, BLOCK, stack)

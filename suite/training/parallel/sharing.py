@@ -29,6 +29,7 @@ from suite.training.parallel.plan import (
     extents_of,
     find_plan,
     growing_extents_of,
+    is_spread,
     read_plan,
 )
 
@@ -62,7 +63,7 @@ class Parallel:
             raise InputError("plan: a model whose states are split cannot be compiled: expected compile=false")
         if mesh.shard > 1 and "shard" not in plan.parameters.values():
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} shards no parameter: leave shard out")
-        if mesh.expert > 1 and "expert" not in plan.parameters.values():
+        if mesh.expert > 1 and not any(map(is_spread, plan.parameters.values())):
             raise InputError(
                 f"--mesh {mesh.text()}: plan {path.stem!r} places no parameter on {EXPERT}: leave {EXPERT} out"
             )
@@ -72,8 +73,6 @@ class Parallel:
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} splits no rows: leave {AXIAL} out")
         if mesh.parts > 1 and getattr(config.hyperparameters, "balanced_batches", False):
             raise InputError("plan: ranks that share a sample cannot balance batches: expected balanced_batches=false")
-        if mesh.tensor > 1 and plan.recompute:
-            raise InputError(f"--mesh {mesh.text()}: recomputed blocks cannot have split products: remove recompute")
         extents, growing = extents_of(plan, config), growing_extents_of(plan, config)
         return Parallel(mesh, plan, path.stem, sha256, extents, growing)
 

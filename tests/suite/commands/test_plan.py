@@ -63,7 +63,7 @@ def test_splitting_halves_activations_and_what_is_read() -> None:
 
 def test_a_sweep_lists_every_legal_mesh_and_says_why_others_are_not() -> None:
     done = mlhpc(
-        *("plan", "cosmoflow", "--size", "smoke", "--nodes", "4", "--sweep", "--format", "json"),
+        *("plan", "cosmoflow", "--plan", "spatial", "--size", "smoke", "--nodes", "4", "--sweep", "--format", "json"),
         *("--tflops", "1", "--gigabytes-per-s", "1", "--latency-us", "10"),
     )
     found = json.loads(done.stdout)
@@ -217,7 +217,32 @@ def test_an_extent_that_says_nothing_is_refused(extent: str, reason: str, tmp_pa
     assert reason in done.stderr
 
 
-def test_a_sweep_of_a_plan_that_shards_tries_every_number_of_holders() -> None:
-    done = mlhpc("plan", "moe_lm", "--size", "smoke", "--nodes", "4", "--sweep", "--format", "json")
-    meshes = {plan["mesh"] for plan in json.loads(done.stdout)["plans"]}
+def test_a_sweep_tries_every_axis_of_every_shipped_plan_once() -> None:
+    """Shards come from the plan that has only them; a plan of dense twins is refused once, heads once for all meshes."""
+    settings = ("--set", "global_batch_size=16", "--set", "hyperparameters.heads=2")
+    done = mlhpc("plan", "moe_lm", "--size", "smoke", "--nodes", "8", "--sweep", "--format", "json", *settings)
+    found = json.loads(done.stdout)
+    tried = sorted((plan["plan"], plan["mesh"]) for plan in found["plans"])
+    assert tried == [
+        ("experts", "data=1,expert=8"),
+        ("experts", "data=2,expert=4"),
+        ("experts", "data=4,expert=2"),
+        ("sharded", "data=1,shard=8"),
+        ("sharded", "data=2,shard=4"),
+        ("sharded", "data=4,shard=2"),
+        ("sharded", "data=8"),
+        ("tensor", "data=1,expert=4,tensor=2"),
+        ("tensor", "data=2,expert=2,tensor=2"),
+        ("tensor", "data=4,expert=1,tensor=2"),
+    ]
+    refused = {(each["plan"], each["mesh"]): each["reason"] for each in found["refused"]}
+    heads = "2 heads on tensor=4: expected one of [1, 2]"
+    assert heads in refused["tensor", "data=2,expert=1,tensor=4"]
+    assert heads in refused["tensor", "data=1,expert=2,tensor=4"]
+    assert {plan for plan, mesh in refused if mesh == "any"} == {"tensor_dense", "tensor_experts"}
+
+
+def test_a_sweep_of_one_plan_tries_its_axes_alone() -> None:
+    words = ("--plan", "sharded", "--size", "smoke", "--nodes", "4", "--sweep", "--format", "json")
+    meshes = {plan["mesh"] for plan in json.loads(mlhpc("plan", "moe_lm", *words).stdout)["plans"]}
     assert meshes == {"data=4", "data=2,shard=2", "data=1,shard=4"}

@@ -97,13 +97,89 @@ def test_ranks_of_a_node() -> None:
         ranks_of_node(4, 6, 12)
 
 
+def test_ranks_of_a_node_whose_ranks_share_samples() -> None:
+    """Of each mesh a node has as many ranks as it has groups; one if a group fills nodes."""
+    assert [ranks_of_node(8, ranks, 64, 2) for ranks in (2, 4, 8, 32)] == [2, 4, 4, 4]
+    assert [ranks_of_node(4, ranks, 64, 8) for ranks in (2, 8)] == [1, 1]
+    with pytest.raises(InputError, match="tensor=3: a node has 8 ranks: expected that one of the two divides"):
+        ranks_of_node(8, 2, 12, 3)
+
+
+PRODUCTS = find_plan(descriptor("moe_lm"), "tensor").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("_EHD: {split: 1, expert: true}", "_EHD: {split: 1}", "plan 'mine' places no parameter on expert"),
+        (
+            "_EHD: {split: 1, expert: true}",
+            "up*: {split: 1, expert: true}\n  blocks.*.experts.down*: {split: 1}",
+            "down_EHD' is spread over the ranks of expert: expected the placement expert, or expert: true beside",
+        ),
+        ("norm.weight: shard\n  blocks.*.ffn_n", "norm.weight: expert\n  blocks.*.ffn_n", "is of no expert"),
+        ("expert: true", "expert: some", "expert"),
+        ("down.weight: {split: 1}", "down.weight: {split: 1, expert: true}", "down.weight' is placed on expert and is"),
+    ],
+)
+def test_placements_of_experts_beside_products(before: str, after: str, reason: str, tmp_path: Path) -> None:
+    assert before in PRODUCTS
+    (tmp_path / "mine.yaml").write_text(PRODUCTS.replace(before, after, 1))
+    done = mlhpc("plan", "moe_lm", "--plan", tmp_path / "mine.yaml", "--size", "smoke", "--mesh", "expert=2,tensor=2")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(reason, done.stderr), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_experts_and_products_of_eight_ranks_send_is_the_closed_form() -> None:
+    """Each rank of a group sends all rows of the group's tokens, and sums gradients of its part of its experts."""
+    done = mlhpc(
+        "plan",
+        "moe_lm",
+        "--size",
+        "smoke",
+        "--plan",
+        "tensor",
+        "--mesh",
+        "data=2,expert=2,tensor=2",
+        "--format",
+        "json",
+    )
+    (cost,) = json.loads(done.stdout)["plans"]
+    rows, stream = TOKENS * TOP_K * WIDTH * 4, TOKENS * WIDTH * 4
+    shares = 2 * EXPERTS // 2 * HIDDEN // 2 * WIDTH * 4
+    found = sent(cost)
+    assert found["expert", "all_to_all"] == (2, 5, 4 * rows + 2 * (EXPERTS // 2) * 8)
+    assert found["tensor", "reduce_scatter"] == (2, 8, 8 * stream)
+    assert found["tensor", "all_gather"] == (2, 9, 8 * stream // 2 + TOKENS * 256 * 4 // 2)
+    twins = sorted((e["ranks"], e["calls"], e["bytes"]) for e in cost["exchanges"] if e["axis"] == "twins")
+    rest = (2 * 4 * WIDTH * WIDTH + 2 * WIDTH * 2 * HIDDEN) // 2 * 4  # two attentions and a dense FFN
+    assert twins == [(2, 1, shares), (4, 1, rest)]
+
+
 def test_a_layer_of_one_rank_has_no_share() -> None:
     assert Layout(2.0).sent_rows(MoEConfig(experts=4, hidden=8), 16) == 0.0
 
 
 WRONG = {
     "a plan that places nothing": (None, ["--plan", "sharded", "--mesh", "expert=2"], "places no parameter on expert"),
-    "experts and parts of a sample": (None, ["--mesh", "tensor=2,expert=2"], "leave expert or the other out"),
+    "experts and rows of a sample": (None, ["--mesh", "axial=2,expert=2"], "expert does not go with axial"),
+    "a plan without products": (None, ["--mesh", "tensor=2,expert=2"], "plan 'experts' splits no products"),
+    "experts over all ranks beside products": (
+        None,
+        ["--plan", "tensor", "--mesh", "tensor=2", "--set", "hyperparameters.moe.expert_parallel=true"],
+        "ranks share samples: expected expert=N in --mesh",
+    ),
+    "experts over more ranks than groups": (
+        None,
+        ["--plan", "tensor", "--mesh", "data=1,expert=3,tensor=2", "--set", "global_batch_size=12"],
+        "4 experts on 3 ranks: one must divide the other",
+    ),
+    "a hidden width that does not divide": (
+        None,
+        ["--plan", "tensor", "--mesh", "expert=2,tensor=4", "--set", "hyperparameters.moe.hidden=66"],
+        "up.weight': 132 positions|up_EHD': 66 positions of dimension 1 on tensor=4",
+    ),
     "no experts": (
         None,
         ["--mesh", "expert=2", "--set", "hyperparameters.dense=true"],
@@ -144,3 +220,13 @@ def test_a_mesh_that_does_not_fit_is_refused_in_one_line(mistake: str, tmp_path:
     assert re.search(reason, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_size_full_is_planned_for_2048_ranks() -> None:
+    """Two of its layers: all blocks have experts, which the setting spreads over all ranks; the mesh says otherwise."""
+    words = ("--size", "full", "--plan", "tensor_experts", "--mesh", "data=2,expert=64,tensor=16", "--format", "json")
+    settings = ("--set", "global_batch_size=128", "--set", "hyperparameters.layers=2")
+    (cost,) = json.loads(mlhpc("plan", "moe_lm", *words, *settings).stdout)["plans"]
+    assert (cost["ranks"], cost["samples"]) == (2048, 1)
+    rows = 4096 * 8 * 2048 * 2  # tokens, choices, width, bytes of bfloat16
+    assert sent(cost)["expert", "all_to_all"] == (64, 2 * 5, 2 * (4 * rows + 64 * 8))

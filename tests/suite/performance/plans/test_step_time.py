@@ -22,6 +22,7 @@ from tests.analysis.network.test_network import sweep
 LINKS = stated_network(1e9, 1e-6)
 MACHINE = Machine(Span(1e12, 2e12, 4e12), LINKS, memory=Span(1e11, 1e11, 1e11), storage=Span(1e9, 1e9, 1e9))
 COST = Cost(
+    plan="spatial",
     mesh="data=2,spatial=2", ranks=4, samples=1, parameters=0, gradients=0, gathered=0, optimizer=0, activations=0, peak=0,
     inputs=0, ahead=0, reads=10**6, flops=4e9, traffic=1e8, exchanges=(),
 )  # fmt: skip

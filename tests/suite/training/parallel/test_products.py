@@ -123,6 +123,24 @@ def test_the_rehearsed_step_sends_the_closed_form(name: str, settings: tuple[str
     assert found == {kind: (len(given), sum(given)) for kind, given in noted.items()}
 
 
+@pytest.mark.parametrize("policy", ["full", "selective"])
+def test_a_block_that_is_computed_again_gathers_twice_more_and_sums_once_more(policy: str, tmp_path: Path) -> None:
+    """Its last sum is not needed again. A region that is computed again alone repeats what is inside: nothing is sent."""
+    for pattern, gathers, sums in (("blocks.?", 4, 2), ("blocks.*.attention", 0, 0)):
+        mine = tmp_path / "mine.yaml"
+        mine.write_text(
+            SHIPPED.read_text().replace("gather: step", f"gather: step\nrecompute: {{{pattern}: {policy}}}")
+        )
+        done = mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", mine, "--mesh", "tensor=2", "--format", "json")
+        (cost,) = json.loads(done.stdout)["plans"]
+        found = {each["kind"]: each for each in cost["exchanges"] if each["axis"] == "tensor"}
+        stream = 16 * 64 * 64 * 4  # samples, positions, width
+        assert found["all_gather"]["calls"] == 9 + gathers
+        assert found["all_gather"]["bytes"] == (8 + gathers) * stream // 2 + 16 * 32 * 256 * 4
+        assert found["reduce_scatter"]["calls"] == 8 + sums
+        assert found["reduce_scatter"]["bytes"] == (8 + sums) * stream
+
+
 def test_in_bfloat16_products_send_half_and_the_router_does_not() -> None:
     """Of nine gathers eight are of regions; the logits of the last one are in bfloat16 too, the stream is in float32."""
     done = mlhpc(
@@ -222,7 +240,6 @@ WRONG: dict[str, Mistake] = {
         [],
         "'blocks.0.ffn' has no split parameter|is matched by",
     ),
-    "recomputed blocks": ("gather: step", "gather: step\nrecompute: {blocks.*: full}", [], "remove recompute"),
     "two ways to share samples": (
         "",
         "",

@@ -1,0 +1,102 @@
+"""Tries the plans of a workload on every mesh of so many ranks: which are legal, what each costs, why others are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from suite.errors import InputError
+from suite.training.parallel.mesh import AXIAL, EXPERT, SHARD, SPATIAL, TENSOR
+from suite.training.parallel.plan import ParallelPlan, is_spread
+
+MOST = 64  # ranks of a sample, and ranks that share experts
+Found = TypeVar("Found")
+Axes = Mapping[str, int]  # ranks of each axis but data, and parts of each split dimension; those of 1 left out
+
+
+class NotLegalError(InputError):
+    """A plan does not fit these axes, whatever the others are."""
+
+
+def sweep(
+    plans: Mapping[str, ParallelPlan],
+    ranks: int,
+    fits: Callable[[str], object],
+    cost: Callable[[str, str], Found],
+) -> tuple[list[Found], list[dict[str, str]]]:
+    """What ``cost`` of plan and mesh returns for each legal mesh, and the plans and meshes that are refused, with the reason.
+
+    ``fits`` refuses a plan on every mesh. Axes that two plans have are taken from the first. What `NotLegalError` refuses is
+    refused on every mesh that has these axes and others.
+    """
+    found: list[Found] = []
+    refused: list[dict[str, str]] = []
+    known: set[frozenset[tuple[str, int]]] = set()
+    for name, plan in plans.items():
+        blocked: dict[frozenset[tuple[str, int]], str] = {}
+        try:
+            fits(name)
+        except InputError as error:
+            refused.append({"plan": name, "mesh": "any", "reason": str(error)})
+            continue
+        for axes in meshes(plan, ranks):
+            key, text = frozenset(axes.items()), mesh_text(plan, axes, ranks)
+            if key in known:
+                continue
+            reason = next((why for part, why in blocked.items() if part <= key), None)
+            if reason is None:
+                try:
+                    found.append(cost(name, text))
+                    known.add(key)
+                    continue
+                except NotLegalError as error:
+                    reason = str(error)
+                    if axes:
+                        blocked[key] = reason
+                except InputError as error:
+                    reason = str(error)
+            refused.append({"plan": name, "mesh": text, "reason": reason})
+    return found, refused
+
+
+def meshes(plan: ParallelPlan, ranks: int) -> Iterator[Axes]:
+    """The axes of every mesh that is tried: none, each axis of the plan alone, parts of several dimensions, tensor beside expert.
+
+    Those with fewer axes come first. ``shard`` is tried alone.
+    """
+    yield {}
+    for n in _divisors(ranks) if SHARD in plan.parameters.values() else ():
+        yield {SHARD: n}
+    yield from sorted(_shapes(plan.split, ranks, MOST), key=len)
+    tensor = [n for n in _divisors(ranks) if n <= MOST and plan.tensor is not None]
+    expert = [n for n in _divisors(ranks) if n <= MOST and any(map(is_spread, plan.parameters.values()))]
+    axial = [n for n in _divisors(ranks) if n <= MOST and plan.axial is not None]
+    for name, sizes in ((AXIAL, axial), (EXPERT, expert), (TENSOR, tensor)):
+        yield from ({name: n} for n in sizes)
+    yield from ({EXPERT: e, TENSOR: t} for t in tensor for e in expert if ranks % (e * t) == 0)
+
+
+def mesh_text(plan: ParallelPlan, axes: Axes, ranks: int) -> str:
+    """The mesh as `--mesh` has it. Beside ``tensor`` experts that are not spread are on every rank, whatever a setting says."""
+    parts = 1
+    for n in axes.values():
+        parts *= n
+    named = {name: str(axes[name]) for name in (SHARD, EXPERT, TENSOR, AXIAL) if name in axes}
+    if TENSOR in axes and EXPERT not in axes and any(map(is_spread, plan.parameters.values())):
+        named = {EXPERT: "1", **named}
+    if any(name in axes for name in plan.split):
+        named[SPATIAL] = "x".join(str(axes.get(name, 1)) for name in plan.split)
+    return ",".join([f"data={ranks // parts}", *(f"{name}={n}" for name, n in named.items())])
+
+
+def _divisors(n: int) -> list[int]:
+    return [each for each in range(2, n + 1) if n % each == 0]
+
+
+def _shapes(dimensions: Sequence[str], ranks: int, most: int) -> Iterator[Axes]:
+    """Parts of one dimension or more, at most so many in all. Splits of one number differ in shape, so the order counts."""
+    for number, name in enumerate(dimensions):
+        for n in (each for each in _divisors(ranks) if each <= most):
+            yield {name: n}
+            for rest in _shapes(dimensions[number + 1 :], ranks // n, most // n):
+                yield {name: n, **rest}
