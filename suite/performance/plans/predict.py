@@ -14,12 +14,12 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.performance.plans.rehearsal import Passes, Update, gather_and_scatter, learn_order, run_passes, run_update
+from suite.performance.plans.remembered import RememberingFakeMode
 from suite.performance.plans.repeated import Notes, NotSeenError
 from suite.training.devices import loaded_ahead
 from suite.training.parallel.apply import apply, explained, trace_unsplit
@@ -129,7 +129,7 @@ def predict(
     workload: Workload = load_workload(descriptor)(config)
     workload.spread = Spread(parallel.mesh.expert, size, parallel.mesh.tensor, note)
     work, unsplit = workload.work(), _unsplit(descriptor, config, parallel)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with RememberingFakeMode():
         model = build_without_memory(workload)
         apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note)
         wrapped = ShardedStates(model) if parallel.has_parts else model

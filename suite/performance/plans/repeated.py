@@ -23,7 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from suite.training.counts.memory import LiveBytes
-from suite.training.parallel.recompute import is_recomputed
+from suite.training.parallel.recompute import is_computed_again, is_recomputed
 from suite.training.parallel.states import OPEN, names_of
 
 LEAST = 4  # equal blocks of a parent; of fewer all run
@@ -148,9 +148,9 @@ class Repeated:
                 found = forward(*inputs, **named)
         finally:  # what is computed again ends early, by an exception
             self._work[key] = self._so_far().less(before)
-            if _in_backward():
+            if is_computed_again():
                 self._again.add(self._so_far().less(self._called))
-        if not _in_backward():
+        if not is_computed_again():
             self._calls[key] = saved.call(found, self._live.now - now)
             token = object()
             for each in tree_flatten(found)[0]:
@@ -167,7 +167,7 @@ class Repeated:
         """Do what the pattern did."""
         key = _key(pattern, inputs, named)
         call = self._calls.get((*key[:-1], False))
-        if call is None or (_in_backward() and block not in self._stood_in):
+        if call is None or (is_computed_again() and block not in self._stood_in):
             return forward(*inputs, **named)
         self._stood_in.add(block)
         self._repeated[key] += 1
@@ -236,7 +236,7 @@ class _Again(torch.autograd.Function):
         outputs = [each for each in call.outputs if isinstance(each, _Output)]
         made = tuple(torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device=device) for each in outputs)
         # Of no extent, whatever it holds: what is kept in a checkpointed block has the same shape when it is computed again.
-        own = torch.empty(0 if _in_backward() else call.kept, dtype=torch.uint8, device=device)[:0]
+        own = torch.empty(0 if is_computed_again() else call.kept, dtype=torch.uint8, device=device)[:0]
         ctx.save_for_backward(own, *(tensors[i] for i in call.kept_inputs), *(made[i] for i in call.kept_outputs))
         ctx.mark_non_differentiable(
             *(tensor for tensor, each in zip(made, outputs, strict=True) if not each.differentiable)
@@ -307,10 +307,6 @@ def _same(tensor: Any) -> Any:
     return tensor
 
 
-def _in_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
 def _key(pattern: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
     """The pattern, what it is called with, and whether it is called for gradients and in the backward pass."""
     values, tree = tree_flatten((inputs, named))
@@ -318,7 +314,7 @@ def _key(pattern: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> 
         (each.shape, each.stride(), each.dtype, each.requires_grad) if isinstance(each, Tensor) else _plain(each)
         for each in values
     )
-    return pattern, str(tree), called, torch.is_grad_enabled(), _in_backward()
+    return pattern, str(tree), called, torch.is_grad_enabled(), is_computed_again()
 
 
 def _parameters(block: nn.Module) -> Iterator[Tensor]:

@@ -23,7 +23,7 @@ from suite.training.parallel.axial import run_to_ends, split_axes
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis, Note
 from suite.training.parallel.mesh import AXIAL, EXPERT, SHARD, SPATIAL, TENSOR, Mesh
-from suite.training.parallel.plan import ParallelPlan, Placement, is_spread
+from suite.training.parallel.plan import Budget, ParallelPlan, Placement, is_spread
 from suite.training.parallel.products import add_own_parts, split_products
 from suite.training.parallel.recompute import gather_with_blocks, recompute_blocks
 from suite.training.parallel.sharing import Parallel, placements
@@ -49,6 +49,15 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
     for pattern in plan.recompute:
         if not any(path and fnmatchcase(path, pattern) for path in modules):
             raise InputError(f"plan: pattern {pattern!r} of recompute matches no module: remove it, or correct it")
+    if any(isinstance(policy, Budget) for policy in plan.recompute.values()):
+        if parallel.is_split:
+            raise InputError(
+                "plan: recompute: a budget, and ranks share samples: expected full or selective, or --mesh without spatial, axial"
+            )
+        if parallel.is_sharded and plan.gather == "layer":
+            raise InputError(
+                "plan: recompute: a budget beside gather: layer: expected gather: step, or full or selective"
+            )
     shares = {id(parameter) for parameter in workload.sharded_parameters(model)}
     if parallel.is_split and shares and not (parallel.mesh.tensor > 1 and parallel.mesh.expert):
         raise InputError(

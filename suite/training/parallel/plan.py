@@ -10,9 +10,9 @@ import hashlib
 import math
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
@@ -147,6 +147,18 @@ class AxialPlan(_Part):
     draws: dict[str, Draw] = {}
 
 
+class Budget(_Part):
+    """A block keeps for its backward pass at most this part of what min-cut keeps that computes no product again."""
+
+    budget: float = Field(ge=0, le=1, allow_inf_nan=False)
+
+
+Recompute = Annotated[
+    Annotated[Literal["full", "selective"], Tag("policy")] | Annotated[Budget, Tag("memory")],
+    Discriminator(lambda given: "memory" if isinstance(given, dict | Budget) else "policy"),
+]
+
+
 class ParallelPlan(_Part):
     """A plan file. ``mesh`` is the default of ``--mesh``; ``split`` names the dimensions of ``spatial=AxBxC``, in order."""
 
@@ -170,7 +182,7 @@ class ParallelPlan(_Part):
     boundaries: dict[str, Boundary] = {}
     loss: Literal["whole", "part"] = Field("whole", description="part: a rank's loss is the mean over its positions")
     exchanges: dict[Literal["all_reduce"], Own] = Field({}, description="what the loss itself exchanges, by kind")
-    recompute: dict[str, Literal["full", "selective"]] = Field({}, description="path pattern of blocks to policy")
+    recompute: dict[str, Recompute] = Field({}, description="path pattern of blocks to policy")
 
 
 def find_plan(descriptor: Descriptor, name: str | Path) -> Path:

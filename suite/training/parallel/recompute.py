@@ -1,7 +1,8 @@
 """Recomputation of blocks in the backward pass, chosen by a plan.
 
 ``full``: a block keeps its input and nothing else. ``selective``: it also keeps the results of products with parameters (linear
-layers, convolutions), so that what is computed again is cheap: attention's own products, normalisation, activations.
+layers, convolutions), so that what is computed again is cheap: attention's own products, normalisation, activations. A budget:
+torch's partitioner chooses (`suite.training.parallel.budget`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from suite.errors import InputError
 from suite.training.counts.flops import FlopSum
+from suite.training.parallel.plan import Budget, Recompute
 from suite.training.parallel.states import OPEN, opened, sharded_modules
 
 RECOMPUTED = "_mlhpc_recomputed"  # of a model that has such blocks: what counts them
@@ -43,6 +45,11 @@ class Recomputed:
         found, self._flops = self._flops, None
         return found
 
+    def add(self, flops: int) -> None:
+        """Add FLOPs that were computed again, if they are still wanted."""
+        if self._flops is not None:
+            self._flops += flops
+
     def counted(self) -> AbstractContextManager[object]:
         """Within the body FLOPs are added, if they are still wanted."""
         return nullcontext() if self._flops is None else self._counting()
@@ -54,7 +61,7 @@ class Recomputed:
             with counter:
                 yield
         finally:  # what is computed again ends early, by an exception
-            self._flops = (self._flops or 0) + counter.flops
+            self.add(counter.flops)
 
     def contexts(
         self, policy: str, gathering: nn.Module | None
@@ -72,7 +79,7 @@ class Recomputed:
             yield
 
 
-def recompute_blocks(model: nn.Module, policies: Mapping[str, str], *, gather_at_once: bool = False) -> None:
+def recompute_blocks(model: nn.Module, policies: Mapping[str, Recompute], *, gather_at_once: bool = False) -> None:
     """Let the blocks whose paths match compute their forward pass again. Random numbers (dropout) are the same again.
 
     ``gather_at_once``: a block's parameters are gathered before that, as they were before the model's forward pass. InputError
@@ -95,12 +102,13 @@ def recompute_blocks(model: nn.Module, policies: Mapping[str, str], *, gather_at
             raise InputError(
                 f"plan: recompute: block {path!r} has batch normalisation, whose statistics would count twice"
             )
-        module.forward = partial(
-            _recomputed,
-            module,
-            module.forward,
-            partial(recomputed.contexts, policy, module if gather_at_once else None),
-        )
+        if isinstance(policy, Budget):
+            from suite.training.parallel.budget import BudgetedForward  # loads torch's compiler
+
+            module.forward = BudgetedForward(path, module, policy.budget, recomputed.add)
+        else:
+            again = partial(recomputed.contexts, policy, module if gather_at_once else None)
+            module.forward = partial(_recomputed, module, module.forward, again)
     if chosen:
         setattr(model, RECOMPUTED, recomputed)
 

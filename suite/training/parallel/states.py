@@ -89,7 +89,7 @@ class Unit:
             return tuple(piece.view_as(piece) for piece in pieces)
         given = []
         for piece, (low, high) in zip(pieces, columns, strict=True):
-            given.append(piece.reshape(-1))
+            given.append(piece if piece.dim() == 1 else piece.reshape(-1))
             if piece.numel() < high - low:
                 given.append(piece.new_zeros(high - low - piece.numel()))
         every = axis.gather_flat(torch.cat(given)).view(axis.size, -1)
