@@ -109,7 +109,7 @@ class _Unloaded(ModuleType):
 def leave_compiler_unloaded() -> None:
     """Let torch's optimizers and DDP do without torch's compiler, which they load in every rank and never use in a run without it.
 
-    They ask it three things: to leave a function alone, to break a graph (there is none), and the mode of DDP, which is its default.
+    They ask it three things: to leave a function alone, to break a graph (there is none), and DDP's mode, which is the default.
     Loading it takes as much CPU as loading torch, and about a thousand files. Anything else that is asked of it loads it.
     """
     if COMPILER in sys.modules:
