@@ -29,7 +29,7 @@ from suite.data.sampling import train_batches
 from suite.log.mllog import EventLog
 from suite.machine.choice.chooser import make_chooser
 from suite.training.agreement import StopWatch
-from suite.training.loop import prefetch
+from suite.training.devices import Feed, prefetch
 from suite.training.parallel.data import wrap
 from suite.training.startup import keep_freed_memory
 from suite.world import World
@@ -70,9 +70,12 @@ def main() -> int:
             len(data), config.global_batch_size, seed=1, epoch=epoch, rank=world.rank, size=world.size
         )
         ahead = prefetch(
-            lambda indices: data.load(indices, seed=1, epoch=epoch), batches, threads=config.loader_threads
+            lambda indices: data.load(indices, seed=1, epoch=epoch),
+            batches,
+            threads=config.loader_threads,
+            feed=Feed(through_harness.device),
         )
-        for step, batch in enumerate(ahead):
+        for step, (_, batch) in enumerate(ahead):
             for group in bare_optimization.optimizer.param_groups:
                 group["lr"] = bare_optimization.learning_rate((epoch - 1) * STEPS + step, epoch)
             bare_optimization.optimizer.zero_grad(set_to_none=True)

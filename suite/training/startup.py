@@ -1,4 +1,5 @@
-"""The process of a rank: how long it has existed, its memory, an end to it if it cannot reach the others, its stop signals.
+"""The process of a rank: how long it has existed, what it leaves unloaded, its memory, an end to it if it cannot reach the
+others, its stop signals.
 
 Stop signals are deferred while a trial trains, so that it ends between two steps with a checkpoint.
 """
@@ -7,13 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
+from typing import Any
 
 from suite import LAUNCH
 from suite.config import Watching
@@ -22,6 +26,7 @@ from suite.machine.probes.parent import load_parent_signal
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
 NEVER = 2**31 - 1  # of mallopt
+COMPILER = "torch._dynamo"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SAME_S = 2.0
 
@@ -81,6 +86,43 @@ def keep_freed_memory() -> bool:
         return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, NEVER))
     except (OSError, AttributeError, TypeError):
         return False
+
+
+class _Unloaded(ModuleType):
+    """Stands for a module, or an object in one, that is loaded when something that is not known of it is asked for."""
+
+    def __init__(self, name: str, **known: object) -> None:
+        super().__init__(name)
+        self.__dict__.update(known)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":  # of those who look at all modules; __path__: of an import
+            raise AttributeError(f"{self.__name__} is not loaded: {name}")
+        if isinstance(sys.modules.get(COMPILER), _Unloaded):
+            del sys.modules[COMPILER]
+        found: Any = importlib.import_module(COMPILER)
+        for part in self.__name__.removeprefix(COMPILER).split(".")[1:]:
+            found = getattr(found, part)
+        return getattr(found, name)
+
+
+def leave_compiler_unloaded() -> None:
+    """Let torch's optimizers and DDP do without torch's compiler, which they load in every rank and never use in a run without it.
+
+    They ask it three things: to leave a function alone, to break a graph (there is none), and DDP's mode, which is the default.
+    Loading it takes as much CPU as loading torch, and about a thousand files. Anything else that is asked of it loads it.
+    """
+    if COMPILER in sys.modules:
+        return
+    module = _Unloaded(
+        COMPILER,
+        disable=lambda function, recursive=True, **others: function,
+        graph_break=lambda *others: None,
+        utils=_Unloaded(f"{COMPILER}.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer"),
+        trace_rules=_Unloaded(f"{COMPILER}.trace_rules", clear_lru_cache=lambda: None),
+    )
+    sys.modules[COMPILER] = module
+    sys.modules["torch"].__dict__["_dynamo"] = module
 
 
 class InterruptedTrialError(Exception):

@@ -35,7 +35,7 @@ from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
 from suite.training.records import OtherWork
 from suite.training.run_data import RunData, open_data, verify_source
-from suite.training.startup import StopSignals, keep_freed_memory
+from suite.training.startup import StopSignals, keep_freed_memory, leave_compiler_unloaded
 from suite.training.state import Position, TrainingState
 from suite.training.statement import (
     SEED_BITS,
@@ -65,6 +65,8 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
     """Run one trial; every rank calls. Returns the worker's exit code. InputError is one line for the user, equal on all ranks."""
     signals = StopSignals()
     config, folder = plan.config, plan.folder
+    if not config.compile:
+        leave_compiler_unloaded()
     torch.set_num_threads(threads_per_rank(world))
     device = pick_device(config.device, world)
     use_precision(config.precision, device)

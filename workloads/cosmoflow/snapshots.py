@@ -40,21 +40,31 @@ def universe(settings: Snapshots, seed: int, index: int) -> tuple[NDArray[np.int
     signs, sizes = random.integers(0, 2, 4) * 2 - 1, random.uniform(WEAKEST, 1, 4)
     couplings = signs * sizes
     shape = (settings.mesh,) * 3
-    free = np.where(_smooth(random.integers(-NOISE, NOISE + 1, (4, *shape)), PATCHES) >= 0, 1, -1)
+    free = _smooth(random.integers(-NOISE, NOISE + 1, (4, *shape)), PATCHES) >= 0  # True: dense
     early_follow = _smooth(random.integers(-NOISE, NOISE + 1, shape), HALVES) >= 0
     thresholds = np.rint((1 + couplings) / 2 * CHANCES).astype(np.int64)
     kept = random.integers(0, CHANCES, (4, *shape)) < thresholds[:, None, None, None]
-    agreement = np.stack([free[2] * free[3], free[0] * free[1]])[
-        [0, 0, 1, 1]
-    ]  # of the pair that each snapshot may follow
-    follows = np.stack([early_follow, ~early_follow])[[0, 0, 1, 1]]
-    dense = np.where(follows, np.where(kept, agreement, -agreement), free) > 0
-    return np.where(np.moveaxis(dense, 0, -1), DENSE, THIN).astype(np.int16), couplings.astype(np.float32)
+    dense = np.empty((*shape, 4), dtype=bool)
+    for snapshot, (follows, pair) in enumerate([(early_follow, free[2:])] * 2 + [(~early_follow, free[:2])] * 2):
+        dense[..., snapshot] = np.where(follows, kept[snapshot] == (pair[0] == pair[1]), free[snapshot])
+    counts = dense.astype(np.int16)
+    counts *= DENSE - THIN
+    counts += THIN
+    return counts, couplings.astype(np.float32)
 
 
 def _smooth(noise: Integers, times: int) -> Integers:
-    """Weight each voxel's neighbourhood (1, 2, 1) along the last three axes, ``times`` times, on the periodic box."""
+    """Weight each voxel's neighbourhood (1, 2, 1) along the last three axes, ``times`` times, on the periodic box.
+
+    The weights are 1 and 1 of a voxel and its left neighbour, then of its right one. Numbers stay below NOISE * 64^times.
+    """
+    smoothed = noise.astype(np.int32)
     for _ in range(times):
         for axis in (-3, -2, -1):
-            noise = np.roll(noise, 1, axis) + 2 * noise + np.roll(noise, -1, axis)
-    return noise
+            moved = np.moveaxis(smoothed, axis, 0)
+            both = np.empty_like(moved)
+            np.add(moved[1:], moved[:-1], out=both[1:])
+            np.add(moved[0], moved[-1], out=both[0])
+            np.add(both[:-1], both[1:], out=moved[:-1])
+            np.add(both[-1], both[0], out=moved[-1])
+    return smoothed

@@ -15,7 +15,6 @@ from suite.config import RunConfig
 from suite.machine.choice.layout import choose_layout
 from suite.workload import Chooses, Optimization, Work, Workload
 from suite.world import World
-from workloads.cosmoflow.baselines import baselines
 from workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
 from workloads.cosmoflow.data import CosmoFlowData
 from workloads.cosmoflow.model import CHANNELS, CosmoFlowNet, KerasSGD, regularised, work
@@ -118,6 +117,8 @@ class CosmoFlow(Workload):
 
     def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the mean absolute error of the training mean and of ridge regressions on moments and power spectra."""
+        from workloads.cosmoflow.baselines import baselines  # loads scipy, which no run needs
+
         return baselines(root)
 
     def _rate(self, epoch: int) -> float:

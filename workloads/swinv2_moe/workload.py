@@ -15,7 +15,6 @@ from suite.errors import InputError
 from suite.workload import Optimization, Work
 from suite.world import World
 from workloads.moe.workload import MoEWorkload, WithExperts
-from workloads.swinv2_moe.baselines import baselines
 from workloads.swinv2_moe.config import SwinV2MoEConfig, work
 from workloads.swinv2_moe.data import ImageData
 from workloads.swinv2_moe.model import SwinV2MoE
@@ -116,6 +115,8 @@ class SwinV2MoEWorkload(MoEWorkload):
 
     def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the accuracy of the commonest class and of linear classifiers on pixels and power spectra."""
+        from workloads.swinv2_moe.baselines import baselines  # loads scipy, which no run needs
+
         return baselines(root)
 
 

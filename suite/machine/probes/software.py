@@ -27,7 +27,8 @@ CONTAINERS: tuple[tuple[str, str, str], ...] = (
 def read_software(root: Path, environ: Mapping[str, str]) -> Software:
     """Names and versions; of environment modules those that are loaded."""
     release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', read_text(root / "etc/os-release"), re.M))
-    installed = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"]}
+    stated = [found.metadata for found in distributions()]  # each is parsed when it is asked for: once
+    installed = {metadata["Name"]: metadata["Version"] for metadata in stated if metadata["Name"]}
     return Software(
         operating_system=release.get("PRETTY_NAME") or UNKNOWN,
         kernel=read_text(root / "proc/sys/kernel/osrelease") or platform.release() or UNKNOWN,
