@@ -72,15 +72,21 @@ def run_trials(
             progress.done(trial)
             clock.end(reached=code == 0)
             codes.append(code)
-            log = newest_log(folder, trial)
-            never_began = code == 1 and (log is None or not began(log))
             left = len(trials) - len(codes)
-            if left and (never_began or stops or code in (STOPPED, 2)):
-                ended = "was done when a signal came" if stops and code == 0 else f"ended with exit code {code}"
-                why = "failed before it began" if never_began else ended
+            if left and (why := _why_no_more(folder, trial, code, stopped=bool(stops))):
                 progress.say(f"run {trial} {why}: {left} more run{'s' if left > 1 else ''} not started")
                 return worst([*codes, *stops])
     return worst(codes)
+
+
+def _why_no_more(folder: RunFolder, trial: int, code: int, *, stopped: bool) -> str | None:
+    """Why the trial that ended with this code is the last of its series. ``stopped``: a signal came. None if it is not."""
+    log = newest_log(folder, trial)
+    if code == 1 and (log is None or not began(log)):
+        return "failed before it began"
+    if stopped and code == 0:
+        return "was done when a signal came"
+    return f"ended with exit code {code}" if stopped or code in (STOPPED, 2) else None
 
 
 def _clock(folder: RunFolder, trials: int) -> SeriesClock:
