@@ -52,7 +52,7 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
     if any(isinstance(policy, Budget) for policy in plan.recompute.values()):
         if parallel.is_split:
             raise InputError(
-                "plan: recompute: a budget, and ranks share samples: expected full or selective, or no spatial, tensor, axial in --mesh"
+                "plan: recompute: a budget, and ranks share samples: expected full or selective, or another --mesh"
             )
         if parallel.is_sharded and plan.gather == "layer":
             raise InputError(
