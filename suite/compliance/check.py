@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 # Importing a module of rules enters them into the table; they are applied in the order of these imports. Those for several
-# logs are in `together`, which is imported when there are several: a check of one log takes a quarter less time without.
+# logs are in `together`, which is imported when there are several: one log is checked in 8 % fewer instructions without.
 import suite.compliance.rules.log_rules  # isort: skip
 import suite.compliance.rules.eval_rules  # isort: skip
 import suite.compliance.rules.course_rules  # isort: skip

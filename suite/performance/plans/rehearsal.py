@@ -154,6 +154,8 @@ def _without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    yield
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient

@@ -66,7 +66,7 @@ class Recomputed:
     def contexts(
         self, policy: str, gathering: nn.Module | None
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Those of the first forward pass of a block and of the second one, which is ``gathering`` if it needs whole parameters."""
+        """Those of a block's first and second forward pass. ``gathering``: the module that gathers its parameters again."""
         first, again = nullcontext(), nullcontext()
         if policy != "full":
             first, again = create_selective_checkpoint_contexts(_choose)  # type: ignore[no-untyped-call]
@@ -82,8 +82,9 @@ class Recomputed:
 def recompute_blocks(model: nn.Module, policies: Mapping[str, Recompute], *, gather_at_once: bool = False) -> None:
     """Let the blocks whose paths match compute their forward pass again. Random numbers (dropout) are the same again.
 
-    ``gather_at_once``: a block's parameters are gathered before that, as they were before the model's forward pass. InputError
-    if a block lies in another one that is recomputed, or has batch statistics, which would be counted twice.
+    ``gather_at_once``: the parameters of a block are gathered together before it is computed again.
+
+    InputError if a block lies in another one that is recomputed, or has batch statistics, which would be counted twice.
     """
     chosen = [
         (path, module, policy)
