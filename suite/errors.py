@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -72,6 +72,21 @@ def _key_paths(model: type[BaseModel]) -> Iterator[str]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from (f"{name}.{key}" for key in field.annotation.model_fields)
             yield from (f"{name}.{path}" for path in _key_paths(field.annotation))
+
+
+def stated_key(key: Sequence[object], data: object) -> tuple[str, ...]:
+    """A key path of pydantic as a file states it: pydantic also names which of several kinds of value it tried.
+
+    Of what is not in ``data`` only a last part is kept, and only if it could be: a key that is missing.
+    """
+    path = []
+    for number, part in enumerate(key):
+        if (isinstance(data, Mapping) and part in data) or (isinstance(data, list) and isinstance(part, int)):
+            data = data[part]
+        elif not (isinstance(data, Mapping) and number == len(key) - 1):
+            continue
+        path.append(str(part))
+    return tuple(path)
 
 
 def keep_traceback(to: str = "") -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast,
 from zlib import crc32
 
 from suite import frozen
-from suite.errors import InputError
+from suite.errors import InputError, stated_key
 
 if TYPE_CHECKING:  # most commands read no document
     import yaml
@@ -292,12 +292,12 @@ def first_error(error: ValidationError, source: YamlSource) -> str:
     If a key is missing, all that are missing are named.
     """
     item = error.errors()[0]
-    key = tuple(str(part) for part in item["loc"])
+    key = stated_key(item["loc"], source.data)
     name = ".".join(key)
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{source.where(*key)}: unknown key {name!r}"
     if item["type"] == "missing":
-        names = [".".join(map(str, each["loc"])) for each in error.errors() if each["type"] == "missing"]
+        names = [".".join(stated_key(each["loc"], source.data)) for each in error.errors() if each["type"] == "missing"]
         return f"{source.where(*key)}: missing key{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
     wanted = _WANTED.get(item["type"], item["msg"].removeprefix("Value error, "))
     return f"{source.where(*key)}: {name} = {brief(item.get('input'), longest=80)}: {wanted}"
