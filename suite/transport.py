@@ -199,7 +199,7 @@ class MpiTransport:
 
     def barrier(self) -> None:
         """Wait for all."""
-        self._met()
+        self._met().Barrier()
 
     def allgather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order."""
