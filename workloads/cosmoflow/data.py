@@ -109,7 +109,8 @@ def augment(x_NDHWC: NDArray[np.int16], draws_N: NDArray[np.uint64]) -> NDArray[
     a += np.arange(n_samples)[:, None] * n**3
     source = (a[:, :, None, None] + b[:, None, :, None]) + c[:, None, None, :]
     words = np.ascontiguousarray(x_NDHWC).reshape(-1).view(np.uint64)
-    return words.take(source.reshape(-1)).view(np.int16).reshape(x_NDHWC.shape)
+    moved: NDArray[np.int16] = words.take(source.reshape(-1)).view(np.int16).reshape(x_NDHWC.shape)
+    return moved
 
 
 @dataclass(frozen=True)
