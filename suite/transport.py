@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 LARGEST_MESSAGE = 2**31  # bytes of a pickled object
 SEAL = "MLHPC_WORLD_SEAL"  # the key, in hexadecimal; a job script makes one per job
+PAUSES_S = 1e-6, 2e-3  # the first and the longest between two looks for the other ranks
 LISTEN_S = 300.0  # how long the first rank may take to listen: a cold file system, torch not imported yet
 PMI_LINE = 1024  # bytes that Slurm's pmi2 reads at once
 MORE = b"+"  # ends a value whose rest stands under the key with the same ending; no digit of MPICH's encoding
@@ -189,7 +190,7 @@ class Alone:
 
 
 class MpiTransport:
-    """The transport through mpi4py."""
+    """The transport through mpi4py. MPI's own waiting takes a whole core, so every call first waits for all ranks asleep."""
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
@@ -198,29 +199,29 @@ class MpiTransport:
 
     def barrier(self) -> None:
         """Wait for all."""
-        self._comm.Barrier()
+        self._met().Barrier()
 
     def allgather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order."""
-        return self._comm.allgather(value)  # type: ignore[no-any-return]
+        return self._met().allgather(value)  # type: ignore[no-any-return]
 
     def gather(self, value: Any) -> list[Any] | None:
         """Every rank's value, in rank order, on rank 0; None on the others."""
-        return self._comm.gather(value, root=0)  # type: ignore[no-any-return]
+        return self._met().gather(value, root=0)  # type: ignore[no-any-return]
 
     def broadcast(self, value: Any, root: int) -> Any:
         """The root's value."""
-        return self._comm.bcast(value, root=root)
+        return self._met().bcast(value, root=root)
 
     def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Element-wise sum."""
         total = values.copy()
-        self._comm.Allreduce(values, total)
+        self._met().Allreduce(values, total)
         return total
 
     def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
         """Fill every rank's buffer with the root's bytes."""
-        self._comm.Bcast(buffer, root=root)
+        self._met().Bcast(buffer, root=root)
 
     def split(self, color: int) -> MpiTransport:
         """A transport between the ranks that passed the same color."""
@@ -229,6 +230,14 @@ class MpiTransport:
     def abort(self, code: int) -> None:
         """End every rank at once."""
         self._comm.Abort(code)
+
+    def _met(self) -> Any:
+        """The communicator, once all ranks are here. Looks at once, then sleeps longer and longer between two looks."""
+        met, pause_s = self._comm.Ibarrier(), PAUSES_S[0]
+        while not met.Test():
+            time.sleep(pause_s)
+            pause_s = min(PAUSES_S[1], 1.5 * pause_s)
+        return self._comm
 
 
 class TorchTransport:
@@ -322,7 +331,6 @@ class TorchTransport:
         import torch.distributed as dist
 
         assert self.size == dist.get_world_size()
-
         colors = self.allgather(color)
         mine = None
         seal = self._seal.derive(str(color))
@@ -367,17 +375,10 @@ def long_values(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
     if environ.get("SLURM_STEP_NUM_NODES", "1") == "1" or not descriptor.isdecimal():
         yield
         return
-    number = int(descriptor)
-    server = os.dup(number)
+    server = os.dup(number := int(descriptor))
     client, relay_end = socket.socketpair()
-    program = [
-        sys.executable,
-        "-I",
-        "-S",
-        "-c",
-        RELAY,
-        *map(str, (Path(__file__).parents[1], relay_end.fileno(), server)),
-    ]
+    program = [sys.executable, "-I", "-S", "-c", RELAY]
+    program += map(str, (Path(__file__).parents[1], relay_end.fileno(), server))
     with subprocess.Popen(program, pass_fds=(relay_end.fileno(), server)) as process:
         relay_end.close()
         os.dup2(client.fileno(), number)

@@ -83,8 +83,7 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
         with progress(f"{workload} {size}", shown=world.is_first) as tell:
             chosen.load_generator().generate(root, size, seed=seed, world=world, progress=tell)
         _show(root, world)
-        if world.is_first:
-            _show_baselines(chosen, root)
+        _show_baselines(chosen, root, world)
 
 
 @data.command()
@@ -116,8 +115,7 @@ def convert(
         with progress(f"convert {workload}", shown=world.is_first) as tell:
             function(source, root, world=world, size=size, progress=tell, **trust)
         _show(root, world)
-        if world.is_first:
-            _show_baselines(chosen, root)
+        _show_baselines(chosen, root, world)
 
 
 @data.command()
@@ -286,11 +284,20 @@ def _show(root: Path, world: World) -> None:
         print_line(f"{_summary(root, read_manifest(root))}: complete")
 
 
-def _show_baselines(chosen: Descriptor, root: Path) -> None:
-    """Measure and print the metric of simple predictors beside the target, so that a person can judge the target.
+def _show_baselines(chosen: Descriptor, root: Path, world: World) -> None:
+    """On rank 0, measure and print the metric of simple predictors beside the target, so that a person can judge the target.
 
-    Prints nothing for data of a size that the card does not have: there is no target.
+    Prints nothing for data of a size that the card does not have: there is no target. The other ranks wait asleep, which MPI's
+    own end would not let them.
     """
+    try:
+        if world.is_first:
+            _measure_baselines(chosen, root)
+    finally:
+        world.barrier()
+
+
+def _measure_baselines(chosen: Descriptor, root: Path) -> None:
     from suite.data.baselines import measure_baselines, standard_error, told
     from suite.data.manifest import read_manifest
 

@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from suite import transport
-from suite.transport import Seal, launch_key, port_of
+from suite.transport import MpiTransport, Seal, launch_key, port_of
 from suite.world import own_address, refuse_loopback, try_connection
 from tests.fixtures.hosts import KEY, host_environment, write_hosts
 
@@ -42,6 +43,50 @@ def test_a_signed_message_is_opened_by_the_ranks_of_its_launch() -> None:
         other.next()
         assert other.open(one.close(value, 3), 3) == value
     assert other.derive("1").open(one.derive("1").close("x", 0), 0) == "x"
+
+
+class Meeting:
+    """A communicator whose other rank comes half a second after each call. ``calls`` are its collectives."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self._due = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls.append(name)
+            return 1 if name.startswith("Get_") else arguments and arguments[0]
+
+        return call
+
+    def Ibarrier(self) -> Meeting:
+        self.calls.append("Ibarrier")
+        self._due = time.monotonic() + 0.5
+        return self
+
+    def Test(self) -> bool:
+        return time.monotonic() >= self._due
+
+
+@pytest.mark.parametrize(
+    ("name", "exchange"),
+    [
+        ("barrier", "Barrier"),
+        ("allgather", "allgather"),
+        ("gather", "gather"),
+        ("broadcast", "bcast"),
+        ("sum", "Allreduce"),
+    ],
+)
+def test_ranks_under_mpi_wait_for_each_other_asleep(name: str, exchange: str) -> None:
+    comm = Meeting()
+    world = MpiTransport(comm)
+    comm.calls.clear()
+    arguments = {"barrier": (), "broadcast": (1, 0), "sum": (np.ones(1),)}.get(name, (1,))
+    begin = time.thread_time()
+    getattr(world, name)(*arguments)
+    assert comm.calls == ["Ibarrier", exchange]
+    assert time.thread_time() - begin < 0.25  # of the half second
 
 
 def forgeries(path: Path) -> Iterator[bytes]:

@@ -98,18 +98,19 @@ def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None
 def augment(x_NDHWC: NDArray[np.int16], draws_N: NDArray[np.uint64]) -> NDArray[np.int16]:
     """Transform each sample by one of the 48 symmetries of the cube and a periodic shift, both chosen by its random number.
 
-    This is one gather: the offset of a voxel's source is a sum of one table entry per axis, and the four int16 channels
-    move as one 64-bit word.
+    This is one gather of the whole batch: the place of a voxel's source is a sum of one table entry per axis, and the four int16
+    channels move as one 64-bit word.
     """
     n_samples, n = x_NDHWC.shape[:2]
     assert x_NDHWC.shape[1:] == (n, n, n, 4)
     moves = moved_axes(draws_N, n)
     strides = np.array([n * n, n, 1])
     a, b, c = (along * strides[moves.order[:, axis], None] for axis, along in enumerate(moves.walks))
+    a += np.arange(n_samples)[:, None] * n**3
     source = (a[:, :, None, None] + b[:, None, :, None]) + c[:, None, None, :]
-    words = np.ascontiguousarray(x_NDHWC).reshape(n_samples, -1).view(np.uint64)
-    moved = np.take_along_axis(words, source.reshape(n_samples, -1), axis=1)
-    return moved.view(np.int16).reshape(x_NDHWC.shape)
+    words = np.ascontiguousarray(x_NDHWC).reshape(-1).view(np.uint64)
+    moved: NDArray[np.int16] = words.take(source.reshape(-1)).view(np.int16).reshape(x_NDHWC.shape)
+    return moved
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,10 @@ class CosmoFlowNet(nn.Module):
     def forward(self, counts_NDHWC: Tensor) -> Tensor:
         """Predict targets (N, T) in [-1.2, 1.2] from int16 counts."""
         x_NDHWC = torch.log1p(counts_NDHWC.float())
-        if self.standardise:
-            x_NDHWC = (x_NDHWC - self.input_mean_C) * self.input_factor_C
+        if self.standardise:  # whole rows at once: along four numbers a processor's vector instructions do not help
+            side = counts_NDHWC.shape[3]
+            rows_NDHR = x_NDHWC.flatten(3).sub_(self.input_mean_C.repeat(side)).mul_(self.input_factor_C.repeat(side))
+            x_NDHWC = rows_NDHR.view(counts_NDHWC.shape)
         x_NCDHW = x_NDHWC.permute(0, 4, 1, 2, 3)
         if not self.channels_last:
             x_NCDHW = x_NCDHW.contiguous()

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,8 +157,25 @@ def test_baselines_that_may_take_minutes_are_announced(
     monkeypatch.setattr(module, "LARGE", large)
     said: list[str] = []
     monkeypatch.setattr(module, "print_progress", lambda text, **_: said.append(text))
-    module._show_baselines(SimpleNamespace(card=lambda: card), tmp_path)  # type: ignore[arg-type]
+    module._show_baselines(SimpleNamespace(card=lambda: card), tmp_path, World.create(None))  # type: ignore[arg-type]
     assert len(said) == (large == 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_other_ranks_wait_for_the_baselines_even_if_these_fail(
+    rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done: list[str] = []
+
+    def measure(*whatever: object) -> None:
+        done.append("measured")
+        raise InputError("no room")
+
+    monkeypatch.setattr(module, "_measure_baselines", measure)
+    world = SimpleNamespace(is_first=rank == 0, barrier=lambda: done.append("met"))
+    with pytest.raises(InputError) if rank == 0 else nullcontext():
+        module._show_baselines(SimpleNamespace(), tmp_path, world)  # type: ignore[arg-type]
+    assert done == (["measured", "met"] if rank == 0 else ["met"])
 
 
 def test_trust_in_pickles_reaches_the_workload_and_only_one_that_has_them(

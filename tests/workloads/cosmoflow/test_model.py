@@ -235,3 +235,21 @@ def test_a_config_that_makes_no_sense_is_refused_in_one_line(override: str, word
     with pytest.raises(InputError, match=words.replace("(", r"\(")) as caught:
         config("smoke", override)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("side", [16, 8])
+def test_whole_rows_are_standardised_to_the_bits_of_each_voxels_channels(side: int) -> None:
+    means, deviations = [2.1, 1.9, 2.3, 2.0], [0.4, 0.5, 0.6, 0.7]
+    words = [f"hyperparameters.input_mean={means}", f"hyperparameters.input_std={deviations}"]
+    torch.manual_seed(0)
+    net = CosmoFlow(config("mini", "channels_last=true", f"hyperparameters.input_size={side}", *words)).build_model(
+        None
+    )  # type: ignore[arg-type]
+    seen: list[torch.Tensor] = []
+    net.convolutions[0].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))  # type: ignore[index, union-attr]
+    counts = batch(3, side)["x"]
+    before = counts.clone()
+    net(counts)
+    plain = (torch.log1p(counts.float()) - torch.tensor(means)) * (1 / torch.tensor(deviations))
+    assert torch.equal(seen[0].permute(0, 2, 3, 4, 1), plain)
+    assert torch.equal(counts, before)
