@@ -7,6 +7,7 @@ says so. Scores are not computed here (see analysis.results.decompose).
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,7 +113,7 @@ def ingest(
 
 def _by_size(log: LogFile) -> tuple[int, str]:
     """Long logs first, so that no process ends long after the others; equal ones, which have one name in all rounds, meet."""
-    return -log.path.stat().st_size, log.path.name
+    return -os.stat(log.path).st_size, log.path.name  # noqa: PTH116  a third of the time of Path.stat
 
 
 def parsed(text: object) -> dict[str, Any]:
