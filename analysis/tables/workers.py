@@ -34,7 +34,6 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@uncollected()
 def mapped(
     work: Callable[[Shared, Item], Result],
     shared: Shared,
@@ -61,7 +60,7 @@ def mapped(
     def of_chunk(begin: int) -> list[Result]:
         return [work(shared, item) for item in items[begin : begin + chunk]]
 
-    with _started(of_chunk, min(count, MOST_PROCESSES, len(begins))) as children:
+    with uncollected(), _started(of_chunk, min(count, MOST_PROCESSES, len(begins))) as children:
         for begin, results in _answers(children, begins):
             found[begin] = results
             tell(min(len(found) * chunk, len(items)), len(items))
