@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +82,16 @@ def ingest(
     logs, skipped = find_logs(paths)
     rules = {log: name for path in paths for log, name in rulesets_of_logs(path).items()} if judging else {}
     places = sorted(range(len(logs)), key=lambda place: _by_size(logs[place]))
+    chunks = _chunks(places, [_by_size(logs[place])[0] for place in places])
     found = mapped(
-        Reader.read,
+        Reader.read_all,
         Reader(cards, rules),
-        [logs[place] for place in places],
-        chunk=CHUNK_LOGS,
-        tell=tell,
+        [[logs[place] for place in chunk] for chunk in chunks],
+        tell=lambda done, total: tell(done * len(logs) // total, len(logs)),
         alone=len(logs) < POOL_FROM_LOGS,
     )
-    readings = [reading for _, reading in sorted(zip(places, found, strict=True), key=itemgetter(0))]
+    read = dict(zip(chain.from_iterable(chunks), chain.from_iterable(found), strict=True))
+    readings = [read[place] for place in range(len(logs))]
     runs = [reading.run for reading in readings]
     systems: dict[str, dict[str, Any]] = {}
     for log, row in zip(logs, runs, strict=True):
@@ -126,6 +126,18 @@ def _frame(names: Sequence[str], runs: Sequence[Mapping[str, Any]], parts: Seque
 def _of(log: LogFile, record: RunRecord) -> RunRecord:
     """The record of a log, which may have been made of an equal one."""
     return record if record.path == log.path else replace(record, path=log.path)
+
+
+def _chunks(places: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Cut the places into chunks of `CHUNK_LOGS` or a few more: equal logs, which have one size, stay together."""
+    chunks: list[list[int]] = []
+    last = None
+    for place, size in zip(places, sizes, strict=True):
+        if not chunks or (len(chunks[-1]) >= CHUNK_LOGS and (size != last or len(chunks[-1]) >= 2 * CHUNK_LOGS)):
+            chunks.append([])
+        chunks[-1].append(place)
+        last = size
+    return chunks
 
 
 def _by_size(log: LogFile) -> tuple[int, str]:

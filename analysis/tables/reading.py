@@ -79,6 +79,10 @@ class Reader:
         self._last: tuple[LogFile, int, Log, Reading] | None = None
         self._scaling: dict[Path, float | None] = {}
 
+    def read_all(self, files: Sequence[LogFile]) -> list[Reading]:
+        """Read several logs as `read` does."""
+        return [self.read(file) for file in files]
+
     def read(self, file: LogFile) -> Reading:
         """Read one log. The content of a log never raises. Where its ruleset is known, it is judged as well: it is read once."""
         folder, rules = file.path.parent, self._rules.get(file.path)
